@@ -1,0 +1,44 @@
+"""The halfstep contract as code: NumPy only, slow and obvious.
+
+The prose is in `shared_spec/README.md`; the golden vectors beside it are generated from here.
+
+>>> import numpy as np
+>>> from halfstep_spec import round_to
+>>> hex(round_to(np.float32([1.001]), "bfloat16")[0])
+'0x3f80'
+"""
+
+from halfstep_spec.adam import AdamState, ScaleByAdam
+from halfstep_spec.aliases import AdamStep
+from halfstep_spec.formats import Format, as_format
+from halfstep_spec.learning_rate import scale_by_learning_rate
+from halfstep_spec.moments import bias_correction, ema
+from halfstep_spec.params import apply_updates, round_stochastically
+from halfstep_spec.random_words import Role, fold, leaf_id, leaf_key, random_words, threefry2x32
+from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.weight_decay import add_decayed_weights
+
+SPEC_VERSION = 1
+
+__all__ = [
+    "SPEC_VERSION",
+    "AdamState",
+    "AdamStep",
+    "Format",
+    "Role",
+    "ScaleByAdam",
+    "add_decayed_weights",
+    "apply_updates",
+    "as_format",
+    "bias_correction",
+    "decode",
+    "ema",
+    "fold",
+    "leaf_id",
+    "leaf_key",
+    "random_words",
+    "round_stochastically",
+    "round_to",
+    "scale_by_learning_rate",
+    "threefry2x32",
+]

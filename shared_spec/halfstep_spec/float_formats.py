@@ -1,0 +1,46 @@
+"""The 8- and 16-bit floating-point formats: a table, no functions of data.
+
+Names are those of ml_dtypes: the name says the bits (e4m3: four of exponent, three of mantissa;
+fn: finite, with NaN but no infinity).
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatFormat:
+    """A binary floating-point format of at most 16 bits, with a sign bit on top.
+
+    Attributes:
+        name: the ml_dtypes name.
+        exponent_bits: width of the exponent field.
+        mantissa_bits: width of the mantissa field (the explicit bits, p in the contract).
+        bias: exponent bias; the smallest normal number is 2^(1 - bias).
+        max_code: pattern of the largest finite magnitude.
+        overflow_code: the next pattern: infinity, or NaN where the format has no infinity.
+        nan_code: the quiet NaN that rounding a NaN gives.
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    max_code: int
+    overflow_code: int
+    nan_code: int
+
+    @property
+    def bits(self) -> int:
+        """Width of a whole code, in bits."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+
+FLOAT_FORMATS = {
+    fmt.name: fmt
+    for fmt in (
+        FloatFormat("bfloat16", 8, 7, 127, 0x7F7F, 0x7F80, 0x7FC0),
+        FloatFormat("float16", 5, 10, 15, 0x7BFF, 0x7C00, 0x7E00),
+        FloatFormat("float8_e4m3fn", 4, 3, 7, 0x7E, 0x7F, 0x7F),
+        FloatFormat("float8_e5m2", 5, 2, 15, 0x7B, 0x7C, 0x7E),
+    )
+}

@@ -1,0 +1,114 @@
+"""Random words: one uint32 per element, a pure function of (seed, step, leaf, role, index).
+
+Contract: section W. Vectors: random_words. Nothing is drawn and nothing is kept.
+"""
+
+import enum
+
+import numpy as np
+
+
+class Role(enum.IntEnum):
+    """What a word is used for: streams of one leaf and step that must not be shared."""
+
+    PARAM = 0
+    MU = 1
+    NU = 2
+    ACCUMULATOR = 3
+    STATE = 4
+
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+_GOLDEN_RATIO = np.uint32(0x9E3779B9)
+
+
+def threefry2x32(key, counter):
+    """Encrypt `counter` under `key` with Threefry-2x32 in 20 rounds.
+
+    Args:
+        key: two uint32 words (scalars or arrays).
+        counter: two uint32 words.
+
+    Returns:
+        Two uint32 words.
+
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2; constants as in
+    Random123's threefry.h.
+    """
+    k0, k1 = (np.atleast_1d(np.asarray(k, np.uint32)) for k in key)
+    schedule = (k0, k1, k0 ^ k1 ^ _PARITY)
+    x0, x1 = (np.atleast_1d(np.asarray(c, np.uint32)) for c in counter)
+    x0, x1 = x0 + schedule[0], x1 + schedule[1]
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = ((x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))) ^ x0
+        x0 = x0 + schedule[(group + 1) % 3]
+        x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return x0, x1
+
+
+def fold(key, x):
+    """Derive a key from `key` and the uint32 `x`: threefry2x32 of the counter (0, x). It is JAX's `fold_in`."""
+    return threefry2x32(key, (np.uint32(0), np.asarray(x, np.uint32)))
+
+
+def seed_words(seed: int):
+    """Return a seed in [0, 2^64) as two uint32 words, (high, low)."""
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed_words: seed={seed} is outside [0, 2^64).")
+    return np.uint32(seed >> 32), np.uint32(seed & 0xFFFFFFFF)
+
+
+def leaf_id(name: str) -> int:
+    """Return the 32-bit FNV-1a hash of the UTF-8 bytes of a leaf's name.
+
+    Source: Fowler, Noll, Vo, "The FNV non-cryptographic hash algorithm", draft-eastlake-fnv, section 2.
+    """
+    value = 0x811C9DC5
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x01000193) % 2**32
+    return value
+
+
+def leaf_key(seed: int, step: int, leaf: int, role: int):
+    """Return (k0, k1): k0 is shared by all roles of a leaf and step, k1 is the role's own.
+
+    (k0, kx) = fold(fold(seed, step), leaf); k1 = the second word of fold((k0, kx), role).
+    """
+    k0, kx = fold(fold(seed_words(seed), step), leaf)
+    return k0, fold((k0, kx), role)[1]
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """Return the two-multiply finaliser of uint32 `x`.
+
+    Source: C. Wellons, hash-prospector, "lowbias32" (2018), with his later constants 0x7feb352d, 0x846ca68b.
+    """
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset: int = 0) -> np.ndarray:
+    """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 * hi).
+
+    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array.
+    Consumers take the top bits.
+
+    Args:
+        seed: in [0, 2^64).
+        step: the count after its increment; 1 at the first update.
+        leaf: the leaf's name, or its uint32 id.
+        role: a `Role`.
+        shape: of the array, or of the part of it that starts at `offset`.
+        offset: row-major index of the first element.
+
+    Returns:
+        uint32, of `shape`.
+    """
+    k0, k1 = leaf_key(seed, step, leaf_id(leaf) if isinstance(leaf, str) else leaf, role)
+    index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(offset)
+    lo, hi = index.astype(np.uint32), (index >> np.uint64(32)).astype(np.uint32)
+    return mix(mix(lo ^ k0) + k1 + _GOLDEN_RATIO * hi).reshape(shape)
