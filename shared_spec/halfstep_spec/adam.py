@@ -32,7 +32,7 @@ class ScaleByAdam:
     """Rescale updates by Adam. Arguments as in `optax.scale_by_adam`, plus dtypes, roundings and seed.
 
     Attributes:
-        mu_rounding: "nearest" or "stochastic"; so `nu_rounding`. ("auto" is resolved before the spec: contract A5.)
+        mu_rounding: "nearest" or "stochastic"; so `nu_rounding`. ("auto" is resolved before: contract F3.)
     """
 
     b1: float = 0.9

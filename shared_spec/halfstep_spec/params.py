@@ -24,7 +24,8 @@ def round_stochastically(p: np.ndarray, u: np.ndarray, dtype: str, words: np.nda
     """Return the update that lands on p + u rounded stochastically to `dtype`.
 
     q = stochastic(p + u); the update is q - p in float32, and -0.0 where q = p, so that infinities and
-    zeros of either sign stay what they are. float32 weights: u itself. Rounds p + u to float32, then to `dtype`.
+    zeros of either sign stay what they are. float32 weights: u itself. Rounds p + u to float32, then that
+    to `dtype`.
 
     Args:
         p: patterns of `dtype`.

@@ -33,8 +33,8 @@ def threefry2x32(key, counter):
     Returns:
         Two uint32 words.
 
-    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2; constants as in
-    Random123's threefry.h.
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2; constants as
+    in Random123's threefry.h.
     """
     k0, k1 = (np.atleast_1d(np.asarray(k, np.uint32)) for k in key)
     schedule = (k0, k1, k0 ^ k1 ^ _PARITY)
@@ -50,7 +50,7 @@ def threefry2x32(key, counter):
 
 
 def fold(key, x):
-    """Derive a key from `key` and the uint32 `x`: threefry2x32 of the counter (0, x). It is JAX's `fold_in`."""
+    """Derive a key from `key` and the uint32 `x`: threefry2x32 of the counter (0, x), JAX's `fold_in`."""
     return threefry2x32(key, (np.uint32(0), np.asarray(x, np.uint32)))
 
 

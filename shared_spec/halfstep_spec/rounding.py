@@ -20,7 +20,7 @@ def round_to(
     With s the significand of x and d the number of its low bits that `dtype` cannot hold,
     the result is (s >> d) + up, in magnitude, where
 
-        nearest (`words` is None):  up = 1 if the discarded bits are over one half, or just one half and s >> d odd
+        nearest (`words` is None):  up = 1 if the discarded bits are over one half, or one half and s >> d odd
         stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
 
     f is cut to 32 bits where d > 32 (only far below the smallest number of an 8-bit format).
@@ -37,8 +37,7 @@ def round_to(
     Returns:
         uint8, uint16 or uint32 patterns, in the shape of `x`.
 
-    Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by magnitude.
-    The carry form is ours.
+    Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022. The carry form is ours.
     """
     bits = np.asarray(x, np.float32).view(np.uint32)
     if dtype == "float32":

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def add_decayed_weights(u: np.ndarray, p: np.ndarray, weight_decay, *, absolute: bool = False) -> np.ndarray:
-    """Return u + (weight_decay p), or with `absolute` u - (weight_decay p); product and sum rounded once each.
+    """Return u + (weight_decay p), or with `absolute` u - (weight_decay p); each operation rounds once.
 
     Args:
         u: float32 update.

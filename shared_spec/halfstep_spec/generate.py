@@ -1,0 +1,68 @@
+"""Write the golden vectors, or check that they are what the spec gives.
+
+python -m halfstep_spec.generate
+python -m halfstep_spec.generate --check
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+from halfstep_spec import SPEC_VERSION
+from halfstep_spec.cases import FILES
+from halfstep_spec.vectors import FOLDER, file_text, manifest_text
+
+
+def build() -> dict[str, str]:
+    """Return the text of every vector file and of the manifest, by file name."""
+    texts = {name: file_text(name, notes, cases(), SPEC_VERSION) for name, (notes, cases) in FILES.items()}
+    named = {f"{name}.json": text for name, text in texts.items()}
+    return named | {"manifest.json": manifest_text(texts, SPEC_VERSION)}
+
+
+def differing(built: dict[str, str], folder: pathlib.Path = FOLDER) -> list[str]:
+    """Return the names of files in `folder` that are missing, superfluous, or differ by a byte."""
+    found = {path.name for path in folder.glob("*.json")} - {"schema.json"}
+    stale = [name for name, text in built.items() if name not in found or (folder / name).read_text() != text]
+    return sorted(stale + list(found - built.keys()))
+
+
+def changed_answers(built: dict[str, str], folder: pathlib.Path = FOLDER) -> list[str]:
+    """Return "file#id" of every published case of this SPEC_VERSION that would change or go."""
+    changed = []
+    for path in sorted(folder.glob("*.json")):
+        old = json.loads(path.read_text())
+        if "cases" not in old or old["spec_version"] != SPEC_VERSION:
+            continue
+        new = {case["id"]: case for case in json.loads(built.get(path.name, '{"cases": []}'))["cases"]}
+        changed += [f"{path.name}#{case['id']}" for case in old["cases"] if new.get(case["id"]) != case]
+    return changed
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(description="Write or check the golden vectors.")
+    parser.add_argument("--check", action="store_true", help="compare bytes, write nothing")
+    parser.add_argument(
+        "--rewrite", action="store_true", help="change published answers without a new SPEC_VERSION"
+    )
+    arguments = parser.parse_args(argv)
+    built = build()
+    if arguments.check:
+        stale = differing(built)
+        print(f"{len(built)} files, {len(stale)} differ" + (f": {', '.join(stale)}" if stale else ""))
+        return bool(stale)
+    changed = changed_answers(built)
+    if changed and not arguments.rewrite:
+        print(f"generate: {len(changed)} published answers would change: {', '.join(changed[:8])}")
+        print("Within one SPEC_VERSION files only grow. Raise SPEC_VERSION and say why in CHANGELOG.md.")
+        return 1
+    for name, text in built.items():
+        (FOLDER / name).write_text(text)
+    print(f"wrote {len(built)} files")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
