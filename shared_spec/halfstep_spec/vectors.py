@@ -45,11 +45,10 @@ class Array:
 
     @classmethod
     def of(cls, values, dtype: str | None = None, compare: Any = None) -> "Array":
-        """Wrap float32, uint32 or int32 values, or the unsigned patterns of the float format `dtype`."""
+        """Wrap float32, uint32 or int32 values, or the unsigned patterns of `dtype`."""
         values = np.asarray(values)
-        if dtype is None or dtype in ("float32", "uint32", "int32"):
-            return cls(str(values.dtype), values.view(np.uint32), compare)
-        return cls(dtype, values, compare)
+        dtype = dtype or str(values.dtype)
+        return cls(dtype, values.view(np.dtype(f"uint{_WIDTHS[dtype]}")), compare)
 
     def to_json(self) -> dict[str, Any]:
         """Return the array as JSON data; in outputs NaN is the word `nan`."""

@@ -86,7 +86,6 @@ def trajectory(step: AdamStep, comment: str, flags: tuple[str, ...]) -> Case:
     """Return a case of ten steps from zero state with fresh gradients."""
     p = round_to(reals("trajectory weights", _SIZE, (-4, 0)), step.param_dtype)
     g = reals("trajectory gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, _SIZE)
-    g = decode(round_to(g, step.param_dtype), step.param_dtype)
     a = step.adam
     moments = f"mu {a.mu_dtype} {a.mu_rounding}, nu {a.nu_dtype} {a.nu_rounding}"
     comment = f"{comment}: {step.param_dtype} weights, {moments}, {step.decay} decay"
@@ -101,7 +100,7 @@ def adam_case(step: AdamStep, comment, p, g, state: AdamState | None, lr, flags,
         step: what is asked.
         comment: why.
         p: patterns of the weights.
-        g: float32 gradients, (steps, size), that the weights' dtype represents.
+        g: float32 gradients, (steps, size); they reach the step in the weights' dtype.
         state: moments and count to start from.
         lr: the learning rate of every step.
         flags: of the case.
@@ -109,9 +108,10 @@ def adam_case(step: AdamStep, comment, p, g, state: AdamState | None, lr, flags,
     """
     adam, leaf = step.adam, "layers/0/kernel"
     state = state or adam.init(p.shape)
+    gradients = round_to(g, step.param_dtype)
     inputs = {
         "p": Array.of(p, step.param_dtype),
-        "g": Array.of(round_to(g, step.param_dtype), step.param_dtype),
+        "g": Array.of(gradients, step.param_dtype),
         "count": Array.of(np.int32(state.count)),
         "mu": Array.of(state.mu, adam.mu_dtype),
         "nu": Array.of(state.nu, adam.nu_dtype),
@@ -122,7 +122,7 @@ def adam_case(step: AdamStep, comment, p, g, state: AdamState | None, lr, flags,
     inputs |= {name: Array.of(np.float32(values[name])) for name in _HYPERPARAMETERS}
     rows = []
     with np.errstate(invalid="ignore", over="ignore"):
-        for gradient in g:
+        for gradient in decode(gradients, step.param_dtype):
             p, state = step.step(p, gradient, state, leaf, lr)
             rows.append((p, state.mu, state.nu))
     p_out, mu_out, nu_out = (np.stack(column) for column in zip(*rows, strict=True))

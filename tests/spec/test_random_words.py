@@ -1,0 +1,67 @@
+"""Random words against what others published."""
+
+import numpy as np
+import pytest
+
+from halfstep_spec.random_words import Role, fold, leaf_id, mix, random_words, seed_words, threefry2x32
+
+# Random123, tests/kat_vectors at 9545ff6: threefry2x32 20, columns counter, key, answer.
+_PUBLISHED = [
+    ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+    ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+    ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xC4923A9C, 0x483DF7A0)),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), _PUBLISHED)
+def test_threefry_gives_random123_published_words(counter, key, answer):
+    assert tuple(int(word[0]) for word in threefry2x32(key, counter)) == answer
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42, 2**31 - 1])
+def test_fold_is_jax_fold_in(seed):
+    jax = pytest.importorskip("jax")
+    for x in (0, 1, 7, 2**31, 2**32 - 1):
+        ours = np.concatenate(fold(seed_words(seed), x))
+        theirs = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), np.uint32(x)))
+        np.testing.assert_array_equal(ours, np.asarray(theirs))
+
+
+def test_leaf_id_gives_published_fnv_1a_words():
+    # Fowler, Noll, Vo: test vectors of FNV-1a, 32 bits.
+    published = {"": 0x811C9DC5, "a": 0xE40C292C, "b": 0xE70C2DE5, "foobar": 0xBF9CF968}
+    assert {name: leaf_id(name) for name in published} == published
+
+
+def test_mix_is_a_permutation_on_a_block():
+    x = np.arange(2**20, dtype=np.uint32)
+    assert np.unique(mix(x)).size == x.size
+
+
+def test_words_do_not_depend_on_the_shape_or_the_part():
+    whole = random_words(3, 1, "w", Role.MU, (6, 4))
+    np.testing.assert_array_equal(whole.ravel()[8:], random_words(3, 1, "w", Role.MU, (16,), offset=8))
+
+
+def test_streams_of_roles_leaves_steps_and_seeds_are_unrelated():
+    """Words of two streams agree in a bit with chance 1/2: z < 5 over 32 x 65,536 bits."""
+    base = random_words(0, 1, "w", Role.PARAM, (65536,))
+    others = [
+        random_words(0, 1, "w", Role.NU, (65536,)),
+        random_words(0, 2, "w", Role.PARAM, (65536,)),
+        random_words(0, 1, "v", Role.PARAM, (65536,)),
+        random_words(1, 1, "w", Role.PARAM, (65536,)),
+        random_words(1 << 32, 1, "w", Role.PARAM, (65536,)),
+        random_words(0, 1, "w", Role.PARAM, (65536,), offset=1),
+        random_words(0, 1, "w", Role.PARAM, (65536,), offset=2**32),
+    ]
+    bits = 32 * 65536
+    for other in others:
+        agreeing = bits - int(np.bitwise_count(base ^ other).sum())
+        assert abs(agreeing - bits / 2) < 5 * np.sqrt(bits) / 2
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_out_of_range_is_refused(seed):
+    with pytest.raises(ValueError, match=r"outside \[0, 2\^64\)"):
+        seed_words(seed)

@@ -1,0 +1,45 @@
+"""One runner for all golden vectors: backend x file x case."""
+
+import os
+
+import pytest
+
+from backends import BACKENDS, make, missing
+from compare import assert_same
+from halfstep_spec import SPEC_VERSION
+from halfstep_spec.vectors import load
+
+VECTORS = load(SPEC_VERSION)
+_SLOW = ("torch-compile",)
+
+
+def _case_ids():
+    for backend in BACKENDS:
+        for name, cases in VECTORS.items():
+            for case in cases:
+                marks = [pytest.mark.slow] if backend in _SLOW else []
+                if missing(backend):
+                    marks.append(pytest.mark.skip(reason=f"{BACKENDS[backend]} is not installed"))
+                yield pytest.param(backend, name, case, id=f"{backend}/{name}/{case.id}", marks=marks)
+
+
+@pytest.fixture(scope="module")
+def backends():
+    made = {}
+    return lambda name: made.setdefault(name, None) or made.update({name: make(name)}) or made[name]
+
+
+@pytest.mark.parametrize(("backend", "name", "case"), list(_case_ids()))
+def test_backend_gives_the_golden_bits(backend, name, case, backends):
+    actual = backends(backend).run(case)
+    assert actual.keys() == case.outputs.keys()
+    clauses = ", ".join(case.clauses)
+    for output, expected in case.outputs.items():
+        assert_same(
+            actual[output], expected, f"{backend} breaks clause {clauses} in {output} ({case.comment})"
+        )
+
+
+def test_ci_skips_no_backend():
+    if os.environ.get("CI"):
+        assert not [name for name in BACKENDS if missing(name)]
