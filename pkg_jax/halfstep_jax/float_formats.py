@@ -1,0 +1,36 @@
+"""The 8- and 16-bit floating-point formats as float32 sees them: a table, no functions of data.
+
+Names are those of ml_dtypes. Contract: section R.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatFormat:
+    """A floating-point format that float32 holds exactly.
+
+    Attributes:
+        name: the ml_dtypes name.
+        mantissa_bits: explicit bits of the significand (p in the contract).
+        min_exponent: the smallest normal number is 2^min_exponent.
+        max: the largest finite value.
+        has_infinity: whether infinity is past `max`; else NaN is.
+    """
+
+    name: str
+    mantissa_bits: int
+    min_exponent: int
+    max: float
+    has_infinity: bool = True
+
+
+FLOAT_FORMATS = {
+    fmt.name: fmt
+    for fmt in (
+        FloatFormat("bfloat16", 7, -126, (2 - 2**-7) * 2.0**127),
+        FloatFormat("float16", 10, -14, 65504.0),
+        FloatFormat("float8_e4m3fn", 3, -6, 448.0, has_infinity=False),
+        FloatFormat("float8_e5m2", 2, -14, 57344.0),
+    )
+}
