@@ -1,0 +1,55 @@
+# Every target sets up what it needs; nothing is set up twice.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help setup demo test test-slow lint types contracts vectors notebooks readme bench check clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY)  ## make .venv with the pinned development environment
+
+# torch goes first and alone: behind another package's open range an installer may fetch the build with CUDA.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+demo: setup  ## train a small transformer in Flax and PyTorch; print the table, write out/demo.png
+	$(BIN)/python examples/demo.py
+
+test: setup  ## the tests, without the slow ones
+	$(BIN)/python -m pytest -n 2 -q
+
+test-slow: setup  ## the tests marked slow: torch.compile over every vector, long twins, packaging
+	$(BIN)/python -m pytest -n 2 -q -m slow
+
+lint: setup  ## format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup  ## static types
+	$(BIN)/pyright
+
+contracts: setup  ## who may import whom
+	$(BIN)/lint-imports
+
+vectors: setup  ## regenerate the golden vectors in memory and compare bytes
+	$(BIN)/python -m halfstep_spec.generate --check
+
+notebooks: setup  ## execute the notebooks; every one asserts what it claims
+	$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 -p no:doctest notebooks
+
+readme: setup  ## run the README's examples
+	$(BIN)/python -m pytest -q tests/test_readme.py
+
+bench: setup  ## speed of a step against peers, one run
+	$(BIN)/python benchmarks/step.py
+
+check: lint types contracts vectors test test-slow notebooks readme  ## all that CI runs
+
+clean:  ## remove what was built
+	rm -rf $(VENV) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,45 @@
+"""What a user installs: each package without the other's framework, and a wheel with packages alone."""
+
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+# What each package must do without: the other's framework, the spec's judges, and test libraries.
+_WITHOUT = {
+    "halfstep_jax": ("torch", "halfstep_torch", "halfstep_spec", "flax", "chex", "pytest", "hypothesis"),
+    "halfstep_torch": ("jax", "optax", "halfstep_jax", "halfstep_spec", "pytest", "hypothesis"),
+    "halfstep_spec": ("jax", "torch", "optax", "ml_dtypes", "pytest"),
+}
+
+
+@pytest.mark.parametrize("package", _WITHOUT)
+def test_a_package_imports_without_what_it_must_not_need(package):
+    blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in _WITHOUT[package])
+    code = f"import sys\n{blocked}import {package}\nassert {package}.__all__"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_block_on_imports_does_block():
+    code = "import sys\nsys.modules['optax'] = None\nimport halfstep_jax"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "optax" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path):
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    tops = {name.split("/")[0] for name in names}
+    packages = {"halfstep_jax", "halfstep_torch", "halfstep_spec"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == packages
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
+    assert not [name for name in names if name.endswith((".json", ".ipynb")) or "test" in name]
+    assert any(name.endswith("LICENSE") for name in names)
