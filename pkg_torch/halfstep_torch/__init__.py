@@ -1,0 +1,35 @@
+"""Low-precision optimizer steps for PyTorch: composable transforms that keep small updates, the same bits everywhere.
+
+>>> import torch, halfstep_torch as hs
+>>> model = torch.nn.Linear(4, 2).to(torch.bfloat16)
+>>> optimizer = hs.AdamW(model.named_parameters(), lr=1e-3, weight_decay=0.1, seed=0)
+>>> model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+>>> optimizer.step(zero_grad=True)
+"""
+
+from halfstep_torch import moments
+from halfstep_torch.adam import scale_by_adam
+from halfstep_torch.aliases import Adam, AdamW
+from halfstep_torch.chain import chain
+from halfstep_torch.learning_rate import scale_by_learning_rate
+from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.params import round_stochastically
+from halfstep_torch.random_words import Role, leaf_id, random_words
+from halfstep_torch.rounding import round_to
+from halfstep_torch.weight_decay import add_decayed_weights
+
+__all__ = [
+    "Adam",
+    "AdamW",
+    "Optimizer",
+    "Role",
+    "add_decayed_weights",
+    "chain",
+    "leaf_id",
+    "moments",
+    "random_words",
+    "round_stochastically",
+    "round_to",
+    "scale_by_adam",
+    "scale_by_learning_rate",
+]

@@ -1,0 +1,130 @@
+"""How a state array is stored: encode float32 to codes, decode codes to float32.
+
+Contract: section F. A `Format` is all that an update rule knows of storage, and knows nothing of update rules.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.rounding import FLOAT_FORMATS, dtype_name, round_value
+
+ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
+_PLAIN_STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A plain state dtype: codes are values of that dtype, elementwise, with no scale.
+
+    Attributes:
+        name: "float32", "bfloat16" or "float16".
+    """
+
+    name: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the codes."""
+        return _PLAIN_STATE_DTYPES[self.name]
+
+    def zeros_like(self, param: Tensor) -> Tensor:
+        """Return the codes of zero for every element of `param`, row-major whatever the layout of `param`."""
+        return torch.zeros(param.shape, dtype=self.dtype, device=param.device)
+
+    def encode(self, x: Tensor, words: Tensor | None) -> Tensor:
+        """Round the float32 `x` to codes: finite values saturate, infinity becomes NaN (contract R6).
+
+        Args:
+            x: float32.
+            words: int32 words for stochastic rounding, or None for nearest.
+        """
+        return round_value(x, self.name, words, saturate=True)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Return the float32 values of `codes`: exact."""
+        return codes.to(torch.float32)
+
+    def freezes(self, b: float) -> bool:
+        """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < 2^-(p + 1).
+
+        p is the number of explicit mantissa bits; float32 is taken as never freezing (contract F3).
+
+        Args:
+            b: decay rate, a float32 value.
+        """
+        return self.name != "float32" and 1.0 - b < self.freezing_gap
+
+    @property
+    def freezing_gap(self) -> float:
+        """Half the largest relative gap between neighbouring codes, 2^-(p + 1)."""
+        return 2.0 ** -(FLOAT_FORMATS[self.name].mantissa_bits + 1)
+
+
+def resolve_format(dtype: str | None, param: Tensor) -> Format:
+    """Return the format of a moment of `param`; None means bfloat16 for bfloat16 params, else float32 (contract F1)."""
+    if dtype is None:
+        dtype = "bfloat16" if param.dtype == torch.bfloat16 else "float32"
+    return Format(dtype)
+
+
+def check_format(function: str, name: str, dtype) -> str | None:
+    """Return a dtype argument as its name, or None.
+
+    Args:
+        function: whose argument it is, for the message.
+        name: of the argument.
+        dtype: "bfloat16", torch.bfloat16, ... or None.
+
+    Raises:
+        ValueError: if no moment can be stored so.
+    """
+    if dtype is None:
+        return None
+    given = dtype_name(dtype)
+    if given in _PLAIN_STATE_DTYPES:
+        return given
+    use = 'Use "bfloat16", "float16" or "float32".'
+    if given in FLOAT_FORMATS:
+        raise ValueError(f"{function}: {name}={given} cannot hold a moment without a block scale. {use}")
+    raise ValueError(f"{function}: {name}={given} is not a state dtype. {use}")
+
+
+def check_rounding(function: str, name: str, rounding: str) -> None:
+    """Raise ValueError unless `rounding` is one of the four ways to round a moment (contract F2)."""
+    if rounding not in ROUNDINGS:
+        use = 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
+        raise ValueError(f"{function}: {name}={rounding!r} is not a rounding. {use}")
+
+
+def resolve_rounding(rounding: str, fmt: Format, b: float) -> bool:
+    """Return whether a moment of rate `b` is rounded stochastically; "auto" is nearest unless that would freeze."""
+    if fmt.name == "float32":
+        return False
+    return rounding == "stochastic" or (rounding == "auto" and fmt.freezes(b))
+
+
+def check_freezing(function: str, moment: str, rounding: str, fmt: Format, b_name: str, b: float) -> None:
+    """Raise ValueError where "nearest" would freeze a moment of rate `b` (contract F3).
+
+    Args:
+        function: whose arguments they are, for the message.
+        moment: "mu" or "nu".
+        rounding: of the moment.
+        fmt: of the moment.
+        b_name: what the rate is called.
+        b: the rate, a float32 value.
+    """
+    if rounding != "nearest" or not fmt.freezes(b):
+        return
+    power = fmt.freezing_gap.hex().partition("p")[2]
+    raise ValueError(
+        f'{function}: {moment}_dtype={fmt.name} with {moment}_rounding="nearest" freezes at {b_name}={_short(b)} '
+        f'(1-{b_name} < 2^{power}). Use {moment}_rounding="stochastic", or {moment}_dtype="float32".'
+    )
+
+
+def _short(b: float) -> str:
+    # b was made float32 on the way: show the shortest decimal of that float32, as the caller wrote it.
+    return f"{b:.7g}"

@@ -1,0 +1,49 @@
+"""Moments: exponential moving averages and their bias correction, in float32.
+
+Contract: section M. How a moment is stored is not decided here (`formats.py` does).
+"""
+
+import functools
+
+import numpy as np
+
+
+def ema(average, value, b, one_minus_b):
+    """Return (b average) + ((1 - b) value): two products and a sum, each rounded once to float32 (contract M1).
+
+    Args:
+        average: float32 tensor.
+        value: float32 tensor.
+        b: a float32 number.
+        one_minus_b: 1 - b, computed in float32.
+    """
+    # Written out: lerp, addcmul and add(alpha=) may fuse the product and the sum.
+    return (b * average) + (one_minus_b * value)
+
+
+@functools.lru_cache(maxsize=1024)
+def bias_correction(b: float, count: int) -> np.float32:
+    """Return 1 - b^count by the complement binary power, in float32.
+
+    q_0 = 1 - b and q_(k+1) = 2 q_k - q_k q_k are the complements of b^(2^k); starting from q = 0, each set bit k of
+    `count`, lowest first, gives q = q + q_k (1 - q). Every operation is rounded once to float32. The relative
+    error stays under 1e-6 for b in [0.5, 0.999999] and count up to 2e6.
+
+    Args:
+        b: decay rate in [0, 1), becomes float32.
+        count: the step, from 1 to 2^31 - 1.
+
+    Example:
+        >>> print(bias_correction(0.5, 2))
+        0.75
+
+    Source: ours. Contract M2.
+    """
+    one, two = np.float32(1), np.float32(2)
+    power, q = one - np.float32(b), np.float32(0)
+    while count:
+        if count & 1:
+            q = q + power * (one - q)
+        power = two * power - power * power
+        count >>= 1
+    return q

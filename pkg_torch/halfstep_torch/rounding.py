@@ -1,0 +1,155 @@
+"""Rounding from float32 to a narrower format, the random words given by the caller.
+
+Contract: section R. Every decision is made on bit patterns in int32, so that eager and compiled code, on any
+device, decide alike; the cast at the end only ever sees values that the target holds, infinity or NaN.
+Nothing here draws random numbers, and nothing here knows what an optimizer is.
+"""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+_EXPONENT_BIAS = 127
+_MANTISSA_BITS = 23
+_SIGN = -(1 << 31)
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatFormat:
+    """A binary floating-point format of at most 16 bits.
+
+    Attributes:
+        dtype: the torch dtype that holds it.
+        mantissa_bits: explicit bits of the significand (p in the contract).
+        min_exponent: exponent of the smallest normal number.
+        largest: the largest finite value.
+        overflow: what stands past it: infinity, or NaN where the format has no infinity.
+    """
+
+    dtype: torch.dtype
+    mantissa_bits: int
+    min_exponent: int
+    largest: float
+    overflow: float
+
+
+FLOAT_FORMATS = {
+    "bfloat16": FloatFormat(torch.bfloat16, 7, -126, (2 - 2**-7) * 2.0**127, math.inf),
+    "float16": FloatFormat(torch.float16, 10, -14, 65504.0, math.inf),
+    "float8_e4m3fn": FloatFormat(torch.float8_e4m3fn, 3, -6, 448.0, math.nan),
+    "float8_e5m2": FloatFormat(torch.float8_e5m2, 2, -14, 57344.0, math.inf),
+}
+
+
+def dtype_name(dtype) -> str:
+    """Return the name of a dtype: "bfloat16" for torch.bfloat16 and for "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = False) -> Tensor:
+    """Round float32 `x` to `dtype`.
+
+    With s the significand of x and d the number of its low bits that `dtype` cannot hold, the result is
+    (s >> d) + up, in magnitude, where
+
+        nearest (`words` is None):  up = 1 if the discarded bits are over one half, or just one half and s >> d odd
+        stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
+
+    Rounds once, here. A value that `dtype` holds never moves; NaN stays NaN.
+
+    Args:
+        x: float32 tensor.
+        dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2", or the
+            torch dtype of that name.
+        words: one word per element (uint32, or int32 of the same pattern), or None for nearest, ties to even.
+        saturate: the rule for states. False (for parameters): past the largest finite value comes infinity, or
+            NaN where the format has none; infinity stays what it is. True: the largest finite value, and
+            infinity becomes NaN.
+
+    Returns:
+        A tensor of `dtype`, in the shape of `x`.
+
+    Raises:
+        TypeError: if `x` is not a float32 tensor, or `words` no tensor of words.
+        ValueError: if `dtype` is not one of the five, or `words` has another shape than `x`.
+
+    Example:
+        >>> words = torch.tensor([0, -(2**31), -1], dtype=torch.int32)
+        >>> round_to(torch.full((3,), 1.0 + 2**-8), "bfloat16", words)
+        tensor([1.0000, 1.0078, 1.0078], dtype=torch.bfloat16)
+
+    Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by magnitude.
+    The carry form is ours. Contract R1 to R7.
+    """
+    name = _check_round_to(x, dtype, words)
+    if words is not None:
+        words = words.view(torch.int32)
+    return round_value(x, name, words, saturate)
+
+
+def _check_round_to(x: Tensor, dtype, words: Tensor | None) -> str:
+    name = dtype_name(dtype)
+    if name != "float32" and name not in FLOAT_FORMATS:
+        targets = '"float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2"'
+        raise ValueError(f"round_to: dtype={name} is not a rounding target. Use {targets}.")
+    if not isinstance(x, Tensor) or x.dtype != torch.float32:
+        given = dtype_name(x.dtype) if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"round_to: x is {given}; rounding starts from a float32 tensor. Pass x.float().")
+    if words is None:
+        return name
+    if not isinstance(words, Tensor) or words.dtype not in (torch.uint32, torch.int32):
+        given = dtype_name(words.dtype) if isinstance(words, Tensor) else type(words).__name__
+        raise TypeError(f"round_to: words is {given}; words are uint32. Make them with random_words.")
+    if words.shape != x.shape:
+        raise ValueError(
+            f"round_to: words has shape {tuple(words.shape)}, x {tuple(x.shape)}. Pass one word per element."
+        )
+    return name
+
+
+def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> Tensor:
+    """Round as `round_to` does, unchecked, `words` in int32: the form that update rules are made of."""
+    if name == "float32":
+        return torch.where(x.abs() < math.inf, x, math.nan) if saturate else x
+    fmt = FLOAT_FORMATS[name]
+    value = _round_bfloat16(x, words) if name == "bfloat16" else _round_narrow(x, fmt, words)
+    if saturate:
+        value = torch.where(x.abs() < math.inf, value.clamp(-fmt.largest, fmt.largest), math.nan)
+    else:
+        if name != "bfloat16":  # there the carry out of the largest finite value is infinity by itself
+            value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
+        value = torch.where(x == x, value, math.nan)
+    return value.to(fmt.dtype)
+
+
+def _round_bfloat16(x: Tensor, words: Tensor | None) -> Tensor:
+    """Round to a float32 that bfloat16 holds. bfloat16 is float32's upper half, so the carry is an integer sum."""
+    bits = x.view(torch.int32)
+    addend = ((bits >> 16) & 1) + 0x7FFF if words is None else (words >> 16) & 0xFFFF
+    return ((bits + addend) & -0x10000).view(torch.float32)
+
+
+def _round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
+    """Round to a float32 that `fmt` holds or that lies past its range; `fmt` has fewer exponent bits than float32."""
+    magnitude = x.view(torch.int32) & 0x7FFFFFFF
+    field = magnitude >> _MANTISSA_BITS
+    significand = (magnitude & 0x7FFFFF) | ((field > 0).to(torch.int32) << _MANTISSA_BITS)
+    exponent = field.clamp(min=1) - _EXPONENT_BIAS
+    # Past 62 every bit is discarded and the fraction is below 2^-32 anyway.
+    drop = (_MANTISSA_BITS - fmt.mantissa_bits + (fmt.min_exponent - exponent).clamp(min=0)).clamp(max=62)
+    kept = significand >> drop.clamp(max=31)
+    # The kept bits leave an int32 by its top: what remains is the discarded part as a 32-bit fraction.
+    fraction = torch.where(
+        drop <= 32, significand << (32 - drop).clamp(0, 31), significand >> (drop - 32).clamp(0, 31)
+    )
+    if words is None:
+        # Order by unsigned value is order of patterns with the sign bit flipped; one half is the sign bit.
+        above_half = (fraction ^ _SIGN) > 0
+        up = above_half | ((fraction == _SIGN) & ((kept & 1) == 1))
+    else:
+        up = ((fraction + words) ^ _SIGN) < (fraction ^ _SIGN)
+    unit = (exponent.clamp(min=fmt.min_exponent) - fmt.mantissa_bits + _EXPONENT_BIAS) << _MANTISSA_BITS
+    value = (kept + up.to(torch.int32)).to(torch.float32) * unit.view(torch.float32)
+    return torch.where(x.view(torch.int32) < 0, -value, value)
