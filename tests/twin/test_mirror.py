@@ -3,9 +3,10 @@
 import pathlib
 import re
 
+import pytest
+
 import halfstep_jax
 import halfstep_torch
-import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -22,7 +22,7 @@ NOTES = {
     "Special": "gradients that are infinite, NaN, zero or so large that their square overflows",
 }
 
-_STEPS, _SIZE = 10, 12
+_STEPS, _SIZE = 10, 16
 _HYPERPARAMETERS = ("b1", "b2", "eps", "eps_root", "weight_decay")
 
 
@@ -71,7 +71,9 @@ def _variant_cases():
 
 def _special_cases():
     inf, nan = float("inf"), float("nan")
-    gradient = np.array([0, -0.0, inf, -inf, nan, 3e38, -3e38, 2e19, 1, -1, 1e4, 0], np.float32)
+    gradient = np.array(
+        [0, -0.0, inf, -inf, nan, 3e38, -3e38, 2e19, 1, -1, 1e4, 0, 0, 1e-3, -1e-3, 2], np.float32
+    )
     for dtype in ("float32", "bfloat16"):
         adam = ScaleByAdam(mu_dtype=dtype, nu_dtype=dtype)
         step = AdamStep(adam, 0.1, param_dtype=dtype)

@@ -1,0 +1,170 @@
+"""halfstep_jax as a backend: op by op, under jit, and under jit over eight devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import halfstep_jax as hs
+from backends.protocol import Backend, offset_of, scalar, seed_of, unchecked
+from halfstep_jax.moments import bias_correction
+from halfstep_jax.random_words import leaf_keys, threefry2x32
+from halfstep_spec.vectors import Array, Case
+
+_DEVICES = 8
+
+
+def to_numpy(array: Array) -> np.ndarray:
+    """Return an array of patterns as a NumPy array of its own dtype."""
+    names = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+    return array.bits.view(getattr(ml_dtypes, array.dtype) if array.dtype in names else array.dtype)
+
+
+def from_jax(values) -> Array:
+    """Return a JAX array as patterns."""
+    values = np.asarray(values)
+    return Array.of(values.view(f"u{values.itemsize}"), str(values.dtype))
+
+
+class JaxBackend(Backend):
+    """JAX on CPU.
+
+    Attributes:
+        mode: "eager", "jit" or "sharded" (jit, arrays in eight parts along their only axis).
+    """
+
+    def __init__(self, mode: str):
+        self.mode = mode
+        if mode == "sharded":
+            assert jax.device_count() >= _DEVICES, (
+                "set --xla_force_host_platform_device_count=8 before importing jax"
+            )
+            mesh = Mesh(np.array(jax.devices()[:_DEVICES]), ("x",))
+            self._split = NamedSharding(mesh, PartitionSpec("x"))
+
+    def _compiled(self, function):
+        return function if self.mode == "eager" else jax.jit(function)
+
+    def _put(self, array: Array):
+        """Place a vector; sharded, pad its end to a multiple of the devices: indices stay what they are."""
+        values = to_numpy(array)
+        if self.mode != "sharded" or values.ndim != 1:
+            return jnp.asarray(values)
+        padded = np.concatenate([values, np.zeros(-values.size % _DEVICES, values.dtype)])
+        return jax.device_put(padded, self._split)
+
+    def fold(self, case: Case) -> dict[str, Array]:
+        zero = jnp.zeros(1, jnp.uint32)
+        key = jnp.asarray(case.inputs["key"].bits)
+        words = self._compiled(threefry2x32)((key[:1], key[1:]), (zero, jnp.asarray(case.inputs["x"].bits)))
+        return {"key": from_jax(jnp.concatenate(words))}
+
+    def leaf_id(self, case: Case) -> dict[str, Array]:
+        return {"id": Array.of(np.array([hs.leaf_id(case.arguments["leaf"])], np.uint32))}
+
+    def leaf_key(self, case: Case) -> dict[str, Array]:
+        leaves, roles = [hs.leaf_id(case.arguments["leaf"])], [case.arguments["role"]]
+
+        def key(seed, step):
+            keys = leaf_keys(seed, step, leaves, roles)
+            return jnp.concatenate([keys.k0, keys.k1[0]])
+
+        return {
+            "key": from_jax(
+                self._compiled(key)(*(jnp.asarray(to_numpy(case.inputs[n])) for n in ("seed", "step")))
+            )
+        }
+
+    def random_words(self, case: Case) -> dict[str, Array]:
+        a = case.arguments
+
+        def words(seed, step):
+            return hs.random_words(seed, step, a["leaf"], a["role"], tuple(a["shape"]), offset_of(case))
+
+        step = jnp.asarray(to_numpy(case.inputs["step"]))
+        return {"words": from_jax(self._compiled(words)(jnp.asarray(case.inputs["seed"].bits), step))}
+
+    def round_to(self, case: Case) -> dict[str, Array]:
+        a = case.arguments
+        x = self._put(case.inputs["x"])
+        words = self._put(case.inputs["words"]) if "words" in case.inputs else None
+        y = self._compiled(functools.partial(hs.round_to, dtype=a["dtype"], saturate=a["saturate"]))(
+            x, words=words
+        )
+        return {"y": from_jax(y[: case.inputs["x"].bits.size])}
+
+    def bias_correction(self, case: Case) -> dict[str, Array]:
+        counts = jnp.asarray(to_numpy(case.inputs["count"]))
+        b = np.float32(scalar(case, "b"))
+        correction = self._compiled(functools.partial(bias_correction, b))
+        return {"correction": from_jax(jnp.stack([correction(t) for t in counts]))}
+
+    def round_stochastically(self, case: Case) -> dict[str, Array]:
+        size = case.inputs["p"].bits.size
+        params, updates = (_tree(case, self._put(case.inputs[name])) for name in ("p", "u"))
+        tx = hs.round_stochastically(seed_of(case))
+        state = optax.tree.set(tx.init(params), count=jnp.int32(to_numpy(case.inputs["step"]) - 1))
+
+        def land(params, updates, state):
+            updates, _ = tx.update(updates, state, params)
+            return updates, optax.apply_updates(params, updates)
+
+        emitted, landed = self._compiled(land)(params, updates, state)
+        return {"u": from_jax(_leaf(emitted)[:size]), "p": from_jax(_leaf(landed)[:size])}
+
+    def adam_step(self, case: Case) -> dict[str, Array]:
+        i = case.inputs
+        tx = _transform(case)
+        p, mu, nu = (_tree(case, self._put(i[name])) for name in ("p", "mu", "nu"))
+        state = optax.tree.set(tx.init(p), count=jnp.int32(to_numpy(i["count"])), mu=mu, nu=nu)
+
+        def step(params, state, gradient):
+            updates, state = tx.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state
+
+        step, rows = self._compiled(step), []
+        for bits in i["g"].bits:
+            gradient = _tree(case, self._put(Array(i["g"].dtype, bits)))
+            p, state = step(p, state, gradient)
+            moments_now = (optax.tree.get(state, name) for name in ("mu", "nu"))
+            rows.append([np.asarray(_leaf(tree))[: bits.size] for tree in (p, *moments_now)])
+        return {
+            n: from_jax(np.stack(column))
+            for n, column in zip(("p", "mu", "nu"), zip(*rows, strict=True), strict=True)
+        }
+
+
+def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
+    """Return the public transform that a case asks for: `adamw`, or its links with L2 decay first."""
+    a = case.arguments
+    hyper = {name: scalar(case, name) for name in ("b1", "b2", "eps", "eps_root")}
+    options = {
+        "mu_dtype": a["mu_dtype"],
+        "nu_dtype": a["nu_dtype"],
+        "mu_rounding": unchecked(a["mu_rounding"]),
+        "nu_rounding": unchecked(a["nu_rounding"]),
+        "nesterov": a["nesterov"],
+        "seed": seed_of(case),
+    }
+    decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
+    if a["decay"] == "decoupled":
+        return hs.adamw(rate, **hyper, **options, weight_decay=decay, param_storage=a["param_storage"])
+    return optax.chain(
+        hs.add_decayed_weights(decay), hs.adam(rate, **hyper, **options, param_storage=a["param_storage"])
+    )
+
+
+def _tree(case: Case, leaf):
+    """Nest a leaf in dicts, so that its key path is the case's leaf name."""
+    for key in reversed(case.arguments["leaf"].split("/")):
+        leaf = {key: leaf}
+    return leaf
+
+
+def _leaf(tree):
+    (leaf,) = jax.tree.leaves(tree)
+    return leaf
