@@ -1,0 +1,125 @@
+"""halfstep_torch as a backend: eager, and under torch.compile."""
+
+import numpy as np
+import torch
+
+import halfstep_torch as hs
+from backends.protocol import Backend, offset_of, scalar, seed_of, unchecked
+from halfstep_spec.vectors import Array, Case
+from halfstep_torch.moments import bias_correction
+from halfstep_torch.params import apply_update
+from halfstep_torch.random_words import fold, leaf_keys
+
+_STATE = {"mu": "exp_avg", "nu": "exp_avg_sq"}
+
+
+def to_torch(array: Array) -> torch.Tensor:
+    """Return an array of patterns as a tensor of its own dtype."""
+    bits = array.bits.copy()
+    signed = (
+        torch.from_numpy(bits.view(f"int{8 * bits.itemsize}"))
+        if bits.itemsize > 1
+        else torch.from_numpy(bits)
+    )
+    return signed.view(getattr(torch, array.dtype))
+
+
+def from_torch(values: torch.Tensor) -> Array:
+    """Return a tensor as patterns."""
+    values = values.detach().contiguous()
+    signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()]
+    bits = values.view(signed).numpy()
+    return Array.of(bits.view(f"uint{8 * bits.itemsize}"), str(values.dtype).removeprefix("torch."))
+
+
+class TorchBackend(Backend):
+    """torch on CPU.
+
+    Attributes:
+        mode: "eager" or "compile".
+    """
+
+    def __init__(self, mode: str):
+        self.mode = mode
+
+    def _compiled(self, function):
+        return torch.compile(function, dynamic=False) if self.mode == "compile" else function
+
+    def fold(self, case: Case) -> dict[str, Array]:
+        key = case.inputs["key"].bits
+        return {"key": Array.of(np.concatenate(fold((key[:1], key[1:]), case.inputs["x"].bits)))}
+
+    def leaf_id(self, case: Case) -> dict[str, Array]:
+        return {"id": Array.of(np.array([hs.leaf_id(case.arguments["leaf"])], np.uint32))}
+
+    def leaf_key(self, case: Case) -> dict[str, Array]:
+        leaf, step = hs.leaf_id(case.arguments["leaf"]), int(case.inputs["step"].bits)
+        return {"key": Array.of(leaf_keys(seed_of(case), [step], [leaf], [case.arguments["role"]])[0])}
+
+    def random_words(self, case: Case) -> dict[str, Array]:
+        a, step = case.arguments, int(case.inputs["step"].bits)
+        words = hs.random_words(seed_of(case), step, a["leaf"], a["role"], a["shape"], offset_of(case))
+        return {"words": from_torch(words)}
+
+    def round_to(self, case: Case) -> dict[str, Array]:
+        a = case.arguments
+        words = to_torch(case.inputs["words"]) if "words" in case.inputs else None
+        dtype = getattr(torch, a["dtype"])
+        function = self._compiled(lambda x, words: hs.round_to(x, dtype, words, saturate=a["saturate"]))
+        return {"y": from_torch(function(to_torch(case.inputs["x"]), words))}
+
+    def bias_correction(self, case: Case) -> dict[str, Array]:
+        values = [bias_correction(scalar(case, "b"), int(t)) for t in case.inputs["count"].bits]
+        return {"correction": Array.of(np.array(values, np.float32))}
+
+    def round_stochastically(self, case: Case) -> dict[str, Array]:
+        p, u = to_torch(case.inputs["p"]), to_torch(case.inputs["u"])
+        step = int(case.inputs["step"].bits)
+        words = hs.random_words(seed_of(case), step, case.arguments["leaf"], hs.Role.PARAM, p.shape).view(
+            torch.int32
+        )
+        rule = hs.round_stochastically(seed_of(case)).rule({}, case.arguments["leaf"], p)
+
+        def land(p, u, words):
+            p32 = p.to(torch.float32)
+            if rule is not None:
+                u, _ = rule.update(u, p32, {}, (), lambda role: words)
+            return u, apply_update(p32, u, p.dtype)
+
+        emitted, landed = self._compiled(land)(p, u, words)
+        return {"u": from_torch(emitted), "p": from_torch(landed)}
+
+    def adam_step(self, case: Case) -> dict[str, Array]:
+        i = case.inputs
+        p = torch.nn.Parameter(to_torch(i["p"]))
+        optimizer = _optimizer(case, p, compile=self.mode == "compile")
+        state = {"step": torch.tensor(int(i["count"].bits)), **{k: to_torch(i[n]) for n, k in _STATE.items()}}
+        optimizer.state[p].update(state)
+        rows = []
+        for bits in i["g"].bits:
+            p.grad = to_torch(Array(i["g"].dtype, bits))
+            optimizer.step()
+            rows.append([p.detach().clone(), *(optimizer.state[p][key].clone() for key in _STATE.values())])
+        columns = zip(("p", *_STATE), zip(*rows, strict=True), strict=True)
+        return {name: from_torch(torch.stack(column)) for name, column in columns}
+
+
+def _optimizer(case: Case, p: torch.nn.Parameter, compile: bool) -> torch.optim.Optimizer:
+    """Return the public class that a case asks for, or its chain where the class has no such argument."""
+    a = case.arguments
+    name = a["leaf"].replace("/", ".")
+    b1, b2, eps, eps_root = (scalar(case, key) for key in ("b1", "b2", "eps", "eps_root"))
+    decay, rate, seed = scalar(case, "weight_decay"), scalar(case, "learning_rate"), seed_of(case)
+    options = {"mu_dtype": a["mu_dtype"], "nu_dtype": a["nu_dtype"], "seed": seed}
+    options |= {key: unchecked(a[key]) for key in ("mu_rounding", "nu_rounding")}
+    if not eps_root and not a["nesterov"]:
+        make = hs.AdamW if a["decay"] == "decoupled" else hs.Adam
+        storage = a["param_storage"]
+        return make(
+            [(name, p)], rate, (b1, b2), eps, decay, **options, param_storage=storage, compile=compile
+        )
+    adam = hs.scale_by_adam(b1, b2, eps, eps_root, **options, nesterov=a["nesterov"])
+    links = [adam, hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
+    if a["param_storage"] == "stochastic":
+        links.append(hs.round_stochastically(seed))
+    return hs.Optimizer([(name, p)], hs.chain(*links), compile=compile)
