@@ -41,7 +41,7 @@ vectors: setup  ## regenerate the golden vectors in memory and compare bytes
 	$(BIN)/python -m halfstep_spec.generate --check
 
 notebooks: setup  ## execute the notebooks; every one asserts what it claims
-	$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 -p no:doctest notebooks
+	$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 -o addopts= notebooks
 
 readme: setup  ## run the README's examples
 	$(BIN)/python -m pytest -q tests/test_readme.py
