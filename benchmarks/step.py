@@ -2,9 +2,9 @@
 
     python benchmarks/step.py [--rounds 15] [--json benchmarks/results/NAME.json]
 
-Everything runs interleaved in one process. Prints the median nanoseconds per parameter and step, the processor
-time behind it (of all threads, divided by their number: steadier on a shared machine), and the ratio to a
-copy of as many bytes.
+Everything runs interleaved in one process. Prints the median nanoseconds per parameter and step, the
+processor time behind it (of all threads, divided by their number: steadier on a shared machine), and the
+ratio to a copy of as many bytes.
 """
 
 import argparse
@@ -19,16 +19,18 @@ import sys
 import time
 from collections.abc import Callable
 
-import halfstep_jax
-import halfstep_torch
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
 
+import halfstep_jax
+import halfstep_torch
+
 # Pinned threads that sleep while they wait: spinning ones read up to 30x too slow when others use the machine.
-QUIET = {"OMP_PROC_BIND": "true", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "JAX_PLATFORMS": "cpu"}
+QUIET = {"OMP_PROC_BIND": "true", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+QUIET["JAX_PLATFORMS"] = "cpu"
 LAYOUTS = {"1 x 16M": (1, (4096, 4096)), "100 x 160k": (100, (400, 400))}
 _LR, _DECAY = 1e-4, 0.1
 
@@ -123,7 +125,7 @@ def contenders(layout: str) -> list[Contender]:
 
 
 def measure(entries: list[Contender], rounds: int, params: int, threads: int) -> None:
-    """Time every contender once per round, so that whatever else happens on the machine happens to all of them."""
+    """Time every contender once per round: whatever else happens on the machine happens to all of them."""
     for entry in entries:
         for _ in range(3):
             entry.step()
