@@ -28,7 +28,7 @@ import torch
 import halfstep_jax
 import halfstep_torch
 
-# Pinned threads that sleep while they wait: spinning ones read up to 30x too slow when others use the machine.
+# Pinned threads that sleep while they wait: spinning ones read up to 30x too slow on a shared machine.
 QUIET = {"OMP_PROC_BIND": "true", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 QUIET["JAX_PLATFORMS"] = "cpu"
 LAYOUTS = {"1 x 16M": (1, (4096, 4096)), "100 x 160k": (100, (400, 400))}
