@@ -1,4 +1,4 @@
-"""Low-precision optimizer steps for PyTorch: composable transforms that keep small updates, the same bits everywhere.
+"""Low-precision optimizer steps for PyTorch: transforms that compose, and the same bits everywhere.
 
 >>> import torch, halfstep_torch as hs
 >>> model = torch.nn.Linear(4, 2).to(torch.bfloat16)

@@ -2,18 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.arguments import check_decay_rate, check_not_negative
-from halfstep_torch.chain import Codes, Link, Words
+from halfstep_torch.arguments import check_decay_rate, check_not_negative, check_pair
+from halfstep_torch.chain import Codes, Link, Update, Words
 from halfstep_torch.formats import (
     Format,
     check_format,
-    check_freezing,
     check_rounding,
     resolve_format,
     resolve_rounding,
@@ -34,6 +33,11 @@ class AdamRule:
         nesterov: look one step ahead.
     """
 
+    number_names: ClassVar[tuple[str, ...]] = (
+        *("b1", "1 - b1", "b2", "1 - b2"),
+        *("r1", "r2", "r1 of the next step"),
+        *("eps", "eps_root"),
+    )
     mu: Format
     nu: Format
     mu_stochastic: bool
@@ -50,9 +54,7 @@ class AdamRule:
         """Roles of the moments that are rounded stochastically."""
         return (Role.MU,) * self.mu_stochastic + (Role.NU,) * self.nu_stochastic
 
-    def update(
-        self, u: Tensor, p: Tensor, codes: Codes, numbers: Sequence, words: Words
-    ) -> tuple[Tensor, Codes]:
+    def update(self, u: Tensor, p: Tensor, codes: Codes, numbers: Sequence, words: Words) -> Update:
         """Return u = (m r1) / (sqrt((v r2) + eps_root) + eps) and the stored moments (contract A5)."""
         b1, one_minus_b1, b2, one_minus_b2, r1, r2, r1_next, eps, eps_root = numbers
         g = u
@@ -78,23 +80,19 @@ def sqrt(x: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class ScaleByAdam(Link):
-    """The transform that `scale_by_adam` returns."""
+    """The transform that `scale_by_adam` returns; its arguments, unchecked."""
 
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    eps_root: float = 0.0
-    mu_dtype: str | None = None
-    nu_dtype: str | None = None
-    mu_rounding: str = "auto"
-    nu_rounding: str = "stochastic"
-    nesterov: bool = False
-    words_seed: int = 0
-
-    @property
-    def function(self) -> str:
-        """The public name."""
-        return "scale_by_adam"
+    function: ClassVar[str] = "scale_by_adam"
+    b1: Any
+    b2: Any
+    eps: Any
+    eps_root: Any
+    mu_dtype: Any
+    nu_dtype: Any
+    mu_rounding: str
+    nu_rounding: str
+    nesterov: bool
+    seed: int
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -107,41 +105,32 @@ class ScaleByAdam(Link):
             "nu_dtype": self.nu_dtype,
         }
 
-    @property
-    def seed(self) -> int:
-        """Seed of the words that round the moments."""
-        return self.words_seed
+    def read(self, function: str, group: Mapping[str, Any]) -> tuple:
+        """Return (b1, b2, eps, eps_root, mu_dtype, nu_dtype)."""
+        b1, b2 = check_pair(function, "betas", group["betas"])
+        return (
+            check_decay_rate(function, "betas[0]", b1),
+            check_decay_rate(function, "betas[1]", b2),
+            check_not_negative(function, "eps", group["eps"]),
+            check_not_negative(function, "eps_root", group["eps_root"]),
+            check_format(function, "mu_dtype", group["mu_dtype"]),
+            check_format(function, "nu_dtype", group["nu_dtype"]),
+        )
 
-    def check(self, function: str, group: dict[str, Any], params: Sequence[Tensor]) -> None:
-        """Check the group's numbers and dtypes, and that no moment would freeze."""
-        betas = group["betas"]
-        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-            raise TypeError(f"{function}: betas={betas!r} is not a pair. Use (0.9, 0.999).")
-        rates = [check_decay_rate(function, f"betas[{i}]", b) for i, b in enumerate(betas)]
-        check_not_negative(function, "eps", group["eps"])
-        check_not_negative(function, "eps_root", group["eps_root"])
-        moments = (("mu", self.mu_rounding, rates[0]), ("nu", self.nu_rounding, rates[1]))
-        for i, (moment, rounding, b) in enumerate(moments):
-            key = f"{moment}_dtype"
-            group[key] = check_format(function, key, group[key])
-            check_rounding(function, f"{moment}_rounding", rounding)
-            for param in params:
-                check_freezing(function, moment, rounding, resolve_format(group[key], param), f"b{i + 1}", b)
+    def rule(self, function: str, values: tuple, dtype: torch.dtype) -> AdamRule:
+        """Resolve formats and roundings."""
+        b1, b2, _, _, mu_dtype, nu_dtype = values
+        mu, nu = resolve_format(mu_dtype, dtype), resolve_format(nu_dtype, dtype)
+        mu_stochastic = resolve_rounding(function, "mu", self.mu_rounding, mu, "b1", b1)
+        nu_stochastic = resolve_rounding(function, "nu", self.nu_rounding, nu, "b2", b2)
+        return AdamRule(mu, nu, mu_stochastic, nu_stochastic, self.nesterov)
 
-    def rule(self, group: Mapping[str, Any], name: str, param: Tensor) -> AdamRule:
-        """Resolve formats and roundings for `param`."""
-        mu, nu = resolve_format(group["mu_dtype"], param), resolve_format(group["nu_dtype"], param)
-        b1, b2 = (float(np.float32(float(b))) for b in group["betas"])
-        mu_stochastic = resolve_rounding(self.mu_rounding, mu, b1)
-        return AdamRule(mu, nu, mu_stochastic, resolve_rounding(self.nu_rounding, nu, b2), self.nesterov)
-
-    def numbers(self, group: Mapping[str, Any], step: int) -> tuple[float, ...]:
-        """Return b1, 1 - b1, b2, 1 - b2, r1, r2, r1 of the next step, eps, eps_root."""
+    def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
+        """Return `AdamRule.number_names`, all computed in float32."""
         one = np.float32(1)
-        b1, b2 = (np.float32(float(b)) for b in group["betas"])
+        b1, b2, eps, eps_root = map(np.float32, values[:4])
         r1, r2 = one / bias_correction(b1, step), one / bias_correction(b2, step)
         r1_next = one / bias_correction(b1, step + 1)
-        eps, eps_root = np.float32(group["eps"]), np.float32(group["eps_root"])
         return tuple(map(float, (b1, one - b1, b2, one - b2, r1, r2, r1_next, eps, eps_root)))
 
 
@@ -166,8 +155,8 @@ def scale_by_adam(
         v <- store((b2 v) + ((1 - b2) (g g)))
         u = (m r1) / (sqrt((v r2) + eps_root) + eps)
 
-    Rounds m and v to their formats, once each; u reads what was stored and is float32. With `nesterov`, (m r1)
-    becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
+    Rounds m and v to their formats, once each; u reads what was stored and is float32. With `nesterov`,
+    (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
 
     Group entries: `betas`, `eps`, `eps_root`, `mu_dtype`, `nu_dtype`. State: `exp_avg`, `exp_avg_sq`.
 
@@ -203,10 +192,11 @@ def scale_by_adam(
     check_not_negative(function, "eps", eps)
     check_not_negative(function, "eps_root", eps_root)
     dtypes = check_format(function, "mu_dtype", mu_dtype), check_format(function, "nu_dtype", nu_dtype)
-    for i, (moment, rounding) in enumerate((("mu", mu_rounding), ("nu", nu_rounding))):
-        check_rounding(function, f"{moment}_rounding", rounding)
-        if dtypes[i] is not None:
-            check_freezing(function, moment, rounding, Format(dtypes[i]), f"b{i + 1}", rates[i])
-    return ScaleByAdam(
-        b1, b2, eps, eps_root, *dtypes, mu_rounding, nu_rounding, nesterov, check_seed(function, seed)
-    )
+    check_rounding(function, "mu_rounding", mu_rounding)
+    check_rounding(function, "nu_rounding", nu_rounding)
+    if dtypes[0] is not None:
+        resolve_rounding(function, "mu", mu_rounding, Format(dtypes[0]), "b1", rates[0])
+    if dtypes[1] is not None:
+        resolve_rounding(function, "nu", nu_rounding, Format(dtypes[1]), "b2", rates[1])
+    seed = check_seed(function, seed)
+    return ScaleByAdam(b1, b2, eps, eps_root, *dtypes, mu_rounding, nu_rounding, nesterov, seed)

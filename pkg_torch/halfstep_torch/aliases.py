@@ -1,35 +1,72 @@
-"""The usual optimizers: chains under torch's names, no arithmetic."""
+"""The usual optimizers: chains under the names and arguments of torch, no arithmetic."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
 
 from halfstep_torch.adam import ScaleByAdam
-from halfstep_torch.chain import Chain, chain
+from halfstep_torch.arguments import check_pair
+from halfstep_torch.chain import Chain, Link, chain
 from halfstep_torch.learning_rate import ScaleByLearningRate
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.params import RoundStochastically
 from halfstep_torch.random_words import check_seed
 from halfstep_torch.weight_decay import AddDecayedWeights
 
-_STORAGES = ("stochastic", "nearest")
+DType = str | torch.dtype | None
 
 
 class Adam(Optimizer):
-    """Adam with L2 decay."""
+    """Adam with L2 decay, as `torch.optim.Adam`, for weights and moments in 16 bits.
 
-    _decay_first = True
+    `chain(add_decayed_weights, scale_by_adam, scale_by_learning_rate, round_stochastically)`: all arithmetic in
+    float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32 throughout it
+    is `torch.optim.Adam` to within rounding.
+
+    Args:
+        params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
+        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count of
+            steps so far to a number.
+        betas: decay rates of the two moments.
+        eps: added to the square root of the second moment.
+        weight_decay: L2 decay, added to the gradient.
+        maximize: ascend.
+        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype, or
+            None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored.
+        mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
+            "nearest_unchecked".
+        nu_rounding: likewise, for the second moment.
+        param_storage: how weights of 16 bits are rounded: "stochastic" or "nearest".
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; the bits are the same.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.Adam(model.named_parameters(), lr=1e-3, nu_dtype="float32")
+        >>> optimizer.param_groups[0]["nu_dtype"]
+        'float32'
+
+    Source: D. Kingma, J. Ba, "Adam", ICLR 2015. Contract A5, A6.
+    """
 
     def __init__(
         self,
         params: Iterable,
-        lr: Any = 1e-3,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        mu_dtype: Any = None,
-        nu_dtype: Any = None,
+        mu_dtype: DType = None,
+        nu_dtype: DType = None,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
         param_storage: str = "stochastic",
@@ -37,25 +74,85 @@ class Adam(Optimizer):
         compile: bool | str = "auto",
     ) -> None:
         function = type(self).__name__
-        if param_storage not in _STORAGES:
-            raise ValueError(
-                f"{function}: param_storage={param_storage!r} is not a way to store weights. "
-                'Use "stochastic" or "nearest".'
-            )
         seed = check_seed(function, seed)
-        adam = ScaleByAdam(*betas, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
-        decay = AddDecayedWeights(weight_decay)
-        links = [decay, adam] if self._decay_first else [adam, decay]
-        links.append(ScaleByLearningRate(lr))
-        if param_storage == "stochastic":
-            links.append(RoundStochastically(seed))
-        super().__init__(params, chain(*links), maximize=maximize, compile=compile)
+        b1, b2 = check_pair(function, "betas", betas)
+        adam = ScaleByAdam(b1, b2, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
+        links = [AddDecayedWeights(weight_decay), adam, ScaleByLearningRate(lr)]
+        tx = chain(*links, *_landing(function, param_storage, seed))
+        super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
-class AdamW(Adam):
-    """Adam with decoupled decay."""
+class AdamW(Optimizer):
+    """Adam with decoupled decay, as `torch.optim.AdamW`, for weights and moments in 16 bits.
 
-    _decay_first = False
+    `chain(scale_by_adam, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic in
+    float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32 throughout it
+    is `torch.optim.AdamW` to within rounding.
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, **kwargs):
-        super().__init__(params, lr, betas, eps, weight_decay, **kwargs)
+    Args:
+        params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
+        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count of
+            steps so far to a number.
+        betas: decay rates of the two moments.
+        eps: added to the square root of the second moment.
+        weight_decay: decoupled decay; it is scaled by the learning rate.
+        maximize: ascend.
+        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype, or
+            None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored.
+        mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
+            "nearest_unchecked".
+        nu_rounding: likewise, for the second moment.
+        param_storage: how weights of 16 bits are rounded: "stochastic" or "nearest".
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; the bits are the same.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.AdamW(model.named_parameters(), lr=1e-3, weight_decay=0.1, seed=0)
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step(zero_grad=True)
+
+    Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract A5, A6.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        maximize: bool = False,
+        mu_dtype: DType = None,
+        nu_dtype: DType = None,
+        mu_rounding: str = "auto",
+        nu_rounding: str = "stochastic",
+        param_storage: str = "stochastic",
+        seed: int | Sequence[int] = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        function = type(self).__name__
+        seed = check_seed(function, seed)
+        b1, b2 = check_pair(function, "betas", betas)
+        adam = ScaleByAdam(b1, b2, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
+        links = [adam, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
+        tx = chain(*links, *_landing(function, param_storage, seed))
+        super().__init__(params, tx, maximize=maximize, compile=compile)
+
+
+def _landing(function: str, param_storage: str, seed: int) -> list[Chain | Link]:
+    """Return the last link for a way of storing weights."""
+    landings: dict[str, list[Chain | Link]] = {"stochastic": [RoundStochastically(seed)], "nearest": []}
+    if param_storage not in landings:
+        raise ValueError(
+            f"{function}: param_storage={param_storage!r} is not a way to store weights. "
+            'Use "stochastic" or "nearest".'
+        )
+    return landings[param_storage]

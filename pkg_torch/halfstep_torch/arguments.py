@@ -66,3 +66,10 @@ def check_not_negative(function: str, name: str, value, way_out: str = "Use a nu
     if number < 0:
         raise ValueError(f"{function}: {name}={value} is negative. {way_out}")
     return number
+
+
+def check_pair(function: str, name: str, value) -> tuple:
+    """Return two decay rates, unchecked each."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{function}: {name}={value!r} is not a pair. Use a pair such as (0.9, 0.999).")
+    return tuple(value)

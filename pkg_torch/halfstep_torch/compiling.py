@@ -1,37 +1,161 @@
-"""Run a plan over the memory of one parameter: in cache-sized pieces, or as one compiled kernel."""
+"""A plan as one compiled kernel over flat memory, and whether there is a compiler to make it.
 
-from collections.abc import Mapping, Sequence
+One kernel serves every length from two elements up, every number and every seed: lengths are dynamic, numbers
+and keys are tensors. It is compiled on scratch memory before any weight is touched, so that a compiler that
+fails leaves everything as it was.
+"""
 
-import numpy as np
+import functools
+import itertools
+import os
+import platform
+import shutil
+import sys
+import types
+import warnings
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
-from halfstep_torch.step import Plan, keys_from
+from halfstep_torch.step import Plan
 
-_PIECE = 1 << 17
-
-
-def run_leaf(
-    plan: Plan, p: Tensor, g: Tensor, codes: Mapping[str, Tensor], numbers: Sequence, keys: np.ndarray
-) -> None:
-    """Step one parameter and its state in place."""
-    rows = p.detach().contiguous()
-    flat_p, flat_g = flat(rows), flat(g.detach().contiguous())
-    flat_codes = {key: flat(c) for key, c in codes.items()}
-    for start in range(0, p.numel(), _PIECE):
-        piece = slice(start, start + _PIECE)
-        part = {key: c[piece] for key, c in flat_codes.items()}
-        new_p, new = plan.run(
-            flat_p[piece], flat_g[piece], part, numbers, keys_from(plan, keys, start).tolist()
-        )
-        flat_p[piece].copy_(new_p)
-        for key, c in part.items():
-            c.copy_(new[key])
-    if rows.data_ptr() != p.data_ptr():
-        p.detach().copy_(rows)
+# Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
+_SCRATCH = 1 << 20
+# Elements from which half a minute of compilation pays on a CPU.
+_WORTH_COMPILING = 1_000_000
 
 
-def flat(x: Tensor) -> Tensor:
-    """Return a 1-D alias of a row-major tensor."""
-    alias = torch.empty(0, dtype=x.dtype, device=x.device)
-    return alias.set_(x.untyped_storage(), x.storage_offset(), (x.numel(),), (1,))
+def find_cxx() -> str | None:
+    """Return the C++ compiler that Inductor will use on CPU, or None if there is none."""
+    default = "clang++" if sys.platform == "darwin" else "cl" if sys.platform == "win32" else "g++"
+    cxx = os.environ.get("CXX", default)
+    return cxx if shutil.which(cxx) else None
+
+
+class Compile:
+    """The choice whether steps run compiled.
+
+    Attributes:
+        choice: True, False or "auto". It becomes False where "auto" tried and torch.compile failed.
+    """
+
+    def __init__(self, function: str, choice: bool | str) -> None:
+        if choice not in (True, False, "auto"):
+            raise ValueError(f'{function}: compile={choice!r} is not a choice. Use True, False or "auto".')
+        self.choice = choice
+
+    def check(self, function: str, device: torch.device) -> None:
+        """Raise RuntimeError if compilation is demanded on a CPU without a compiler."""
+        if self.choice is True and device.type == "cpu" and not find_cxx():
+            raise RuntimeError(
+                f"{function}: compile=True, but no C++ compiler is found. "
+                "Install g++ (or name one in CXX), or use compile=False: the bits are the same."
+            )
+
+    def wanted(self, device: torch.device, elements: int) -> bool:
+        """Return whether steps on `device`, where all parameters have that many elements, are to be compiled."""
+        if self.choice != "auto":
+            return bool(self.choice)
+        if device.type != "cpu":
+            return device.type in ("cuda", "xpu")
+        return elements >= _WORTH_COMPILING and find_cxx() is not None
+
+    def prepare(self, function: str, device: torch.device, elements: int, make: Callable[[], None]) -> bool:
+        """Return whether a kernel is to run compiled; it then is.
+
+        Args:
+            function: for messages.
+            device: of the parameters.
+            elements: of all parameters on it.
+            make: compiles the kernel.
+
+        Raises:
+            RuntimeError: if compilation is demanded and fails.
+        """
+        if not self.wanted(device, elements):
+            return False
+        try:
+            make()
+        except Exception as error:
+            if self.choice is True:
+                raise RuntimeError(
+                    f"{function}: torch.compile failed ({type(error).__name__}). "
+                    "Use compile=False: the bits are the same."
+                ) from error
+            self.choice = False
+            warnings.warn(
+                f"{function}: torch.compile failed, steps run in eager mode: slower, with the same bits. "
+                f"Use compile=False to silence this. ({type(error).__name__}: {error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        return True
+
+
+@functools.cache
+def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -> Callable:
+    """Return a function (p, g, codes, numbers, keys) that steps flat tensors in place.
+
+    Args:
+        plan: of the leaf.
+        device: of its memory.
+        grad_dtype: of its gradient.
+
+    Returns:
+        The function: p, g and each of the list `codes` 1-D, `numbers` a float32 vector of the numbers of all
+        rules, `keys` an int32 vector. Compiled already.
+
+    Raises:
+        Exception: whatever torch.compile raises where it cannot compile.
+    """
+    names = list(plan.formats)
+
+    def step_in_place(p: Tensor, g: Tensor, codes: Sequence[Tensor], numbers: Tensor, keys: Tensor) -> None:
+        old = dict(zip(names, codes, strict=True))
+        new_p, new = plan.run(p, g, old, _by_rule(plan, numbers.unbind()), keys.unbind())
+        p.copy_(new_p)
+        for name, array in old.items():
+            array.copy_(new[name])
+
+    kernel = torch.compile(_own_code(step_in_place), dynamic=True, fullgraph=True, options=_options(device))
+    scratch = functools.partial(torch.zeros, _SCRATCH, device=device)
+    codes = [scratch(dtype=fmt.dtype) for fmt in plan.formats.values()]
+    numbers = torch.ones(sum(len(rule.number_names) for rule in plan.rules), device=device)
+    keys = torch.zeros(1 + sum(1 + len(roles) for roles in plan.roles), dtype=torch.int32, device=device)
+    with warnings.catch_warnings():
+        # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        kernel(scratch(dtype=plan.dtype), scratch(dtype=grad_dtype), codes, numbers, keys)
+    return kernel
+
+
+def _by_rule(plan: Plan, numbers: Sequence) -> list[Sequence]:
+    ends = itertools.accumulate(len(rule.number_names) for rule in plan.rules)
+    return [numbers[end - len(rule.number_names) : end] for rule, end in zip(plan.rules, ends, strict=True)]
+
+
+def _own_code(function: Callable) -> Callable:
+    # Dynamo keeps its graphs, and limits their number, per code object; every plan needs its own.
+    return types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
+def _options(device: torch.device) -> dict:
+    """Return options of Inductor for one function; the global configuration is left alone."""
+    from torch._inductor import config
+
+    march = "cpp.march"
+    if device.type != "cpu" or platform.machine() != "x86_64" or sys.platform != "linux":
+        return {}
+    if not hasattr(config.cpp, "march") or config.cpp.march is not None or "clang" in (find_cxx() or ""):
+        return {}
+    # Inductor passes -fno-tree-loop-vectorize to g++, which leaves its bit casts (float32 to int32 and back)
+    # as scalar loops and makes this kernel 2.3 times slower. The flag below undoes that, and changes no bit.
+    return {march: "native -ftree-loop-vectorize"}

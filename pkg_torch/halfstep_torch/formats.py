@@ -1,6 +1,7 @@
 """How a state array is stored: encode float32 to codes, decode codes to float32.
 
-Contract: section F. A `Format` is all that an update rule knows of storage, and knows nothing of update rules.
+Contract: section F. A `Format` is all that an update rule knows of storage, and it knows
+nothing of update rules.
 """
 
 import dataclasses
@@ -62,11 +63,11 @@ class Format:
         return 2.0 ** -(FLOAT_FORMATS[self.name].mantissa_bits + 1)
 
 
-def resolve_format(dtype: str | None, param: Tensor) -> Format:
-    """Return the format of a moment of `param`; None means bfloat16 for bfloat16 params, else float32 (contract F1)."""
-    if dtype is None:
-        dtype = "bfloat16" if param.dtype == torch.bfloat16 else "float32"
-    return Format(dtype)
+def resolve_format(name: str | None, param_dtype: torch.dtype) -> Format:
+    """Return the format of a moment; None means bfloat16 for bfloat16 params, else float32 (contract F1)."""
+    if name is None:
+        name = "bfloat16" if param_dtype == torch.bfloat16 else "float32"
+    return Format(name)
 
 
 def check_format(function: str, name: str, dtype) -> str | None:
@@ -98,33 +99,28 @@ def check_rounding(function: str, name: str, rounding: str) -> None:
         raise ValueError(f"{function}: {name}={rounding!r} is not a rounding. {use}")
 
 
-def resolve_rounding(rounding: str, fmt: Format, b: float) -> bool:
-    """Return whether a moment of rate `b` is rounded stochastically; "auto" is nearest unless that would freeze."""
-    if fmt.name == "float32":
-        return False
-    return rounding == "stochastic" or (rounding == "auto" and fmt.freezes(b))
-
-
-def check_freezing(function: str, moment: str, rounding: str, fmt: Format, b_name: str, b: float) -> None:
-    """Raise ValueError where "nearest" would freeze a moment of rate `b` (contract F3).
+def resolve_rounding(function: str, moment: str, rounding: str, fmt: Format, b_name: str, b: float) -> bool:
+    """Return whether a moment of rate `b` is rounded stochastically (contract F2, F3).
 
     Args:
         function: whose arguments they are, for the message.
         moment: "mu" or "nu".
-        rounding: of the moment.
+        rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze) or "nearest_unchecked".
         fmt: of the moment.
         b_name: what the rate is called.
         b: the rate, a float32 value.
+
+    Raises:
+        ValueError: if `rounding` is none of these, or "nearest" and would freeze the moment.
     """
-    if rounding != "nearest" or not fmt.freezes(b):
-        return
-    power = fmt.freezing_gap.hex().partition("p")[2]
-    raise ValueError(
-        f'{function}: {moment}_dtype={fmt.name} with {moment}_rounding="nearest" freezes at {b_name}={_short(b)} '
-        f'(1-{b_name} < 2^{power}). Use {moment}_rounding="stochastic", or {moment}_dtype="float32".'
-    )
-
-
-def _short(b: float) -> str:
-    # b was made float32 on the way: show the shortest decimal of that float32, as the caller wrote it.
-    return f"{b:.7g}"
+    check_rounding(function, f"{moment}_rounding", rounding)
+    if rounding == "nearest" and fmt.freezes(b):
+        power = fmt.freezing_gap.hex().partition("p")[2]
+        raise ValueError(
+            f'{function}: {moment}_dtype={fmt.name} with {moment}_rounding="nearest" freezes at '
+            f"{b_name}={b:.7g} (1-{b_name} < 2^{power}). "
+            f'Use {moment}_rounding="stochastic", or {moment}_dtype="float32".'
+        )
+    if fmt.name == "float32":
+        return False
+    return rounding == "stochastic" or (rounding == "auto" and fmt.freezes(b))

@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from halfstep_torch.arguments import check_not_negative
-from halfstep_torch.chain import Codes, Link, Words
+from halfstep_torch.chain import Codes, Link, Update, Words
+from halfstep_torch.formats import Format
+from halfstep_torch.random_words import Role
 
 Schedule = Callable[[int], float]
 
@@ -17,12 +19,11 @@ Schedule = Callable[[int], float]
 class LearningRateRule:
     """A product with the learning rate, its sign already flipped."""
 
-    formats = {}
-    roles = ()
+    formats: ClassVar[Mapping[str, Format]] = {}
+    roles: ClassVar[tuple[Role, ...]] = ()
+    number_names: ClassVar[tuple[str, ...]] = ("rate",)
 
-    def update(
-        self, u: Tensor, p: Tensor, codes: Codes, numbers: Sequence, words: Words
-    ) -> tuple[Tensor, Codes]:
+    def update(self, u: Tensor, p: Tensor, codes: Codes, numbers: Sequence, words: Words) -> Update:
         """Return (-lr) u, rounded once (contract D2)."""
         (rate,) = numbers
         return rate * u, {}
@@ -30,48 +31,42 @@ class LearningRateRule:
 
 @dataclasses.dataclass(frozen=True)
 class ScaleByLearningRate(Link):
-    """The transform that `scale_by_learning_rate` returns."""
+    """The transform that `scale_by_learning_rate` returns; its arguments, unchecked."""
 
-    learning_rate: Any = 1e-3
+    function: ClassVar[str] = "scale_by_learning_rate"
+    learning_rate: Any
     flip_sign: bool = True
 
     @property
-    def function(self) -> str:
-        """The public name."""
-        return "scale_by_learning_rate"
-
-    @property
     def entries(self) -> dict[str, Any]:
-        """`lr`: a number, a 0-d tensor, or a schedule (which the optimizer keeps outside the groups)."""
+        """`lr`: a number, a 0-d tensor, or a schedule (which `Optimizer` keeps outside the groups)."""
         return {"lr": self.learning_rate}
 
-    def check(self, function: str, group: dict[str, Any], params: Sequence[Tensor]) -> None:
-        """Check that the rate is not negative; a schedule is checked when it is read."""
-        if not callable(group["lr"]):
-            check_not_negative(function, "lr", group["lr"], _way_out("maximize=True to ascend"))
+    def read(self, function: str, group: Mapping[str, Any]) -> tuple:
+        """Return (lr,), a number or a schedule."""
+        lr = group["lr"]
+        if callable(lr):
+            return (lr,)
+        return (check_not_negative(function, "lr", lr, "Use a number >= 0, or maximize=True to ascend."),)
 
-    def rule(self, group: Mapping[str, Any], name: str, param: Tensor) -> LearningRateRule:
+    def rule(self, function: str, values: tuple, dtype: torch.dtype) -> LearningRateRule:
         """Return the product."""
         return LearningRateRule()
 
-    def numbers(self, group: Mapping[str, Any], step: int) -> tuple[float, ...]:
+    def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
         """Return the rate with its sign. A schedule reads the count before its increment (contract A6)."""
-        lr = group["lr"]
+        (lr,) = values
         if callable(lr):
-            lr = np.float32(lr(step - 1))
-        rate = check_not_negative(self.function, "lr", lr, _way_out("flip_sign=False to ascend"))
-        return (-rate if self.flip_sign else rate,)
-
-
-def _way_out(ascend: str) -> str:
-    return f"Use a number >= 0, or {ascend}."
+            name = f"lr({step - 1})"
+            lr = check_not_negative(function, name, lr(step - 1), "Use a schedule of numbers >= 0.")
+        return (-lr if self.flip_sign else lr,)
 
 
 def scale_by_learning_rate(learning_rate: float | Tensor | Schedule, *, flip_sign: bool = True) -> Link:
     """Multiply the update by minus the learning rate: (-learning_rate) u, rounded once to float32.
 
-    Group entry: `lr`. A schedule is kept outside the groups, so that state dicts hold numbers alone; it excludes
-    `torch.optim.lr_scheduler`, which writes `lr` into the groups.
+    Group entry: `lr`. A schedule is kept outside the groups, so that state dicts hold numbers alone; it
+    excludes `torch.optim.lr_scheduler`, which writes `lr` into the groups.
 
     Args:
         learning_rate: a number, a float32 tensor of one element (read at every step), or a function from the
@@ -92,6 +87,6 @@ def scale_by_learning_rate(learning_rate: float | Tensor | Schedule, *, flip_sig
     Source: contract D2.
     """
     if not callable(learning_rate):
-        ascend = "flip_sign=False to ascend"
-        check_not_negative("scale_by_learning_rate", "learning_rate", learning_rate, _way_out(ascend))
+        way_out = "Use a number >= 0, or flip_sign=False to ascend."
+        check_not_negative("scale_by_learning_rate", "learning_rate", learning_rate, way_out)
     return ScaleByLearningRate(learning_rate, flip_sign)

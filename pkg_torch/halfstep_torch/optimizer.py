@@ -1,35 +1,73 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Chain, Link, chain
-from halfstep_torch.compiling import run_leaf
-from halfstep_torch.params import PARAM_DTYPES
-from halfstep_torch.random_words import leaf_id, leaf_name
-from halfstep_torch.rounding import dtype_name
-from halfstep_torch.step import Plan, make_plan, plan_keys
-
-
-@dataclasses.dataclass
-class _Leaf:
-    """A parameter that has a gradient, on its way through one step."""
-
-    param: Tensor
-    grad: Tensor
-    name: str
-    group: int
-    plan: Plan
-    step: int = 0
+from halfstep_torch.chain import Chain, Link, Rule, chain
+from halfstep_torch.compiling import Compile
+from halfstep_torch.params import check_grad, check_param
+from halfstep_torch.random_words import leaf_name
+from halfstep_torch.running import Batch, Leaf, attach_keys, attach_state
+from halfstep_torch.state_dict import (
+    add_headers,
+    copy_groups,
+    load_group,
+    load_state,
+    make_header,
+    pop_headers,
+)
+from halfstep_torch.step import Plan, make_plan
 
 
 class Optimizer(torch.optim.Optimizer):
-    """A `torch.optim` optimizer that applies a chain of transforms."""
+    """A `torch.optim` optimizer that applies a chain of transforms.
+
+    At each step the gradient of every parameter that has one goes through the links of the chain, in float32,
+    and the weight becomes nearest(p + u) in its own dtype. Where it rounds is said by the links. Weights and
+    state are changed in place. A step happens for all parameters or, if anything is wrong, for none.
+
+    The links' numbers are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`, `mu_dtype`, ...):
+    a group's own value wins, and lr schedulers may write them. State per parameter is a flat dict: `step`, an
+    int64 0-d tensor, and what the links keep (`exp_avg`, `exp_avg_sq`), row-major, in its own dtypes, which
+    `load_state_dict` keeps to the bit.
+
+    Random words depend on (seed, step, name, element) alone: give parameters with their names
+    (`model.named_parameters()`), and neither their order, nor freezing some, nor resuming changes a bit. Without
+    names, a parameter's index over all groups stands for its name. torch's own generators are not used.
+
+    Args:
+        params: parameters, pairs (name, parameter), or dicts of groups with their own values of the entries.
+            float32, bfloat16 or float16.
+        tx: a transform, or a `chain` of them.
+        maximize: ascend.
+        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on accelerators, and on
+            CPU from a million parameters up where a C++ compiler is found. The bits are the same.
+
+    Raises:
+        TypeError: if an argument, a parameter or a group's value is of a wrong type.
+        ValueError: if a value is out of range.
+        RuntimeError: if `compile` is True, a parameter on the CPU and there is no C++ compiler.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> tx = hs.chain(
+        ...     hs.scale_by_adam(b2=0.99),
+        ...     hs.add_decayed_weights(0.1),
+        ...     hs.scale_by_learning_rate(1e-3),
+        ...     hs.round_stochastically(seed=0),
+        ... )
+        >>> optimizer = hs.Optimizer(model.named_parameters(), tx)
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state[model.weight]["exp_avg"].dtype
+        torch.bfloat16
+
+    Source: contract A6, P1.
+    """
 
     def __init__(
         self,
@@ -41,66 +79,241 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         self._chain = chain(tx)
         self._seeds = [link.seed for link in self._chain.links]
-        self._compile = compile
+        self._compile = Compile(self._name, compile)
+        self._schedules: list[Callable | None] = []
+        self._applies: dict[str, tuple[bool, ...]] = {}
         defaults = {**self._chain.entries, "maximize": maximize}
+        self._schedule = defaults.pop("lr") if callable(defaults.get("lr")) else None
         super().__init__(params, defaults)
 
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_chain", "_seeds", "_compile", "_schedule", "_schedules", "_applies")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+
+    # --- param groups ---
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, with its own values of the chain's entries if it has any."""
+        """Add a group of parameters, with its own values of the chain's entries if it has any.
+
+        Args:
+            param_group: `params`, and any of the entries. A callable `lr` is kept outside the group.
+
+        Raises:
+            TypeError: if a parameter or a value is of a wrong type; nothing is added.
+            ValueError: if a value is out of range; nothing is added.
+        """
+        schedule = None
+        if isinstance(param_group, dict):
+            schedule = param_group.get("lr", self._schedule)
+            if callable(schedule):
+                entries = {key: value for key, value in param_group.items() if key != "lr"}
+                param_group = _ScheduledGroup(entries)
+            else:
+                schedule = None
         super().add_param_group(param_group)
+        self._schedules.append(schedule)
         try:
-            self._check_group(len(self.param_groups) - 1)
-        except Exception:
+            self._check_new_group(self.param_groups[-1])
+        except BaseException:
             self.param_groups.pop()
+            self._schedules.pop()
             raise
 
-    def _check_group(self, index: int) -> None:
-        group = self.param_groups[index]
-        for link in self._chain.links:
-            link.check(type(self).__name__, group, group["params"])
-        for param in group["params"]:
-            if param.dtype not in PARAM_DTYPES:
-                raise TypeError(
-                    f"{type(self).__name__}: a parameter is {dtype_name(param.dtype)}; "
-                    "weights are float32, bfloat16 or float16. Cast the model."
+    def _check_new_group(self, group: Mapping[str, Any]) -> None:
+        for i, param in enumerate(group["params"]):
+            check_param(self._name, group["param_names"][i] if "param_names" in group else i, param)
+            self._compile.check(self._name, param.device)
+        values = self._read(len(self.param_groups) - 1)
+        for dtype in {param.dtype for param in group["params"]}:
+            self._rules(values, dtype)
+
+    def _read(self, index: int) -> list[tuple]:
+        """Return of each link the checked values of a group's entries."""
+        group, schedule = self.param_groups[index], self._schedules[index]
+        if schedule is not None:
+            if "lr" in group:
+                raise ValueError(
+                    f"{self._name}: lr={group['lr']} stands in param group {index}, whose lr is a function of "
+                    "the step. Use one of the two."
                 )
+            group = {**group, "lr": schedule}
+        return [link.read(self._name, group) for link in self._chain.links]
+
+    def _rules(self, values: list[tuple], dtype: torch.dtype) -> list[Rule | None]:
+        links = self._chain.links
+        return [link.rule(self._name, own, dtype) for link, own in zip(links, values, strict=True)]
+
+    def _named(self) -> Iterator[tuple[int, str, Tensor]]:
+        """Yield (group index, leaf name, parameter) of all parameters (contract W7)."""
+        index = 0
+        for i, group in enumerate(self.param_groups):
+            names = group.get("param_names")
+            for j, param in enumerate(group["params"]):
+                yield i, leaf_name(names[j]) if names else str(index), param
+                index += 1
+
+    # --- state dicts ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
+
+        That entry, `halfstep`, holds the spec version, the links of the chain, their seeds and the parameters'
+        leaf names. All of it loads with `torch.load(weights_only=True)`. State arrays are not copied.
+        """
+        state_dict = super().state_dict()
+        add_headers(state_dict, self._headers())
+        return state_dict
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state dict was made: every bit and dtype of the state is kept.
+
+        Numbers of the param groups and the seeds are taken from the state dict; state arrays are copied.
+
+        Args:
+            state_dict: what `state_dict` returned.
+
+        Raises:
+            TypeError: if it is not a state dict.
+            ValueError: if it is of another chain, spec version, names, shapes or formats. Nothing is changed.
+        """
+        state_dict = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        saved_groups = copy_groups(state_dict)
+        seeds = pop_headers(saved_groups, self._headers())
+        state = {}
+        ids = [saved_id for group in saved_groups for saved_id in group["params"]]
+        for saved_id, (i, name, param) in zip(ids, self._named(), strict=True):
+            saved = state_dict["state"].get(saved_id)
+            if saved:
+                plan = self._plan(i, param.dtype, self._applies_to(name, param), self._read(i))
+                state[param] = load_state(name, param, plan.formats, saved)
+        groups = [
+            load_group(group, saved, schedule is not None)
+            for group, saved, schedule in zip(self.param_groups, saved_groups, self._schedules, strict=True)
+        ]
+        self._replace(state, groups, seeds)
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def _replace(
+        self, state: dict[Tensor, Any], groups: list[dict[str, Any]], seeds: list[int | None]
+    ) -> None:
+        before = [dict(group) for group in self.param_groups]
+        try:
+            for group, entries in zip(self.param_groups, groups, strict=True):
+                group.clear()
+                group.update(entries)
+            for i in range(len(groups)):
+                self._read(i)
+        except Exception:
+            for group, entries in zip(self.param_groups, before, strict=True):
+                group.clear()
+                group.update(entries)
+            raise
+        self.state.clear()
+        self.state.update(state)
+        self._seeds = seeds
+
+    def _headers(self) -> list[dict[str, Any]]:
+        names: list[list[str]] = [[] for _ in self.param_groups]
+        for i, name, _ in self._named():
+            names[i].append(name)
+        return [make_header(self._chain, self._seeds, of_group) for of_group in names]
+
+    # --- the step ---
 
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
-        """Update every parameter that has a gradient."""
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+            zero_grad: drop the gradients afterwards, as `zero_grad()` does.
+
+        Returns:
+            What `closure` returned, or None.
+
+        Raises:
+            TypeError: if a gradient is sparse or of a wrong dtype, or a group's value of a wrong type.
+            ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
+                range. Weights and state are then unchanged.
+        """
         loss = None
         if closure is not None:
+            if not callable(closure):
+                raise TypeError(f"{self._name}.step: closure={closure!r} is not a function. Use step().")
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            self._apply(self._leaves())
+            self._step()
         if zero_grad:
             self.zero_grad()
         return loss
 
-    def _leaves(self) -> list[_Leaf]:
-        leaves, index = [], 0
-        for i, group in enumerate(self.param_groups):
-            names = group.get("param_names")
-            for j, param in enumerate(group["params"]):
-                name = leaf_name(names[j]) if names else str(index)
-                index += 1
-                if param.grad is not None:
-                    plan = make_plan(self._chain, self._seeds, group, name, param)
-                    leaves.append(_Leaf(param, param.grad, name, i, plan))
-        return leaves
+    def _step(self) -> None:
+        batches = self._batches()
+        attach_state(self._name, batches, self.state)
+        attach_keys(batches, self._seeds)
+        compiled = [self._prepare(batch) for batch in batches]
+        # Everything that can fail has been tried: from here on, weights change.
+        for batch, is_compiled in zip(batches, compiled, strict=True):
+            batch.run(is_compiled)
+        for batch in batches:
+            for leaf in batch.leaves:
+                self.state[leaf.param]["step"] += 1
 
-    def _apply(self, leaves: Sequence[_Leaf]) -> None:
-        for leaf in leaves:
-            state = self.state[leaf.param]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.int64)
-                state.update({k: f.zeros_like(leaf.param) for k, f in leaf.plan.formats.items()})
-            leaf.step = int(state["step"]) + 1
-        for leaf in leaves:
-            group, state = self.param_groups[leaf.group], self.state[leaf.param]
-            links = [self._chain.links[i] for i in leaf.plan.links]
-            numbers = [link.numbers(group, leaf.step) for link in links]
-            keys = plan_keys(leaf.plan, self._seeds, [leaf.step], [leaf_id(leaf.name)])[0]
-            codes = {key: state[key] for key in leaf.plan.formats}
-            run_leaf(leaf.plan, leaf.param, leaf.grad, codes, numbers, keys)
-            state["step"] += 1
+    def _prepare(self, batch: Batch) -> bool:
+        elements = sum(param.numel() for _, _, param in self._named() if param.device == batch.device)
+        return self._compile.prepare(self._name, batch.device, elements, batch.prepare)
+
+    def _batches(self) -> list[Batch]:
+        """Check all gradients and numbers, and sort the parameters that have a gradient."""
+        values: dict[int, list[tuple]] = {}
+        plans: dict[tuple, Plan] = {}
+        batches: dict[tuple, Batch] = {}
+        for i, name, param in self._named():
+            if param.grad is None:
+                continue
+            check_grad(self._name, name, param)
+            if i not in values:
+                values[i] = self._read(i)
+            of_plan = (i, param.dtype, self._applies_to(name, param))
+            if of_plan not in plans:
+                plans[of_plan] = self._plan(*of_plan, values[i])
+            state = self.state.get(param)
+            step = int(state["step"]) + 1 if state else 1
+            of_batch = (of_plan, step, param.device, param.grad.dtype)
+            if of_batch not in batches:
+                plan, links = plans[of_plan], self._chain.links
+                numbers = [links[j].numbers(self._name, values[i][j], step) for j in plan.links]
+                batches[of_batch] = Batch(plan, numbers, param.device, param.grad.dtype)
+            batches[of_batch].leaves.append(Leaf(param, name, step))
+        return list(batches.values())
+
+    def _plan(self, group: int, dtype: torch.dtype, applies: tuple[bool, ...], values: list[tuple]) -> Plan:
+        rules = self._rules(values, dtype)
+        rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
+        return make_plan(rules, self._seeds, dtype, bool(self.param_groups[group]["maximize"]))
+
+    def _applies_to(self, name: str, param: Tensor) -> tuple[bool, ...]:
+        if name not in self._applies:
+            self._applies[name] = tuple(link.applies_to(name, param) for link in self._chain.links)
+        return self._applies[name]
+
+
+class _ScheduledGroup(dict):
+    """A param group whose lr is a function of the step."""
+
+    def __missing__(self, key: str) -> Any:
+        if key == "lr":
+            raise KeyError(
+                "lr: it is a function of the step here, kept outside the param groups, and lr schedulers write "
+                "into them. Pass lr as a number to use one."
+            )
+        raise KeyError(key)

@@ -131,9 +131,9 @@ def as_int32(words: np.ndarray) -> np.ndarray:
     return words.astype(np.uint32, copy=False).view(np.int32)
 
 
-def high_key(k1: np.ndarray, start: int) -> np.ndarray:
-    """Return k1 for elements from `start` on: 0x9E3779B9 times the high half of the index is added."""
-    return k1 + _GOLDEN_RATIO * np.full_like(k1, start >> 32)
+def high_key(k1: np.ndarray, high: int) -> np.ndarray:
+    """Return k1 for elements whose row-major index has the high half `high` (contract W8)."""
+    return k1 + _GOLDEN_RATIO * np.full_like(k1, high)
 
 
 def check_seed(function: str, seed: int | Sequence[int]) -> int:
@@ -202,7 +202,7 @@ def random_words(
     while start < offset + total:
         # The high half of the index is constant within a part.
         stop = min(offset + total, (start >> 32) + 1 << 32)
-        k0, k1 = as_int32(np.array([row[0], high_key(row[1:], start)[0]]))
+        k0, k1 = as_int32(np.array([row[0], high_key(row[1:], start >> 32)[0]]))
         low = start & 0xFFFFFFFF
         index = torch.arange(low, low + stop - start, dtype=torch.int64, device=device).to(torch.int32)
         parts.append(words_from(index, int(k0), {role: int(k1)})(role))

@@ -1,7 +1,7 @@
 """One step on one parameter: the rules of a chain in order, then the weight as it is stored.
 
-A `Plan` is all that is fixed before numbers are known; `Plan.run` is a pure function of flat tensors, the same one
-in eager mode and under torch.compile.
+A `Plan` is all that is fixed before numbers are known. `Plan.run` is a pure function of flat tensors, the same
+one in eager mode and under torch.compile.
 """
 
 import dataclasses
@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Chain, Rule
+from halfstep_torch.chain import Rule
 from halfstep_torch.formats import Format
-from halfstep_torch.params import apply_update
-from halfstep_torch.random_words import Role, as_int32, high_key, leaf_keys, words_from
+from halfstep_torch.params import apply_updates
+from halfstep_torch.random_words import Role, high_key, leaf_keys, words_from
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The step of one parameter. Equal plans share one compiled kernel: no seed and no number is part of it.
+    """The step of one parameter. Equal plans share a compiled kernel: no seed and no number is part of one.
 
     Attributes:
         rules: in the order of the chain.
         links: of each rule, the index of its link in the chain.
-        streams: of each rule, which seed its words come from, counting distinct seeds; -1 if it reads none.
+        sources: of each rule, which of the plan's distinct seeds its words come from; None if it reads none.
         roles: of each distinct seed, the roles that are read.
         dtype: of the weights.
         maximize: ascend.
@@ -33,97 +33,109 @@ class Plan:
 
     rules: tuple[Rule, ...]
     links: tuple[int, ...]
-    streams: tuple[int, ...]
+    sources: tuple[int | None, ...]
     roles: tuple[tuple[Role, ...], ...]
     dtype: torch.dtype
     maximize: bool
 
     @property
     def formats(self) -> dict[str, Format]:
-        """State arrays of all rules."""
-        return {key: fmt for rule in self.rules for key, fmt in rule.formats.items()}
+        """State arrays of all rules, by name."""
+        return {name: fmt for rule in self.rules for name, fmt in rule.formats.items()}
+
+    def streams(self, seeds: Sequence[int | None]) -> tuple[tuple[int, tuple[Role, ...]], ...]:
+        """Return the random streams that a step reads: each distinct seed, and the roles read from it.
+
+        Args:
+            seeds: of each link of the chain.
+        """
+        of_source = {source: seeds[link] for source, link in zip(self.sources, self.links, strict=True)}
+        return tuple((of_source[i] or 0, roles) for i, roles in enumerate(self.roles))
 
     def run(
-        self, p: Tensor, g: Tensor, codes: Mapping[str, Tensor], numbers: Sequence, keys: Sequence
+        self, p: Tensor, g: Tensor, codes: Mapping[str, Tensor], numbers: Sequence[Sequence], keys: Sequence
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the new weights and the new codes.
 
         Args:
-            p: the weights, 1-D.
-            g: the gradient, 1-D, of any dtype that float32 holds.
-            codes: of the state arrays, 1-D.
+            p: weights, 1-D; a leaf, a piece of one, or many leaves end to end.
+            g: their gradient, of any dtype that float32 holds.
+            codes: of the state arrays.
             numbers: of each rule.
-            keys: row-major index of the first element, then k0 and each role's k1 of every distinct seed: int32.
+            keys: the columns of `stream_keys`: int32 numbers or 0-d tensors, or, for many leaves, 1-D
+                tensors. The first is the row-major index minus the position in `p`.
         """
         index = torch.arange(p.numel(), dtype=torch.int32, device=p.device) + keys[0]
-        words, position = [], 1
+        words, at = [], 1
         for roles in self.roles:
-            k1 = dict(zip(roles, keys[position + 1 : position + 1 + len(roles)], strict=True))
-            words.append(words_from(index, keys[position], k1))
-            position += 1 + len(roles)
-        u, p32, new = g.to(torch.float32), p.to(torch.float32), {}
+            k1: dict[int, Any] = dict(zip(roles, keys[at + 1 : at + 1 + len(roles)], strict=True))
+            words.append(words_from(index, keys[at], k1))
+            at += 1 + len(roles)
+        u, p32, new_codes = g.to(torch.float32), p.to(torch.float32), {}
         if self.maximize:
             u = -u
-        for rule, stream, rule_numbers in zip(self.rules, self.streams, numbers, strict=True):
-            u, rule_codes = rule.update(u, p32, codes, rule_numbers, words[stream] if words else _no_words)
-            new.update(rule_codes)
-        return apply_update(p32, u, self.dtype), new
+        for rule, source, rule_numbers in zip(self.rules, self.sources, numbers, strict=True):
+            rule_words = _no_words if source is None else words[source]
+            u, rule_codes = rule.update(u, p32, codes, rule_numbers, rule_words)
+            new_codes.update(rule_codes)
+        return apply_updates(p32, u, self.dtype), new_codes
 
 
 def _no_words(role: Role) -> Tensor:
-    raise AssertionError(f"a rule reads words of role {role} that it did not announce")
+    raise AssertionError(f"a rule reads words of {role!r} that it did not announce")
 
 
 def make_plan(
-    chain: Chain, seeds: Sequence[int | None], group: Mapping[str, Any], name: str, param: Tensor
+    rules: Sequence[Rule | None], seeds: Sequence[int | None], dtype: torch.dtype, maximize: bool
 ) -> Plan:
-    """Resolve every link for one parameter.
+    """Put the rules of one parameter together.
 
     Args:
-        chain: the transform.
+        rules: of each link of the chain, None where the link does nothing.
         seeds: of each link.
-        group: the parameter's group.
-        name: its leaf name.
-        param: the parameter.
+        dtype: of the weights.
+        maximize: ascend.
     """
-    resolved = [(i, link.rule(group, name, param)) for i, link in enumerate(chain.links)]
-    rules = [(i, rule) for i, rule in resolved if rule is not None]
+    chosen = [(i, rule) for i, rule in enumerate(rules) if rule is not None]
     by_seed: dict[int | None, list[Role]] = {}
-    for i, rule in rules:
+    for i, rule in chosen:
         if rule.roles:
             roles = by_seed.setdefault(seeds[i], [])
             roles.extend(role for role in rule.roles if role not in roles)
-    streams = tuple(list(by_seed).index(seeds[i]) if rule.roles else -1 for i, rule in rules)
+    distinct = list(by_seed)
     return Plan(
-        rules=tuple(rule for _, rule in rules),
-        links=tuple(i for i, _ in rules),
-        streams=streams,
+        rules=tuple(rule for _, rule in chosen),
+        links=tuple(i for i, _ in chosen),
+        sources=tuple(distinct.index(seeds[i]) if rule.roles else None for i, rule in chosen),
         roles=tuple(map(tuple, by_seed.values())),
-        dtype=param.dtype,
-        maximize=bool(group["maximize"]),
+        dtype=dtype,
+        maximize=maximize,
     )
 
 
-def plan_keys(
-    plan: Plan, seeds: Sequence[int | None], steps: Sequence[int], leaves: Sequence[int]
-) -> np.ndarray:
-    """Return the key rows of many leaves that share a plan: uint32, one row a leaf, as `Plan.run` reads them."""
+def stream_keys(streams: Sequence, steps: Sequence[int], leaves: Sequence[int]) -> np.ndarray:
+    """Return the keys of leaves that read the same streams: uint32, a row each.
+
+    Columns: row-major index of the first element (0), then of every stream k0 and each role's k1.
+
+    Args:
+        streams: what `Plan.streams` gives.
+        steps: of each leaf, the count after its increment.
+        leaves: id of each leaf.
+    """
     columns = [np.zeros((len(leaves), 1), np.uint32)]
-    for stream, roles in enumerate(plan.roles):
-        seed = seeds[plan.links[plan.streams.index(stream)]]
-        assert seed is not None
-        columns.append(leaf_keys(seed, steps, leaves, roles))
+    columns.extend(leaf_keys(seed, steps, leaves, roles) for seed, roles in streams)
     return np.concatenate(columns, axis=1)
 
 
-def keys_from(plan: Plan, row: np.ndarray, start: int) -> np.ndarray:
-    """Return a key row, as int32, for the piece of a leaf that begins at row-major index `start`."""
+def keys_at(plan: Plan, row: np.ndarray, start: int) -> np.ndarray:
+    """Return a leaf's keys for the piece of it that begins at row-major index `start`."""
     row = row.copy()
     row[0] = start & 0xFFFFFFFF
     if start >> 32:
-        position = 1
+        at = 1
         for roles in plan.roles:
-            k1 = slice(position + 1, position + 1 + len(roles))
-            row[k1] = high_key(row[k1], start)
-            position += 1 + len(roles)
-    return as_int32(row)
+            k1 = slice(at + 1, at + 1 + len(roles))
+            row[k1] = high_key(row[k1], start >> 32)
+            at += 1 + len(roles)
+    return row

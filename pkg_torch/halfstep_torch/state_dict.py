@@ -1,0 +1,163 @@
+"""What a state dict of an `Optimizer` holds, and what one must hold to be loaded.
+
+torch's own loader casts every state array to the dtype of its parameter. This one keeps every bit and dtype, and
+loads nothing that would go on with other numbers: another chain, other names, shapes or formats are refused,
+before anything is changed. Numbers of the param groups (`lr`, `betas`, ...) and seeds are taken from the state
+dict, as torch takes them; how state is stored (`mu_dtype`, `nu_dtype`) is not a number, and must agree.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.chain import Chain
+from halfstep_torch.formats import Format
+from halfstep_torch.rounding import dtype_name
+
+SPEC_VERSION = 1
+
+# The entry of each saved param group that holds what torch's own format has no place for.
+_HEADER = "halfstep"
+
+
+def make_header(chain: Chain, seeds: Sequence[int | None], names: Sequence[str]) -> dict[str, Any]:
+    """Return what a saved group says besides its values; plain types, so that `weights_only=True` loads it.
+
+    Args:
+        chain: the transform.
+        seeds: of each link.
+        names: leaf names of the group's parameters.
+    """
+    links = [link.function for link in chain.links]
+    return {"spec_version": SPEC_VERSION, "links": links, "seeds": list(seeds), "names": list(names)}
+
+
+def add_headers(state_dict: dict[str, Any], headers: Sequence[dict[str, Any]]) -> None:
+    """Write a header into every saved group."""
+    for group, header in zip(state_dict["param_groups"], headers, strict=True):
+        group[_HEADER] = header
+
+
+def pop_headers(
+    saved_groups: Sequence[dict[str, Any]], headers: Sequence[dict[str, Any]]
+) -> list[int | None]:
+    """Take the headers out of saved groups, hold them against this optimizer's and return the saved seeds.
+
+    Args:
+        saved_groups: copies of the groups of a state dict; their headers are removed.
+        headers: what this optimizer would write.
+
+    Raises:
+        ValueError: if they do not agree.
+    """
+    if len(saved_groups) != len(headers):
+        raise ValueError(
+            f"load_state_dict: the state dict has {len(saved_groups)} param groups, this optimizer {len(headers)}. "
+            "Build it with the groups of the run that was saved."
+        )
+    seeds: list[int | None] = []
+    for i, (group, mine) in enumerate(zip(saved_groups, headers, strict=True)):
+        saved = group.pop(_HEADER, None)
+        if saved is None:
+            raise ValueError(
+                f"load_state_dict: param group {i} was not written by halfstep_torch (it has no {_HEADER!r} entry). "
+                "Pass a state dict of the same optimizer class."
+            )
+        _compare(saved, mine, i)
+        seeds = saved["seeds"]
+    return seeds
+
+
+def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int) -> None:
+    if saved["spec_version"] != mine["spec_version"]:
+        raise ValueError(
+            f"load_state_dict: the state dict follows version {saved['spec_version']} of the spec, this package "
+            f"version {mine['spec_version']}. Load it with the halfstep that wrote it."
+        )
+    if saved["links"] != mine["links"]:
+        raise ValueError(
+            f"load_state_dict: the state dict is of the chain {', '.join(saved['links'])}, this optimizer's is "
+            f"{', '.join(mine['links'])}. Build the chain of the run that was saved."
+        )
+    if len(saved["names"]) != len(mine["names"]):
+        raise ValueError(
+            f"load_state_dict: param group {group} has {len(saved['names'])} parameters in the state dict, "
+            f"{len(mine['names'])} here. Build the optimizer with the parameters of the run that was saved."
+        )
+    for theirs, ours in zip(saved["names"], mine["names"], strict=True):
+        if theirs != ours:
+            raise ValueError(
+                f"load_state_dict: parameter {theirs!r} of the state dict stands where {ours!r} stands here, and "
+                "names decide the random words. Pass the parameters with the names and in the order of that run."
+            )
+
+
+def load_group(group: Mapping[str, Any], saved: Mapping[str, Any], scheduled: bool) -> dict[str, Any]:
+    """Return a group's entries after loading: the saved value where there is one.
+
+    Args:
+        group: of this optimizer.
+        saved: of the state dict, without its header.
+        scheduled: whether this group's lr is a function of the step, kept outside it.
+    """
+    entries = {**group, **saved, "params": group["params"]}
+    for key in group:
+        # Formats are compared array by array, names by their leaf names: both stay as they are here.
+        if key.endswith("_dtype") or key == "param_names":
+            entries[key] = group[key]
+    if scheduled:
+        entries.pop("lr", None)
+    return entries
+
+
+def load_state(
+    name: str, param: Tensor, formats: Mapping[str, Format], saved: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the state of one parameter: copies of the saved arrays, in their own dtypes, on its device.
+
+    Args:
+        name: of the parameter.
+        param: the weights.
+        formats: of the state arrays that this optimizer keeps for it.
+        saved: its entry of the state dict.
+
+    Raises:
+        ValueError: if the arrays are not those that this optimizer would keep.
+    """
+    if set(saved) != {"step", *formats}:
+        raise ValueError(
+            f"load_state_dict: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
+            f"{', '.join(sorted(['step', *formats]))}. Build the chain of the run that was saved."
+        )
+    state: dict[str, Any] = {"step": torch.tensor(int(saved["step"]), dtype=torch.int64)}
+    for key, fmt in formats.items():
+        array = saved[key]
+        if array.dtype != fmt.dtype:
+            raise ValueError(
+                f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, {fmt.name} "
+                "here. Build the optimizer with the mu_dtype and nu_dtype of the run that was saved."
+            )
+        if array.shape != param.shape:
+            raise ValueError(
+                f"load_state_dict: {key} of {name!r} has shape {tuple(array.shape)} in the state dict, "
+                f"{tuple(param.shape)} here. Build the model of the run that was saved."
+            )
+        state[key] = array.detach().to(param.device, copy=True, memory_format=torch.contiguous_format)
+    return state
+
+
+def copy_groups(state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return copies of the saved param groups.
+
+    Raises:
+        TypeError: if it is no optimizer's state dict.
+    """
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        raise TypeError(
+            "load_state_dict: the argument is not a state dict with 'state' and 'param_groups'. "
+            "Pass what state_dict() returned."
+        )
+    return copy.deepcopy(list(state_dict["param_groups"]))
