@@ -9,11 +9,11 @@ The prose is in `shared_spec/README.md`; the golden vectors beside it are genera
 """
 
 from halfstep_spec.adam import AdamState, ScaleByAdam
-from halfstep_spec.aliases import AdamStep
-from halfstep_spec.formats import Format, as_format
+from halfstep_spec.aliases import PARAM_STORAGES, AdamStep, StepState
+from halfstep_spec.formats import Encoded, Format, as_format, scaled
 from halfstep_spec.learning_rate import scale_by_learning_rate
 from halfstep_spec.moments import bias_correction, ema
-from halfstep_spec.params import apply_updates, round_stochastically
+from halfstep_spec.params import SplitWeight, apply_updates, compensate, nearest_away, round_stochastically
 from halfstep_spec.random_words import Role, fold, leaf_id, leaf_key, random_words, threefry2x32
 from halfstep_spec.rounding import decode, round_to
 from halfstep_spec.weight_decay import add_decayed_weights
@@ -21,24 +21,31 @@ from halfstep_spec.weight_decay import add_decayed_weights
 SPEC_VERSION = 1
 
 __all__ = [
+    "PARAM_STORAGES",
     "SPEC_VERSION",
     "AdamState",
     "AdamStep",
+    "Encoded",
     "Format",
     "Role",
     "ScaleByAdam",
+    "SplitWeight",
+    "StepState",
     "add_decayed_weights",
     "apply_updates",
     "as_format",
     "bias_correction",
+    "compensate",
     "decode",
     "ema",
     "fold",
     "leaf_id",
     "leaf_key",
+    "nearest_away",
     "random_words",
     "round_stochastically",
     "round_to",
     "scale_by_learning_rate",
+    "scaled",
     "threefry2x32",
 ]

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from halfstep_spec.formats import as_format
+from halfstep_spec.formats import Encoded, Format, as_format
 from halfstep_spec.moments import bias_correction, ema
 from halfstep_spec.random_words import Role, random_words
 
@@ -18,13 +18,13 @@ class AdamState:
 
     Attributes:
         count: steps taken.
-        mu: codes of the first moment.
-        nu: codes of the second moment.
+        mu: the first moment, stored.
+        nu: the second moment, stored.
     """
 
     count: int
-    mu: np.ndarray
-    nu: np.ndarray
+    mu: Encoded
+    nu: Encoded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ScaleByAdam:
     b2: float = 0.999
     eps: float = 1e-8
     eps_root: float = 0.0
-    mu_dtype: str = "float32"
-    nu_dtype: str = "float32"
+    mu_dtype: str | Format = "float32"
+    nu_dtype: str | Format = "float32"
     mu_rounding: str = "nearest"
     nu_rounding: str = "stochastic"
     nesterov: bool = False
@@ -48,9 +48,12 @@ class ScaleByAdam:
 
     def init(self, shape) -> AdamState:
         """Return zero moments."""
-        zeros = np.zeros(shape, np.float32)
-        mu, nu = as_format(self.mu_dtype), as_format(self.nu_dtype)
-        return AdamState(0, mu.encode(zeros, None), nu.encode(zeros, None))
+        mu, nu = self.formats(shape)
+        return AdamState(0, mu.zeros(shape), nu.zeros(shape))
+
+    def formats(self, shape) -> tuple[Format, Format]:
+        """Return how the moments of an array of this shape are stored."""
+        return as_format(self.mu_dtype).for_shape(shape), as_format(self.nu_dtype).for_shape(shape)
 
     def update(self, g: np.ndarray, state: AdamState, leaf: str) -> tuple[np.ndarray, AdamState]:
         """Return the float32 update and the new state.
@@ -71,11 +74,11 @@ class ScaleByAdam:
         """
         one = np.float32(1)
         g, t = np.asarray(g, np.float32), state.count + 1
-        mu_format, nu_format = as_format(self.mu_dtype), as_format(self.nu_dtype)
+        mu_format, nu_format = self.formats(g.shape)
         mu = ema(mu_format.decode(state.mu), g, self.b1)
         nu = ema(nu_format.decode(state.nu), g * g, self.b2)
         mu = mu_format.encode(mu, self._words(self.mu_rounding, t, leaf, Role.MU, g.shape))
-        nu = nu_format.encode(nu, self._words(self.nu_rounding, t, leaf, Role.NU, g.shape))
+        nu = nu_format.encode(nu, self._words(self.nu_rounding, t, leaf, Role.NU, g.shape), positive=True)
         m, v = mu_format.decode(mu), nu_format.decode(nu)
         r1, r2 = one / bias_correction(self.b1, t), one / bias_correction(self.b2, t)
         if self.nesterov:

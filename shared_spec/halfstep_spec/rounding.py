@@ -39,10 +39,20 @@ def round_to(
 
     Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022. The carry form is ours.
     """
-    bits = np.asarray(x, np.float32).view(np.uint32)
     if dtype == "float32":
-        return np.where(saturate & np.isinf(x), np.uint32(0x7FC00000), bits)
-    fmt = FLOAT_FORMATS[dtype]
+        return np.where(
+            saturate & np.isinf(x), np.uint32(0x7FC00000), np.asarray(x, np.float32).view(np.uint32)
+        )
+    return encode_float(x, FLOAT_FORMATS[dtype], words, saturate=saturate)
+
+
+def encode_float(x: np.ndarray, fmt: FloatFormat, words: np.ndarray | None, *, saturate: bool) -> np.ndarray:
+    """Do what `round_to` says, for any float format.
+
+    Returns:
+        Sign and magnitude, in the narrowest unsigned type that holds `fmt.bits`.
+    """
+    bits = np.asarray(x, np.float32).view(np.uint32)
     kept, code_base, discarded, drop = _split(bits, fmt)
     up = _up_nearest(kept, discarded, drop) if words is None else _up_stochastic(discarded, drop, words)
     code = code_base + kept + up
@@ -50,7 +60,8 @@ def round_to(
     code = np.where(np.isinf(x), fmt.nan_code if saturate else fmt.overflow_code, code)
     code = np.where(np.isnan(x), fmt.nan_code, code)
     sign = (bits >> 31).astype(np.uint64) << (fmt.bits - 1)
-    return (code.astype(np.uint64) | sign).astype(np.uint8 if fmt.bits == 8 else np.uint16)
+    width = next(width for width in (8, 16, 32) if fmt.bits <= width)
+    return (code.astype(np.uint64) | sign).astype(f"uint{width}")
 
 
 def decode(codes: np.ndarray, dtype: str) -> np.ndarray:
@@ -62,14 +73,18 @@ def decode(codes: np.ndarray, dtype: str) -> np.ndarray:
     """
     if dtype == "float32":
         return codes.view(np.float32)
-    fmt = FLOAT_FORMATS[dtype]
-    sign = codes >> (fmt.bits - 1)
-    magnitude = (codes & ((1 << (fmt.bits - 1)) - 1)).astype(np.int32)
+    return decode_float(codes, FLOAT_FORMATS[dtype])
+
+
+def decode_float(codes: np.ndarray, fmt: FloatFormat) -> np.ndarray:
+    """Return the float32 value of every code of a float format; of one wider than float32, the nearest."""
+    codes = codes.astype(np.int64)
+    sign, magnitude = codes >> (fmt.bits - 1), codes & ((1 << (fmt.bits - 1)) - 1)
     exponent, mantissa = magnitude >> fmt.mantissa_bits, magnitude & ((1 << fmt.mantissa_bits) - 1)
-    significand = mantissa + ((exponent > 0).astype(np.int32) << fmt.mantissa_bits)
+    significand = mantissa + ((exponent > 0).astype(np.int64) << fmt.mantissa_bits)
     finite = magnitude <= fmt.max_code
     scale = np.where(finite, np.maximum(exponent, 1) - fmt.bias - fmt.mantissa_bits, 0)
-    value = np.where(finite, np.ldexp(significand.astype(np.float32), scale), np.float32(np.nan))
+    value = np.where(finite, np.ldexp(significand.astype(np.float64), scale), np.nan).astype(np.float32)
     if fmt.overflow_code != fmt.nan_code:
         value = np.where(magnitude == fmt.overflow_code, np.float32(np.inf), value)
     return np.where(sign == 1, -value, value).astype(np.float32)
@@ -79,7 +94,8 @@ def _split(bits: np.ndarray, fmt: FloatFormat):
     """Split the significand of float32 patterns at the last bit that `fmt` keeps.
 
     Returns:
-        (kept bits, code of the exponent field they stand on, discarded bits, how many those are).
+        (kept bits, code of the exponent field they stand on, discarded bits, how many those are). A format
+        with more mantissa bits than float32 keeps all of them, and zeros below.
     """
     magnitude = (bits & np.uint32(0x7FFFFFFF)).astype(np.int64)
     field = magnitude >> _MANTISSA_BITS
@@ -90,12 +106,13 @@ def _split(bits: np.ndarray, fmt: FloatFormat):
     # 24 bits are all there are: past 62 every one is discarded and the fraction below 2^-32 anyway.
     drop = np.minimum(drop, 62)
     code_base = np.maximum(exponent - smallest, 0) << fmt.mantissa_bits
-    kept = significand >> drop
-    return kept, code_base, significand - (kept << drop), drop
+    left, drop = np.maximum(-drop, 0), np.maximum(drop, 0)
+    kept = (significand << left) >> drop
+    return kept, code_base, (significand << left) - (kept << drop), drop
 
 
 def _up_nearest(kept: np.ndarray, discarded: np.ndarray, drop: np.ndarray) -> np.ndarray:
-    half = np.int64(1) << (drop - 1)
+    half = (np.int64(1) << drop) / 2
     return ((discarded > half) | ((discarded == half) & (kept % 2 == 1))).astype(np.int64)
 
 

@@ -15,7 +15,9 @@ from halfstep_spec.float_formats import FLOAT_FORMATS
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "vectors"
 
-_WIDTHS = {"float32": 32, "uint32": 32, "int32": 32} | {name: f.bits for name, f in FLOAT_FORMATS.items()}
+_WIDTHS = {"float32": 32, "uint32": 32, "int32": 32, "uint16": 16, "uint8": 8, "int8": 8} | {
+    name: f.bits for name, f in FLOAT_FORMATS.items()
+}
 
 
 def is_nan(bits: np.ndarray, dtype: str) -> np.ndarray:
@@ -34,7 +36,7 @@ class Array:
     """An array as unsigned patterns, with the dtype as a label.
 
     Attributes:
-        dtype: "float32", "uint32", "int32" or the name of a float format.
+        dtype: "float32", an integer dtype or the name of a float format.
         bits: unsigned patterns, in the array's shape.
         compare: for outputs: "bits", or {"ulps": k, "because": why}. None for inputs.
     """

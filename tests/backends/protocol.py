@@ -14,6 +14,7 @@ class Backend:
         "round_to",
         "bias_correction",
         "round_stochastically",
+        "encode",
         "adam_step",
     )
 

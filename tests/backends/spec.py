@@ -4,6 +4,7 @@ import numpy as np
 
 import halfstep_spec as spec
 from backends.protocol import Backend, offset_of, scalar, seed_of
+from halfstep_spec.cases.adam import stored_arrays
 from halfstep_spec.vectors import Array, Case
 
 
@@ -46,19 +47,36 @@ class SpecBackend(Backend):
             landed = spec.apply_updates(p.bits, emitted, p.dtype)
         return {"u": Array.of(emitted), "p": Array.of(landed, p.dtype)}
 
+    def encode(self, case: Case) -> dict[str, Array]:
+        a, x = case.arguments, case.inputs["x"].bits.view(np.float32)
+        fmt = spec.Format(a["dtype"], a["scaled"], a["block_size"], 0, 0)
+        words = case.inputs["words"].bits if "words" in case.inputs else None
+        stored = fmt.encode(x, words, positive=a["positive"])
+        outputs = {"codes": Array.of(stored.codes, fmt.code_dtype), "values": Array.of(fmt.decode(stored))}
+        return outputs | ({} if stored.scale is None else {"scale": Array.of(stored.scale)})
+
     def adam_step(self, case: Case) -> dict[str, Array]:
         a, i = case.arguments, case.inputs
-        names = ("mu_dtype", "nu_dtype", "mu_rounding", "nu_rounding", "nesterov")
+        formats = {
+            n: a[n] if isinstance(a[n], str) else spec.scaled(**a[n]) for n in ("mu_dtype", "nu_dtype")
+        }
+        names = ("mu_rounding", "nu_rounding", "nesterov")
         hyper = {name: scalar(case, name) for name in ("b1", "b2", "eps", "eps_root")}
-        adam = spec.ScaleByAdam(**hyper, **{name: a[name] for name in names}, seed=seed_of(case))
+        adam = spec.ScaleByAdam(**hyper, **formats, **{name: a[name] for name in names}, seed=seed_of(case))
         decay = scalar(case, "weight_decay")
         step = spec.AdamStep(adam, decay, a["decay"], i["p"].dtype, a["param_storage"])
-        p, state = i["p"].bits, spec.AdamState(int(i["count"].bits), i["mu"].bits, i["nu"].bits)
-        rows = []
+        stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale")) for n in ("mu", "nu")}
+        state = spec.StepState(spec.AdamState(int(i["count"].bits), **stored), _bits(i, "extra"))
+        p, rows = i["p"].bits, []
         with np.errstate(invalid="ignore", over="ignore"):
             for g in spec.decode(i["g"].bits, i["g"].dtype):
                 p, state = step.step(p, g, state, a["leaf"], scalar(case, "learning_rate"))
-                rows.append((p, state.mu, state.nu))
-        dtypes = {"p": i["p"].dtype, "mu": a["mu_dtype"], "nu": a["nu_dtype"]}
-        columns = zip(dtypes.items(), zip(*rows, strict=True), strict=True)
-        return {name: Array.of(np.stack(column), dtype) for (name, dtype), column in columns}
+                rows.append(stored_arrays(step, p, state))
+        return {n: Array.of(np.stack([row[n].bits for row in rows]), x.dtype) for n, x in rows[0].items()}
+
+
+def _bits(inputs: dict[str, Array], name: str) -> np.ndarray | None:
+    if name not in inputs:
+        return None
+    array = inputs[name]
+    return array.bits.view(np.float32) if array.dtype == "float32" else array.bits

@@ -3,7 +3,16 @@
 One module per subject; inputs are chosen here and nowhere else.
 """
 
-from halfstep_spec.cases import adam, moments, no_contraction, params, random_words, rounding
+from halfstep_spec.cases import (
+    adam,
+    formats,
+    moments,
+    no_contraction,
+    params,
+    random_words,
+    rounding,
+    weights,
+)
 
 FILES = {
     "random_words": (random_words.NOTES, random_words.cases),
@@ -13,5 +22,7 @@ FILES = {
     "params": (params.NOTES, params.cases),
     "no_contraction": (no_contraction.NOTES, no_contraction.cases),
     "adam": (adam.NOTES, adam.cases),
+    "formats": (formats.NOTES, formats.cases),
+    "weights": (weights.NOTES, weights.cases),
 }
 """By file: what its flags mean, and the function that returns its cases."""

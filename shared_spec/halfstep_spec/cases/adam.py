@@ -5,10 +5,10 @@ import itertools
 
 import numpy as np
 
-from halfstep_spec.adam import AdamState, ScaleByAdam
-from halfstep_spec.aliases import AdamStep
+from halfstep_spec.adam import ScaleByAdam
+from halfstep_spec.aliases import AdamStep, StepState
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.formats import PLAIN_STATE_DTYPES
+from halfstep_spec.formats import Format
 from halfstep_spec.random_words import seed_words
 from halfstep_spec.rounding import decode, round_to
 from halfstep_spec.vectors import Array, Case
@@ -23,6 +23,7 @@ NOTES = {
 }
 
 _STEPS, _SIZE = 10, 16
+_DTYPES = ("float32", "bfloat16", "float16")
 _HYPERPARAMETERS = ("b1", "b2", "eps", "eps_root", "weight_decay")
 
 
@@ -32,7 +33,7 @@ def cases() -> list[Case]:
 
 
 def _grid_cases():
-    dtypes = PLAIN_STATE_DTYPES
+    dtypes = _DTYPES
     roundings = {"Default": ("nearest", "stochastic"), "Swapped": ("stochastic", "nearest")}
     grid = itertools.product(dtypes, dtypes, dtypes, roundings.items(), ("decoupled", "l2"))
     for param, mu, nu, (flag, (mu_rounding, nu_rounding)), decay in grid:
@@ -47,7 +48,7 @@ def _grid_cases():
 
 def _variant_cases():
     low = functools.partial(ScaleByAdam, mu_dtype="bfloat16", nu_dtype="bfloat16")
-    for param in PLAIN_STATE_DTYPES:
+    for param in _DTYPES:
         yield trajectory(
             AdamStep(low(), 0.1, param_dtype=param, param_storage="nearest"),
             "nearest weights",
@@ -95,48 +96,44 @@ def trajectory(step: AdamStep, comment: str, flags: tuple[str, ...]) -> Case:
         return adam_case(step, comment, p, g, None, 1e-3, flags, ("A5", "A6"))
 
 
-def adam_case(step: AdamStep, comment, p, g, state: AdamState | None, lr, flags, clauses) -> Case:
+def adam_case(step: AdamStep, comment, p, g, state: StepState | None, lr, flags, clauses) -> Case:
     """Return a case of one step per row of `g`, from `state` (None: zeros).
 
     Args:
         step: what is asked.
         comment: why.
         p: patterns of the weights.
-        g: float32 gradients, (steps, size); they reach the step in the weights' dtype.
+        g: float32 gradients, (steps, *shape); they reach the step in the weights' dtype.
         state: moments and count to start from.
         lr: the learning rate of every step.
         flags: of the case.
         clauses: of the contract.
     """
     adam, leaf = step.adam, "layers/0/kernel"
-    state = state or adam.init(p.shape)
+    state = state or step.init(p)
     gradients = round_to(g, step.param_dtype)
     inputs = {
-        "p": Array.of(p, step.param_dtype),
         "g": Array.of(gradients, step.param_dtype),
-        "count": Array.of(np.int32(state.count)),
-        "mu": Array.of(state.mu, adam.mu_dtype),
-        "nu": Array.of(state.nu, adam.nu_dtype),
+        "count": Array.of(np.int32(state.adam.count)),
         "seed": Array.of(np.array(seed_words(adam.seed))),
         "learning_rate": Array.of(np.float32(lr)),
     }
     values = {**vars(adam), "weight_decay": step.weight_decay}
     inputs |= {name: Array.of(np.float32(values[name])) for name in _HYPERPARAMETERS}
+    inputs |= stored_arrays(step, p, state)
     rows = []
     with np.errstate(invalid="ignore", over="ignore"):
         for gradient in decode(gradients, step.param_dtype):
             p, state = step.step(p, gradient, state, leaf, lr)
-            rows.append((p, state.mu, state.nu))
-    p_out, mu_out, nu_out = (np.stack(column) for column in zip(*rows, strict=True))
+            rows.append(stored_arrays(step, p, state))
     outputs = {
-        "p": Array.of(p_out, step.param_dtype, "bits"),
-        "mu": Array.of(mu_out, adam.mu_dtype, "bits"),
-        "nu": Array.of(nu_out, adam.nu_dtype, "bits"),
+        name: Array.of(np.stack([row[name].bits for row in rows]), array.dtype, "bits")
+        for name, array in rows[0].items()
     }
     arguments = {
         "leaf": leaf,
-        "mu_dtype": adam.mu_dtype,
-        "nu_dtype": adam.nu_dtype,
+        "mu_dtype": _argument(adam.mu_dtype),
+        "nu_dtype": _argument(adam.nu_dtype),
         "mu_rounding": adam.mu_rounding,
         "nu_rounding": adam.nu_rounding,
         "nesterov": adam.nesterov,
@@ -144,3 +141,26 @@ def adam_case(step: AdamStep, comment, p, g, state: AdamState | None, lr, flags,
         "param_storage": step.param_storage,
     }
     return Case("adam_step", comment, arguments, inputs, outputs, flags, clauses)
+
+
+def stored_arrays(step: AdamStep, p: np.ndarray, state: StepState) -> dict[str, Array]:
+    """Return everything that a checkpoint of one leaf holds, but the count."""
+    arrays = {"p": Array.of(p, step.param_dtype)}
+    formats = step.adam.formats(p.shape)
+    for name, fmt, stored in zip(("mu", "nu"), formats, (state.adam.mu, state.adam.nu), strict=True):
+        arrays[name] = Array.of(stored.codes, fmt.code_dtype)
+        if stored.scale is not None:
+            arrays[f"{name}_scale"] = Array.of(stored.scale)
+    if state.extra is not None:
+        dtypes = {"compensated": "bfloat16", "master": "float32"}
+        extra = state.extra.view(np.uint32) if step.param_storage == "master" else state.extra
+        arrays["extra"] = Array.of(extra, dtypes.get(step.param_storage))
+    return arrays
+
+
+def _argument(dtype: str | Format) -> object:
+    """Return a moment's dtype as plain data: a name, or the arguments of `scaled`."""
+    if isinstance(dtype, str):
+        return dtype
+    names = ("dtype", "block_size", "min_size", "min_ndim")
+    return {name: getattr(dtype, name) for name in names}

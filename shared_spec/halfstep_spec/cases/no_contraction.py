@@ -9,10 +9,10 @@ import dataclasses
 import numpy as np
 
 from halfstep_spec.adam import AdamState, ScaleByAdam
-from halfstep_spec.aliases import AdamStep
+from halfstep_spec.aliases import AdamStep, StepState
 from halfstep_spec.cases.adam import adam_case
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.formats import as_format
+from halfstep_spec.formats import Encoded, as_format
 from halfstep_spec.moments import bias_correction, ema
 from halfstep_spec.vectors import Case
 
@@ -95,7 +95,8 @@ def _case(temptation: _Temptation) -> Case:
         raise ValueError(
             f"no_contraction: only {keep.size} candidates show {temptation.name!r}. Widen the candidates."
         )
-    state = AdamState(state.count, state.mu[keep], state.nu[keep])
+    mu, nu = (Encoded(stored.codes[keep], None) for stored in (state.mu, state.nu))
+    state = StepState(AdamState(state.count, mu, nu), None)
     case = adam_case(
         step,
         f"tempting: {temptation.name}",

@@ -1,0 +1,73 @@
+"""State formats: every way to store an array, on blocks chosen for their extremes."""
+
+import numpy as np
+
+from halfstep_spec.cases.inputs import patterns, reals
+from halfstep_spec.formats import SCALED_DTYPES, Format, scaled
+from halfstep_spec.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.vectors import Array, Case
+
+NOTES = {
+    "Sample": "values over several binades, two blocks a row, the second one short",
+    "Layout": "other cuts into blocks",
+    "Extremes": "blocks of zeros, of equal values, of more binades than codes have, of the largest floats",
+    "NotFinite": "NaN and infinities in some blocks and not in others",
+    "Positive": "a second moment: what is not zero is not stored as zero",
+}
+
+_ROWS, _RUN, _BLOCK = 8, 12, 8
+
+
+def cases() -> list[Case]:
+    """Return the cases of formats.json."""
+    result = []
+    for dtype in (*SCALED_DTYPES, "ufloat8_e6m2"):
+        fmt = Format(dtype) if dtype == "ufloat8_e6m2" else scaled(dtype, _BLOCK, min_size=0, min_ndim=0)
+        unsigned = dtype in UNSIGNED_FLOATS
+        for flag, x in _inputs(unsigned).items():
+            for positive in (True,) if unsigned or flag == "Positive" else (False,):
+                for name in ("nearest", "stochastic"):
+                    result.append(_case(fmt, flag, np.abs(x) if positive else x, name, positive))
+    layouts = [
+        ("row", (4, 6)),
+        (None, (4, 6)),
+        (16, (4, 2, 3, 3)),
+        (5, (3, 7)),
+        (128, (2, 6)),
+        (4, (9,)),
+        (8, (0, 8)),
+    ]
+    for block_size, shape in layouts:
+        x = reals(f"layout {shape}", int(np.prod(shape)), (-6, 2)).reshape(shape)
+        result.append(_case(scaled("float8_e4m3fn", block_size, 0, 0), "Layout", x, "stochastic", False))
+    return result
+
+
+def _inputs(unsigned: bool) -> dict[str, np.ndarray]:
+    size = _ROWS * _RUN
+    sample = reals("format sample", size, (-9, 1)).reshape(_ROWS, _RUN)
+    extremes = reals("format extremes", size, (-60, 0) if not unsigned else (-60, 10)).reshape(_ROWS, _RUN)
+    extremes[0], extremes[1], extremes[2] = 0, 0.3, np.float32(-3.4028235e38)
+    extremes[3, 0] = 0
+    extremes[4] = np.float32(2.0**-120) * np.arange(1, _RUN + 1, dtype=np.float32)
+    bad = sample.copy()
+    bad[0, 3], bad[1, 9], bad[2, :] = np.nan, np.inf, np.nan
+    bad[3, 0], bad[4, 11] = -np.inf, np.nan
+    wide = reals("format wide", size, (-50, 0)).reshape(_ROWS, _RUN)
+    return {"Sample": sample, "Extremes": extremes, "NotFinite": bad, "Positive": wide}
+
+
+def _case(fmt: Format, flag: str, x: np.ndarray, rounding: str, positive: bool) -> Case:
+    words = patterns(f"{flag} words", x.size).reshape(x.shape) if rounding == "stochastic" else None
+    stored = fmt.encode(x, words, positive=positive)
+    inputs = {"x": Array.of(x)} | ({} if words is None else {"words": Array.of(words)})
+    outputs = {
+        "codes": Array.of(stored.codes, fmt.code_dtype, "bits"),
+        "values": Array.of(fmt.decode(stored), compare="bits"),
+    }
+    if stored.scale is not None:
+        outputs["scale"] = Array.of(stored.scale, compare="bits")
+    arguments = {"dtype": fmt.dtype, "scaled": fmt.scaled, "block_size": fmt.block_size, "positive": positive}
+    comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {NOTES[flag]}"
+    clauses = ("F4", "F5") if fmt.scaled else ("F6",)
+    return Case("encode", comment, arguments, inputs, outputs, (flag,), (*clauses, "F7"))

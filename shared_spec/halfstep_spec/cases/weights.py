@@ -1,0 +1,87 @@
+"""Weights and moments in every storage: ten steps each, some with updates that nearest rounding loses."""
+
+import numpy as np
+
+from halfstep_spec.adam import ScaleByAdam
+from halfstep_spec.aliases import PARAM_STORAGES, AdamStep
+from halfstep_spec.cases.adam import adam_case
+from halfstep_spec.cases.inputs import reals
+from halfstep_spec.formats import SCALED_DTYPES, Format, scaled
+from halfstep_spec.rounding import round_to
+from halfstep_spec.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.vectors import Case
+
+NOTES = {
+    "Stall": "a learning rate at which every update is below half a unit in the last place of its weight",
+    "Moving": "a learning rate at which weights move at every step",
+    "Scaled": "moments as codes with a scale per block; the last block of a row is short",
+    "Special": "infinite and NaN gradients, and weights that overflow",
+}
+
+_STEPS, _SHAPE = 10, (8, 6)
+
+
+def cases() -> list[Case]:
+    """Return the cases of weights.json."""
+    return [*_weight_cases(), *_format_cases(), *_special_cases()]
+
+
+def _weight_cases():
+    for dtype in ("bfloat16", "float16", "float32"):
+        for storage in PARAM_STORAGES:
+            for flag, lr in (("Stall", 1e-5), ("Moving", 1e-2)):
+                for decay in ("decoupled", "l2") if flag == "Moving" else ("decoupled",):
+                    adam = ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7)
+                    step = AdamStep(adam, 0.1, decay, dtype, storage)
+                    yield _trajectory(step, lr, (flag,), ("P1", "P4"))
+
+
+def _format_cases():
+    small = {"block_size": 4, "min_size": 0, "min_ndim": 0}
+    formats = [*(scaled(dtype, **small) for dtype in SCALED_DTYPES), "ufloat8_e6m2"]
+    signed = [fmt for fmt in formats if isinstance(fmt, Format) and fmt.dtype not in UNSIGNED_FLOATS]
+    for i, nu in enumerate(formats):
+        for rounding in ("nearest", "stochastic"):
+            mu = signed[i % len(signed)]
+            adam = ScaleByAdam(mu_dtype=mu, nu_dtype=nu, mu_rounding=rounding, seed=7)
+            yield _trajectory(AdamStep(adam, 0.1), 1e-3, ("Scaled",), ("F4", "F5", "F6"))
+    adam = ScaleByAdam(mu_dtype=signed[1], nu_dtype=formats[4], seed=7)
+    for storage in PARAM_STORAGES:
+        yield _trajectory(AdamStep(adam, 0.1, param_storage=storage), 1e-3, ("Scaled",), ("F4", "P4"))
+    for block_size in ("row", None, 128):
+        fmt = scaled("float8_e4m3fn", block_size, 0, 0)
+        yield _trajectory(AdamStep(ScaleByAdam(mu_dtype=fmt, nu_dtype=fmt)), 1e-3, ("Scaled",), ("F4",))
+    adam = ScaleByAdam(mu_dtype=scaled("int8"), nu_dtype=scaled("ufloat8_e5m3"))
+    yield _trajectory(AdamStep(adam), 1e-3, ("Scaled",), ("F4",))
+
+
+def _special_cases():
+    gradient = reals("special gradients", 48, (-4, 0)).reshape(_SHAPE)
+    gradient[0, 0], gradient[1, 5], gradient[2, 1], gradient[3] = np.inf, np.nan, 2e19, 0
+    for storage in PARAM_STORAGES:
+        fmt = scaled("int8", 4, 0, 0)
+        adam = ScaleByAdam(mu_dtype=fmt, nu_dtype=scaled("ufloat8_e4m4", 4, 0, 0))
+        p = reals("special weights", 48, (-4, 0)).reshape(_SHAPE)
+        p[4, 0], p[4, 1] = np.float32(3.38e38), np.float32(-3.38e38)
+        step = AdamStep(adam, 0.0, param_storage=storage)
+        yield adam_case(
+            step,
+            f"special, {storage}",
+            round_to(p, "bfloat16"),
+            gradient[None],
+            None,
+            1e-3,
+            ("Special",),
+            ("R6", "F7"),
+        )
+
+
+def _trajectory(step: AdamStep, lr: float, flags, clauses) -> Case:
+    p = round_to(reals("stored weights", 48, (-4, 0)).reshape(_SHAPE), step.param_dtype)
+    g = reals("stored gradients", _STEPS * 48, (-5, 1)).reshape(_STEPS, *_SHAPE)
+    a = step.adam
+    names = [x if isinstance(x, str) else f"{x.dtype}/{x.block_size}" for x in (a.mu_dtype, a.nu_dtype)]
+    moments = f"mu {names[0]} {a.mu_rounding}, nu {names[1]} {a.nu_rounding}"
+    comment = f"{step.param_dtype} {step.param_storage}, {moments}"
+    with np.errstate(under="raise"):  # contract A8
+        return adam_case(step, comment, p, g, None, lr, flags, clauses)

@@ -1,0 +1,100 @@
+"""Weight rules: what each keeps, over many small steps and over every tie."""
+
+import numpy as np
+import pytest
+
+from halfstep_spec.params import SplitWeight, apply_updates, compensate, nearest_away
+from halfstep_spec.random_words import Role, random_words
+from halfstep_spec.rounding import decode, round_to
+
+DTYPES = ["bfloat16", "float16"]
+
+
+def weights(count: int, exponents=(-12, 12)) -> np.ndarray:
+    rng = np.random.Generator(np.random.PCG64(3))
+    return (
+        rng.choice([-1, 1], count) * (1 + rng.random(count)) * 2.0 ** rng.integers(*exponents, count)
+    ).astype(np.float32)
+
+
+def words(count: int, step: int = 1) -> np.ndarray:
+    return random_words(0, step, "w", Role.PARAM, (count,))
+
+
+def test_bfloat16_and_sixteen_bits_are_float32_itself():
+    """Every low half over several high halves, ties and both kinds of infinity among them."""
+    low = np.arange(65536, dtype=np.uint32)
+    high = np.array([0x3F80, 0x3F81, 0xBF80, 0xBF81, 0x0001, 0x0080, 0x7F7F, 0xFF7F], np.uint32)
+    w = ((high[:, None] << 16) | low).ravel().view(np.float32)
+    split = SplitWeight("bfloat16", 16)
+    for word in (0, 2**32 - 1):
+        p, extra = split.split(w, np.full(w.size, word, np.uint32))
+        np.testing.assert_array_equal(split.join(p, extra).view(np.uint32), w.view(np.uint32))
+        np.testing.assert_array_equal(p, nearest_away(w, "bfloat16"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_shown_weight_is_nearest_with_ties_away_from_zero(dtype):
+    w = weights(100_000)
+    p, _ = SplitWeight(dtype, 16).split(w, words(w.size))
+    even = decode(round_to(w, dtype), dtype)
+    shown = decode(p, dtype)
+    ties = shown != even
+    assert (np.abs(shown[~ties] - w[~ties]) <= np.abs(even[~ties] - w[~ties])).all()
+    assert (np.abs(shown[ties] - w[ties]) == np.abs(even[ties] - w[ties])).all()
+    assert (np.abs(shown[ties]) > np.abs(w[ties])).all()
+    half = np.array([0x3F808000, 0xBF808000, 0x3F818000], np.uint32).view(np.float32)
+    np.testing.assert_array_equal(nearest_away(half, "bfloat16"), [0x3F81, 0xBF81, 0x3F82])
+
+
+def test_float16_and_sixteen_bits_hold_float32_where_float16_is_normal():
+    w = weights(100_000, (-14, 15))
+    split = SplitWeight("float16", 16)
+    np.testing.assert_array_equal(split.join(*split.split(w, words(w.size))), w)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_eight_bits_lose_nothing_on_average(dtype):
+    """One value under 65,536 different words; the unit is 2^-15 (bfloat16) or 2^-18 of the binade."""
+    w = np.full(65536, 1.2345678, np.float32)
+    top = (np.arange(65536, dtype=np.uint32) << np.uint32(16)) + np.uint32(0x8000)
+    split = SplitWeight(dtype, 8)
+    joined = split.join(*split.split(w, top)).astype(np.float64)
+    unit = 2.0**-15 if dtype == "bfloat16" else 2.0**-18
+    assert np.abs(joined - float(w[0])).max() < unit
+    assert abs(joined.mean() - float(w[0])) < unit * 2.0**-16
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("extra_bits", [8, 16])
+def test_nan_stays_nan_and_infinity_stays_infinity(dtype, extra_bits):
+    patterns = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000], np.uint32)
+    split = SplitWeight(dtype, extra_bits)
+    p, extra = split.split(patterns.view(np.float32), np.full(6, 2**32 - 1, np.uint32))
+    for values in (decode(p, dtype), split.join(p, extra)):
+        assert np.isnan(values[:4]).all()
+        np.testing.assert_array_equal(values[4:], [np.inf, -np.inf])
+
+
+def compensated(dtype: str, size: float, steps: int) -> float:
+    """Return how far `steps` updates of `size` carry a weight of 1 and its compensation."""
+    p, compensation = round_to(np.ones(1, np.float32), dtype), np.zeros(1, np.uint16)
+    for _ in range(steps):
+        u, compensation = compensate(p, np.full(1, size, np.float32), dtype, compensation)
+        p = apply_updates(p, u, dtype)
+    return float((decode(p, dtype) + decode(compensation, "bfloat16") - 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("bfloat16", 2.0**-14), ("bfloat16", 2.0**-16), ("float16", 2.0**-18)]
+)
+def test_compensation_carries_updates_that_nearest_loses(dtype, size):
+    """Powers of two, of which the compensation holds every sum exactly: nothing at all is lost."""
+    one = round_to(np.ones(1, np.float32), dtype)
+    assert (apply_updates(one, np.full(1, size, np.float32), dtype) == one).all()
+    assert compensated(dtype, size, 2048) == 2048 * size
+
+
+def test_compensation_ends_where_it_cannot_hold_its_own_sum():
+    """Half a unit of a bfloat16 weight of 1 is 2^-8; a compensation of 2^-10 no longer takes 2^-18."""
+    assert compensated("bfloat16", 2.0**-18, 2048) == 2.0**-10
