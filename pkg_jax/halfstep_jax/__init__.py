@@ -1,4 +1,4 @@
-"""Low-precision optimizer steps for JAX and Optax: stochastic rounding, 16-bit states, reproducible to the bit."""
+"""Low-precision optimizer steps for JAX and Optax: stochastic rounding and 16-bit states."""
 
 from halfstep_jax.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.aliases import adam, adamw

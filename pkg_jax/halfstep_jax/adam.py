@@ -1,24 +1,27 @@
-"""The Adam update rule as an Optax transform, composed of moments, formats and random words.
+"""The Adam update rule as an Optax transform, composed of moments, storage and random words.
 
 Contract: section A.
 """
 
-from typing import NamedTuple
+import dataclasses
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax import hyperparameters
-from halfstep_jax.exact import hidden_zero, hide, rounded
-from halfstep_jax.formats import Format, as_format, default_format
-from halfstep_jax.leaves import check_params, flatten_alike, flatten_updates
+from halfstep_jax.exact import hide
+from halfstep_jax.hyperparameters import decay_rate, nonnegative
+from halfstep_jax.leaves import check_params, flatten_updates
 from halfstep_jax.moments import bias_correction, ema
-from halfstep_jax.random_words import Role, leaf_id, leaf_keys, words_of_key
+from halfstep_jax.random_words import LeafKey, Role, leaf_id, leaf_keys
+from halfstep_jax.schedules import next_count
 from halfstep_jax.seeds import seed_words
+from halfstep_jax.storage import StoredMoment
 
-_SAME_TREE = "Pass the tree that init saw."
+_WAY_OUT = "Pass the tree that init saw."
 
 
 class ScaleByAdamState(NamedTuple):
@@ -26,9 +29,9 @@ class ScaleByAdamState(NamedTuple):
 
     Attributes:
         count: int32 scalar, steps taken.
-        seed: uint32[2].
-        mu: the first moments, in the tree of the params.
-        nu: the second moments.
+        seed: uint32[2], (high, low).
+        mu: codes of the first moments, in the tree of the params.
+        nu: codes of the second moments, likewise.
     """
 
     count: jax.Array
@@ -50,66 +53,131 @@ def scale_by_adam(
     nesterov: bool = False,
     seed=0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Rescale updates by Adam, with moments stored in 16 bits or in 32."""
+    """Rescale updates by Adam, the moments kept in 16 bits or in 32.
+
+    With t = count + 1, m and v the stored moments, r1 = 1 / (1 - b1^t), r2 = 1 / (1 - b2^t):
+
+        m <- store((b1 m) + ((1 - b1) g))
+        v <- store((b2 v) + ((1 - b2) (g g)))
+        u = (m r1) / (sqrt((v r2) + eps_root) + eps)
+
+    All in float32, whatever the dtype of `g`, each operation rounded once. Rounds m and v to their dtypes,
+    once each; u reads what was stored. With `nesterov`, (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1'
+    being r1 at t + 1.
+
+    In place of `optax.scale_by_adam`, whose arithmetic is in the dtype of the params: under bfloat16 params
+    its b2 = 0.999 is 1.0.
+
+    Args:
+        b1: decay rate of the first moment.
+        b2: decay rate of the second moment.
+        eps: added to the root.
+        eps_root: added under the root.
+        mu_dtype: "float32", "bfloat16" or "float16" for the first moment; None: bfloat16 for bfloat16 params,
+            else float32.
+        nu_dtype: likewise for the second moment.
+        mu_rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the average:
+            stochastic then, as where `b1` is an array), or "nearest_unchecked" (nearest even so).
+        nu_rounding: likewise. Nearest freezes a bfloat16 second moment above b2 = 0.996.
+        nesterov: as in Optax.
+        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
+
+    Returns:
+        An Optax transform. Its updates are float32; `params` may be left out. Numbers may be float32 scalar
+        arrays, so that `optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)` works.
+
+    Raises:
+        TypeError: if an argument is of the wrong type, or an array of another dtype than float32; from `init`
+            and `update`, if a leaf is not float32, bfloat16 or float16.
+        ValueError: if an argument is out of range, or a moment would freeze; from `update`, if trees or
+            shapes differ.
+
+    Example:
+        >>> params = {"w": jnp.array([1.0, -2.0], jnp.bfloat16)}
+        >>> tx = scale_by_adam()
+        >>> state = tx.init(params)
+        >>> updates, state = tx.update({"w": jnp.array([0.5, -0.5], jnp.bfloat16)}, state)
+        >>> print(updates["w"].dtype, state.nu["w"].dtype)
+        float32 bfloat16
+
+    Source: D. P. Kingma and J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1; T.
+    Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016, for `nesterov`. The storage is
+    ours (contract A5, F).
+    """
     function = "scale_by_adam"
-    b1 = hyperparameters.decay_rate(function, "b1", b1)
-    b2 = hyperparameters.decay_rate(function, "b2", b2)
-    eps = hyperparameters.nonnegative(function, "eps", eps)
-    eps_root = hyperparameters.nonnegative(function, "eps_root", eps_root)
-    mu_format = None if mu_dtype is None else as_format(function, "mu_dtype", mu_dtype)
-    nu_format = None if nu_dtype is None else as_format(function, "nu_dtype", nu_dtype)
+    b1, b2 = decay_rate(function, "b1", b1), decay_rate(function, "b2", b2)
+    rule = _Adam(
+        b1=b1,
+        b2=b2,
+        eps=nonnegative(function, "eps", eps),
+        eps_root=nonnegative(function, "eps_root", eps_root),
+        nesterov=nesterov,
+        mu=StoredMoment(function, "mu", mu_dtype, mu_rounding, "b1", b1, Role.MU),
+        nu=StoredMoment(function, "nu", nu_dtype, nu_rounding, "b2", b2, Role.NU),
+    )
     seed = seed_words(function, seed)
 
     def init(params):
         check_params(function, params)
-        mu = jax.tree.map(lambda p: (mu_format or default_format(p)).zeros_like(p), params)
-        nu = jax.tree.map(lambda p: (nu_format or default_format(p)).zeros_like(p), params)
+        mu = jax.tree.map(rule.mu.zeros_like, params)
+        nu = jax.tree.map(rule.nu.zeros_like, params)
         return ScaleByAdamState(jnp.zeros([], jnp.int32), seed, mu, nu)
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
         leaves = flatten_updates(function, updates)
-        mus = flatten_alike(function, leaves, state.mu, "state", _SAME_TREE)
-        nus = flatten_alike(function, leaves, state.nu, "state", _SAME_TREE)
-        count = optax.safe_increment(state.count)
+        mus = leaves.of(state.mu, "state", _WAY_OUT)
+        nus = leaves.of(state.nu, "state", _WAY_OUT)
+        count = next_count(state.count)
+        corrections = rule.corrections(count)
         keys = leaf_keys(state.seed, count, [leaf_id(name) for name in leaves.names], (Role.MU, Role.NU))
-        r1, r2, r1_next = np.float32(1) / bias_correction(
-            jnp.stack([jnp.asarray(b) for b in (b1, b2, b1)]), count + jnp.array([0, 0, 1])
-        )
-        us, new_mus, new_nus = [], [], []
-        for i, (g, mu, nu) in enumerate(zip(leaves.values, mus, nus, strict=True)):
-            if g is None:
-                us.append(None), new_mus.append(mu), new_nus.append(nu)
-                continue
-            zero = hidden_zero(keys.k0[i])
-            g = hide(jnp.asarray(g).astype(jnp.float32), zero)
-            m_fmt, v_fmt = Format(mu.dtype.name), Format(nu.dtype.name)
-            m = ema(m_fmt.decode(mu), g, hide(jnp.asarray(b1), zero))
-            v = ema(v_fmt.decode(nu), rounded(g * g), hide(jnp.asarray(b2), zero))
-
-            def words(fmt, rounding, b, role):
-                if _stochastic(fmt, rounding, b):
-                    return words_of_key(keys.k0[i], keys.k1[role, i], g.shape)
-                return None
-
-            mu = m_fmt.encode(m, words(m_fmt, mu_rounding, b1, 0))
-            nu = v_fmt.encode(v, words(v_fmt, nu_rounding, b2, 1))
-            m, v = m_fmt.decode(mu), v_fmt.decode(nu)
-            if nesterov:
-                m_hat = ema(rounded(m * r1_next), rounded(g * r1), hide(jnp.asarray(b1), zero))
-            else:
-                m_hat = m * r1
-            us.append(m_hat / (jnp.sqrt(rounded(v * r2) + eps_root) + eps))
-            new_mus.append(mu), new_nus.append(nu)
-        unflatten = leaves.treedef.unflatten
-        return unflatten(us), ScaleByAdamState(count, state.seed, unflatten(new_mus), unflatten(new_nus))
+        rows = [
+            (None, mu, nu) if g is None else rule.step(key, corrections, name, g, mu, nu)
+            for key, name, g, mu, nu in zip(keys, leaves.names, leaves.values, mus, nus, strict=True)
+        ]
+        us, mus, nus = leaves.trees(3, rows)
+        return us, ScaleByAdamState(count, state.seed, mus, nus)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _stochastic(fmt, rounding, b):
-    if not fmt.rounds:
-        return False
-    if rounding == "auto":
-        return isinstance(b, jax.Array) or fmt.freezes(b)
-    return rounding == "stochastic"
+@dataclasses.dataclass(frozen=True)
+class _Adam:
+    """The rule on one leaf. Hyperparameters are float32."""
+
+    b1: Any
+    b2: Any
+    eps: Any
+    eps_root: Any
+    nesterov: bool
+    mu: StoredMoment
+    nu: StoredMoment
+
+    def corrections(self, count: jax.Array) -> jax.Array:
+        """Return r1, r2 and r1', the reciprocals of the bias corrections: float32[3]."""
+        rates = jnp.stack([jnp.asarray(b) for b in (self.b1, self.b2, self.b1)])
+        return np.float32(1) / bias_correction(rates, count + np.array([0, 0, 1], np.int32))
+
+    def step(
+        self, key: LeafKey, corrections: jax.Array, leaf: str, g: jax.Array, mu: jax.Array, nu: jax.Array
+    ):
+        """Return the update and the codes of the new moments."""
+        mu_format, nu_format = self.mu.format_of(mu, leaf), self.nu.format_of(nu, leaf)
+        zero = key.zero()
+        g = hide(g, zero)
+        words = functools.partial(key.words, shape=g.shape)
+        mu = self.mu.encode(mu_format, ema(mu_format.decode(mu), g, self.b1, zero), words)
+        nu = self.nu.encode(nu_format, ema(nu_format.decode(nu), g * g, self.b2, zero), words)
+        # From here on the moments are what a checkpoint would hold.
+        m, v = mu_format.decode(mu), nu_format.decode(nu)
+        r1, r2, r1_next = corrections
+        if self.nesterov:
+            m_hat = ema(hide(m * r1_next, zero), hide(g * r1, zero), self.b1, zero)
+        else:
+            m_hat = m * r1
+        return m_hat / (jnp.sqrt(self._plus_eps_root(v * r2, zero)) + self.eps), mu, nu
+
+    def _plus_eps_root(self, v_hat: jax.Array, zero: jax.Array) -> jax.Array:
+        if isinstance(self.eps_root, np.floating) and self.eps_root == 0:
+            return v_hat
+        return hide(v_hat, zero) + self.eps_root

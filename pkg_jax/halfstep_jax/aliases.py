@@ -20,13 +20,49 @@ def adam(
     mu_dtype=None,
     *,
     nu_dtype=None,
-    mu_rounding="auto",
-    nu_rounding="stochastic",
-    param_storage="stochastic",
-    nesterov=False,
+    mu_rounding: str = "auto",
+    nu_rounding: str = "stochastic",
+    param_storage: str = "stochastic",
+    nesterov: bool = False,
     seed=0,
-):
-    """Adam."""
+) -> optax.GradientTransformationExtraArgs:
+    """Adam for weights in bfloat16, float16 or float32.
+
+    `scale_by_adam`, `scale_by_learning_rate`, and `round_stochastically` for `param_storage="stochastic"`.
+
+    Args:
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule.
+        b1: see `scale_by_adam`; so up to
+        b2: here,
+        eps: here,
+        eps_root: here, and
+        mu_dtype: here.
+        nu_dtype: see `scale_by_adam`; so up to
+        mu_rounding: here, and
+        nu_rounding: here.
+        param_storage: "stochastic" rounds the weights stochastically; "nearest" leaves it to
+            `optax.apply_updates`, which rounds to nearest and so drops small updates of 16-bit weights.
+        nesterov: see `scale_by_adam`.
+        seed: of the random words, for moments and weights alike.
+
+    Returns:
+        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+
+    Raises:
+        TypeError: as the links do.
+        ValueError: as the links do, or if `param_storage` is neither of the two.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = adam(1e-3)
+        >>> state = tx.init(params)
+        >>> updates, state = tx.update(jax.grad(lambda p: (p**2).sum())(params), state, params)
+        >>> optax.apply_updates(params, updates).dtype
+        dtype(bfloat16)
+
+    Source: as `scale_by_adam`; the order of the links is contract A6.
+    """
     return optax.chain(
         scale_by_adam(
             b1,
@@ -41,7 +77,7 @@ def adam(
             seed=seed,
         ),
         scale_by_learning_rate(learning_rate),
-        *_storage("adam", param_storage, seed),
+        *_last_links("adam", param_storage, seed),
     )
 
 
@@ -56,13 +92,54 @@ def adamw(
     mask=None,
     *,
     nu_dtype=None,
-    mu_rounding="auto",
-    nu_rounding="stochastic",
-    param_storage="stochastic",
-    nesterov=False,
+    mu_rounding: str = "auto",
+    nu_rounding: str = "stochastic",
+    param_storage: str = "stochastic",
+    nesterov: bool = False,
     seed=0,
-):
-    """AdamW."""
+) -> optax.GradientTransformationExtraArgs:
+    """AdamW for weights in bfloat16, float16 or float32: Adam with decoupled weight decay.
+
+    `scale_by_adam`, `add_decayed_weights`, `scale_by_learning_rate`, and `round_stochastically` for
+    `param_storage="stochastic"`.
+
+    Args:
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule. It scales the decay too, as in
+            Optax.
+        b1: see `scale_by_adam`; so up to
+        b2: here,
+        eps: here,
+        eps_root: here, and
+        mu_dtype: here.
+        weight_decay: see `add_decayed_weights`.
+        mask: which leaves decay; see `add_decayed_weights`.
+        nu_dtype: see `scale_by_adam`; so up to
+        mu_rounding: here, and
+        nu_rounding: here.
+        param_storage: "stochastic" rounds the weights stochastically; "nearest" leaves it to
+            `optax.apply_updates`, which rounds to nearest and so drops small updates of 16-bit weights.
+        nesterov: see `scale_by_adam`.
+        seed: of the random words, for moments and weights alike.
+
+    Returns:
+        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+
+    Raises:
+        TypeError: as the links do.
+        ValueError: as the links do, or if `param_storage` is neither of the two.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = adamw(optax.cosine_decay_schedule(1e-3, 100), weight_decay=0.1)
+        >>> state = tx.init(params)
+        >>> updates, state = tx.update(jax.grad(lambda p: (p**2).sum())(params), state, params)
+        >>> optax.apply_updates(params, updates).dtype
+        dtype(bfloat16)
+
+    Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019; the order of the
+    links is contract A6.
+    """
     return optax.chain(
         scale_by_adam(
             b1,
@@ -78,15 +155,16 @@ def adamw(
         ),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
-        *_storage("adamw", param_storage, seed),
+        *_last_links("adamw", param_storage, seed),
     )
 
 
-def _storage(function, param_storage, seed):
+def _last_links(function: str, param_storage: str, seed) -> tuple[optax.GradientTransformationExtraArgs, ...]:
     if param_storage == "stochastic":
         return (round_stochastically(seed),)
     if param_storage == "nearest":
         return ()
     raise ValueError(
-        f'{function}: param_storage={param_storage!r} is not a way to store weights. Use "stochastic" or "nearest".'
+        f"{function}: param_storage={param_storage!r} is not a way to store weights. "
+        'Use "stochastic" or "nearest".'
     )

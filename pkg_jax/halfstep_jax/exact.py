@@ -1,8 +1,12 @@
-"""What keeps a compiler from changing a rounding: each product rounded once, nothing reassociated.
+"""What keeps a compiler from changing a rounding: no product fused with a sum, no constants folded.
 
-Contract: A1, A2. XLA on CPU contracts `a * b + c` into a fused multiply-add and folds `(x * c1) * c2` into
-`x * (c1 * c2)`; run op by op it does neither. `lax.optimization_barrier`, `lax.reduce_precision` and round trips
-through integers do not stop it. The two functions here do, at one vector instruction or two per element.
+Contract: A1, A2. Under `jax.jit`, XLA on CPU turns `a * b + c` into a fused multiply-add and `(x * c1) * c2`
+into `x * (c1 * c2)`; run op by op it does neither, so the bits would depend on how a step is compiled.
+`lax.optimization_barrier`, `lax.reduce_precision` and round trips through integers do not stop it. An XOR
+with a zero that no compiler can prove to be zero does, at one instruction per element.
+
+What to hide: every product that feeds a sum; every array that arrives from another link and feeds a sum or a
+product with itself (it may be a product); every scalar constant that multiplies what arrives.
 """
 
 import jax
@@ -11,39 +15,37 @@ import numpy as np
 from jax import lax
 
 
-def rounded(product: jax.Array) -> jax.Array:
-    """Return `product` as it is, rounded once: no sum that follows can be fused with it.
-
-    The select on NaN changes no value, and a multiplication under a select is not contracted. Only for a
-    product that the caller has just formed: on an array that arrives from elsewhere it makes XLA on CPU write that
-    array to memory. There, use `hide`.
-
-    Source: ours.
-    """
-    return jnp.where(jnp.isnan(product), np.float32(np.nan), product)
-
-
-def hidden_zero(word: jax.Array) -> jax.Array:
-    """Return the uint32 zero (word (word + 1)) & 1, which a compiler does not know to be zero.
+def hidden_zero(word: jax.Array | None = None) -> jax.Array:
+    """Return the uint32 zero (word (word + 1)) & 1: one of two neighbours is even, which no compiler proves.
 
     Args:
-        word: uint32 scalar that was computed in a rolled loop, such as a key word: what a loop computes is not
-            folded even where all its inputs are constants.
+        word: uint32 scalar out of a rolled loop, such as a key of a leaf: what a loop computes is not
+            folded even where all its inputs are constants. None makes a loop of its own for it.
 
     Source: ours.
     """
+    word = _word_of_a_loop() if word is None else word
     return (word * (word + np.uint32(1))) & np.uint32(1)
 
 
-def hide(x: jax.Array, zero: jax.Array) -> jax.Array:
-    """Return float32 `x` by way of an XOR of its bits with `zero`: the compiler loses sight of where x comes from.
-
-    A constant cannot be folded through it, and a product that arrives cannot be fused with a sum.
+def hide(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
+    """Return float32 `x` with its bits XORed with `zero`: the same value, of unknown origin.
 
     Args:
         x: float32.
         zero: from `hidden_zero`.
 
+    Example:
+        >>> float(hide(np.float32(0.3), hidden_zero())) == float(np.float32(0.3))
+        True
+
     Source: ours.
     """
     return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ zero, jnp.float32)
+
+
+def _word_of_a_loop() -> jax.Array:
+    """Return a word by two turns of a linear congruential generator; a single turn would be folded."""
+    return lax.fori_loop(
+        0, 2, lambda _, word: word * np.uint32(747796405) + np.uint32(2891336453), jnp.uint32(1)
+    )

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from halfstep_jax.float_formats import FLOAT_FORMATS
-from halfstep_jax.rounding import round_to
+from halfstep_jax.rounding import round_and_cast
 
 PLAIN_STATE_DTYPES = ("float32", "bfloat16", "float16")
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Format:
     dtype: str
 
     def zeros_like(self, p) -> jax.Array:
-        """Return the codes of zeros in the shape, and the sharding, of `p`."""
+        """Return the codes of zeros, in the shape and with the sharding of `p`."""
         return jnp.zeros_like(p, dtype=self.dtype)
 
     def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
@@ -33,42 +32,44 @@ class Format:
             x: float32.
             words: uint32 words for stochastic rounding, or None for nearest.
         """
-        return round_to(x, self.dtype, words, saturate=True)
+        return round_and_cast(x, self.dtype, words, saturate=True)
 
     def decode(self, codes: jax.Array) -> jax.Array:
         """Return the float32 values of `codes`: exact."""
         return codes.astype(jnp.float32)
 
-    def freezes(self, b: float) -> bool:
-        """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < 2^-(p + 1).
-
-        p is the number of explicit mantissa bits; 2^-(p + 1) is half the largest relative gap between
-        neighbours. float32 is taken as never freezing (contract F3).
-        """
-        if self.dtype == "float32":
-            return False
-        return bool(np.float32(1) - np.float32(b) < np.float32(2.0**-self._gap_bits))
-
     @property
     def rounds(self) -> bool:
-        """Whether storing rounds at all, so that a word is of use."""
+        """Whether encoding rounds at all: in float32 no word is used."""
         return self.dtype != "float32"
 
     @property
-    def _gap_bits(self) -> int:
+    def gap_exponent(self) -> int:
+        """The k of 2^-k, half the largest relative gap between codes: the explicit mantissa bits and one."""
         return FLOAT_FORMATS[self.dtype].mantissa_bits + 1
+
+    def freezes(self, b) -> bool:
+        """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < 2^-gap_exponent.
+
+        In float32; that format itself is taken as never freezing (contract F3).
+
+        Example:
+            >>> Format("bfloat16").freezes(0.999), Format("bfloat16").freezes(0.9)
+            (True, False)
+        """
+        return self.rounds and bool(np.float32(1) - np.float32(b) < np.float32(2.0**-self.gap_exponent))
 
 
 def as_format(function: str, argument: str, dtype) -> Format:
-    """Return the `Format` of a plain state dtype, given by name, as a dtype or as a `Format`.
+    """Return the `Format` of a plain state dtype.
 
     Args:
         function: whose argument it is, and
         argument: which one, for the error.
-        dtype: the dtype.
+        dtype: a name, a dtype or a `Format`.
 
     Raises:
-        TypeError: if it is no dtype.
+        TypeError: if it is none of these.
         ValueError: if it cannot hold a state.
     """
     if isinstance(dtype, Format):

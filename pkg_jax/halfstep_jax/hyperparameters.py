@@ -1,4 +1,4 @@
-"""Hyperparameters: checked when a link is built, float32 once and for all.
+"""Hyperparameters: checked when a link is built, float32 from then on.
 
 Contract: A4.
 """
@@ -6,10 +6,11 @@ Contract: A4.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 def as_float32(function: str, name: str, value):
-    """Return a hyperparameter as a float32 scalar.
+    """Return a hyperparameter in float32: a NumPy scalar, or the float32 array that was given.
 
     Args:
         function: whose argument it is, and
@@ -18,52 +19,51 @@ def as_float32(function: str, name: str, value):
 
     Raises:
         TypeError: if it is neither.
+        ValueError: if it is an array of another shape.
     """
-    if isinstance(value, jax.Array | np.ndarray):
-        if value.dtype != jnp.float32:
-            raise TypeError(
-                f"{function}: {name} is a {value.dtype} array; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
-                "Use inject_hyperparams(..., hyperparam_dtype=jnp.float32)."
-            )
-        if value.shape != ():
-            raise ValueError(
-                f"{function}: {name} has shape {value.shape}; a hyperparameter is a scalar. Use shape ()."
-            )
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+    if not isinstance(value, jax.Array | np.ndarray):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+            raise TypeError(f"{function}: {name}={value!r} is not a number. Use a float.")
+        return np.float32(value)
+    if value.dtype != jnp.float32:
         raise TypeError(
-            f"{function}: {name}={value!r} is not a number. Use a float, or a float32 array of shape ()."
+            f"{function}: {name} is a {value.dtype} array; hyperparameters are float32 "
+            "(0.999 in bfloat16 is 1.0). Use inject_hyperparams(..., hyperparam_dtype=jnp.float32)."
         )
-    return np.float32(value)
+    if value.shape != ():
+        raise ValueError(
+            f"{function}: {name} has shape {value.shape}; a hyperparameter is a scalar. Use shape ()."
+        )
+    return value
 
 
 def decay_rate(function: str, name: str, value):
-    """Return a decay rate as float32: in [0, 1), where its value can be read now.
+    """Return a decay rate in float32: in [0, 1), as far as it can be read now.
 
     Raises:
         TypeError: as `as_float32`.
         ValueError: if it is out of range.
     """
     rate = as_float32(function, name, value)
-    number = known(rate)
-    if number is not None and not 0 <= number < 1:
-        raise ValueError(f"{function}: {name}={value} is outside [0, 1). Use a decay rate such as 0.9.")
+    if not _traced(rate) and not 0 <= rate < 1:
+        held = "" if not 0 <= value < 1 else " in float32"
+        raise ValueError(f"{function}: {name}={value} is outside [0, 1){held}. Use a decay rate such as 0.9.")
     return rate
 
 
 def nonnegative(function: str, name: str, value, way_out: str = "Use a number >= 0."):
-    """Return a hyperparameter as float32: not negative, where its value can be read now.
+    """Return a hyperparameter in float32: a number >= 0, as far as it can be read now.
 
     Raises:
         TypeError: as `as_float32`.
         ValueError: if it is negative or NaN.
     """
-    number = known(rate := as_float32(function, name, value))
-    if number is not None and not number >= 0:
-        raise ValueError(f"{function}: {name}={value} is negative. {way_out}")
-    return rate
+    number = as_float32(function, name, value)
+    if not _traced(number) and not number >= 0:
+        fault = "negative" if number < 0 else "not a number"
+        raise ValueError(f"{function}: {name}={value} is {fault}. {way_out}")
+    return number
 
 
-def known(value) -> float | None:
-    """Return the value of a scalar, or None where it is traced."""
-    return None if isinstance(value, jax.core.Tracer) else float(value)
+def _traced(value) -> bool:
+    return isinstance(value, Tracer)

@@ -1,50 +1,52 @@
-"""The learning rate. Contract: section D."""
+"""The learning rate as an Optax transform.
 
-from typing import NamedTuple
+Contract: section D.
+"""
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from halfstep_jax import hyperparameters
-from halfstep_jax.exact import rounded
+from halfstep_jax.exact import hidden_zero, hide
 from halfstep_jax.leaves import flatten_updates
+from halfstep_jax.schedules import as_rate
 
 
-class ScaleByLearningRateState(NamedTuple):
-    """State of a link with a schedule: int32 count of the steps taken."""
+def scale_by_learning_rate(learning_rate, *, flip_sign: bool = True) -> optax.GradientTransformationExtraArgs:
+    """Multiply the updates by the learning rate: (-learning_rate) u, or learning_rate u without `flip_sign`.
 
-    count: jax.Array
+    In float32, rounded once. (Optax's own link does the same, but a compiler may fuse its product with a sum
+    that follows.)
 
+    Args:
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule of the count before its increment.
+        flip_sign: True to descend.
 
-def scale_by_learning_rate(learning_rate, *, flip_sign: bool = True):
-    """Multiply the updates by -learning_rate."""
+    Returns:
+        An Optax transform. Its updates are float32.
+
+    Raises:
+        TypeError: if `learning_rate` is no number, or an array of another dtype than float32; from `update`,
+            if a leaf is not float32, bfloat16 or float16.
+        ValueError: if `learning_rate` is negative.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> tx = scale_by_learning_rate(0.5)
+        >>> updates, _ = tx.update({"w": jnp.float32(1.0)}, tx.init({}))
+        >>> float(updates["w"])
+        -0.5
+
+    Source: as `optax.scale_by_learning_rate` (contract D2).
+    """
     function = "scale_by_learning_rate"
-    if not callable(learning_rate):
-        fixed = hyperparameters.nonnegative(
-            function, "learning_rate", learning_rate, "Use a number >= 0, or flip_sign=False to ascend."
-        )
-
-    def init(params):
-        del params
-        return (
-            ScaleByLearningRateState(jnp.zeros([], jnp.int32))
-            if callable(learning_rate)
-            else optax.EmptyState()
-        )
+    way_out = "Use a number >= 0, or flip_sign=False to ascend."
+    rate = as_rate(function, "learning_rate", learning_rate, way_out)
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
         leaves = flatten_updates(function, updates)
-        rate = (
-            jnp.asarray(learning_rate(state.count), jnp.float32)
-            if callable(learning_rate)
-            else jnp.asarray(fixed)
-        )
-        rate = -rate if flip_sign else rate
-        us = [None if u is None else rounded(rate * u.astype(jnp.float32)) for u in leaves.values]
-        if callable(learning_rate):
-            state = ScaleByLearningRateState(optax.safe_increment(state.count))
-        return leaves.treedef.unflatten(us), state
+        size, state = rate.read(state)
+        zero = hidden_zero()
+        factor = hide(-size if flip_sign else size, zero)
+        return leaves.map(lambda u: hide(factor * u, zero)), state
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(rate.init, update)

@@ -1,112 +1,148 @@
-"""The leaves of a tree of updates: their names, and what belongs to each in other trees.
+"""The leaves of a tree of updates: their names, and what other trees hold for each.
 
 Contract: W7. Names come from key paths, never from positions: masks and partitions shift those.
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-_HELD = ("float32", "bfloat16", "float16")
+_HELD_BY_FLOAT32 = ("float32", "bfloat16", "float16")
 
 
-class Leaves(NamedTuple):
-    """A flattened tree of updates. None is a leaf here, and stays None.
+@dataclasses.dataclass(frozen=True)
+class Leaves:
+    """A flattened tree of updates. Here None is a leaf; it stays None.
 
     Attributes:
-        names: one per leaf, key path joined with "/".
+        function: the link that got the updates, for errors.
+        names: one per leaf.
         values: the leaves.
-        treedef: to unflatten.
+        treedef: their tree.
     """
 
+    function: str
     names: list[str]
     values: list[Any]
     treedef: Any
+
+    def of(self, tree, owner: str, way_out: str) -> list[Any]:
+        """Return what another tree holds for every leaf.
+
+        Args:
+            tree: of the same structure.
+            owner: what it is, for the error: "state" or "weight".
+            way_out: the last sentence of the error.
+
+        Raises:
+            ValueError: if its structure or a shape differs.
+        """
+        try:
+            values = self.treedef.flatten_up_to(tree)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.function}: updates and {owner}s are different trees: {error}. {way_out}"
+            ) from None
+        for name, update, value in zip(self.names, self.values, values, strict=True):
+            shape = getattr(value, "shape", None)
+            if update is not None and update.shape != shape:
+                raise ValueError(
+                    f"{self.function}: the update of '{name}' has shape {update.shape}, its {owner} {shape}. "
+                    f"{way_out}"
+                )
+        return values
+
+    def weights(self, params) -> list[Any]:
+        """Return the weight of every leaf.
+
+        Raises:
+            TypeError: if float32 does not hold one.
+            ValueError: if its tree or a shape differs.
+        """
+        weights = self.of(params, "weight", "Pass the params that the updates are for.")
+        for name, update, weight in zip(self.names, self.values, weights, strict=True):
+            if update is not None:
+                check_weight(self.function, name, weight)
+        return weights
+
+    def trees(self, columns: int, rows: list[tuple]) -> tuple[Any, ...]:
+        """Return `columns` trees, the k-th of what stands k-th in each leaf's row."""
+        transposed = zip(*rows, strict=True) if rows else [()] * columns
+        return tuple(self.treedef.unflatten(list(column)) for column in transposed)
+
+    def map(self, rule: Callable[..., Any], *others: list[Any]) -> Any:
+        """Return the tree of rule(update, ...) over the leaves; None stays None."""
+        rows = zip(self.values, *others, strict=True)
+        return self.treedef.unflatten([None if row[0] is None else rule(*row) for row in rows])
+
+
+def flatten_updates(function: str, updates) -> Leaves:
+    """Flatten `updates`, each leaf cast to float32.
+
+    Raises:
+        TypeError: if float32 does not hold a leaf.
+    """
+    paths, treedef = jax.tree_util.tree_flatten_with_path(updates, is_leaf=lambda x: x is None)
+    names = [leaf_name(path) for path, _ in paths]
+    values = [_in_float32(function, name, value) for name, (_, value) in zip(names, paths, strict=True)]
+    return Leaves(function, names, values, treedef)
 
 
 def leaf_name(path) -> str:
     """Return the name of a leaf: its key path joined with "/", a trailing attribute `value` dropped.
 
-    Flax nnx paths end in that attribute in some places and not in others.
+    Flax nnx has that attribute at the end of some paths and not of others.
 
     Example:
-        >>> import jax
-        >>> paths, _ = jax.tree_util.tree_flatten_with_path({"layer": [1.0]})
-        >>> leaf_name(paths[0][0])
-        'layer/0'
+        >>> paths, _ = jax.tree_util.tree_flatten_with_path({"layers": [1.0, 2.0]})
+        >>> [leaf_name(path) for path, _ in paths]
+        ['layers/0', 'layers/1']
     """
     if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
         path = path[:-1]
     return "/".join(_part(key) for key in path)
 
 
-def flatten_updates(function: str, updates) -> Leaves:
-    """Flatten `updates` and check that float32 holds every leaf.
-
-    Raises:
-        TypeError: if a leaf is of another dtype.
-    """
-    paths, treedef = jax.tree_util.tree_flatten_with_path(updates, is_leaf=_is_none)
-    leaves = Leaves([leaf_name(path) for path, _ in paths], [value for _, value in paths], treedef)
-    for name, value in zip(leaves.names, leaves.values, strict=True):
-        if value is not None and _dtype(value) not in _HELD:
-            raise TypeError(
-                f"{function}: the update of '{name}' is {_dtype(value)}; updates are float32, bfloat16 or float16. "
-                "Cast it, or mask the leaf out."
-            )
-    return leaves
-
-
-def flatten_alike(function: str, leaves: Leaves, tree, owner: str, way_out: str) -> list[Any]:
-    """Return what `tree` holds for every leaf of the updates, checked for its shape.
-
-    Args:
-        function: for the error.
-        leaves: the updates.
-        tree: of the same structure.
-        owner: what `tree` is, for the error: "state" or "weight".
-        way_out: the last sentence of the error.
-
-    Raises:
-        ValueError: if structure or shape differ.
-    """
-    try:
-        values = leaves.treedef.flatten_up_to(tree)
-    except ValueError as error:
-        raise ValueError(
-            f"{function}: updates and {owner} are different trees ({error}). {way_out}"
-        ) from None
-    for name, update, value in zip(leaves.names, leaves.values, values, strict=True):
-        if update is not None and jnp.shape(update) != getattr(value, "shape", None):
-            raise ValueError(
-                f"{function}: the update of '{name}' has shape {jnp.shape(update)}, its {owner} "
-                f"{getattr(value, 'shape', None)}. {way_out}"
-            )
-    return values
-
-
 def check_params(function: str, params) -> None:
-    """Check the weights that `init` gets.
+    """Refuse weights that float32 does not hold.
 
     Raises:
-        TypeError: if one is not float32, bfloat16 or float16.
+        TypeError: naming the first one.
     """
     for path, p in jax.tree_util.tree_flatten_with_path(params)[0]:
-        if _dtype(p) not in _HELD:
-            raise TypeError(
-                f"{function}: the weight '{leaf_name(path)}' is {_dtype(p)}; weights are float32, bfloat16 or float16. "
-                "Cast it, or mask the leaf out."
-            )
+        check_weight(function, leaf_name(path), p)
 
 
-def _dtype(value) -> str:
+def check_weight(function: str, name: str, p) -> None:
+    """Refuse one weight that float32 does not hold.
+
+    Raises:
+        TypeError: naming it.
+    """
+    if (dtype := _dtype_name(p)) not in _HELD_BY_FLOAT32:
+        raise TypeError(
+            f"{function}: the weight '{name}' is {dtype}; weights are float32, bfloat16 or float16. "
+            "Cast it, or mask the leaf out."
+        )
+
+
+def _in_float32(function: str, name: str, update):
+    if update is None:
+        return None
+    if (dtype := _dtype_name(update)) not in _HELD_BY_FLOAT32:
+        raise TypeError(
+            f"{function}: the update of '{name}' is {dtype}; updates are float32, bfloat16 or float16. "
+            "Cast it, or mask the leaf out."
+        )
+    return jnp.asarray(update).astype(jnp.float32)
+
+
+def _dtype_name(value) -> str:
     dtype = getattr(value, "dtype", None)
     return type(value).__name__ if dtype is None else jnp.dtype(dtype).name
-
-
-def _is_none(x) -> bool:
-    return x is None
 
 
 def _part(key) -> str:

@@ -1,6 +1,6 @@
 """Moments: exponential moving averages and their bias correction, in float32.
 
-Contract: section M. Storage is not decided here (`formats.py` does).
+Contract: section M. Storage is not decided here (`formats.py` and `storage.py` do).
 """
 
 import jax
@@ -8,23 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.exact import rounded
+from halfstep_jax.exact import hidden_zero, hide
 
 
-def ema(average: jax.Array, value: jax.Array, b) -> jax.Array:
-    """Return (b average) + ((1 - b) value): two products and a sum, each rounded once to float32 (contract M1).
+def ema(average: jax.Array, value: jax.Array, b, zero: jax.Array | None = None) -> jax.Array:
+    """Return (b average) + ((1 - b) value): two products and a sum, each rounded once (contract M1).
 
     Args:
         average: float32.
         value: float32, in the shape of `average`.
         b: decay rate, a number or a float32 scalar.
+        zero: from `exact.hidden_zero`, where the caller has one.
 
     Example:
         >>> float(ema(jnp.float32(1.0), jnp.float32(3.0), 0.5))
         2.0
     """
-    b = jnp.asarray(b, jnp.float32)
-    return rounded(b * average) + rounded((np.float32(1) - b) * value)
+    zero = hidden_zero() if zero is None else zero
+    b = hide(jnp.asarray(b, jnp.float32), zero)
+    return hide(b * average, zero) + hide((np.float32(1) - b) * value, zero)
 
 
 def bias_correction(b, count) -> jax.Array:
@@ -36,27 +38,28 @@ def bias_correction(b, count) -> jax.Array:
     `1 - b**count` in float32 is off by 1.3e-5 at b = 0.999, count = 1.
 
     Args:
-        b: decay rate in [0, 1), a number or a float32 array.
-        count: the step, from 1 to 2^31 - 1, an integer or an int32 array that broadcasts against `b`.
+        b: decay rates in [0, 1): a number or a float32 array.
+        count: the step, from 1 to 2^31 - 1: an integer, or an integer array that broadcasts against `b`.
 
     Returns:
         float32, in the common shape.
 
-    Source: ours.
-
     Example:
         >>> float(bias_correction(0.5, 2))
         0.75
+
+    Source: ours.
     """
-    one, two = np.float32(1), np.float32(2)
+    one = np.float32(1)
+    zero = hidden_zero()
     b, count = jnp.broadcast_arrays(jnp.asarray(b, jnp.float32), jnp.asarray(count).astype(jnp.uint32))
 
     def next_bit(k, carry):
         q, power = carry
-        bit = (count >> k.astype(jnp.uint32)) & np.uint32(1)
-        q = jnp.where(bit == 1, q + rounded(power * (one - q)), q)
-        return q, rounded(two * power) - rounded(power * power)
+        set_bit = (count >> k.astype(jnp.uint32)) & np.uint32(1)
+        q = jnp.where(set_bit == 1, q + hide(power * (one - q), zero), q)
+        return q, (power + power) - hide(power * power, zero)
 
-    # Rolled, so that XLA does not fuse some two hundred scalar operations into every kernel that uses the result;
-    # eight bits a turn, because every turn is a kernel launch on a GPU.
+    # Rolled, or XLA would fuse some two hundred scalar operations into every kernel that uses the result;
+    # eight bits a turn, because on a GPU every turn is a kernel launch.
     return lax.fori_loop(0, 32, next_bit, (jnp.zeros_like(b), one - b), unroll=8)[0]

@@ -1,6 +1,7 @@
 """Seeds: a number in [0, 2^64), kept as two uint32 words.
 
-Contract: W2. Raw words rather than a JAX key: every checkpoint library can hold them, and no setting changes them.
+Contract: W2. Raw words rather than a JAX key: every checkpoint library can hold them, and no setting of JAX
+changes what they mean.
 """
 
 import operator
@@ -8,6 +9,9 @@ import operator
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+
+_WORDS = "two uint32 words (high, low)"
 
 
 def seed_words(function: str, seed) -> jax.Array:
@@ -15,40 +19,47 @@ def seed_words(function: str, seed) -> jax.Array:
 
     Args:
         function: whose argument it is, for the error.
-        seed: an integer in [0, 2^64), a uint32[2] array, or an integer scalar array (which
-            `optax.inject_hyperparams` makes of an integer).
+        seed: an integer in [0, 2^64), two uint32 words, or a scalar integer array, as which
+            `optax.inject_hyperparams` passes an integer on. Arrays may be traced.
 
     Raises:
         TypeError: if it is none of these.
         ValueError: if it is out of range.
+
+    Example:
+        >>> seed_words("adamw", 2**32 + 5).tolist()
+        [1, 5]
     """
     if isinstance(seed, jax.Array | np.ndarray):
-        return _array_seed(function, seed)
-    if isinstance(seed, bool | np.bool_):
-        raise TypeError(_message(function, seed, "is not an integer"))
+        return _of_array(function, seed)
+    return jnp.asarray(np.array(divmod(_of_integer(function, seed), 2**32), np.uint32))
+
+
+def _of_integer(function: str, seed) -> int:
     try:
+        if isinstance(seed, bool):
+            raise TypeError
         value = operator.index(seed)
     except TypeError:
-        raise TypeError(_message(function, seed, "is not an integer")) from None
+        raise TypeError(
+            f"{function}: seed={seed!r} is not an integer. Use an integer in [0, 2^64), or {_WORDS}."
+        ) from None
     if not 0 <= value < 2**64:
-        raise ValueError(_message(function, seed, "is outside [0, 2^64)"))
-    return jnp.asarray(np.array([value >> 32, value & 0xFFFFFFFF], np.uint32))
+        raise ValueError(
+            f"{function}: seed={value} is outside [0, 2^64). Use an integer in that range, or {_WORDS}."
+        )
+    return value
 
 
-def _array_seed(function, seed):
+def _of_array(function: str, seed) -> jax.Array:
     if seed.shape == (2,) and seed.dtype == jnp.uint32:
         return jnp.asarray(seed)
-    if seed.shape == () and jnp.issubdtype(seed.dtype, jnp.integer):
-        if not isinstance(seed, jax.core.Tracer):
-            return seed_words(function, int(seed))
-        low = seed.astype(jnp.uint32)
-        return jnp.stack([jnp.zeros_like(low), low])
-    raise TypeError(_message(function, f"{seed.dtype}{list(seed.shape)}", "is not a seed"))
-
-
-def _message(function, seed, fault):
-    return (
-        f"{function}: seed={seed} {fault}. Use an integer in that range, or two uint32 words (high, low)."
-        if "outside" in fault
-        else f"{function}: seed={seed!r} {fault}. Use an integer in [0, 2^64), or two uint32 words (high, low)."
-    )
+    if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):
+        raise TypeError(
+            f"{function}: seed is a {seed.dtype} array of shape {seed.shape}. "
+            f"Use an integer in [0, 2^64), or {_WORDS}."
+        )
+    if not isinstance(seed, Tracer):
+        return seed_words(function, int(seed))
+    low = seed.astype(jnp.uint32)
+    return jnp.stack([jnp.zeros_like(low), low])

@@ -1,54 +1,73 @@
-"""Weight decay. Contract: section D."""
+"""Weight decay as an Optax transform.
+
+Contract: section D.
+"""
 
 import jax.numpy as jnp
 import optax
 
-from halfstep_jax import hyperparameters
-from halfstep_jax.exact import rounded
-from halfstep_jax.learning_rate import ScaleByLearningRateState
-from halfstep_jax.leaves import flatten_alike, flatten_updates
+from halfstep_jax.exact import hidden_zero, hide
+from halfstep_jax.leaves import flatten_updates
+from halfstep_jax.schedules import as_rate
 
 
-def add_decayed_weights(weight_decay=0.0, mask=None, *, absolute: bool = False):
-    """Add the weights, times `weight_decay`, to the updates."""
+def add_decayed_weights(
+    weight_decay=0.0, mask=None, *, absolute: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """Add the decayed weights to the updates: u + (weight_decay p).
+
+    With `absolute`, u - (weight_decay p): the link then stands after `scale_by_learning_rate`, and the
+    learning rate does not scale the decay. In float32, whatever the dtype of the weights; product and sum are
+    rounded once each. (Optax's own link forms the product in the dtype of the weights.)
+
+    Args:
+        weight_decay: a number >= 0, a float32 scalar array, or a schedule of the count before its increment.
+        mask: a tree of booleans, a prefix of the params' tree, or a function of the params that gives one;
+            False leaves a leaf alone. As in Optax.
+        absolute: see above.
+
+    Returns:
+        An Optax transform that needs `params`. Its updates are float32. A `weight_decay` of the Python number
+        0 adds nothing.
+
+    Raises:
+        TypeError: if `weight_decay` is no number, or an array of another dtype than float32; from `update`,
+            if a leaf is not float32, bfloat16 or float16.
+        ValueError: if `weight_decay` is negative; from `update`, without `params`, or if trees or shapes
+            differ.
+
+    Example:
+        >>> tx = add_decayed_weights(0.5)
+        >>> updates, _ = tx.update({"w": jnp.float32(1.0)}, tx.init({}), {"w": jnp.bfloat16(4.0)})
+        >>> float(updates["w"])
+        3.0
+
+    Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019; `absolute` is its
+    equation in algorithm 2, with the schedule multiplier left to `weight_decay` (contract D1).
+    """
     function = "add_decayed_weights"
-    if not callable(weight_decay):
-        decay = hyperparameters.nonnegative(function, "weight_decay", weight_decay)
-
-    def init(params):
-        del params
-        return (
-            ScaleByLearningRateState(jnp.zeros([], jnp.int32))
-            if callable(weight_decay)
-            else optax.EmptyState()
-        )
+    rate = as_rate(function, "weight_decay", weight_decay)
 
     def update(updates, state, params=None, **extra_args):
         del extra_args
         if params is None:
             raise ValueError(
-                "add_decayed_weights: params is None; the link adds weight_decay * params. Pass params to update(updates, state, params)."
+                f"{function}: params is None; the link adds weight_decay * params. "
+                "Pass params to update(updates, state, params)."
             )
         leaves = flatten_updates(function, updates)
-        weights = flatten_alike(
-            function, leaves, params, "weight", "Pass the params that the updates are for."
-        )
-        rate = (
-            jnp.asarray(weight_decay(state.count), jnp.float32)
-            if callable(weight_decay)
-            else jnp.asarray(decay)
-        )
-        us = []
-        for u, p in zip(leaves.values, weights, strict=True):
-            if u is None:
-                us.append(None)
-                continue
-            d = rounded(rate * p.astype(jnp.float32))
-            u = u.astype(jnp.float32)
-            us.append(u - d if absolute else u + d)
-        if callable(weight_decay):
-            state = ScaleByLearningRateState(optax.safe_increment(state.count))
-        return leaves.treedef.unflatten(us), state
+        weights = leaves.weights(params)
+        size, state = rate.read(state)
+        if rate.is_zero:
+            return leaves.map(lambda u: u), state
+        zero = hidden_zero()
+        factor = hide(size, zero)
 
-    tx = optax.GradientTransformationExtraArgs(init, update)
-    return tx if mask is None else optax.masked(tx, mask)
+        def decayed(u, p):
+            decay = hide(factor * p.astype(jnp.float32), zero)
+            return hide(u, zero) - decay if absolute else hide(u, zero) + decay
+
+        return leaves.map(decayed, weights), state
+
+    link = optax.GradientTransformationExtraArgs(rate.init, update)
+    return link if mask is None else optax.masked(link, mask)

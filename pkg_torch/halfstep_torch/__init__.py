@@ -7,7 +7,6 @@
 >>> optimizer.step(zero_grad=True)
 """
 
-from halfstep_torch import moments
 from halfstep_torch.adam import scale_by_adam
 from halfstep_torch.aliases import Adam, AdamW
 from halfstep_torch.chain import chain
@@ -26,7 +25,6 @@ __all__ = [
     "add_decayed_weights",
     "chain",
     "leaf_id",
-    "moments",
     "random_words",
     "round_stochastically",
     "round_to",

@@ -8,17 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.arguments import check_decay_rate, check_not_negative, check_pair
 from halfstep_torch.chain import Codes, Link, Update, Words
-from halfstep_torch.formats import (
-    Format,
-    check_format,
-    check_rounding,
-    resolve_format,
-    resolve_rounding,
-)
+from halfstep_torch.exact import sqrt
+from halfstep_torch.formats import Format, as_format_name
+from halfstep_torch.hyperparameters import decay_rate, nonnegative, pair
 from halfstep_torch.moments import bias_correction, ema
-from halfstep_torch.random_words import Role, check_seed
+from halfstep_torch.random_words import Role
+from halfstep_torch.seeds import as_seed
+from halfstep_torch.storage import StoredMoment, check_freezing, check_rounding, stored_moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +23,8 @@ class AdamRule:
     """Adam on one parameter.
 
     Attributes:
-        mu: format of the first moment.
-        nu: format of the second moment.
-        mu_stochastic: whether the first is rounded stochastically.
-        nu_stochastic: whether the second is.
+        mu: how the first moment is stored.
+        nu: how the second is.
         nesterov: look one step ahead.
     """
 
@@ -38,21 +33,19 @@ class AdamRule:
         *("r1", "r2", "r1 of the next step"),
         *("eps", "eps_root"),
     )
-    mu: Format
-    nu: Format
-    mu_stochastic: bool
-    nu_stochastic: bool
+    mu: StoredMoment
+    nu: StoredMoment
     nesterov: bool
 
     @property
     def formats(self) -> Mapping[str, Format]:
         """Both moments."""
-        return {"exp_avg": self.mu, "exp_avg_sq": self.nu}
+        return {"exp_avg": self.mu.format, "exp_avg_sq": self.nu.format}
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """Roles of the moments that are rounded stochastically."""
-        return (Role.MU,) * self.mu_stochastic + (Role.NU,) * self.nu_stochastic
+        return self.mu.roles + self.nu.roles
 
     def update(self, u: Tensor, p: Tensor, codes: Codes, numbers: Sequence, words: Words) -> Update:
         """Return u = (m r1) / (sqrt((v r2) + eps_root) + eps) and the stored moments (contract A5)."""
@@ -60,22 +53,12 @@ class AdamRule:
         g = u
         mu = ema(self.mu.decode(codes["exp_avg"]), g, b1, one_minus_b1)
         nu = ema(self.nu.decode(codes["exp_avg_sq"]), g * g, b2, one_minus_b2)
-        mu_codes = self.mu.encode(mu, words(Role.MU) if self.mu_stochastic else None)
-        nu_codes = self.nu.encode(nu, words(Role.NU) if self.nu_stochastic else None)
+        mu_codes, nu_codes = self.mu.encode(mu, words), self.nu.encode(nu, words)
         # The update reads what was stored: a step is a function of what a checkpoint holds (contract A7).
         m, v = self.mu.decode(mu_codes), self.nu.decode(nu_codes)
         m_hat = ema(m * r1_next, g * r1, b1, one_minus_b1) if self.nesterov else m * r1
         u = m_hat / (sqrt((v * r2) + eps_root) + eps)
         return u, {"exp_avg": mu_codes, "exp_avg_sq": nu_codes}
-
-
-def sqrt(x: Tensor) -> Tensor:
-    """Return the square root, correctly rounded to float32."""
-    # torch's vectorised float32 sqrt on CPU may be off by one bit in eager mode; through float64 it is right,
-    # and compiled code emits the machine's own square root, which is right at once.
-    if torch.compiler.is_compiling():
-        return torch.sqrt(x)
-    return torch.sqrt(x.to(torch.float64)).to(torch.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,23 +90,22 @@ class ScaleByAdam(Link):
 
     def read(self, function: str, group: Mapping[str, Any]) -> tuple:
         """Return (b1, b2, eps, eps_root, mu_dtype, nu_dtype)."""
-        b1, b2 = check_pair(function, "betas", group["betas"])
+        b1, b2 = pair(function, "betas", group["betas"])
         return (
-            check_decay_rate(function, "betas[0]", b1),
-            check_decay_rate(function, "betas[1]", b2),
-            check_not_negative(function, "eps", group["eps"]),
-            check_not_negative(function, "eps_root", group["eps_root"]),
-            check_format(function, "mu_dtype", group["mu_dtype"]),
-            check_format(function, "nu_dtype", group["nu_dtype"]),
+            decay_rate(function, "betas[0]", b1),
+            decay_rate(function, "betas[1]", b2),
+            nonnegative(function, "eps", group["eps"]),
+            nonnegative(function, "eps_root", group["eps_root"]),
+            as_format_name(function, "mu_dtype", group["mu_dtype"]),
+            as_format_name(function, "nu_dtype", group["nu_dtype"]),
         )
 
     def rule(self, function: str, values: tuple, dtype: torch.dtype) -> AdamRule:
         """Resolve formats and roundings."""
         b1, b2, _, _, mu_dtype, nu_dtype = values
-        mu, nu = resolve_format(mu_dtype, dtype), resolve_format(nu_dtype, dtype)
-        mu_stochastic = resolve_rounding(function, "mu", self.mu_rounding, mu, "b1", b1)
-        nu_stochastic = resolve_rounding(function, "nu", self.nu_rounding, nu, "b2", b2)
-        return AdamRule(mu, nu, mu_stochastic, nu_stochastic, self.nesterov)
+        mu = stored_moment(function, Role.MU, mu_dtype, self.mu_rounding, dtype, "b1", b1)
+        nu = stored_moment(function, Role.NU, nu_dtype, self.nu_rounding, dtype, "b2", b2)
+        return AdamRule(mu, nu, self.nesterov)
 
     def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
         """Return `AdamRule.number_names`, all computed in float32."""
@@ -188,15 +170,15 @@ def scale_by_adam(
     Source: D. Kingma, J. Ba, "Adam", ICLR 2015, algorithm 1; storage and rounding: contract A5, F1 to F3.
     """
     function = "scale_by_adam"
-    rates = check_decay_rate(function, "b1", b1), check_decay_rate(function, "b2", b2)
-    check_not_negative(function, "eps", eps)
-    check_not_negative(function, "eps_root", eps_root)
-    dtypes = check_format(function, "mu_dtype", mu_dtype), check_format(function, "nu_dtype", nu_dtype)
-    check_rounding(function, "mu_rounding", mu_rounding)
-    check_rounding(function, "nu_rounding", nu_rounding)
-    if dtypes[0] is not None:
-        resolve_rounding(function, "mu", mu_rounding, Format(dtypes[0]), "b1", rates[0])
-    if dtypes[1] is not None:
-        resolve_rounding(function, "nu", nu_rounding, Format(dtypes[1]), "b2", rates[1])
-    seed = check_seed(function, seed)
-    return ScaleByAdam(b1, b2, eps, eps_root, *dtypes, mu_rounding, nu_rounding, nesterov, seed)
+    rates = decay_rate(function, "b1", b1), decay_rate(function, "b2", b2)
+    nonnegative(function, "eps", eps)
+    nonnegative(function, "eps_root", eps_root)
+    mu_dtype = as_format_name(function, "mu_dtype", mu_dtype)
+    nu_dtype = as_format_name(function, "nu_dtype", nu_dtype)
+    moments = (("mu", mu_dtype, mu_rounding, "b1", rates[0]), ("nu", nu_dtype, nu_rounding, "b2", rates[1]))
+    for name, dtype, rounding, rate_name, rate in moments:
+        check_rounding(function, name, rounding)
+        if dtype is not None:
+            check_freezing(function, name, rounding, Format(dtype), rate_name, rate)
+    seed = as_seed(function, seed)
+    return ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nu_dtype, mu_rounding, nu_rounding, nesterov, seed)

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.adam import ScaleByAdam
-from halfstep_torch.arguments import check_pair
 from halfstep_torch.chain import Chain, Link, chain
+from halfstep_torch.hyperparameters import pair
 from halfstep_torch.learning_rate import ScaleByLearningRate
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.params import RoundStochastically
-from halfstep_torch.random_words import check_seed
+from halfstep_torch.seeds import as_seed
 from halfstep_torch.weight_decay import AddDecayedWeights
 
 DType = str | torch.dtype | None
@@ -20,20 +20,20 @@ DType = str | torch.dtype | None
 class Adam(Optimizer):
     """Adam with L2 decay, as `torch.optim.Adam`, for weights and moments in 16 bits.
 
-    `chain(add_decayed_weights, scale_by_adam, scale_by_learning_rate, round_stochastically)`: all arithmetic in
-    float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32 throughout it
-    is `torch.optim.Adam` to within rounding.
+    `chain(add_decayed_weights, scale_by_adam, scale_by_learning_rate, round_stochastically)`: all arithmetic
+    in float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32
+    throughout it is `torch.optim.Adam` to within rounding.
 
     Args:
         params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
-        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count of
-            steps so far to a number.
+        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count
+            of steps so far to a number.
         betas: decay rates of the two moments.
         eps: added to the square root of the second moment.
         weight_decay: L2 decay, added to the gradient.
         maximize: ascend.
-        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype, or
-            None: bfloat16 for bfloat16 weights, else float32.
+        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
+            or None: bfloat16 for bfloat16 weights, else float32.
         nu_dtype: how the second (`exp_avg_sq`) is stored.
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".
@@ -74,8 +74,8 @@ class Adam(Optimizer):
         compile: bool | str = "auto",
     ) -> None:
         function = type(self).__name__
-        seed = check_seed(function, seed)
-        b1, b2 = check_pair(function, "betas", betas)
+        seed = as_seed(function, seed)
+        b1, b2 = pair(function, "betas", betas)
         adam = ScaleByAdam(b1, b2, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
         links = [AddDecayedWeights(weight_decay), adam, ScaleByLearningRate(lr)]
         tx = chain(*links, *_landing(function, param_storage, seed))
@@ -85,20 +85,20 @@ class Adam(Optimizer):
 class AdamW(Optimizer):
     """Adam with decoupled decay, as `torch.optim.AdamW`, for weights and moments in 16 bits.
 
-    `chain(scale_by_adam, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic in
-    float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32 throughout it
-    is `torch.optim.AdamW` to within rounding.
+    `chain(scale_by_adam, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic
+    in float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32
+    throughout it is `torch.optim.AdamW` to within rounding.
 
     Args:
         params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
-        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count of
-            steps so far to a number.
+        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count
+            of steps so far to a number.
         betas: decay rates of the two moments.
         eps: added to the square root of the second moment.
         weight_decay: decoupled decay; it is scaled by the learning rate.
         maximize: ascend.
-        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype, or
-            None: bfloat16 for bfloat16 weights, else float32.
+        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
+            or None: bfloat16 for bfloat16 weights, else float32.
         nu_dtype: how the second (`exp_avg_sq`) is stored.
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".
@@ -139,8 +139,8 @@ class AdamW(Optimizer):
         compile: bool | str = "auto",
     ) -> None:
         function = type(self).__name__
-        seed = check_seed(function, seed)
-        b1, b2 = check_pair(function, "betas", betas)
+        seed = as_seed(function, seed)
+        b1, b2 = pair(function, "betas", betas)
         adam = ScaleByAdam(b1, b2, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
         links = [adam, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
         tx = chain(*links, *_landing(function, param_storage, seed))

@@ -54,29 +54,33 @@ class Compile:
             )
 
     def wanted(self, device: torch.device, elements: int) -> bool:
-        """Return whether steps on `device`, where all parameters have that many elements, are to be compiled."""
+        """Return whether steps on `device`, where parameters have that many elements, are to be compiled."""
         if self.choice != "auto":
             return bool(self.choice)
         if device.type != "cpu":
             return device.type in ("cuda", "xpu")
         return elements >= _WORTH_COMPILING and find_cxx() is not None
 
-    def prepare(self, function: str, device: torch.device, elements: int, make: Callable[[], None]) -> bool:
-        """Return whether a kernel is to run compiled; it then is.
+    def prepare(
+        self, function: str, device: torch.device, elements: int, make: Callable[[int], None]
+    ) -> int | None:
+        """Compile, and return the number of elements from which a leaf is stepped compiled; None: never.
 
         Args:
             function: for messages.
             device: of the parameters.
             elements: of all parameters on it.
-            make: compiles the kernel.
+            make: compiles the kernel for leaves from that number up.
 
         Raises:
             RuntimeError: if compilation is demanded and fails.
         """
         if not self.wanted(device, elements):
-            return False
+            return None
+        # One element would be a graph of its own; on CPU a short leaf costs less in eager mode, among others.
+        shortest = 1 << 12 if self.choice == "auto" and device.type == "cpu" else 2
         try:
-            make()
+            make(shortest)
         except Exception as error:
             if self.choice is True:
                 raise RuntimeError(
@@ -90,8 +94,8 @@ class Compile:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return False
-        return True
+            return None
+        return shortest
 
 
 @functools.cache
@@ -127,6 +131,8 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
     with warnings.catch_warnings():
         # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
+        # Inductor says that it runs such a kernel more slowly.
+        warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         kernel(scratch(dtype=plan.dtype), scratch(dtype=grad_dtype), codes, numbers, keys)
     return kernel
 

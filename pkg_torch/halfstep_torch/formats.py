@@ -9,9 +9,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from halfstep_torch.rounding import FLOAT_FORMATS, dtype_name, round_value
+from halfstep_torch.float_formats import FLOAT_FORMATS, dtype_name
+from halfstep_torch.rounding import round_value
 
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 _PLAIN_STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -47,6 +47,16 @@ class Format:
         """Return the float32 values of `codes`: exact."""
         return codes.to(torch.float32)
 
+    @property
+    def rounds(self) -> bool:
+        """Whether encoding rounds at all."""
+        return self.name != "float32"
+
+    @property
+    def gap_exponent(self) -> int:
+        """k, where 2^-k is half the largest relative gap between neighbouring codes."""
+        return FLOAT_FORMATS[self.name].mantissa_bits + 1
+
     def freezes(self, b: float) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < 2^-(p + 1).
 
@@ -55,12 +65,7 @@ class Format:
         Args:
             b: decay rate, a float32 value.
         """
-        return self.name != "float32" and 1.0 - b < self.freezing_gap
-
-    @property
-    def freezing_gap(self) -> float:
-        """Half the largest relative gap between neighbouring codes, 2^-(p + 1)."""
-        return 2.0 ** -(FLOAT_FORMATS[self.name].mantissa_bits + 1)
+        return self.rounds and 1.0 - b < 2.0**-self.gap_exponent
 
 
 def resolve_format(name: str | None, param_dtype: torch.dtype) -> Format:
@@ -70,7 +75,7 @@ def resolve_format(name: str | None, param_dtype: torch.dtype) -> Format:
     return Format(name)
 
 
-def check_format(function: str, name: str, dtype) -> str | None:
+def as_format_name(function: str, name: str, dtype) -> str | None:
     """Return a dtype argument as its name, or None.
 
     Args:
@@ -90,37 +95,3 @@ def check_format(function: str, name: str, dtype) -> str | None:
     if given in FLOAT_FORMATS:
         raise ValueError(f"{function}: {name}={given} cannot hold a moment without a block scale. {use}")
     raise ValueError(f"{function}: {name}={given} is not a state dtype. {use}")
-
-
-def check_rounding(function: str, name: str, rounding: str) -> None:
-    """Raise ValueError unless `rounding` is one of the four ways to round a moment (contract F2)."""
-    if rounding not in ROUNDINGS:
-        use = 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
-        raise ValueError(f"{function}: {name}={rounding!r} is not a rounding. {use}")
-
-
-def resolve_rounding(function: str, moment: str, rounding: str, fmt: Format, b_name: str, b: float) -> bool:
-    """Return whether a moment of rate `b` is rounded stochastically (contract F2, F3).
-
-    Args:
-        function: whose arguments they are, for the message.
-        moment: "mu" or "nu".
-        rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze) or "nearest_unchecked".
-        fmt: of the moment.
-        b_name: what the rate is called.
-        b: the rate, a float32 value.
-
-    Raises:
-        ValueError: if `rounding` is none of these, or "nearest" and would freeze the moment.
-    """
-    check_rounding(function, f"{moment}_rounding", rounding)
-    if rounding == "nearest" and fmt.freezes(b):
-        power = fmt.freezing_gap.hex().partition("p")[2]
-        raise ValueError(
-            f'{function}: {moment}_dtype={fmt.name} with {moment}_rounding="nearest" freezes at '
-            f"{b_name}={b:.7g} (1-{b_name} < 2^{power}). "
-            f'Use {moment}_rounding="stochastic", or {moment}_dtype="float32".'
-        )
-    if fmt.name == "float32":
-        return False
-    return rounding == "stochastic" or (rounding == "auto" and fmt.freezes(b))

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from halfstep_torch.arguments import check_not_negative
 from halfstep_torch.chain import Codes, Link, Update, Words
 from halfstep_torch.formats import Format
+from halfstep_torch.hyperparameters import nonnegative
 from halfstep_torch.random_words import Role
 
 Schedule = Callable[[int], float]
@@ -47,7 +47,7 @@ class ScaleByLearningRate(Link):
         lr = group["lr"]
         if callable(lr):
             return (lr,)
-        return (check_not_negative(function, "lr", lr, "Use a number >= 0, or maximize=True to ascend."),)
+        return (nonnegative(function, "lr", lr, "Use a number >= 0, or maximize=True to ascend."),)
 
     def rule(self, function: str, values: tuple, dtype: torch.dtype) -> LearningRateRule:
         """Return the product."""
@@ -58,7 +58,7 @@ class ScaleByLearningRate(Link):
         (lr,) = values
         if callable(lr):
             name = f"lr({step - 1})"
-            lr = check_not_negative(function, name, lr(step - 1), "Use a schedule of numbers >= 0.")
+            lr = nonnegative(function, name, lr(step - 1), "Use a schedule of numbers >= 0.")
         return (-lr if self.flip_sign else lr,)
 
 
@@ -88,5 +88,5 @@ def scale_by_learning_rate(learning_rate: float | Tensor | Schedule, *, flip_sig
     """
     if not callable(learning_rate):
         way_out = "Use a number >= 0, or flip_sign=False to ascend."
-        check_not_negative("scale_by_learning_rate", "learning_rate", learning_rate, way_out)
+        nonnegative("scale_by_learning_rate", "learning_rate", learning_rate, way_out)
     return ScaleByLearningRate(learning_rate, flip_sign)

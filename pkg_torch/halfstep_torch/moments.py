@@ -9,13 +9,15 @@ import numpy as np
 
 
 def ema(average, value, b, one_minus_b):
-    """Return (b average) + ((1 - b) value): two products and a sum, each rounded once to float32 (contract M1).
+    """Return (b average) + ((1 - b) value): two products and a sum, each rounded once to float32.
 
     Args:
         average: float32 tensor.
         value: float32 tensor.
         b: a float32 number.
         one_minus_b: 1 - b, computed in float32.
+
+    Source: contract M1.
     """
     # Written out: lerp, addcmul and add(alpha=) may fuse the product and the sum.
     return (b * average) + (one_minus_b * value)
@@ -25,9 +27,9 @@ def ema(average, value, b, one_minus_b):
 def bias_correction(b: float, count: int) -> np.float32:
     """Return 1 - b^count by the complement binary power, in float32.
 
-    q_0 = 1 - b and q_(k+1) = 2 q_k - q_k q_k are the complements of b^(2^k); starting from q = 0, each set bit k of
-    `count`, lowest first, gives q = q + q_k (1 - q). Every operation is rounded once to float32. The relative
-    error stays under 1e-6 for b in [0.5, 0.999999] and count up to 2e6.
+    q_0 = 1 - b and q_(k+1) = 2 q_k - q_k q_k are the complements of b^(2^k); starting from q = 0, each set
+    bit k of `count`, lowest first, gives q = q + q_k (1 - q). Every operation is rounded once to float32. The
+    relative error stays under 1e-6 for b in [0.5, 0.999999] and count up to 2e6.
 
     Args:
         b: decay rate in [0, 1), becomes float32.

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from halfstep_torch.chain import Chain, Link, Rule, chain
 from halfstep_torch.compiling import Compile
-from halfstep_torch.params import check_grad, check_param
-from halfstep_torch.random_words import leaf_name
+from halfstep_torch.leaves import check_grad, check_weight, leaf_name
 from halfstep_torch.running import Batch, Leaf, attach_keys, attach_state
 from halfstep_torch.state_dict import (
     add_headers,
@@ -29,14 +28,15 @@ class Optimizer(torch.optim.Optimizer):
     and the weight becomes nearest(p + u) in its own dtype. Where it rounds is said by the links. Weights and
     state are changed in place. A step happens for all parameters or, if anything is wrong, for none.
 
-    The links' numbers are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`, `mu_dtype`, ...):
-    a group's own value wins, and lr schedulers may write them. State per parameter is a flat dict: `step`, an
-    int64 0-d tensor, and what the links keep (`exp_avg`, `exp_avg_sq`), row-major, in its own dtypes, which
-    `load_state_dict` keeps to the bit.
+    The links' numbers are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`, `mu_dtype`,
+    ...): a group's own value wins, and lr schedulers may write them. State per parameter is a flat dict:
+    `step`, an int64 0-d tensor, and what the links keep (`exp_avg`, `exp_avg_sq`), row-major, in its own
+    dtypes, which `load_state_dict` keeps to the bit.
 
     Random words depend on (seed, step, name, element) alone: give parameters with their names
-    (`model.named_parameters()`), and neither their order, nor freezing some, nor resuming changes a bit. Without
-    names, a parameter's index over all groups stands for its name. torch's own generators are not used.
+    (`model.named_parameters()`), and neither their order, nor freezing some, nor resuming changes a bit.
+    Without names, a parameter's index over all groups stands for its name. torch's own generators are not
+    used.
 
     Args:
         params: parameters, pairs (name, parameter), or dicts of groups with their own values of the entries.
@@ -125,7 +125,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_new_group(self, group: Mapping[str, Any]) -> None:
         for i, param in enumerate(group["params"]):
-            check_param(self._name, group["param_names"][i] if "param_names" in group else i, param)
+            check_weight(self._name, group["param_names"][i] if "param_names" in group else i, param)
             self._compile.check(self._name, param.device)
         values = self._read(len(self.param_groups) - 1)
         for dtype in {param.dtype for param in group["params"]}:
@@ -137,8 +137,8 @@ class Optimizer(torch.optim.Optimizer):
         if schedule is not None:
             if "lr" in group:
                 raise ValueError(
-                    f"{self._name}: lr={group['lr']} stands in param group {index}, whose lr is a function of "
-                    "the step. Use one of the two."
+                    f"{self._name}: lr={group['lr']} stands in param group {index}, whose lr is a function "
+                    "of the step. Use one of the two."
                 )
             group = {**group, "lr": schedule}
         return [link.read(self._name, group) for link in self._chain.links]
@@ -161,8 +161,9 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
 
-        That entry, `halfstep`, holds the spec version, the links of the chain, their seeds and the parameters'
-        leaf names. All of it loads with `torch.load(weights_only=True)`. State arrays are not copied.
+        That entry, `halfstep`, holds the spec version, the links of the chain, their seeds and the
+        parameters' leaf names. All of it loads with `torch.load(weights_only=True)`. State arrays are not
+        copied.
         """
         state_dict = super().state_dict()
         add_headers(state_dict, self._headers())
@@ -260,17 +261,17 @@ class Optimizer(torch.optim.Optimizer):
         batches = self._batches()
         attach_state(self._name, batches, self.state)
         attach_keys(batches, self._seeds)
-        compiled = [self._prepare(batch) for batch in batches]
+        compiled_from = [self._prepare(batch) for batch in batches]
         # Everything that can fail has been tried: from here on, weights change.
-        for batch, is_compiled in zip(batches, compiled, strict=True):
-            batch.run(is_compiled)
+        for batch, shortest in zip(batches, compiled_from, strict=True):
+            batch.run(shortest)
         for batch in batches:
             for leaf in batch.leaves:
                 self.state[leaf.param]["step"] += 1
 
-    def _prepare(self, batch: Batch) -> bool:
+    def _prepare(self, batch: Batch) -> int | None:
         elements = sum(param.numel() for _, _, param in self._named() if param.device == batch.device)
-        return self._compile.prepare(self._name, batch.device, elements, batch.prepare)
+        return self._compile.prepare(self._name, batch.device, elements, batch.compile)
 
     def _batches(self) -> list[Batch]:
         """Check all gradients and numbers, and sort the parameters that have a gradient."""
@@ -313,7 +314,7 @@ class _ScheduledGroup(dict):
     def __missing__(self, key: str) -> Any:
         if key == "lr":
             raise KeyError(
-                "lr: it is a function of the step here, kept outside the param groups, and lr schedulers write "
-                "into them. Pass lr as a number to use one."
+                "lr: it is a function of the step here, kept outside the param groups, and lr schedulers "
+                "write into them. Pass lr as a number to use one."
             )
         raise KeyError(key)

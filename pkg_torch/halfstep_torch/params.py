@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.chain import Codes, Link, Update, Words
+from halfstep_torch.float_formats import dtype_name
 from halfstep_torch.formats import Format
-from halfstep_torch.random_words import Role, check_seed
-from halfstep_torch.rounding import dtype_name, round_value
-
-PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from halfstep_torch.random_words import Role
+from halfstep_torch.rounding import round_value
+from halfstep_torch.seeds import as_seed
 
 
 def apply_updates(p: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
@@ -27,76 +27,6 @@ def apply_updates(p: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: of the weights.
     """
     return round_value(p + u, dtype_name(dtype), None, saturate=False)
-
-
-def check_param(function: str, name: str | int, param: Tensor) -> None:
-    """Raise TypeError or ValueError unless weights like these can be stepped in place.
-
-    Args:
-        function: for the message.
-        name: of the parameter.
-        param: the weights.
-    """
-    if hasattr(param, "__tensor_flatten__") or param.layout != torch.strided:
-        kind = f"a {type(param).__name__}" if param.layout == torch.strided else "sparse"
-        raise TypeError(f"{function}: parameter {name!r} is {kind}. Pass plain dense tensors.")
-    if param.dtype not in PARAM_DTYPES:
-        raise TypeError(
-            f"{function}: parameter {name!r} is {dtype_name(param.dtype)}; "
-            "weights are float32, bfloat16 or float16. Cast it."
-        )
-    if any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True)):
-        raise ValueError(f"{function}: elements of parameter {name!r} share memory. Pass param.clone().")
-
-
-def check_grad(function: str, name: str, param: Tensor) -> None:
-    """Raise TypeError or ValueError unless the gradient of `param` can be used.
-
-    Args:
-        function: for the message.
-        name: of the parameter.
-        param: the weights.
-    """
-    grad = param.grad
-    assert grad is not None
-    if grad.layout != torch.strided:
-        raise TypeError(
-            f"{function}: the gradient of {name!r} is sparse; gradients are dense. Use sparse=False in the layer."
-        )
-    if grad.dtype not in PARAM_DTYPES:
-        raise TypeError(
-            f"{function}: the gradient of {name!r} is {dtype_name(grad.dtype)}; "
-            "gradients are float32, bfloat16 or float16. Cast it."
-        )
-    if grad.shape != param.shape or grad.device != param.device:
-        raise ValueError(
-            f"{function}: the gradient of {name!r} has shape {tuple(grad.shape)} on {grad.device}, "
-            f"its parameter {tuple(param.shape)} on {param.device}. Run backward again."
-        )
-
-
-def check_state_array(function: str, name: str, key: str, fmt: Format, array: Tensor, param: Tensor) -> None:
-    """Raise ValueError unless a state array fits its parameter and format.
-
-    Args:
-        function: for the message.
-        name: of the parameter.
-        key: of the state array.
-        fmt: how it is to be stored.
-        array: the state.
-        param: the weights.
-    """
-    if array.dtype != fmt.dtype:
-        raise ValueError(
-            f"{function}: {key} of {name!r} is stored in {dtype_name(array.dtype)}, its group says {fmt.name}. "
-            "Set formats before the first step."
-        )
-    if array.shape != param.shape or array.device != param.device:
-        raise ValueError(
-            f"{function}: {key} of {name!r} has shape {tuple(array.shape)} on {array.device}, "
-            f"its parameter {tuple(param.shape)} on {param.device}. "
-            "Make the optimizer once the model has its shape and device."
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,4 +87,4 @@ def round_stochastically(seed: int | Sequence[int] = 0) -> Link:
 
     Source: contract P2, P3, R3.
     """
-    return RoundStochastically(check_seed("round_stochastically", seed))
+    return RoundStochastically(as_seed("round_stochastically", seed))

@@ -1,8 +1,8 @@
 """Random words: one uint32 per element, a pure function of (seed, step, leaf, role, index).
 
 Contract: section W. Keys are few and made with NumPy on the host; words are many and made with torch, on the
-device, in int32 (torch has no uint32 arithmetic; the wrap gives the same bits). Nothing is drawn and nothing is
-kept: torch's own generators are never read or moved.
+device, in int32 (torch has no uint32 arithmetic; the wrap gives the same bits). Nothing is drawn and nothing
+is kept: torch's own generators are never read or moved.
 """
 
 import enum
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+
+from halfstep_torch.seeds import as_seed
 
 
 class Role(enum.IntEnum):
@@ -27,7 +29,6 @@ class Role(enum.IntEnum):
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
-_WRAPPERS = ("module.", "_orig_mod.")
 
 
 def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +38,8 @@ def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray,
         key: two uint32 arrays, of shapes that broadcast with `x`.
         x: uint32 array.
 
-    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2; constants as in
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2; constants as
+        in
     Random123's threefry.h. Contract W3.
     """
     k0, k1 = key
@@ -50,18 +52,6 @@ def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray,
         x0 = x0 + schedule[(group + 1) % 3]
         x1 = x1 + (schedule[(group + 2) % 3] + np.uint32(group + 1))
     return x0, x1
-
-
-def leaf_name(name: str) -> str:
-    """Return the leaf name of a torch parameter: "." becomes "/", leading wrappers are dropped (contract W7).
-
-    Example:
-        >>> leaf_name("module._orig_mod.encoder.0.weight")
-        'encoder/0/weight'
-    """
-    while name.startswith(_WRAPPERS):
-        name = name.partition(".")[2]
-    return name.replace(".", "/")
 
 
 def leaf_id(name: str) -> int:
@@ -80,7 +70,7 @@ def leaf_id(name: str) -> int:
 
 
 def leaf_keys(seed: int, steps: Sequence[int], leaves: Sequence[int], roles: Sequence[int]) -> np.ndarray:
-    """Return the keys of many leaves at once, as uint32 rows (k0, k1 of the first role, k1 of the second, ...).
+    """Return the keys of many leaves at once: uint32 rows (k0, k1 of the first role, of the second, ...).
 
     (k0, kx) = fold(fold(seed, step), leaf); k1 = the second word of fold((k0, kx), role): contract W4.
 
@@ -117,8 +107,8 @@ def words_from(index: Tensor, k0, keys: dict[int, int | Tensor]) -> Callable[[in
     """Return a function from role to words: mix(mix(index ^ k0) + k1), the inner mix shared by all roles.
 
     Args:
-        index: int32, the low half of the row-major index. Whoever cuts an array sees to it that the high half is
-            the same for all of `index`, and adds 0x9E3779B9 times that half to every k1.
+        index: int32, the low half of the row-major index. Whoever cuts an array sees to it that the high half
+            is the same for all of `index`, and adds 0x9E3779B9 times that half to every k1.
         k0: int32 number or 0-d tensor.
         keys: of each role its k1.
     """
@@ -136,26 +126,6 @@ def high_key(k1: np.ndarray, high: int) -> np.ndarray:
     return k1 + _GOLDEN_RATIO * np.full_like(k1, high)
 
 
-def check_seed(function: str, seed: int | Sequence[int]) -> int:
-    """Return a seed as an integer in [0, 2^64); two uint32 words (high, low) become one.
-
-    Raises:
-        TypeError: if it is neither an integer nor two integers.
-        ValueError: if it is out of range.
-    """
-    way_out = "Use an integer in that range, or two uint32 words (high, low)."
-    if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
-        if 0 <= seed < 2**64:
-            return int(seed)
-        raise ValueError(f"{function}: seed={seed} is outside [0, 2^64). {way_out}")
-    pair = seed.tolist() if isinstance(seed, (Tensor, np.ndarray)) else seed
-    if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(type(word) is int for word in pair):
-        if all(0 <= word < 2**32 for word in pair):
-            return pair[0] << 32 | pair[1]
-        raise ValueError(f"{function}: seed={seed} has a word outside [0, 2^32). {way_out}")
-    raise TypeError(f"{function}: seed={seed!r} is not an integer in [0, 2^64). {way_out}")
-
-
 def random_words(
     seed: int | Sequence[int],
     step: int,
@@ -168,8 +138,8 @@ def random_words(
 ) -> Tensor:
     """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi).
 
-    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array; k0 and k1 come
-    from (seed, step, leaf, role) by Threefry. Consumers take the top bits. Nothing is rounded.
+    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array; k0 and k1
+    come from (seed, step, leaf, role) by Threefry. Consumers take the top bits. Nothing is rounded.
 
     Args:
         seed: an integer in [0, 2^64), or two uint32 words (high, low).
@@ -193,7 +163,7 @@ def random_words(
 
     Source: contract W1 to W8.
     """
-    seed = check_seed("random_words", seed)
+    seed = as_seed("random_words", seed)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     leaf = leaf_id(leaf) if isinstance(leaf, str) else leaf
     row = leaf_keys(seed, [step], [leaf], [role])[0]

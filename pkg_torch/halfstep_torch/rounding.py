@@ -5,47 +5,16 @@ device, decide alike; the cast at the end only ever sees values that the target 
 Nothing here draws random numbers, and nothing here knows what an optimizer is.
 """
 
-import dataclasses
 import math
 
 import torch
 from torch import Tensor
 
+from halfstep_torch.float_formats import FLOAT_FORMATS, FloatFormat, dtype_name
+
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
 _SIGN = -(1 << 31)
-
-
-@dataclasses.dataclass(frozen=True)
-class FloatFormat:
-    """A binary floating-point format of at most 16 bits.
-
-    Attributes:
-        dtype: the torch dtype that holds it.
-        mantissa_bits: explicit bits of the significand (p in the contract).
-        min_exponent: exponent of the smallest normal number.
-        largest: the largest finite value.
-        overflow: what stands past it: infinity, or NaN where the format has no infinity.
-    """
-
-    dtype: torch.dtype
-    mantissa_bits: int
-    min_exponent: int
-    largest: float
-    overflow: float
-
-
-FLOAT_FORMATS = {
-    "bfloat16": FloatFormat(torch.bfloat16, 7, -126, (2 - 2**-7) * 2.0**127, math.inf),
-    "float16": FloatFormat(torch.float16, 10, -14, 65504.0, math.inf),
-    "float8_e4m3fn": FloatFormat(torch.float8_e4m3fn, 3, -6, 448.0, math.nan),
-    "float8_e5m2": FloatFormat(torch.float8_e5m2, 2, -14, 57344.0, math.inf),
-}
-
-
-def dtype_name(dtype) -> str:
-    """Return the name of a dtype: "bfloat16" for torch.bfloat16 and for "bfloat16"."""
-    return str(dtype).removeprefix("torch.")
 
 
 def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = False) -> Tensor:
@@ -54,7 +23,8 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
     With s the significand of x and d the number of its low bits that `dtype` cannot hold, the result is
     (s >> d) + up, in magnitude, where
 
-        nearest (`words` is None):  up = 1 if the discarded bits are over one half, or just one half and s >> d odd
+        nearest (`words` is None):  up = 1 if the discarded bits are over one half, or just one half and s >>
+        d odd
         stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
 
     Rounds once, here. A value that `dtype` holds never moves; NaN stays NaN.
@@ -64,8 +34,8 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
         dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2", or the
             torch dtype of that name.
         words: one word per element (uint32, or int32 of the same pattern), or None for nearest, ties to even.
-        saturate: the rule for states. False (for parameters): past the largest finite value comes infinity, or
-            NaN where the format has none; infinity stays what it is. True: the largest finite value, and
+        saturate: the rule for states. False (for parameters): past the largest finite value comes infinity,
+            or NaN where the format has none; infinity stays what it is. True: the largest finite value, and
             infinity becomes NaN.
 
     Returns:
@@ -80,7 +50,8 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
         >>> round_to(torch.full((3,), 1.0 + 2**-8), "bfloat16", words)
         tensor([1.0000, 1.0078, 1.0078], dtype=torch.bfloat16)
 
-    Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by magnitude.
+    Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by
+        magnitude.
     The carry form is ours. Contract R1 to R7.
     """
     name = _check_round_to(x, dtype, words)
@@ -125,14 +96,15 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
 
 
 def _round_bfloat16(x: Tensor, words: Tensor | None) -> Tensor:
-    """Round to a float32 that bfloat16 holds. bfloat16 is float32's upper half, so the carry is an integer sum."""
+    """Round to a float32 that bfloat16 holds."""
+    # bfloat16 is the upper half of float32: a sum below the cut carries as it must, into the exponent too.
     bits = x.view(torch.int32)
     addend = ((bits >> 16) & 1) + 0x7FFF if words is None else (words >> 16) & 0xFFFF
     return ((bits + addend) & -0x10000).view(torch.float32)
 
 
 def _round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
-    """Round to a float32 that `fmt` holds or that lies past its range; `fmt` has fewer exponent bits than float32."""
+    """Round to a float32 that `fmt`, of fewer exponent bits, holds, or that lies past its range."""
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
     field = magnitude >> _MANTISSA_BITS
     significand = (magnitude & 0x7FFFFF) | ((field > 0).to(torch.int32) << _MANTISSA_BITS)

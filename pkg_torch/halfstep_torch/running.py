@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.compiling import compiled_kernel
-from halfstep_torch.params import check_state_array
+from halfstep_torch.leaves import check_state_array
 from halfstep_torch.random_words import as_int32, leaf_id
 from halfstep_torch.step import Plan, keys_at, stream_keys
 
@@ -64,25 +64,28 @@ class Batch:
     grad_dtype: torch.dtype
     leaves: list[Leaf] = dataclasses.field(default_factory=list)
 
-    def prepare(self) -> None:
+    def compile(self, compiled_from: int) -> None:
         """Compile the kernel that `run` will call, if it will call one; raise what torch.compile raises."""
-        if any(leaf.param.numel() >= compiled_from(self.device) for leaf in self.leaves):
+        if any(leaf.param.numel() >= compiled_from for leaf in self.leaves):
             compiled_kernel(self.plan, self.device, self.grad_dtype)
 
-    def run(self, compiled: bool) -> None:
+    def run(self, compiled_from: int | None) -> None:
         """Step the leaves in place.
 
         Args:
-            compiled: call a compiled kernel where it pays.
+            compiled_from: number of elements from which a leaf is stepped by a compiled kernel; None: never.
         """
-        alone = compiled_from(self.device) if compiled else eager_piece(self.device)
+        piece = eager_piece(self.device)
         together, length = [], 0
         for leaf in self.leaves:
             n = leaf.param.numel()
-            if n >= alone:
-                (_run_compiled if compiled else _run_in_pieces)(self, leaf)
+            if compiled_from is not None and n >= compiled_from:
+                _run_compiled(self, leaf)
                 continue
-            if length + n > eager_piece(self.device):
+            if n >= piece:
+                _run_in_pieces(self, leaf)
+                continue
+            if length + n > piece:
                 _run_together(self, together)
                 together, length = [], 0
             together.append(leaf)
@@ -133,11 +136,6 @@ def eager_piece(device: torch.device) -> int:
     On CPU a piece and its temporaries stay in cache: 8 ns an element, against 190 for 16 million in one go.
     """
     return 1 << 17 if device.type == "cpu" else 1 << 24
-
-
-def compiled_from(device: torch.device) -> int:
-    """Return the length from which a leaf is worth a call of a compiled kernel; it needs two elements."""
-    return 1 << 12 if device.type == "cpu" else 2
 
 
 def _run_together(batch: Batch, leaves: Sequence[Leaf]) -> None:

@@ -1,9 +1,10 @@
 """What a state dict of an `Optimizer` holds, and what one must hold to be loaded.
 
-torch's own loader casts every state array to the dtype of its parameter. This one keeps every bit and dtype, and
-loads nothing that would go on with other numbers: another chain, other names, shapes or formats are refused,
-before anything is changed. Numbers of the param groups (`lr`, `betas`, ...) and seeds are taken from the state
-dict, as torch takes them; how state is stored (`mu_dtype`, `nu_dtype`) is not a number, and must agree.
+torch's own loader casts every state array to the dtype of its parameter. This one keeps every bit and dtype,
+and loads nothing that would go on with other numbers: another chain, other names, shapes or formats are
+refused, before anything is changed. Numbers of the param groups (`lr`, `betas`, ...) and seeds are taken from
+the state dict, as torch takes them; how state is stored (`mu_dtype`, `nu_dtype`) is not a number, and must
+agree.
 """
 
 import copy
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.chain import Chain
+from halfstep_torch.float_formats import dtype_name
 from halfstep_torch.formats import Format
-from halfstep_torch.rounding import dtype_name
 
 SPEC_VERSION = 1
 
@@ -55,16 +56,16 @@ def pop_headers(
     """
     if len(saved_groups) != len(headers):
         raise ValueError(
-            f"load_state_dict: the state dict has {len(saved_groups)} param groups, this optimizer {len(headers)}. "
-            "Build it with the groups of the run that was saved."
+            f"load_state_dict: the state dict has {len(saved_groups)} param groups, this optimizer "
+            f"{len(headers)}. Build it with the groups of the run that was saved."
         )
     seeds: list[int | None] = []
     for i, (group, mine) in enumerate(zip(saved_groups, headers, strict=True)):
         saved = group.pop(_HEADER, None)
         if saved is None:
             raise ValueError(
-                f"load_state_dict: param group {i} was not written by halfstep_torch (it has no {_HEADER!r} entry). "
-                "Pass a state dict of the same optimizer class."
+                f"load_state_dict: param group {i} was not written by halfstep_torch: it has no {_HEADER!r} "
+                "entry. Pass a state dict of the same optimizer class."
             )
         _compare(saved, mine, i)
         seeds = saved["seeds"]
@@ -74,12 +75,12 @@ def pop_headers(
 def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int) -> None:
     if saved["spec_version"] != mine["spec_version"]:
         raise ValueError(
-            f"load_state_dict: the state dict follows version {saved['spec_version']} of the spec, this package "
-            f"version {mine['spec_version']}. Load it with the halfstep that wrote it."
+            f"load_state_dict: the state dict follows version {saved['spec_version']} of the spec, this "
+            f"package version {mine['spec_version']}. Load it with the halfstep that wrote it."
         )
     if saved["links"] != mine["links"]:
         raise ValueError(
-            f"load_state_dict: the state dict is of the chain {', '.join(saved['links'])}, this optimizer's is "
+            f"load_state_dict: the state dict is of the chain {', '.join(saved['links'])}, this optimizer of "
             f"{', '.join(mine['links'])}. Build the chain of the run that was saved."
         )
     if len(saved["names"]) != len(mine["names"]):
@@ -90,8 +91,8 @@ def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int) -> N
     for theirs, ours in zip(saved["names"], mine["names"], strict=True):
         if theirs != ours:
             raise ValueError(
-                f"load_state_dict: parameter {theirs!r} of the state dict stands where {ours!r} stands here, and "
-                "names decide the random words. Pass the parameters with the names and in the order of that run."
+                f"load_state_dict: parameter {theirs!r} of the state dict stands where {ours!r} stands here, "
+                "and names decide the random words. Pass the parameters with the names and order of that run."
             )
 
 
@@ -137,8 +138,8 @@ def load_state(
         array = saved[key]
         if array.dtype != fmt.dtype:
             raise ValueError(
-                f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, {fmt.name} "
-                "here. Build the optimizer with the mu_dtype and nu_dtype of the run that was saved."
+                f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "
+                f"{fmt.name} here. Build the optimizer with the dtypes of the run that was saved."
             )
         if array.shape != param.shape:
             raise ValueError(

@@ -1,7 +1,7 @@
 """One step on one parameter: the rules of a chain in order, then the weight as it is stored.
 
-A `Plan` is all that is fixed before numbers are known. `Plan.run` is a pure function of flat tensors, the same
-one in eager mode and under torch.compile.
+A `Plan` is all that is fixed before numbers are known. `Plan.run` is a pure function of flat tensors, the
+same one in eager mode and under torch.compile.
 """
 
 import dataclasses

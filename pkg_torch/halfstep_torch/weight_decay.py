@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from halfstep_torch.arguments import check_not_negative
 from halfstep_torch.chain import Codes, Link, Update, Words
 from halfstep_torch.formats import Format
+from halfstep_torch.hyperparameters import nonnegative
 from halfstep_torch.random_words import Role
 
 Mask = Callable[[str, Tensor], bool]
@@ -51,7 +51,7 @@ class AddDecayedWeights(Link):
 
     def read(self, function: str, group: Mapping[str, Any]) -> tuple[float]:
         """Return (weight_decay,)."""
-        return (check_not_negative(function, "weight_decay", group["weight_decay"]),)
+        return (nonnegative(function, "weight_decay", group["weight_decay"]),)
 
     def applies_to(self, name: str, param: Tensor) -> bool:
         """Ask the mask."""
@@ -94,9 +94,10 @@ def add_decayed_weights(
 
     Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract D1.
     """
-    check_not_negative("add_decayed_weights", "weight_decay", weight_decay)
+    nonnegative("add_decayed_weights", "weight_decay", weight_decay)
     if mask is not None and not callable(mask):
         raise TypeError(
-            f"add_decayed_weights: mask={mask!r} is not a function. Use one of (name, param), or param groups."
+            f"add_decayed_weights: mask={mask!r} is not a function. "
+            "Use one of (name, param), or param groups."
         )
     return AddDecayedWeights(weight_decay, mask, absolute)

@@ -7,7 +7,7 @@ import halfstep_torch as hs
 from backends.protocol import Backend, offset_of, scalar, seed_of, unchecked
 from halfstep_spec.vectors import Array, Case
 from halfstep_torch.moments import bias_correction
-from halfstep_torch.params import apply_update
+from halfstep_torch.params import apply_updates
 from halfstep_torch.random_words import fold, leaf_keys
 
 _STATE = {"mu": "exp_avg", "nu": "exp_avg_sq"}
@@ -78,13 +78,13 @@ class TorchBackend(Backend):
         words = hs.random_words(seed_of(case), step, case.arguments["leaf"], hs.Role.PARAM, p.shape).view(
             torch.int32
         )
-        rule = hs.round_stochastically(seed_of(case)).rule({}, case.arguments["leaf"], p)
+        rule = hs.round_stochastically(seed_of(case)).rule("round_stochastically", (), p.dtype)
 
         def land(p, u, words):
             p32 = p.to(torch.float32)
             if rule is not None:
                 u, _ = rule.update(u, p32, {}, (), lambda role: words)
-            return u, apply_update(p32, u, p.dtype)
+            return u, apply_updates(p32, u, p.dtype)
 
         emitted, landed = self._compiled(land)(p, u, words)
         return {"u": from_torch(emitted), "p": from_torch(landed)}

@@ -40,5 +40,5 @@ def test_other_batches_break_the_claim():
 
 
 def test_labels_never_overlap():
-    heights = report.label_heights({"a": 2.0, "b": 2.001, "c": 3.0}, gap=0.1)
-    assert heights == {"a": 2.0, "b": 2.1, "c": 3.0}
+    heights = report.label_heights({"a": 2.0, "b": 3.0, "c": 1.999}, gap=0.1)
+    assert heights == {"a": 2.0, "b": 3.0, "c": 2.1}
