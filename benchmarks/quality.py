@@ -1,0 +1,229 @@
+"""What each way to store weights and moments does to training, judged by the path and not by the last loss.
+
+    python benchmarks/quality.py [--steps 1500] [--json benchmarks/results/NAME.json]
+
+A 64-128-128-10 network on scikit-learn's bundled digits, AdamW, a cosine schedule from 1e-3, four seeds. For
+each row: bytes of weights and state per parameter, counted from the arrays; the training loss; *dist* = |w -
+w32| / |w32 - w0|; *proj*, the projection of the movement on float32's. A broken moment often *lowers* the last
+loss: it takes longer steps. dist below what another order of the batches gives is noise; proj off 1 by over
+0.01 is bias.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from sklearn.datasets import load_digits
+from tqdm import tqdm
+
+import halfstep_jax as hs
+
+SEEDS, BATCH, LR, DECAY = 4, 128, 1e-3, 0.01
+SIZES = (64, 128, 128, 10)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One setting.
+
+    Attributes:
+        name: for the table.
+        weights: dtype of the weights.
+        options: of `halfstep_jax.adamw`; None is `optax.adamw` in float32.
+        order: which shuffling of the batches.
+    """
+
+    name: str
+    weights: str = "float32"
+    options: dict | None = None
+    order: int = 0
+
+
+def _scaled(dtype: str) -> object:
+    return hs.scaled(dtype, block_size=128, min_size=0)
+
+
+def _moments(mu, nu, rounding: str = "stochastic", **others) -> dict:
+    nearest = "nearest_unchecked"
+    roundings = {"mu_rounding": rounding, "nu_rounding": rounding} if rounding == nearest else {}
+    return {"mu_dtype": mu, "nu_dtype": nu, **roundings, **others}
+
+
+BF16 = _moments("bfloat16", "bfloat16")
+F32 = _moments("float32", "float32")
+FP8 = _moments(_scaled("float8_e4m3fn"), _scaled("ufloat8_e5m3"), mu_rounding="stochastic")
+FP8_E4M3 = (_scaled("float8_e4m3fn"), _scaled("float8_e4m3fn"))
+NEAREST = "nearest_unchecked"
+
+ROWS = (
+    Row("float32, float32 (optax.adamw)"),
+    Row("float32, another batch order", order=1),
+    Row("float32, float32", options=F32),
+    Row("float32; mu bf16, nu scaled fp16", options=_moments("bfloat16", _scaled("float16"))),
+    Row("float32; bf16", options=BF16),
+    Row("float32; bf16 nearest", options=_moments("bfloat16", "bfloat16", NEAREST)),
+    Row("float32; fp8: mu e4m3fn, nu ufloat8_e5m3", options=FP8),
+    Row("float32; fp8: mu e4m3fn, nu e4m3fn", options=_moments(*FP8_E4M3, mu_rounding="stochastic")),
+    Row("float32; fp8 e4m3fn nearest", options=_moments(*FP8_E4M3, NEAREST)),
+    Row("float32; int8 mu, nu ufloat8_e4m4", options=_moments(_scaled("int8"), _scaled("ufloat8_e4m4"))),
+    Row("bf16 split16; float32", "bfloat16", {**F32, "param_storage": "split16"}),
+    Row("bf16 split8; float32", "bfloat16", {**F32, "param_storage": "split8"}),
+    Row("bf16 compensated; float32", "bfloat16", {**F32, "param_storage": "compensated"}),
+    Row("bf16 compensated; bf16", "bfloat16", {**BF16, "param_storage": "compensated"}),
+    Row("bf16 stochastic; float32", "bfloat16", F32),
+    Row("bf16 stochastic; bf16", "bfloat16", BF16),
+    Row("bf16 stochastic; fp8", "bfloat16", FP8),
+    Row("bf16 nearest; float32", "bfloat16", {**F32, "param_storage": "nearest"}),
+    Row(
+        "bf16 nearest; bf16 nearest",
+        "bfloat16",
+        _moments("bfloat16", "bfloat16", NEAREST, param_storage="nearest"),
+    ),
+)
+
+
+def data() -> tuple[jax.Array, jax.Array]:
+    """Return images scaled to [0, 1] and labels."""
+    digits = load_digits()
+    return jnp.asarray(digits.data / 16, jnp.float32), jnp.asarray(digits.target)
+
+
+def initial(seed: jax.Array, dtype: str):
+    """Return weights that bfloat16 represents, so that all rows start at the same point."""
+    keys = jax.random.split(jax.random.key(seed), len(SIZES) - 1)
+    layers = {}
+    for i, (key, n_in, n_out) in enumerate(zip(keys, SIZES[:-1], SIZES[1:], strict=True)):
+        kernel = jax.random.normal(key, (n_in, n_out)) * np.float32((2 / n_in) ** 0.5)
+        layers[f"layer{i}"] = {"kernel": kernel, "bias": jnp.zeros(n_out)}
+    return jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(dtype), layers)
+
+
+def loss(params, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the mean cross-entropy; arithmetic in float32, whatever the weights are stored in."""
+    for i in range(len(SIZES) - 1):
+        layer = params[f"layer{i}"]
+        x = x @ layer["kernel"].astype(jnp.float32) + layer["bias"].astype(jnp.float32)
+        x = jax.nn.relu(x) if i < len(SIZES) - 2 else x
+    return optax.losses.softmax_cross_entropy_with_integer_labels(x, y).mean()
+
+
+def transform(row: Row, steps: int) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer of a row."""
+    schedule = optax.cosine_decay_schedule(LR, steps)
+    if row.options is None:
+        return optax.with_extra_args_support(optax.adamw(schedule, weight_decay=DECAY))
+    return hs.adamw(schedule, weight_decay=DECAY, **row.options)
+
+
+def train(row: Row, steps: int, x: jax.Array, y: jax.Array):
+    """Train all seeds of a row; return float32 weights, training losses and bytes per parameter."""
+    tx = transform(row, steps)
+
+    def run(seed):
+        params = initial(seed, row.weights)
+        state = tx.init(params)
+        if row.options is not None:
+            words = jnp.stack([jnp.uint32(0), seed.astype(jnp.uint32)])
+            state = optax.tree.set(state, seed=words)
+        order = jax.random.key(1000 * row.order + seed + 1)
+
+        def step(carry, t):
+            params, state = carry
+            rows = jax.random.randint(jax.random.fold_in(order, t), (BATCH,), 0, x.shape[0])
+            updates, state = tx.update(jax.grad(loss)(params, x[rows], y[rows]), state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        (params, state), _ = jax.lax.scan(step, (params, state), jnp.arange(steps))
+        full = params if row.options is None else hs.float32_params(params, state)
+        return full, loss(full, x, y), params, state
+
+    full, losses, params, state = jax.jit(jax.vmap(run))(jnp.arange(SEEDS))
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    stored = sum(leaf.nbytes for leaf in jax.tree.leaves((params, state)))
+    return flat(full), np.asarray(losses), stored / count
+
+
+def flat(tree) -> np.ndarray:
+    """Return all weights of every seed: (seeds, parameters), float64."""
+    leaves = [np.asarray(leaf, np.float64).reshape(SEEDS, -1) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate(leaves, axis=1)
+
+
+def run_all(steps: int) -> list[dict]:
+    """Train every row and compare it with the first."""
+    x, y = data()
+    start = flat(jax.vmap(lambda s: initial(s, "float32"))(jnp.arange(SEEDS)))
+    results, reference = [], None
+    for row in tqdm(ROWS, unit="row"):
+        full, losses, stored = train(row, steps, x, y)
+        reference = full if reference is None else reference
+        moved = reference - start
+        length = np.linalg.norm(moved, axis=1)
+        dist = np.linalg.norm(full - reference, axis=1) / length
+        proj = ((full - start) * moved).sum(1) / length**2
+        results.append(
+            {
+                "name": row.name,
+                "bytes": stored,
+                "loss": float(losses.mean()),
+                "dist": float(dist.mean()),
+                "proj": float(proj.mean()),
+            }
+        )
+    return results
+
+
+def claims(results: list[dict]) -> dict[str, bool]:
+    """Return what the table must show, by sentence."""
+    dist = {row["name"]: row["dist"] for row in results}
+    proj = {row["name"]: row["proj"] for row in results}
+    noise = dist["float32, another batch order"]
+    fp8 = "float32; fp8: mu e4m3fn, nu ufloat8_e5m3"
+    return {
+        "scaled fp16 nu: dist < 0.005": dist["float32; mu bf16, nu scaled fp16"] < 0.005,
+        "bf16 moments: dist < 0.015": dist["float32; bf16"] < 0.015,
+        "nearest bf16 moments: dist > 0.015 and proj < 0.99": dist["float32; bf16 nearest"] > 0.015
+        and proj["float32; bf16 nearest"] < 0.99,
+        "fp8 moments: dist < 0.12 and |proj - 1| < 0.01": dist[fp8] < 0.12 and abs(proj[fp8] - 1) < 0.01,
+        "nearest fp8 moments: |proj - 1| > 0.015": abs(proj["float32; fp8 e4m3fn nearest"] - 1) > 0.015,
+        "compensated and split weights: dist < 0.02": max(
+            dist[f"bf16 {rule}; float32"] for rule in ("compensated", "split8", "split16")
+        )
+        < 0.02,
+        "stochastic weights: dist below another batch order": dist["bf16 stochastic; float32"] < noise,
+        "nearest weights: dist > 0.3 and proj < 0.9": dist["bf16 nearest; float32"] > 0.3
+        and proj["bf16 nearest; float32"] < 0.9,
+    }
+
+
+def main() -> int:
+    """Print the table, and whether it shows what it must."""
+    parser = argparse.ArgumentParser(
+        description="Train digits with every storage; compare paths with float32."
+    )
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    results = run_all(arguments.steps)
+    print("| weights; moments | bytes per parameter | training loss | dist | proj |\n|---|--:|--:|--:|--:|")
+    for row in results:
+        print(
+            f"| {row['name']} | {row['bytes']:.2f} | {row['loss']:.5f} | {row['dist']:.4f} | {row['proj']:.4f} |"
+        )
+    print()
+    held = claims(results)
+    for sentence, holds in held.items():
+        print(f"{'holds' if holds else 'FAILS'}: {sentence}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0 if all(held.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
