@@ -80,12 +80,18 @@ def round_in_float32(
     x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False
 ) -> jax.Array:
     """Return the values of `round_to` in float32, which holds them all."""
+    if name != "float32":
+        return round_to_grid(x, FLOAT_FORMATS[name], words, saturate=saturate)
+    return jnp.where(jnp.abs(x) < np.float32(np.inf), x, np.float32(np.nan)) if saturate else x
+
+
+def round_to_grid(
+    x: jax.Array, fmt: FloatFormat, words: jax.Array | None, *, saturate: bool = False
+) -> jax.Array:
+    """Return the values of `round_to` in float32, for any narrow format, such as the integers up to 127."""
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     magnitude = bits & _MAGNITUDE
     is_nan = magnitude >= _INFINITY if saturate else magnitude > _INFINITY
-    if name == "float32":
-        return jnp.where(is_nan, np.float32(np.nan), x) if saturate else x
-    fmt = FLOAT_FORMATS[name]
     result = _add_to_kept(magnitude, fmt, words)
     if fmt.min_exponent > 1 - _EXPONENT_BIAS:
         smallest_normal = np.float32(2.0**fmt.min_exponent).view(np.uint32)
@@ -96,17 +102,21 @@ def round_in_float32(
 
 
 def round_and_cast(x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False) -> jax.Array:
-    """Return `round_to` of arguments that need no checks.
+    """Return `round_to` of arguments that need no checks."""
+    return cast_rounded(round_in_float32(x, name, words, saturate=saturate), name)
+
+
+def cast_rounded(x: jax.Array, name: str) -> jax.Array:
+    """Cast float32 values that `name` represents to it.
 
     The last operation decides whether XLA on CPU updates a donated moment in place. Where a later link reads
     the new moment, XLA either keeps it or computes it twice, and then copies the old one first. It keeps the
     result of a cast to bfloat16 (which it takes for expensive) and of a select, but not of a bitcast or of
     other casts.
     """
-    rounded = round_in_float32(x, name, words, saturate=saturate)
     if name in ("float32", "bfloat16"):
-        return rounded.astype(name)
-    return jnp.where(jnp.isnan(rounded), np.array(np.nan, name), rounded.astype(name))
+        return x.astype(name)
+    return jnp.where(jnp.isnan(x), np.array(np.nan, name), x.astype(name))
 
 
 def _add_to_kept(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
