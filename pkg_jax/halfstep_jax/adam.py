@@ -180,7 +180,9 @@ class _Adam:
             m_hat = ema(hide(m * r1_next, zero), hide(g * r1, zero), self.b1, zero)
         else:
             m_hat = m * r1
-        return m_hat / (jnp.sqrt(self._plus_eps_root(v * r2, zero)) + self.eps), mu, nu
+        # A visible eps of 0 goes, and a quotient by a bare root becomes a product with an approximate rsqrt.
+        eps = hide(self.eps, zero)
+        return m_hat / (jnp.sqrt(self._plus_eps_root(v * r2, zero)) + eps), mu, nu
 
     def _plus_eps_root(self, v_hat: jax.Array, zero: jax.Array) -> jax.Array:
         if isinstance(self.eps_root, np.floating) and self.eps_root == 0:
