@@ -15,7 +15,7 @@ import optax
 from halfstep_jax.exact import hide
 from halfstep_jax.formats import Encoded
 from halfstep_jax.hyperparameters import decay_rate, nonnegative
-from halfstep_jax.leaves import check_params, columns, flatten_updates
+from halfstep_jax.leaves import check_params, flatten_updates
 from halfstep_jax.moments import bias_correction, ema
 from halfstep_jax.random_words import LeafKey, Role, leaf_id, leaf_keys
 from halfstep_jax.schedules import next_count
@@ -77,9 +77,10 @@ def scale_by_adam(
         b2: decay rate of the second moment.
         eps: added to the root.
         eps_root: added under the root.
-        mu_dtype: "float32", "bfloat16" or "float16" for the first moment; None: bfloat16 for bfloat16 params,
-            else float32.
-        nu_dtype: likewise for the second moment.
+        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled` for the first moment; None:
+            bfloat16 for bfloat16 params, else float32.
+        nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
+            scale, and the unsigned scaled formats.
         mu_rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the average:
             stochastic then, as where `b1` is an array), or "nearest_unchecked" (nearest even so).
         nu_rounding: likewise. Nearest freezes a bfloat16 second moment above b2 = 0.996.
@@ -137,14 +138,12 @@ def scale_by_adam(
         ids = [leaf_id(name) for name in leaves.names]
         keys = leaf_keys(state.seed, count, ids, (Role.MU, Role.NU)).split()
         rows = [
-            (None, None, None) if g is None else rule.step(key, corrections, g, mu, nu)
+            (None, mu, nu) if g is None else rule.step(key, corrections, g, mu, nu)
             for key, g, mu, nu in zip(keys, leaves.values, mus, nus, strict=True)
         ]
-        us, mus, nus = columns(3, rows)
-        mu, mu_scale = rule.mu.write(leaves, mus, state.mu, state.mu_scale)
-        nu, nu_scale = rule.nu.write(leaves, nus, state.nu, state.nu_scale)
-        new = ScaleByAdamState(count, state.seed, mu, nu, mu_scale, nu_scale)
-        return leaves.treedef.unflatten(us), new
+        us, mus, nus = leaves.trees(3, rows)
+        (mu, mu_scale), (nu, nu_scale) = rule.mu.trees(mus), rule.nu.trees(nus)
+        return us, ScaleByAdamState(count, state.seed, mu, nu, mu_scale, nu_scale)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -61,7 +61,7 @@ class Codes(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Float32Codes:
+class _Float32Codes:
     """float32 itself: finite or NaN, nothing else changes."""
 
     dtype: str = "float32"
@@ -84,7 +84,7 @@ class Float32Codes:
 
 
 @dataclasses.dataclass(frozen=True)
-class FloatCodes:
+class _FloatCodes:
     """Floats with a sign, or integers, taken as floats that are all subnormal: alone or with a scale.
 
     With a scale, the code of y stands for y 2^(byte - 127 - e), e the exponent of the largest code.
@@ -153,7 +153,7 @@ class FloatCodes:
 
 
 @dataclasses.dataclass(frozen=True)
-class UnsignedCodes:
+class _UnsignedCodes:
     """Floats without a sign: with a scale, or without where they have a fixed base.
 
     Attributes:
@@ -210,10 +210,10 @@ class UnsignedCodes:
 _INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
 
 CODES: dict[str, Codes] = {
-    "float32": Float32Codes(),
-    **{name: FloatCodes(grid) for name, grid in FLOAT_FORMATS.items()},
-    "int8": FloatCodes(_INT8, marks=True),
-    **{name: UnsignedCodes(numbers) for name, numbers in UNSIGNED_FLOATS.items()},
+    "float32": _Float32Codes(),
+    **{name: _FloatCodes(grid) for name, grid in FLOAT_FORMATS.items()},
+    "int8": _FloatCodes(_INT8, marks=True),
+    **{name: _UnsignedCodes(numbers) for name, numbers in UNSIGNED_FLOATS.items()},
 }
 
 

@@ -84,8 +84,9 @@ class Format:
     def decode(self, stored: Encoded) -> jax.Array:
         """Return the float32 values of codes and scales: exact."""
         codes, scale = stored
-        if scale is None:
+        if not self.scaled:
             return self._codes.decode(codes, None)
+        assert scale is not None
         return self._codes.decode(codes, per_element(scale, codes.shape, self.block_size))
 
     def freezes(self, b) -> bool:
@@ -120,7 +121,7 @@ class Format:
         """The dtype of the arrays of codes."""
         return self._codes.dtype
 
-    def check_scale(self, scale) -> str | None:
+    def fault_of_scale(self, scale: np.ndarray) -> str | None:
         """Return what is wrong with scale bytes that can be read now, or None."""
         highest = self._codes.highest
         good = (scale >= self._codes.lowest) & (scale <= highest)
@@ -227,7 +228,7 @@ def _check_block_size(block_size) -> None:
     if not whole or block_size < 1:
         error = ValueError if whole or isinstance(block_size, str) else TypeError
         raise error(
-            f"scaled: block_size={block_size!r} is not a block size. Use a positive integer, \"row\" or None."
+            f'scaled: block_size={block_size!r} is not a block size. Use a positive integer, "row" or None.'
         )
 
 

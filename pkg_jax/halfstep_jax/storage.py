@@ -4,7 +4,7 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 """
 
 import dataclasses
-import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +19,9 @@ from halfstep_jax.formats import Encoded, Format, as_format, default_format
 from halfstep_jax.leaves import Leaves
 from halfstep_jax.random_words import Role
 
-WAY_OUT = "Pass the tree that init saw."
+_WAY_OUT = "Pass the tree that init saw."
+
 ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
-_NO_SCALE = functools.partial(jnp.zeros, (1,), jnp.uint8)
-"""Stands in a tree of scales for a leaf without: not an empty array, which orbax does not save."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +68,15 @@ class StoredMoment:
         self._refuse_freezing(self._asked_for)
 
     def init(self, params):
-        """Return the trees of codes and of scales of new moments; without scales, an `optax.EmptyState`."""
-        leaves, treedef = jax.tree.flatten(params)
-        stored = [self._new_format(p).zeros_like(p) for p in leaves]
-        return self._trees(treedef, stored, [_NO_SCALE() for _ in leaves])
+        """Return the codes and the scales of new moments, in the tree of `params`.
 
-    def read(self, leaves: Leaves, codes, scales) -> list[Any]:
-        """Return what is stored for every leaf; refuse what `init` would not have made.
+        A leaf of a format without scales has a byte that means nothing in the tree of scales; where no leaf
+        can have a scale, that tree is an `optax.EmptyState`.
+        """
+        return self.trees(jax.tree.map(self._zeros_like, params))
+
+    def read(self, leaves: Leaves, codes, scales) -> list[Encoded]:
+        """Return what is stored for every leaf, and refuse what `init` would not have made.
 
         Args:
             leaves: of the updates.
@@ -83,23 +84,19 @@ class StoredMoment:
             scales: of scales, as `init` returned them.
 
         Raises:
-            TypeError: if codes or scales are of another dtype than asked for.
-            ValueError: if a tree or a shape differs, or, where bytes can be read now, a scale is out of range.
+            TypeError: if codes are of another dtype than asked for.
+            ValueError: if a tree or a shape differs, or a scale is out of range; under `jax.jit` its value
+                cannot be read, and is not checked.
         """
-        codes = leaves.of(codes, "state", WAY_OUT)
-        scales = leaves.values_of(scales, "state", WAY_OUT) if self._has_scales else [None] * len(codes)
-        rows = zip(leaves.names, leaves.values, codes, scales, strict=True)
-        return [None if g is None else self._checked(name, code, scale) for name, g, code, scale in rows]
-
-    def write(self, leaves: Leaves, stored: list[Any], codes, scales):
-        """Return the trees of new codes and scales; where `stored` is None, the old ones stay."""
-        old = leaves.treedef.flatten_up_to(codes)
-        old_scales = leaves.treedef.flatten_up_to(scales) if self._has_scales else [None] * len(old)
-        kept = [
-            Encoded(code, scale) if new is None else new
-            for new, code, scale in zip(stored, old, old_scales, strict=True)
-        ]
-        return self._trees(leaves.treedef, kept, old_scales)
+        all_codes = leaves.of(codes, "state", _WAY_OUT)
+        all_scales = (
+            leaves.arrays_of(scales, "state", _WAY_OUT) if self._has_scales else [None] * len(all_codes)
+        )
+        stored = [Encoded(*pair) for pair in zip(all_codes, all_scales, strict=True)]
+        for name, g, array in zip(leaves.names, leaves.values, stored, strict=True):
+            if g is not None:
+                self._check(name, array)
+        return stored
 
     def decode(self, stored: Encoded) -> jax.Array:
         """Return the float32 values of what is stored."""
@@ -108,7 +105,16 @@ class StoredMoment:
     def encode(self, old: Encoded, moment: jax.Array, words: Callable[[Role], jax.Array]) -> Encoded:
         """Round the float32 `moment` to the format of `old`. `words` makes the words of a role, if needed."""
         fmt = self._format_of(old.codes)
-        return fmt.encode(moment, words(self.role) if self._stochastic(fmt) else None, positive=self.positive)
+        new = fmt.encode(moment, words(self.role) if self._stochastic(fmt) else None, positive=self.positive)
+        return new if fmt.scaled else new._replace(scale=old.scale)
+
+    def trees(self, stored):
+        """Return the tree of codes and the tree of scales of a tree of `Encoded`."""
+        codes, scales = (
+            jax.tree.map(operator.itemgetter(i), stored, is_leaf=lambda x: isinstance(x, Encoded))
+            for i in (0, 1)
+        )
+        return codes, scales if self._has_scales else optax.EmptyState()
 
     def _stochastic(self, fmt: Format) -> bool:
         if not fmt.rounds:
@@ -117,22 +123,16 @@ class StoredMoment:
             return not _is_constant(self.rate) or fmt.freezes(self.rate)
         return self.rounding == "stochastic"
 
-    def _trees(self, treedef, stored: list[Encoded], no_scales: list[Any]):
-        """Return codes and scales as trees; a leaf of a format without scales gets its entry of `no_scales`."""
-        codes = treedef.unflatten([code for code, _ in stored])
-        if not self._has_scales:
-            return codes, optax.EmptyState()
-        pairs = zip(stored, no_scales, strict=True)
-        return codes, treedef.unflatten([none if s.scale is None else s.scale for s, none in pairs])
-
     @property
     def _has_scales(self) -> bool:
         return self.dtype is not None and self._asked_for.scaled
 
-    def _new_format(self, p) -> Format:
+    def _zeros_like(self, p) -> Encoded:
         fmt = default_format(p) if self.dtype is None else self._asked_for.for_shape(p.shape)
         self._refuse_freezing(fmt)
-        return fmt
+        zeros = fmt.zeros_like(p)
+        # Not an empty array: orbax does not save those.
+        return zeros if fmt.scaled else zeros._replace(scale=jnp.zeros(1, jnp.uint8))
 
     def _format_of(self, codes: jax.Array) -> Format:
         """Return the format that codes are in: the one asked for, or else the plain one of their dtype."""
@@ -140,21 +140,19 @@ class StoredMoment:
             return self._asked_for.for_shape(codes.shape)
         return as_format(self.function, f"{self.name}_dtype", codes.dtype)
 
-    def _checked(self, leaf: str, codes: jax.Array, scale) -> Encoded:
+    def _check(self, leaf: str, stored: Encoded) -> None:
+        codes, scale = stored
         fmt = self._format_of(codes)
         if codes.dtype != fmt.code_dtype:
             raise TypeError(
                 f"{self.function}: the {self.name} of '{leaf}' is {codes.dtype}, {self.name}_dtype is "
                 f"{fmt.dtype}. Pass the state that init made."
             )
-        if not fmt.scaled:
-            return Encoded(codes, None)
-        if fault := _fault(fmt, codes, scale):
+        if fmt.scaled and (fault := _fault(fmt, codes.shape, scale)):
             raise ValueError(
                 f"{self.function}: the {self.name}_scale of '{leaf}' {fault}. "
-                f"Pass the state that init made, or the block_size that it was made with."
+                "Pass the state that init made, and the block_size that it was made with."
             )
-        return Encoded(codes, scale)
 
     @property
     def _asked_for(self) -> Format:
@@ -174,9 +172,9 @@ def _is_constant(rate) -> bool:
     return isinstance(rate, np.floating | np.ndarray)
 
 
-def _fault(fmt: Format, codes: jax.Array, scale) -> str | None:
-    """Return what is wrong with the scales of codes, as far as it can be read now."""
-    expected = scale_shape(codes.shape, fmt.block_size)
+def _fault(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
+    """Return what is wrong with the scales of codes of `shape`, as far as it can be read now."""
+    expected = scale_shape(shape, fmt.block_size)
     if scale.shape != expected or scale.dtype != jnp.uint8:
-        return f"is {scale.dtype}{scale.shape}, block_size={fmt.block_size!r} needs uint8{expected}"
-    return None if isinstance(scale, Tracer) else fmt.check_scale(np.asarray(scale))
+        return f"is {scale.dtype}{list(scale.shape)}; block_size={fmt.block_size!r} makes it uint8{list(expected)}"
+    return None if isinstance(scale, Tracer) else fmt.fault_of_scale(np.asarray(scale))
