@@ -162,7 +162,7 @@ class StoredMoment:
         if self.rounding == "nearest" and _is_constant(self.rate) and fmt.freezes(self.rate):
             raise ValueError(
                 f'{self.function}: {self.name}_dtype={fmt.dtype} with {self.name}_rounding="nearest" freezes '
-                f"at {self.rate_name}={self.rate} (1-{self.rate_name} < {fmt.half_gap}). "
+                f"at {self.rate_name}={self.rate!s} (1-{self.rate_name} < {fmt.half_gap}). "
                 f'Use {self.name}_rounding="stochastic", or {self.name}_dtype="float32".'
             )
 
