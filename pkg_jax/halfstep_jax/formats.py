@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from halfstep_jax.blocks import BlockSize, block_maximum, first_elements, per_element
-from halfstep_jax.codes import CODES, MARKED, Codes
+from halfstep_jax.codes import MARKED, PLAIN_CODES, SCALED_CODES, Codes, ScaledCodes
 
-PLAIN_STATE_DTYPES = ("float32", "bfloat16", "float16", "ufloat8_e6m2")
-SCALED_DTYPES = ("float16", "float8_e4m3fn", "float8_e5m2", "int8", "ufloat8_e5m3", "ufloat8_e4m4")
+PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)
+SCALED_DTYPES = tuple(SCALED_CODES)
+_NAMES = (*PLAIN_STATE_DTYPES, *SCALED_DTYPES)
 
 
 class Encoded(NamedTuple):
@@ -59,8 +60,9 @@ class Format:
         codes = jnp.zeros_like(p, dtype=self.code_dtype)
         if not self.scaled:
             return Encoded(codes, None)
+        lowest, _ = self._scaled_codes.scale_range
         first = first_elements(codes, self.block_size)
-        return Encoded(codes, jnp.full_like(first, self._codes.lowest, dtype=jnp.uint8))
+        return Encoded(codes, jnp.full_like(first, lowest, dtype=jnp.uint8))
 
     def encode(self, x: jax.Array, words: jax.Array | None, *, positive: bool = False) -> Encoded:
         """Round the float32 `x` to codes.
@@ -74,20 +76,20 @@ class Format:
             positive: a second moment: what is not zero is not stored as zero.
         """
         if not self.scaled:
-            return Encoded(self._codes.encode(x, None, words, positive), None)
+            return Encoded(self._codes.encode(x, words), None)
+        codes = self._scaled_codes
         # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
-        top = block_maximum(x, self.block_size, np.inf if self._codes.marks else 0.0)
-        scale = self._codes.scale(top)
-        bytes_ = per_element(scale, x.shape, self.block_size)
-        return Encoded(self._codes.encode(x, bytes_, words, positive), scale)
+        scale = codes.scale(block_maximum(x, self.block_size, np.inf if codes.marks else 0.0))
+        of_element = per_element(scale, x.shape, self.block_size)
+        return Encoded(codes.encode(x, of_element, words, positive), scale)
 
     def decode(self, stored: Encoded) -> jax.Array:
         """Return the float32 values of codes and scales: exact."""
         codes, scale = stored
         if not self.scaled:
-            return self._codes.decode(codes, None)
+            return self._codes.decode(codes)
         assert scale is not None
-        return self._codes.decode(codes, per_element(scale, codes.shape, self.block_size))
+        return self._scaled_codes.decode(codes, per_element(scale, codes.shape, self.block_size))
 
     def freezes(self, b) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < half the gap.
@@ -98,7 +100,7 @@ class Format:
             >>> Format("bfloat16").freezes(0.999), Format("bfloat16").freezes(0.9)
             (True, False)
         """
-        return self.rounds and bool(np.float32(1) - np.float32(b) < np.float32(1 / self._codes.resolution))
+        return bool(np.float32(1) - np.float32(b) < np.float32(1 / self._any_codes.resolution))
 
     @property
     def rounds(self) -> bool:
@@ -108,32 +110,38 @@ class Format:
     @property
     def half_gap(self) -> str:
         """Half the relative gap between codes, as people write it: "2^-8"."""
-        exponent = math.log2(self._codes.resolution)
-        return f"2^-{exponent:.0f}" if exponent.is_integer() else f"1/{self._codes.resolution:.0f}"
+        exponent = math.log2(self._any_codes.resolution)
+        return f"2^-{exponent:.0f}" if exponent.is_integer() else f"1/{self._any_codes.resolution:.0f}"
 
     @property
     def signed(self) -> bool:
         """Whether negative values can be stored."""
-        return self._codes.signed
+        return self._any_codes.signed
 
     @property
     def code_dtype(self) -> str:
         """The dtype of the arrays of codes."""
-        return self._codes.dtype
+        return self._any_codes.dtype
 
     def fault_of_scale(self, scale: np.ndarray) -> str | None:
-        """Return what is wrong with scale bytes that can be read now, or None."""
-        highest = self._codes.highest
-        good = (scale >= self._codes.lowest) & (scale <= highest)
-        if self._codes.marks:
-            good |= scale == MARKED
-        if good.all():
-            return None
-        return f"holds {int(scale[~good][0])}, outside [{self._codes.lowest}, {highest}]"
+        """Return what is wrong with scale bytes, or None."""
+        lowest, highest = self._scaled_codes.scale_range
+        wrong = (scale < lowest) | (scale > highest)
+        if self._scaled_codes.marks:
+            wrong &= scale != MARKED
+        return f"holds {scale[wrong][0]}, outside [{lowest}, {highest}]" if wrong.any() else None
 
     @property
     def _codes(self) -> Codes:
-        return CODES[self.dtype]
+        return PLAIN_CODES[self.dtype]
+
+    @property
+    def _scaled_codes(self) -> ScaledCodes:
+        return SCALED_CODES[self.dtype]
+
+    @property
+    def _any_codes(self) -> Codes | ScaledCodes:
+        return self._scaled_codes if self.scaled else self._codes
 
 
 def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
@@ -195,7 +203,7 @@ def as_format(function: str, argument: str, dtype) -> Format:
         return dtype
     way_out = 'Use "bfloat16", "float16" or "float32".'
     try:
-        name = dtype if dtype in CODES else jnp.dtype(dtype).name
+        name = dtype if isinstance(dtype, str) and dtype in _NAMES else jnp.dtype(dtype).name
     except TypeError:
         raise TypeError(f"{function}: {argument}={dtype!r} is not a state dtype. {way_out}") from None
     if name in PLAIN_STATE_DTYPES:
