@@ -9,6 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 BlockSize = int | str | None
 """A number of elements, "row" (one block per last-axis row) or None (one block in all)."""
@@ -71,9 +72,8 @@ def block_maximum(x: jax.Array, block_size: BlockSize, not_finite: float = 0.0) 
     if block and run % block:
         # Only what the maximum reads is padded: a padded moment would be a copy of it.
         magnitude = jnp.pad(magnitude, [(0, 0)] * len(leading) + [(0, -run % block)])
-    # A maximum of floats: of integers, XLA on CPU does not vectorise it.
     blocks = magnitude.reshape(*scale_shape(x.shape, block_size), block)
-    return jnp.max(blocks, axis=-1, initial=0)
+    return lax.platform_dependent(blocks, cpu=_largest_by_halves, default=_largest)
 
 
 def per_element(scales: jax.Array, shape: tuple[int, ...], block_size: BlockSize) -> jax.Array:
@@ -86,3 +86,17 @@ def per_element(scales: jax.Array, shape: tuple[int, ...], block_size: BlockSize
     leading, run, block = block_layout(shape, block_size)
     repeated = jnp.broadcast_to(scales[..., None], (*scales.shape, block))
     return repeated.reshape(*leading, scales.shape[-1] * block)[..., :run].reshape(shape)
+
+
+def _largest(blocks: jax.Array) -> jax.Array:
+    """Return the maximum along the last axis. Of floats: of integers, XLA on CPU does not vectorise it."""
+    return jnp.max(blocks, axis=-1, initial=0)
+
+
+def _largest_by_halves(blocks: jax.Array) -> jax.Array:
+    """Do as `_largest`. What makes the operand is fused with the halving, but on CPU not with a reduction."""
+    width = blocks.shape[-1]
+    while width % 2 == 0 and width > 16:
+        width //= 2
+        blocks = jnp.maximum(blocks[..., :width], blocks[..., width:])
+    return _largest(blocks)

@@ -204,11 +204,11 @@ class _ScaledFloats:
     def _value(self, magnitude: jax.Array) -> jax.Array:
         """Return the float32 values of the codes of magnitudes; NaN for what is past the largest."""
         fmt = self.numbers
-        base = np.uint32(_BIAS + fmt.min_exponent - 1) << _MANTISSA_BITS
-        normal = lax.bitcast_convert_type(
-            (magnitude << np.uint32(23 - fmt.mantissa_bits)) + base, jnp.float32
-        )
-        subnormal = magnitude.astype(jnp.int32).astype(jnp.float32) * np.float32(fmt.smallest)
+        one = np.uint32(1) << _MANTISSA_BITS
+        bits = (magnitude << np.uint32(23 - fmt.mantissa_bits)) + np.uint32(_BIAS + fmt.min_exponent) * one
+        # A subnormal number and 2^min_exponent make a number of that binade; the difference is exact.
+        subnormal = lax.bitcast_convert_type(bits, jnp.float32) - np.float32(2.0**fmt.min_exponent)
+        normal = lax.bitcast_convert_type(bits - one, jnp.float32)
         value = jnp.where(magnitude < 2**fmt.mantissa_bits, subnormal, normal)
         return jnp.where(magnitude > fmt.max_code, np.float32(np.nan), value)
 
