@@ -42,11 +42,11 @@ def adam(
         nu_dtype: likewise, and "ufloat8_e6m2".
         mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
         nu_rounding: likewise.
-        param_storage: how 16-bit weights are stored: "stochastic" rounds them stochastically; "nearest" leaves
-            it to `optax.apply_updates`, which drops small updates; "compensated" keeps what is lost (see
-            `compensate`); "split8" and "split16" keep further bits (see `split_params`) and "master" a float32
-            copy (see `keep_master_params`): under these three the links see float32 weights, and moments are
-            float32 by default.
+        param_storage: how 16-bit weights are stored: "stochastic" rounds them stochastically; "nearest" lets
+            `optax.apply_updates` round them, which drops small updates; "compensated" keeps what is lost (see
+            `compensate`); "split8" and "split16" keep further bits (see `split_params`), "master" a float32
+            copy (see `keep_master_params`): under these three the links see float32 weights, and so moments
+            are float32 by default.
         nesterov: as in Optax.
         seed: of the random words, for moments and weights alike.
 
@@ -122,11 +122,11 @@ def adamw(
         nu_dtype: likewise, and "ufloat8_e6m2".
         mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
         nu_rounding: likewise.
-        param_storage: how 16-bit weights are stored: "stochastic" rounds them stochastically; "nearest" leaves
-            it to `optax.apply_updates`, which drops small updates; "compensated" keeps what is lost (see
-            `compensate`); "split8" and "split16" keep further bits (see `split_params`) and "master" a float32
-            copy (see `keep_master_params`): under these three the links see float32 weights, and moments are
-            float32 by default.
+        param_storage: how 16-bit weights are stored: "stochastic" rounds them stochastically; "nearest" lets
+            `optax.apply_updates` round them, which drops small updates; "compensated" keeps what is lost (see
+            `compensate`); "split8" and "split16" keep further bits (see `split_params`), "master" a float32
+            copy (see `keep_master_params`): under these three the links see float32 weights, and so moments
+            are float32 by default.
         nesterov: as in Optax.
         seed: of the random words, for moments and weights alike.
 

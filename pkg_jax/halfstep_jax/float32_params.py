@@ -154,25 +154,24 @@ def _keeps(x) -> bool:
 
 
 def _kept(function: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
-    """Return rule and array of every weight, by name, that a state anywhere within `state` keeps something of."""
-    shapes = {leaf_name(path): p.shape for path, p in jax.tree_util.tree_leaves_with_path(params)}
+    """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
     weights = {leaf_name(path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
     found: dict[str, tuple[WeightRule, Any]] = {}
     for keeper in filter(_keeps, jax.tree.leaves(state, is_leaf=_keeps)):
         field, rule = _RULES[type(keeper)]
         for path, array in jax.tree_util.tree_leaves_with_path(getattr(keeper, field)):
             name = leaf_name(path)
-            if name in weights and keeps_nothing(weights[name]):
+            p = weights.get(name)
+            if p is not None and keeps_nothing(p):
                 continue
-            if shapes.get(name) != array.shape:
+            if p is None or p.shape != array.shape:
+                shape = "not among the params" if p is None else f"of shape {p.shape}"
                 raise ValueError(
-                    f"{function}: the state keeps {array.shape} of '{name}', whose shape is {shapes.get(name)}. "
+                    f"{function}: the state keeps {array.shape} of '{name}', which is {shape}. "
                     "Pass the state of these params."
                 )
             if name in found:
-                raise ValueError(
-                    f"{function}: two states keep something of '{name}'. Pass the one that is meant."
-                )
+                raise ValueError(f"{function}: two states keep something of '{name}'. Pass one of the two.")
             found[name] = rule(array), array
     return found
 
@@ -192,7 +191,8 @@ def _pairs(function: str, params, values):
         check_weight(function, name, value)
         if p.shape != value.shape:
             raise ValueError(
-                f"{function}: '{name}' has shape {p.shape}, its value {value.shape}. Pass values in the shapes of params."
+                f"{function}: '{name}' has shape {p.shape}, its value {value.shape}. "
+                "Pass values in the shapes of params."
             )
         _check_range(function, name, p, value)
     return rows

@@ -139,7 +139,7 @@ def _round_subnormal(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | 
 
 
 def multiple_of_smallest(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
-    """Return how many times its smallest number a pattern below the smallest normal number of `fmt` is, in int32.
+    """Return which multiple of the smallest number of `fmt` patterns below its normal ones round to.
 
     In float32: the products and the difference are exact. What the arithmetic of XLA on CPU takes for zero,
     numbers that are subnormal in float32, has a fraction below 2^-32 in any `fmt` that comes here.

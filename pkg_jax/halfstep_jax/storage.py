@@ -176,5 +176,6 @@ def _fault(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
     """Return what is wrong with the scales of codes of `shape`, as far as it can be read now."""
     expected = scale_shape(shape, fmt.block_size)
     if scale.shape != expected or scale.dtype != jnp.uint8:
-        return f"is {scale.dtype}{list(scale.shape)}; block_size={fmt.block_size!r} makes it uint8{list(expected)}"
+        found, made = f"{scale.dtype}{list(scale.shape)}", f"uint8{list(expected)}"
+        return f"is {found}; block_size={fmt.block_size!r} makes it {made}"
     return None if isinstance(scale, Tracer) else fmt.fault_of_scale(np.asarray(scale))

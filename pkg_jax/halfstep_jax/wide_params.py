@@ -78,15 +78,19 @@ class SplitWeights:
     extra_bits: int
 
     def first_kept(self, p) -> jax.Array:
+        """Return zeros: the weight holds itself."""
         return jnp.zeros_like(p, dtype=jnp.uint8 if self.extra_bits == 8 else jnp.uint16)
 
     def rounds(self, p) -> bool:
+        """Whether the wider format is not float32 itself."""
         return not holds_float32(p.dtype, self.extra_bits)
 
     def join(self, p: jax.Array, kept: jax.Array) -> jax.Array:
+        """Return the whole number."""
         return join(p, kept)
 
     def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Return the two parts."""
         return split(w, dtype, self.extra_bits, words)
 
 
@@ -94,15 +98,19 @@ class MasterWeights:
     """`keep_master_params`: a float32 copy."""
 
     def first_kept(self, p) -> jax.Array:
+        """Return the weight in float32."""
         return jnp.asarray(p).astype(jnp.float32)
 
     def rounds(self, p) -> bool:
+        """No: the copy is float32."""
         return False
 
     def join(self, p: jax.Array, kept: jax.Array) -> jax.Array:
+        """Return the copy."""
         return kept
 
     def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Return the copy to nearest, ties away from zero, and the copy."""
         # A fraction of one half and this word carry: ties go away from zero.
         return round_and_cast(w, jnp.dtype(dtype).name, np.uint32(0x80000000)), w
 
