@@ -1,5 +1,7 @@
 """halfstep_torch as a backend: eager, and under torch.compile."""
 
+import warnings
+
 import numpy as np
 import torch
 
@@ -47,7 +49,16 @@ class TorchBackend(Backend):
         """Compile a function once for all cases with the same key: lengths are dynamic."""
         if self.mode == "eager":
             return function
-        return self._functions.setdefault(key, torch.compile(function, dynamic=True))
+
+        def call(*args):
+            with warnings.catch_warnings():
+                # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                if key not in self._functions:
+                    self._functions[key] = torch.compile(function, dynamic=True)
+                return self._functions[key](*args)
+
+        return call
 
     def fold(self, case: Case) -> dict[str, Array]:
         key = case.inputs["key"].bits
