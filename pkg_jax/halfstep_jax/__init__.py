@@ -2,24 +2,48 @@
 
 from halfstep_jax.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.aliases import adam, adamw
+from halfstep_jax.float32_params import float32_params, set_float32_params
+from halfstep_jax.formats import Format, scaled
 from halfstep_jax.learning_rate import scale_by_learning_rate
-from halfstep_jax.params import RoundStochasticallyState, apply_updates, round_stochastically
+from halfstep_jax.params import (
+    CompensateState,
+    RoundStochasticallyState,
+    apply_updates,
+    compensate,
+    round_stochastically,
+)
 from halfstep_jax.random_words import Role, leaf_id, random_words
 from halfstep_jax.rounding import round_to
 from halfstep_jax.weight_decay import add_decayed_weights
+from halfstep_jax.wide_params import (
+    KeepMasterParamsState,
+    SplitParamsState,
+    keep_master_params,
+    split_params,
+)
 
 __all__ = [
+    "CompensateState",
+    "Format",
+    "KeepMasterParamsState",
     "Role",
     "RoundStochasticallyState",
     "ScaleByAdamState",
+    "SplitParamsState",
     "adam",
     "adamw",
     "add_decayed_weights",
     "apply_updates",
+    "compensate",
+    "float32_params",
+    "keep_master_params",
     "leaf_id",
     "random_words",
     "round_stochastically",
     "round_to",
     "scale_by_adam",
     "scale_by_learning_rate",
+    "scaled",
+    "set_float32_params",
+    "split_params",
 ]

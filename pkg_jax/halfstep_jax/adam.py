@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from halfstep_jax.exact import hide
+from halfstep_jax.formats import Encoded
 from halfstep_jax.hyperparameters import decay_rate, nonnegative
 from halfstep_jax.leaves import check_params, flatten_updates
 from halfstep_jax.moments import bias_correction, ema
@@ -20,8 +21,6 @@ from halfstep_jax.random_words import LeafKey, Role, leaf_id, leaf_keys
 from halfstep_jax.schedules import next_count
 from halfstep_jax.seeds import seed_words
 from halfstep_jax.storage import StoredMoment
-
-_WAY_OUT = "Pass the tree that init saw."
 
 
 class ScaleByAdamState(NamedTuple):
@@ -32,12 +31,17 @@ class ScaleByAdamState(NamedTuple):
         seed: uint32[2], (high, low).
         mu: codes of the first moments, in the tree of the params.
         nu: codes of the second moments, likewise.
+        mu_scale: scales of `mu`, in the same tree; one byte that means nothing where a leaf has none, and
+            `optax.EmptyState()` where no leaf can have any.
+        nu_scale: scales of `nu`, likewise.
     """
 
     count: jax.Array
     seed: jax.Array
     mu: optax.Updates
     nu: optax.Updates
+    mu_scale: Any = optax.EmptyState()
+    nu_scale: Any = optax.EmptyState()
 
 
 def scale_by_adam(
@@ -73,9 +77,10 @@ def scale_by_adam(
         b2: decay rate of the second moment.
         eps: added to the root.
         eps_root: added under the root.
-        mu_dtype: "float32", "bfloat16" or "float16" for the first moment; None: bfloat16 for bfloat16 params,
-            else float32.
-        nu_dtype: likewise for the second moment.
+        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled` for the first moment; None:
+            bfloat16 for bfloat16 params, else float32.
+        nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
+            scale, and the unsigned scaled formats.
         mu_rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the average:
             stochastic then, as where `b1` is an array), or "nearest_unchecked" (nearest even so).
         nu_rounding: likewise. Nearest freezes a bfloat16 second moment above b2 = 0.996.
@@ -113,30 +118,32 @@ def scale_by_adam(
         eps_root=nonnegative(function, "eps_root", eps_root),
         nesterov=nesterov,
         mu=StoredMoment(function, "mu", mu_dtype, mu_rounding, "b1", b1, Role.MU),
-        nu=StoredMoment(function, "nu", nu_dtype, nu_rounding, "b2", b2, Role.NU),
+        nu=StoredMoment(function, "nu", nu_dtype, nu_rounding, "b2", b2, Role.NU, positive=True),
     )
     seed = seed_words(function, seed)
 
     def init(params):
         check_params(function, params)
-        mu = jax.tree.map(rule.mu.zeros_like, params)
-        nu = jax.tree.map(rule.nu.zeros_like, params)
-        return ScaleByAdamState(jnp.zeros([], jnp.int32), seed, mu, nu)
+        mu, mu_scale = rule.mu.init(params)
+        nu, nu_scale = rule.nu.init(params)
+        return ScaleByAdamState(jnp.zeros([], jnp.int32), seed, mu, nu, mu_scale, nu_scale)
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
         leaves = flatten_updates(function, updates)
-        mus = leaves.of(state.mu, "state", _WAY_OUT)
-        nus = leaves.of(state.nu, "state", _WAY_OUT)
+        mus = rule.mu.read(leaves, state.mu, state.mu_scale)
+        nus = rule.nu.read(leaves, state.nu, state.nu_scale)
         count = next_count(state.count)
         corrections = rule.corrections(count)
-        keys = leaf_keys(state.seed, count, [leaf_id(name) for name in leaves.names], (Role.MU, Role.NU))
+        ids = [leaf_id(name) for name in leaves.names]
+        keys = leaf_keys(state.seed, count, ids, (Role.MU, Role.NU)).split()
         rows = [
-            (None, mu, nu) if g is None else rule.step(key, corrections, name, g, mu, nu)
-            for key, name, g, mu, nu in zip(keys, leaves.names, leaves.values, mus, nus, strict=True)
+            (None, mu, nu) if g is None else rule.step(key, corrections, g, mu, nu)
+            for key, g, mu, nu in zip(keys, leaves.values, mus, nus, strict=True)
         ]
         us, mus, nus = leaves.trees(3, rows)
-        return us, ScaleByAdamState(count, state.seed, mus, nus)
+        (mu, mu_scale), (nu, nu_scale) = rule.mu.trees(mus), rule.nu.trees(nus)
+        return us, ScaleByAdamState(count, state.seed, mu, nu, mu_scale, nu_scale)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -158,24 +165,23 @@ class _Adam:
         rates = jnp.stack([jnp.asarray(b) for b in (self.b1, self.b2, self.b1)])
         return np.float32(1) / bias_correction(rates, count + np.array([0, 0, 1], np.int32))
 
-    def step(
-        self, key: LeafKey, corrections: jax.Array, leaf: str, g: jax.Array, mu: jax.Array, nu: jax.Array
-    ):
-        """Return the update and the codes of the new moments."""
-        mu_format, nu_format = self.mu.format_of(mu, leaf), self.nu.format_of(nu, leaf)
+    def step(self, key: LeafKey, corrections: jax.Array, g: jax.Array, mu: Encoded, nu: Encoded):
+        """Return the update and the new stored moments."""
         zero = key.zero()
         g = hide(g, zero)
         words = functools.partial(key.words, shape=g.shape)
-        mu = self.mu.encode(mu_format, ema(mu_format.decode(mu), g, self.b1, zero), words)
-        nu = self.nu.encode(nu_format, ema(nu_format.decode(nu), g * g, self.b2, zero), words)
+        mu = self.mu.encode(mu, ema(self.mu.decode(mu), g, self.b1, zero), words)
+        nu = self.nu.encode(nu, ema(self.nu.decode(nu), g * g, self.b2, zero), words)
         # From here on the moments are what a checkpoint would hold.
-        m, v = mu_format.decode(mu), nu_format.decode(nu)
+        m, v = self.mu.decode(mu), self.nu.decode(nu)
         r1, r2, r1_next = corrections
         if self.nesterov:
             m_hat = ema(hide(m * r1_next, zero), hide(g * r1, zero), self.b1, zero)
         else:
             m_hat = m * r1
-        return m_hat / (jnp.sqrt(self._plus_eps_root(v * r2, zero)) + self.eps), mu, nu
+        # A visible eps of 0 goes, and a quotient by a bare root becomes a product with an approximate rsqrt.
+        eps = hide(self.eps, zero)
+        return m_hat / (jnp.sqrt(self._plus_eps_root(v * r2, zero)) + eps), mu, nu
 
     def _plus_eps_root(self, v_hat: jax.Array, zero: jax.Array) -> jax.Array:
         if isinstance(self.eps_root, np.floating) and self.eps_root == 0:

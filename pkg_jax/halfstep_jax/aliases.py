@@ -7,8 +7,9 @@ import optax
 
 from halfstep_jax.adam import scale_by_adam
 from halfstep_jax.learning_rate import scale_by_learning_rate
-from halfstep_jax.params import round_stochastically
+from halfstep_jax.params import compensate, round_stochastically
 from halfstep_jax.weight_decay import add_decayed_weights
+from halfstep_jax.wide_params import keep_master_params, split_params
 
 
 def adam(
@@ -28,21 +29,25 @@ def adam(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam for weights in bfloat16, float16 or float32.
 
-    `scale_by_adam`, `scale_by_learning_rate`, and `round_stochastically` for `param_storage="stochastic"`.
+    `scale_by_adam`, `scale_by_learning_rate`, and what stores the weights: by default `round_stochastically`.
 
     Args:
         learning_rate: a number >= 0, a float32 scalar array, or a schedule.
-        b1: see `scale_by_adam`; so up to
-        b2: here,
-        eps: here,
-        eps_root: here, and
-        mu_dtype: here.
-        nu_dtype: see `scale_by_adam`; so up to
-        mu_rounding: here, and
-        nu_rounding: here.
-        param_storage: "stochastic" rounds the weights stochastically; "nearest" leaves it to
-            `optax.apply_updates`, which rounds to nearest and so drops small updates of 16-bit weights.
-        nesterov: see `scale_by_adam`.
+        b1: decay rate of the first moment.
+        b2: decay rate of the second moment.
+        eps: added to the root of the second moment.
+        eps_root: added under the root.
+        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled`; None: bfloat16 for bfloat16
+            params, else float32.
+        nu_dtype: likewise, and "ufloat8_e6m2".
+        mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
+        nu_rounding: likewise.
+        param_storage: how 16-bit weights are stored: "stochastic" rounds them stochastically; "nearest" lets
+            `optax.apply_updates` round them, which drops small updates; "compensated" keeps what is lost (see
+            `compensate`); "split8" and "split16" keep further bits (see `split_params`), "master" a float32
+            copy (see `keep_master_params`): under these three the links see float32 weights, and so moments
+            are float32 by default.
+        nesterov: as in Optax.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -50,7 +55,7 @@ def adam(
 
     Raises:
         TypeError: as the links do.
-        ValueError: as the links do, or if `param_storage` is neither of the two.
+        ValueError: as the links do, or if `param_storage` is none of these.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -63,7 +68,7 @@ def adam(
 
     Source: as `scale_by_adam`; the order of the links is contract A6.
     """
-    return optax.chain(
+    links = [
         scale_by_adam(
             b1,
             b2,
@@ -77,8 +82,8 @@ def adam(
             seed=seed,
         ),
         scale_by_learning_rate(learning_rate),
-        *_last_links("adam", param_storage, seed),
-    )
+    ]
+    return _stored("adam", param_storage, links, seed)
 
 
 def adamw(
@@ -100,25 +105,29 @@ def adamw(
 ) -> optax.GradientTransformationExtraArgs:
     """AdamW for weights in bfloat16, float16 or float32: Adam with decoupled weight decay.
 
-    `scale_by_adam`, `add_decayed_weights`, `scale_by_learning_rate`, and `round_stochastically` for
-    `param_storage="stochastic"`.
+    `scale_by_adam`, `add_decayed_weights`, `scale_by_learning_rate`, and what stores the weights: by default
+    `round_stochastically`.
 
     Args:
         learning_rate: a number >= 0, a float32 scalar array, or a schedule. It scales the decay too, as in
             Optax.
-        b1: see `scale_by_adam`; so up to
-        b2: here,
-        eps: here,
-        eps_root: here, and
-        mu_dtype: here.
-        weight_decay: see `add_decayed_weights`.
-        mask: which leaves decay; see `add_decayed_weights`.
-        nu_dtype: see `scale_by_adam`; so up to
-        mu_rounding: here, and
-        nu_rounding: here.
-        param_storage: "stochastic" rounds the weights stochastically; "nearest" leaves it to
-            `optax.apply_updates`, which rounds to nearest and so drops small updates of 16-bit weights.
-        nesterov: see `scale_by_adam`.
+        b1: decay rate of the first moment.
+        b2: decay rate of the second moment.
+        eps: added to the root of the second moment.
+        eps_root: added under the root.
+        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled`; None: bfloat16 for bfloat16
+            params, else float32.
+        weight_decay: a number >= 0, a float32 scalar array, or a schedule.
+        mask: which leaves decay, as in `add_decayed_weights`.
+        nu_dtype: likewise, and "ufloat8_e6m2".
+        mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
+        nu_rounding: likewise.
+        param_storage: how 16-bit weights are stored: "stochastic" rounds them stochastically; "nearest" lets
+            `optax.apply_updates` round them, which drops small updates; "compensated" keeps what is lost (see
+            `compensate`); "split8" and "split16" keep further bits (see `split_params`), "master" a float32
+            copy (see `keep_master_params`): under these three the links see float32 weights, and so moments
+            are float32 by default.
+        nesterov: as in Optax.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -126,7 +135,7 @@ def adamw(
 
     Raises:
         TypeError: as the links do.
-        ValueError: as the links do, or if `param_storage` is neither of the two.
+        ValueError: as the links do, or if `param_storage` is none of these.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -140,7 +149,7 @@ def adamw(
     Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019; the order of the
     links is contract A6.
     """
-    return optax.chain(
+    links = [
         scale_by_adam(
             b1,
             b2,
@@ -155,16 +164,24 @@ def adamw(
         ),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
-        *_last_links("adamw", param_storage, seed),
-    )
+    ]
+    return _stored("adamw", param_storage, links, seed)
 
 
-def _last_links(function: str, param_storage: str, seed) -> tuple[optax.GradientTransformationExtraArgs, ...]:
-    if param_storage == "stochastic":
-        return (round_stochastically(seed),)
-    if param_storage == "nearest":
-        return ()
-    raise ValueError(
-        f"{function}: param_storage={param_storage!r} is not a way to store weights. "
-        'Use "stochastic" or "nearest".'
-    )
+def _stored(function: str, param_storage: str, links, seed) -> optax.GradientTransformationExtraArgs:
+    """Return a chain with what stores its weights: a last link, or a wrapper of the whole."""
+    ways = {
+        "stochastic": lambda: optax.chain(*links, round_stochastically(seed)),
+        "nearest": lambda: optax.chain(*links),
+        "compensated": lambda: optax.chain(*links, compensate()),
+        "split8": lambda: split_params(optax.chain(*links), 8, seed=seed),
+        "split16": lambda: split_params(optax.chain(*links), 16, seed=seed),
+        "master": lambda: keep_master_params(optax.chain(*links)),
+    }
+    if param_storage not in ways:
+        names = ", ".join(f'"{name}"' for name in list(ways)[:-1])
+        raise ValueError(
+            f"{function}: param_storage={param_storage!r} is not a way to store weights. "
+            f'Use {names} or "{list(ways)[-1]}".'
+        )
+    return ways[param_storage]()

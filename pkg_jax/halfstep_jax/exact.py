@@ -1,12 +1,13 @@
-"""What keeps a compiler from changing a rounding: no product fused with a sum, no constants folded.
+"""What keeps a compiler from changing a rounding: no product fused with a sum, no factors gathered.
 
-Contract: A1, A2. Under `jax.jit`, XLA on CPU turns `a * b + c` into a fused multiply-add and `(x * c1) * c2`
-into `x * (c1 * c2)`; run op by op it does neither, so the bits would depend on how a step is compiled.
-`lax.optimization_barrier`, `lax.reduce_precision` and round trips through integers do not stop it. An XOR
-with a zero that no compiler can prove to be zero does, at one instruction per element.
+Contract: A1, A2. Under `jax.jit`, XLA on CPU turns `a * b + c` into a fused multiply-add, `(x * c1) * c2`
+into `x * (c1 * c2)`, and `a / sqrt(b)` into `a * rsqrt(b)`; run op by op it does nothing of the kind, so the
+bits would depend on how a step is compiled. `lax.optimization_barrier`, `lax.reduce_precision` and round
+trips through integers do not stop it. An OR with a zero that no compiler can prove to be zero does, for one
+instruction.
 
-What to hide: every product that feeds a sum; every array that arrives from another link and feeds a sum or a
-product with itself (it may be a product); every scalar constant that multiplies what arrives.
+What to hide: a product that feeds a sum; an array that arrives from another link, which may be a product; a
+constant that could vanish if it were seen.
 """
 
 import jax
@@ -29,7 +30,9 @@ def hidden_zero(word: jax.Array | None = None) -> jax.Array:
 
 
 def hide(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
-    """Return float32 `x` with its bits XORed with `zero`: the same value, of unknown origin.
+    """Return float32 `x` with its bits ORed with `zero`: the same value, of unknown origin.
+
+    Not XORed: two links that hide one value with one zero would cancel each other.
 
     Args:
         x: float32.
@@ -41,11 +44,13 @@ def hide(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
 
     Source: ours.
     """
-    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ zero, jnp.float32)
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) | zero, jnp.float32)
 
 
 def _word_of_a_loop() -> jax.Array:
     """Return a word by two turns of a linear congruential generator; a single turn would be folded."""
-    return lax.fori_loop(
-        0, 2, lambda _, word: word * np.uint32(747796405) + np.uint32(2891336453), jnp.uint32(1)
-    )
+    return lax.fori_loop(0, 2, _next_word, jnp.uint32(1))
+
+
+def _next_word(_, word: jax.Array) -> jax.Array:
+    return word * np.uint32(747796405) + np.uint32(2891336453)

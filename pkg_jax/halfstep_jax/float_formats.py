@@ -4,6 +4,7 @@ Names are those of ml_dtypes. Contract: section R.
 """
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,18 @@ class FloatFormat:
     min_exponent: int
     max: float
     has_infinity: bool = True
+
+    @property
+    def smallest(self) -> float:
+        """The smallest number above zero."""
+        return 2.0 ** (self.min_exponent - self.mantissa_bits)
+
+    @property
+    def max_code(self) -> int:
+        """The code of `max`: numbers are counted from zero up."""
+        exponent = max(math.frexp(self.max)[1] - 1, self.min_exponent)
+        above = (exponent - self.min_exponent) << self.mantissa_bits
+        return above + int(self.max / 2.0 ** (exponent - self.mantissa_bits))
 
 
 FLOAT_FORMATS = {

@@ -1,55 +1,98 @@
-"""How a state array is stored: encode float32 to codes, decode codes to float32.
+"""How a state array is stored: encode float32 to codes and scales, decode them to float32.
 
 Contract: section F. A `Format` is all that a transform knows of storage, and it knows nothing of transforms.
 """
 
 import dataclasses
+import math
+import operator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from halfstep_jax.float_formats import FLOAT_FORMATS
-from halfstep_jax.rounding import round_and_cast
+from halfstep_jax.blocks import BlockSize, block_maximum, first_elements, per_element
+from halfstep_jax.codes import MARKED, PLAIN_CODES, SCALED_CODES, Codes, ScaledCodes
 
-PLAIN_STATE_DTYPES = ("float32", "bfloat16", "float16")
+PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)
+SCALED_DTYPES = tuple(SCALED_CODES)
+_NAMES = (*PLAIN_STATE_DTYPES, *SCALED_DTYPES)
+
+
+class Encoded(NamedTuple):
+    """A stored array.
+
+    Attributes:
+        codes: in the shape of the array.
+        scale: uint8, one per block; None in a format without.
+    """
+
+    codes: jax.Array
+    scale: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A plain state dtype, elementwise and with no scale: codes are arrays of `dtype`."""
+    """A way to store an array of float32. `scaled` makes those with a scale.
+
+    Attributes:
+        dtype: of the codes: one of `PLAIN_STATE_DTYPES`, or with a scale one of `SCALED_DTYPES`.
+        scaled: whether blocks have a scale.
+        block_size: elements of a block, "row" or None.
+        min_size: smaller arrays are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+    """
 
     dtype: str
+    scaled: bool = False
+    block_size: BlockSize = 128
+    min_size: int = 4096
+    min_ndim: int = 2
 
-    def zeros_like(self, p) -> jax.Array:
-        """Return the codes of zeros, in the shape and with the sharding of `p`."""
-        return jnp.zeros_like(p, dtype=self.dtype)
+    def for_shape(self, shape: tuple[int, ...]) -> "Format":
+        """Return the format that an array of this shape gets: float32 where it is too small for a scale."""
+        small = math.prod(shape) < self.min_size or len(shape) < self.min_ndim
+        return Format("float32") if self.scaled and small else self
 
-    def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
-        """Round the float32 `x` to codes: finite values saturate, infinity becomes NaN (contract R6).
+    def zeros_like(self, p) -> Encoded:
+        """Return the codes and scales of zeros, in the shape and with the sharding of `p`."""
+        codes = jnp.zeros_like(p, dtype=self.code_dtype)
+        if not self.scaled:
+            return Encoded(codes, None)
+        lowest, _ = self._scaled_codes.scale_range
+        first = first_elements(codes, self.block_size)
+        return Encoded(codes, jnp.full_like(first, lowest, dtype=jnp.uint8))
+
+    def encode(self, x: jax.Array, words: jax.Array | None, *, positive: bool = False) -> Encoded:
+        """Round the float32 `x` to codes.
+
+        Finite values saturate, infinity becomes NaN (contract R6). With a scale: x / 2^s, exact, s from the
+        largest magnitude of the block, is what is rounded.
 
         Args:
             x: float32.
             words: uint32 words for stochastic rounding, or None for nearest.
+            positive: a second moment: what is not zero is not stored as zero.
         """
-        return round_and_cast(x, self.dtype, words, saturate=True)
+        if not self.scaled:
+            return Encoded(self._codes.encode(x, words), None)
+        codes = self._scaled_codes
+        # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
+        scale = codes.scale(block_maximum(x, self.block_size, np.inf if codes.marks else 0.0))
+        of_element = per_element(scale, x.shape, self.block_size)
+        return Encoded(codes.encode(x, of_element, words, positive), scale)
 
-    def decode(self, codes: jax.Array) -> jax.Array:
-        """Return the float32 values of `codes`: exact."""
-        return codes.astype(jnp.float32)
-
-    @property
-    def rounds(self) -> bool:
-        """Whether encoding rounds at all: in float32 no word is used."""
-        return self.dtype != "float32"
-
-    @property
-    def gap_exponent(self) -> int:
-        """The k of 2^-k, half the largest relative gap between codes: the explicit mantissa bits and one."""
-        return FLOAT_FORMATS[self.dtype].mantissa_bits + 1
+    def decode(self, stored: Encoded) -> jax.Array:
+        """Return the float32 values of codes and scales: exact."""
+        codes, scale = stored
+        if not self.scaled:
+            return self._codes.decode(codes)
+        assert scale is not None
+        return self._scaled_codes.decode(codes, per_element(scale, codes.shape, self.block_size))
 
     def freezes(self, b) -> bool:
-        """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < 2^-gap_exponent.
+        """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < half the gap.
 
         In float32; that format itself is taken as never freezing (contract F3).
 
@@ -57,11 +100,95 @@ class Format:
             >>> Format("bfloat16").freezes(0.999), Format("bfloat16").freezes(0.9)
             (True, False)
         """
-        return self.rounds and bool(np.float32(1) - np.float32(b) < np.float32(2.0**-self.gap_exponent))
+        return bool(np.float32(1) - np.float32(b) < np.float32(1 / self._any_codes.resolution))
+
+    @property
+    def rounds(self) -> bool:
+        """Whether encoding rounds at all: in float32 no word is used."""
+        return self.dtype != "float32"
+
+    @property
+    def half_gap(self) -> str:
+        """Half the relative gap between codes, as people write it: "2^-8"."""
+        exponent = math.log2(self._any_codes.resolution)
+        return f"2^-{exponent:.0f}" if exponent.is_integer() else f"1/{self._any_codes.resolution:.0f}"
+
+    @property
+    def signed(self) -> bool:
+        """Whether negative values can be stored."""
+        return self._any_codes.signed
+
+    @property
+    def code_dtype(self) -> str:
+        """The dtype of the arrays of codes."""
+        return self._any_codes.dtype
+
+    def fault_of_scale(self, scale: np.ndarray) -> str | None:
+        """Return what is wrong with scale bytes, or None."""
+        lowest, highest = self._scaled_codes.scale_range
+        wrong = (scale < lowest) | (scale > highest)
+        if self._scaled_codes.marks:
+            wrong &= scale != MARKED
+        return f"holds {scale[wrong][0]}, outside [{lowest}, {highest}]" if wrong.any() else None
+
+    @property
+    def _codes(self) -> Codes:
+        return PLAIN_CODES[self.dtype]
+
+    @property
+    def _scaled_codes(self) -> ScaledCodes:
+        return SCALED_CODES[self.dtype]
+
+    @property
+    def _any_codes(self) -> Codes | ScaledCodes:
+        return self._scaled_codes if self.scaled else self._codes
+
+
+def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+    """Return the format of codes of `dtype` with one power-of-two scale per block, in one byte.
+
+    With s the smallest integer for which the block's largest magnitude, divided by 2^s, is a number of
+    `dtype`, x is stored as the codes of x / 2^s, rounded once, and s. Scaling rounds nothing. 8-bit codes
+    with blocks of 128 take 1.008 bytes per element. They save memory, not time: the maximum of a block is a
+    pass over the array of its own.
+
+    Blocks run along the shortest run of trailing axes whose product reaches `block_size`; the last block of
+    a run may be short. So sharding along leading axes keeps blocks whole.
+
+    Args:
+        dtype: "float16", "float8_e4m3fn", "float8_e5m2" or "int8", or for second moments alone
+            "ufloat8_e5m3" or "ufloat8_e4m4": floats of 8 bits without a sign. The 8-bit choice for `nu` is
+            "ufloat8_e5m3": the precision of float8_e4m3fn over 32 binades in place of 18.
+        block_size: elements of a block; "row" for one block per last-axis row (inaccurate where a row spans
+            many binades), None for one block in all.
+        min_size: arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+
+    Returns:
+        A `Format`, for `mu_dtype=` and `nu_dtype=`.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if there is no such format or block size.
+
+    Example:
+        >>> fmt = scaled("float8_e4m3fn", block_size=4, min_size=0, min_ndim=1)
+        >>> stored = fmt.encode(jnp.array([1.0, -0.3, 1000.0, 0.01]), None)
+        >>> fmt.decode(stored).tolist()
+        [1.0, -0.3125, 1024.0, 0.0078125]
+
+    Source: block-wise scales, T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022,
+    section 2.1; powers of two, one byte and the unsigned formats are ours (contract F4 to F6).
+    """
+    name = _name(dtype)
+    if name not in SCALED_DTYPES:
+        raise ValueError(f"scaled: dtype={name} has no scaled format. Use {_listed(SCALED_DTYPES)}.")
+    _check_block_size(block_size)
+    return Format(name, True, block_size, _count("min_size", min_size), _count("min_ndim", min_ndim))
 
 
 def as_format(function: str, argument: str, dtype) -> Format:
-    """Return the `Format` of a plain state dtype.
+    """Return the `Format` of a plain state dtype; a `Format` is returned as it is.
 
     Args:
         function: whose argument it is, and
@@ -76,18 +203,53 @@ def as_format(function: str, argument: str, dtype) -> Format:
         return dtype
     way_out = 'Use "bfloat16", "float16" or "float32".'
     try:
-        name = jnp.dtype(dtype).name
+        name = dtype if isinstance(dtype, str) and dtype in _NAMES else jnp.dtype(dtype).name
     except TypeError:
         raise TypeError(f"{function}: {argument}={dtype!r} is not a state dtype. {way_out}") from None
-    if name.startswith("float8"):
+    if name in PLAIN_STATE_DTYPES:
+        return Format(name)
+    if name in SCALED_DTYPES or name.startswith("float8"):
         raise ValueError(
             f"{function}: {argument}={name} cannot hold a moment without a block scale. {way_out}"
         )
-    if name not in PLAIN_STATE_DTYPES:
-        raise ValueError(f"{function}: {argument}={name} is not a state dtype. {way_out}")
-    return Format(name)
+    raise ValueError(f"{function}: {argument}={name} is not a state dtype. {way_out}")
 
 
 def default_format(p) -> Format:
     """Return the format of a moment of the weight `p` where none is asked for (contract F1)."""
     return Format("bfloat16" if p.dtype == jnp.bfloat16 else "float32")
+
+
+def _name(dtype) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return jnp.dtype(dtype).name
+    except TypeError:
+        raise TypeError(f"scaled: dtype={dtype!r} is not a dtype. Use {_listed(SCALED_DTYPES)}.") from None
+
+
+def _check_block_size(block_size) -> None:
+    if block_size is None or block_size == "row":
+        return
+    whole = isinstance(block_size, int) and not isinstance(block_size, bool)
+    if not whole or block_size < 1:
+        error = ValueError if whole or isinstance(block_size, str) else TypeError
+        raise error(
+            f'scaled: block_size={block_size!r} is not a block size. Use a positive integer, "row" or None.'
+        )
+
+
+def _count(name: str, value) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"scaled: {name}={value!r} is not an integer. Use an integer >= 0.") from None
+    if count < 0:
+        raise ValueError(f"scaled: {name}={count} is negative. Use an integer >= 0.")
+    return count
+
+
+def _listed(names) -> str:
+    quoted = [f'"{name}"' for name in names]
+    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"

@@ -40,12 +40,7 @@ class Leaves:
         Raises:
             ValueError: if its structure or a shape differs.
         """
-        try:
-            values = self.treedef.flatten_up_to(tree)
-        except ValueError as error:
-            raise ValueError(
-                f"{self.function}: updates and {owner}s are different trees: {error}. {way_out}"
-            ) from None
+        values = self.arrays_of(tree, owner, way_out)
         for name, update, value in zip(self.names, self.values, values, strict=True):
             shape = getattr(value, "shape", None)
             if update is not None and update.shape != shape:
@@ -54,6 +49,19 @@ class Leaves:
                     f"{way_out}"
                 )
         return values
+
+    def arrays_of(self, tree, owner: str, way_out: str) -> list[Any]:
+        """Do as `of`, but for arrays of any shape.
+
+        Raises:
+            ValueError: if the structure differs.
+        """
+        try:
+            return self.treedef.flatten_up_to(tree)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.function}: updates and {owner}s are different trees: {error}. {way_out}"
+            ) from None
 
     def weights(self, params) -> list[Any]:
         """Return the weight of every leaf.
@@ -142,7 +150,10 @@ def _in_float32(function: str, name: str, update):
 
 def _dtype_name(value) -> str:
     dtype = getattr(value, "dtype", None)
-    return type(value).__name__ if dtype is None else jnp.dtype(dtype).name
+    if dtype is None:
+        return type(value).__name__
+    # What `jax.grad` gives for an integer; its own name is "void".
+    return "float0" if dtype == jax.dtypes.float0 else jnp.dtype(dtype).name
 
 
 def _part(key) -> str:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.exact import hide
+from halfstep_jax.exact import hidden_zero, hide
 from halfstep_jax.leaves import Leaves, check_params, flatten_updates
 from halfstep_jax.random_words import LeafKey, Role, leaf_id, leaf_keys
-from halfstep_jax.rounding import round_in_float32
+from halfstep_jax.rounding import round_and_cast, round_in_float32
 from halfstep_jax.schedules import next_count
 from halfstep_jax.seeds import seed_words
 
@@ -28,6 +28,17 @@ class RoundStochasticallyState(NamedTuple):
 
     count: jax.Array
     seed: jax.Array
+
+
+class CompensateState(NamedTuple):
+    """State of `compensate`.
+
+    Attributes:
+        compensation: what rounding has lost of the weights so far, bfloat16, in their tree; one number that
+            means nothing for a float32 weight.
+    """
+
+    compensation: optax.Params
 
 
 def round_stochastically(seed=0) -> optax.GradientTransformationExtraArgs:
@@ -52,7 +63,8 @@ def round_stochastically(seed=0) -> optax.GradientTransformationExtraArgs:
         An Optax transform that needs `params`.
 
     Raises:
-        TypeError: if `seed` is no seed; from `init` and `update`, if a leaf is not float32, bfloat16 or float16.
+        TypeError: if `seed` is no seed; from `init` and `update`, if a leaf is not float32, bfloat16 or
+            float16.
         ValueError: if `seed` is out of range; from `update`, without `params`, or if trees or shapes differ.
 
     Example:
@@ -75,15 +87,65 @@ def round_stochastically(seed=0) -> optax.GradientTransformationExtraArgs:
 
     def update(updates, state, params=None, **extra_args):
         del extra_args
-        if params is None:
-            raise ValueError(
-                f"{function}: params is None; the link rounds params + update. "
-                "Pass params to update(updates, state, params)."
-            )
+        need_params(function, params, "the link rounds params + update")
         leaves = flatten_updates(function, updates)
         count = next_count(state.count)
         us = _landing_updates(leaves, leaves.weights(params), state.seed, count)
         return us, RoundStochasticallyState(count, state.seed)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def compensate() -> optax.GradientTransformationExtraArgs:
+    """Keep what rounding the weights loses, and add it to the next update: Kahan's sum, the last link.
+
+    With c the compensation, in bfloat16, and s = u + c:
+
+        n = nearest(float32(p) + s);  c <- nearest(s - (n - p))
+
+    and the link returns n - p in float32, and -0.0 where n = p; `optax.apply_updates` lands on n. Rounds u +
+    c, p + s and c. What c itself rounds off is lost: once c has grown to half a unit in the last place of p,
+    an update below about 2^-9 of that no longer adds up. Updates of float32 weights pass as they are, and
+    nothing is kept for them.
+
+    Returns:
+        An Optax transform that needs `params`. Its updates are float32.
+
+    Raises:
+        TypeError: from `init` and `update`, if a leaf is not float32, bfloat16 or float16.
+        ValueError: from `update`, without `params`, or if trees or shapes differ.
+
+    Example:
+        >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
+        >>> tx = compensate()
+        >>> state = tx.init(params)
+        >>> for _ in range(8):
+        ...     updates, state = tx.update({"w": jnp.full(2, 2.0**-10)}, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        >>> params["w"].tolist()
+        [1.0078125, 1.0078125]
+
+    Source: W. Kahan, "Further remarks on reducing truncation errors", CACM 8(1), 1965; for bfloat16 weights
+    P. Zamirai et al., "Revisiting BFloat16 training", arXiv:2010.06192, section 4 (contract P4).
+    """
+    function = "compensate"
+
+    def init(params):
+        check_params(function, params)
+        return CompensateState(jax.tree.map(_no_compensation, params))
+
+    def update(updates, state, params=None, **extra_args):
+        del extra_args
+        need_params(function, params, "the link rounds params + update")
+        leaves = flatten_updates(function, updates)
+        compensations = leaves.arrays_of(state.compensation, "state", "Pass the tree that init saw.")
+        zero = hidden_zero()
+        rows = [
+            (None, c) if u is None else _compensated(hide(u, zero), p, c)
+            for u, p, c in zip(leaves.values, leaves.weights(params), compensations, strict=True)
+        ]
+        us, compensation = leaves.trees(2, rows)
+        return us, CompensateState(compensation)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -123,9 +185,32 @@ def apply_updates(params, updates, seed, step):
     return leaves.treedef.unflatten(new)
 
 
+def landing(p: jax.Array, q: jax.Array) -> jax.Array:
+    """Return the update that takes the weight p to q: q - p in float32, and -0.0 where they are equal.
+
+    -0.0 is the one number that moves no weight, neither an infinity nor a zero of either sign.
+    """
+    return jnp.where(q == p, np.float32(-0.0), q - p)
+
+
+def need_params(function: str, params, why: str) -> None:
+    """Refuse an `update` without params.
+
+    Raises:
+        ValueError: if `params` is None.
+    """
+    if params is None:
+        raise ValueError(f"{function}: params is None; {why}. Pass params to update(updates, state, params).")
+
+
+def nothing_kept(dtype=jnp.uint8) -> jax.Array:
+    """Return what stands beside a weight of which nothing is kept: not empty, as orbax saves no empty array."""
+    return jnp.zeros(1, dtype)
+
+
 def _landing_updates(leaves: Leaves, weights: list, seed: jax.Array, step):
     keys = leaf_keys(seed, step, [leaf_id(name) for name in leaves.names], (Role.PARAM,))
-    return leaves.map(_landing_update, weights, keys)
+    return leaves.map(_landing_update, weights, keys.split())
 
 
 def _landing_update(u: jax.Array, p: jax.Array, key: LeafKey) -> jax.Array:
@@ -135,7 +220,21 @@ def _landing_update(u: jax.Array, p: jax.Array, key: LeafKey) -> jax.Array:
         return u
     p32 = p.astype(jnp.float32)
     q = round_in_float32(p32 + u, p.dtype.name, key.words(Role.PARAM, u.shape))
-    return jnp.where(q == p32, np.float32(-0.0), q - p32)
+    return landing(p32, q)
+
+
+def _no_compensation(p) -> jax.Array:
+    return nothing_kept(jnp.bfloat16) if p.dtype == jnp.float32 else jnp.zeros_like(p, dtype=jnp.bfloat16)
+
+
+def _compensated(u: jax.Array, p: jax.Array, compensation: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the update that lands on nearest(p + u + compensation), and the new compensation."""
+    if p.dtype == jnp.float32:
+        return u, compensation
+    p32 = p.astype(jnp.float32)
+    s = u + compensation.astype(jnp.float32)
+    n = round_in_float32(p32 + s, p.dtype.name, None)
+    return landing(p32, n), round_and_cast(s - (n - p32), "bfloat16", None, saturate=True)
 
 
 def _nearest_sum(p: jax.Array, u: jax.Array) -> jax.Array:

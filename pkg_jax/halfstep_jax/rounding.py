@@ -95,6 +95,20 @@ def round_in_float32(
     return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
 
 
+def round_to_code(x: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
+    """Return the code of the magnitude of `round_to` with `saturate`, in int32; of what is not finite, any.
+
+    For every `fmt` whose exponents are fewer than those of float32, the integers up to 127 among them.
+    """
+    magnitude = lax.bitcast_convert_type(x, jnp.uint32) & _MAGNITUDE
+    drop = np.uint32(_MANTISSA_BITS - fmt.mantissa_bits)
+    base = (_EXPONENT_BIAS + fmt.min_exponent - 1) << fmt.mantissa_bits
+    normal = (_add_to_kept(magnitude, fmt, words) >> drop).astype(jnp.int32) - np.int32(base)
+    is_normal = magnitude >= np.float32(2.0**fmt.min_exponent).view(np.uint32)
+    code = jnp.where(is_normal, normal, multiple_of_smallest(magnitude, fmt, words))
+    return jnp.minimum(code, fmt.max_code)
+
+
 def round_and_cast(x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False) -> jax.Array:
     """Return `round_to` of arguments that need no checks.
 
@@ -120,24 +134,23 @@ def _add_to_kept(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None
 
 def _round_subnormal(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
     """Round patterns below the smallest normal number of `fmt` to a multiple of its smallest number."""
-    exponent = magnitude >> np.uint32(_MANTISSA_BITS)
-    mantissa = magnitude & np.uint32(2**_MANTISSA_BITS - 1)
-    significand = jnp.where(exponent > 0, mantissa | np.uint32(2**_MANTISSA_BITS), mantissa)
-    smallest = _EXPONENT_BIAS + fmt.min_exponent
-    drop = np.uint32(_MANTISSA_BITS - fmt.mantissa_bits + smallest) - jnp.maximum(exponent, _ONE)
-    kept = significand >> jnp.minimum(drop, np.uint32(31))
-    fraction = jnp.where(
-        drop <= 32,
-        significand << jnp.minimum(np.uint32(32) - drop, np.uint32(31)),
-        significand >> jnp.minimum(drop - np.uint32(32), np.uint32(31)),
-    )
-    if words is None:
-        up = (fraction > _HALF) | ((fraction == _HALF) & ((kept & _ONE) == _ONE))
-    else:
-        up = fraction + words < words
-    multiple = (kept + up.astype(jnp.uint32)).astype(jnp.int32).astype(jnp.float32)
-    value = multiple * np.float32(2.0 ** (fmt.min_exponent - fmt.mantissa_bits))
+    value = multiple_of_smallest(magnitude, fmt, words).astype(jnp.float32) * np.float32(fmt.smallest)
     return lax.bitcast_convert_type(value, jnp.uint32)
+
+
+def multiple_of_smallest(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
+    """Return which multiple of the smallest number of `fmt` patterns below its normal ones round to.
+
+    In float32: the products and the difference are exact. What the arithmetic of XLA on CPU takes for zero,
+    numbers that are subnormal in float32, has a fraction below 2^-32 in any `fmt` that comes here.
+    """
+    bounded = jnp.minimum(magnitude, np.float32(2.0**fmt.min_exponent).view(np.uint32))
+    ratio = lax.bitcast_convert_type(bounded, jnp.float32) * np.float32(1 / fmt.smallest)
+    if words is None:
+        return lax.round(ratio, lax.RoundingMethod.TO_NEAREST_EVEN).astype(jnp.int32)
+    kept = ratio.astype(jnp.int32)
+    fraction = ((ratio - kept.astype(jnp.float32)) * np.float32(2.0**32)).astype(jnp.uint32)
+    return kept + (fraction + words < words).astype(jnp.int32)
 
 
 def _bounded(result: jax.Array, fmt: FloatFormat, saturate: bool) -> jax.Array:

@@ -4,14 +4,22 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.core import Tracer
 
-from halfstep_jax.formats import Format, as_format, default_format
+from halfstep_jax.blocks import scale_shape
+from halfstep_jax.formats import Encoded, Format, as_format, default_format
+from halfstep_jax.leaves import Leaves
 from halfstep_jax.random_words import Role
+
+_WAY_OUT = "Pass the tree that init saw."
 
 ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 
@@ -28,6 +36,7 @@ class StoredMoment:
         rate_name: the argument that holds the decay rate.
         rate: the decay rate, a NumPy float32, or an array, which counts as not known (contract F3).
         role: of its random words.
+        positive: a second moment, never negative and never stored as zero where it is not.
 
     Raises:
         TypeError: if `dtype` is no dtype.
@@ -41,6 +50,7 @@ class StoredMoment:
     rate_name: str
     rate: Any
     role: Role
+    positive: bool = False
 
     def __post_init__(self):
         if self.rounding not in ROUNDINGS:
@@ -48,32 +58,63 @@ class StoredMoment:
                 f"{self.function}: {self.name}_rounding={self.rounding!r} is not a rounding. "
                 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
             )
-        if self.dtype is not None:
-            self._refuse_freezing(as_format(self.function, f"{self.name}_dtype", self.dtype))
+        if self.dtype is None:
+            return
+        if not self.positive and not self._asked_for.signed:
+            raise ValueError(
+                f"{self.function}: {self.name}_dtype={self._asked_for.dtype} has no sign. "
+                f"Use it for nu, and a signed format for {self.name}."
+            )
+        self._refuse_freezing(self._asked_for)
 
-    def zeros_like(self, p) -> jax.Array:
-        """Return the codes of a new moment of the weight `p`."""
-        fmt = default_format(p) if self.dtype is None else self._asked_for
-        self._refuse_freezing(fmt)
-        return fmt.zeros_like(p)
+    def init(self, params):
+        """Return the codes and the scales of new moments, in the tree of `params`.
 
-    def format_of(self, codes: jax.Array, leaf: str) -> Format:
-        """Return the format that `codes` are in, and refuse codes that `zeros_like` would not have made.
+        A leaf of a format without scales has a byte that means nothing in the tree of scales; where no leaf
+        can have a scale, that tree is an `optax.EmptyState`.
+        """
+        return self.trees(jax.tree.map(self._zeros_like, params))
+
+    def read(self, leaves: Leaves, codes, scales) -> list[Encoded]:
+        """Return what is stored for every leaf, and refuse what `init` would not have made.
+
+        Args:
+            leaves: of the updates.
+            codes: the tree of codes, and
+            scales: of scales, as `init` returned them.
 
         Raises:
-            TypeError: if they are of another dtype than asked for.
+            TypeError: if codes are of another dtype than asked for.
+            ValueError: if a tree or a shape differs, or a scale is out of range; under `jax.jit` its value
+                cannot be read, and is not checked.
         """
-        fmt = as_format(self.function, f"{self.name}_dtype", codes.dtype)
-        if self.dtype is not None and fmt != self._asked_for:
-            raise TypeError(
-                f"{self.function}: the {self.name} of '{leaf}' is {fmt.dtype}, {self.name}_dtype is "
-                f"{self._asked_for.dtype}. Pass the state that init made."
-            )
-        return fmt
+        all_codes = leaves.of(codes, "state", _WAY_OUT)
+        all_scales = (
+            leaves.arrays_of(scales, "state", _WAY_OUT) if self._has_scales else [None] * len(all_codes)
+        )
+        stored = [Encoded(*pair) for pair in zip(all_codes, all_scales, strict=True)]
+        for name, g, array in zip(leaves.names, leaves.values, stored, strict=True):
+            if g is not None:
+                self._check(name, array)
+        return stored
 
-    def encode(self, fmt: Format, moment: jax.Array, words: Callable[[Role], jax.Array]) -> jax.Array:
-        """Round the float32 `moment` to codes of `fmt`. `words` makes the words of a role, where needed."""
-        return fmt.encode(moment, words(self.role) if self._stochastic(fmt) else None)
+    def decode(self, stored: Encoded) -> jax.Array:
+        """Return the float32 values of what is stored."""
+        return self._format_of(stored.codes).decode(stored)
+
+    def encode(self, old: Encoded, moment: jax.Array, words: Callable[[Role], jax.Array]) -> Encoded:
+        """Round the float32 `moment` to the format of `old`. `words` makes the words of a role, if needed."""
+        fmt = self._format_of(old.codes)
+        new = fmt.encode(moment, words(self.role) if self._stochastic(fmt) else None, positive=self.positive)
+        return new if fmt.scaled else new._replace(scale=old.scale)
+
+    def trees(self, stored):
+        """Return the tree of codes and the tree of scales of a tree of `Encoded`."""
+        codes, scales = (
+            jax.tree.map(operator.itemgetter(i), stored, is_leaf=lambda x: isinstance(x, Encoded))
+            for i in (0, 1)
+        )
+        return codes, scales if self._has_scales else optax.EmptyState()
 
     def _stochastic(self, fmt: Format) -> bool:
         if not fmt.rounds:
@@ -83,6 +124,37 @@ class StoredMoment:
         return self.rounding == "stochastic"
 
     @property
+    def _has_scales(self) -> bool:
+        return self.dtype is not None and self._asked_for.scaled
+
+    def _zeros_like(self, p) -> Encoded:
+        fmt = default_format(p) if self.dtype is None else self._asked_for.for_shape(p.shape)
+        self._refuse_freezing(fmt)
+        zeros = fmt.zeros_like(p)
+        # Not an empty array: orbax does not save those.
+        return zeros if fmt.scaled else zeros._replace(scale=jnp.zeros(1, jnp.uint8))
+
+    def _format_of(self, codes: jax.Array) -> Format:
+        """Return the format that codes are in: the one asked for, or else the plain one of their dtype."""
+        if self.dtype is not None:
+            return self._asked_for.for_shape(codes.shape)
+        return as_format(self.function, f"{self.name}_dtype", codes.dtype)
+
+    def _check(self, leaf: str, stored: Encoded) -> None:
+        codes, scale = stored
+        fmt = self._format_of(codes)
+        if codes.dtype != fmt.code_dtype:
+            raise TypeError(
+                f"{self.function}: the {self.name} of '{leaf}' is {codes.dtype}, {self.name}_dtype is "
+                f"{fmt.dtype}. Pass the state that init made."
+            )
+        if fmt.scaled and (fault := _fault(fmt, codes.shape, scale)):
+            raise ValueError(
+                f"{self.function}: the {self.name}_scale of '{leaf}' {fault}. "
+                "Pass the state that init made, and the block_size that it was made with."
+            )
+
+    @property
     def _asked_for(self) -> Format:
         return as_format(self.function, f"{self.name}_dtype", self.dtype)
 
@@ -90,7 +162,7 @@ class StoredMoment:
         if self.rounding == "nearest" and _is_constant(self.rate) and fmt.freezes(self.rate):
             raise ValueError(
                 f'{self.function}: {self.name}_dtype={fmt.dtype} with {self.name}_rounding="nearest" freezes '
-                f"at {self.rate_name}={self.rate} (1-{self.rate_name} < 2^-{fmt.gap_exponent}). "
+                f"at {self.rate_name}={self.rate!s} (1-{self.rate_name} < {fmt.half_gap}). "
                 f'Use {self.name}_rounding="stochastic", or {self.name}_dtype="float32".'
             )
 
@@ -98,3 +170,12 @@ class StoredMoment:
 def _is_constant(rate) -> bool:
     """Whether a rate is known when the link is built, and the same under `jax.jit` as without it."""
     return isinstance(rate, np.floating | np.ndarray)
+
+
+def _fault(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
+    """Return what is wrong with the scales of codes of `shape`, as far as it can be read now."""
+    expected = scale_shape(shape, fmt.block_size)
+    if scale.shape != expected or scale.dtype != jnp.uint8:
+        found, made = f"{scale.dtype}{list(scale.shape)}", f"uint8{list(expected)}"
+        return f"is {found}; block_size={fmt.block_size!r} makes it {made}"
+    return None if isinstance(scale, Tracer) else fmt.fault_of_scale(np.asarray(scale))

@@ -115,6 +115,8 @@ class Optimizer(torch.optim.Optimizer):
             else:
                 schedule = None
         super().add_param_group(param_group)
+        if schedule is not None:
+            self.param_groups[-1].pop("lr", None)
         self._schedules.append(schedule)
         try:
             self._check_new_group(self.param_groups[-1])
@@ -124,10 +126,12 @@ class Optimizer(torch.optim.Optimizer):
             raise
 
     def _check_new_group(self, group: Mapping[str, Any]) -> None:
-        for i, param in enumerate(group["params"]):
-            check_weight(self._name, group["param_names"][i] if "param_names" in group else i, param)
-            self._compile.check(self._name, param.device)
-        values = self._read(len(self.param_groups) - 1)
+        last = len(self.param_groups) - 1
+        for i, name, param in self._named():
+            if i == last:
+                check_weight(self._name, name, param)
+                self._compile.check(self._name, param.device)
+        values = self._read(last)
         for dtype in {param.dtype for param in group["params"]}:
             self._rules(values, dtype)
 
@@ -248,11 +252,16 @@ class Optimizer(torch.optim.Optimizer):
         loss = None
         if closure is not None:
             if not callable(closure):
-                raise TypeError(f"{self._name}.step: closure={closure!r} is not a function. Use step().")
+                raise TypeError(
+                    f"{self._name}: closure={closure!r} is not a function. "
+                    "Use step(), or step(zero_grad=True)."
+                )
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            self._step()
+            # Inside a compiled training step this is a graph break: Dynamo must not trace NumPy on the host.
+            # A decorator would do, and import Dynamo together with this package.
+            torch.compiler.disable(self._step)()  # pyright: ignore[reportCallIssue]
         if zero_grad:
             self.zero_grad()
         return loss

@@ -67,15 +67,16 @@ def _check_round_to(x: Tensor, dtype, words: Tensor | None) -> str:
         raise ValueError(f"round_to: dtype={name} is not a rounding target. Use {targets}.")
     if not isinstance(x, Tensor) or x.dtype != torch.float32:
         given = dtype_name(x.dtype) if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"round_to: x is {given}; rounding starts from a float32 tensor. Pass x.float().")
+        raise TypeError(f"round_to: x is {given}; it is rounded from float32. Cast it to float32.")
     if words is None:
         return name
     if not isinstance(words, Tensor) or words.dtype not in (torch.uint32, torch.int32):
         given = dtype_name(words.dtype) if isinstance(words, Tensor) else type(words).__name__
-        raise TypeError(f"round_to: words is {given}; words are uint32. Make them with random_words.")
+        raise TypeError(f"round_to: words are {given}. Use one uint32 word per element.")
     if words.shape != x.shape:
         raise ValueError(
-            f"round_to: words has shape {tuple(words.shape)}, x {tuple(x.shape)}. Pass one word per element."
+            f"round_to: words have shape {tuple(words.shape)}, x {tuple(x.shape)}. "
+            "Use one uint32 word per element."
         )
     return name
 

@@ -11,11 +11,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import halfstep_jax as hs
 from backends.protocol import Backend, offset_of, scalar, seed_of, unchecked
+from halfstep_jax.formats import Format
 from halfstep_jax.moments import bias_correction
 from halfstep_jax.random_words import leaf_keys, threefry2x32
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8
+_STORED = ("mu", "nu", "mu_scale", "nu_scale", "extra")
+_WRAPPERS = {
+    "split8": lambda tx, seed: hs.split_params(tx, 8, seed=seed),
+    "split16": lambda tx, seed: hs.split_params(tx, 16, seed=seed),
+    "master": lambda tx, seed: hs.keep_master_params(tx),
+}
 
 
 def to_numpy(array: Array) -> np.ndarray:
@@ -116,11 +123,33 @@ class JaxBackend(Backend):
         emitted, landed = self._compiled(land)(params, updates, state)
         return {"u": from_jax(_leaf(emitted)[:size]), "p": from_jax(_leaf(landed)[:size])}
 
+    def encode(self, case: Case) -> dict[str, Array]:
+        a = case.arguments
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"], 0, 0)
+        x, words = (self._split_rows(case.inputs[n]) if n in case.inputs else None for n in ("x", "words"))
+
+        def there_and_back(x, words):
+            stored = fmt.encode(x, words, positive=a["positive"])
+            return stored, fmt.decode(stored)
+
+        stored, values = self._compiled(there_and_back)(x, words)
+        outputs = {"codes": from_jax(stored.codes), "values": from_jax(values)}
+        return outputs | ({} if stored.scale is None else {"scale": from_jax(stored.scale)})
+
+    def _split_rows(self, array: Array):
+        """Place a vector; sharded, in eight parts along its first axis, if that can be divided."""
+        values = to_numpy(array)
+        whole = self.mode != "sharded" or not values.shape or values.shape[0] % _DEVICES
+        return jnp.asarray(values) if whole else jax.device_put(values, self._split)
+
     def adam_step(self, case: Case) -> dict[str, Array]:
         i = case.inputs
-        tx = _transform(case)
-        p, mu, nu = (_tree(case, self._put(i[name])) for name in ("p", "mu", "nu"))
-        state = optax.tree.set(tx.init(p), count=jnp.int32(to_numpy(i["count"])), mu=mu, nu=nu)
+        tx, put = _transform(case), self._put if i["p"].bits.ndim == 1 else self._split_rows
+        names = [name for name in _STORED if name in i]
+        p, *stored = (_tree(case, put(i[name])) for name in ("p", *names))
+        fields = [_field(case, name) for name in names]
+        given = dict(zip(fields, stored, strict=True))
+        state = optax.tree.set(tx.init(p), count=jnp.int32(to_numpy(i["count"])), **given)
 
         def step(params, state, gradient):
             updates, state = tx.update(gradient, state, params)
@@ -128,34 +157,38 @@ class JaxBackend(Backend):
 
         step, rows = self._compiled(step), []
         for bits in i["g"].bits:
-            gradient = _tree(case, self._put(Array(i["g"].dtype, bits)))
+            gradient = _tree(case, put(Array(i["g"].dtype, bits)))
             p, state = step(p, state, gradient)
-            moments_now = (optax.tree.get(state, name) for name in ("mu", "nu"))
-            rows.append([np.asarray(_leaf(tree))[: bits.size] for tree in (p, *moments_now)])
-        return {
-            n: from_jax(np.stack(column))
-            for n, column in zip(("p", "mu", "nu"), zip(*rows, strict=True), strict=True)
-        }
+            now = (optax.tree.get(state, field) for field in fields)
+            rows.append([np.asarray(_leaf(tree))[: bits.size] for tree in (p, *now)])
+        columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
+        return {name: from_jax(np.stack(column)) for name, column in columns}
+
+
+def _field(case: Case, name: str) -> str:
+    """Return the state's field for one of `_STORED`."""
+    kept = {"compensated": "compensation", "master": "master"}
+    return kept.get(case.arguments["param_storage"], "extra") if name == "extra" else name
 
 
 def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
     """Return the public transform that a case asks for: `adamw`, or its links with L2 decay first."""
     a = case.arguments
     hyper = {name: scalar(case, name) for name in ("b1", "b2", "eps", "eps_root")}
-    options = {
-        "mu_dtype": a["mu_dtype"],
-        "nu_dtype": a["nu_dtype"],
+    formats = {n: a[n] if isinstance(a[n], str) else hs.scaled(**a[n]) for n in ("mu_dtype", "nu_dtype")}
+    options = formats | {
         "mu_rounding": unchecked(a["mu_rounding"]),
         "nu_rounding": unchecked(a["nu_rounding"]),
         "nesterov": a["nesterov"],
         "seed": seed_of(case),
     }
-    decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
+    decay, rate, storage = scalar(case, "weight_decay"), scalar(case, "learning_rate"), a["param_storage"]
     if a["decay"] == "decoupled":
-        return hs.adamw(rate, **hyper, **options, weight_decay=decay, param_storage=a["param_storage"])
-    return optax.chain(
-        hs.add_decayed_weights(decay), hs.adam(rate, **hyper, **options, param_storage=a["param_storage"])
-    )
+        return hs.adamw(rate, **hyper, **options, weight_decay=decay, param_storage=storage)
+    wrapper = _WRAPPERS.get(storage)
+    inside = hs.adam(rate, **hyper, **options, param_storage="nearest" if wrapper else storage)
+    tx = optax.chain(hs.add_decayed_weights(decay), inside)
+    return wrapper(tx, seed_of(case)) if wrapper else tx
 
 
 def _tree(case: Case, leaf):

@@ -1,0 +1,102 @@
+"""How an array is cut into blocks that share a scale.
+
+Contract: F4. A block never leaves the trailing axes that it runs along, so an array that is sharded along
+leading axes keeps its blocks whole, each on one device.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+BlockSize = int | str | None
+"""A number of elements, "row" (one block per last-axis row) or None (one block in all)."""
+
+
+def block_layout(shape: tuple[int, ...], block_size: BlockSize) -> tuple[tuple[int, ...], int, int]:
+    """Return (leading shape, length of a run, block size) of an array.
+
+    A run is the shortest run of trailing axes whose product reaches `block_size`, or all axes where none
+    does; blocks stand along it, and the last one of a run may be short.
+
+    Example:
+        >>> block_layout((64, 32, 3, 3), 128)
+        ((64,), 288, 128)
+    """
+    if block_size is None:
+        return (), math.prod(shape), math.prod(shape)
+    if block_size == "row":
+        return shape[:-1], *(2 * (shape[-1:] or (1,)))
+    assert isinstance(block_size, int)
+    axes = min(1, len(shape))
+    while axes < len(shape) and math.prod(shape[len(shape) - axes :]) < block_size:
+        axes += 1
+    return shape[: len(shape) - axes], math.prod(shape[len(shape) - axes :]), block_size
+
+
+def scale_shape(shape: tuple[int, ...], block_size: BlockSize) -> tuple[int, ...]:
+    """Return the shape of the scales: the leading shape, and the number of blocks of a run.
+
+    Example:
+        >>> scale_shape((64, 32, 3, 3), 128)
+        (64, 3)
+    """
+    leading, run, block = block_layout(shape, block_size)
+    return (*leading, -(-run // block) if block else 0)
+
+
+def first_elements(x: jax.Array, block_size: BlockSize) -> jax.Array:
+    """Return the first element of every block: in the shape of the scales, and sharded as they should be."""
+    leading, run, block = block_layout(x.shape, block_size)
+    return x.reshape(*leading, run)[..., :: max(block, 1)]
+
+
+def block_maximum(x: jax.Array, block_size: BlockSize, not_finite: float = 0.0) -> jax.Array:
+    """Return the largest magnitude of every block.
+
+    Args:
+        x: float32.
+        block_size: of `x`.
+        not_finite: what a NaN or an infinity counts as.
+
+    Example:
+        >>> block_maximum(jnp.array([1.0, -4.0, jnp.nan, 2.0, 3.0]), 2).tolist()
+        [4.0, 2.0, 3.0]
+    """
+    leading, run, block = block_layout(x.shape, block_size)
+    magnitude = jnp.abs(x)
+    magnitude = jnp.where(magnitude < np.float32(np.inf), magnitude, np.float32(not_finite))
+    magnitude = magnitude.reshape(*leading, run)
+    if block and run % block:
+        # Only what the maximum reads is padded: a padded moment would be a copy of it.
+        magnitude = jnp.pad(magnitude, [(0, 0)] * len(leading) + [(0, -run % block)])
+    blocks = magnitude.reshape(*scale_shape(x.shape, block_size), block)
+    return lax.platform_dependent(blocks, cpu=_largest_by_halves, default=_largest)
+
+
+def per_element(scales: jax.Array, shape: tuple[int, ...], block_size: BlockSize) -> jax.Array:
+    """Return the scale of every element, in the array's shape.
+
+    Example:
+        >>> per_element(jnp.array([[1], [2]]), (2, 3), "row").tolist()
+        [[1, 1, 1], [2, 2, 2]]
+    """
+    leading, run, block = block_layout(shape, block_size)
+    repeated = jnp.broadcast_to(scales[..., None], (*scales.shape, block))
+    return repeated.reshape(*leading, scales.shape[-1] * block)[..., :run].reshape(shape)
+
+
+def _largest(blocks: jax.Array) -> jax.Array:
+    """Return the maximum along the last axis. Of floats: of integers, XLA on CPU does not vectorise it."""
+    return jnp.max(blocks, axis=-1, initial=0)
+
+
+def _largest_by_halves(blocks: jax.Array) -> jax.Array:
+    """Do as `_largest`. What makes the operand is fused with the halving, but on CPU not with a reduction."""
+    width = blocks.shape[-1]
+    while width % 2 == 0 and width > 16:
+        width //= 2
+        blocks = jnp.maximum(blocks[..., :width], blocks[..., width:])
+    return _largest(blocks)

@@ -1,0 +1,94 @@
+"""Unsigned 8-bit floats for second moments: no sign, no subnormal numbers, zero for zero alone.
+
+Contract: F6. Code 0 is zero; code c > 0 is float32's own pattern, cut to M mantissa bits and counted from a
+base: (c + base) << (23 - M). So encoding is an addition, a shift and a clamp.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnsignedFloat:
+    """A format of `exponent_bits` + `mantissa_bits` = 8.
+
+    Attributes:
+        name: "ufloat8_e5m3" and the like.
+        exponent_bits: width of the exponent field.
+        mantissa_bits: width of the mantissa field.
+        max_code: the largest number; 254 where 255 stands for NaN.
+        fixed: float32 exponent field of code 1's binade, in a format without a scale; None in one with.
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    max_code: int = 255
+    fixed: int | None = None
+
+    def base(self, byte: jax.Array) -> jax.Array:
+        """Return the base whose top but one binade is that of float32 exponent field `byte`, in uint32."""
+        lowest = byte.astype(jnp.uint32) - np.uint32(2**self.exponent_bits - 2)
+        return lowest << np.uint32(self.mantissa_bits)
+
+    @property
+    def fixed_base(self) -> np.uint32:
+        """The base of a format without a scale."""
+        assert self.fixed is not None
+        return np.uint32(self.fixed << self.mantissa_bits)
+
+
+UNSIGNED_FLOATS = {
+    fmt.name: fmt
+    for fmt in (
+        UnsignedFloat("ufloat8_e5m3", 5, 3),
+        UnsignedFloat("ufloat8_e4m4", 4, 4),
+        UnsignedFloat("ufloat8_e6m2", 6, 2, max_code=254, fixed=77),  # 2^-50 and up
+    )
+}
+NAN_CODE = np.uint8(255)
+"""NaN in a format without a scale."""
+
+
+def encode_unsigned(x: jax.Array, words: jax.Array | None, fmt: UnsignedFloat, base) -> jax.Array:
+    """Round non-negative float32 `x` to uint8 codes: add the word or one half, cut the pattern, clamp.
+
+    Args:
+        x: float32, not negative; what is not finite is the caller's business.
+        words: uint32, or None for nearest, ties to even.
+        fmt: the format.
+        base: uint32, of every element, or one for all.
+
+    Example:
+        >>> fmt = UNSIGNED_FLOATS["ufloat8_e6m2"]
+        >>> encode_unsigned(jnp.array([0.0, 1e-30, 1.0, 1e9]), None, fmt, fmt.fixed_base).tolist()
+        [0, 1, 200, 254]
+    """
+    drop = 23 - fmt.mantissa_bits
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    if words is None:
+        add = np.uint32(2 ** (drop - 1) - 1) + ((bits >> np.uint32(drop)) & np.uint32(1))
+    else:
+        add = words >> np.uint32(32 - drop)
+    above = ((bits + add) >> np.uint32(drop)).astype(jnp.int32) - jnp.asarray(base).astype(jnp.int32)
+    codes = jnp.clip(above, 1, fmt.max_code).astype(jnp.uint8)
+    # By its bits: XLA on CPU takes a subnormal number for zero.
+    return jnp.where((bits & _MAGNITUDE) == 0, np.uint8(0), codes)
+
+
+def decode_unsigned(codes: jax.Array, fmt: UnsignedFloat, base) -> jax.Array:
+    """Return the float32 value of every code: exact.
+
+    Example:
+        >>> fmt = UNSIGNED_FLOATS["ufloat8_e6m2"]
+        >>> decode_unsigned(jnp.array([0, 200, 201], jnp.uint8), fmt, fmt.fixed_base).tolist()
+        [0.0, 1.0, 1.25]
+    """
+    bits = (codes.astype(jnp.uint32) + base) << np.uint32(23 - fmt.mantissa_bits)
+    return lax.bitcast_convert_type(jnp.where(codes == 0, np.uint32(0), bits), jnp.float32)
