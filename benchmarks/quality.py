@@ -109,7 +109,7 @@ def loss(params, x: jax.Array, y: jax.Array) -> jax.Array:
     for i in range(len(SIZES) - 1):
         layer = params[f"layer{i}"]
         x = x @ layer["kernel"].astype(jnp.float32) + layer["bias"].astype(jnp.float32)
-        # Smooth: under relu two paths part at its kinks, and the table would measure chaos (dist 0.09 for bf16).
+        # Smooth: at relu's kinks paths part, and the table would measure chaos (dist 0.09 for bf16).
         x = jax.nn.gelu(x) if i < len(SIZES) - 2 else x
     return optax.losses.softmax_cross_entropy_with_integer_labels(x, y).mean()
 
@@ -214,9 +214,8 @@ def main() -> int:
     results = run_all(arguments.steps)
     print("| weights; moments | bytes per parameter | training loss | dist | proj |\n|---|--:|--:|--:|--:|")
     for row in results:
-        print(
-            f"| {row['name']} | {row['bytes']:.2f} | {row['loss']:.5f} | {row['dist']:.4f} | {row['proj']:.4f} |"
-        )
+        figures = f"{row['bytes']:.2f} | {row['loss']:.5f} | {row['dist']:.4f} | {row['proj']:.4f}"
+        print(f"| {row['name']} | {figures} |")
     print()
     held = claims(results)
     for sentence, holds in held.items():

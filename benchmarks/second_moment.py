@@ -1,11 +1,12 @@
-"""How well each format keeps a second moment when gradients shrink tenfold: the case that freezes most of them.
+"""How well each format keeps a second moment when gradients shrink tenfold, which freezes most of them.
 
     python benchmarks/second_moment.py [--json benchmarks/results/NAME.json]
 
-b2 = 0.999; gradients are normal with a lognormal scale per element, of spread sigma *within* a block (a hard case);
-after 500 of 3,500 steps they shrink tenfold. Against the same average kept in float32: median, mean and 5-95 % of
-nu / nu32, and the RMS of sqrt(nu32 / nu) - 1, the relative error of the update. Rounding is stochastic but where it says
-nearest.
+b2 = 0.999; gradients are normal with a lognormal scale per element, of spread sigma *within* a block (a hard
+case); after 500 of 3,500 steps they shrink tenfold. Against the same average kept in float32: median and 5-95 %
+of nu / nu32; "lifted", the share of elements at over 4 times their value, which the range of their block does
+not hold, and the mean of the others; the RMS of sqrt(nu32 / nu) - 1, the relative error of the update. Rounding
+is stochastic but where it says nearest.
 """
 
 import argparse
@@ -79,8 +80,11 @@ def figures(sigma: float) -> list[dict]:
         low, high = np.quantile(ratio, (0.05, 0.95))
         with np.errstate(divide="ignore"):
             error = np.sqrt(np.mean((np.sqrt(1 / ratio) - 1) ** 2))
-        row = {"sigma": sigma, "format": name, "median": np.median(ratio), "mean": ratio.mean(), "low": low}
-        rows.append(row | {"high": high, "error": error, "zeros": float((kept == 0).mean())})
+        lifted = ratio > 4
+        mean = ratio[~lifted].mean() if not lifted.all() else np.nan
+        row = {"sigma": sigma, "format": name, "median": np.median(ratio), "low": low, "high": high}
+        row |= {"lifted": lifted.mean(), "mean": mean, "error": error, "zeros": (kept == 0).mean()}
+        rows.append({key: value if isinstance(value, str) else float(value) for key, value in row.items()})
     return rows
 
 
@@ -92,27 +96,24 @@ def claims(rows: list[dict]) -> dict[str, bool]:
     return {
         "16 bits: median within 0.97 and 1.03": all(0.97 < value < 1.03 for value in wide),
         "ufloat8_e5m3: mean within 0.95 and 1.05": all(0.95 < row["mean"] < 1.05 for row in e5m3),
+        "ufloat8_e5m3: under 1 element in 1,000 lifted": all(row["lifted"] < 1e-3 for row in e5m3),
         "ufloat8_e5m3: RMS error of the update under 0.23": all(row["error"] < 0.23 for row in e5m3),
         "no stored zero": all(row["zeros"] == 0 for row in rows),
-        "nearest bfloat16 stays over 5 times too high": all(
-            by["bfloat16, nearest", s]["median"] > 5 for s in SIGMAS
-        ),
+        "nearest bfloat16: 5 times too high": all(by["bfloat16, nearest", s]["median"] > 5 for s in SIGMAS),
     }
 
 
 def main() -> int:
     """Print the table, and whether it shows what it must."""
-    parser = argparse.ArgumentParser(
-        description="Keep a second moment in every format through a tenfold drop."
-    )
+    parser = argparse.ArgumentParser(description="Keep a second moment through a tenfold drop.")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
     arguments = parser.parse_args()
     rows = [row for sigma in SIGMAS for row in figures(sigma)]
-    print(
-        "| sigma | format | median | mean | 5 % | 95 % | RMS error of the update |\n|--:|---|--:|--:|--:|--:|--:|"
-    )
+    print("| sigma | format | median | 5 % | 95 % | lifted | mean | RMS error of the update |")
+    print("|--:|---|--:|--:|--:|--:|--:|--:|")
     for row in rows:
-        numbers = " | ".join(f"{row[key]:.3f}" for key in ("median", "mean", "low", "high", "error"))
+        keys = ("median", "low", "high", "lifted", "mean", "error")
+        numbers = " | ".join(f"{row[key]:.3f}" for key in keys)
         print(f"| {row['sigma']} | {row['format']} | {numbers} |")
     print()
     held = claims(rows)

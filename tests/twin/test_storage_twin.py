@@ -52,7 +52,7 @@ def make_format(package, name: str, block_size):
 
 
 def patterns(name: str, step: int, shape) -> np.ndarray:
-    """Return patterns of bfloat16 values over eight binades up to 1; as float16 they are other numbers, as good."""
+    """Return patterns of bfloat16 values over eight binades up to 1; as float16, of other numbers."""
     words = random_words(78, step, name, 0, shape)
     field = np.uint32(127) - ((words >> np.uint32(24)) & np.uint32(7))
     return (((words & np.uint32(0x807FFFFF)) | (field << np.uint32(23))) >> np.uint32(16)).astype(np.uint16)
