@@ -204,7 +204,7 @@ def need_params(function: str, params, why: str) -> None:
 
 
 def nothing_kept(dtype=jnp.uint8) -> jax.Array:
-    """Return what stands beside a weight of which nothing is kept: not empty, as orbax saves no empty array."""
+    """Return what stands for a weight of which nothing is kept: not empty, as orbax saves no empty array."""
     return jnp.zeros(1, dtype)
 
 

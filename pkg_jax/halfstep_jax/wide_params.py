@@ -112,7 +112,7 @@ class MasterWeights:
     def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """Return the copy to nearest, ties away from zero, and the copy."""
         # A fraction of one half and this word carry: ties go away from zero.
-        return round_and_cast(w, jnp.dtype(dtype).name, np.uint32(0x80000000)), w
+        return round_and_cast(w, jnp.dtype(dtype).name, jnp.uint32(0x80000000)), w
 
 
 def split_params(
