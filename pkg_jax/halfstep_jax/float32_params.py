@@ -191,7 +191,8 @@ def _pairs(function: str, params, values):
         check_weight(function, name, p)
         if (dtype := str(getattr(value, "dtype", type(value).__name__))) not in HELD_BY_FLOAT32:
             raise TypeError(
-                f"{function}: the value of '{name}' is {dtype}; values are float32, bfloat16 or float16. Cast it."
+                f"{function}: the value of '{name}' is {dtype}; values are float32, bfloat16 or float16. "
+                "Cast it."
             )
         if p.shape != value.shape:
             raise ValueError(

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from halfstep_jax.exact import hidden_zero, hide

@@ -65,17 +65,17 @@ def test_a_schedule_a_clip_and_injected_numbers_work_inside_a_wrapper():
             hs.scale_by_learning_rate(rate),
         )
 
+    def wrapped(wrapper):
+        return lambda rate: wrapper(links(rate))
+
     p, g = {"w": weights((40,))}, {"w": gradients(10, (40,))}
     expected, _ = run(links(schedule), jax.tree.map(lambda x: x.astype(jnp.float32), p), g)
     for wrapper in (hs.split_params, hs.keep_master_params):
         params, state = run(wrapper(links(schedule)), p, g)
         assert_trees_same(hs.float32_params(params, state), expected)
-        injected = optax.inject_hyperparams(
-            lambda rate, wrapper=wrapper: wrapper(links(rate)), hyperparam_dtype=jnp.float32
-        )(0.01)
-        params, state = run(injected, p, g)
-        assert params["w"].dtype == jnp.bfloat16
-        assert (hs.float32_params(params, state)["w"] != params["w"]).any()
+        injected = optax.inject_hyperparams(wrapped(wrapper), hyperparam_dtype=jnp.float32)(0.01)
+        constant, _ = run(wrapper(links(0.01)), p, g)
+        assert_trees_same(run(injected, p, g)[0], constant)
 
 
 # --- survival and decay ------------------------------------------------------------------------------------
@@ -100,25 +100,25 @@ def displacement(rule: str, lr: float, steps: int) -> float:
 
 
 @pytest.mark.parametrize("lr", [1e-5, 1e-6])
-@pytest.mark.parametrize("rule", ["stochastic", "compensated", "split8", "split16", "master"])
+@pytest.mark.parametrize("rule", ["stochastic", "split8", "split16", "master"])
 def test_small_updates_survive(rule, lr):
-    # Steps for a displacement of 0.01, 20 % of the weight, or 0.004 at the lower rate. Stochastic rounding: n
-    # steps of probability u / gap leave a spread of sqrt(gap u n) per weight, gap 2^-12; over 2,048
-    # weights 0.5 % of the way at either rate.
+    # Stochastic rounding: n steps of u and a gap of 2^-12 leave a spread of sqrt(2^-12 u n) per weight: over
+    # 2,048 weights 0.4 % of the way n u = 0.01, and 0.6 % of 0.004.
     assert 0.98 < displacement(rule, lr, 1000 if lr == 1e-5 else 4000) < 1.02
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["stochastic", "split16", "master"])
+@pytest.mark.parametrize("rule", ["stochastic", "split8", "split16", "master"])
 def test_updates_of_1e_7_survive(rule):
-    # 40,000 steps of 1e-7. A float32 sum near 0.05 loses at most 2^-29 a step, 2 % of the update.
-    assert 0.96 < displacement(rule, 1e-7, 40_000) < 1.04
+    # A float32 near 0.05 has gaps of 2^-28, so training in float32 itself takes 27 of them for 26.8: 1.006.
+    assert 0.98 < displacement(rule, 1e-7, 40_000) < 1.02
 
 
 def test_compensation_ends_where_its_own_eight_bits_end():
-    """Near 0.05 the compensation grows to 2^-13; half a gap there is 2^-22 or 2.4e-7: 1e-7 is lost, 1e-6 not."""
-    assert 0.98 < displacement("compensated", 1e-6, 4000) < 1.02
-    assert displacement("compensated", 1e-7, 4000) < 0.6
+    """Near 0.05 the compensation grows to 2^-13, with gaps of 2^-21: 21 of them, 2.1, or 0.2 are an update."""
+    assert 0.98 < displacement("compensated", 1e-5, 1000) < 1.02
+    assert 0.94 < displacement("compensated", 1e-6, 4000) < 0.98
+    assert displacement("compensated", 1e-7, 4000) < 0.1
 
 
 def test_nearest_loses_small_updates():
@@ -248,9 +248,10 @@ def test_missing_gradients_leave_weight_and_state_as_they_are(rule):
     params, state = run(tx, p, {"w": gradients(2, (9,)), "v": gradients(2, (5,))})
     updates, new = tx.update({"w": jnp.ones(9), "v": None}, state, params)
     assert updates["v"] is None
-    later = optax.apply_updates(params, updates)
-    assert_trees_same(later["v"], params["v"])
-    assert_trees_same(hs.float32_params(later, new)["v"], hs.float32_params(params, state)["v"])
+    later = {"w": optax.apply_updates(params["w"], updates["w"]), "v": params["v"]}
+    known, before = hs.float32_params(later, new), hs.float32_params(params, state)
+    assert_trees_same(known["v"], before["v"])
+    assert (known["w"] != before["w"]).any()
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------
@@ -319,7 +320,8 @@ _STORAGES = 'Use "stochastic", "nearest", "compensated", "split8", "split16" or 
         (
             lambda: hs.set_float32_params(W, None, {"w": jnp.array([1.0, -jnp.inf, 0.0])}),
             ValueError,
-            "set_float32_params: 'w' has -inf, past the largest float16, 65504. Use bfloat16 params, or clip.",
+            "set_float32_params: 'w' has -inf, past the largest float16, 65504. "
+            "Use bfloat16 params, or clip.",
         ),
         (
             lambda: hs.set_float32_params(W, None, {"w": jnp.ones(4)}),
@@ -329,7 +331,8 @@ _STORAGES = 'Use "stochastic", "nearest", "compensated", "split8", "split16" or 
         (
             lambda: hs.set_float32_params(W, None, {"w": jnp.ones(3, jnp.int32)}),
             TypeError,
-            "set_float32_params: the value of 'w' is int32; values are float32, bfloat16 or float16. Cast it.",
+            "set_float32_params: the value of 'w' is int32; values are float32, bfloat16 or float16. "
+            "Cast it.",
         ),
         (
             lambda: hs.float32_params({"v": W["w"]}, hs.compensate().init(W)),
