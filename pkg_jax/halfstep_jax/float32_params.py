@@ -74,6 +74,7 @@ def float32_params(params, state):
         ValueError: if `state` is of other params, or keeps something of one weight twice.
 
     Example:
+        >>> import optax
         >>> from halfstep_jax.aliases import adamw
         >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
         >>> tx = adamw(1e-3, weight_decay=0.0, param_storage="split16")

@@ -127,7 +127,7 @@ def test_every_link_emits_float32_updates_of_the_same_tree(make, dtype):
 def test_the_state_is_int32_counts_raw_seed_words_and_moments():
     state = hs.adamw(optax.constant_schedule(1e-3), seed=2**32 + 7).init({"w": weights(3)})
     adam, _, rate, rounding = state
-    assert adam._fields == ("count", "seed", "mu", "nu")
+    assert adam._fields == ("count", "seed", "mu", "nu", "mu_scale", "nu_scale")
     assert rounding._fields == ("count", "seed")
     for count in (adam.count, rate.count, rounding.count):
         assert (count.dtype, count.shape, int(count)) == (jnp.int32, (), 0)

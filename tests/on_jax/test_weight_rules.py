@@ -115,7 +115,7 @@ def test_updates_of_1e_7_survive(rule):
 
 
 def test_compensation_ends_where_its_own_eight_bits_end():
-    """Near 0.05 the compensation grows to 2^-13, with gaps of 2^-21: 21 of them, 2.1, or 0.2 are an update."""
+    """Near 0.05 the compensation grows to 2^-13, with gaps of 2^-21: 21, 2.1 or 0.2 make an update."""
     assert 0.98 < displacement("compensated", 1e-5, 1000) < 1.02
     assert 0.94 < displacement("compensated", 1e-6, 4000) < 0.98
     assert displacement("compensated", 1e-7, 4000) < 0.1
