@@ -15,7 +15,7 @@ import halfstep_jax as hs
 import halfstep_spec as spec
 from backends.on_jax import from_jax
 from compare import assert_same
-from halfstep_jax.formats import SCALED_DTYPES, Encoded
+from halfstep_jax.formats import SCALED_DTYPES, Encoded, Format
 from halfstep_spec.vectors import Array
 from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
 
@@ -28,10 +28,10 @@ E4M3, E5M3 = hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")
 
 def format_of(dtype, block_size=128):
     """Return the format that takes arrays of any size."""
-    return hs.Format(dtype) if dtype == "ufloat8_e6m2" else hs.scaled(dtype, block_size, 0, 0)
+    return Format(dtype) if dtype == "ufloat8_e6m2" else hs.scaled(dtype, block_size, 0, 0)
 
 
-def spec_format(fmt: hs.Format) -> spec.Format:
+def spec_format(fmt: Format) -> spec.Format:
     return spec.Format(**dataclasses.asdict(fmt))
 
 
