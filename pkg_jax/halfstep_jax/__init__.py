@@ -3,7 +3,7 @@
 from halfstep_jax.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.aliases import adam, adamw
 from halfstep_jax.float32_params import float32_params, set_float32_params
-from halfstep_jax.formats import Format, scaled
+from halfstep_jax.formats import scaled
 from halfstep_jax.learning_rate import scale_by_learning_rate
 from halfstep_jax.params import (
     CompensateState,
@@ -24,7 +24,6 @@ from halfstep_jax.wide_params import (
 
 __all__ = [
     "CompensateState",
-    "Format",
     "KeepMasterParamsState",
     "Role",
     "RoundStochasticallyState",

@@ -28,7 +28,8 @@ def block_layout(shape: tuple[int, ...], block_size: BlockSize) -> tuple[tuple[i
     if block_size is None:
         return (), math.prod(shape), math.prod(shape)
     if block_size == "row":
-        return shape[:-1], *(2 * (shape[-1:] or (1,)))
+        row = shape[-1] if shape else 1
+        return shape[:-1], row, row
     assert isinstance(block_size, int)
     axes = min(1, len(shape))
     while axes < len(shape) and math.prod(shape[len(shape) - axes :]) < block_size:

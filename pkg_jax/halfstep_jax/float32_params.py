@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from halfstep_jax.float_formats import FLOAT_FORMATS
-from halfstep_jax.leaves import check_weight, leaf_name
+from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, leaf_name
 from halfstep_jax.params import CompensateState
 from halfstep_jax.rounding import round_and_cast
 from halfstep_jax.wide_params import (
@@ -74,6 +74,7 @@ def float32_params(params, state):
         ValueError: if `state` is of other params, or keeps something of one weight twice.
 
     Example:
+        >>> import optax
         >>> from halfstep_jax.aliases import adamw
         >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
         >>> tx = adamw(1e-3, weight_decay=0.0, param_storage="split16")
@@ -121,7 +122,8 @@ def set_float32_params(params, state, values):
     Example:
         >>> params = {"w": jnp.zeros(2, jnp.bfloat16)}
         >>> from halfstep_jax.params import compensate
-        >>> params, state = set_float32_params(params, compensate().init(params), {"w": jnp.full(2, 1.001953125)})
+        >>> values = {"w": jnp.full(2, 1.001953125)}
+        >>> params, state = set_float32_params(params, compensate().init(params), values)
         >>> print(params["w"][0], float32_params(params, state)["w"][0])
         1 1.0019531
 
@@ -188,7 +190,11 @@ def _pairs(function: str, params, values):
     rows = [(leaf_name(path), p, value) for (path, p), value in zip(leaves, all_values, strict=True)]
     for name, p, value in rows:
         check_weight(function, name, p)
-        check_weight(function, name, value)
+        if (dtype := str(getattr(value, "dtype", type(value).__name__))) not in HELD_BY_FLOAT32:
+            raise TypeError(
+                f"{function}: the value of '{name}' is {dtype}; values are float32, bfloat16 or float16. "
+                "Cast it."
+            )
         if p.shape != value.shape:
             raise ValueError(
                 f"{function}: '{name}' has shape {p.shape}, its value {value.shape}. "

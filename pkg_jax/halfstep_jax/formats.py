@@ -208,7 +208,7 @@ def as_format(function: str, argument: str, dtype) -> Format:
         raise TypeError(f"{function}: {argument}={dtype!r} is not a state dtype. {way_out}") from None
     if name in PLAIN_STATE_DTYPES:
         return Format(name)
-    if name in SCALED_DTYPES or name.startswith("float8"):
+    if name.startswith(("float8", "ufloat8")):
         raise ValueError(
             f"{function}: {argument}={name} cannot hold a moment without a block scale. {way_out}"
         )

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_HELD_BY_FLOAT32 = ("float32", "bfloat16", "float16")
+HELD_BY_FLOAT32 = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ def check_weight(function: str, name: str, p) -> None:
     Raises:
         TypeError: naming it.
     """
-    if (dtype := _dtype_name(p)) not in _HELD_BY_FLOAT32:
+    if (dtype := _dtype_name(p)) not in HELD_BY_FLOAT32:
         raise TypeError(
             f"{function}: the weight '{name}' is {dtype}; weights are float32, bfloat16 or float16. "
             "Cast it, or mask the leaf out."
@@ -140,7 +140,7 @@ def check_weight(function: str, name: str, p) -> None:
 def _in_float32(function: str, name: str, update):
     if update is None:
         return None
-    if (dtype := _dtype_name(update)) not in _HELD_BY_FLOAT32:
+    if (dtype := _dtype_name(update)) not in HELD_BY_FLOAT32:
         raise TypeError(
             f"{function}: the update of '{name}' is {dtype}; updates are float32, bfloat16 or float16. "
             "Cast it, or mask the leaf out."

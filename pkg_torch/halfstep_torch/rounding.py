@@ -14,7 +14,8 @@ from halfstep_torch.float_formats import FLOAT_FORMATS, FloatFormat, dtype_name
 
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
-_SIGN = -(1 << 31)
+# Patterns of float32.
+_SIGN, _LARGEST, _INFINITY, _NAN = -(1 << 31), 0x7F7FFFFF, 0x7F800000, 0x7FC00000
 
 
 def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = False) -> Tensor:
@@ -85,23 +86,34 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
     """Round as `round_to` does, unchecked, `words` in int32: the form that update rules are made of."""
     if name == "float32":
         return torch.where(x.abs() < math.inf, x, math.nan) if saturate else x
+    if name == "bfloat16":
+        return _round_bfloat16(x, words, saturate).to(torch.bfloat16)
     fmt = FLOAT_FORMATS[name]
-    value = _round_bfloat16(x, words) if name == "bfloat16" else _round_narrow(x, fmt, words)
+    value = _round_narrow(x, fmt, words)
     if saturate:
         value = torch.where(x.abs() < math.inf, value.clamp(-fmt.largest, fmt.largest), math.nan)
     else:
-        if name != "bfloat16":  # there the carry out of the largest finite value is infinity by itself
-            value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
+        value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
         value = torch.where(x == x, value, math.nan)
     return value.to(fmt.dtype)
 
 
-def _round_bfloat16(x: Tensor, words: Tensor | None) -> Tensor:
-    """Round to a float32 that bfloat16 holds."""
-    # bfloat16 is the upper half of float32: a sum below the cut carries as it must, into the exponent too.
+def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool) -> Tensor:
+    """Round to a float32 that bfloat16 holds, in integer arithmetic throughout.
+
+    bfloat16 is the upper half of float32: a sum below the cut carries as it must, into the exponent too, and
+    out of the largest finite value into infinity. No select, no comparison: in the compiled step each costs
+    more than the arithmetic here.
+    """
     bits = x.view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
     addend = ((bits >> 16) & 1) + 0x7FFF if words is None else (words >> 16) & 0xFFFF
-    return ((bits + addend) & -0x10000).view(torch.float32)
+    rounded = magnitude + addend
+    if saturate:
+        rounded = rounded.clamp(max=_LARGEST)
+    # All ones where the result is to be NaN: past infinity, or with `saturate` from infinity on.
+    to_nan = ((_LARGEST if saturate else _INFINITY) - magnitude) >> 31
+    return ((rounded & -0x10000) | (to_nan & _NAN) | (bits & _SIGN)).view(torch.float32)
 
 
 def _round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:

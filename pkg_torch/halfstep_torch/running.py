@@ -76,22 +76,23 @@ class Batch:
             compiled_from: number of elements from which a leaf is stepped by a compiled kernel; None: never.
         """
         piece = eager_piece(self.device)
-        together, length = [], 0
+        compiled, together, length = [], [], 0
         for leaf in self.leaves:
             n = leaf.param.numel()
             if compiled_from is not None and n >= compiled_from:
-                _run_compiled(self, leaf)
-                continue
-            if n >= piece:
+                compiled.append(leaf)
+            elif n >= piece:
                 _run_in_pieces(self, leaf)
-                continue
-            if length + n > piece:
-                _run_together(self, together)
-                together, length = [], 0
-            together.append(leaf)
-            length += n
+            else:
+                if length + n > piece:
+                    _run_together(self, together)
+                    together, length = [], 0
+                together.append(leaf)
+                length += n
         if length:
             _run_together(self, together)
+        if compiled:
+            _run_compiled(self, compiled)
 
 
 def attach_state(function: str, batches: Sequence[Batch], states: MutableMapping[Tensor, Any]) -> None:
@@ -173,14 +174,15 @@ def _run_in_pieces(batch: Batch, leaf: Leaf) -> None:
             array.copy_(new_codes[name])
 
 
-def _run_compiled(batch: Batch, leaf: Leaf) -> None:
-    """Step one leaf by the compiled kernel."""
+def _run_compiled(batch: Batch, leaves: Sequence[Leaf]) -> None:
+    """Step leaves by the compiled kernel, one call each."""
     kernel = compiled_kernel(batch.plan, batch.device, batch.grad_dtype)
     numbers = torch.tensor([x for of_rule in batch.numbers for x in of_rule], dtype=torch.float32)
     numbers = numbers.to(batch.device)
-    for p, g, codes, keys in _pieces(batch.plan, leaf, _COMPILED_PIECE):
-        key_vector = torch.from_numpy(as_int32(keys)).to(batch.device)
-        kernel(p, g, list(codes.values()), numbers, key_vector)
+    for leaf in leaves:
+        for p, g, codes, keys in _pieces(batch.plan, leaf, _COMPILED_PIECE):
+            key_vector = torch.from_numpy(as_int32(keys)).to(batch.device)
+            kernel(p, g, list(codes.values()), numbers, key_vector)
 
 
 def _pieces(
@@ -191,12 +193,13 @@ def _pieces(
     Where memory has another order, the weights are a row-major copy that is written back at the end.
     """
     param = leaf.param.detach()
-    rows, grad = param.contiguous(), leaf.grad.contiguous()
-    for start in range(0, param.numel(), length):
-        n = min(length, param.numel() - start)
+    rows, grad, size = param.contiguous(), leaf.grad.contiguous(), param.numel()
+    for start in range(0, size, length):
+        n = min(length, size - start)
         codes = {name: flat(array, start, n) for name, array in leaf.codes.items()}
-        yield flat(rows, start, n), flat(grad, start, n), codes, keys_at(plan, leaf.keys, start)
-    if param.is_contiguous():
+        keys = keys_at(plan, leaf.keys, start) if start else leaf.keys
+        yield flat(rows, start, n), flat(grad, start, n), codes, keys
+    if rows.data_ptr() == param.data_ptr():
         # The aliases have version counters of their own: autograd must learn that the weights changed.
         torch.autograd.graph.increment_version(leaf.param)
     else:

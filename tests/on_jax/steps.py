@@ -1,6 +1,7 @@
 """What the tests of halfstep_jax share: weights, gradients, steps, and the comparison to the bit."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -62,12 +63,14 @@ def moments(state):
 
 
 def spec_run(step: spec.AdamStep, params, gradient_rows, leaf: str, learning_rate: float):
-    """Take the same steps by the reference; return patterns of the params and its state."""
+    """Take the same steps by the reference; return patterns of the params, and of what its state holds."""
     p = np.asarray(params)
-    p, state = p.view(f"u{p.itemsize}"), step.adam.init(p.shape)
+    p = p.view(f"u{p.itemsize}")
+    state = step.init(p)
     for g in np.asarray(gradient_rows, np.float32):
         p, state = step.step(p, g, state, leaf, np.float32(learning_rate))
-    return p, state
+    (mu, mu_scale), (nu, nu_scale) = state.adam.mu, state.adam.nu
+    return p, types.SimpleNamespace(mu=mu, nu=nu, mu_scale=mu_scale, nu_scale=nu_scale, extra=state.extra)
 
 
 def spec_adamw(param_dtype: str, param_storage: str = "stochastic", weight_decay: float = 0.1, **adam):

@@ -133,7 +133,8 @@ ROWS = [
     (
         lambda: hs.adamw(1e-3, param_storage="kahan"),
         ValueError,
-        "adamw: param_storage='kahan' is not a way to store weights. Use \"stochastic\" or \"nearest\".",
+        "adamw: param_storage='kahan' is not a way to store weights. "
+        'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
     ),
     # Seeds and words.
     (lambda: hs.scale_by_adam(seed=-1), ValueError, f"scale_by_adam: seed=-1 is outside [0, 2^64). {_SEED}"),

@@ -13,7 +13,7 @@ import halfstep_jax as hs
 import halfstep_spec as spec
 from backends.on_jax import from_jax
 from compare import assert_same
-from halfstep_jax.formats import Format
+from halfstep_jax.formats import Encoded, Format
 from halfstep_spec.vectors import Array
 
 TARGETS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -169,7 +169,7 @@ class VariantsTest(chex.TestCase):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_stored_moment_decodes_to_what_it_is(dtype):
     codes = np.arange(2**16, dtype=np.uint16)
-    stored = jnp.asarray(codes.view(getattr(ml_dtypes, dtype, np.float16)))
+    stored = Encoded(jnp.asarray(codes.view(getattr(ml_dtypes, dtype, np.float16))), None)
     for decode in (Format(dtype).decode, jax.jit(Format(dtype).decode)):
         assert_same(from_jax(decode(stored)), Array.of(spec.decode(codes, dtype), "float32"))
 

@@ -1,0 +1,487 @@
+"""State formats: codes, scales and decoded values are those of the reference; what a state of them costs."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+import halfstep_jax as hs
+import halfstep_spec as spec
+from backends.on_jax import from_jax
+from compare import assert_same
+from halfstep_jax.formats import SCALED_DTYPES, Encoded, Format
+from halfstep_spec.vectors import Array
+from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
+
+UNSIGNED = ("ufloat8_e5m3", "ufloat8_e4m4", "ufloat8_e6m2")
+ALL = (*SCALED_DTYPES, "ufloat8_e6m2")
+PLAIN = ("bfloat16", "float16")
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+E4M3, E5M3 = hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")
+
+
+def format_of(dtype, block_size=128):
+    """Return the format that takes arrays of any size."""
+    return Format(dtype) if dtype == "ufloat8_e6m2" else hs.scaled(dtype, block_size, 0, 0)
+
+
+def spec_format(fmt: Format) -> spec.Format:
+    return spec.Format(**dataclasses.asdict(fmt))
+
+
+def values(shape, seed: int, *, positive: bool) -> np.ndarray:
+    """Return float32 over 60 binades, with zeros, extremes and, in some rows, what is not finite."""
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal(shape) * np.exp2(rng.integers(-50, 10, shape))).astype(np.float32)
+    x[0] = 0
+    x[1] *= np.float32(2.0**100)
+    x[2, ::3] = np.nextafter(np.float32(448), np.float32(rng.choice([0, 1000])))
+    x[3, 5], x[4, -1], x[5, 0] = np.nan, np.inf, -np.inf
+    x[6] = rng.choice(np.float32([0.0, -0.0, 1.0, 127.0, 3.4e38]), x[6].shape)
+    return np.abs(x) if positive else x
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("dtype", ALL)
+def test_codes_scales_and_values_are_those_of_the_reference(dtype, rounding):
+    fmt, positive = format_of(dtype), dtype in UNSIGNED
+    encode = jax.jit(functools.partial(fmt.encode, positive=positive))
+    for seed in range(3):
+        x = values((16, 200), seed, positive=positive)
+        words = spec.random_words(seed, 1, "w", 1, x.shape) if rounding == "stochastic" else None
+        expected = spec_format(fmt).encode(x, words, positive=positive)
+        stored = encode(jnp.asarray(x), words)
+        assert_same(from_jax(stored.codes), Array.of(expected.codes, fmt.code_dtype), dtype)
+        if fmt.scaled:
+            assert_same(from_jax(stored.scale), Array.of(expected.scale), dtype)
+        decoded = spec_format(fmt).decode(expected)
+        assert_same(from_jax(jax.jit(fmt.decode)(stored)), Array.of(decoded), dtype)
+
+
+@pytest.mark.parametrize(
+    ("shape", "block_size"),
+    [
+        *itertools.product([(4, 3, 5, 7)], [1, 3, 8, 100, 128, 4096, "row", None]),
+        *itertools.product([(300,), (), (0, 8)], [8, "row", None]),
+    ],
+    ids=str,
+)
+def test_every_cut_into_blocks_is_that_of_the_reference(shape, block_size):
+    fmt = format_of("float8_e4m3fn", block_size)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    encode, expected = jax.jit(lambda x: fmt.encode(x, None)), spec_format(fmt).encode(x, None)
+    stored = encode(jnp.asarray(x))
+    assert_same(from_jax(stored.codes), Array.of(expected.codes, fmt.code_dtype))
+    assert_same(from_jax(stored.scale), Array.of(expected.scale))
+    assert_same(from_jax(jax.jit(fmt.decode)(stored)), Array.of(spec_format(fmt).decode(expected)))
+    assert_trees_same(fmt.zeros_like(jnp.asarray(x)), encode(jnp.zeros(shape)))
+
+
+@pytest.mark.parametrize("dtype", SCALED_DTYPES)
+def test_every_code_under_every_scale_is_decoded_as_in_the_reference(dtype):
+    """But for codes that are never stored: infinity, -128, and anything but 0 in a marked block."""
+    fmt = format_of(dtype, "row")
+    codes = np.arange(65536 if dtype == "float16" else 256).astype(
+        "uint16" if dtype == "float16" else "uint8"
+    )
+    if dtype in ("float16", "float8_e5m2"):
+        codes = codes[
+            codes & (0x7FFF if dtype == "float16" else 0x7F) != (0x7C00 if dtype == "float16" else 0x7C)
+        ]
+    if dtype == "int8":
+        codes = codes[codes != 128]
+    low, high = {
+        "float16": (40, 254),
+        "float8_e4m3fn": (18, 254),
+        "float8_e5m2": (32, 254),
+        "int8": (7, 254),
+        "ufloat8_e5m3": (31, 253),
+        "ufloat8_e4m4": (15, 253),
+    }[dtype]
+    scales = np.array([low, low + 1, 100, 127, 150, high - 1, high], np.uint8)[:, None]
+    table = np.broadcast_to(codes, (scales.size, codes.size)).copy()
+    dtypes = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
+    given = table.view(dtypes.get(dtype, fmt.code_dtype))
+    decoded = jax.jit(fmt.decode)(Encoded(jnp.asarray(given), jnp.asarray(scales)))
+    assert_same(from_jax(decoded), Array.of(spec_format(fmt).decode(spec.Encoded(table, scales))), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_every_finite_code_is_that_of_ml_dtypes_and_is_stored_as_itself(dtype):
+    codes = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, dtype))
+    codes = codes[np.isfinite(codes.astype(np.float32))]
+    fmt = format_of(dtype, None)
+    encode, decode = jax.jit(lambda x: fmt.encode(x, None)), jax.jit(fmt.decode)
+    for shift in (-100, -3, 0, 40):
+        x = codes.astype(np.float32) * np.float32(2.0**shift)
+        stored = encode(jnp.asarray(x))
+        assert_same(from_jax(stored.codes), from_jax(codes))
+        assert_same(from_jax(decode(stored)), Array.of(x))
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_what_is_stored_does_not_move_when_it_is_stored_again(dtype):
+    """Under any words: a grid that stands still does not re-round every element at every step."""
+    fmt, positive = format_of(dtype), dtype in UNSIGNED
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal((16, 200)) * np.exp2(rng.integers(-6, 0, (16, 200)))).astype(np.float32)
+    x = np.abs(x) + np.float32(1e-3) if positive else x
+    words = jnp.asarray(spec.random_words(0, 1, "w", 1, x.shape))
+
+    @jax.jit
+    def there_and_back(x, words):
+        return fmt.decode(fmt.encode(x, words, positive=positive))
+
+    once = there_and_back(jnp.asarray(x), words)
+    again = there_and_back(once, jnp.full_like(words, 2**32 - 1))
+    assert_same(from_jax(again), from_jax(once), dtype)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_a_second_moment_above_zero_is_never_stored_as_zero(dtype):
+    x = np.exp2(-np.arange(0, 120, 0.5)).astype(np.float32).reshape(2, 120)
+    fmt = format_of(dtype, None)
+    decoded = jax.jit(lambda x, words: fmt.decode(fmt.encode(x, words, positive=True)))
+    for words in (None, jnp.zeros(x.shape, jnp.uint32)):
+        assert (np.asarray(decoded(jnp.asarray(x), words)) > 0).all()
+    assert (np.asarray(decoded(jnp.zeros(x.shape), None)) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "ufloat8_e5m3"])
+def test_mean_over_evenly_spread_words_is_the_value(dtype):
+    """The top 16 bits of 65,536 words take every value once: the mean is off by 2^-16 of a gap at most."""
+    words = jnp.asarray((np.arange(65536, dtype=np.uint32) << np.uint32(16)) + np.uint32(0x8000))
+    x = np.full(65537, 0.31, np.float32)
+    x[0] = 1.0  # the block's maximum
+    fmt = format_of(dtype, None)
+    words = jnp.concatenate([jnp.zeros(1, jnp.uint32), words])
+    decoded = jax.jit(lambda x, words: fmt.decode(fmt.encode(x, words)))(jnp.asarray(x), words)
+    decoded = np.asarray(decoded)[1:].astype(np.float64)
+    assert np.unique(decoded).size == 2
+    assert abs(decoded.mean() - float(x[1])) <= np.ptp(decoded) * 2.0**-16
+
+
+# --- whole steps -------------------------------------------------------------------------------------------
+
+RULES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+MU = [*PLAIN, "float32", *(hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES if d not in UNSIGNED)]
+NU = [*PLAIN, "float32", "ufloat8_e6m2", *(hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES)]
+FIELDS = {"compensated": "compensation", "split8": "extra", "split16": "extra", "master": "master"}
+
+
+def name_of(fmt) -> str:
+    return fmt if isinstance(fmt, str) else f"scaled-{fmt.dtype}"
+
+
+def for_spec(fmt):
+    return fmt if isinstance(fmt, str) else spec_format(fmt)
+
+
+def sample(seed: int, size: int):
+    """Return a seeded sample of the product of formats, roundings, weight rules and dtypes of params."""
+    roundings = ("nearest", "stochastic")
+    product = list(itertools.product(MU, NU, roundings, RULES, ("bfloat16", "float16", "float32")))
+    chosen = np.random.default_rng(seed).choice(len(product), size, replace=False)
+    return [product[i] for i in chosen]
+
+
+def check_product(mu, nu, rounding, rule, param_dtype):
+    """Run three steps in both and compare everything that is stored."""
+    adam = {"mu_rounding": rounding, "seed": 2**33 + 1}
+    tx = hs.adamw(
+        3e-3,
+        weight_decay=0.1,
+        mu_dtype=mu,
+        nu_dtype=nu,
+        param_storage=rule,
+        **adam | {"mu_rounding": "nearest_unchecked" if rounding == "nearest" else rounding},
+    )
+    p, rows = weights((8, 20), param_dtype), gradients(3, (8, 20))
+    params, state = run(tx, {"w": p}, {"w": rows})
+    step = spec.AdamStep(
+        spec.ScaleByAdam(mu_dtype=for_spec(mu), nu_dtype=for_spec(nu), **adam),
+        weight_decay=0.1,
+        param_dtype=param_dtype,
+        param_storage=rule,
+    )
+    expected = step.init(from_jax(p).bits)
+    bits = from_jax(p).bits
+    for g in np.asarray(rows):
+        bits, expected = step.step(bits, g, expected, "w", np.float32(3e-3))
+    assert_same(from_jax(params["w"]), Array.of(bits, param_dtype), "p")
+    for name, stored in (("mu", expected.adam.mu), ("nu", expected.adam.nu)):
+        codes = from_jax(optax.tree.get(state, name)["w"])
+        np.testing.assert_array_equal(codes.bits, stored.codes, name)
+        if stored.scale is not None:
+            scale = optax.tree.get(state, f"{name}_scale")["w"]
+            np.testing.assert_array_equal(scale, stored.scale, name)
+    if expected.extra is not None:
+        kept = from_jax(optax.tree.get(state, FIELDS[rule])["w"])
+        assert_same(kept, Array.of(expected.extra, kept.dtype), FIELDS[rule])
+
+
+@pytest.mark.parametrize("combination", sample(1, 10), ids=lambda c: "-".join(map(name_of, c)))
+def test_any_format_under_any_weight_rule_has_the_bits_of_the_reference(combination):
+    check_product(*combination)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combination", sample(2, 100), ids=lambda c: "-".join(map(name_of, c)))
+def test_more_of_the_product_has_the_bits_of_the_reference(combination):
+    check_product(*combination)
+
+
+@pytest.mark.parametrize(
+    ("mu", "nu"), [(E4M3, E5M3), (hs.scaled("int8", "row"), hs.scaled("float16", 100))], ids=["fp8", "mixed"]
+)
+def test_op_by_op_compiled_and_over_devices_give_the_same_bits(mu, nu):
+    shape = (64, 200)
+    tx = hs.adamw(1e-3, weight_decay=0.1, mu_dtype=mu, nu_dtype=nu, seed=3)
+    p, g = {"w": weights(shape)}, {"w": gradients(3, shape)}
+    expected = run(tx, p, g)
+    assert_trees_same(run(tx, p, g, compiled=False), expected, "op by op")
+    split = {"w": sharded(p["w"], ("x", "y"))}
+    assert_trees_same(run(tx, split, {"w": sharded(g["w"], None, ("x", "y"))}), expected, "over devices")
+
+
+def test_blocks_of_leading_shards_stay_whole_and_send_nothing():
+    params = {"w": sharded(weights((64, 256)), ("x", "y")), "conv": sharded(weights((64, 32, 3, 3)), "x")}
+    tx = hs.adamw(1e-3, mu_dtype=E4M3, nu_dtype=E5M3)
+    state = tx.init(params)
+    adam = state[0]
+    for scale in (adam.mu_scale, adam.nu_scale):
+        assert scale["w"].shape == (64, 2)
+        assert scale["conv"].shape == (64, 3)
+        for name, p in params.items():
+            assert (
+                scale[name].sharding.shard_shape(scale[name].shape)[0] == p.sharding.shard_shape(p.shape)[0]
+            )
+    g = jax.tree.map(lambda p: (p * 0.1).astype(jnp.float32), params)
+    step = jax.jit(functools.partial(take_step, tx), donate_argnums=(0, 1))
+    text = step.lower(params, state, g).compile().as_text()
+    assert not [name for name in COLLECTIVES if name in text]
+    _, new = step(params, state, g)
+    assert new[0].nu_scale["w"].sharding.shard_shape((64, 2)) == (8, 2)
+
+
+# --- what it costs -----------------------------------------------------------------------------------------
+
+TRANSFORMER = {
+    "embedding": (1000, 256),
+    **{
+        f"block{i}/{name}": shape
+        for i in range(2)
+        for name, shape in {
+            "qkv": (256, 768),
+            "qkv_bias": (768,),
+            "out": (256, 256),
+            "norm": (256,),
+            "up": (256, 1024),
+            "down": (1024, 256),
+        }.items()
+    },
+}
+CNN = {
+    "conv1": (3, 3, 3, 64),
+    "conv2": (3, 3, 64, 128),
+    "conv3": (3, 3, 128, 256),
+    "norm": (256,),
+    "dense": (256, 100),
+    "bias": (100,),
+}
+
+
+@pytest.mark.parametrize("shapes", [TRANSFORMER, CNN], ids=["transformer", "cnn"])
+@pytest.mark.parametrize(
+    ("mu", "nu", "at_most"),
+    [("bfloat16", "bfloat16", 4.0), ("bfloat16", hs.scaled("float16"), 4.02), (E4M3, E5M3, 2.02)],
+    ids=["bf16", "bf16-scaled16", "fp8"],
+)
+def test_bytes_of_state_per_parameter(shapes, mu, nu, at_most):
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}
+    state = jax.eval_shape(hs.scale_by_adam(mu_dtype=mu, nu_dtype=nu).init, params)
+    size = sum(p.size for p in params.values())
+    used = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) / size
+    # Leaves that are too small for scales are float32: in these two trees under 0.4 % of the parameters.
+    small = sum(p.size for p in params.values() if p.size < 4096 or p.ndim < 2) / size
+    assert used <= at_most + 6 * small + 1e-4, used
+    print(f"{used:.4f} bytes per parameter")
+
+
+def test_small_and_flat_leaves_are_kept_in_float32():
+    params = {"w": weights((64, 64)), "small": weights((64, 63)), "flat": weights((5000,))}
+    state = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=hs.scaled("int8", min_ndim=1)).init(params)
+    assert {name: str(x.dtype) for name, x in state.mu.items()} == {
+        "w": "float8_e4m3fn",
+        "small": "float32",
+        "flat": "float32",
+    }
+    assert state.nu["flat"].dtype == "int8"
+    assert state.nu_scale["flat"].shape == (40,)
+
+
+def test_a_state_without_scaled_formats_has_no_trees_of_scales():
+    state = hs.scale_by_adam(nu_dtype="ufloat8_e6m2").init({"w": weights((64, 64))})
+    assert jax.tree.leaves((state.mu_scale, state.nu_scale)) == []
+
+
+def test_map_params_meets_scales_too():
+    params = {"w": weights((64, 64)), "b": weights((64,))}
+    tx = hs.adamw(1e-3, mu_dtype=E4M3, nu_dtype=E5M3)
+    seen = optax.tree.map_params(tx, lambda x: x.dtype.name, tx.init(params))
+    assert seen[0].mu == {"w": "float8_e4m3fn", "b": "float32"}
+    assert seen[0].nu_scale == {"w": "uint8", "b": "uint8"}
+    paired = optax.tree.map_params(tx, lambda x, p: p.shape, tx.init(params), params)
+    assert paired[0].mu_scale == {"w": (64, 64), "b": (64,)}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("b", [0.9, 0.99, 0.999])
+def test_nearest_averages_of_one_stop_where_theory_says(dtype, b):
+    """An EMA of g = 1 under nearest rounding: 1 - b meets half a gap; the codes' scale adds range alone."""
+    stops = {
+        "bfloat16": {0.9: 1.0, 0.99: 1.0, 0.999: 0.25},
+        "float8_e4m3fn": {0.9: 0.75, 0.99: 0.21875, 0.999: 0.0234375},
+        "float8_e5m2": {0.9: 0.5, 0.99: 0.125, 0.999: 0.015625},
+    }
+    fmt = dtype if dtype == "bfloat16" else format_of(dtype, None)
+    tx = hs.scale_by_adam(b2=b, nu_dtype=fmt, nu_rounding="nearest_unchecked")
+    g = {"w": jnp.ones((2, 2))}
+
+    @jax.jit
+    def steps(state):
+        return jax.lax.fori_loop(0, 3000, lambda _, state: tx.update(g, state)[1], state)
+
+    state = steps(tx.init({"w": jnp.ones((2, 2), jnp.bfloat16)}))
+    nu = state.nu["w"] if dtype == "bfloat16" else fmt.decode(Encoded(state.nu["w"], state.nu_scale["w"]))
+    nu = float(np.asarray(nu, np.float32)[0, 0])
+    assert nu == stops[dtype][b] if dtype == "bfloat16" and b == 0.999 else nu <= stops[dtype][b]
+
+
+# --- bad input ---------------------------------------------------------------------------------------------
+
+_SCALED = 'Use "float16", "float8_e4m3fn", "float8_e5m2", "int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
+_BLOCK = 'Use a positive integer, "row" or None.'
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: hs.scaled("int4"), ValueError, f"scaled: dtype=int4 has no scaled format. {_SCALED}"),
+        (
+            lambda: hs.scaled(jnp.complex64),
+            ValueError,
+            f"scaled: dtype=complex64 has no scaled format. {_SCALED}",
+        ),
+        (lambda: hs.scaled(3), TypeError, f"scaled: dtype=3 is not a dtype. {_SCALED}"),
+        (lambda: hs.scaled("int8", 0), ValueError, f"scaled: block_size=0 is not a block size. {_BLOCK}"),
+        (lambda: hs.scaled("int8", -8), ValueError, f"scaled: block_size=-8 is not a block size. {_BLOCK}"),
+        (lambda: hs.scaled("int8", 8.0), TypeError, f"scaled: block_size=8.0 is not a block size. {_BLOCK}"),
+        (
+            lambda: hs.scaled("int8", True),
+            TypeError,
+            f"scaled: block_size=True is not a block size. {_BLOCK}",
+        ),
+        (
+            lambda: hs.scaled("int8", "col"),
+            ValueError,
+            f"scaled: block_size='col' is not a block size. {_BLOCK}",
+        ),
+        (
+            lambda: hs.scaled("int8", min_size=-1),
+            ValueError,
+            "scaled: min_size=-1 is negative. Use an integer >= 0.",
+        ),
+        (
+            lambda: hs.scaled("int8", min_ndim=1.5),
+            TypeError,
+            "scaled: min_ndim=1.5 is not an integer. Use an integer >= 0.",
+        ),
+        (
+            lambda: hs.scale_by_adam(mu_dtype=E5M3),
+            ValueError,
+            "scale_by_adam: mu_dtype=ufloat8_e5m3 has no sign. Use it for nu, and a signed format for mu.",
+        ),
+        (
+            lambda: hs.scale_by_adam(mu_dtype="ufloat8_e6m2"),
+            ValueError,
+            "scale_by_adam: mu_dtype=ufloat8_e6m2 has no sign. Use it for nu, and a signed format for mu.",
+        ),
+        (
+            lambda: hs.scale_by_adam(nu_dtype="ufloat8_e5m3"),
+            ValueError,
+            "scale_by_adam: nu_dtype=ufloat8_e5m3 cannot hold a moment without a block scale. "
+            'Use "bfloat16", "float16" or "float32".',
+        ),
+        (
+            lambda: hs.scale_by_adam(nu_dtype="complex64"),
+            ValueError,
+            'scale_by_adam: nu_dtype=complex64 is not a state dtype. Use "bfloat16", "float16" or "float32".',
+        ),
+        (
+            lambda: hs.scale_by_adam(nu_dtype=hs.scaled("int8"), b2=0.999, nu_rounding="nearest"),
+            ValueError,
+            'scale_by_adam: nu_dtype=int8 with nu_rounding="nearest" freezes at b2=0.999 (1-b2 < 1/254). '
+            'Use nu_rounding="stochastic", or nu_dtype="float32".',
+        ),
+        (
+            lambda: hs.scale_by_adam(nu_dtype=E5M3, b2=0.95, nu_rounding="nearest"),
+            ValueError,
+            'scale_by_adam: nu_dtype=ufloat8_e5m3 with nu_rounding="nearest" freezes at b2=0.95 '
+            '(1-b2 < 2^-4). Use nu_rounding="stochastic", or nu_dtype="float32".',
+        ),
+    ],
+)
+def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+STATE = "Pass the state that init made, and the block_size that it was made with."
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"nu_scale": jnp.full((64, 2), 30, jnp.uint8)},
+            f"scale_by_adam: the nu_scale of 'w' holds 30, outside [31, 253]. {STATE}",
+        ),
+        (
+            {"mu_scale": jnp.full((64, 2), 255, jnp.uint8)},
+            f"scale_by_adam: the mu_scale of 'w' holds 255, outside [18, 254]. {STATE}",
+        ),
+        (
+            {"nu_scale": jnp.full((64, 4), 40, jnp.uint8)},
+            "scale_by_adam: the nu_scale of 'w' is uint8[64, 4]; block_size=128 makes it uint8[64, 2]. "
+            + STATE,
+        ),
+        (
+            {"nu_scale": jnp.full((64, 2), 40, jnp.int32)},
+            "scale_by_adam: the nu_scale of 'w' is int32[64, 2]; block_size=128 makes it uint8[64, 2]. "
+            + STATE,
+        ),
+    ],
+)
+def test_a_scale_that_init_did_not_make_is_refused(change, message):
+    params = {"w": weights((64, 200))}
+    tx = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=E5M3)
+    state = tx.init(params)._replace(**{name: {"w": x} for name, x in change.items()})
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
+        tx.update({"w": jnp.ones((64, 200))}, state)
+    assert str(caught.value) == message
+
+
+def test_a_marked_block_is_no_fault():
+    params = {"w": weights((64, 200))}
+    tx = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=E5M3)
+    _, state = tx.update({"w": jnp.ones((64, 200)).at[0, 0].set(jnp.nan)}, tx.init(params))
+    assert int(state.nu_scale["w"][0, 0]) == 255
+    tx.update({"w": jnp.ones((64, 200))}, state)

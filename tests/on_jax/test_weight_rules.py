@@ -1,0 +1,365 @@
+"""Ways to store a weight: what they keep, what survives in it, and how full precision gets in and out."""
+
+import functools
+import pathlib
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint
+import pytest
+
+import halfstep_jax as hs
+from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
+
+RULES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+KEEPING = ("compensated", "split8", "split16", "master")
+
+
+def steps_of(tx, params, gradient, count: int):
+    """Take `count` steps in one loop, with the gradient that `gradient` makes of the step's number."""
+
+    @jax.jit
+    def loop(params, state):
+        return jax.lax.fori_loop(0, count, lambda t, now: take_step(tx, *now, gradient(t)), (params, state))
+
+    return loop(params, tx.init(params))
+
+
+# --- equality with float32 training ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rule"), [("bfloat16", "split16"), ("bfloat16", "master"), ("float16", "master")]
+)
+def test_500_steps_give_the_weights_of_float32_training_rounded(dtype, rule):
+    p, size = weights((64, 65), dtype), (64, 65)
+    noise = gradients(8, size)
+    options = {"weight_decay": 0.1, "seed": 3}
+    params, state = steps_of(
+        hs.adamw(1e-3, param_storage=rule, **options), {"w": p}, lambda t: {"w": noise[t % 8]}, 500
+    )
+    wide, _ = steps_of(
+        hs.adamw(1e-3, **options), {"w": p.astype(jnp.float32)}, lambda t: {"w": noise[t % 8]}, 500
+    )
+    assert_trees_same(hs.float32_params(params, state), wide)
+    # To nearest, ties away from zero: a float64 sum with half a gap, cut.
+    exact = np.asarray(wide["w"]).astype(np.float64)
+    near = np.asarray(wide["w"].astype(dtype)).astype(np.float64)
+    shown = np.asarray(params["w"]).astype(np.float64)
+    assert (np.abs(shown - exact) == np.abs(near - exact)).all()
+    assert (np.abs(shown) >= np.abs(near)).all()
+    assert (shown != np.asarray(p).astype(np.float64)).mean() > 0.9
+
+
+def test_a_schedule_a_clip_and_injected_numbers_work_inside_a_wrapper():
+    schedule = optax.cosine_decay_schedule(1e-2, 20)
+
+    def links(rate):
+        return optax.chain(
+            optax.clip_by_global_norm(1.0),
+            hs.scale_by_adam(mu_dtype="bfloat16"),
+            hs.add_decayed_weights(0.1),
+            hs.scale_by_learning_rate(rate),
+        )
+
+    def wrapped(wrapper):
+        return lambda rate: wrapper(links(rate))
+
+    p, g = {"w": weights((40,))}, {"w": gradients(10, (40,))}
+    expected, _ = run(links(schedule), jax.tree.map(lambda x: x.astype(jnp.float32), p), g)
+    for wrapper in (hs.split_params, hs.keep_master_params):
+        params, state = run(wrapper(links(schedule)), p, g)
+        assert_trees_same(hs.float32_params(params, state), expected)
+        injected = optax.inject_hyperparams(wrapped(wrapper), hyperparam_dtype=jnp.float32)(0.01)
+        constant, _ = run(wrapper(links(0.01)), p, g)
+        assert_trees_same(run(injected, p, g)[0], constant)
+
+
+# --- survival and decay ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def displacement(rule: str, lr: float, steps: int) -> float:
+    """Return how far weights go under a constant update, over how far they should."""
+    p = {"w": jnp.full(2048, 0.05, jnp.bfloat16)}
+    chain = hs.scale_by_learning_rate(lr)
+    tx = {
+        "stochastic": lambda: optax.chain(chain, hs.round_stochastically()),
+        "compensated": lambda: optax.chain(chain, hs.compensate()),
+        "nearest": lambda: chain,
+        "split8": lambda: hs.split_params(chain, 8),
+        "split16": lambda: hs.split_params(chain),
+        "master": lambda: hs.keep_master_params(chain),
+    }[rule]()
+    params, state = steps_of(tx, p, lambda t: {"w": jnp.ones(2048)}, steps)
+    moved = hs.float32_params(p, tx.init(p))["w"] - hs.float32_params(params, state)["w"]
+    return float(np.asarray(moved, np.float64).mean() / (lr * steps))
+
+
+@pytest.mark.parametrize("lr", [1e-5, 1e-6])
+@pytest.mark.parametrize("rule", ["stochastic", "split8", "split16", "master"])
+def test_small_updates_survive(rule, lr):
+    # Stochastic rounding: n steps of u and a gap of 2^-12 leave a spread of sqrt(2^-12 u n) per weight: over
+    # 2,048 weights 0.4 % of the way n u = 0.01, and 0.6 % of 0.004.
+    assert 0.98 < displacement(rule, lr, 1000 if lr == 1e-5 else 4000) < 1.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["stochastic", "split8", "split16", "master"])
+def test_updates_of_1e_7_survive(rule):
+    # A float32 near 0.05 has gaps of 2^-28, so training in float32 itself takes 27 of them for 26.8: 1.006.
+    assert 0.98 < displacement(rule, 1e-7, 40_000) < 1.02
+
+
+def test_compensation_ends_where_its_own_eight_bits_end():
+    """Near 0.05 the compensation grows to 2^-13, with gaps of 2^-21: 21, 2.1 or 0.2 make an update."""
+    assert 0.98 < displacement("compensated", 1e-5, 1000) < 1.02
+    assert 0.94 < displacement("compensated", 1e-6, 4000) < 0.98
+    assert displacement("compensated", 1e-7, 4000) < 0.1
+
+
+def test_nearest_loses_small_updates():
+    assert displacement("nearest", 1e-5, 1000) == 0
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "split8"])
+def test_decay_without_gradients(rule):
+    """2,000 steps at lr * wd = 1e-5 take 1 - (1 - 1e-5)^2000 = 1.98 % of the weights; nearest takes none."""
+    p = {"w": weights((64, 64))}
+    tx = hs.adamw(1e-4, weight_decay=0.1, param_storage=rule)
+    params, state = steps_of(tx, p, lambda t: {"w": jnp.zeros((64, 64))}, 2000)
+    before, after = (
+        np.abs(np.asarray(x["w"], np.float64)).sum() for x in (p, hs.float32_params(params, state))
+    )
+    lost = 100 * (1 - after / before)
+    if rule == "nearest":
+        assert lost == 0
+    else:
+        assert 1.93 < lost < 2.03
+
+
+# --- full precision in and out -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rule", RULES)
+def test_float32_values_go_in_and_come_out(rule, dtype):
+    """Exactly under split16 of bfloat16 and under master; else to the bits that are kept."""
+    p = {"w": weights((40, 7), dtype), "norm": weights((7,), "float32")}
+    tx = hs.adamw(1e-3, param_storage=rule)
+    values = {"w": weights((40, 7), "float32", seed=5), "norm": weights((7,), "float32", seed=6)}
+    params, state = hs.set_float32_params(p, tx.init(p), values)
+    assert {name: x.dtype for name, x in params.items()} == {name: x.dtype for name, x in p.items()}
+    back = hs.float32_params(params, state)
+    assert_trees_same(back["norm"], values["norm"])
+    mantissa = {"bfloat16": 7, "float16": 10}[dtype]
+    more = {"compensated": 8, "split8": 8, "split16": 16, "master": 16}.get(rule, 0)
+    # Half a gap of the precision that is kept, relative to the weight; float16 below 2^-14 has less.
+    error = np.abs(np.asarray(back["w"] - values["w"], np.float64))
+    bound = np.abs(np.asarray(values["w"], np.float64)) * 2.0 ** -(mantissa + more + 1)
+    assert (error <= np.maximum(bound, 2.0 ** -(25 + more) if dtype == "float16" else 0)).all()
+    if rule == "master" or (rule, dtype) == ("split16", "bfloat16"):
+        assert_trees_same(back["w"], values["w"])
+    assert jax.tree.structure(state) == jax.tree.structure(tx.init(p))
+    take_step(tx, params, state, jax.tree.map(jnp.ones_like, values))
+
+
+def nestings():
+    inner = hs.adam(1e-2, param_storage="nearest")
+    yield "chain", optax.chain(optax.clip_by_global_norm(1.0), hs.split_params(inner))
+    yield "masked", optax.masked(hs.keep_master_params(inner), {"a": True, "b": True})
+    yield "multi", optax.MultiSteps(hs.split_params(inner, 8), 2).gradient_transformation()
+    yield (
+        "injected",
+        optax.inject_hyperparams(hs.adamw, hyperparam_dtype=jnp.float32, static_args="param_storage")(
+            0.01, param_storage="compensated"
+        ),
+    )
+    yield (
+        "partition",
+        optax.partition(
+            {"x": hs.split_params(inner), "y": hs.keep_master_params(inner)}, {"a": "x", "b": "y"}
+        ),
+    )
+
+
+@pytest.mark.parametrize(("name", "tx"), [pytest.param(*row, id=row[0]) for row in nestings()])
+def test_what_is_kept_is_found_anywhere_in_a_state(name, tx):
+    p = {"a": weights((9,)), "b": weights((5,), seed=2)}
+    params, state = run(tx, p, {"a": gradients(4, (9,)), "b": gradients(4, (5,), seed=4)}, compiled=False)
+    known = hs.float32_params(params, state)
+    for leaf in p:
+        assert (known[leaf] != params[leaf]).any(), leaf
+        gap = np.abs(np.asarray(params[leaf], np.float64)) * 2.0**-8
+        assert (np.abs(np.asarray(known[leaf] - params[leaf], np.float64)) <= gap).all()
+    again = hs.set_float32_params(params, state, known)
+    assert_trees_same(again, (params, state))
+
+
+def test_without_a_state_that_keeps_anything_it_is_a_cast():
+    p = {"w": weights((9,))}
+    expected = {"w": p["w"].astype(jnp.float32)}
+    for state in (None, optax.sgd(0.1).init(p), hs.adamw(1e-3).init(p)):
+        assert_trees_same(hs.float32_params(p, state), expected)
+
+
+@pytest.mark.parametrize("rule", KEEPING)
+def test_float32_weights_pass_through_and_keep_nothing(rule):
+    p, g = {"w": weights((40,), "float32")}, {"w": gradients(5, (40,))}
+    params, state = run(hs.adamw(1e-3, param_storage=rule, weight_decay=0.1), p, g)
+    expected, plain = run(hs.adamw(1e-3, param_storage="nearest", weight_decay=0.1), p, g)
+    assert_trees_same(params, expected)
+    extra = sum(x.nbytes for x in jax.tree.leaves(state)) - sum(x.nbytes for x in jax.tree.leaves(plain))
+    assert extra <= 16  # a placeholder of the leaf, a count and a seed
+
+
+@pytest.mark.parametrize(
+    ("rule", "bytes_"), [("compensated", 2), ("split8", 1), ("split16", 2), ("master", 4)]
+)
+def test_bytes_kept_per_weight(rule, bytes_):
+    p = {"w": weights((64, 64))}
+    options = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+    state, plain = (hs.adamw(1e-3, param_storage=storage, **options).init(p) for storage in (rule, "nearest"))
+    kept = sum(x.nbytes for x in jax.tree.leaves(state)) - sum(x.nbytes for x in jax.tree.leaves(plain))
+    assert 4096 * bytes_ <= kept <= 4096 * bytes_ + 12
+
+
+def test_what_lies_inside_sees_float32_weights():
+    seen = []
+
+    def update(updates, state, params=None):
+        seen.append(params["w"].dtype)
+        return updates, state
+
+    inner = optax.GradientTransformation(lambda p: (seen.append(p["w"].dtype), optax.EmptyState())[1], update)
+    p = {"w": weights((9,), "float16")}
+    for tx in (hs.split_params(inner), hs.keep_master_params(inner)):
+        tx.update({"w": jnp.ones(9)}, tx.init(p), p)
+    assert seen == [jnp.float32] * 4
+
+
+@pytest.mark.parametrize("rule", KEEPING)
+def test_missing_gradients_leave_weight_and_state_as_they_are(rule):
+    p = {"w": weights((9,)), "v": weights((5,))}
+    tx = hs.adamw(1e-2, param_storage=rule)
+    params, state = run(tx, p, {"w": gradients(2, (9,)), "v": gradients(2, (5,))})
+    updates, new = tx.update({"w": jnp.ones(9), "v": None}, state, params)
+    assert updates["v"] is None
+    later = {"w": optax.apply_updates(params["w"], updates["w"]), "v": params["v"]}
+    known, before = hs.float32_params(later, new), hs.float32_params(params, state)
+    assert_trees_same(known["v"], before["v"])
+    assert (known["w"] != before["w"]).any()
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------
+
+
+def mixed_run(rule):
+    """Return a transform, and params and state after three steps: 16-bit, float32 and too small leaves."""
+    p = {"w": weights((64, 100)), "norm": weights((100,), "float32"), "b": weights((5,))}
+    formats = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
+    tx = hs.adamw(1e-3, weight_decay=0.1, param_storage=rule, **formats)
+    g = {name: gradients(3, x.shape, seed=i) for i, (name, x) in enumerate(p.items())}
+    return tx, *run(tx, p, g)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_flax_checkpoint_holds_every_bit(rule):
+    _, params, state = mixed_run(rule)
+    data = flax.serialization.to_bytes((params, state))
+    assert_trees_same(flax.serialization.from_bytes((params, state), data), (params, state))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # orbax: sharding is read from a file
+@pytest.mark.parametrize("rule", ["stochastic", "split8", "compensated"])
+def test_an_orbax_checkpoint_holds_every_bit_and_the_run_goes_on(rule, tmp_path: pathlib.Path):
+    tx, params, state = mixed_run(rule)
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", (params, state))
+        checkpointer.wait_until_finished()
+        loaded = checkpointer.restore(tmp_path / "state", (params, state))
+    assert_trees_same(loaded, (params, state))
+    g = jax.tree.map(lambda p: jnp.ones(p.shape), params)
+    assert_trees_same(take_step(tx, *loaded, g), take_step(tx, params, state, g))
+
+
+# --- bad input ---------------------------------------------------------------------------------------------
+
+W = {"w": jnp.ones(3, jnp.float16)}
+_STORAGES = 'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".'
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: hs.split_params(optax.identity(), 4),
+            ValueError,
+            "split_params: extra_bits=4 is not 8 or 16. Use 16 for all of float32, 8 for 24 bits in all.",
+        ),
+        (
+            lambda: hs.split_params(optax.identity(), seed=-1),
+            ValueError,
+            "split_params: seed=-1 is outside [0, 2^64). "
+            "Use an integer in that range, or two uint32 words (high, low).",
+        ),
+        (
+            lambda: hs.adamw(1e-3, param_storage="kahan"),
+            ValueError,
+            f"adamw: param_storage='kahan' is not a way to store weights. {_STORAGES}",
+        ),
+        (
+            lambda: hs.set_float32_params(W, None, {"w": jnp.array([1.0, 7e4, 0.0])}),
+            ValueError,
+            "set_float32_params: 'w' has 70000.0, past the largest float16, 65504. "
+            "Use bfloat16 params, or clip.",
+        ),
+        (
+            lambda: hs.set_float32_params(W, None, {"w": jnp.array([1.0, -jnp.inf, 0.0])}),
+            ValueError,
+            "set_float32_params: 'w' has -inf, past the largest float16, 65504. "
+            "Use bfloat16 params, or clip.",
+        ),
+        (
+            lambda: hs.set_float32_params(W, None, {"w": jnp.ones(4)}),
+            ValueError,
+            "set_float32_params: 'w' has shape (3,), its value (4,). Pass values in the shapes of params.",
+        ),
+        (
+            lambda: hs.set_float32_params(W, None, {"w": jnp.ones(3, jnp.int32)}),
+            TypeError,
+            "set_float32_params: the value of 'w' is int32; values are float32, bfloat16 or float16. "
+            "Cast it.",
+        ),
+        (
+            lambda: hs.float32_params({"v": W["w"]}, hs.compensate().init(W)),
+            ValueError,
+            "float32_params: the state keeps (3,) of 'w', which is not among the params. "
+            "Pass the state of these params.",
+        ),
+        (
+            lambda: hs.float32_params(W, (hs.compensate().init(W), hs.compensate().init(W))),
+            ValueError,
+            "float32_params: two states keep something of 'w'. Pass one of the two.",
+        ),
+        (
+            lambda: hs.compensate().update(W, hs.compensate().init(W)),
+            ValueError,
+            "compensate: params is None; the link rounds params + update. "
+            "Pass params to update(updates, state, params).",
+        ),
+        (
+            lambda: hs.split_params(optax.identity()).update(W, hs.split_params(optax.identity()).init(W)),
+            ValueError,
+            "split_params: params is None; the wrapper keeps further bits of params. "
+            "Pass params to update(updates, state, params).",
+        ),
+    ],
+)
+def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
