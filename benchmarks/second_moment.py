@@ -3,10 +3,10 @@
     python benchmarks/second_moment.py [--json benchmarks/results/NAME.json]
 
 b2 = 0.999; gradients are normal with a lognormal scale per element, of spread sigma *within* a block (a hard
-case); after 500 of 3,500 steps they shrink tenfold. Against the same average kept in float32: median and 5-95 %
-of nu / nu32; "lifted", the share of elements at over 4 times their value, which the range of their block does
-not hold, and the mean of the others; the RMS of sqrt(nu32 / nu) - 1, the relative error of the update. Rounding
-is stochastic but where it says nearest.
+case); after 500 of 3,500 steps they shrink tenfold. Against the same average kept in float32: median and
+5-95 % of nu / nu32; "lifted", the share of elements at over 4 times their value, which the range of their
+block does not hold, and the mean of the others; the RMS of sqrt(nu32 / nu) - 1, the relative error of the
+update. Rounding is stochastic but where it says nearest.
 """
 
 import argparse

@@ -51,6 +51,13 @@ def make_format(package, name: str, block_size):
     return package.scaled(dtype, block_size, min_size=0, min_ndim=0) if dtype else kind
 
 
+def make_moments(package, mu: str, nu: str, block_size) -> dict:
+    """Return `mu_dtype` and `nu_dtype` for a package."""
+    return {
+        name: make_format(package, kind, block_size) for name, kind in (("mu_dtype", mu), ("nu_dtype", nu))
+    }
+
+
 def patterns(name: str, step: int, shape) -> np.ndarray:
     """Return patterns of bfloat16 values over eight binades up to 1; as float16, of other numbers."""
     words = random_words(78, step, name, 0, shape)
@@ -59,10 +66,7 @@ def patterns(name: str, step: int, shape) -> np.ndarray:
 
 
 def run_jax(dtype, mu, nu, storage, block_size, weights, gradients):
-    moments = {
-        "mu_dtype": make_format(halfstep_jax, mu, block_size),
-        "nu_dtype": make_format(halfstep_jax, nu, block_size),
-    }
+    moments = make_moments(halfstep_jax, mu, nu, block_size)
     tx = halfstep_jax.adamw(_LR, weight_decay=_DECAY, **moments, param_storage=storage, seed=_SEED)
 
     def tree(bits):
@@ -88,10 +92,7 @@ def run_torch(dtype, mu, nu, storage, block_size, weights, gradients, compile):
         return torch.from_numpy(bits.view(np.int16).copy()).view(_DTYPES[dtype][1])
 
     p = torch.nn.Parameter(tensor(weights))
-    moments = {
-        "mu_dtype": make_format(halfstep_torch, mu, block_size),
-        "nu_dtype": make_format(halfstep_torch, nu, block_size),
-    }
+    moments = make_moments(halfstep_torch, mu, nu, block_size)
     named = [(_LEAF.replace("/", "."), p)]
     options = {"param_storage": storage, "seed": _SEED, "compile": compile}
     optimizer = halfstep_torch.AdamW(named, lr=_LR, weight_decay=_DECAY, **moments, **options)
