@@ -138,11 +138,12 @@ def compensate() -> optax.GradientTransformationExtraArgs:
         del extra_args
         need_params(function, params, "the link rounds params + update")
         leaves = flatten_updates(function, updates)
-        compensations = leaves.arrays_of(state.compensation, "state", "Pass the tree that init saw.")
+        weights = leaves.weights(params)
+        compensations = kept_arrays(leaves, weights, state.compensation, jnp.bfloat16)
         zero = hidden_zero()
         rows = [
             (None, c) if u is None else _compensated(hide(u, zero), p, c)
-            for u, p, c in zip(leaves.values, leaves.weights(params), compensations, strict=True)
+            for u, p, c in zip(leaves.values, weights, compensations, strict=True)
         ]
         us, compensation = leaves.trees(2, rows)
         return us, CompensateState(compensation)
@@ -201,6 +202,29 @@ def need_params(function: str, params, why: str) -> None:
     """
     if params is None:
         raise ValueError(f"{function}: params is None; {why}. Pass params to update(updates, state, params).")
+
+
+def kept_arrays(leaves: Leaves, weights: list, kept, dtype) -> list:
+    """Return what is kept beside every weight, and refuse what `init` would not have made.
+
+    Args:
+        leaves: of the updates.
+        weights: of the leaves.
+        kept: the tree of what is kept.
+        dtype: of what is kept beside a 16-bit weight.
+
+    Raises:
+        ValueError: if the tree, a shape or a dtype differs.
+    """
+    arrays = leaves.arrays_of(kept, "state", "Pass the tree that init saw.")
+    for name, u, p, array in zip(leaves.names, leaves.values, weights, arrays, strict=True):
+        if u is None or p.dtype == jnp.float32 or (array.shape, array.dtype) == (p.shape, dtype):
+            continue
+        raise ValueError(
+            f"{leaves.function}: the state keeps {array.dtype}{list(array.shape)} beside '{name}', not "
+            f"{jnp.dtype(dtype).name}{list(p.shape)}. Pass the state that init made."
+        )
+    return arrays
 
 
 def nothing_kept(dtype=jnp.uint8) -> jax.Array:
