@@ -48,7 +48,7 @@ def hide(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
 def arrived(x: jax.Array, zero: jax.Array) -> jax.Array:
     """Return in float32 what another link or the caller gave, hidden.
 
-    In 16 bits too: a product in bfloat16 that is then cast to float32 would not be rounded to bfloat16 at all.
+    In 16 bits too: a product in bfloat16 that is then cast to float32 would not be rounded to bfloat16.
 
     Args:
         x: float32, bfloat16 or float16.
