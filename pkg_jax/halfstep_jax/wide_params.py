@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from halfstep_jax.exact import hidden_zero, hide
+from halfstep_jax.exact import arrived, hidden_zero
 from halfstep_jax.leaves import check_params, flatten_updates
 from halfstep_jax.params import kept_arrays, landing, need_params, nothing_kept
 from halfstep_jax.random_words import Role, leaf_id, leaf_keys
@@ -297,8 +297,11 @@ class _Step:
 
     def _land(self, zero: jax.Array, u, p, w, kept, words):
         """Return the update that lands on the new weight, and what is kept beside that."""
-        if u is None or keeps_nothing(p):
+        if u is None:
+            return u, kept
+        u = arrived(u, zero)
+        if keeps_nothing(p):
             return u, kept
         made = words(p.shape) if words is not None and self.rule.rounds(p) else None
-        shown, kept = self.rule.store(w + hide(u, zero), p.dtype, made)
+        shown, kept = self.rule.store(w + u, p.dtype, made)
         return landing(p.astype(jnp.float32), shown.astype(jnp.float32)), kept

@@ -79,7 +79,7 @@ def test_a_schedule_a_clip_and_injected_numbers_work_inside_a_wrapper():
 
 
 def test_two_links_that_hide_the_same_value_do_not_cancel_each_other():
-    """Both add what arrives, a product, to something: fused with it, a few percent of the bits would differ."""
+    """Both add what arrives, a product, to something: fused with it, some bits would differ."""
     p, g = {"w": weights((1000,), "float32")}, {"w": gradients(2, (1000,))}
     rate = hs.scale_by_learning_rate(0.3)
     for tx in (
