@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.exact import hide
+from halfstep_jax.exact import arrived, hide
 from halfstep_jax.formats import Encoded
 from halfstep_jax.hyperparameters import decay_rate, nonnegative
 from halfstep_jax.leaves import check_params, flatten_updates
@@ -168,7 +168,7 @@ class _Adam:
     def step(self, key: LeafKey, corrections: jax.Array, g: jax.Array, mu: Encoded, nu: Encoded):
         """Return the update and the new stored moments."""
         zero = key.zero()
-        g = hide(g, zero)
+        g = arrived(g, zero)
         words = functools.partial(key.words, shape=g.shape)
         mu = self.mu.encode(mu, ema(self.mu.decode(mu), g, self.b1, zero), words)
         nu = self.nu.encode(nu, ema(self.nu.decode(nu), g * g, self.b2, zero), words)

@@ -28,6 +28,8 @@ from halfstep_jax.wide_params import (
 class _CompensatedWeights:
     """`compensate`: the sum of a weight and its compensation, read and set; the link itself updates it."""
 
+    dtype = jnp.bfloat16
+
     def first_kept(self, p) -> jax.Array:
         return jnp.zeros_like(p, dtype=jnp.bfloat16)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.exact import hidden_zero, hide
+from halfstep_jax.exact import arrived, hidden_zero
 from halfstep_jax.leaves import Leaves, check_params, flatten_updates
 from halfstep_jax.random_words import LeafKey, Role, leaf_id, leaf_keys
 from halfstep_jax.rounding import round_and_cast, round_in_float32
@@ -138,11 +138,12 @@ def compensate() -> optax.GradientTransformationExtraArgs:
         del extra_args
         need_params(function, params, "the link rounds params + update")
         leaves = flatten_updates(function, updates)
-        compensations = leaves.arrays_of(state.compensation, "state", "Pass the tree that init saw.")
+        weights = leaves.weights(params)
+        compensations = kept_arrays(leaves, weights, state.compensation, jnp.bfloat16)
         zero = hidden_zero()
         rows = [
-            (None, c) if u is None else _compensated(hide(u, zero), p, c)
-            for u, p, c in zip(leaves.values, leaves.weights(params), compensations, strict=True)
+            (None, c) if u is None else _compensated(arrived(u, zero), p, c)
+            for u, p, c in zip(leaves.values, weights, compensations, strict=True)
         ]
         us, compensation = leaves.trees(2, rows)
         return us, CompensateState(compensation)
@@ -203,6 +204,29 @@ def need_params(function: str, params, why: str) -> None:
         raise ValueError(f"{function}: params is None; {why}. Pass params to update(updates, state, params).")
 
 
+def kept_arrays(leaves: Leaves, weights: list, kept, dtype) -> list:
+    """Return what is kept beside every weight, and refuse what `init` would not have made.
+
+    Args:
+        leaves: of the updates.
+        weights: of the leaves.
+        kept: the tree of what is kept.
+        dtype: of what is kept beside a 16-bit weight.
+
+    Raises:
+        ValueError: if the tree, a shape or a dtype differs.
+    """
+    arrays = leaves.arrays_of(kept, "state", "Pass the tree that init saw.")
+    for name, u, p, array in zip(leaves.names, leaves.values, weights, arrays, strict=True):
+        if u is None or p.dtype == jnp.float32 or (array.shape, array.dtype) == (p.shape, dtype):
+            continue
+        raise ValueError(
+            f"{leaves.function}: the state keeps {array.dtype}{list(array.shape)} beside '{name}', not "
+            f"{jnp.dtype(dtype).name}{list(p.shape)}. Pass the state that init made."
+        )
+    return arrays
+
+
 def nothing_kept(dtype=jnp.uint8) -> jax.Array:
     """Return what stands for a weight of which nothing is kept: not empty, as orbax saves no empty array."""
     return jnp.zeros(1, dtype)
@@ -215,7 +239,7 @@ def _landing_updates(leaves: Leaves, weights: list, seed: jax.Array, step):
 
 def _landing_update(u: jax.Array, p: jax.Array, key: LeafKey) -> jax.Array:
     """Return the update that lands on stochastic(p + u)."""
-    u = hide(u, key.zero())
+    u = arrived(u, key.zero())
     if p.dtype == jnp.float32:
         return u
     p32 = p.astype(jnp.float32)

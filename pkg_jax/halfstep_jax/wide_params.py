@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from halfstep_jax.exact import hidden_zero, hide
+from halfstep_jax.exact import arrived, hidden_zero
 from halfstep_jax.leaves import check_params, flatten_updates
-from halfstep_jax.params import landing, need_params, nothing_kept
+from halfstep_jax.params import kept_arrays, landing, need_params, nothing_kept
 from halfstep_jax.random_words import Role, leaf_id, leaf_keys
 from halfstep_jax.rounding import round_and_cast
 from halfstep_jax.schedules import next_count
@@ -53,6 +53,11 @@ class KeepMasterParamsState(NamedTuple):
 class WeightRule(Protocol):
     """How a 16-bit weight and what is kept beside it make one number."""
 
+    @property
+    def dtype(self) -> Any:
+        """The dtype of what is kept."""
+        ...
+
     def first_kept(self, p) -> jax.Array:
         """Return what is kept beside a new weight."""
         ...
@@ -76,9 +81,14 @@ class SplitWeights:
 
     extra_bits: int
 
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the further bits."""
+        return jnp.uint8 if self.extra_bits == 8 else jnp.uint16
+
     def first_kept(self, p) -> jax.Array:
         """Return zeros: the weight holds itself."""
-        return jnp.zeros_like(p, dtype=jnp.uint8 if self.extra_bits == 8 else jnp.uint16)
+        return jnp.zeros_like(p, dtype=self.dtype)
 
     def rounds(self, p) -> bool:
         """Whether the wider format is not float32 itself."""
@@ -95,6 +105,8 @@ class SplitWeights:
 
 class MasterWeights:
     """`keep_master_params`: a float32 copy."""
+
+    dtype = jnp.float32
 
     def first_kept(self, p) -> jax.Array:
         """Return the weight in float32."""
@@ -262,7 +274,7 @@ class _Step:
         need_params(self.function, params, "the wrapper keeps further bits of params")
         incoming = flatten_updates(self.function, updates)
         weights = incoming.weights(params)
-        kepts = incoming.arrays_of(kept, "state", "Pass the tree that init saw.")
+        kepts = kept_arrays(incoming, weights, kept, self.rule.dtype)
         rows = zip(incoming.values, weights, kepts, strict=True)
         wide = [p if u is None else self._join(p, k) for u, p, k in rows]
         update = optax.with_extra_args_support(inner).update
@@ -285,8 +297,11 @@ class _Step:
 
     def _land(self, zero: jax.Array, u, p, w, kept, words):
         """Return the update that lands on the new weight, and what is kept beside that."""
-        if u is None or keeps_nothing(p):
+        if u is None:
+            return u, kept
+        u = arrived(u, zero)
+        if keeps_nothing(p):
             return u, kept
         made = words(p.shape) if words is not None and self.rule.rounds(p) else None
-        shown, kept = self.rule.store(w + hide(u, zero), p.dtype, made)
+        shown, kept = self.rule.store(w + u, p.dtype, made)
         return landing(p.astype(jnp.float32), shown.astype(jnp.float32)), kept

@@ -9,7 +9,7 @@ from torch import Tensor
 from halfstep_torch.float_formats import dtype_name
 from halfstep_torch.formats import Format
 
-_WRAPPERS = ("module.", "_orig_mod.")
+_WRAPPERS = ("module.",)
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -26,8 +26,8 @@ def apply_updates(p: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
         u: the update, float32.
         dtype: of the weights.
     """
-    # Here a cast may decide: to nearest even, past the largest finite value infinity, is what IEEE 754 asks of
-    # one, what the contract says (R2, R5), and, in compiled code, part of the store.
+    # Here a cast may decide: nearest even, and infinity past the largest finite value, is what IEEE 754 asks
+    # of one, what the contract says (R2, R5), and, in compiled code, part of the store.
     return (p + u).to(dtype)
 
 

@@ -209,7 +209,7 @@ def _pieces(
 def flat(x: Tensor, start: int, length: int) -> Tensor:
     """Return a 1-D alias of a stretch of a row-major tensor.
 
-    Not `x.view(-1)`: Dynamo guards on the base of a view, and would compile once for every rank of bases.
+    Not a view: a view has a base, and Dynamo, where it is shown one, compiles once for every rank of bases.
     """
     alias = torch.empty(0, dtype=x.dtype, device=x.device)
     return alias.set_(x.untyped_storage(), x.storage_offset() + start, (length,), (1,))

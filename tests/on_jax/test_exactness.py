@@ -163,6 +163,24 @@ def test_links_of_others_around_ours_do_not_change_our_bits(neighbour, recipe):
     assert_trees_same(run(tx, params, rows), run(tx, params, rows, compiled=False))
 
 
+def test_scaled_gradients_of_16_bits_do_not_change_our_bits():
+    make, params, rows = case("float32")
+    rows = jax.tree.map(lambda r: r[:3].astype(jnp.bfloat16), rows)
+    tx = optax.chain(optax.scale(0.3), make(1e-3))
+    assert_trees_same(run(tx, params, rows), run(tx, params, rows, compiled=False))
+
+
+def test_params_that_arrive_as_a_product_do_not_change_our_bits():
+    _, params, rows = case("float32")
+    link = hs.add_decayed_weights(0.7)
+
+    def decayed(u, p):
+        return link.update(u, link.init(p), jax.tree.map(lambda x: x * np.float32(0.3), p))[0]
+
+    u = rows_at(rows, 0)
+    assert_trees_same(jax.jit(decayed)(u, params), decayed(u, params))
+
+
 def test_steps_after_a_restart_are_the_same():
     make, params, rows = case("bfloat16")
     tx = make(1e-3)

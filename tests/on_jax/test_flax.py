@@ -46,7 +46,7 @@ def share_moved(before, after):
     return float(np.concatenate(moved).mean())
 
 
-def train_linen(tx):
+def train_linen(tx, steps=STEPS):
     model = Dense()
     params = model.init(jax.random.key(0), X)
     state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
@@ -56,7 +56,7 @@ def train_linen(tx):
         grads = jax.grad(lambda p: loss_of(state.apply_fn(p, X)))(state.params)
         return state.apply_gradients(grads=grads)
 
-    for _ in range(STEPS):
+    for _ in range(steps):
         state = step(state)
     return params, state
 
@@ -113,7 +113,7 @@ def test_nnx_takes_the_steps_of_a_plain_dict_of_the_same_names():
 
 
 def test_flax_checkpoints_keep_every_bit_and_the_run_goes_on():
-    _, state = train_linen(hs.adamw(optax.cosine_decay_schedule(1e-2, 100), seed=2**63 + 1))
+    _, state = train_linen(hs.adamw(optax.cosine_decay_schedule(1e-2, 100), seed=2**63 + 1), steps=2)
     data = serialization.to_bytes(state)
     fresh = TrainState.create(apply_fn=state.apply_fn, params=state.params, tx=state.tx)
     restored = serialization.from_bytes(fresh, data)

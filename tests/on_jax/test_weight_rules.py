@@ -78,6 +78,18 @@ def test_a_schedule_a_clip_and_injected_numbers_work_inside_a_wrapper():
         assert_trees_same(run(injected, p, g)[0], constant)
 
 
+def test_two_links_that_hide_the_same_value_do_not_cancel_each_other():
+    """Both add what arrives, a product, to something: fused with it, some bits would differ."""
+    p, g = {"w": weights((1000,), "float32")}, {"w": gradients(2, (1000,))}
+    rate = hs.scale_by_learning_rate(0.3)
+    for tx in (
+        optax.chain(rate, hs.add_decayed_weights(0.1, absolute=True)),
+        optax.chain(rate, hs.compensate()),
+        hs.keep_master_params(rate),
+    ):
+        assert_trees_same(run(tx, p, g), run(tx, p, g, compiled=False))
+
+
 # --- survival and decay ------------------------------------------------------------------------------------
 
 
@@ -344,6 +356,23 @@ _STORAGES = 'Use "stochastic", "nearest", "compensated", "split8", "split16" or 
             lambda: hs.float32_params(W, (hs.compensate().init(W), hs.compensate().init(W))),
             ValueError,
             "float32_params: two states keep something of 'w'. Pass one of the two.",
+        ),
+        (
+            lambda: hs.split_params(optax.identity(), 8).update(
+                W, hs.split_params(optax.identity()).init(W), W
+            ),
+            ValueError,
+            "split_params: the state keeps uint16[3] beside 'w', not uint8[3]. "
+            "Pass the state that init made.",
+        ),
+        (
+            lambda: (
+                hs.compensate().update(W, hs.compensate().init(W), W | {"w": W["w"].astype(jnp.float32)})
+                and hs.compensate().update(W, hs.compensate().init({"w": jnp.ones(3)}), W)
+            ),
+            ValueError,
+            "compensate: the state keeps bfloat16[1] beside 'w', not bfloat16[3]. "
+            "Pass the state that init made.",
         ),
         (
             lambda: hs.compensate().update(W, hs.compensate().init(W)),
