@@ -130,7 +130,8 @@ def scale_by_adam(
         nus = leaves.of(state.nu, "state", _WAY_OUT)
         count = next_count(state.count)
         corrections = rule.corrections(count)
-        keys = leaf_keys(state.seed, count, [leaf_id(name) for name in leaves.names], (Role.MU, Role.NU))
+        ids = [leaf_id(name) for name in leaves.names]
+        keys = leaf_keys(state.seed, count, ids, (Role.MU, Role.NU)).split()
         rows = [
             (None, mu, nu) if g is None else rule.step(key, corrections, name, g, mu, nu)
             for key, name, g, mu, nu in zip(keys, leaves.names, leaves.values, mus, nus, strict=True)
@@ -175,7 +176,9 @@ class _Adam:
             m_hat = ema(hide(m * r1_next, zero), hide(g * r1, zero), self.b1, zero)
         else:
             m_hat = m * r1
-        return m_hat / (jnp.sqrt(self._plus_eps_root(v * r2, zero)) + self.eps), mu, nu
+        # A visible eps of 0 goes, and a quotient by a bare root becomes a product with an approximate rsqrt.
+        eps = hide(self.eps, zero)
+        return m_hat / (jnp.sqrt(self._plus_eps_root(v * r2, zero)) + eps), mu, nu
 
     def _plus_eps_root(self, v_hat: jax.Array, zero: jax.Array) -> jax.Array:
         if isinstance(self.eps_root, np.floating) and self.eps_root == 0:

@@ -32,17 +32,17 @@ def adam(
 
     Args:
         learning_rate: a number >= 0, a float32 scalar array, or a schedule.
-        b1: see `scale_by_adam`; so up to
-        b2: here,
-        eps: here,
-        eps_root: here, and
-        mu_dtype: here.
-        nu_dtype: see `scale_by_adam`; so up to
-        mu_rounding: here, and
-        nu_rounding: here.
+        b1: decay rate of the first moment.
+        b2: decay rate of the second moment.
+        eps: added to the root of the second moment.
+        eps_root: added under the root.
+        mu_dtype: "float32", "bfloat16" or "float16"; None: bfloat16 for bfloat16 params, else float32.
+        nu_dtype: likewise.
+        mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
+        nu_rounding: likewise.
         param_storage: "stochastic" rounds the weights stochastically; "nearest" leaves it to
             `optax.apply_updates`, which rounds to nearest and so drops small updates of 16-bit weights.
-        nesterov: see `scale_by_adam`.
+        nesterov: as in Optax.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -106,19 +106,19 @@ def adamw(
     Args:
         learning_rate: a number >= 0, a float32 scalar array, or a schedule. It scales the decay too, as in
             Optax.
-        b1: see `scale_by_adam`; so up to
-        b2: here,
-        eps: here,
-        eps_root: here, and
-        mu_dtype: here.
-        weight_decay: see `add_decayed_weights`.
-        mask: which leaves decay; see `add_decayed_weights`.
-        nu_dtype: see `scale_by_adam`; so up to
-        mu_rounding: here, and
-        nu_rounding: here.
+        b1: decay rate of the first moment.
+        b2: decay rate of the second moment.
+        eps: added to the root of the second moment.
+        eps_root: added under the root.
+        mu_dtype: "float32", "bfloat16" or "float16"; None: bfloat16 for bfloat16 params, else float32.
+        weight_decay: a number >= 0, a float32 scalar array, or a schedule.
+        mask: which leaves decay, as in `add_decayed_weights`.
+        nu_dtype: likewise.
+        mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
+        nu_rounding: likewise.
         param_storage: "stochastic" rounds the weights stochastically; "nearest" leaves it to
             `optax.apply_updates`, which rounds to nearest and so drops small updates of 16-bit weights.
-        nesterov: see `scale_by_adam`.
+        nesterov: as in Optax.
         seed: of the random words, for moments and weights alike.
 
     Returns:

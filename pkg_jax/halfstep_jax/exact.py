@@ -46,6 +46,8 @@ def hide(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
 
 def _word_of_a_loop() -> jax.Array:
     """Return a word by two turns of a linear congruential generator; a single turn would be folded."""
-    return lax.fori_loop(
-        0, 2, lambda _, word: word * np.uint32(747796405) + np.uint32(2891336453), jnp.uint32(1)
-    )
+    return lax.fori_loop(0, 2, _next_word, jnp.uint32(1))
+
+
+def _next_word(_, word: jax.Array) -> jax.Array:
+    return word * np.uint32(747796405) + np.uint32(2891336453)

@@ -50,16 +50,16 @@ def bias_correction(b, count) -> jax.Array:
 
     Source: ours.
     """
-    one = np.float32(1)
-    zero = hidden_zero()
     b, count = jnp.broadcast_arrays(jnp.asarray(b, jnp.float32), jnp.asarray(count).astype(jnp.uint32))
+    # Rolled, or XLA would fuse two hundred scalar operations into every kernel that uses the result; eight
+    # bits a turn, because on a GPU every turn is a kernel launch.
+    start = (jnp.zeros_like(b), np.float32(1) - b, count, hidden_zero())
+    return lax.fori_loop(0, 32, _next_bit, start, unroll=8)[0]
 
-    def next_bit(k, carry):
-        q, power = carry
-        set_bit = (count >> k.astype(jnp.uint32)) & np.uint32(1)
-        q = jnp.where(set_bit == 1, q + hide(power * (one - q), zero), q)
-        return q, (power + power) - hide(power * power, zero)
 
-    # Rolled, or XLA would fuse some two hundred scalar operations into every kernel that uses the result;
-    # eight bits a turn, because on a GPU every turn is a kernel launch.
-    return lax.fori_loop(0, 32, next_bit, (jnp.zeros_like(b), one - b), unroll=8)[0]
+def _next_bit(k: jax.Array, carry):
+    """Take bit k of the count into q; at module level, so that op by op it compiles once."""
+    q, power, count, zero = carry
+    set_bit = (count >> k.astype(jnp.uint32)) & np.uint32(1)
+    q = jnp.where(set_bit == 1, q + hide(power * (np.float32(1) - q), zero), q)
+    return q, (power + power) - hide(power * power, zero), count, zero

@@ -52,7 +52,8 @@ def round_stochastically(seed=0) -> optax.GradientTransformationExtraArgs:
         An Optax transform that needs `params`.
 
     Raises:
-        TypeError: if `seed` is no seed; from `init` and `update`, if a leaf is not float32, bfloat16 or float16.
+        TypeError: if `seed` is no seed; from `init` and `update`, if a leaf is not float32, bfloat16 or
+            float16.
         ValueError: if `seed` is out of range; from `update`, without `params`, or if trees or shapes differ.
 
     Example:
@@ -125,7 +126,7 @@ def apply_updates(params, updates, seed, step):
 
 def _landing_updates(leaves: Leaves, weights: list, seed: jax.Array, step):
     keys = leaf_keys(seed, step, [leaf_id(name) for name in leaves.names], (Role.PARAM,))
-    return leaves.map(_landing_update, weights, keys)
+    return leaves.map(_landing_update, weights, keys.split())
 
 
 def _landing_update(u: jax.Array, p: jax.Array, key: LeafKey) -> jax.Array:

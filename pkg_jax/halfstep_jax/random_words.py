@@ -67,6 +67,25 @@ class LeafKey:
         return hidden_zero(self.k0)
 
 
+@dataclasses.dataclass(frozen=True)
+class LeafKeys:
+    """The keys of n leaves at one step, for some roles.
+
+    Attributes:
+        roles: the roles.
+        k0: uint32[n].
+        k1: uint32[len(roles), n].
+    """
+
+    roles: tuple[Role, ...]
+    k0: jax.Array
+    k1: jax.Array
+
+    def split(self) -> list[LeafKey]:
+        """Return the key of each leaf."""
+        return [LeafKey(self.roles, self.k0[i], self.k1[:, i]) for i in range(self.k0.shape[0])]
+
+
 def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
     """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi).
 
@@ -102,7 +121,7 @@ def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], o
     """
     leaf = leaf_id(leaf) if isinstance(leaf, str) else _in_range("leaf", leaf, 32)
     offset = _in_range("offset", offset, 64)
-    (key,) = leaf_keys(seed_words("random_words", seed), step, [leaf], (Role(role),))
+    (key,) = leaf_keys(seed_words("random_words", seed), step, [leaf], (Role(role),)).split()
     return key.words(Role(role), shape, offset)
 
 
@@ -121,7 +140,7 @@ def leaf_id(name: str) -> int:
     return value
 
 
-def leaf_keys(seed: jax.Array, step, leaves: Sequence[int], roles: Sequence[Role]) -> list[LeafKey]:
+def leaf_keys(seed: jax.Array, step, leaves: Sequence[int], roles: Sequence[Role]) -> LeafKeys:
     """Return the keys of `leaves` for `roles`: fold(fold(fold(seed, step), leaf), role) (contract W4).
 
     One rolled loop of three turns over small vectors. Rolled, because XLA would fuse an unrolled Threefry
@@ -139,15 +158,15 @@ def leaf_keys(seed: jax.Array, step, leaves: Sequence[int], roles: Sequence[Role
     leaf = np.asarray(leaves, np.uint32)
     role = np.asarray(roles, np.uint32)[:, None]
     numbers = jnp.stack([jnp.broadcast_to(number, shape) for number in (step, leaf, role)])
-
-    def fold(key, number):
-        key = threefry2x32(key, (jnp.zeros_like(number), number))
-        return key, key
-
     start = (jnp.broadcast_to(seed[0], shape), jnp.broadcast_to(seed[1], shape))
-    _, (first, second) = lax.scan(fold, start, numbers)
-    k0, k1 = first[1, 0], second[2]
-    return [LeafKey(tuple(roles), k0[i], k1[:, i]) for i in range(len(leaves))]
+    _, (first, second) = lax.scan(_fold, start, numbers)
+    return LeafKeys(tuple(roles), k0=first[1, 0], k1=second[2])
+
+
+def _fold(key, number):
+    """Return the folded key twice, as a scan wants it; at module level, so that op by op it compiles once."""
+    key = threefry2x32(key, (jnp.zeros_like(number), number))
+    return key, key
 
 
 def threefry2x32(key, counter):
@@ -188,24 +207,23 @@ def _index(shape: tuple[int, ...], offset: int):
     """Return (hi, lo): the row-major index of each element plus `offset`, in two uint32 halves.
 
     By one iota per axis, so that a sharded array needs nothing from another device. hi is a scalar where it
-    is the same for all: below 2^32 elements from no offset, that is always.
+    is the same for all: always, but for more than 2^32 elements or an offset near a multiple of that.
     """
     size = math.prod(shape)
-    if size == 0:
-        return jnp.uint32(0), jnp.zeros(shape, jnp.uint32)
-    hi, lo = jnp.uint32(0), jnp.zeros(shape, jnp.uint32)
+    hi, lo = jnp.uint32(offset // 2**32), jnp.zeros(shape, jnp.uint32)
     stride = size
-    for axis, length in enumerate(shape):
+    for axis, length in enumerate(shape if size else ()):
         stride //= length
         position = lax.broadcasted_iota(jnp.uint32, shape, axis)
         step = position * np.uint32(stride % 2**32)
         lo = lo + step
         if size > 2**32:
             hi = hi + _product_high(position, stride) + (lo < step).astype(jnp.uint32)
+        if length > 2**32:
+            hi = hi + _position_high(position, axis) * np.uint32(stride % 2**32)
     if offset:
         low = np.uint32(offset % 2**32)
         lo = lo + low
-        hi = hi + np.uint32(offset // 2**32)
         if offset % 2**32 + size > 2**32:
             hi = hi + (lo < low).astype(jnp.uint32)
     return hi, lo
@@ -219,6 +237,16 @@ def _product_high(x: jax.Array, factor: int) -> jax.Array:
     middle = a1 * b0 + ((a0 * b0) >> np.uint32(16))
     other = a0 * b1 + (middle & _LOW_HALF)
     return a1 * b1 + (middle >> np.uint32(16)) + (other >> np.uint32(16)) + x * high
+
+
+def _position_high(low: jax.Array, axis: int) -> jax.Array:
+    """Return the upper half of the position along an axis so long that a uint32 iota wraps, given the lower.
+
+    A float32 iota is off by 2^-24 of the position, so the whole turns that `low` lacks are beyond doubt.
+    """
+    about = lax.broadcasted_iota(jnp.float32, low.shape, axis)
+    turns = (about - low.astype(jnp.float32)) * np.float32(2.0**-32)
+    return jnp.round(turns).astype(jnp.uint32)
 
 
 def _in_range(name: str, value, bits: int) -> int:

@@ -1,0 +1,72 @@
+"""Random words: the spec's, wherever they are made, and torch's own generators left alone."""
+
+import numpy as np
+import pytest
+import torch
+
+import halfstep_spec as spec
+import halfstep_torch as hs
+from halfstep_torch.leaves import leaf_name
+from halfstep_torch.random_words import leaf_keys
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2**31 - 3, 2**32 - 5, 2**32, 3 * 2**32 + 17])
+@pytest.mark.parametrize("role", list(hs.Role))
+def test_words_are_those_of_the_spec(role, offset):
+    ours = hs.random_words(2**63 + 5, 12345, "layer/w", role, (3, 5), offset)
+    theirs = spec.random_words(2**63 + 5, 12345, "layer/w", role, (3, 5), offset)
+    assert ours.dtype == torch.uint32
+    np.testing.assert_array_equal(ours.numpy(), theirs)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), 7, [2, 3]])
+def test_words_take_any_shape(shape):
+    ours = hs.random_words(1, 1, "w", hs.Role.PARAM, shape)
+    expected = (shape,) if isinstance(shape, int) else tuple(shape)
+    assert ours.shape == expected
+    np.testing.assert_array_equal(ours.numpy(), spec.random_words(1, 1, "w", 0, expected))
+
+
+def test_a_leaf_is_its_name_or_its_id():
+    by_name, by_id = (hs.random_words(0, 1, leaf, 0, 4) for leaf in ("a/b", hs.leaf_id("a/b")))
+    assert torch.equal(by_name.view(torch.int32), by_id.view(torch.int32))
+
+
+def test_a_seed_is_an_integer_or_two_words():
+    seeds = (2**33 + 5, (2, 5), torch.tensor([2, 5]), np.array([2, 5], np.uint32), np.uint64(2**33 + 5))
+    words = [hs.random_words(seed, 1, "w", 0, 4).view(torch.int32) for seed in seeds]
+    assert all(torch.equal(words[0], other) for other in words[1:])
+
+
+def test_keys_of_many_leaves_are_those_of_each():
+    leaves, steps = [hs.leaf_id(name) for name in "abcde"], [1, 7, 7, 1, 2**31]
+    rows = leaf_keys(2**40 + 1, steps, leaves, (0, 2))
+    for row, step, leaf in zip(rows, steps, leaves, strict=True):
+        k0, k1 = spec.leaf_key(2**40 + 1, step, leaf, 0)
+        assert row.tolist() == [k0.item(), k1.item(), spec.leaf_key(2**40 + 1, step, leaf, 2)[1].item()]
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf"),
+    [
+        ("weight", "weight"),
+        ("a.b.0.weight", "a/b/0/weight"),
+        ("module.a.weight", "a/weight"),
+        ("_orig_mod.a.weight", "a/weight"),
+        ("module._orig_mod.module.a", "a"),
+        ("_orig_mod.module.a", "a"),
+        ("a.module.b", "a/module/b"),
+        ("modules.a", "modules/a"),
+        ("module", "module"),
+    ],
+)
+def test_leaf_names_drop_leading_wrappers_alone(name, leaf):
+    assert leaf_name(name) == leaf
+
+
+def test_making_words_leaves_the_global_generators_alone():
+    torch.manual_seed(3)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    hs.random_words(0, 1, "w", 0, 1000)
+    assert torch.equal(before, torch.get_rng_state())
+    np.testing.assert_array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002

@@ -1,0 +1,110 @@
+"""Rounding: the spec's on every pattern that hypothesis finds, unbiased over all words, and idempotent."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+import halfstep_spec as spec
+import halfstep_torch as hs
+from backends.on_torch import from_torch
+from compare import assert_same
+from halfstep_spec.float_formats import FLOAT_FORMATS
+from halfstep_spec.vectors import Array
+
+TARGETS = ("float32", *FLOAT_FORMATS)
+_CUTS = (
+    0x00000000,
+    0x33800000,
+    0x387FC000,
+    0x38800000,
+    0x3B000000,
+    0x43E00000,
+    0x477FE000,
+    0x7F7F0000,
+    0x7F800000,
+)
+
+
+def uint32s(size: int):
+    return st_numpy.arrays(np.uint32, size, elements=st.integers(0, 2**32 - 1))
+
+
+@st.composite
+def patterns(draw):
+    """Draw float32 patterns: any, or near a place where some format changes its mind."""
+    bits = draw(uint32s(32))
+    near = draw(st_numpy.arrays(np.int64, 32, elements=st.integers(-3, 3)))
+    cut = draw(st_numpy.arrays(np.int64, 32, elements=st.sampled_from(_CUTS)))
+    shift = draw(st_numpy.arrays(np.int64, 32, elements=st.integers(0, 20)))
+    close = ((cut + (near << shift)) & 0xFFFFFFFF).astype(np.uint32)
+    return np.concatenate([bits, close, close ^ np.uint32(0x80000000)])
+
+
+@pytest.mark.parametrize("saturate", [False, True])
+@pytest.mark.parametrize("dtype", TARGETS)
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(bits=patterns(), words=uint32s(96), stochastic=st.booleans())
+def test_rounding_is_that_of_the_spec(dtype, saturate, bits, words, stochastic):
+    x = bits.view(np.float32)
+    expected = spec.round_to(x, dtype, words if stochastic else None, saturate=saturate)
+    given_words = torch.from_numpy(words.copy()) if stochastic else None
+    ours = hs.round_to(torch.from_numpy(x.copy()), dtype, given_words, saturate=saturate)
+    assert_same(from_torch(ours), Array(dtype, expected))
+
+
+def middles(dtype: str) -> np.ndarray:
+    """Return float32 values that `dtype` does not hold, normal and subnormal in it, of either sign."""
+    fmt = FLOAT_FORMATS[dtype]
+    codes = np.array([0, 1, 2, fmt.max_code // 3, fmt.max_code // 2, fmt.max_code - 1], np.int64)
+    unsigned = np.uint8 if fmt.bits == 8 else np.uint16
+    low, high = (spec.decode(c.astype(unsigned), dtype).astype(np.float64) for c in (codes, codes + 1))
+    # float32 holds these exactly: float16, the finest of the four, leaves 13 bits to discard.
+    between = [low + (high - low) * np.float64(part) / 8192 for part in (1, 13, 4096, 5000, 8191)]
+    x = np.concatenate(between).astype(np.float32)
+    return np.concatenate([x, -x])
+
+
+@pytest.mark.parametrize("dtype", FLOAT_FORMATS)
+def test_stochastic_rounding_is_unbiased_over_all_65536_words(dtype):
+    # The words (k << 16) | 0x8000 sample [0, 2^32) evenly: where j / 65536 is discarded, j of them round up,
+    # so that the mean is the value itself, and float64 holds every partial sum.
+    words = torch.from_numpy(((np.arange(65536, dtype=np.int64) << 16) | 0x8000).astype(np.uint32))
+    for value in middles(dtype).tolist():
+        rounded = hs.round_to(torch.full((65536,), value), dtype, words).float().double()
+        assert rounded.min() < value < rounded.max()
+        assert rounded.unique().numel() == 2
+        assert rounded.mean().item() == value
+
+
+@pytest.mark.parametrize("saturate", [False, True])
+@pytest.mark.parametrize("dtype", FLOAT_FORMATS)
+def test_every_value_of_the_format_stays_where_it_is_under_any_word(dtype, saturate):
+    fmt = FLOAT_FORMATS[dtype]
+    codes = np.arange(2**fmt.bits, dtype=np.int64).astype(np.uint8 if fmt.bits == 8 else np.uint16)
+    x = spec.decode(codes, dtype)
+    finite = np.isfinite(x)
+    for word in (None, 0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF):
+        words = None if word is None else torch.from_numpy(np.full(x.shape, word, np.uint32))
+        ours = from_torch(hs.round_to(torch.from_numpy(x), dtype, words, saturate=saturate))
+        np.testing.assert_array_equal(ours.bits[finite], codes[finite])
+
+
+@pytest.mark.parametrize("nan", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FC00000])
+@pytest.mark.parametrize("dtype", TARGETS)
+def test_nan_stays_nan_under_any_word(dtype, nan):
+    x = torch.from_numpy(np.full(3, nan, np.uint32).view(np.float32))
+    for words in (None, torch.tensor([0, -1, 2**31 - 1], dtype=torch.int32)):
+        assert hs.round_to(x, dtype, words).float().isnan().all()
+
+
+def test_rounding_works_on_slices_scalars_and_nothing():
+    x = torch.linspace(-1, 1, 24).reshape(4, 6)
+    for part in (x[:, ::2], x.T, x[0, 0], x[:0]):
+        words = hs.random_words(0, 1, "w", 0, tuple(part.shape))
+        ours = hs.round_to(part, "bfloat16", words)
+        theirs = hs.round_to(part.contiguous(), "bfloat16", words)
+        assert torch.equal(ours, theirs)
+        assert ours.shape == part.shape
