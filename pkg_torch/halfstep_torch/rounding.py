@@ -85,14 +85,17 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
     if name == "float32":
         return torch.where(x.abs() < math.inf, x, math.nan) if saturate else x
     fmt = FLOAT_FORMATS[name]
-    value = _round_bfloat16(x, words) if name == "bfloat16" else _round_narrow(x, fmt, words)
+    return rounded(x, fmt, words, saturate).to(fmt.dtype)
+
+
+def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
+    """Return what `round_value` does, still in float32: numbers that `fmt` holds, infinity or NaN."""
+    value = _round_bfloat16(x, words) if fmt.dtype == torch.bfloat16 else round_narrow(x, fmt, words)
     if saturate:
-        value = torch.where(x.abs() < math.inf, value.clamp(-fmt.largest, fmt.largest), math.nan)
-    else:
-        if name != "bfloat16":  # there the carry out of the largest finite value is infinity by itself
-            value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
-        value = torch.where(x == x, value, math.nan)
-    return value.to(fmt.dtype)
+        return torch.where(x.abs() < math.inf, value.clamp(-fmt.largest, fmt.largest), math.nan)
+    if fmt.dtype != torch.bfloat16:  # there the carry out of the largest finite value is infinity by itself
+        value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
+    return torch.where(x == x, value, math.nan)
 
 
 def _round_bfloat16(x: Tensor, words: Tensor | None) -> Tensor:
@@ -103,14 +106,14 @@ def _round_bfloat16(x: Tensor, words: Tensor | None) -> Tensor:
     return ((bits + addend) & -0x10000).view(torch.float32)
 
 
-def _round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
+def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     """Round to a float32 that `fmt`, of fewer exponent bits, holds, or that lies past its range."""
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
     field = magnitude >> _MANTISSA_BITS
     significand = (magnitude & 0x7FFFFF) | ((field > 0).to(torch.int32) << _MANTISSA_BITS)
     exponent = field.clamp(min=1) - _EXPONENT_BIAS
-    # Past 62 every bit is discarded and the fraction is below 2^-32 anyway.
-    drop = (_MANTISSA_BITS - fmt.mantissa_bits + (fmt.min_exponent - exponent).clamp(min=0)).clamp(max=62)
+    # Past 62 every bit is discarded and the fraction is below 2^-32 anyway; below 1 there is nothing to round.
+    drop = (_MANTISSA_BITS - fmt.mantissa_bits + (fmt.min_exponent - exponent).clamp(min=0)).clamp(1, 62)
     kept = significand >> drop.clamp(max=31)
     # The kept bits leave an int32 by its top: what remains is the discarded part as a 32-bit fraction.
     fraction = torch.where(
