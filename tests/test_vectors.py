@@ -10,14 +10,18 @@ from halfstep_spec import SPEC_VERSION
 from halfstep_spec.vectors import load
 
 VECTORS = load(SPEC_VERSION)
-_SLOW = ("torch-compile",)
+
+
+def _slow(backend: str, name: str) -> bool:
+    """Every trajectory is a program of its own to compile: a second or more under torch and over eight devices."""
+    return backend == "torch-compile" or (backend == "jax-sharded" and name == "adam")
 
 
 def _case_ids():
     for backend in BACKENDS:
         for name, cases in VECTORS.items():
             for case in cases:
-                marks = [pytest.mark.slow] if backend in _SLOW else []
+                marks = [pytest.mark.slow] if _slow(backend, name) else []
                 if missing(backend):
                     marks.append(pytest.mark.skip(reason=f"{BACKENDS[backend]} is not installed"))
                 yield pytest.param(backend, name, case, id=f"{backend}/{name}/{case.id}", marks=marks)

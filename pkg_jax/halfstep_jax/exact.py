@@ -1,12 +1,13 @@
-"""What keeps a compiler from changing a rounding: no product fused with a sum, no constants folded.
+"""What keeps a compiler from changing a rounding: no product fused with a sum, no factors gathered.
 
-Contract: A1, A2. Under `jax.jit`, XLA on CPU turns `a * b + c` into a fused multiply-add and `(x * c1) * c2`
-into `x * (c1 * c2)`; run op by op it does neither, so the bits would depend on how a step is compiled.
-`lax.optimization_barrier`, `lax.reduce_precision` and round trips through integers do not stop it. An XOR
-with a zero that no compiler can prove to be zero does, at one instruction per element.
+Contract: A1, A2. Under `jax.jit`, XLA on CPU turns `a * b + c` into a fused multiply-add, `(x * c1) * c2`
+into `x * (c1 * c2)`, and `a / sqrt(b)` into `a * rsqrt(b)`; run op by op it does nothing of the kind, so the
+bits would depend on how a step is compiled. `lax.optimization_barrier`, `lax.reduce_precision` and round
+trips through integers do not stop it. An XOR with a zero that no compiler can prove to be zero does, for one
+instruction.
 
-What to hide: every product that feeds a sum; every array that arrives from another link and feeds a sum or a
-product with itself (it may be a product); every scalar constant that multiplies what arrives.
+What to hide: a product that feeds a sum; an array that arrives from another link, which may be a product; a
+constant that could vanish if it were seen.
 """
 
 import jax

@@ -25,6 +25,11 @@ def as_float32(function: str, name: str, value):
         if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
             raise TypeError(f"{function}: {name}={value!r} is not a number. Use a float.")
         return np.float32(value)
+    if jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(
+            f"{function}: {name} is an integer array ({value.dtype}); hyperparameters are float32. "
+            "Use a float, such as 1.0 for 1."
+        )
     if value.dtype != jnp.float32:
         raise TypeError(
             f"{function}: {name} is a {value.dtype} array; hyperparameters are float32 "

@@ -46,7 +46,7 @@ def scale_by_learning_rate(learning_rate, *, flip_sign: bool = True) -> optax.Gr
         leaves = flatten_updates(function, updates)
         size, state = rate.read(state)
         zero = hidden_zero()
-        factor = hide(-size if flip_sign else size, zero)
-        return leaves.map(lambda u: hide(factor * u, zero)), state
+        factor = -size if flip_sign else size
+        return leaves.map(lambda u: hide(factor * hide(u, zero), zero)), state
 
     return optax.GradientTransformationExtraArgs(rate.init, update)

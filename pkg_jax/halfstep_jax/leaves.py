@@ -142,7 +142,10 @@ def _in_float32(function: str, name: str, update):
 
 def _dtype_name(value) -> str:
     dtype = getattr(value, "dtype", None)
-    return type(value).__name__ if dtype is None else jnp.dtype(dtype).name
+    if dtype is None:
+        return type(value).__name__
+    # What `jax.grad` gives for an integer; its own name is "void".
+    return "float0" if dtype == jax.dtypes.float0 else jnp.dtype(dtype).name
 
 
 def _part(key) -> str:

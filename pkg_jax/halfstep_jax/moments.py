@@ -16,7 +16,7 @@ def ema(average: jax.Array, value: jax.Array, b, zero: jax.Array | None = None) 
 
     Args:
         average: float32.
-        value: float32, in the shape of `average`.
+        value: float32, in the shape of `average`; hidden, if it comes from elsewhere (`exact.hide`).
         b: decay rate, a number or a float32 scalar.
         zero: from `exact.hidden_zero`, where the caller has one.
 
@@ -25,7 +25,7 @@ def ema(average: jax.Array, value: jax.Array, b, zero: jax.Array | None = None) 
         2.0
     """
     zero = hidden_zero() if zero is None else zero
-    b = hide(jnp.asarray(b, jnp.float32), zero)
+    b = jnp.asarray(b, jnp.float32)
     return hide(b * average, zero) + hide((np.float32(1) - b) * value, zero)
 
 

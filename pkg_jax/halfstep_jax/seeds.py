@@ -56,7 +56,7 @@ def _of_array(function: str, seed) -> jax.Array:
         return jnp.asarray(seed)
     if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):
         raise TypeError(
-            f"{function}: seed is a {seed.dtype} array of shape {seed.shape}. "
+            f"{function}: seed is {seed.dtype} of shape {seed.shape}. "
             f"Use an integer in [0, 2^64), or {_WORDS}."
         )
     if not isinstance(seed, Tracer):

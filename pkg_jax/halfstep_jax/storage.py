@@ -90,7 +90,7 @@ class StoredMoment:
         if self.rounding == "nearest" and _is_constant(self.rate) and fmt.freezes(self.rate):
             raise ValueError(
                 f'{self.function}: {self.name}_dtype={fmt.dtype} with {self.name}_rounding="nearest" freezes '
-                f"at {self.rate_name}={self.rate} (1-{self.rate_name} < 2^-{fmt.gap_exponent}). "
+                f"at {self.rate_name}={self.rate!s} (1-{self.rate_name} < 2^-{fmt.gap_exponent}). "
                 f'Use {self.name}_rounding="stochastic", or {self.name}_dtype="float32".'
             )
 

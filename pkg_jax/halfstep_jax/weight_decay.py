@@ -61,11 +61,11 @@ def add_decayed_weights(
         if rate.is_zero:
             return leaves.map(lambda u: u), state
         zero = hidden_zero()
-        factor = hide(size, zero)
 
         def decayed(u, p):
-            decay = hide(factor * p.astype(jnp.float32), zero)
-            return hide(u, zero) - decay if absolute else hide(u, zero) + decay
+            u, p = hide(u, zero), hide(p.astype(jnp.float32), zero)
+            decay = hide(size * p, zero)
+            return u - decay if absolute else u + decay
 
         return leaves.map(decayed, weights), state
 

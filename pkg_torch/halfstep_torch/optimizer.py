@@ -116,6 +116,8 @@ class Optimizer(torch.optim.Optimizer):
             else:
                 schedule = None
         super().add_param_group(param_group)
+        if schedule is not None:
+            self.param_groups[-1].pop("lr", None)
         self._schedules.append(schedule)
         try:
             self._check_new_group(self.param_groups[-1])
@@ -259,7 +261,9 @@ class Optimizer(torch.optim.Optimizer):
             self.zero_grad()
         return loss
 
+    @torch.compiler.disable
     def _step(self) -> None:
+        # Dynamo must not trace this: inside a compiled training step it is a graph break.
         batches = self._batches()
         attach_state(self._name, batches, self.state)
         attach_keys(batches, self._seeds)

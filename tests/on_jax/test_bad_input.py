@@ -1,0 +1,313 @@
+"""Bad input gets an error that names the value, the rule and the way out; nothing is half-applied.
+
+One table: each row is a bad call, the type of its error and the whole message.
+"""
+
+# ruff: noqa: E501 - a row is easier to read on one line
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+import halfstep_jax as hs
+from on_jax.steps import assert_trees_same
+
+W = {"w": jnp.ones(3, jnp.bfloat16)}
+G = {"w": jnp.ones(3, jnp.float32)}
+BF16 = jnp.bfloat16
+
+
+def update(tx, updates, params=W, seen=W):
+    """Take one update of a state that saw the params `seen`."""
+    return tx.update(updates, tx.init(seen), params)
+
+
+def injected(**options):
+    """Build a link as `inject_hyperparams` would: hyperparameters in the dtype of bfloat16 params."""
+    return optax.inject_hyperparams(hs.adamw)(1e-3, **options).init(W)
+
+
+_DTYPES = 'Use "bfloat16", "float16" or "float32".'
+_ROUNDINGS = 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
+_SEED = "Use an integer in that range, or two uint32 words (high, low)."
+_A_SEED = "Use an integer in [0, 2^64), or two uint32 words (high, low)."
+_FLOATS = "updates are float32, bfloat16 or float16. Cast it, or mask the leaf out."
+_WEIGHTS = "weights are float32, bfloat16 or float16. Cast it, or mask the leaf out."
+_RATE = "Use a decay rate such as 0.9."
+_INJECT = (
+    "hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
+    "Use inject_hyperparams(..., hyperparam_dtype=jnp.float32)."
+)
+_TARGETS = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".'
+_ASCEND = "Use a number >= 0, or flip_sign=False to ascend."
+
+ROWS = [
+    # Hyperparameters.
+    (lambda: hs.scale_by_adam(b1=1.5), ValueError, f"scale_by_adam: b1=1.5 is outside [0, 1). {_RATE}"),
+    (lambda: hs.scale_by_adam(b2=1), ValueError, f"scale_by_adam: b2=1 is outside [0, 1). {_RATE}"),
+    (lambda: hs.scale_by_adam(b2=-0.1), ValueError, f"scale_by_adam: b2=-0.1 is outside [0, 1). {_RATE}"),
+    (lambda: hs.scale_by_adam(b1=np.nan), ValueError, f"scale_by_adam: b1=nan is outside [0, 1). {_RATE}"),
+    (
+        lambda: hs.scale_by_adam(b2=0.99999999),
+        ValueError,
+        f"scale_by_adam: b2=0.99999999 is outside [0, 1) in float32. {_RATE}",
+    ),
+    (lambda: hs.scale_by_adam(b1="0.9"), TypeError, "scale_by_adam: b1='0.9' is not a number. Use a float."),
+    (lambda: hs.scale_by_adam(b1=True), TypeError, "scale_by_adam: b1=True is not a number. Use a float."),
+    (lambda: hs.scale_by_adam(eps=-1.0), ValueError, "scale_by_adam: eps=-1.0 is negative. Use a number >= 0."),
+    (lambda: hs.scale_by_adam(eps_root=-1e-9), ValueError, "scale_by_adam: eps_root=-1e-09 is negative. Use a number >= 0."),
+    (lambda: hs.scale_by_adam(eps=None), TypeError, "scale_by_adam: eps=None is not a number. Use a float."),
+    (lambda: hs.scale_by_adam(b2=jnp.asarray(0.999, BF16)), TypeError, f"scale_by_adam: b2 is a bfloat16 array; {_INJECT}"),
+    (lambda: hs.scale_by_adam(b2=np.array(0.999)), TypeError, f"scale_by_adam: b2 is a float64 array; {_INJECT}"),
+    (
+        lambda: hs.scale_by_adam(b1=jnp.array([0.9, 0.8])),
+        ValueError,
+        "scale_by_adam: b1 has shape (2,); a hyperparameter is a scalar. Use shape ().",
+    ),
+    (
+        lambda: hs.scale_by_adam(eps=jnp.int32(0)),
+        TypeError,
+        "scale_by_adam: eps is an integer array (int32); hyperparameters are float32. Use a float, such as 1.0 for 1.",
+    ),
+    (lambda: injected(), TypeError, f"scale_by_adam: b1 is a bfloat16 array; {_INJECT}"),
+    (lambda: hs.adamw(-0.1), ValueError, f"scale_by_learning_rate: learning_rate=-0.1 is negative. {_ASCEND}"),
+    (lambda: hs.adam(np.nan), ValueError, f"scale_by_learning_rate: learning_rate=nan is not a number. {_ASCEND}"),
+    (
+        lambda: hs.scale_by_learning_rate(None),
+        TypeError,
+        "scale_by_learning_rate: learning_rate=None is not a number. Use a float.",
+    ),
+    (
+        lambda: update(hs.scale_by_learning_rate(lambda count: jnp.bfloat16(0.1)), G),
+        TypeError,
+        f"scale_by_learning_rate: learning_rate is a bfloat16 array; {_INJECT}",
+    ),
+    (
+        lambda: update(hs.scale_by_learning_rate(lambda count: "0.1"), G),
+        TypeError,
+        "scale_by_learning_rate: learning_rate='0.1' is not a number. Use a float.",
+    ),
+    (
+        lambda: hs.add_decayed_weights(-0.1),
+        ValueError,
+        "add_decayed_weights: weight_decay=-0.1 is negative. Use a number >= 0.",
+    ),
+    # Storage of moments.
+    (
+        lambda: hs.scale_by_adam(nu_dtype="bfloat16", nu_rounding="nearest"),
+        ValueError,
+        'scale_by_adam: nu_dtype=bfloat16 with nu_rounding="nearest" freezes at b2=0.999 (1-b2 < 2^-8). '
+        'Use nu_rounding="stochastic", or nu_dtype="float32".',
+    ),
+    (
+        lambda: hs.scale_by_adam(b1=0.9996, mu_dtype="float16", mu_rounding="nearest"),
+        ValueError,
+        'scale_by_adam: mu_dtype=float16 with mu_rounding="nearest" freezes at b1=0.9996 (1-b1 < 2^-11). '
+        'Use mu_rounding="stochastic", or mu_dtype="float32".',
+    ),
+    (
+        lambda: hs.scale_by_adam(nu_rounding="nearest").init(W),
+        ValueError,
+        'scale_by_adam: nu_dtype=bfloat16 with nu_rounding="nearest" freezes at b2=0.999 (1-b2 < 2^-8). '
+        'Use nu_rounding="stochastic", or nu_dtype="float32".',
+    ),
+    (
+        lambda: hs.scale_by_adam(nu_dtype="float8_e4m3fn"),
+        ValueError,
+        f"scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. {_DTYPES}",
+    ),
+    (
+        lambda: hs.scale_by_adam(mu_dtype=ml_dtypes.float8_e5m2),
+        ValueError,
+        f"scale_by_adam: mu_dtype=float8_e5m2 cannot hold a moment without a block scale. {_DTYPES}",
+    ),
+    (lambda: hs.adamw(1e-3, nu_dtype=jnp.int32), ValueError, f"scale_by_adam: nu_dtype=int32 is not a state dtype. {_DTYPES}"),
+    (lambda: hs.adam(1e-3, mu_dtype="float64"), ValueError, f"scale_by_adam: mu_dtype=float64 is not a state dtype. {_DTYPES}"),
+    (lambda: hs.adam(1e-3, mu_dtype="bf16"), TypeError, f"scale_by_adam: mu_dtype='bf16' is not a state dtype. {_DTYPES}"),
+    (lambda: hs.adam(1e-3, mu_dtype=16), TypeError, f"scale_by_adam: mu_dtype=16 is not a state dtype. {_DTYPES}"),
+    (lambda: hs.scale_by_adam(nu_rounding="up"), ValueError, f"scale_by_adam: nu_rounding='up' is not a rounding. {_ROUNDINGS}"),
+    (lambda: hs.scale_by_adam(mu_rounding=None), ValueError, f"scale_by_adam: mu_rounding=None is not a rounding. {_ROUNDINGS}"),
+    (
+        lambda: hs.adamw(1e-3, param_storage="kahan"),
+        ValueError,
+        "adamw: param_storage='kahan' is not a way to store weights. Use \"stochastic\" or \"nearest\".",
+    ),
+    # Seeds and words.
+    (lambda: hs.scale_by_adam(seed=-1), ValueError, f"scale_by_adam: seed=-1 is outside [0, 2^64). {_SEED}"),
+    (lambda: hs.round_stochastically(2**64), ValueError, f"round_stochastically: seed={2**64} is outside [0, 2^64). {_SEED}"),
+    (lambda: hs.round_stochastically(1.0), TypeError, f"round_stochastically: seed=1.0 is not an integer. {_A_SEED}"),
+    (lambda: hs.adam(1e-3, seed=None), TypeError, f"scale_by_adam: seed=None is not an integer. {_A_SEED}"),
+    (lambda: hs.adam(1e-3, seed=True), TypeError, f"scale_by_adam: seed=True is not an integer. {_A_SEED}"),
+    (lambda: hs.adam(1e-3, seed=jnp.int32(-2)), ValueError, f"scale_by_adam: seed=-2 is outside [0, 2^64). {_SEED}"),
+    (
+        lambda: hs.adam(1e-3, seed=jnp.zeros(3, jnp.uint32)),
+        TypeError,
+        f"scale_by_adam: seed is uint32 of shape (3,). {_A_SEED}",
+    ),
+    (
+        lambda: hs.adam(1e-3, seed=jnp.zeros(2, jnp.int32)),
+        TypeError,
+        f"scale_by_adam: seed is int32 of shape (2,). {_A_SEED}",
+    ),
+    (
+        lambda: hs.random_words(0, 1, -1, hs.Role.PARAM, (3,)),
+        ValueError,
+        "random_words: leaf=-1 is outside [0, 2^32). Use an integer in that range.",
+    ),
+    (
+        lambda: hs.random_words(0, 1, "w", hs.Role.PARAM, (3,), offset=2**64),
+        ValueError,
+        f"random_words: offset={2**64} is outside [0, 2^64). Use an integer in that range.",
+    ),
+    (lambda: hs.random_words(0, 1, "w", 7, (3,)), ValueError, "7 is not a valid Role"),
+    (lambda: hs.apply_updates(W, G, -1, 1), ValueError, f"apply_updates: seed=-1 is outside [0, 2^64). {_SEED}"),
+    # Rounding.
+    (lambda: hs.round_to(1.0, "int8"), ValueError, f"round_to: dtype=int8 is not a rounding target. {_TARGETS}"),
+    (lambda: hs.round_to(1.0, "fp8"), TypeError, f"round_to: dtype='fp8' is not a rounding target. {_TARGETS}"),
+    (
+        lambda: hs.round_to(jnp.ones(3, jnp.int32), "bfloat16"),
+        TypeError,
+        "round_to: x is int32; it is rounded from float32. Cast it to float32.",
+    ),
+    (
+        lambda: hs.round_to(np.ones(3), "bfloat16"),
+        TypeError,
+        "round_to: x is float64; it is rounded from float32. Cast it to float32.",
+    ),
+    (
+        lambda: hs.round_to(jnp.ones(3), "bfloat16", jnp.ones(3, jnp.int32)),
+        TypeError,
+        "round_to: words are int32. Use one uint32 word per element.",
+    ),
+    (
+        lambda: hs.round_to(jnp.ones(3), "bfloat16", jnp.ones(4, jnp.uint32)),
+        ValueError,
+        "round_to: words have shape (4,), x (3,). Use one uint32 word per element.",
+    ),
+    # Trees.
+    (lambda: update(hs.scale_by_adam(), {"w": jnp.ones(3, jnp.int32)}), TypeError, f"scale_by_adam: the update of 'w' is int32; {_FLOATS}"),
+    (
+        lambda: update(hs.scale_by_adam(), {"w": np.ones(3)}),
+        TypeError,
+        f"scale_by_adam: the update of 'w' is float64; {_FLOATS}",
+    ),
+    (
+        lambda: update(hs.scale_by_learning_rate(1.0), {"w": jnp.ones(3, jnp.complex64)}),
+        TypeError,
+        f"scale_by_learning_rate: the update of 'w' is complex64; {_FLOATS}",
+    ),
+    (
+        lambda: update(hs.round_stochastically(), {"w": np.zeros(3, jax.dtypes.float0)}),
+        TypeError,
+        f"round_stochastically: the update of 'w' is float0; {_FLOATS}",
+    ),
+    (
+        lambda: update(hs.add_decayed_weights(0.1), {"w": jnp.ones(3, jnp.float8_e5m2)}),
+        TypeError,
+        f"add_decayed_weights: the update of 'w' is float8_e5m2; {_FLOATS}",
+    ),
+    (lambda: update(hs.scale_by_adam(), {"w": 1.0}), TypeError, f"scale_by_adam: the update of 'w' is float; {_FLOATS}"),
+    (lambda: hs.adamw(1e-3).init({"a": {"b": jnp.ones(3, jnp.int8)}}), TypeError, f"scale_by_adam: the weight 'a/b' is int8; {_WEIGHTS}"),
+    (lambda: hs.adamw(1e-3).init({"w": np.ones(3)}), TypeError, f"scale_by_adam: the weight 'w' is float64; {_WEIGHTS}"),
+    (lambda: hs.round_stochastically().init([jnp.ones(3, jnp.complex64)]), TypeError, f"round_stochastically: the weight '0' is complex64; {_WEIGHTS}"),
+    (
+        lambda: update(hs.add_decayed_weights(0.1), G, {"w": jnp.ones(3, jnp.int32)}),
+        TypeError,
+        f"add_decayed_weights: the weight 'w' is int32; {_WEIGHTS}",
+    ),
+    (
+        lambda: hs.apply_updates({"w": np.ones(3)}, G, 0, 1),
+        TypeError,
+        f"apply_updates: the weight 'w' is float64; {_WEIGHTS}",
+    ),
+    (
+        lambda: update(hs.scale_by_adam(), G, seen={"w": jnp.ones(4)}),
+        ValueError,
+        "scale_by_adam: the update of 'w' has shape (3,), its state (4,). Pass the tree that init saw.",
+    ),
+    (
+        lambda: update(hs.scale_by_adam(), G, seen={"w": None}),
+        ValueError,
+        "scale_by_adam: the update of 'w' has shape (3,), its state None. Pass the tree that init saw.",
+    ),
+    (
+        lambda: update(hs.add_decayed_weights(0.1), G, {"w": jnp.ones((3, 1))}),
+        ValueError,
+        "add_decayed_weights: the update of 'w' has shape (3,), its weight (3, 1). "
+        "Pass the params that the updates are for.",
+    ),
+    (
+        lambda: hs.apply_updates({"w": jnp.ones(())}, G, 0, 1),
+        ValueError,
+        "apply_updates: the update of 'w' has shape (3,), its weight (). Pass the params that the updates are for.",
+    ),
+    (
+        lambda: update(hs.round_stochastically(), G, None),
+        ValueError,
+        "round_stochastically: params is None; the link rounds params + update. "
+        "Pass params to update(updates, state, params).",
+    ),
+    (
+        lambda: update(hs.add_decayed_weights(0.1), G, None),
+        ValueError,
+        "add_decayed_weights: params is None; the link adds weight_decay * params. "
+        "Pass params to update(updates, state, params).",
+    ),
+    (
+        lambda: hs.scale_by_adam(mu_dtype="bfloat16").update(G, hs.scale_by_adam(mu_dtype="float32").init(W)),
+        TypeError,
+        "scale_by_adam: the mu of 'w' is float32, mu_dtype is bfloat16. Pass the state that init made.",
+    ),
+    (
+        lambda: hs.scale_by_adam().update(G, hs.scale_by_adam().init(W)._replace(nu={"w": jnp.ones(3, jnp.int8)})),
+        ValueError,
+        f"scale_by_adam: nu_dtype=int8 is not a state dtype. {_DTYPES}",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ROWS, ids=[row[2][:60] for row in ROWS])
+def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("other", [{"v": jnp.ones(3)}, [jnp.ones(3)], {"w": {"x": jnp.ones(3)}}, {}])
+def test_updates_of_another_tree_are_refused(other):
+    for tx in (hs.scale_by_adam(), hs.add_decayed_weights(0.1), hs.round_stochastically()):
+        with pytest.raises(
+            ValueError, match=r"updates and (state|weight)s are different trees: .*\. Pass the "
+        ):
+            update(tx, other)
+
+
+BAD_UPDATES = [
+    {"a": jnp.ones(3), "b": jnp.ones(2, jnp.int32)},
+    {"a": jnp.ones(3), "b": jnp.ones(5)},
+    {"a": jnp.ones(3)},
+]
+
+
+@pytest.mark.parametrize("updates", BAD_UPDATES, ids=["dtype", "shape", "tree"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_nothing_is_half_applied(updates, compiled):
+    params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(2, jnp.bfloat16)}
+    tx = hs.adamw(1e-3)
+    good = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+    _, state = tx.update(good, tx.init(params), params)
+    before = jax.tree.map(np.array, (params, state))
+    with pytest.raises((TypeError, ValueError), match="scale_by_adam: "):
+        (jax.jit(tx.update) if compiled else tx.update)(updates, state, params)
+    assert_trees_same((params, state), before)
+    tx.update(good, state, params)
+
+
+def test_a_traced_hyperparameter_is_not_read():
+    step = jax.jit(lambda b1: update(hs.scale_by_adam(b1=b1, mu_rounding="nearest"), G)[0])
+    assert bool(jnp.isfinite(step(jnp.float32(0.9))["w"]).all())
+    with pytest.raises(TypeError, match="b1 is a float16 array"):
+        step(jnp.float16(0.9))

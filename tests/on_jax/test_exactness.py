@@ -1,0 +1,222 @@
+"""The bits do not depend on how a step is compiled, nor on what stands before and after our links.
+
+Contract: A1, A2, A7. Float32 params with nearest storage show most: there every last bit of the arithmetic is
+visible.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import halfstep_jax as hs
+from halfstep_jax.exact import hidden_zero, hide
+from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
+
+STEPS = 5
+
+RECIPES = {
+    "float32": ("float32", {"param_storage": "nearest"}),
+    "nesterov": ("float32", {"param_storage": "nearest", "nesterov": True, "eps_root": 1e-6}),
+    "bfloat16": ("bfloat16", {}),
+}
+
+
+def case(recipe, shape=600):
+    dtype, options = RECIPES[recipe]
+    tree = {"a": weights(shape, dtype), "b": {"c": weights((2, 3), dtype, seed=5)}}
+    rows = {"a": gradients(STEPS, shape), "b": {"c": gradients(STEPS, (2, 3), seed=6)}}
+    return functools.partial(hs.adamw, weight_decay=0.1, seed=3, **options), tree, rows
+
+
+@functools.cache
+def op_by_op(recipe, shape=600):
+    """Return params and state of a run without jit, which no compiler can change."""
+    make, params, rows = case(recipe, shape)
+    return run(make(1e-3), params, rows, compiled=False)
+
+
+def rows_at(rows, k):
+    return jax.tree.map(lambda r: r[k], rows)
+
+
+def jit_of_a_step(tx, params, rows):
+    return run(tx, params, rows)
+
+
+def donated(tx, params, rows):
+    step = jax.jit(functools.partial(take_step, tx), donate_argnums=(0, 1))
+    params = jax.tree.map(jnp.copy, params)
+    state = tx.init(params)
+    for k in range(STEPS):
+        params, state = step(params, state, rows_at(rows, k))
+    return params, state
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def unrolled(tx, params, rows):
+    """Init and all steps in one program: seed and count are constants in it."""
+    state = tx.init(params)
+    for k in range(STEPS):
+        params, state = take_step(tx, params, state, rows_at(rows, k))
+    return params, state
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def scanned(tx, params, rows):
+    def step(carry, row):
+        return take_step(tx, *carry, row), None
+
+    return jax.lax.scan(step, (params, tx.init(params)), rows)[0]
+
+
+def vmapped(tx, params, rows):
+    two = jax.tree.map(lambda p: jnp.stack([p, p[::-1]]), params)
+    rows = jax.tree.map(lambda r: jnp.stack([r, -r], 1), rows)
+    state = jax.vmap(tx.init)(two)
+    step = jax.jit(jax.vmap(functools.partial(take_step, tx)))
+    for k in range(STEPS):
+        two, state = step(two, state, rows_at(rows, k))
+    return jax.tree.map(lambda x: x[0], (two, state))
+
+
+WAYS = (jit_of_a_step, donated, unrolled, scanned, vmapped)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_every_way_to_take_steps_gives_the_same_bits(way, recipe):
+    make, params, rows = case(recipe)
+    assert_trees_same(way(make(1e-3), params, rows), op_by_op(recipe))
+
+
+# XLA compiles small programs differently: a whole loop of steps becomes one function that LLVM sees through.
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
+@pytest.mark.parametrize("way", [unrolled, scanned], ids=lambda way: way.__name__)
+def test_small_leaves_get_the_same_bits(way, size):
+    make, params, rows = case("float32", size)
+    assert_trees_same(way(make(1e-3), params, rows), op_by_op("float32", size))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_hyperparameter_gives_the_same_bits_as_constant_array_schedule_or_injected(recipe):
+    make, params, rows = case(recipe)
+    named = {"mu_rounding": "nearest"}  # "auto" is stochastic where b1 is an array
+    expected = run(make(1e-3, **named), params, rows)
+    arrays = {"b1": jnp.float32(0.9), "b2": jnp.float32(0.999), "eps": jnp.float32(1e-8)}
+    assert_trees_same(run(make(jnp.float32(1e-3), **arrays, **named), params, rows), expected)
+    scheduled, state = run(make(optax.constant_schedule(1e-3), **named), params, rows)
+    assert_trees_same(scheduled, expected[0])
+    assert int(state[2].count) == STEPS
+    injected = optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(1e-3, **named)
+    for compiled in (True, False):
+        assert_trees_same(run(injected, params, rows, compiled=compiled)[0], expected[0])
+
+
+def test_a_schedule_is_read_before_the_count_goes_up():
+    make, params, rows = case("bfloat16")
+    schedule = optax.piecewise_constant_schedule(1e-3, {2: 0.5})
+    tx = make(schedule)
+    by_schedule, _ = run(tx, params, rows)
+    state = tx.init(params)
+    for k in range(STEPS):
+        now = make(1e-3 if k < 2 else 5e-4)
+        updates, inner = now.update(rows_at(rows, k), (*state[:2], optax.EmptyState(), state[3]), params)
+        params, state = optax.apply_updates(params, updates), (*inner[:2], state[2], inner[3])
+    assert_trees_same(by_schedule, params)
+
+
+def test_weight_decay_by_a_schedule_gives_the_same_bits():
+    _, params, rows = case("bfloat16")
+    constant = hs.adamw(1e-3, weight_decay=0.1, seed=3)
+    scheduled = hs.adamw(1e-3, weight_decay=lambda count: jnp.where(count < 99, 0.1, 0.0), seed=3)
+    assert_trees_same(run(scheduled, params, rows)[0], run(constant, params, rows)[0])
+
+
+# Links of others whose constants and products a compiler would merge with ours if it saw them.
+NEIGHBOURS = {
+    "scaled gradients": lambda tx: optax.chain(optax.scale(0.3), tx),
+    "scaled updates": lambda tx: optax.chain(tx, optax.scale(0.7), hs.round_stochastically(1)),
+    "scaled by a schedule": lambda tx: optax.chain(optax.scale_by_schedule(lambda c: 0.3 / (1 + c)), tx),
+    "clipped": lambda tx: optax.chain(optax.clip(0.01), tx),
+    "the learning rate of Optax": lambda tx: optax.chain(
+        hs.scale_by_adam(), optax.scale_by_learning_rate(1e-3), hs.round_stochastically()
+    ),
+    "absolute decay": lambda tx: optax.chain(
+        optax.scale(-1e-3), hs.add_decayed_weights(1e-4, absolute=True), tx
+    ),
+    "decay before anything": lambda tx: optax.chain(optax.scale(0.3), hs.add_decayed_weights(0.1), tx),
+    "our learning rate alone": lambda tx: optax.chain(optax.scale(0.3), hs.scale_by_learning_rate(0.7)),
+    "two learning rates": lambda tx: optax.chain(*map(hs.scale_by_learning_rate, (0.3, 0.7))),
+}
+
+
+@pytest.mark.parametrize("recipe", ["float32", "bfloat16"])
+@pytest.mark.parametrize("neighbour", NEIGHBOURS)
+def test_links_of_others_around_ours_do_not_change_our_bits(neighbour, recipe):
+    make, params, rows = case(recipe)
+    rows = jax.tree.map(lambda r: r[:3], rows)
+    tx = NEIGHBOURS[neighbour](make(1e-3))
+    assert_trees_same(run(tx, params, rows), run(tx, params, rows, compiled=False))
+
+
+def test_steps_after_a_restart_are_the_same():
+    make, params, rows = case("bfloat16")
+    tx = make(1e-3)
+    half = run(tx, params, jax.tree.map(lambda r: r[:2], rows))
+    half = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), half)
+    for k in range(2, STEPS):
+        half = jax.jit(functools.partial(take_step, make(1e-3)))(*half, rows_at(rows, k))
+    assert_trees_same(half, op_by_op("bfloat16"))
+
+
+def test_the_seed_of_the_state_counts_not_that_of_the_link():
+    _, params, rows = case("bfloat16")
+    tx, other = hs.adamw(1e-3, seed=1), hs.adamw(1e-3, seed=2)
+    state = tx.init(params)
+    row = rows_at(rows, 0)
+    assert_trees_same(other.update(row, state, params), tx.update(row, state, params))
+
+
+# The tests above could not fail on a machine whose compiler leaves sums alone.
+@pytest.fixture(scope="module")
+def a_b_c():
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal(10_000).astype(np.float32)) for _ in range(3)]
+
+
+def test_hiding_a_product_keeps_it_from_being_fused_with_a_sum(a_b_c):
+    a, b, c = a_b_c
+    separate = np.asarray(a) * np.asarray(b) + np.asarray(c)
+    fused = np.asarray(jax.jit(lambda a, b, c: a * b + c)(a, b, c))
+    if (fused == separate).all():
+        pytest.skip("this compiler does not fuse products with sums: there is nothing to hide from")
+    for zero in (
+        lambda a: hidden_zero(),
+        lambda a: hidden_zero(jax.lax.bitcast_convert_type(a[0], jnp.uint32)),
+    ):
+        hidden = jax.jit(lambda a, b, c, zero=zero: hide(a * b, zero(a)) + c)(a, b, c)
+        np.testing.assert_array_equal(np.asarray(hidden), separate)
+
+
+def test_hiding_what_arrives_keeps_its_factors_from_being_gathered(a_b_c):
+    x = a_b_c[0]
+    separate = np.asarray(x) * np.float32(0.3) * np.float32(0.7)
+    folded = np.asarray(jax.jit(lambda x: x * np.float32(0.3) * np.float32(0.7))(x))
+    if (folded == separate).all():
+        pytest.skip("this compiler does not gather factors: there is nothing to hide from")
+    hidden = jax.jit(lambda x: hide(x * np.float32(0.3), hidden_zero()) * np.float32(0.7))(x)
+    np.testing.assert_array_equal(np.asarray(hidden), separate)
+
+
+PATTERNS = [0, 1, 0x80000000, 0x80000001, 0x7F800001, 0x7FFFFFFF, 0xFF800000, 0x00400000]
+
+
+@pytest.mark.parametrize("bits", PATTERNS)
+def test_hiding_keeps_every_pattern(bits):
+    x = jax.lax.bitcast_convert_type(jnp.uint32(bits), jnp.float32)
+    hidden = jax.jit(lambda x: jax.lax.bitcast_convert_type(hide(x, hidden_zero()), jnp.uint32))(x)
+    assert int(hidden) == bits

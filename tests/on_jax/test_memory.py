@@ -1,0 +1,123 @@
+"""A step touches each byte once: donated memory is reused, nothing is copied, one program serves all steps.
+
+XLA says before a run what a compiled step will allocate, so these tests measure no time.
+"""
+
+import contextlib
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import halfstep_jax as hs
+from on_jax.steps import PLAIN_STATES, gradients, take_step, weights
+
+SIZE = 512 * 512
+# Keys, scalars and loop counters. A copy of one bfloat16 leaf would be 2 * SIZE bytes.
+SMALL = 4096
+
+
+def compile_step(tx, param_dtype, gradient_dtype=None, leaves=1):
+    names = [f"w{i}" for i in range(leaves)]
+    params = {n: jax.ShapeDtypeStruct((512, 512), param_dtype) for n in names}
+    rows = {n: jax.ShapeDtypeStruct((512, 512), gradient_dtype or param_dtype) for n in names}
+    state = jax.eval_shape(tx.init, params)
+    return (
+        jax.jit(functools.partial(take_step, tx), donate_argnums=(0, 1)).lower(params, state, rows).compile()
+    )
+
+
+@pytest.mark.parametrize("param_dtype", PLAIN_STATES)
+@pytest.mark.parametrize("state_dtype", PLAIN_STATES)
+@pytest.mark.parametrize("param_storage", ["stochastic", "nearest"])
+def test_a_donated_step_needs_no_temporary_memory(param_dtype, state_dtype, param_storage):
+    tx = hs.adamw(1e-3, mu_dtype=state_dtype, nu_dtype=state_dtype, param_storage=param_storage)
+    memory = compile_step(tx, param_dtype).memory_analysis()
+    assert memory.temp_size_in_bytes < SMALL
+    width = {"float32": 4, "bfloat16": 2, "float16": 2}
+    assert memory.alias_size_in_bytes >= SIZE * (width[param_dtype] + 2 * width[state_dtype])
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        hs.adamw(1e-3, nesterov=True, eps_root=1e-6, mu_rounding="stochastic"),
+        hs.adam(optax.constant_schedule(1e-3)),
+        optax.chain(optax.scale(0.5), hs.add_decayed_weights(0.1), hs.adam(1e-3)),
+        optax.inject_hyperparams(hs.adamw, hyperparam_dtype=jnp.float32)(1e-3),
+    ],
+    ids=["nesterov", "schedule", "l2", "injected"],
+)
+def test_other_recipes_need_no_temporary_memory_either(tx):
+    assert compile_step(tx, "bfloat16").memory_analysis().temp_size_in_bytes < SMALL
+    assert compile_step(tx, "bfloat16", "float32").memory_analysis().temp_size_in_bytes < SMALL
+
+
+def test_a_leaf_takes_three_kernels_and_no_copy():
+    text = compile_step(hs.adamw(1e-3), "bfloat16", leaves=2).as_text()
+    entry = text[text.index("\nENTRY") :]
+    whole_arrays = re.findall(r"= \w+\[512,512\]\S* (\w+)\(", entry)
+    assert sorted(set(whole_arrays)) == ["fusion", "parameter"]
+    assert whole_arrays.count("fusion") == 2 * 3
+
+
+def test_one_compilation_serves_all_steps_and_learning_rates():
+    traced = []
+
+    def step(params, state, g):
+        traced.append(1)
+        return take_step(tx, params, state, g)
+
+    tx = optax.inject_hyperparams(hs.adamw, hyperparam_dtype=jnp.float32)(1e-3)
+    params, rows = {"w": weights(10)}, gradients(4, 10)
+    state = tx.init(params)
+    step = jax.jit(step)
+    for k, g in enumerate(rows):
+        state.hyperparams["learning_rate"] = jnp.float32(1e-3 / (k + 1))
+        params, state = step(params, state, {"w": g})
+    assert len(traced) == 1
+    assert step._cache_size() == 1
+
+
+def test_a_schedule_compiles_once():
+    tx = hs.adamw(optax.cosine_decay_schedule(1e-3, 10), weight_decay=optax.linear_schedule(0.1, 0.0, 10))
+    step = jax.jit(functools.partial(take_step, tx))
+    params = {"w": weights(10)}
+    state = tx.init(params)
+    for g in gradients(4, 10):
+        params, state = step(params, state, {"w": g})
+    assert step._cache_size() == 1
+
+
+def test_no_loop_compiles_again_op_by_op():
+    tx = hs.adamw(1e-3)
+    params, rows = {"w": weights(10), "v": weights(3)}, gradients(3, 10)
+    state = tx.init(params)
+
+    def step(k, params, state):
+        return take_step(tx, params, state, {"w": rows[k], "v": rows[k][:3]})
+
+    params, state = step(0, params, state)
+    with compilations() as names:
+        params, state = step(1, params, state)
+    assert names == []
+    with compilations() as names:
+        jax.jit(lambda x: x * 3 - 7)(rows[0])
+    assert names != []
+
+
+@contextlib.contextmanager
+def compilations():
+    """Collect what XLA compiles in the block."""
+    names, active = [], True
+
+    def listen(name, *_, **__):
+        if active and name.endswith("backend_compile_duration"):
+            names.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    active = False

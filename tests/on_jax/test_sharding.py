@@ -1,0 +1,107 @@
+"""Steps over eight devices give the bits of one device, keep every array where it is, and send nothing.
+
+Contract: W8. The eight devices are the host's, made by tests/conftest.py.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import halfstep_jax as hs
+from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
+
+SHAPE = (16, 24)
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-permute",
+    "reduce-scatter",
+    "collective-broadcast",
+)
+LAYOUTS = [("x", "y"), ("y", "x"), (("x", "y"), None), (None, ("y", "x")), (None, "x"), (None, None)]
+
+
+def recipe():
+    return hs.adamw(
+        1e-3, weight_decay=0.1, seed=3, nu_dtype="bfloat16", mu_dtype="float16", mu_rounding="stochastic"
+    )
+
+
+@functools.cache
+def on_one_device(param_dtype):
+    return run(recipe(), {"w": weights(SHAPE, param_dtype)}, {"w": gradients(3, SHAPE)})
+
+
+@pytest.mark.parametrize("axes", LAYOUTS, ids=str)
+@pytest.mark.parametrize("param_dtype", ["bfloat16", "float32"])
+def test_sharded_steps_give_the_bits_of_one_device(param_dtype, axes):
+    tx = recipe()
+    params = {"w": sharded(weights(SHAPE, param_dtype), *axes)}
+    state = tx.init(params)
+    step = jax.jit(functools.partial(take_step, tx), donate_argnums=(0, 1))
+    for g in gradients(3, SHAPE):
+        params, state = step(params, state, {"w": sharded(g, *axes)})
+    assert params["w"].sharding.is_equivalent_to(sharded(np.zeros(SHAPE), *axes).sharding, 2)
+    assert_trees_same((params, state), on_one_device(param_dtype))
+
+
+def test_moments_are_born_where_the_params_are():
+    params = {"w": sharded(weights(SHAPE), "x", "y"), "b": sharded(weights((8,)), "x")}
+    state = recipe().init(params)[0]
+    for moment in (state.mu, state.nu):
+        for name, p in params.items():
+            assert moment[name].sharding.is_equivalent_to(p.sharding, p.ndim)
+
+
+@pytest.mark.parametrize("axes", [("x", "y"), (("x", "y"), None)], ids=str)
+def test_a_sharded_step_sends_nothing(axes):
+    tx = recipe()
+    params, g = ({"w": sharded(weights(SHAPE), *axes)} for _ in range(2))
+    state = tx.init(params)
+    text = jax.jit(functools.partial(take_step, tx)).lower(params, state, g).compile().as_text()
+    assert not [name for name in COLLECTIVES if name in text]
+
+
+def test_explicit_mesh_axes_keep_their_types():
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    place = NamedSharding(mesh, P("x", "y"))
+    tx = recipe()
+    with jax.set_mesh(mesh):
+        params = {"w": jax.device_put(weights(SHAPE), place)}
+        state = jax.jit(tx.init)(params)
+        assert jax.typeof(state[0].mu["w"]).sharding == jax.typeof(params["w"]).sharding
+        step = jax.jit(functools.partial(take_step, tx))
+        for g in gradients(3, SHAPE):
+            params, state = step(params, state, {"w": jax.device_put(g, place)})
+            assert jax.typeof(state[0].nu["w"]).sharding == jax.typeof(params["w"]).sharding
+        assert params["w"].sharding.spec == P("x", "y")
+    assert_trees_same((params, state), on_one_device("bfloat16"))
+
+
+def test_init_takes_shapes_alone():
+    tx = recipe()
+    params = {"w": weights(SHAPE), "b": weights(())}
+    shapes = jax.eval_shape(lambda: params)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), jax.eval_shape(tx.init, shapes)) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), tx.init(params)
+    )
+    assert_trees_same(tx.init(shapes), tx.init(params))
+
+
+def test_apply_updates_over_devices_gives_the_bits_of_one():
+    p, u = weights(SHAPE), gradients(1, SHAPE)[0] * 1e-3
+    apply = jax.jit(functools.partial(hs.apply_updates, seed=4, step=2))
+    whole = apply({"w": p}, {"w": u})
+    parts = apply({"w": sharded(p, "x", "y")}, {"w": sharded(u, "x", "y")})
+    assert_trees_same(parts, whole)
+    assert_trees_same(
+        optax.tree.cast(parts, jnp.float32),
+        optax.tree.cast(hs.apply_updates({"w": p}, {"w": u}, 4, 2), jnp.float32),
+    )

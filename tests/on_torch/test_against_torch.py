@@ -1,0 +1,93 @@
+"""Float32 throughout, it is torch.optim's Adam and AdamW, to within rounding."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import halfstep_torch as hs
+
+STEPS, SIZE = 100, 1000
+LARGEST_GRADIENT = 0.4
+UNIT = 2.0**-24  # half the spacing of float32 at 1
+
+
+def run(make, **options):
+    generator = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(SIZE, generator=generator))
+    optimizer = make([p], **options)
+    for _ in range(STEPS):
+        p.grad = (torch.randn(SIZE, generator=generator) * 0.1).clamp(-LARGEST_GRADIENT, LARGEST_GRADIENT)
+        optimizer.step()
+    return p.detach(), optimizer.state[p]
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.8, 0.95)])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_a_hundred_float32_steps_are_torchs(name, weight_decay, betas, maximize):
+    # Rates that float32 holds: torch forms 1 - b in float64, we in float32 (contract A4).
+    b1, b2 = (float(np.float32(b)) for b in betas)
+    lr = 1e-3
+    options = {"lr": lr, "betas": (b1, b2), "weight_decay": weight_decay, "maximize": maximize}
+    ours, state = run(getattr(hs, name), **options)
+    theirs, reference = run(getattr(torch.optim, name), foreach=False, **options)
+    largest_p = max(theirs.abs().max().item(), 4.0)
+    # Weights: p + u rounds once on our side; on torch's 1 - lr wd, its product with p, and the sum. The update
+    # is m / sqrt(v): m errs by 3 roundings of at most max |g| on either side, remembered for n steps, and as
+    # v >= (1 - b2) b2^100 max g^2 that is at most 6 n units over sqrt((1 - b2) b2^100). Corrections: 1e-6 each.
+    n = min(STEPS, 1 / (1 - b1))
+    of_update = 2e-6 + 6 * n * UNIT / math.sqrt((1 - b2) * b2**STEPS)
+    bound = STEPS * (4 * UNIT * largest_p + lr * of_update)
+    assert (ours - theirs).abs().max() <= bound
+    # Moments: 3 roundings a step on either side, remembered for 1 / (1 - b) steps, of what is averaged: g, and
+    # with L2 decay a weight that may differ by the bound above.
+    l2 = weight_decay if name == "Adam" else 0.0
+    largest_g = LARGEST_GRADIENT + l2 * largest_p
+    for key, b, size, carried in (
+        ("exp_avg", b1, largest_g, l2 * bound),
+        ("exp_avg_sq", b2, largest_g**2, 2 * largest_g * l2 * bound),
+    ):
+        roundings = 6 * min(STEPS, 1 / (1 - b)) * UNIT * size
+        assert (state[key] - reference[key]).abs().max() <= roundings + carried, key
+    # The bound is far below what a hundred steps do.
+    start, _ = run(getattr(torch.optim, name), **{**options, "lr": 0.0})
+    assert (theirs - start).abs().max() > 100 * bound
+
+
+def test_l2_decay_differs_from_decoupled_decay():
+    l2, _ = run(hs.Adam, lr=1e-3, weight_decay=0.1)
+    decoupled, _ = run(hs.AdamW, lr=1e-3, weight_decay=0.1)
+    assert (l2 - decoupled).abs().max() > 1e-3
+
+
+def test_decay_alone_shrinks_bf16_weights_as_it_should():
+    # 500 steps at lr wd = 4e-5 shrink by 1 - (1 - 4e-5)^500 = 1.98 %; to nearest in bf16 they would by nothing.
+    p = torch.nn.Parameter(torch.full((5000,), 0.7, dtype=torch.bfloat16))
+    start = p.detach().double().mean().item()
+    optimizer = hs.AdamW([p], lr=4e-4, weight_decay=0.1)
+    for _ in range(500):
+        p.grad = torch.zeros_like(p)
+        optimizer.step()
+    shrunk = 1 - p.detach().double().mean().item() / start
+    # Each weight walks with steps of 2^-8 and variance at most 0.014 * 2^-8: five sigmas of the mean.
+    assert abs(shrunk - 0.0198) < 5 * (0.014 * 2**-8 / 5000) ** 0.5 / start
+
+
+def test_a_second_moment_in_bf16_follows_gradients_down():
+    # After a tenfold drop of the gradients, an average rounded to nearest stays up; ours is right on average.
+    p = torch.nn.Parameter(torch.zeros(5000))
+    optimizer = hs.AdamW([p], nu_dtype="bfloat16", mu_dtype="float32")
+    exact = torch.zeros((), dtype=torch.float64)
+    for step in range(1500):
+        g = 1.0 if step < 300 else 0.1
+        p.grad = torch.full_like(p, g)
+        optimizer.step()
+        exact = 0.999 * exact + 0.001 * torch.tensor(g, dtype=torch.float32).double() ** 2
+    ratio = optimizer.state[p]["exp_avg_sq"].double() / exact
+    # A rounding moves by a fraction of 2^-7, relative; over the 1,000 steps of memory that is a noise of
+    # about sqrt(1000 / 8) 2^-8 = 4 %, a tenth of a percent in the mean of 5,000.
+    assert abs(ratio.mean() - 1) < 0.005
+    assert 0.8 < ratio.quantile(0.05) < ratio.quantile(0.95) < 1.2

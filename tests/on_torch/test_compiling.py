@@ -1,0 +1,214 @@
+"""Compilation: one graph for every shape and number, chosen when it pays, and nothing lost when it fails."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import halfstep_torch as hs
+from halfstep_torch import compiling
+from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
+
+
+@pytest.fixture
+def fresh():
+    """Forget compiled kernels before and after."""
+    compiling.compiled_kernel.cache_clear()
+    yield
+    compiling.compiled_kernel.cache_clear()
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def shapes() -> list[tuple[int, ...]]:
+    """Return 30 distinct shapes of ranks 0 to 4."""
+    lengths = [(), (1,), (2,), (7,), (64,), (1000,)]
+    grids = [(a, b) for a, b in itertools.product((1, 3, 64, 130), (1, 5, 64))]
+    kernels = [(8, c, k, k) for c, k in itertools.product((1, 3, 8), (1, 3))]
+    return [*lengths, *grids, *kernels, (2, 3, 4), (5, 1, 7), (1, 1, 1), (16, 4, 4), (4, 4, 16), (70000,)]
+
+
+def model(count: int, dtype=torch.bfloat16) -> list[tuple[str, torch.nn.Parameter]]:
+    generator = torch.Generator().manual_seed(0)
+    cycle = itertools.cycle(shapes())
+    return [
+        (f"layer.{i}", torch.nn.Parameter(torch.randn(next(cycle), generator=generator).to(dtype)))
+        for i in range(count)
+    ]
+
+
+def give_gradients(params, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _, p in params:
+        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+
+
+def test_two_hundred_parameters_of_thirty_shapes_are_one_graph(fresh):
+    assert len(set(shapes())) == 30
+    params = model(200)
+    optimizer = hs.AdamW(params, compile=True)
+    before, start = graphs(), time.perf_counter()
+    for step in range(4):
+        give_gradients(params, step)
+        # Schedulers write the groups; none of this may compile again.
+        optimizer.param_groups[0].update(lr=1e-3 * (step + 1), betas=(0.9 - step / 100, 0.999), eps=1e-7)
+        optimizer.step()
+        if step == 0:
+            assert time.perf_counter() - start < 60
+        assert graphs() - before == 1
+
+
+def test_other_seeds_rates_and_optimizers_share_the_graph(fresh):
+    before = graphs()
+    for seed, lr in ((0, 1e-3), (2**50, 1e-2)):
+        params = model(4)
+        optimizer = hs.AdamW(params, lr=lr, seed=seed, weight_decay=0.1 + lr, compile=True)
+        give_gradients(params, seed)
+        optimizer.step()
+    assert graphs() - before == 1
+
+
+@pytest.mark.slow
+def test_more_plans_than_dynamo_allows_graphs_of_one_function_all_compile(fresh):
+    before = graphs()
+    settings = [s for s in GRID if s.param == "float32"][:10]
+    for setting in settings:
+        p = torch.nn.Parameter(torch.ones(100))
+        optimizer = setting.optimizer([p], compile=True)
+        p.grad = torch.ones(100)
+        optimizer.step()
+    assert graphs() - before == len({(s.mu, s.nu, s.mu_rounding, s.nu_rounding) for s in settings})
+
+
+def test_eager_and_compiled_steps_of_a_whole_model_have_the_same_bits():
+    runs = []
+    for compile in (False, True):
+        params = model(60)
+        optimizer = hs.AdamW(params, weight_decay=0.1, compile=compile)
+        for step in range(3):
+            give_gradients(params, step)
+            optimizer.step()
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(*runs)
+
+
+def test_auto_compiles_from_a_million_parameters_up(fresh):
+    for size, expected in ((10_000, 0), (1_000_000, 1)):
+        p = torch.nn.Parameter(torch.ones(size, dtype=torch.bfloat16))
+        optimizer = hs.AdamW([p])
+        p.grad = torch.ones_like(p)
+        before = graphs()
+        optimizer.step()
+        assert graphs() - before == expected
+
+
+def test_without_a_compiler_auto_is_eager_and_true_says_so(monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    p = torch.nn.Parameter(torch.ones(1_000_000, dtype=torch.bfloat16))
+    p.grad = torch.ones_like(p)
+    before = graphs()
+    hs.AdamW([p]).step()
+    assert graphs() == before
+    with pytest.raises(RuntimeError) as error:
+        hs.AdamW([p], compile=True)
+    assert str(error.value) == (
+        "AdamW: compile=True, but no C++ compiler is found. "
+        "Install g++ (or name one in CXX), or use compile=False: the bits are the same."
+    )
+
+
+def failing(*args, **kwargs):
+    raise RuntimeError("no luck")
+
+
+def test_a_failing_compiler_leaves_everything_unchanged_under_true(monkeypatch, fresh):
+    params = model(8)
+    optimizer = hs.AdamW(params, compile=True)
+    give_gradients(params, 0)
+    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: failing)
+    weights = [p.detach().clone() for _, p in params]
+    with pytest.raises(
+        RuntimeError, match=r"^AdamW: torch.compile failed \(RuntimeError\). Use compile=False"
+    ):
+        optimizer.step()
+    assert all(torch.equal(w, p) for w, (_, p) in zip(weights, params, strict=True))
+    assert all(state["step"] == 0 for state in optimizer.state.values())
+
+
+def test_a_failing_compiler_means_eager_steps_and_one_warning_under_auto(monkeypatch, fresh):
+    p = torch.nn.Parameter(torch.ones(1_000_000, dtype=torch.bfloat16))
+    p.grad = torch.ones_like(p)
+    optimizer = hs.AdamW([p])
+    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: failing)
+    with pytest.warns(RuntimeWarning, match="AdamW: torch.compile failed, steps run in eager mode"):
+        optimizer.step()
+    optimizer.step()
+    assert optimizer.state[p]["step"] == 2
+
+
+def test_global_settings_of_torch_stay_as_they_are():
+    from torch._dynamo import config as dynamo_config
+    from torch._inductor import config as inductor_config
+
+    before = dynamo_config.get_config_copy(), inductor_config.get_config_copy(), torch.is_grad_enabled()
+    params = model(5)
+    give_gradients(params, 0)
+    hs.AdamW(params, compile=True).step()
+    assert before == (
+        dynamo_config.get_config_copy(),
+        inductor_config.get_config_copy(),
+        torch.is_grad_enabled(),
+    )
+
+
+# Inductor's modules warn, as they are imported, of what torch itself has deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_step_inside_a_compiled_function_has_the_bits_of_one_outside(compile):
+    runs = []
+    for decorate in (lambda function: function, torch.compile):
+        params = model(10)
+        optimizer = hs.AdamW(params, compile=compile)
+
+        @decorate
+        def train(x, optimizer=optimizer):
+            y = x * 2
+            optimizer.step()
+            return y + 1
+
+        give_gradients(params, 0)
+        assert torch.equal(train(torch.ones(3)), torch.full((3,), 3.0))
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(*runs)
+
+
+@pytest.mark.slow
+def test_steps_run_where_torch_compile_is_switched_off():
+    code = (
+        "import torch, halfstep_torch as hs\n"
+        "p = torch.nn.Parameter(torch.ones(5000, dtype=torch.bfloat16)); p.grad = torch.ones_like(p)\n"
+        "o = hs.AdamW([p], compile=True); o.step(); print(p.float().sum().item())\n"
+    )
+    outputs = set()
+    for disable in ("0", "1"):
+        environment = {**os.environ, "TORCHDYNAMO_DISABLE": disable}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+
+
+def test_the_default_setting_is_the_one_of_the_class():
+    p = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    p.grad = torch.ones_like(p)
+    optimizer = hs.AdamW([p])
+    optimizer.step()
+    assert optimizer.state[p]["exp_avg"].dtype == getattr(torch, DEFAULT.mu)
+    assert optimizer.state[p]["exp_avg_sq"].dtype == getattr(torch, DEFAULT.nu)

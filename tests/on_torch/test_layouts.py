@@ -1,0 +1,135 @@
+"""Layouts: the bits are those of a row-major copy, and weights stay in the memory that they have."""
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from on_torch.steps import assert_same_snapshots, snapshot
+
+SHAPE = (6, 5, 4, 3)
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """Return every other element of a larger array, holding `x`."""
+    big = torch.zeros((2 * x.shape[0], *x.shape[1:-1], 3 * x.shape[-1]), dtype=x.dtype)
+    view = big[::2, ..., ::3]
+    view.copy_(x)
+    return view
+
+
+LAYOUTS = {
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(0, 3).contiguous().transpose(0, 3),
+    "strided": strided,
+    "offset": lambda x: torch.cat([x.new_zeros(7), x.reshape(-1)])[7:].view(x.shape),
+    "flipped strides": lambda x: x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+}
+
+
+def run(layout, grad_layout, compile: bool, scale: int = 1):
+    generator = torch.Generator().manual_seed(0)
+    shape = (SHAPE[0] * scale, *SHAPE[1:])
+    p = torch.nn.Parameter(layout(torch.randn(shape, generator=generator).bfloat16()))
+    optimizer = hs.AdamW([("w", p)], lr=1e-2, weight_decay=0.1, compile=compile)
+    storage, strides = p.data_ptr(), p.stride()
+    for _ in range(3):
+        p.grad = grad_layout(torch.randn(shape, generator=generator).bfloat16())
+        optimizer.step()
+    assert (p.data_ptr(), p.stride()) == (storage, strides)
+    return snapshot(optimizer)
+
+
+def plain(x):
+    return x.contiguous()
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("grads", ["same", "row-major"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_gives_the_bits_of_a_row_major_copy(name, grads, compile):
+    layout = LAYOUTS[name]
+    ours = run(layout, layout if grads == "same" else plain, compile)
+    assert_same_snapshots(ours, run(plain, plain, compile))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_long_leaf_of_any_layout_has_the_same_bits_in_pieces(name):
+    ours = run(LAYOUTS[name], LAYOUTS[name], False, scale=500)
+    assert_same_snapshots(ours, run(plain, plain, False, scale=500))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_memory_outside_the_parameter_is_not_touched(name, compile):
+    marked = LAYOUTS[name](torch.zeros(SHAPE, dtype=torch.bfloat16))
+    memory = marked.as_strided((marked.untyped_storage().nbytes() // 2,), (1,), 0)
+    memory.fill_(3.0)
+    p = torch.nn.Parameter(marked)
+    p.grad = torch.ones(SHAPE, dtype=torch.bfloat16)
+    hs.AdamW([p], lr=1.0, compile=compile).step()
+    assert (memory != 3.0).sum() == p.numel()
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_views_of_the_weights_stay_tied(compile):
+    linear = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
+    row = linear.weight.detach()[3]
+    linear.weight.grad = torch.ones_like(linear.weight)
+    hs.AdamW([linear.weight], lr=0.1, compile=compile).step()
+    assert torch.equal(row, linear.weight.detach()[3])
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("length", [(), (0,), (1,), (3, 0, 2), (2,), (5000,)])
+def test_autograd_sees_that_weights_changed(length, compile):
+    p = torch.nn.Parameter(torch.ones(length))
+    p.grad = torch.ones(length)
+    loss = (p * p).sum()
+    hs.AdamW([p], compile=compile).step()
+    if p.numel():
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (1, 1)])
+def test_scalars_and_empty_arrays_step(shape, dtype, compile):
+    p = torch.nn.Parameter(torch.ones(shape, dtype=dtype))
+    optimizer = hs.AdamW([p], lr=0.5, compile=compile)
+    for _ in range(2):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    state = optimizer.state[p]
+    assert state["step"] == 2
+    assert state["exp_avg"].shape == p.shape == torch.Size(shape)
+    assert (p < 0.2).all()
+
+
+def test_a_scalar_has_the_bits_of_an_array_of_one():
+    runs = []
+    for shape in ((), (1,), (1, 1, 1)):
+        p = torch.nn.Parameter(torch.full(shape, 1.5, dtype=torch.bfloat16))
+        optimizer = hs.AdamW([("w", p)], lr=1e-3)
+        for _ in range(20):
+            p.grad = torch.full(shape, 0.37, dtype=torch.bfloat16)
+            optimizer.step()
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(runs[0], runs[1])
+    assert_same_snapshots(runs[0], runs[2])
+
+
+def test_pieces_of_a_huge_leaf_count_their_index_past_2_to_the_32():
+    # No array of 2^32 elements is made: what a piece reads of its leaf is its first index, and the keys.
+    from halfstep_spec import random_words as spec_words
+    from halfstep_torch.random_words import Role, as_int32, words_from
+    from halfstep_torch.step import keys_at, make_plan, stream_keys
+
+    rule = hs.round_stochastically().rule("f", (), torch.bfloat16)
+    plan = make_plan([rule], [9], torch.bfloat16, False)
+    row = stream_keys(plan.streams([9]), [3], [hs.leaf_id("w")])[0]
+    for start in (0, 2**31 - 8, 2**32 - 8, 2**32, 5 * 2**32 + 2**30):
+        first, k0, k1 = as_int32(keys_at(plan, row, start)).tolist()
+        index = torch.arange(8, dtype=torch.int32) + first
+        ours = words_from(index, k0, {Role.PARAM: k1})(Role.PARAM).view(torch.uint32)
+        assert ours.tolist() == spec_words(9, 3, "w", Role.PARAM, (8,), start).tolist()

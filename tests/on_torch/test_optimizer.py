@@ -1,0 +1,371 @@
+"""What users of torch.optim expect of an optimizer, and what they get here besides."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import halfstep_torch as hs
+from on_torch.steps import assert_same_snapshots, snapshot
+
+
+def mlp(dtype=torch.bfloat16) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1)]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def inputs(step: int, dtype=torch.bfloat16) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn((16, 6), generator=generator).to(dtype)
+
+
+def train(model, optimizer, steps, dtype=torch.bfloat16):
+    for step in steps:
+        optimizer.zero_grad()
+        model(inputs(step, dtype)).square().mean().backward()
+        optimizer.step()
+
+
+def test_training_lowers_the_loss():
+    model = mlp()
+    optimizer = hs.AdamW(model.named_parameters(), lr=1e-2, weight_decay=0.0)
+    first = model(inputs(0)).square().mean().item()
+    train(model, optimizer, range(60))
+    assert model(inputs(0)).square().mean().item() < first / 4
+
+
+def test_updates_far_below_the_spacing_arrive_on_average():
+    # 2^-7 is the spacing above 1, a step is 1e-4: to nearest no weight ever moves.
+    moved = {}
+    for storage in ("nearest", "stochastic"):
+        p = torch.nn.Parameter(torch.ones(10_000, dtype=torch.bfloat16))
+        optimizer = hs.AdamW([p], lr=1e-4, weight_decay=0.0, param_storage=storage)
+        for _ in range(100):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        moved[storage] = 1 - p.detach().double().mean().item()
+    assert moved["nearest"] == 0
+    # Below 1 the spacing is 2^-8: 10,000 weights, each a walk of variance at most 0.01 * 2^-8: five sigmas.
+    assert abs(moved["stochastic"] - 0.01) < 5 * (0.01 * 2**-8 / 10_000) ** 0.5 + 1e-4
+
+
+# --- groups ---
+
+
+def test_groups_have_their_own_numbers_and_formats():
+    a, b, c = (torch.nn.Parameter(torch.ones(50, dtype=torch.bfloat16)) for _ in range(3))
+    groups = [
+        {"params": [("a", a)], "lr": 0.1, "betas": (0.5, 0.9), "weight_decay": 0.0, "mu_dtype": "float32"},
+        {"params": [("b", b)], "nu_dtype": torch.float16, "eps": 1e-3},
+        {"params": [("c", c)], "maximize": True},
+    ]
+    optimizer = hs.AdamW(groups, lr=0.01)
+    alone = [
+        hs.AdamW(
+            [("a", a2 := copy.deepcopy(a))], lr=0.1, betas=(0.5, 0.9), weight_decay=0.0, mu_dtype="float32"
+        ),
+        hs.AdamW([("b", b2 := copy.deepcopy(b))], lr=0.01, nu_dtype="float16", eps=1e-3),
+        hs.AdamW([("c", c2 := copy.deepcopy(c))], lr=0.01, maximize=True),
+    ]
+    for step in range(5):
+        grad = torch.randn(50, generator=torch.Generator().manual_seed(step)).bfloat16()
+        for p in (a, b, c, a2, b2, c2):
+            p.grad = grad.clone()
+        for each in (optimizer, *alone):
+            each.step()
+    assert_same_snapshots(snapshot(optimizer), [x for each in alone for x in snapshot(each)])
+    dtypes = [(s["exp_avg"].dtype, s["exp_avg_sq"].dtype) for s in (optimizer.state[p] for p in (a, b, c))]
+    assert dtypes == [
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float16),
+        (torch.bfloat16, torch.bfloat16),
+    ]
+
+
+def test_maximize_is_the_step_of_minus_the_gradient():
+    p, q = (torch.nn.Parameter(torch.ones(40, dtype=torch.bfloat16)) for _ in range(2))
+    up, down = hs.Adam([("w", p)], weight_decay=0.1, maximize=True), hs.Adam([("w", q)], weight_decay=0.1)
+    for _ in range(3):
+        p.grad, q.grad = torch.full_like(p, 0.3), torch.full_like(q, -0.3)
+        up.step()
+        down.step()
+    assert_same_snapshots(snapshot(up), snapshot(down))
+
+
+def test_a_group_added_later_counts_its_own_steps():
+    a, b = (torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = hs.AdamW([("a", a)])
+    for p in (a, b):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.add_param_group({"params": [("b", b)], "lr": 0.5})
+    optimizer.step()
+    assert optimizer.state[a]["step"] == 2
+    assert optimizer.state[b]["step"] == 1
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 0.5]
+
+
+def test_a_refused_group_is_not_added():
+    a, b = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = hs.AdamW([("a", a)])
+    with pytest.raises(ValueError, match="eps"):
+        optimizer.add_param_group({"params": [("b", b)], "eps": -1.0})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [("b", b)]})
+    assert len(optimizer.param_groups) == 2
+
+
+def test_the_group_the_caller_passes_is_not_written_to_when_lr_is_a_schedule():
+    group = {"params": [torch.nn.Parameter(torch.ones(3))], "lr": lambda step: 0.1}
+    optimizer = hs.AdamW([group])
+    assert callable(group["lr"])
+    assert "lr" not in optimizer.param_groups[0]
+
+
+# --- names and order ---
+
+
+def named(shapes=((5, 4), (300,), (7, 3, 2))):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (f"layer.{i}.w", torch.nn.Parameter(torch.randn(shape, generator=generator).bfloat16()))
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def step_named(params, optimizer, steps=3, without=()):
+    for step in range(steps):
+        for name, p in params:
+            generator = torch.Generator().manual_seed(100 * step + sum(map(ord, name)))
+            p.grad = None if name in without else torch.randn(p.shape, generator=generator).bfloat16()
+        optimizer.step()
+
+
+def by_name(params, optimizer):
+    states = {name: [p.detach().clone(), *optimizer.state.get(p, {}).values()] for name, p in params}
+    return {name: [x.float() for x in states[name]] for name in sorted(states)}
+
+
+def assert_same_by_name(ours, theirs, names):
+    for name in names:
+        for a, b in zip(ours[name], theirs[name], strict=True):
+            assert torch.equal(a, b), name
+
+
+def test_permuting_named_parameters_changes_no_bit():
+    runs = []
+    for order in ((0, 1, 2), (2, 0, 1)):
+        params = named()
+        optimizer = hs.AdamW([params[i] for i in order], lr=1e-2)
+        step_named(params, optimizer)
+        runs.append(by_name(params, optimizer))
+    assert_same_by_name(*runs, names=runs[0])
+
+
+def test_freezing_a_parameter_changes_no_bit_of_the_others():
+    frozen, runs = "layer.1.w", []
+    for without in ((), (frozen,)):
+        params = named()
+        optimizer = hs.AdamW(params, lr=1e-2)
+        step_named(params, optimizer, without=without)
+        runs.append(by_name(params, optimizer))
+    assert_same_by_name(*runs, names=["layer.0.w", "layer.2.w"])
+    assert torch.equal(runs[1][frozen][0], dict(named())[frozen].float())
+    assert len(runs[1][frozen]) == 1
+
+
+def test_splitting_parameters_into_groups_changes_no_bit():
+    runs = []
+    for split in (False, True):
+        params = named()
+        groups = [{"params": [p]} for p in params] if split else params
+        optimizer = hs.AdamW(groups, lr=1e-2)
+        step_named(params, optimizer)
+        runs.append(by_name(params, optimizer))
+    assert_same_by_name(*runs, names=runs[0])
+
+
+def test_wrappers_of_a_model_change_no_bit():
+    runs = []
+    for prefix in ("", "module.", "_orig_mod.module."):
+        params = named()
+        optimizer = hs.AdamW([(prefix + name, p) for name, p in params], lr=1e-2)
+        step_named(params, optimizer)
+        runs.append(by_name(params, optimizer))
+    assert_same_by_name(runs[0], runs[1], names=runs[0])
+    assert_same_by_name(runs[0], runs[2], names=runs[0])
+
+
+def test_without_names_the_index_over_all_groups_is_the_name():
+    params = named()
+    bare = hs.AdamW([{"params": [params[0][1]]}, {"params": [p for _, p in params[1:]]}], lr=1e-2)
+    step_named(params, bare)
+    copies = [(str(i), p) for i, (_, p) in enumerate(named())]
+    told = hs.AdamW(copies, lr=1e-2)
+    step_named([(params[i][0], p) for i, (_, p) in enumerate(copies)], told)
+    assert_same_snapshots(snapshot(bare), snapshot(told))
+
+
+def test_the_seed_and_only_the_seed_changes_the_noise():
+    def run(seed):
+        params = named()
+        optimizer = hs.AdamW(params, lr=1e-4, seed=seed)
+        step_named(params, optimizer)
+        return snapshot(optimizer)
+
+    assert_same_snapshots(run(5), run((0, 5)))
+    assert any((a != b).any() for a, b in zip(run(5), run(6), strict=True))
+
+
+def test_parameters_of_equal_shape_and_gradient_get_their_own_noise():
+    a, b = (torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16)) for _ in range(2))
+    for p in (a, b):
+        p.grad = torch.ones_like(p)
+    hs.AdamW([("a", a), ("b", b)], lr=1e-3).step()
+    assert (a != b).any()
+
+
+def test_a_step_leaves_the_global_generators_alone():
+    model = mlp()
+    optimizer = hs.AdamW(model.named_parameters())
+    model(inputs(0)).sum().backward()
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    optimizer.step()
+    assert torch.equal(before, torch.get_rng_state())
+    np.testing.assert_array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
+
+
+# --- step ---
+
+
+def test_a_closure_runs_with_gradients_and_its_value_comes_back():
+    model = mlp()
+    optimizer = hs.AdamW(model.named_parameters(), lr=1e-2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(inputs(0)).square().mean()
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+def test_step_zero_grad_drops_the_gradients_after_use():
+    model = mlp()
+    optimizer = hs.AdamW(model.named_parameters())
+    model(inputs(0)).sum().backward()
+    assert optimizer.step(zero_grad=True) is None
+    assert all(p.grad is None for p in model.parameters())
+    assert all(optimizer.state[p]["step"] == 1 for p in model.parameters())
+
+
+def test_gradients_are_not_written_to():
+    params = named()
+    optimizer = hs.Adam(params, weight_decay=0.1, maximize=True)
+    for _, p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for _, p in params)
+
+
+def test_hooks_around_a_step_run():
+    p = torch.nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    optimizer, seen = hs.AdamW([p]), []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    optimizer.step()
+    assert seen == ["before", "after"]
+
+
+def test_a_step_without_any_gradient_does_nothing():
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = hs.AdamW([p])
+    optimizer.step()
+    assert not optimizer.state
+    assert torch.equal(p.detach(), torch.ones(2))
+
+
+def test_mixed_dtypes_step_together():
+    params = [
+        torch.nn.Parameter(torch.ones(5, dtype=d)) for d in (torch.float32, torch.bfloat16, torch.float16)
+    ]
+    optimizer = hs.AdamW(params, lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    dtypes = [optimizer.state[p]["exp_avg"].dtype for p in params]
+    assert dtypes == [torch.float32, torch.bfloat16, torch.float32]
+    assert all((p < 0.95).all() for p in params)
+
+
+def test_a_gradient_that_is_not_finite_touches_its_element_alone():
+    p, q = (torch.nn.Parameter(torch.ones(6, dtype=torch.bfloat16)) for _ in range(2))
+    p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+    p.grad[:3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    for x in (p, q):
+        hs.AdamW([("w", x)], lr=0.1).step()
+    assert p[:3].isnan().all()
+    assert torch.equal(p[3:], q[3:])
+
+
+def test_grad_scaler_steps_and_skips():
+    model = mlp(torch.float32)
+    optimizer = hs.AdamW(model.named_parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model(inputs(0, torch.float32)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(optimizer.state[p]["step"] == 1 for p in model.parameters())
+    next(model.parameters()).grad.fill_(float("inf"))
+    scaler.step(optimizer)
+    assert all(optimizer.state[p]["step"] == 1 for p in model.parameters())
+
+
+def test_clipping_gradients_by_torch_works():
+    model = mlp()
+    optimizer = hs.AdamW(model.named_parameters())
+    model(inputs(0)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+
+
+# --- copies ---
+
+
+def test_a_deepcopy_goes_on_by_itself_with_the_same_bits():
+    model = mlp()
+    optimizer = hs.AdamW(model.named_parameters(), lr=1e-2)
+    train(model, optimizer, range(3))
+    model2, optimizer2 = copy.deepcopy((model, optimizer))
+    train(model, optimizer, range(3, 6))
+    train(model2, optimizer2, range(3, 6))
+    assert_same_snapshots(snapshot(optimizer), snapshot(optimizer2))
+    assert next(model.parameters()) is not next(model2.parameters())
+
+
+def test_a_pickle_goes_on_with_the_same_bits():
+    model = mlp()
+    optimizer = hs.AdamW([{"params": list(model.named_parameters()), "lr": 1e-2}], nu_dtype="float32", seed=4)
+    train(model, optimizer, range(3))
+    model2, optimizer2 = pickle.loads(pickle.dumps((model, optimizer)))
+    train(model, optimizer, range(3, 6))
+    train(model2, optimizer2, range(3, 6))
+    assert_same_snapshots(snapshot(optimizer), snapshot(optimizer2))
+
+
+def test_repr_shows_the_groups():
+    text = repr(hs.AdamW([torch.nn.Parameter(torch.ones(2))], lr=0.25))
+    assert text.startswith("AdamW (\nParameter Group 0\n")
+    assert "lr: 0.25" in text
+
+
+@pytest.mark.parametrize("name", ["foreach", "fused", "differentiable", "capturable", "amsgrad"])
+def test_arguments_of_torch_that_are_not_ours_are_refused(name):
+    with pytest.raises(TypeError, match=name):
+        hs.AdamW([torch.nn.Parameter(torch.ones(2))], **{name: True})

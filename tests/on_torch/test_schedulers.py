@@ -1,0 +1,130 @@
+"""Learning rates: torch's schedulers write them, tensors carry them, functions of the step give them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import halfstep_torch as hs
+from on_torch.steps import assert_same_snapshots, snapshot
+
+SCHEDULERS = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda t: 1 / (t + 1)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda t: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 3]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, total_iters=2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=4),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 4),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 1e-3, 1e-2, step_size_up=2),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 1e-2, total_steps=7),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.5)], [2]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.5)]
+    ),
+}
+
+
+def params(groups: int = 2):
+    return [{"params": [(f"w{i}", torch.nn.Parameter(torch.ones(20)))]} for i in range(groups)]
+
+
+def drive(optimizer, scheduler, steps=6):
+    """Step, and return what the scheduler wrote into the groups."""
+    rates = []
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = torch.full_like(p, 0.1 * (step + 1))
+        optimizer.step()
+        rates.append([(float(g["lr"]), tuple(g["betas"])) for g in optimizer.param_groups])
+        scheduler.step(1.0) if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("tensor", [False, True], ids=["number", "tensor"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_drive_it_as_they_drive_torch_s_own(name, tensor):
+    def rate():
+        return torch.tensor(1e-2) if tensor else 1e-2
+
+    mine = hs.AdamW(params(), lr=rate())
+    theirs = torch.optim.AdamW(params(), lr=rate(), foreach=False)
+    assert drive(mine, SCHEDULERS[name](mine)) == drive(theirs, SCHEDULERS[name](theirs))
+    for ours, other in zip(mine.param_groups, theirs.param_groups, strict=True):
+        # Both follow Adam in float32, each rounding in its own order: see test_against_torch for the bound.
+        torch.testing.assert_close(ours["params"][0], other["params"][0], rtol=1e-5, atol=0)
+
+
+def test_a_schedule_is_read_at_the_count_before_the_step():
+    seen = []
+
+    def schedule(count):
+        seen.append(count)
+        return 0.5**count
+
+    p, q = (torch.nn.Parameter(torch.ones(10, dtype=torch.bfloat16)) for _ in range(2))
+    mine, fixed = hs.AdamW([("w", p)], lr=schedule), hs.AdamW([("w", q)], lr=1.0)
+    for count in range(4):
+        for x in (p, q):
+            x.grad = torch.full_like(x, 0.3)
+        fixed.param_groups[0]["lr"] = 0.5**count
+        mine.step()
+        fixed.step()
+    assert seen == [0, 1, 2, 3]
+    assert_same_snapshots(snapshot(mine), snapshot(fixed))
+
+
+def test_parameters_of_different_age_read_a_schedule_at_their_own_count():
+    p, q = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    seen = []
+    optimizer = hs.AdamW([p, q], lr=lambda count: seen.append(count) or 0.1)
+    p.grad = torch.ones(3)
+    optimizer.step()
+    q.grad = torch.ones(3)
+    optimizer.step()
+    assert seen == [0, 1, 0]
+
+
+def test_a_group_may_have_a_schedule_of_its_own():
+    a, b = params()
+    optimizer = hs.AdamW([{**a, "lr": lambda count: 0.0}, b], lr=0.1)
+    assert ["lr" in group for group in optimizer.param_groups] == [False, True]
+    for group in optimizer.param_groups:
+        group["params"][0].grad = torch.ones(20)
+    optimizer.step()
+    assert torch.equal(a["params"][0][1].detach(), torch.ones(20))
+    assert (b["params"][0][1] < 0.95).all()
+
+
+@pytest.mark.parametrize("value", [0.1, np.float32(0.1), np.float64(0.1), torch.tensor(0.1)], ids=type)
+def test_a_schedule_may_return_any_number(value):
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    hs.AdamW([p], lr=lambda count: value, weight_decay=0.0).step()
+    assert (p < 0.91).all()
+
+
+def test_a_schedule_and_a_scheduler_exclude_each_other():
+    optimizer = hs.AdamW(params(), lr=lambda count: 0.1)
+    with pytest.raises(KeyError, match="Pass lr as a number to use one"):
+        lr_scheduler.StepLR(optimizer, 2)
+
+
+def test_a_tensor_lr_is_read_at_every_step():
+    lr, p = torch.tensor(0.0), torch.nn.Parameter(torch.ones(3))
+    optimizer = hs.AdamW([p], lr=lr)
+    for rate in (0.0, 0.5):
+        lr.fill_(rate)
+        p.grad = torch.ones(3)
+        optimizer.step()
+        assert math.isclose(p.detach()[0].item(), 1 - rate, rel_tol=0.05)
+    assert optimizer.param_groups[0]["lr"] is lr

@@ -1,0 +1,296 @@
+"""State dicts: every bit and dtype survives, and what would go on with other numbers is refused."""
+
+import copy
+import io
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from on_torch.steps import assert_same_snapshots, snapshot
+
+FORMATS = [("bfloat16", "bfloat16"), ("float32", "float16"), (None, None)]
+
+
+def parameters(dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a.w": (6, 5), "a.b": (5,), "scale": ()}
+    return [
+        (name, torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)))
+        for name, shape in shapes.items()
+    ]
+
+
+def run(params, optimizer, steps):
+    for step in steps:
+        for i, (_, p) in enumerate(params):
+            generator = torch.Generator().manual_seed(10 * step + i)
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
+
+
+def through_a_file(state_dict):
+    buffer = io.BytesIO()
+    torch.save(state_dict, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("mu_dtype", "nu_dtype"), FORMATS)
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(mu_dtype, nu_dtype, dtype):
+    options = {"lr": 1e-2, "mu_dtype": mu_dtype, "nu_dtype": nu_dtype, "seed": 2**60 + 1}
+    params = parameters(dtype)
+    optimizer = hs.AdamW(params, **options)
+    run(params, optimizer, range(4))
+    saved = through_a_file({"model": {name: p.detach() for name, p in params}, "opt": optimizer.state_dict()})
+    run(params, optimizer, range(4, 9))
+
+    resumed = parameters(dtype)
+    # The seed and the numbers of the groups come from the state dict, formats do not.
+    other = hs.AdamW(resumed, lr=0.5, mu_dtype=mu_dtype, nu_dtype=nu_dtype)
+    with torch.no_grad():
+        for name, p in resumed:
+            p.copy_(saved["model"][name])
+    other.load_state_dict(saved["opt"])
+    run(resumed, other, range(4, 9))
+    assert_same_snapshots(snapshot(optimizer), snapshot(other))
+
+
+def test_the_state_is_torchs_flat_dict_in_its_own_dtypes():
+    params = parameters()
+    optimizer = hs.AdamW(params, mu_dtype="float32", nu_dtype="float16")
+    run(params, optimizer, range(2))
+    saved = through_a_file(optimizer.state_dict())
+    for entry in saved["state"].values():
+        dtypes = {key: value.dtype for key, value in entry.items()}
+        assert dtypes == {"step": torch.int64, "exp_avg": torch.float32, "exp_avg_sq": torch.float16}
+        assert entry["step"].shape == ()
+    other = hs.AdamW(parameters(), mu_dtype="float32", nu_dtype="float16")
+    other.load_state_dict(saved)
+    again = other.state_dict()
+    assert again["param_groups"] == saved["param_groups"]
+    for ours, theirs in zip(again["state"].values(), saved["state"].values(), strict=True):
+        assert all(
+            torch.equal(ours[key], theirs[key]) and ours[key].dtype == theirs[key].dtype for key in theirs
+        )
+
+
+def test_a_step_count_past_2_to_the_24_survives():
+    params = parameters()
+    optimizer = hs.AdamW(params)
+    run(params, optimizer, range(1))
+    for state in optimizer.state.values():
+        state["step"] += 2**24
+    other = hs.AdamW(parameters())
+    other.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert all(state["step"] == 2**24 + 1 for state in other.state.values())
+
+
+def test_the_loaded_state_is_a_copy():
+    params = parameters()
+    optimizer = hs.AdamW(params)
+    run(params, optimizer, range(2))
+    other_params = parameters()
+    other = hs.AdamW(other_params)
+    before = snapshot(optimizer)
+    other.load_state_dict(optimizer.state_dict())
+    run(other_params, other, range(5))
+    assert_same_snapshots(before, snapshot(optimizer))
+
+
+def test_numbers_of_the_groups_come_from_the_state_dict():
+    params = parameters()
+    optimizer = hs.AdamW(params, lr=0.25, betas=(0.5, 0.75), weight_decay=0.125)
+    other = hs.AdamW(parameters())
+    other.load_state_dict(optimizer.state_dict())
+    group = other.param_groups[0]
+    assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (0.25, (0.5, 0.75), 0.125)
+
+
+def test_the_caller_s_state_dict_is_not_changed():
+    params = parameters()
+    optimizer = hs.AdamW(params)
+    run(params, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    again = copy.deepcopy(saved)
+    hs.AdamW(parameters()).load_state_dict(saved)
+    assert saved["param_groups"] == again["param_groups"]
+
+
+def test_parameters_without_state_stay_without():
+    params = parameters()
+    optimizer = hs.AdamW(params)
+    params[0][1].grad = torch.ones_like(params[0][1])
+    optimizer.step()
+    other_params = parameters()
+    other = hs.AdamW(other_params)
+    run(other_params, other, range(3))
+    other.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert list(other.state) == [other_params[0][1]]
+
+
+def test_a_state_moves_between_layouts():
+    weight = torch.nn.Parameter(
+        torch.randn((4, 4, 3, 3), generator=torch.Generator().manual_seed(0)).bfloat16()
+    )
+    optimizer, runs = hs.AdamW([("w", weight)]), []
+    run([("w", weight)], optimizer, range(2))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        p = torch.nn.Parameter(weight.detach().clone(memory_format=layout))
+        assert p.is_contiguous(memory_format=layout)
+        other = hs.AdamW([("w", p)])
+        other.load_state_dict(optimizer.state_dict())
+        run([("w", p)], other, range(2, 5))
+        runs.append(snapshot(other))
+    assert_same_snapshots(*runs)
+
+
+def test_wrapped_and_plain_names_load_into_each_other():
+    params = parameters()
+    optimizer = hs.AdamW([(f"module.{name}", p) for name, p in params])
+    run(params, optimizer, range(1))
+    other = hs.AdamW(parameters())
+    other.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert other.param_groups[0]["param_names"] == [name for name, _ in params]
+
+
+def test_a_schedule_is_not_in_the_state_dict_and_survives_loading():
+    params = parameters()
+    optimizer = hs.AdamW(params, lr=lambda step: 0.5 / (step + 1))
+    run(params, optimizer, range(2))
+    saved = through_a_file(optimizer.state_dict())
+    assert "lr" not in saved["param_groups"][0]
+    fixed_params = parameters()
+    fixed = hs.AdamW(fixed_params, lr=0.125)
+    fixed.load_state_dict(saved)
+    assert fixed.param_groups[0]["lr"] == 0.125
+    run(fixed_params, fixed, range(1))
+    optimizer.load_state_dict(fixed.state_dict())
+    assert "lr" not in optimizer.param_groups[0]
+    run(params, optimizer, range(1))
+
+
+def test_hooks_around_saving_and_loading_run():
+    params = parameters()
+    optimizer, seen = hs.AdamW(params), []
+    optimizer.register_state_dict_post_hook(lambda _, saved: seen.append("saved"))
+    optimizer.register_load_state_dict_pre_hook(lambda _, saved: seen.append("before"))
+    optimizer.register_load_state_dict_post_hook(lambda _: seen.append("after"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == ["saved", "before", "after"]
+
+
+def test_a_tensor_lr_survives():
+    params = parameters()
+    optimizer = hs.AdamW(params, lr=torch.tensor(0.25))
+    other = hs.AdamW(parameters(), lr=torch.tensor(0.5))
+    other.load_state_dict(through_a_file(optimizer.state_dict()))
+    assert torch.equal(other.param_groups[0]["lr"], torch.tensor(0.25))
+    assert other.param_groups[0]["lr"] is not optimizer.param_groups[0]["lr"]
+
+
+# --- refused ---
+
+
+def edit(path, value):
+    """Return an edit of a state dict: set the entry at `path`, or remove it where value is None."""
+
+    def apply(saved):
+        *way, last = path
+        for key in way:
+            saved = saved[key]
+        if value is None:
+            del saved[last]
+        else:
+            saved[last] = value
+
+    return apply
+
+
+HEADER = ("param_groups", 0, "halfstep")
+EDITS = [
+    (
+        edit(("param_groups",), []),
+        "load_state_dict: the state dict has 0 param groups, this optimizer 1. "
+        "Build it with the groups of the run that was saved.",
+    ),
+    (
+        edit(HEADER, None),
+        "load_state_dict: param group 0 was not written by halfstep_torch: it has no 'halfstep' entry. "
+        "Pass a state dict of the same optimizer class.",
+    ),
+    (
+        edit((*HEADER, "spec_version"), 2),
+        "load_state_dict: the state dict follows version 2 of the spec, this package version 1. "
+        "Load it with the halfstep that wrote it.",
+    ),
+    (
+        edit((*HEADER, "links"), ["scale_by_lion"]),
+        "load_state_dict: the state dict is of the chain scale_by_lion, this optimizer of scale_by_adam, "
+        "add_decayed_weights, scale_by_learning_rate, round_stochastically. "
+        "Build the chain of the run that was saved.",
+    ),
+    (
+        edit((*HEADER, "names"), ["a/w", "a/b"]),
+        "load_state_dict: param group 0 has 2 parameters in the state dict, 3 here. "
+        "Build the optimizer with the parameters of the run that was saved.",
+    ),
+    (
+        edit((*HEADER, "names"), ["a/w", "a/bias", "scale"]),
+        "load_state_dict: parameter 'a/bias' of the state dict stands where 'a/b' stands here, and names "
+        "decide the random words. Pass the parameters with the names and order of that run.",
+    ),
+    (
+        edit(("state", 0, "exp_avg"), None),
+        "load_state_dict: the state of 'a/w' holds exp_avg_sq, step; this optimizer keeps exp_avg, "
+        "exp_avg_sq, step. Build the chain of the run that was saved.",
+    ),
+    (
+        edit(("state", 1, "exp_avg_sq"), torch.zeros(5)),
+        "load_state_dict: exp_avg_sq of 'a/b' is float32 in the state dict, bfloat16 here. "
+        "Build the optimizer with the dtypes of the run that was saved.",
+    ),
+    (
+        edit(("state", 1, "exp_avg"), torch.zeros(6, dtype=torch.bfloat16)),
+        "load_state_dict: exp_avg of 'a/b' has shape (6,) in the state dict, (5,) here. "
+        "Build the model of the run that was saved.",
+    ),
+    (
+        edit(("param_groups", 0, "lr"), -1.0),
+        "AdamW: lr=-1.0 is negative. Use a number >= 0, or maximize=True to ascend.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), EDITS, ids=[message[17:60] for _, message in EDITS])
+def test_what_does_not_fit_is_refused_and_nothing_changes(change, message):
+    params, others = parameters(), parameters()
+    optimizer, other = hs.AdamW(params, seed=3), hs.AdamW(others, seed=4)
+    run(params, optimizer, range(2))
+    run(others, other, range(3))
+    saved = copy.deepcopy(optimizer.state_dict())
+    change(saved)
+    before, groups = snapshot(other), copy.deepcopy(other.state_dict()["param_groups"])
+    with pytest.raises(ValueError, match=r"load_state_dict|AdamW") as error:
+        other.load_state_dict(saved)
+    assert str(error.value) == message
+    assert_same_snapshots(before, snapshot(other))
+    assert other.state_dict()["param_groups"] == groups
+
+
+@pytest.mark.parametrize("saved", [None, [], {"state": {}}])
+def test_what_is_no_state_dict_is_refused(saved):
+    with pytest.raises(TypeError) as error:
+        hs.AdamW(parameters()).load_state_dict(saved)
+    assert str(error.value) == (
+        "load_state_dict: the argument is not a state dict with 'state' and 'param_groups'. "
+        "Pass what state_dict() returned."
+    )
+
+
+def test_a_state_dict_of_torch_is_refused_by_name():
+    params = parameters()
+    theirs = torch.optim.AdamW([p for _, p in params])
+    with pytest.raises(ValueError, match="was not written by halfstep_torch"):
+        hs.AdamW(parameters()).load_state_dict(theirs.state_dict())
