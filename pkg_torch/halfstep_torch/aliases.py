@@ -7,13 +7,14 @@ from torch import Tensor
 
 from halfstep_torch.adam import ScaleByAdam
 from halfstep_torch.chain import Chain, chain
+from halfstep_torch.formats import Format
 from halfstep_torch.hyperparameters import pair
 from halfstep_torch.learning_rate import ScaleByLearningRate
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.formats import Format
-from halfstep_torch.params import Compensate, RoundStochastically, keep_master_params, split_params
+from halfstep_torch.params import Compensate, RoundStochastically
 from halfstep_torch.seeds import as_seed
 from halfstep_torch.weight_decay import AddDecayedWeights
+from halfstep_torch.wide_params import keep_master_params, split_params
 
 DType = str | torch.dtype | Format | None
 

@@ -55,10 +55,10 @@ class StateArray:
         return self.scale_of.blocks.count(elements) if self.scale_of and self.scale_of.blocks else elements
 
     def new(self, param: Tensor) -> Tensor:
-        """Return the array of a parameter that was never stepped, row-major whatever the layout of `param`."""
+        """Return the array of a parameter that was never stepped; row-major, whatever the layout of that."""
         if self.copies_weights:
             return param.detach().to(self.dtype, memory_format=torch.contiguous_format, copy=True)
-        start = self.scale_of.scale_bytes[0] if self.scale_of else 0
+        start = self.scale_of.codes.bytes[0] if self.scale_of else 0
         return torch.full(self.shape(param.shape), start, dtype=self.dtype, device=param.device)
 
 

@@ -44,7 +44,7 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
     Source: contract P4, P5.
     """
     _check_optimizer("float32_params", optimizer)
-    values = {}
+    values: dict[Any, Tensor] = {}
     for key, param, plan in _parameters(optimizer):
         state, p32 = optimizer.state.get(param), param.detach().to(torch.float32).contiguous()
         known = plan.weight_rule.float32(p32, state) if state else p32
@@ -82,7 +82,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     function = "set_float32_params"
     _check_optimizer(function, optimizer)
     parameters = list(_parameters(optimizer))
-    given = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
+    given: dict[Any, Tensor] = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
     _check_keys(function, [key for key, _, _ in parameters], list(given))
     for key, param, _ in parameters:
         _check_value(function, key, param, given[key])

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.chain import StateArray
+from halfstep_torch.codes import MARKED
 from halfstep_torch.float_formats import dtype_name
-from halfstep_torch.formats import MARKED
 
 _WRAPPERS = ("module.", "_orig_mod.")
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
@@ -112,14 +112,15 @@ def check_scale_bytes(function: str, name: str, key: str, kept: StateArray, arra
     fmt = kept.scale_of
     if fmt is None or not array.numel():
         return
-    lowest, highest = fmt.scale_bytes
+    lowest, highest = fmt.codes.bytes
     wrong = (array < lowest) | (array > highest)
-    if fmt.marks:
+    if fmt.codes.marks:
         wrong &= array != MARKED
     if wrong.any():
         raise ValueError(
             f"{function}: {key} of {name!r} holds the byte {int(array[wrong][0])}; scales of {fmt.name} are "
-            f"{lowest} to {highest}{f', or {MARKED}' if fmt.marks else ''}. The file is damaged: load another."
+            f"{lowest} to {highest}{f', or {MARKED}' if fmt.codes.marks else ''}. "
+            "The file is damaged: load another."
         )
 
 

@@ -157,6 +157,15 @@ class Optimizer(torch.optim.Optimizer):
                 yield i, leaf_name(names[j]) if names else str(index), param
                 index += 1
 
+    def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
+        """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""
+        values: dict[int, list[tuple]] = {}
+        for i, name, param in self._named():
+            if i not in values:
+                values[i] = self._read(i)
+            weights = Weights(param.dtype, param.shape)
+            yield name, param, self._plan(i, weights, self._applies_to(name, param), values[i])
+
     # --- state dicts ---
 
     def state_dict(self) -> dict[str, Any]:
@@ -310,7 +319,7 @@ class Optimizer(torch.optim.Optimizer):
         links, maximize = self._chain.links, bool(self.param_groups[group]["maximize"])
         rules = make_rules(links, self._name, values, weights)
         rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
-        return make_plan(rules, links, self._seeds, weights.dtype, maximize)
+        return make_plan(rules, self._seeds, weights.dtype, maximize, links[-1].wraps if links else 0)
 
     def _applies_to(self, name: str, param: Tensor) -> tuple[bool, ...]:
         if name not in self._applies:

@@ -112,7 +112,7 @@ def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     field = magnitude >> _MANTISSA_BITS
     significand = (magnitude & 0x7FFFFF) | ((field > 0).to(torch.int32) << _MANTISSA_BITS)
     exponent = field.clamp(min=1) - _EXPONENT_BIAS
-    # Past 62 every bit is discarded and the fraction is below 2^-32 anyway; below 1 there is nothing to round.
+    # Past 62 every bit is discarded and the fraction is below 2^-32 anyway; below 1 nothing is to be rounded.
     drop = (_MANTISSA_BITS - fmt.mantissa_bits + (fmt.min_exponent - exponent).clamp(min=0)).clamp(1, 62)
     kept = significand >> drop.clamp(max=31)
     # The kept bits leave an int32 by its top: what remains is the discarded part as a 32-bit fraction.

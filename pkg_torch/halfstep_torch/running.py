@@ -75,7 +75,9 @@ class Batch:
     def _compiled(self, leaf: Leaf, compiled_from: int | None) -> bool:
         """Whether a leaf is stepped by a compiled kernel."""
         # One unit alone would be a graph of its own.
-        long_enough = compiled_from is not None and leaf.param.numel() >= max(compiled_from, 2 * self.plan.unit)
+        long_enough = compiled_from is not None and leaf.param.numel() >= max(
+            compiled_from, 2 * self.plan.unit
+        )
         return long_enough and self.plan.whole is not None
 
     def run(self, compiled_from: int | None) -> None:

@@ -153,13 +153,14 @@ def load_state(
         if array.dtype != kept.dtype:
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "
-                f"{dtype_name(kept.dtype)} here. Build the optimizer with the dtypes of the run that was saved."
+                f"{dtype_name(kept.dtype)} here. "
+                "Build the optimizer with the dtypes of the run that was saved."
             )
         theirs, ours = saved_arrays.get(key, kept).scale_of, kept.scale_of
         if theirs != ours and theirs and ours:
             raise ValueError(
-                f"load_state_dict: {key} of {name!r} is of {theirs.name} in blocks of {theirs.block_size} in the "
-                f"state dict, of {ours.name} in blocks of {ours.block_size} here. "
+                f"load_state_dict: {key} of {name!r} is of {theirs.name} in blocks of {theirs.block_size} in "
+                f"the state dict, of {ours.name} in blocks of {ours.block_size} here. "
                 "Build the optimizer with the dtypes of the run that was saved."
             )
         if array.shape != kept.shape(param.shape):

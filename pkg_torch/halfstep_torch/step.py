@@ -140,16 +140,20 @@ def _no_words(role: Role) -> Tensor:
 
 
 def make_plan(
-    rules: Sequence[Rule | None], links: Sequence[Link], seeds: Sequence[int | None], dtype, maximize: bool
+    rules: Sequence[Rule | None],
+    seeds: Sequence[int | None],
+    dtype: torch.dtype,
+    maximize: bool,
+    wraps: int = 0,
 ) -> Plan:
     """Put the rules of one parameter together.
 
     Args:
         rules: of each link of the chain, None where the link does nothing.
-        links: of the chain.
         seeds: of each link.
         dtype: of the weights.
         maximize: ascend.
+        wraps: how many links before the last see the float32 weights that it keeps.
     """
     chosen = [(i, rule) for i, rule in enumerate(rules) if rule is not None]
     by_seed: dict[int | None, list[Role]] = {}
@@ -158,13 +162,14 @@ def make_plan(
             roles = by_seed.setdefault(seeds[i], [])
             roles.extend(role for role in rule.roles if role not in roles)
     distinct = list(by_seed)
-    outermost = len(links) - 1 - links[-1].wraps if rules and rules[-1] is not None else len(links)
+    last = len(rules) - 1
+    wrapped = range(last - wraps, last) if rules and rules[last] is not None else range(0)
     return Plan(
         rules=tuple(rule for _, rule in chosen),
         links=tuple(i for i, _ in chosen),
         sources=tuple(distinct.index(seeds[i]) if rule.roles else None for i, rule in chosen),
         roles=tuple(map(tuple, by_seed.values())),
-        wrapped=sum(outermost <= i < len(links) - 1 for i, _ in chosen),
+        wrapped=sum(i in wrapped for i, _ in chosen),
         dtype=dtype,
         maximize=maximize,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import StateArray
+from halfstep_torch.chain import StateArray, Weights
 from halfstep_torch.formats import Encoded, Format, default_format
 from halfstep_torch.random_words import Role
 
@@ -83,7 +83,7 @@ def check_freezing(function: str, name: str, rounding: str, fmt: Format, rate_na
     if rounding == "nearest" and fmt.freezes(rate):
         raise ValueError(
             f'{function}: {name}_dtype={fmt.name} with {name}_rounding="nearest" freezes at '
-            f"{rate_name}={rate:.7g} (1-{rate_name} < {fmt.half_gap}). "
+            f"{rate_name}={rate:.7g} (1-{rate_name} < {fmt.codes.half_gap[1]}). "
             f'Use {name}_rounding="stochastic", or {name}_dtype="float32".'
         )
 
@@ -94,7 +94,7 @@ def stored_moment(
     key: str,
     fmt: Format | None,
     rounding: str,
-    weights: "Weights",
+    weights: Weights,
     rate_name: str,
     rate: float,
 ) -> StoredMoment:

@@ -33,6 +33,12 @@ class UnsignedFloat:
         """Return the base whose top but one binade is that of float32 exponent field `byte`."""
         return (byte - (2**self.exponent_bits - 2)) << self.mantissa_bits
 
+    @property
+    def fixed_base(self) -> int:
+        """The base of a format without a scale."""
+        assert self.fixed is not None
+        return self.fixed << self.mantissa_bits
+
 
 UNSIGNED_FLOATS = {
     "ufloat8_e5m3": UnsignedFloat(5, 3),

@@ -134,7 +134,8 @@ class TorchBackend(Backend):
             rows.append([p.detach().clone(), *(optimizer.state[p][key].clone() for key in keys.values())])
         columns = dict(zip(("p", *keys), map(torch.stack, zip(*rows, strict=True)), strict=True))
         return {
-            name: from_torch(x.view(torch.uint16) if x.dtype == torch.int16 else x) for name, x in columns.items()
+            name: from_torch(x.view(torch.uint16) if x.dtype == torch.int16 else x)
+            for name, x in columns.items()
         }
 
 
@@ -144,9 +145,7 @@ def _optimizer(case: Case, p: torch.nn.Parameter, compile: bool) -> torch.optim.
     name = a["leaf"].replace("/", ".")
     b1, b2, eps, eps_root = (scalar(case, key) for key in ("b1", "b2", "eps", "eps_root"))
     decay, rate, seed = scalar(case, "weight_decay"), scalar(case, "learning_rate"), seed_of(case)
-    options = {
-        n: hs.scaled(**a[n]) if isinstance(a[n], dict) else a[n] for n in ("mu_dtype", "nu_dtype")
-    }
+    options = {n: hs.scaled(**a[n]) if isinstance(a[n], dict) else a[n] for n in ("mu_dtype", "nu_dtype")}
     options["seed"] = seed
     options |= {key: unchecked(a[key]) for key in ("mu_rounding", "nu_rounding")}
     if not eps_root and not a["nesterov"]:
