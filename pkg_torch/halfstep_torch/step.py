@@ -66,14 +66,13 @@ class Plan:
     def whole(self) -> "Plan | None":
         """The plan of the same step on memory where every block is whole, for compiled kernels.
 
-        The plan itself where no block is short; None where no one way to fill up runs serves all formats, or
-        where blocks are too long for rows of them.
+        The plan itself where no block is short. None where formats cut blocks differently (Inductor takes
+        minutes over the two cuts), or where blocks are too long to be a constant of a kernel: such plans run
+        in eager mode.
         """
-        if self.unit > _LONGEST_UNIT:
+        if len(self.blocks) > 1 or self.unit > _LONGEST_UNIT:
             return None
-        if all(blocks.run is None for blocks in self.blocks):
-            return self
-        return _with_whole_blocks(self) if len(self.blocks) == 1 else None
+        return self if all(blocks.run is None for blocks in self.blocks) else _with_whole_blocks(self)
 
     @property
     def weight_rule(self) -> WeightRule:

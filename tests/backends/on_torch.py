@@ -18,7 +18,7 @@ _STATE = {
     "nu": "exp_avg_sq",
     "nu_scale": "exp_avg_sq_scale",
 }
-_EXTRA = {"compensated": "compensation", "split8": "extra_bits", "split16": "extra_bits", "master": "master"}
+EXTRA = {"compensated": "compensation", "split8": "extra_bits", "split16": "extra_bits", "master": "master"}
 
 
 def to_torch(array: Array) -> torch.Tensor:
@@ -119,7 +119,7 @@ class TorchBackend(Backend):
         i = case.inputs
         p = torch.nn.Parameter(to_torch(i["p"]))
         optimizer = _optimizer(case, p, compile=self.mode == "compile")
-        keys = _STATE | {"extra": _EXTRA.get(case.arguments["param_storage"], "")}
+        keys = _STATE | {"extra": EXTRA.get(case.arguments["param_storage"], "")}
         keys = {n: key for n, key in keys.items() if n in i}
         state = {"step": torch.tensor(int(i["count"].bits))}
         for name, key in keys.items():
