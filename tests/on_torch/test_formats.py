@@ -1,4 +1,4 @@
-"""How moments are stored: blocks in every layout, bytes of state, what is refused, what a state dict keeps."""
+"""How moments are stored: blocks in every layout, bytes of state, what is refused, what state dicts keep."""
 
 import itertools
 
@@ -123,15 +123,15 @@ def test_one_compiled_graph_serves_whole_and_short_blocks():
 
 # --- bytes ---
 
-TRANSFORMER = [(512, 256), *[(256, 256), (256,), (1024, 256), (1024,), (256, 1024), (256,)] * 4, (256,)]
-CNN = [
-    (64, 3, 7, 7),
-    (64,),
-    *[(64, 64, 3, 3), (64,)] * 4,
-    (128, 64, 3, 3),
-    *[(128, 128, 3, 3)] * 3,
-    (10, 128),
-]
+D = 2048
+BLOCK = [(D,), (D, D), (512, D), (512, D), (D, D), (D,), (5632, D), (5632, D), (D, 5632)]
+TRANSFORMER = [(32000, D), *BLOCK * 22, (D,), (32000, D)]
+"""A Llama of 1.1 billion parameters."""
+
+WIDTHS = [3, 64, 64, 128, 128, 256, 256, 256, *[512] * 6]
+CONVOLUTIONS = [s for a, b in itertools.pairwise(WIDTHS) for s in ((b, a, 3, 3), (b,))]
+CNN = [*CONVOLUTIONS, (4096, 25088), (4096,), (4096, 4096), (4096,), (1000, 4096), (1000,)]
+"""VGG-16: of 64 channels, the last block of every run is short."""
 
 
 @pytest.mark.parametrize("shapes", [TRANSFORMER, CNN], ids=["transformer", "cnn"])
@@ -142,21 +142,19 @@ CNN = [
         ({"nu_dtype": hs.scaled("float16")}, 4.02),
         (FP8, 2.02),
         ({**FP8, "param_storage": "split8"}, 3.02),
-        ({"param_storage": "split16", "mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}, 6.0),
+        ({**FP8, "param_storage": "split16"}, 4.02),
+        ({"param_storage": "compensated"}, 6.0),
     ],
-    ids=["bf16", "bf16, fp16", "fp8", "fp8, split8", "bf16, split16"],
+    ids=["bf16", "bf16, fp16", "fp8", "fp8, split8", "fp8, split16", "bf16, compensated"],
 )
 def test_state_takes_the_bytes_that_it_should(shapes, options, most):
-    params = {f"w{i}": torch.nn.Parameter(torch.zeros(s, dtype=torch.bfloat16)) for i, s in enumerate(shapes)}
-    optimizer = run(params, steps=1, **options)
-    size = sum(p.numel() for p in params.values())
-    arrays = [x for p in params.values() for key, x in optimizer.state[p].items() if key != "step"]
-    kept = sum(x.numel() * x.element_size() for x in arrays)
-    # Leaves too small for a scale are float32, 8 bytes in all, where 16 bits are asked for by name they are not.
-    small = sum(p.numel() for p in params.values() if p.numel() < 4096 or p.ndim < 2)
-    extra = 6 * small if options.get("mu_dtype") is FP8["mu_dtype"] else 0
-    assert (kept - extra) / size <= most
-    assert kept / size <= most + (0.05 if extra else 0.02)
+    params = [torch.nn.Parameter(torch.empty(s, dtype=torch.bfloat16, device="meta")) for s in shapes]
+    optimizer = hs.AdamW(params, compile=False, **options)
+    kept = 0
+    for _, p, plan in optimizer.plans():
+        state = running.new_state(p, plan.arrays)
+        kept += sum(x.numel() * x.element_size() for key, x in state.items() if key != "step")
+    assert kept / sum(p.numel() for p in params) <= most
 
 
 # --- what is refused ---
@@ -174,7 +172,7 @@ def test_dtypes_without_a_scaled_format_are_refused(dtype):
     [(0, ValueError), (-1, ValueError), ("col", ValueError), (1.5, TypeError), (True, TypeError)],
 )
 def test_block_sizes_are_positive_integers(block_size, error):
-    with pytest.raises(error, match='is not a block size. Use a positive integer, "row" or None') as raised:
+    with pytest.raises(error, match=r'is not a block size\. Use a positive integer, "row" or') as raised:
         hs.scaled("int8", block_size)
     assert f"block_size={block_size!r}" in str(raised.value)
 
@@ -190,7 +188,7 @@ def test_least_sizes_are_counted(name):
 @pytest.mark.parametrize("dtype", [hs.scaled("ufloat8_e5m3"), "ufloat8_e6m2"])
 def test_a_format_without_a_sign_is_refused_for_mu(dtype):
     with pytest.raises(
-        ValueError, match=r"^scale_by_adam: mu_dtype=ufloat8_e\dm\d has no sign. Use it for nu"
+        ValueError, match=r"^scale_by_adam: mu_dtype=ufloat8_e\dm\d has no sign\. Use it for nu"
     ):
         hs.scale_by_adam(mu_dtype=dtype)
     p = torch.nn.Parameter(torch.zeros(2))
@@ -200,7 +198,7 @@ def test_a_format_without_a_sign_is_refused_for_mu(dtype):
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "ufloat8_e5m3", torch.float8_e5m2])
 def test_codes_that_need_a_scale_are_refused_without(dtype):
-    with pytest.raises(ValueError, match="cannot hold a moment without a block scale"):
+    with pytest.raises(ValueError, match="cannot hold a moment without a block"):
         hs.scale_by_adam(nu_dtype=dtype)
 
 
@@ -269,7 +267,7 @@ def test_a_state_dict_of_other_blocks_is_refused(block_size, tmp_path):
 @pytest.mark.parametrize("byte", [0, 17, 255])
 def test_a_scale_byte_out_of_range_is_refused(byte, tmp_path):
     saved = reload(run(weights(), **FP8).state_dict(), tmp_path)
-    saved["state"][0]["exp_avg_scale"][3, 0] = byte
+    saved["state"][0]["exp_avg_scale"][3] = byte
     optimizer = run(weights(), steps=1, **FP8)
     before = snapshot(optimizer)
     with pytest.raises(

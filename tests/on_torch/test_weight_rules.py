@@ -1,4 +1,4 @@
-"""How weights are stored, alone and with every format of moments: bits of the spec, survival, compositions."""
+"""How weights are stored, alone and with every format: bits of the spec, survival, compositions."""
 
 import numpy as np
 import pytest
@@ -177,7 +177,7 @@ def test_split_and_master_weights_are_those_of_float32_training_rounded(dtype, s
 
 
 def displacement(storage, lr, steps=200, size=1 << 16):
-    """Return the mean movement of weights around 0.02 under a constant gradient, over the truth: steps * lr."""
+    """Return the mean movement of weights around 0.02 under a constant gradient, over the truth."""
     start = torch.linspace(2**-6, 2**-5, size).to(torch.bfloat16)
     p = torch.nn.Parameter(start.clone())
     optimizer = hs.AdamW([("w", p)], lr, (0.0, 0.0), 0.0, 0.0, param_storage=storage, compile=False)
