@@ -148,7 +148,9 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         warnings.simplefilter("ignore", DeprecationWarning)
         # Inductor says that it runs such a kernel more slowly.
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
-        kernel(scratch(dtype=plan.dtype), scratch(dtype=grad_dtype), state, numbers, keys, offsets)
+        # Lengths are dynamic; what the plan says (bits of mantissa, elements of a block) is constant.
+        with torch._dynamo.config.patch(specialize_int=True):
+            kernel(scratch(dtype=plan.dtype), scratch(dtype=grad_dtype), state, numbers, keys, offsets)
     return kernel
 
 

@@ -192,7 +192,7 @@ def test_a_format_without_a_sign_is_refused_for_mu(dtype):
     ):
         hs.scale_by_adam(mu_dtype=dtype)
     p = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(ValueError, match="^AdamW: mu_dtype=ufloat8"):
+    with pytest.raises(ValueError, match=r"^AdamW: mu_dtype=ufloat8"):
         hs.AdamW([p], mu_dtype=dtype)
 
 
