@@ -108,6 +108,20 @@ def _round_bfloat16(x: Tensor, words: Tensor | None) -> Tensor:
 
 def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     """Round to a float32 that `fmt`, of fewer exponent bits, holds, or that lies past its range."""
+    return _nearest_narrow(x, fmt) if words is None else _stochastic_narrow(x, fmt, words)
+
+
+def _nearest_narrow(x: Tensor, fmt: FloatFormat) -> Tensor:
+    bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
+    normal = ((bits + (((bits >> drop) & 1) + (1 << (drop - 1)) - 1)) & -(1 << drop)).view(torch.float32)
+    # Of a float32 sum with this power of two the unit in the last place is the quantum of the subnormals.
+    power = 2.0 ** (fmt.min_exponent - fmt.mantissa_bits + _MANTISSA_BITS)
+    subnormal = (x.abs() + power) - power
+    subnormal = torch.where(bits < 0, -subnormal, subnormal)
+    return torch.where(x.abs() < 2.0**fmt.min_exponent, subnormal, normal)
+
+
+def _stochastic_narrow(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
     field = magnitude >> _MANTISSA_BITS
     significand = (magnitude & 0x7FFFFF) | ((field > 0).to(torch.int32) << _MANTISSA_BITS)
@@ -119,12 +133,8 @@ def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     fraction = torch.where(
         drop <= 32, significand << (32 - drop).clamp(0, 31), significand >> (drop - 32).clamp(0, 31)
     )
-    if words is None:
-        # Order by unsigned value is order of patterns with the sign bit flipped; one half is the sign bit.
-        above_half = (fraction ^ _SIGN) > 0
-        up = above_half | ((fraction == _SIGN) & ((kept & 1) == 1))
-    else:
-        up = ((fraction + words) ^ _SIGN) < (fraction ^ _SIGN)
+    # The sum carries where it is less than a part, unsigned: that order is the signed one, sign bits flipped.
+    up = ((fraction + words) ^ _SIGN) < (fraction ^ _SIGN)
     unit = (exponent.clamp(min=fmt.min_exponent) - fmt.mantissa_bits + _EXPONENT_BIAS) << _MANTISSA_BITS
     value = (kept + up.to(torch.int32)).to(torch.float32) * unit.view(torch.float32)
     return torch.where(x.view(torch.int32) < 0, -value, value)

@@ -18,11 +18,6 @@ from halfstep_torch.leaves import check_state_array
 from halfstep_torch.random_words import as_int32, leaf_id
 from halfstep_torch.step import Plan, keys_at, stream_keys
 
-# Elements per call of a compiled kernel: positions count in int32.
-_COMPILED_PIECE = 1 << 30
-# The same where blocks are short and are copied to memory where they are whole.
-_PADDED_PIECE = 1 << 20
-
 
 @dataclasses.dataclass
 class Leaf:
@@ -159,6 +154,17 @@ def eager_piece(device: torch.device) -> int:
     return 1 << 17 if device.type == "cpu" else 1 << 24
 
 
+def compiled_piece(device: torch.device, plan: Plan) -> int:
+    """Return how many elements are stepped by one call of a compiled kernel: positions count in int32.
+
+    Block maxima make passes of their own, with temporaries between them: on CPU those stay in cache, and
+    where short blocks are copied to memory in which they are whole, that memory stays small.
+    """
+    if not plan.blocks:
+        return 1 << 30
+    return 1 << 18 if device.type == "cpu" else 1 << 26
+
+
 def _run_together(batch: Batch, leaves: Sequence[Leaf]) -> None:
     """Step short leaves end to end, as one array whose keys vary."""
     params = [leaf.param.detach() for leaf in leaves]
@@ -265,7 +271,7 @@ def _run_compiled(batch: Batch, leaf: Leaf) -> None:
     kernel = compiled_kernel(whole, batch.device, batch.grad_dtype)
     numbers = torch.tensor([x for of_rule in batch.numbers for x in of_rule], dtype=torch.float32)
     numbers = numbers.to(batch.device)
-    for piece in _pieces(plan, leaf, _COMPILED_PIECE if plan is whole else _PADDED_PIECE):
+    for piece in _pieces(plan, leaf, compiled_piece(batch.device, plan)):
         if piece.start >> 32 != (piece.stop - 1) >> 32:
             _run_piece(batch, leaf, piece)  # too rare to have a kernel
             continue
