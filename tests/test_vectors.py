@@ -13,7 +13,7 @@ VECTORS = load(SPEC_VERSION)
 
 
 def _slow(backend: str, name: str) -> bool:
-    """Every trajectory is a program of its own to compile: a second or more under torch and over eight devices."""
+    """Trajectories are programs of their own to compile: a second or more each."""
     return backend == "torch-compile" or (backend == "jax-sharded" and name == "adam")
 
 

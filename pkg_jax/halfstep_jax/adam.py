@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.exact import hide
+from halfstep_jax.exact import arrived, hide
 from halfstep_jax.hyperparameters import decay_rate, nonnegative
 from halfstep_jax.leaves import check_params, flatten_updates
 from halfstep_jax.moments import bias_correction, ema
@@ -165,7 +165,7 @@ class _Adam:
         """Return the update and the codes of the new moments."""
         mu_format, nu_format = self.mu.format_of(mu, leaf), self.nu.format_of(nu, leaf)
         zero = key.zero()
-        g = hide(g, zero)
+        g = arrived(g, zero)
         words = functools.partial(key.words, shape=g.shape)
         mu = self.mu.encode(mu_format, ema(mu_format.decode(mu), g, self.b1, zero), words)
         nu = self.nu.encode(nu_format, ema(nu_format.decode(nu), g * g, self.b2, zero), words)

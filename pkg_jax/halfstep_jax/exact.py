@@ -45,6 +45,21 @@ def hide(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ zero, jnp.float32)
 
 
+def arrived(x: jax.Array, zero: jax.Array) -> jax.Array:
+    """Return in float32 what another link or the caller gave, hidden.
+
+    In 16 bits too: a product in bfloat16 that is then cast to float32 would not be rounded to bfloat16.
+
+    Args:
+        x: float32, bfloat16 or float16.
+        zero: from `hidden_zero`.
+    """
+    if x.dtype == jnp.float32:
+        return hide(x, zero)
+    bits = lax.bitcast_convert_type(x, jnp.uint16) ^ zero.astype(jnp.uint16)
+    return lax.bitcast_convert_type(bits, x.dtype).astype(jnp.float32)
+
+
 def _word_of_a_loop() -> jax.Array:
     """Return a word by two turns of a linear congruential generator; a single turn would be folded."""
     return lax.fori_loop(0, 2, _next_word, jnp.uint32(1))

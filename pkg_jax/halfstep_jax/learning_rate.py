@@ -5,7 +5,7 @@ Contract: section D.
 
 import optax
 
-from halfstep_jax.exact import hidden_zero, hide
+from halfstep_jax.exact import arrived, hidden_zero, hide
 from halfstep_jax.leaves import flatten_updates
 from halfstep_jax.schedules import as_rate
 
@@ -47,6 +47,6 @@ def scale_by_learning_rate(learning_rate, *, flip_sign: bool = True) -> optax.Gr
         size, state = rate.read(state)
         zero = hidden_zero()
         factor = -size if flip_sign else size
-        return leaves.map(lambda u: hide(factor * hide(u, zero), zero)), state
+        return leaves.map(lambda u: hide(factor * arrived(u, zero), zero)), state
 
     return optax.GradientTransformationExtraArgs(rate.init, update)

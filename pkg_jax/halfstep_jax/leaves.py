@@ -80,14 +80,14 @@ class Leaves:
 
 
 def flatten_updates(function: str, updates) -> Leaves:
-    """Flatten `updates`, each leaf cast to float32.
+    """Flatten `updates`; float32 holds every leaf.
 
     Raises:
         TypeError: if float32 does not hold a leaf.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(updates, is_leaf=lambda x: x is None)
     names = [leaf_name(path) for path, _ in paths]
-    values = [_in_float32(function, name, value) for name, (_, value) in zip(names, paths, strict=True)]
+    values = [_checked(function, name, value) for name, (_, value) in zip(names, paths, strict=True)]
     return Leaves(function, names, values, treedef)
 
 
@@ -129,7 +129,7 @@ def check_weight(function: str, name: str, p) -> None:
         )
 
 
-def _in_float32(function: str, name: str, update):
+def _checked(function: str, name: str, update):
     if update is None:
         return None
     if (dtype := _dtype_name(update)) not in _HELD_BY_FLOAT32:
@@ -137,7 +137,7 @@ def _in_float32(function: str, name: str, update):
             f"{function}: the update of '{name}' is {dtype}; updates are float32, bfloat16 or float16. "
             "Cast it, or mask the leaf out."
         )
-    return jnp.asarray(update).astype(jnp.float32)
+    return jnp.asarray(update)
 
 
 def _dtype_name(value) -> str:

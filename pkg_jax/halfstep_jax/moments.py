@@ -16,7 +16,7 @@ def ema(average: jax.Array, value: jax.Array, b, zero: jax.Array | None = None) 
 
     Args:
         average: float32.
-        value: float32, in the shape of `average`; hidden, if it comes from elsewhere (`exact.hide`).
+        value: float32, in the shape of `average`; hidden, if it comes from elsewhere (`exact.arrived`).
         b: decay rate, a number or a float32 scalar.
         zero: from `exact.hidden_zero`, where the caller has one.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.exact import hide
+from halfstep_jax.exact import arrived
 from halfstep_jax.leaves import Leaves, check_params, flatten_updates
 from halfstep_jax.random_words import LeafKey, Role, leaf_id, leaf_keys
 from halfstep_jax.rounding import round_in_float32
@@ -131,7 +131,7 @@ def _landing_updates(leaves: Leaves, weights: list, seed: jax.Array, step):
 
 def _landing_update(u: jax.Array, p: jax.Array, key: LeafKey) -> jax.Array:
     """Return the update that lands on stochastic(p + u)."""
-    u = hide(u, key.zero())
+    u = arrived(u, key.zero())
     if p.dtype == jnp.float32:
         return u
     p32 = p.astype(jnp.float32)

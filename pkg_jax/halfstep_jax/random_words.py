@@ -158,15 +158,19 @@ def leaf_keys(seed: jax.Array, step, leaves: Sequence[int], roles: Sequence[Role
     leaf = np.asarray(leaves, np.uint32)
     role = np.asarray(roles, np.uint32)[:, None]
     numbers = jnp.stack([jnp.broadcast_to(number, shape) for number in (step, leaf, role)])
-    start = (jnp.broadcast_to(seed[0], shape), jnp.broadcast_to(seed[1], shape))
-    _, (first, second) = lax.scan(_fold, start, numbers)
-    return LeafKeys(tuple(roles), k0=first[1, 0], k1=second[2])
+    start = (jnp.broadcast_to(seed[0], shape), jnp.broadcast_to(seed[1], shape), jnp.zeros(shape, jnp.uint32))
+    (_, k1, k0), _ = lax.scan(_fold, start, numbers)
+    return LeafKeys(tuple(roles), k0=k0[0], k1=k1)
 
 
-def _fold(key, number):
-    """Return the folded key twice, as a scan wants it; at module level, so that op by op it compiles once."""
-    key = threefry2x32(key, (jnp.zeros_like(number), number))
-    return key, key
+def _fold(carry, number):
+    """Fold `number` into a key, and keep the first word of the key before: of the leaf, once the role is in.
+
+    At module level, so that op by op it compiles once.
+    """
+    first, second, _ = carry
+    new_first, new_second = threefry2x32((first, second), (jnp.zeros_like(number), number))
+    return (new_first, new_second, first), None
 
 
 def threefry2x32(key, counter):

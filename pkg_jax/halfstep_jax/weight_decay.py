@@ -6,7 +6,7 @@ Contract: section D.
 import jax.numpy as jnp
 import optax
 
-from halfstep_jax.exact import hidden_zero, hide
+from halfstep_jax.exact import arrived, hidden_zero, hide
 from halfstep_jax.leaves import flatten_updates
 from halfstep_jax.schedules import as_rate
 
@@ -59,11 +59,11 @@ def add_decayed_weights(
         weights = leaves.weights(params)
         size, state = rate.read(state)
         if rate.is_zero:
-            return leaves.map(lambda u: u), state
+            return leaves.map(lambda u: u.astype(jnp.float32)), state
         zero = hidden_zero()
 
         def decayed(u, p):
-            u, p = hide(u, zero), hide(p.astype(jnp.float32), zero)
+            u, p = arrived(u, zero), arrived(p, zero)
             decay = hide(size * p, zero)
             return u - decay if absolute else u + decay
 

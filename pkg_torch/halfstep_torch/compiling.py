@@ -109,8 +109,8 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
 
     Returns:
         The function: p, g and each of the list `state` 1-D, `numbers` a float32 vector of the numbers of all
-        rules, `keys` an int32 vector, `offsets` one for each unit of the plan, added to the index of its
-        elements. Compiled already.
+        rules, `keys` an int32 vector, `offsets` another, of a number for each unit of the plan that is added
+        to the index of its elements; None for a plan without blocks. Compiled already.
 
     Raises:
         Exception: whatever torch.compile raises where it cannot compile.
@@ -118,12 +118,12 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
     names, unit = list(plan.arrays), plan.unit
 
     def step_in_place(
-        p: Tensor, g: Tensor, state: Sequence[Tensor], numbers: Tensor, keys: Tensor, offsets: Tensor
+        p: Tensor, g: Tensor, state: Sequence[Tensor], numbers: Tensor, keys: Tensor, offsets: Tensor | None
     ) -> None:
         old = dict(zip(names, state, strict=True))
         first, *others = keys.unbind()
-        if unit > 1:
-            # In rows of whole blocks, so that their maxima are sums along an axis of constant length.
+        if offsets is not None:
+            # In rows of whole blocks, so that their maxima are taken along an axis of constant length.
             p, g, first = p.view(-1, unit), g.view(-1, unit), (first + offsets)[:, None]
             old = {name: x if name in scales else x.view(-1, unit) for name, x in old.items()}
         new_p, new = plan.run(p, g, old, _by_rule(plan, numbers.unbind()), [first, *others])
@@ -138,7 +138,7 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
     state = [
         torch.zeros(kept.size(units * unit), dtype=kept.dtype, device=device) for kept in plan.arrays.values()
     ]
-    offsets = torch.zeros(units, dtype=torch.int32, device=device)
+    offsets = torch.zeros(units, dtype=torch.int32, device=device) if plan.blocks else None
     numbers = torch.ones(
         sum(len(rule.number_names) for rule in plan.rules), dtype=torch.float32, device=device
     )

@@ -10,7 +10,7 @@ from halfstep_torch.chain import StateArray
 from halfstep_torch.codes import MARKED
 from halfstep_torch.float_formats import dtype_name
 
-_WRAPPERS = ("module.", "_orig_mod.")
+_WRAPPERS = ("module.",)
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -26,7 +26,7 @@ def leaf_name(name: str) -> str:
     return name.replace(".", "/")
 
 
-def check_weight(function: str, name: str | int, param: Tensor) -> None:
+def check_weight(function: str, name: str, param: Tensor) -> None:
     """Raise TypeError or ValueError unless weights like these can be stepped in place.
 
     Args:
@@ -36,14 +36,14 @@ def check_weight(function: str, name: str | int, param: Tensor) -> None:
     """
     if hasattr(param, "__tensor_flatten__") or param.layout != torch.strided:
         kind = f"a {type(param).__name__}" if param.layout == torch.strided else "sparse"
-        raise TypeError(f"{function}: parameter {name!r} is {kind}. Pass plain dense tensors.")
+        raise TypeError(f"{function}: the weight {name!r} is {kind}. Pass plain dense tensors.")
     if param.dtype not in _HELD_BY_FLOAT32:
         raise TypeError(
-            f"{function}: parameter {name!r} is {dtype_name(param.dtype)}; "
+            f"{function}: the weight {name!r} is {dtype_name(param.dtype)}; "
             "weights are float32, bfloat16 or float16. Cast it."
         )
     if any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True)):
-        raise ValueError(f"{function}: elements of parameter {name!r} share memory. Pass param.clone().")
+        raise ValueError(f"{function}: elements of the weight {name!r} share memory. Pass a clone of it.")
 
 
 def check_grad(function: str, name: str, param: Tensor) -> None:
@@ -69,7 +69,7 @@ def check_grad(function: str, name: str, param: Tensor) -> None:
     if grad.shape != param.shape or grad.device != param.device:
         raise ValueError(
             f"{function}: the gradient of {name!r} has shape {tuple(grad.shape)} on {grad.device}, "
-            f"its parameter {tuple(param.shape)} on {param.device}. Run backward again."
+            f"its weight {tuple(param.shape)} on {param.device}. Run backward again."
         )
 
 
@@ -94,7 +94,7 @@ def check_state_array(
     if array.shape != kept.shape(param.shape) or array.device != param.device:
         raise ValueError(
             f"{function}: {key} of {name!r} has shape {tuple(array.shape)} on {array.device}, "
-            f"its parameter {tuple(param.shape)} on {param.device}{_cut(kept)}. "
+            f"its weight {tuple(param.shape)} on {param.device}{_cut(kept)}. "
             "Make the optimizer once the model has its shape, device and formats."
         )
 

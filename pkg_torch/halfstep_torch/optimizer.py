@@ -127,10 +127,12 @@ class Optimizer(torch.optim.Optimizer):
             raise
 
     def _check_new_group(self, group: Mapping[str, Any]) -> None:
-        for i, param in enumerate(group["params"]):
-            check_weight(self._name, group["param_names"][i] if "param_names" in group else i, param)
-            self._compile.check(self._name, param.device)
-        values = self._read(len(self.param_groups) - 1)
+        last = len(self.param_groups) - 1
+        for i, name, param in self._named():
+            if i == last:
+                check_weight(self._name, name, param)
+                self._compile.check(self._name, param.device)
+        values = self._read(last)
         for weights in {Weights(param.dtype, param.shape) for param in group["params"]}:
             make_rules(self._chain.links, self._name, values, weights)
 
@@ -261,18 +263,21 @@ class Optimizer(torch.optim.Optimizer):
         loss = None
         if closure is not None:
             if not callable(closure):
-                raise TypeError(f"{self._name}.step: closure={closure!r} is not a function. Use step().")
+                raise TypeError(
+                    f"{self._name}: closure={closure!r} is not a function. "
+                    "Use step(), or step(zero_grad=True)."
+                )
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            self._step()
+            # Inside a compiled training step this is a graph break: Dynamo must not trace NumPy on the host.
+            # A decorator would do, and import Dynamo together with this package.
+            torch.compiler.disable(self._step)()  # pyright: ignore[reportCallIssue]
         if zero_grad:
             self.zero_grad()
         return loss
 
-    @torch.compiler.disable
     def _step(self) -> None:
-        # Dynamo must not trace this: inside a compiled training step it is a graph break.
         batches = self._batches()
         attach_state(self._name, batches, self.state)
         attach_keys(batches, self._seeds)

@@ -155,7 +155,7 @@ def random_words(
 
     Raises:
         TypeError: if the seed is not an integer or a pair.
-        ValueError: if the seed is out of range.
+        ValueError: if the seed, the step or a leaf's id is out of range.
 
     Example:
         >>> [hex(word) for word in random_words(0, 1, "w", Role.PARAM, (2,)).tolist()]
@@ -166,6 +166,14 @@ def random_words(
     seed = as_seed("random_words", seed)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     leaf = leaf_id(leaf) if isinstance(leaf, str) else leaf
+    if not 0 <= step < 2**32:
+        raise ValueError(
+            f"random_words: step={step} is outside [0, 2^32). Use the count of updates, 1 at the first."
+        )
+    if not 0 <= leaf < 2**32:
+        raise ValueError(
+            f"random_words: leaf={leaf} is outside [0, 2^32). Use a name, or what leaf_id gives."
+        )
     row = leaf_keys(seed, [step], [leaf], [role])[0]
     total, parts = math.prod(shape), []
     start = offset

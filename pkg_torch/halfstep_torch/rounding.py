@@ -14,7 +14,8 @@ from halfstep_torch.float_formats import FLOAT_FORMATS, FloatFormat, dtype_name
 
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
-_SIGN = -(1 << 31)
+# Patterns of float32.
+_SIGN, _LARGEST, _INFINITY, _NAN = -(1 << 31), 0x7F7FFFFF, 0x7F800000, 0x7FC00000
 
 
 def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = False) -> Tensor:
@@ -67,15 +68,16 @@ def _check_round_to(x: Tensor, dtype, words: Tensor | None) -> str:
         raise ValueError(f"round_to: dtype={name} is not a rounding target. Use {targets}.")
     if not isinstance(x, Tensor) or x.dtype != torch.float32:
         given = dtype_name(x.dtype) if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"round_to: x is {given}; rounding starts from a float32 tensor. Pass x.float().")
+        raise TypeError(f"round_to: x is {given}; it is rounded from float32. Cast it to float32.")
     if words is None:
         return name
     if not isinstance(words, Tensor) or words.dtype not in (torch.uint32, torch.int32):
         given = dtype_name(words.dtype) if isinstance(words, Tensor) else type(words).__name__
-        raise TypeError(f"round_to: words is {given}; words are uint32. Make them with random_words.")
+        raise TypeError(f"round_to: words are {given}. Use one uint32 word per element.")
     if words.shape != x.shape:
         raise ValueError(
-            f"round_to: words has shape {tuple(words.shape)}, x {tuple(x.shape)}. Pass one word per element."
+            f"round_to: words have shape {tuple(words.shape)}, x {tuple(x.shape)}. "
+            "Use one uint32 word per element."
         )
     return name
 
@@ -84,26 +86,37 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
     """Round as `round_to` does, unchecked, `words` in int32: the form that update rules are made of."""
     if name == "float32":
         return torch.where(x.abs() < math.inf, x, math.nan) if saturate else x
+    if name == "bfloat16":
+        return _round_bfloat16(x, words, saturate).to(torch.bfloat16)
     fmt = FLOAT_FORMATS[name]
     return rounded(x, fmt, words, saturate).to(fmt.dtype)
 
 
 def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
-    """Return what `round_value` does, still in float32: numbers that `fmt` holds, infinity or NaN."""
-    value = _round_bfloat16(x, words) if fmt.dtype == torch.bfloat16 else round_narrow(x, fmt, words)
+    """Return what `round_value` does for a format of fewer exponent bits than float32, still in float32."""
+    value = round_narrow(x, fmt, words)
     if saturate:
         return torch.where(x.abs() < math.inf, value.clamp(-fmt.largest, fmt.largest), math.nan)
-    if fmt.dtype != torch.bfloat16:  # there the carry out of the largest finite value is infinity by itself
-        value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
+    value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
     return torch.where(x == x, value, math.nan)
 
 
-def _round_bfloat16(x: Tensor, words: Tensor | None) -> Tensor:
-    """Round to a float32 that bfloat16 holds."""
-    # bfloat16 is the upper half of float32: a sum below the cut carries as it must, into the exponent too.
+def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool) -> Tensor:
+    """Round to a float32 that bfloat16 holds, in integer arithmetic throughout.
+
+    bfloat16 is the upper half of float32: a sum below the cut carries as it must, into the exponent too, and
+    out of the largest finite value into infinity. No select, no comparison: in the compiled step each costs
+    more than the arithmetic here.
+    """
     bits = x.view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
     addend = ((bits >> 16) & 1) + 0x7FFF if words is None else (words >> 16) & 0xFFFF
-    return ((bits + addend) & -0x10000).view(torch.float32)
+    rounded = magnitude + addend
+    if saturate:
+        rounded = rounded.clamp(max=_LARGEST)
+    # All ones where the result is to be NaN: past infinity, or with `saturate` from infinity on.
+    to_nan = ((_LARGEST if saturate else _INFINITY) - magnitude) >> 31
+    return ((rounded & -0x10000) | (to_nan & _NAN) | (bits & _SIGN)).view(torch.float32)
 
 
 def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:

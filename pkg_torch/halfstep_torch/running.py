@@ -82,22 +82,23 @@ class Batch:
             compiled_from: number of elements from which a leaf is stepped by a compiled kernel; None: never.
         """
         piece = eager_piece(self.device)
-        together, length = [], 0
+        compiled, together, length = [], [], 0
         for leaf in self.leaves:
             n = leaf.param.numel()
             if self._compiled(leaf, compiled_from):
-                _run_compiled(self, leaf)
-                continue
-            if n >= piece:
+                compiled.append(leaf)
+            elif n >= piece:
                 _run_in_pieces(self, leaf)
-                continue
-            if length + n > piece:
-                _run_together(self, together)
-                together, length = [], 0
-            together.append(leaf)
-            length += n
+            else:
+                if length + n > piece:
+                    _run_together(self, together)
+                    together, length = [], 0
+                together.append(leaf)
+                length += n
         if length:
             _run_together(self, together)
+        if compiled:
+            _run_compiled(self, compiled)
 
 
 def attach_state(function: str, batches: Sequence[Batch], states: MutableMapping[Tensor, Any]) -> None:
@@ -231,7 +232,7 @@ def _pieces(plan: Plan, leaf: Leaf, length: int) -> Iterator[_Piece]:
             for name, kept in plan.arrays.items()
         }
         yield _Piece(flat(rows, start, stop - start), flat(grad, start, stop - start), state, start, stop)
-    if param.is_contiguous():
+    if rows.data_ptr() == param.data_ptr():
         # The aliases have version counters of their own: autograd must learn that the weights changed.
         torch.autograd.graph.increment_version(leaf.param)
     else:
@@ -264,23 +265,26 @@ def _keys_of(plan: Plan, leaf: Leaf, piece: _Piece, device: torch.device) -> Seq
     return torch.from_numpy(columns).to(device).unbind()
 
 
-def _run_compiled(batch: Batch, leaf: Leaf) -> None:
-    """Step one leaf by the compiled kernel."""
+def _run_compiled(batch: Batch, leaves: Sequence[Leaf]) -> None:
+    """Step leaves by the compiled kernel, one call for every piece."""
     plan, whole = batch.plan, batch.plan.whole
     assert whole is not None
     kernel = compiled_kernel(whole, batch.device, batch.grad_dtype)
     numbers = torch.tensor([x for of_rule in batch.numbers for x in of_rule], dtype=torch.float32)
     numbers = numbers.to(batch.device)
-    for piece in _pieces(plan, leaf, compiled_piece(batch.device, plan)):
-        if piece.start >> 32 != (piece.stop - 1) >> 32:
-            _run_piece(batch, leaf, piece)  # too rare to have a kernel
-            continue
-        keys = torch.from_numpy(as_int32(keys_at(plan, leaf.keys, piece.start))).to(batch.device)
-        if plan is whole:
-            offsets = torch.zeros((piece.stop - piece.start) // plan.unit, dtype=torch.int32)
-            kernel(piece.p, piece.g, list(piece.state.values()), numbers, keys, offsets.to(batch.device))
-        else:
-            _run_padded(plan, kernel, piece, numbers, keys)
+    for leaf in leaves:
+        for piece in _pieces(plan, leaf, compiled_piece(batch.device, plan)):
+            if piece.start >> 32 != (piece.stop - 1) >> 32:
+                _run_piece(batch, leaf, piece)  # too rare to have a kernel
+                continue
+            row = keys_at(plan, leaf.keys, piece.start) if piece.start else leaf.keys
+            keys = torch.from_numpy(as_int32(row)).to(batch.device)
+            if plan is whole:
+                units = (piece.stop - piece.start) // plan.unit
+                offsets = keys.new_zeros(units) if plan.blocks else None
+                kernel(piece.p, piece.g, list(piece.state.values()), numbers, keys, offsets)
+            else:
+                _run_padded(plan, kernel, piece, numbers, keys)
 
 
 def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, keys: Tensor) -> None:
@@ -303,7 +307,7 @@ def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, ke
 def flat(x: Tensor, start: int, length: int) -> Tensor:
     """Return a 1-D alias of a stretch of a row-major tensor.
 
-    Not `x.view(-1)`: Dynamo guards on the base of a view, and would compile once for every rank of bases.
+    Not a view: a view has a base, and Dynamo, where it is shown one, compiles once for every rank of bases.
     """
     alias = torch.empty(0, dtype=x.dtype, device=x.device)
     return alias.set_(x.untyped_storage(), x.storage_offset() + start, (length,), (1,))

@@ -1,5 +1,7 @@
 """halfstep_torch as a backend: eager, and under torch.compile."""
 
+import warnings
+
 import numpy as np
 import torch
 
@@ -49,9 +51,22 @@ class TorchBackend(Backend):
 
     def __init__(self, mode: str):
         self.mode = mode
+        self._functions = {}
 
-    def _compiled(self, function):
-        return torch.compile(function, dynamic=False) if self.mode == "compile" else function
+    def _compiled(self, key: tuple, function):
+        """Compile a function once for all cases with the same key: lengths are dynamic."""
+        if self.mode == "eager":
+            return function
+
+        def call(*args):
+            with warnings.catch_warnings():
+                # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                if key not in self._functions:
+                    self._functions[key] = torch.compile(function, dynamic=True)
+                return self._functions[key](*args)
+
+        return call
 
     def fold(self, case: Case) -> dict[str, Array]:
         key = case.inputs["key"].bits
@@ -73,7 +88,8 @@ class TorchBackend(Backend):
         a = case.arguments
         words = to_torch(case.inputs["words"]) if "words" in case.inputs else None
         dtype = getattr(torch, a["dtype"])
-        function = self._compiled(lambda x, words: hs.round_to(x, dtype, words, saturate=a["saturate"]))
+        key = ("round_to", dtype, a["saturate"], words is None)
+        function = self._compiled(key, lambda x, words: hs.round_to(x, dtype, words, saturate=a["saturate"]))
         return {"y": from_torch(function(to_torch(case.inputs["x"]), words))}
 
     def bias_correction(self, case: Case) -> dict[str, Array]:
@@ -96,7 +112,7 @@ class TorchBackend(Backend):
                 u, _ = rule.update(u, p32, {}, (), lambda role: words)
             return u, apply_updates(p32, u, p.dtype)
 
-        emitted, landed = self._compiled(land)(p, u, words)
+        emitted, landed = self._compiled(("land", p.dtype), land)(p, u, words)
         return {"u": from_torch(emitted), "p": from_torch(landed)}
 
     def encode(self, case: Case) -> dict[str, Array]:

@@ -89,8 +89,6 @@ def test_a_long_run_has_the_bits_of_the_reference(param_dtype, param_storage, mu
 @pytest.mark.parametrize(
     "options",
     [
-        {"nesterov": True},
-        {"eps_root": 1e-6},
         {"nesterov": True, "eps_root": 1e-3, "b1": 0.5, "b2": 0.75, "eps": 0.125},
         {"b1": 0.0, "b2": 0.0, "eps": 0.0},
     ],
@@ -180,7 +178,7 @@ def test_float32_follows_optax_for_100_steps():
     # once a step: 1.2e-7 twice.
     steps, lr = 100, 1e-3
     p, rows = {"w": weights(2000, "float32")}, {"w": gradients(steps, 2000)}
-    for options in ({}, {"nesterov": True}, {"eps_root": 1e-6}):
+    for options in ({}, {"nesterov": True, "eps_root": 1e-6}):
         ours, _ = run(hs.adamw(lr, weight_decay=0.1, **options), p, rows)
         theirs, _ = run(optax.adamw(lr, weight_decay=0.1, **options), p, rows)
         moved = float(jnp.max(jnp.abs(ours["w"] - p["w"])))

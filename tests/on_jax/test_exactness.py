@@ -16,7 +16,7 @@ import halfstep_jax as hs
 from halfstep_jax.exact import hidden_zero, hide
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
-STEPS = 5
+STEPS = 4
 
 RECIPES = {
     "float32": ("float32", {"param_storage": "nearest"}),
@@ -86,7 +86,7 @@ def vmapped(tx, params, rows):
 WAYS = (jit_of_a_step, donated, unrolled, scanned, vmapped)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ["float32", "bfloat16", pytest.param("nesterov", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_every_way_to_take_steps_gives_the_same_bits(way, recipe):
     make, params, rows = case(recipe)
@@ -94,14 +94,14 @@ def test_every_way_to_take_steps_gives_the_same_bits(way, recipe):
 
 
 # XLA compiles small programs differently: a whole loop of steps becomes one function that LLVM sees through.
-@pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
+@pytest.mark.parametrize("size", [1, 3, 33])
 @pytest.mark.parametrize("way", [unrolled, scanned], ids=lambda way: way.__name__)
 def test_small_leaves_get_the_same_bits(way, size):
     make, params, rows = case("float32", size)
     assert_trees_same(way(make(1e-3), params, rows), op_by_op("float32", size))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_hyperparameter_gives_the_same_bits_as_constant_array_schedule_or_injected(recipe):
     make, params, rows = case(recipe)
     named = {"mu_rounding": "nearest"}  # "auto" is stochastic where b1 is an array
@@ -154,13 +154,31 @@ NEIGHBOURS = {
 }
 
 
-@pytest.mark.parametrize("recipe", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recipe", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
 def test_links_of_others_around_ours_do_not_change_our_bits(neighbour, recipe):
     make, params, rows = case(recipe)
     rows = jax.tree.map(lambda r: r[:3], rows)
     tx = NEIGHBOURS[neighbour](make(1e-3))
     assert_trees_same(run(tx, params, rows), run(tx, params, rows, compiled=False))
+
+
+def test_scaled_gradients_of_16_bits_do_not_change_our_bits():
+    make, params, rows = case("float32")
+    rows = jax.tree.map(lambda r: r[:3].astype(jnp.bfloat16), rows)
+    tx = optax.chain(optax.scale(0.3), make(1e-3))
+    assert_trees_same(run(tx, params, rows), run(tx, params, rows, compiled=False))
+
+
+def test_params_that_arrive_as_a_product_do_not_change_our_bits():
+    _, params, rows = case("float32")
+    link = hs.add_decayed_weights(0.7)
+
+    def decayed(u, p):
+        return link.update(u, link.init(p), jax.tree.map(lambda x: x * np.float32(0.3), p))[0]
+
+    u = rows_at(rows, 0)
+    assert_trees_same(jax.jit(decayed)(u, params), decayed(u, params))
 
 
 def test_steps_after_a_restart_are_the_same():

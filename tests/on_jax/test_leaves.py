@@ -86,11 +86,9 @@ def test_masking_a_leaf_out_does_not_change_the_others():
         optax.masked(hs.adamw(1e-3), mask),
         optax.masked(optax.set_to_zero(), jax.tree.map(lambda m: not m, mask)),
     )
-    for compiled in (True, False):
-        masked, _ = run(tx, params, rows, compiled=compiled)
-        assert_trees_same(masked["b"], whole["b"])
-        assert_trees_same(masked["c"][1], whole["c"][1])
-        assert_trees_same([masked["a"], masked["c"][0]], [params["a"], params["c"][0]])
+    masked, _ = run(tx, params, rows)
+    assert_trees_same([masked["b"], masked["c"][1]], [whole["b"], whole["c"][1]])
+    assert_trees_same([masked["a"], masked["c"][0]], [params["a"], params["c"][0]])
 
 
 def test_a_partition_does_not_change_a_leaf():

@@ -46,7 +46,7 @@ def test_a_donated_step_needs_no_temporary_memory(param_dtype, state_dtype, para
     [
         hs.adamw(1e-3, nesterov=True, eps_root=1e-6, mu_rounding="stochastic"),
         hs.adam(optax.constant_schedule(1e-3)),
-        optax.chain(optax.scale(0.5), hs.add_decayed_weights(0.1), hs.adam(1e-3)),
+        optax.chain(hs.add_decayed_weights(0.1), hs.adam(1e-3)),
         optax.inject_hyperparams(hs.adamw, hyperparam_dtype=jnp.float32)(1e-3),
     ],
     ids=["nesterov", "schedule", "l2", "injected"],

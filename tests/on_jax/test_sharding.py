@@ -25,7 +25,10 @@ COLLECTIVES = (
     "reduce-scatter",
     "collective-broadcast",
 )
-LAYOUTS = [("x", "y"), ("y", "x"), (("x", "y"), None), (None, ("y", "x")), (None, "x"), (None, None)]
+LAYOUTS = [("x", "y"), (("x", "y"), None), (None, "x")]
+LAYOUTS += [
+    pytest.param(axes, marks=pytest.mark.slow) for axes in (("y", "x"), (None, ("y", "x")), (None, None))
+]
 
 
 def recipe():

@@ -29,7 +29,7 @@ def test_eager_steps_have_the_bits_of_the_spec(setting):
     assert_equal_runs(torch_run(setting, 3, 3000, compile=False), spec_run(setting, 3, 3000), str(setting))
 
 
-@pytest.mark.parametrize("setting", COVER, ids=str)
+@pytest.mark.parametrize("setting", COVER[:2] + COVER[5:6], ids=str)
 def test_eager_steps_in_pieces_have_the_bits_of_the_spec(setting):
     size = (1 << 17) + 1001
     assert_equal_runs(torch_run(setting, 2, size, compile=False), spec_run(setting, 2, size), str(setting))
@@ -102,16 +102,16 @@ def test_bias_correction_is_that_of_the_spec(b):
         assert moments.bias_correction(b, t) == bias_correction(b, t)
 
 
-def test_weights_that_stand_still_keep_the_sign_of_zero_and_infinities():
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for compile in (False, True):
-            start = torch.tensor([-0.0, 0.0, float("inf"), -float("inf"), 1.0] * 2, dtype=dtype)
-            p = torch.nn.Parameter(start.clone())
-            optimizer = hs.AdamW([p], lr=0.0, weight_decay=0.0, compile=compile)
-            p.grad = torch.ones_like(p)
-            optimizer.step()
-            assert torch.equal(torch.signbit(p.detach()), torch.signbit(start))
-            assert torch.equal(p.detach(), start)
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_that_stand_still_keep_the_sign_of_zero_and_infinities(dtype, compile):
+    start = torch.tensor([-0.0, 0.0, float("inf"), -float("inf"), 1.0] * 2, dtype=dtype)
+    p = torch.nn.Parameter(start.clone())
+    optimizer = hs.AdamW([p], lr=0.0, weight_decay=0.0, compile=compile)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert torch.equal(torch.signbit(p.detach()), torch.signbit(start))
+    assert torch.equal(p.detach(), start)
 
 
 def test_moments_never_hold_an_infinity():

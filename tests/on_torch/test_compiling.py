@@ -78,13 +78,13 @@ def test_other_seeds_rates_and_optimizers_share_the_graph(fresh):
 @pytest.mark.slow
 def test_more_plans_than_dynamo_allows_graphs_of_one_function_all_compile(fresh):
     before = graphs()
-    settings = [s for s in GRID if s.param == "float32"][:10]
+    settings = [s for s in GRID if (s.param, s.storage) == ("float32", "nearest")][:10]
     for setting in settings:
         p = torch.nn.Parameter(torch.ones(100))
         optimizer = setting.optimizer([p], compile=True)
         p.grad = torch.ones(100)
         optimizer.step()
-    assert graphs() - before == len({(s.mu, s.nu, s.mu_rounding, s.nu_rounding) for s in settings})
+    assert graphs() - before == 10
 
 
 def test_eager_and_compiled_steps_of_a_whole_model_have_the_same_bits():

@@ -58,11 +58,11 @@ def test_rounding_is_that_of_the_spec(dtype, saturate, bits, words, stochastic):
 def middles(dtype: str) -> np.ndarray:
     """Return float32 values that `dtype` does not hold, normal and subnormal in it, of either sign."""
     fmt = FLOAT_FORMATS[dtype]
-    codes = np.array([0, 1, 2, fmt.max_code // 3, fmt.max_code // 2, fmt.max_code - 1], np.int64)
+    codes = np.array([0, 1, fmt.max_code // 3, fmt.max_code - 1], np.int64)
     unsigned = np.uint8 if fmt.bits == 8 else np.uint16
     low, high = (spec.decode(c.astype(unsigned), dtype).astype(np.float64) for c in (codes, codes + 1))
     # float32 holds these exactly: float16, the finest of the four, leaves 13 bits to discard.
-    between = [low + (high - low) * np.float64(part) / 8192 for part in (1, 13, 4096, 5000, 8191)]
+    between = [low + (high - low) * np.float64(part) / 8192 for part in (1, 4097, 8191)]
     x = np.concatenate(between).astype(np.float32)
     return np.concatenate([x, -x])
 

@@ -1,0 +1,91 @@
+"""Moments and their bias correction give the bits of the reference; nearest freezes where it is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import halfstep_jax as hs
+import halfstep_spec as spec
+from halfstep_jax.formats import Format
+from halfstep_jax.moments import bias_correction, ema
+from on_jax.steps import run
+
+RATES = (0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.999999)
+COUNTS = (1, 2, 3, 7, 10, 100, 999, 1000, 12345, 2**20 - 1, 2_000_000, 2**31 - 1)
+
+
+def test_bias_correction_is_that_of_the_reference():
+    expected = np.array([[spec.bias_correction(b, t) for t in COUNTS] for b in RATES])
+    rates, counts = np.array(RATES, np.float32)[:, None], np.array(COUNTS, np.int32)
+    for correct in (bias_correction, jax.jit(bias_correction)):
+        np.testing.assert_array_equal(np.asarray(correct(rates, counts)), expected)
+    constant = jax.jit(lambda: jnp.stack([bias_correction(b, COUNTS[4]) for b in RATES]))
+    np.testing.assert_array_equal(np.asarray(constant()), expected[:, 4])
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(b=st.floats(0, 1, exclude_max=True, width=32), count=st.integers(1, 2**31 - 1))
+def test_any_bias_correction_is_that_of_the_reference(b, count):
+    assert float(bias_correction(np.float32(b), np.int32(count))) == float(spec.bias_correction(b, count))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(b=st.floats(0.5, 0.999999), count=st.integers(1, 2_000_000))
+def test_bias_correction_is_accurate(b, count):
+    b = float(np.float32(b))
+    exact = -np.expm1(count * np.log(b))
+    assert abs(float(bias_correction(b, count)) - exact) < 1e-6 * exact
+
+
+@pytest.mark.parametrize("b", RATES)
+def test_an_average_is_that_of_the_reference(b):
+    rng = np.random.default_rng(2)
+    average, value = rng.standard_normal((2, 5000)).astype(np.float32)
+    expected = spec.ema(average, value, b)
+    for b_given in (b, jnp.float32(b)):
+        for average_of in (ema, jax.jit(ema)):
+            np.testing.assert_array_equal(
+                np.asarray(average_of(jnp.asarray(average), jnp.asarray(value), b_given)), expected
+            )
+
+
+@pytest.mark.parametrize(("dtype", "exponent"), [("bfloat16", 8), ("float16", 11)])
+def test_a_format_freezes_below_half_its_relative_gap(dtype, exponent):
+    fmt = Format(dtype)
+    edge = np.float32(1 - 2.0**-exponent)
+    assert not fmt.freezes(edge)
+    assert fmt.freezes(np.nextafter(edge, np.float32(1)))
+    assert not Format("float32").freezes(0.9999999)
+
+
+def test_nearest_unchecked_freezes_and_stochastic_does_not():
+    # An average of the constant 1 at rate 0.999 stops at 0.25 in bfloat16 under nearest: from there on a step
+    # of 0.001 (1 - 0.25) is under half of the gap 2^-9 above 0.25.
+    steps = 3000
+    rows, params = {"w": jnp.ones((steps, 256))}, {"w": jnp.zeros(256, jnp.bfloat16)}
+
+    def final(rounding):
+        tx = hs.scale_by_adam(nu_rounding=rounding)
+
+        def one(state, g):
+            return tx.update({"w": g}, state)[1], None
+
+        return jax.jit(lambda state: jax.lax.scan(one, state, rows["w"])[0])(tx.init(params)).nu["w"]
+
+    frozen, moving = (final(r).astype(jnp.float32) for r in ("nearest_unchecked", "stochastic"))
+    assert set(np.asarray(frozen).tolist()) == {0.25}
+    exact = 1 - 0.999**steps
+    # A value wanders by some gaps of 2^-8 (an eighth of a gap squared a step, forgotten over 1000 steps); the
+    # mean of 256 by a sixteenth of that.
+    assert abs(float(moving.mean()) - exact) < 5 * 2.0**-8 * (1000 / 8) ** 0.5 / 16
+
+
+def test_steps_start_at_count_one():
+    _, state = run(hs.scale_by_adam(), {"w": jnp.ones(3)}, {"w": jnp.ones((1, 3))})
+    assert int(state.count) == 1
+    updates, _ = hs.scale_by_adam(eps=0.0).update(jnp.full(3, 0.3), hs.scale_by_adam().init(jnp.ones(3)))
+    # The first Adam step is the sign of the gradient, to within the rounding of its ten operations.
+    np.testing.assert_allclose(np.asarray(updates), 1.0, atol=10 * 2.0**-24)

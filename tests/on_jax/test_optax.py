@@ -1,0 +1,226 @@
+"""Our links behave as Optax's own do, by the list of Optax's tests for its optimizers."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from absl.testing import parameterized
+
+import halfstep_jax as hs
+from on_jax.steps import DTYPES, assert_trees_same, gradients, run, take_step, weights
+
+ALIASES = {
+    "adam": hs.adam,
+    "adamw": hs.adamw,
+    "adamw_nearest": functools.partial(hs.adamw, param_storage="nearest"),
+    "nadamw": functools.partial(hs.adamw, nesterov=True),
+}
+LINKS = {
+    "scale_by_adam": hs.scale_by_adam,
+    "add_decayed_weights": functools.partial(hs.add_decayed_weights, 0.1),
+    "scale_by_learning_rate": functools.partial(hs.scale_by_learning_rate, 0.1),
+    "round_stochastically": hs.round_stochastically,
+}
+NAMED = [{"testcase_name": name, "make": make} for name, make in ALIASES.items()]
+ADAM_AND_ADAMW = NAMED[:2]
+
+
+def shapes(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+
+
+class AliasTest(chex.TestCase):
+    @parameterized.named_parameters(NAMED)
+    def test_it_finds_the_minimum_of_a_parabola(self, make):
+        goal = jnp.array([0.5, -1.0, 2.0])
+        tx = make(optax.cosine_decay_schedule(0.1, 200))
+
+        def step(carry, _):
+            params, state = carry
+            return take_step(tx, params, state, 2 * (params.astype(jnp.float32) - goal)), None
+
+        # Nearest rounding in bfloat16 would stop where a step is under half a gap.
+        for dtype in ("float32",) if make is ALIASES["adamw_nearest"] else ("float32", "bfloat16"):
+            start = jnp.zeros(3, dtype)
+            (params, _), _ = jax.jit(lambda s: jax.lax.scan(step, s, None, 200))((start, tx.init(start)))
+            # Two gaps of bfloat16 around 2.
+            chex.assert_trees_all_close(params.astype(jnp.float32), goal, atol=2 * 2.0**-7)
+
+    @chex.variants(with_jit=True, without_jit=True, with_device=True)
+    @parameterized.named_parameters(ADAM_AND_ADAMW)
+    def test_with_and_without_jit_and_on_a_device_the_bits_are_the_same(self, make):
+        tx = make(1e-3, seed=5)
+        params = {"w": weights(40), "b": weights(())}
+        rows = {"w": gradients(2, 40), "b": gradients(2, ())}
+        expected = run(tx, params, rows)
+        state = self.variant(tx.init)(params)
+        step = self.variant(functools.partial(take_step, tx))
+        for k in range(2):
+            params, state = step(params, state, jax.tree.map(lambda r, k=k: r[k], rows))
+        assert_trees_same((params, state), expected)
+
+    @parameterized.named_parameters(NAMED)
+    def test_shapes_and_dtypes_of_the_state_never_change(self, make):
+        for dtype in DTYPES:
+            tx = make(optax.constant_schedule(1e-3))
+            params = {"w": weights((4, 3), dtype)}
+            state = tx.init(params)
+            for gradient_dtype in DTYPES:
+                g = {"w": gradients(1, (4, 3), gradient_dtype)[0]}
+                after = jax.eval_shape(functools.partial(take_step, tx), params, state, g)
+                assert jax.tree.structure(after) == jax.tree.structure((params, state))
+                assert shapes(after) == shapes((params, state))
+                assert shapes(jax.eval_shape(tx.init, params)) == shapes(state)
+
+    @parameterized.named_parameters(NAMED)
+    def test_it_takes_extra_arguments(self, make):
+        tx = make(1e-3)
+        assert isinstance(tx, optax.GradientTransformationExtraArgs)
+        params, g = {"w": weights(4)}, {"w": gradients(1, 4)[0]}
+        state = tx.init(params)
+        plain = tx.update(g, state, params)
+        assert_trees_same(tx.update(g, state, params, value=1.0, value_fn=None), plain)
+
+    @parameterized.named_parameters(ADAM_AND_ADAMW)
+    def test_multi_steps_takes_one_step_with_the_mean_gradient(self, make):
+        params, rows = {"w": weights(40)}, gradients(6, 40)
+        tx = make(1e-3)
+        multi = optax.MultiSteps(tx, every_k_schedule=2)
+        params_multi, state = params, multi.init(params)
+        step = jax.jit(functools.partial(take_step, multi))
+        for g in rows:
+            params_multi, state = step(params_multi, state, {"w": g})
+        # The running mean of two, as MultiSteps forms it.
+        means = {"w": jnp.stack([a + (b - a) / 2 for a, b in zip(rows[::2], rows[1::2], strict=True)])}
+        assert_trees_same(params_multi, run(tx, params, means)[0])
+        assert int(optax.tree.get(state.inner_opt_state[0], "count")) == 3
+
+    @parameterized.named_parameters(ADAM_AND_ADAMW)
+    def test_inject_hyperparams_works(self, make):
+        injected = optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(
+            1e-3, b1=0.95, mu_rounding="nearest"
+        )
+        params, rows = {"w": weights(40)}, {"w": gradients(3, 40)}
+        plain, _ = run(make(1e-3, b1=0.95, mu_rounding="nearest"), params, rows)
+        for compiled in (True, False):
+            assert_trees_same(run(injected, params, rows, compiled=compiled)[0], plain)
+
+
+@pytest.mark.parametrize("make", LINKS.values(), ids=LINKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_link_emits_float32_updates_of_the_same_tree(make, dtype):
+    tx = make()
+    params = {"w": weights((3, 2), dtype), "b": [weights((), dtype), None]}
+    g = jax.tree.map(jnp.ones_like, params)
+    updates, state = tx.update(g, tx.init(params), params)
+    assert isinstance(tx, optax.GradientTransformationExtraArgs)
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+    assert {str(u.dtype) for u in jax.tree.leaves(updates)} == {"float32"}
+    assert [u.shape for u in jax.tree.leaves(updates)] == [p.shape for p in jax.tree.leaves(params)]
+    assert jax.tree.structure(state) == jax.tree.structure(tx.init(params))
+
+
+def test_the_state_is_int32_counts_raw_seed_words_and_moments():
+    state = hs.adamw(optax.constant_schedule(1e-3), seed=2**32 + 7).init({"w": weights(3)})
+    adam, _, rate, rounding = state
+    assert adam._fields == ("count", "seed", "mu", "nu")
+    assert rounding._fields == ("count", "seed")
+    for count in (adam.count, rate.count, rounding.count):
+        assert (count.dtype, count.shape, int(count)) == (jnp.int32, (), 0)
+    for seed in (adam.seed, rounding.seed):
+        assert (seed.dtype, seed.tolist()) == (jnp.uint32, [1, 7])
+
+
+def test_seeds_go_by_integer_words_and_arrays():
+    g, params = {"w": gradients(1, 50)[0]}, {"w": weights(50)}
+    seeds = (
+        7,
+        np.int64(7),
+        np.array([0, 7], np.uint32),
+        jnp.array([0, 7], jnp.uint32),
+        jnp.int32(7),
+        np.uint64(7),
+    )
+    make = functools.partial(hs.adamw, 1e-2)
+    results = [make(seed=s).update(g, make(seed=s).init(params), params) for s in seeds]
+    for result in results[1:]:
+        assert_trees_same(result, results[0])
+    traced = jax.jit(lambda s: make(seed=s).update(g, make(seed=s).init(params), params))
+    assert_trees_same(traced(jnp.uint32(7)), results[0])
+    assert_trees_same(traced(jnp.array([0, 7], jnp.uint32)), results[0])
+
+
+def test_vmap_over_seeds_and_params_is_one_run_each():
+    rows = gradients(2, 30)
+    params = jnp.stack([weights(30, seed=k) for k in range(3)])
+    seeds = jnp.array([[0, 1], [2, 0], [0, 3]], jnp.uint32)
+
+    def two_steps(p, seed):
+        return run(hs.adamw(1e-2, seed=seed), {"w": p}, {"w": rows})
+
+    together = jax.jit(jax.vmap(two_steps))(params, seeds)
+    for k in range(3):
+        alone = run(hs.adamw(1e-2, seed=seeds[k]), {"w": params[k]}, {"w": rows})
+        assert_trees_same(jax.tree.map(lambda x, k=k: x[k], together), alone)
+
+
+def test_apply_if_finite_goes_around_the_links_before_ours():
+    # lax.cond wants updates in the dtype of the gradients, and ours are float32: with bfloat16 gradients it
+    # may hold anything that keeps their dtype, and our links follow.
+    tx = optax.chain(optax.apply_if_finite(optax.clip(1.0), max_consecutive_errors=3), hs.adamw(1e-3))
+    params, rows = {"w": weights(20)}, gradients(3, 20, "bfloat16").at[1, 4].set(jnp.nan)
+    params, state = run(tx, params, {"w": rows})
+    assert bool(jnp.isfinite(params["w"]).all())
+    assert int(state[0].total_notfinite) == 1
+    # Float32 gradients may pass through the whole.
+    wrapped = optax.apply_if_finite(hs.adamw(1e-3), max_consecutive_errors=3)
+    params, state = run(wrapped, {"w": weights(20)}, {"w": rows.astype(jnp.float32)})
+    assert bool(jnp.isfinite(params["w"]).all())
+    with pytest.raises(TypeError, match="float32"):
+        run(wrapped, {"w": weights(20)}, {"w": rows})
+
+
+def test_clipping_a_global_norm_stands_before():
+    tx = optax.chain(optax.clip_by_global_norm(1.0), hs.adamw(1e-3))
+    params, rows = {"w": weights(20)}, {"w": gradients(3, 20, "bfloat16")}
+    after, _ = run(tx, params, rows)
+    assert after["w"].dtype == jnp.bfloat16
+
+
+def test_absolute_decay_stands_after_the_learning_rate():
+    p = {"w": jnp.full(3, 2.0, jnp.bfloat16)}
+    tx = optax.chain(hs.scale_by_learning_rate(0.5), hs.add_decayed_weights(0.25, absolute=True))
+    updates, _ = tx.update({"w": jnp.ones(3)}, tx.init(p), p)
+    np.testing.assert_array_equal(np.asarray(updates["w"]), np.full(3, -0.5 - 0.25 * 2))
+
+
+def test_a_learning_rate_without_flipped_sign_ascends():
+    tx = hs.scale_by_learning_rate(0.5, flip_sign=False)
+    updates, _ = tx.update({"w": jnp.ones(3)}, tx.init(None))
+    np.testing.assert_array_equal(np.asarray(updates["w"]), np.full(3, 0.5))
+
+
+def test_x64_changes_nothing():
+    params, rows = {"w": weights(30)}, {"w": gradients(3, 30)}
+    schedule = optax.cosine_decay_schedule(1e-3, 10)
+    tx = hs.adamw(schedule, weight_decay=0.1)
+    expected = run(tx, params, rows)[1][0]
+    with jax.enable_x64(True):
+        wide = run(tx, params, rows)
+        assert shapes(wide) == shapes((params, tx.init(params)))
+        assert_trees_same(wide[1][0], expected)
+
+
+def test_implicit_promotion_and_debug_flags_find_nothing():
+    params, rows = {"w": weights(30)}, {"w": gradients(2, 30)}
+    with jax.numpy_dtype_promotion("strict"), jax.checking_leaks(), jax.numpy_rank_promotion("raise"):
+        tx = hs.adamw(1e-3, eps_root=1e-6, nesterov=True)
+        state = tx.init(params)
+        updates, _ = jax.jit(tx.update)({"w": rows["w"][0]}, state, params)
+        hs.apply_updates(params, updates, 0, 1)
+    with jax.debug_nans(True):
+        run(hs.adamw(1e-3), params, rows)

@@ -1,0 +1,129 @@
+"""Weights land where stochastic rounding puts them, through Optax's own `apply_updates` and through ours."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import halfstep_jax as hs
+import halfstep_spec as spec
+from backends.on_jax import from_jax
+from compare import assert_same
+from halfstep_spec.vectors import Array
+from on_jax.steps import DTYPES, assert_trees_same, gradients, weights
+
+NARROW = ("bfloat16", "float16")
+
+
+def bits(values) -> np.ndarray:
+    values = np.asarray(values)
+    return values.view(f"u{values.itemsize}")
+
+
+def land(p, u, seed=0, step=1, compiled=True):
+    """Return the emitted update and where `optax.apply_updates` lands."""
+    tx = hs.round_stochastically(seed)
+
+    def both(p, u):
+        state = hs.RoundStochasticallyState(jnp.int32(step - 1), tx.init({"w": p}).seed)
+        updates, _ = tx.update({"w": u}, state, {"w": p})
+        return updates["w"], optax.apply_updates({"w": p}, updates)["w"]
+
+    return (jax.jit(both) if compiled else both)(p, u)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_update_and_the_landing_are_those_of_the_reference(dtype, compiled):
+    p, u = weights(20_000, dtype), gradients(1, 20_000)[0] * 2.0**-9
+    words = spec.random_words(2**50, 7, "w", spec.Role.PARAM, p.shape)
+    emitted, landed = land(p, u, 2**50, 7, compiled)
+    expected = spec.round_stochastically(bits(p), np.asarray(u), dtype, words)
+    assert_same(from_jax(emitted), Array.of(expected, "float32"))
+    assert_same(from_jax(landed), Array.of(spec.apply_updates(bits(p), expected, dtype), dtype))
+    if dtype != "float32":
+        rounded = spec.round_to(np.asarray(p, np.float32) + np.asarray(u), dtype, words)
+        assert_same(from_jax(landed), Array.of(rounded, dtype))
+
+
+def corners(dtype):
+    """Return pairs of special weights with special updates, subnormal float32 sums left out (A8)."""
+    top = float(jnp.finfo(dtype).max)
+    special = [0.0, -0.0, 1.0, -1.0, 1.0078125, 2.0**-14, top, -top, np.inf, -np.inf, np.nan]
+    updates = [0.0, -0.0, 2.0**-9, -(2.0**-20), 1.0, -1.0, -1.0 + 2.0**-18, -2.0, 7e-6]
+    updates += [top, -top, 3e38, np.inf, np.nan]
+    p, u = np.meshgrid(np.array(special, np.float32), np.array(updates, np.float32))
+    return jnp.asarray(p.ravel().astype(DTYPES[dtype])), jnp.asarray(u.ravel())
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_corner_classes_land_as_the_contract_says(dtype):
+    p, u = corners(dtype)
+    words = spec.random_words(0, 1, "w", spec.Role.PARAM, p.shape)
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = spec.round_stochastically(bits(p), np.asarray(u), dtype, words)
+        landing = spec.apply_updates(bits(p), expected, dtype)
+    for compiled in (True, False):
+        emitted, landed = land(p, u, compiled=compiled)
+        assert_same(from_jax(emitted), Array.of(expected, "float32"))
+        assert_same(from_jax(landed), Array.of(landing, dtype))
+        ours = hs.apply_updates({"w": p}, {"w": u}, 0, 1)
+        assert_same(from_jax(ours["w"]), Array.of(landing, dtype))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_weight_that_does_not_move_gets_minus_zero(dtype):
+    p = jnp.asarray(np.array([0.0, -0.0, 1.0, -3.0, np.inf], DTYPES[dtype]))
+    emitted, landed = land(p, jnp.zeros(5))
+    assert bits(emitted).tolist() == [0x80000000] * 5
+    assert_same(from_jax(landed), from_jax(p))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_apply_updates_is_the_link_and_apply_updates_of_optax(dtype):
+    p, u = weights(5000, dtype), gradients(1, 5000)[0] * 1e-3
+    _, landed = land(p, u, seed=9, step=4)
+    for apply in (hs.apply_updates, jax.jit(hs.apply_updates)):
+        assert_trees_same(apply({"w": p}, {"w": u}, jnp.array([0, 9], jnp.uint32), 4)["w"], landed)
+
+
+def test_small_updates_get_through_in_the_mean():
+    # 2^-12 is 1/32 of the step up from 1 in bfloat16, and nearest drops it. 64 updates are two steps up.
+    p, u = jnp.ones(2**14, jnp.bfloat16), jnp.full(2**14, 2.0**-12)
+    tx = hs.round_stochastically()
+
+    def one(carry, _):
+        p, state = carry
+        updates, state = tx.update(u, state, p)
+        return (optax.apply_updates(p, updates), state), None
+
+    (p, _), _ = jax.jit(lambda p: jax.lax.scan(one, (p, tx.init(p)), None, 64))(p)
+    mean = float(p.astype(jnp.float32).mean())
+    # The standard deviation of a weight's sum is sqrt(64 * 31) / 32 gaps of 2^-7; of the mean, 1/128 of that.
+    assert abs(mean - (1 + 64 * 2.0**-12)) < 5 * (64 * 31) ** 0.5 / 32 * 2.0**-7 / 128
+    assert jnp.ones(1, jnp.bfloat16) + jnp.bfloat16(2.0**-12) == 1
+
+
+def test_every_step_rounds_by_new_words():
+    p, u = weights(1000), gradients(1, 1000)[0] * 1e-4
+    landed = [np.asarray(land(p, u, step=k)[1]).tobytes() for k in (1, 2, 3)]
+    assert len(set(landed)) == 3
+
+
+def test_float32_weights_pass_through_untouched():
+    patterns = np.array(
+        [0, 0x80000000, 0x3F800001, 0x7F800000, 0xFF800000, 0x7FC00000, 0x00000001], np.uint32
+    )
+    u = jnp.asarray(patterns.view(np.float32))
+    emitted, _ = land(jnp.zeros(7), u)
+    assert_same(from_jax(emitted), Array.of(patterns.view(np.float32), "float32"))
+
+
+def test_float16_weights_reach_their_subnormals():
+    p = jnp.repeat(jnp.asarray(np.array([2.0**-24, -(2.0**-20), 0.0], np.float16)), 64)
+    u = jnp.repeat(jnp.array([2.0**-26, 2.0**-26, 2.0**-25], jnp.float32), 64)
+    landed = np.asarray(land(p, u)[1], np.float64).reshape(3, 64)
+    assert set(landed[0]) == {2.0**-24, 2.0**-23}
+    assert set(landed[1]) == {-(2.0**-20), -(2.0**-20) + 2.0**-24}
+    assert set(landed[2]) == {0.0, 2.0**-24}

@@ -1,0 +1,165 @@
+"""Chains: links compose, own their entries, and do for one parameter what they say."""
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from on_torch.steps import assert_same_snapshots, snapshot
+
+
+def step(tx, p, grads, **options):
+    optimizer = hs.Optimizer([("w", p)], tx, **options)
+    for g in grads:
+        p.grad = g.clone()
+        optimizer.step()
+    return optimizer
+
+
+def weights(dtype=torch.bfloat16, size=500):
+    return torch.nn.Parameter(torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype))
+
+
+def gradients(count=4, size=500):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(size, generator=generator).bfloat16() for _ in range(count)]
+
+
+EAGER_AND_COMPILED = [False, pytest.param(True, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("compile", EAGER_AND_COMPILED)
+def test_the_classes_are_chains(compile):
+    adam = hs.scale_by_adam(0.8, 0.99, 1e-6, nu_dtype="float32", seed=3)
+    decay, rate, land = (
+        hs.add_decayed_weights(0.1),
+        hs.scale_by_learning_rate(1e-2),
+        hs.round_stochastically(3),
+    )
+    options = {
+        "lr": 1e-2,
+        "betas": (0.8, 0.99),
+        "eps": 1e-6,
+        "weight_decay": 0.1,
+        "nu_dtype": "float32",
+        "seed": 3,
+    }
+    for make, links in ((hs.AdamW, (adam, decay, rate, land)), (hs.Adam, (decay, adam, rate, land))):
+        p, q = weights(), weights()
+        alias = make([("w", p)], **options, compile=compile)
+        for g in gradients():
+            p.grad = g.clone()
+            alias.step()
+        composed = step(hs.chain(*links), q, gradients(), compile=compile)
+        assert_same_snapshots(snapshot(alias), snapshot(composed))
+
+
+def test_a_chain_of_chains_is_flat():
+    inner = hs.chain(hs.scale_by_adam(), hs.add_decayed_weights(0.1))
+    nested = hs.chain(inner, hs.chain(hs.scale_by_learning_rate(0.1), hs.round_stochastically()))
+    assert [link.function for link in nested.links] == [
+        "scale_by_adam",
+        "add_decayed_weights",
+        "scale_by_learning_rate",
+        "round_stochastically",
+    ]
+
+
+def test_a_single_link_is_a_chain():
+    p = weights(torch.float32)
+    before, g = p.detach().clone(), gradients(1)[0].float()
+    step(hs.scale_by_learning_rate(0.5), p, [g])
+    assert torch.equal(p.detach(), before + (-0.5 * g))
+
+
+def test_without_a_last_link_weights_are_rounded_to_nearest():
+    p, grads = weights(), gradients(1)
+    before = p.detach().float()
+    step(hs.scale_by_learning_rate(0.37), p, grads)
+    assert torch.equal(p.detach(), (before - torch.tensor(0.37) * grads[0].float()).bfloat16())
+
+
+def test_flip_sign_ascends():
+    p, q, grads = weights(), weights(), gradients(3)
+    up = step(hs.scale_by_learning_rate(0.1, flip_sign=False), p, grads)
+    down = step(hs.scale_by_learning_rate(0.1), q, grads, maximize=True)
+    assert_same_snapshots(snapshot(up), snapshot(down))
+
+
+def test_absolute_decay_is_not_scaled_by_the_learning_rate():
+    p = torch.nn.Parameter(torch.full((3,), 2.0))
+    tx = hs.chain(hs.scale_by_learning_rate(0.0), hs.add_decayed_weights(0.25, absolute=True))
+    step(tx, p, [torch.ones(3)])
+    assert torch.equal(p.detach(), torch.full((3,), 1.5))
+
+
+def test_a_mask_chooses_what_decays_by_name_and_shape():
+    asked = []
+
+    def mask(name, param):
+        asked.append(name)
+        return param.ndim > 1
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(1.0)
+    tx = hs.chain(hs.add_decayed_weights(0.5, mask), hs.scale_by_learning_rate(1.0))
+    optimizer = hs.Optimizer(model.named_parameters(), tx)
+    for _ in range(2):
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+    assert asked == ["0/weight", "0/bias", "1/weight", "1/bias"]
+    assert [p.mean().item() for p in model.parameters()] == [0.25, 1.0, 1.0, 1.0]
+
+
+def test_a_decay_of_zero_leaves_infinite_weights_alone():
+    p = torch.nn.Parameter(torch.tensor([float("inf"), 1.0]))
+    step(hs.chain(hs.add_decayed_weights(0.0), hs.scale_by_learning_rate(0.0)), p, [torch.ones(2)])
+    assert torch.equal(p.detach(), torch.tensor([float("inf"), 1.0]))
+
+
+@pytest.mark.parametrize("compile", EAGER_AND_COMPILED)
+def test_links_of_different_seeds_read_different_words(compile):
+    runs = {}
+    for seeds in ((1, 1), (1, 2), (2, 1)):
+        p = weights(size=3000)
+        tx = hs.chain(
+            hs.scale_by_adam(seed=seeds[0]),
+            hs.scale_by_learning_rate(1e-4),
+            hs.round_stochastically(seeds[1]),
+        )
+        optimizer = step(tx, p, gradients(2, 3000), compile=compile)
+        runs[seeds] = p.detach().clone(), optimizer.state[p]["exp_avg_sq"].clone()
+    # The moments do not depend on the weights' words, and depend on their own.
+    assert torch.equal(runs[1, 1][1], runs[1, 2][1])
+    assert not torch.equal(runs[1, 1][1], runs[2, 1][1])
+    assert not torch.equal(runs[1, 1][0], runs[1, 2][0])
+
+
+def test_auto_rounding_is_nearest_unless_that_would_freeze():
+    p = weights()
+    for b1, expected in ((0.9, "nearest_unchecked"), (0.999, "stochastic")):
+        auto, told = (weights() for _ in range(2))
+        ours = step(hs.scale_by_adam(b1, mu_dtype="bfloat16"), auto, gradients())
+        theirs = step(hs.scale_by_adam(b1, mu_dtype="bfloat16", mu_rounding=expected), told, gradients())
+        assert_same_snapshots(snapshot(ours), snapshot(theirs))
+    assert p.dtype == torch.bfloat16
+
+
+def test_entries_are_the_links_numbers_and_a_group_s_value_wins():
+    tx = hs.chain(hs.scale_by_adam(0.8), hs.add_decayed_weights(0.1), hs.scale_by_learning_rate(0.5))
+    assert tx.entries == {
+        "betas": (0.8, 0.999),
+        "eps": 1e-8,
+        "eps_root": 0.0,
+        "mu_dtype": None,
+        "nu_dtype": None,
+        "weight_decay": 0.1,
+        "lr": 0.5,
+    }
+    p = weights()
+    optimizer = hs.Optimizer([{"params": [p], "lr": 0.0}], tx)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert torch.equal(p, weights())
