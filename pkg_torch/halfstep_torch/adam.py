@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Codes, Link, Update, Words
+from halfstep_torch.chain import Link, State, StateArray, Update, Weights, Words
 from halfstep_torch.exact import sqrt
-from halfstep_torch.formats import Format, as_format_name
+from halfstep_torch.formats import Format, as_format
 from halfstep_torch.hyperparameters import decay_rate, nonnegative, pair
 from halfstep_torch.moments import bias_correction, ema
 from halfstep_torch.random_words import Role
@@ -38,27 +38,27 @@ class AdamRule:
     nesterov: bool
 
     @property
-    def formats(self) -> Mapping[str, Format]:
+    def arrays(self) -> Mapping[str, StateArray]:
         """Both moments."""
-        return {"exp_avg": self.mu.format, "exp_avg_sq": self.nu.format}
+        return {**self.mu.arrays, **self.nu.arrays}
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """Roles of the moments that are rounded stochastically."""
         return self.mu.roles + self.nu.roles
 
-    def update(self, u: Tensor, p: Tensor, codes: Codes, numbers: Sequence, words: Words) -> Update:
+    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
         """Return u = (m r1) / (sqrt((v r2) + eps_root) + eps) and the stored moments (contract A5)."""
         b1, one_minus_b1, b2, one_minus_b2, r1, r2, r1_next, eps, eps_root = numbers
         g = u
-        mu = ema(self.mu.decode(codes["exp_avg"]), g, b1, one_minus_b1)
-        nu = ema(self.nu.decode(codes["exp_avg_sq"]), g * g, b2, one_minus_b2)
-        mu_codes, nu_codes = self.mu.encode(mu, words), self.nu.encode(nu, words)
+        mu = ema(self.mu.decode(state), g, b1, one_minus_b1)
+        nu = ema(self.nu.decode(state), g * g, b2, one_minus_b2)
+        stored = {**self.mu.encode(mu, words), **self.nu.encode(nu, words)}
         # The update reads what was stored: a step is a function of what a checkpoint holds (contract A7).
-        m, v = self.mu.decode(mu_codes), self.nu.decode(nu_codes)
+        m, v = self.mu.decode(stored), self.nu.decode(stored)
         m_hat = ema(m * r1_next, g * r1, b1, one_minus_b1) if self.nesterov else m * r1
         u = m_hat / (sqrt((v * r2) + eps_root) + eps)
-        return u, {"exp_avg": mu_codes, "exp_avg_sq": nu_codes}
+        return u, stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,15 +96,15 @@ class ScaleByAdam(Link):
             decay_rate(function, "betas[1]", b2),
             nonnegative(function, "eps", group["eps"]),
             nonnegative(function, "eps_root", group["eps_root"]),
-            as_format_name(function, "mu_dtype", group["mu_dtype"]),
-            as_format_name(function, "nu_dtype", group["nu_dtype"]),
+            as_format(function, "mu_dtype", group["mu_dtype"], signed=True),
+            as_format(function, "nu_dtype", group["nu_dtype"]),
         )
 
-    def rule(self, function: str, values: tuple, dtype: torch.dtype) -> AdamRule:
+    def rule(self, function: str, values: tuple, weights: Weights) -> AdamRule:
         """Resolve formats and roundings."""
-        b1, b2, _, _, mu_dtype, nu_dtype = values
-        mu = stored_moment(function, Role.MU, mu_dtype, self.mu_rounding, dtype, "b1", b1)
-        nu = stored_moment(function, Role.NU, nu_dtype, self.nu_rounding, dtype, "b2", b2)
+        b1, b2, _, _, mu, nu = values
+        mu = stored_moment(function, Role.MU, "exp_avg", mu, self.mu_rounding, weights, "b1", b1)
+        nu = stored_moment(function, Role.NU, "exp_avg_sq", nu, self.nu_rounding, weights, "b2", b2)
         return AdamRule(mu, nu, self.nesterov)
 
     def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
@@ -121,9 +121,9 @@ def scale_by_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     eps_root: float = 0.0,
-    mu_dtype: str | torch.dtype | None = None,
+    mu_dtype: str | torch.dtype | Format | None = None,
     *,
-    nu_dtype: str | torch.dtype | None = None,
+    nu_dtype: str | torch.dtype | Format | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     nesterov: bool = False,
@@ -140,16 +140,18 @@ def scale_by_adam(
     Rounds m and v to their formats, once each; u reads what was stored and is float32. With `nesterov`,
     (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
 
-    Group entries: `betas`, `eps`, `eps_root`, `mu_dtype`, `nu_dtype`. State: `exp_avg`, `exp_avg_sq`.
+    Group entries: `betas`, `eps`, `eps_root`, `mu_dtype`, `nu_dtype`. State: `exp_avg`, `exp_avg_sq`, and
+    of `scaled` formats `exp_avg_scale`, `exp_avg_sq_scale`.
 
     Args:
         b1: decay rate of the first moment.
         b2: decay rate of the second moment.
         eps: added outside the square root.
         eps_root: added inside it.
-        mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a torch dtype, or None:
-            bfloat16 for bfloat16 params, else float32.
-        nu_dtype: how the second is stored.
+        mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
+            format with a sign, or None: bfloat16 for bfloat16 params, else float32.
+        nu_dtype: how the second is stored: any of these, a `scaled` format without a sign, or
+            "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".
         nu_rounding: likewise, for the second moment.
@@ -173,12 +175,12 @@ def scale_by_adam(
     rates = decay_rate(function, "b1", b1), decay_rate(function, "b2", b2)
     nonnegative(function, "eps", eps)
     nonnegative(function, "eps_root", eps_root)
-    mu_dtype = as_format_name(function, "mu_dtype", mu_dtype)
-    nu_dtype = as_format_name(function, "nu_dtype", nu_dtype)
-    moments = (("mu", mu_dtype, mu_rounding, "b1", rates[0]), ("nu", nu_dtype, nu_rounding, "b2", rates[1]))
-    for name, dtype, rounding, rate_name, rate in moments:
+    mu, nu = as_format(function, "mu_dtype", mu_dtype, signed=True), as_format(function, "nu_dtype", nu_dtype)
+    moments = (("mu", mu, mu_rounding, "b1", rates[0]), ("nu", nu, nu_rounding, "b2", rates[1]))
+    for name, fmt, rounding, rate_name, rate in moments:
         check_rounding(function, name, rounding)
-        if dtype is not None:
-            check_freezing(function, name, rounding, Format(dtype), rate_name, rate)
+        if fmt is not None:
+            check_freezing(function, name, rounding, fmt, rate_name, rate)
     seed = as_seed(function, seed)
+    mu_dtype, nu_dtype = (fmt if fmt is None or fmt.scaled else fmt.name for fmt in (mu, nu))
     return ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nu_dtype, mu_rounding, nu_rounding, nesterov, seed)

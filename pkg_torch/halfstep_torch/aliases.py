@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.adam import ScaleByAdam
-from halfstep_torch.chain import Chain, Link, chain
+from halfstep_torch.chain import Chain, chain
+from halfstep_torch.formats import Format
 from halfstep_torch.hyperparameters import pair
 from halfstep_torch.learning_rate import ScaleByLearningRate
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.params import RoundStochastically
+from halfstep_torch.params import Compensate, RoundStochastically
 from halfstep_torch.seeds import as_seed
 from halfstep_torch.weight_decay import AddDecayedWeights
+from halfstep_torch.wide_params import keep_master_params, split_params
 
-DType = str | torch.dtype | None
+DType = str | torch.dtype | Format | None
 
 
 class Adam(Optimizer):
@@ -33,12 +35,14 @@ class Adam(Optimizer):
         weight_decay: L2 decay, added to the gradient.
         maximize: ascend.
         mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
-            or None: bfloat16 for bfloat16 weights, else float32.
-        nu_dtype: how the second (`exp_avg_sq`) is stored.
+            a `scaled` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` format without a sign, or
+            "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".
         nu_rounding: likewise, for the second moment.
-        param_storage: how weights of 16 bits are rounded: "stochastic" or "nearest".
+        param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
+            (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; the bits are the same.
 
@@ -78,7 +82,7 @@ class Adam(Optimizer):
         b1, b2 = pair(function, "betas", betas)
         adam = ScaleByAdam(b1, b2, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
         links = [AddDecayedWeights(weight_decay), adam, ScaleByLearningRate(lr)]
-        tx = chain(*links, *_landing(function, param_storage, seed))
+        tx = _stored(function, chain(*links), param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
@@ -98,12 +102,14 @@ class AdamW(Optimizer):
         weight_decay: decoupled decay; it is scaled by the learning rate.
         maximize: ascend.
         mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
-            or None: bfloat16 for bfloat16 weights, else float32.
-        nu_dtype: how the second (`exp_avg_sq`) is stored.
+            a `scaled` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` format without a sign, or
+            "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".
         nu_rounding: likewise, for the second moment.
-        param_storage: how weights of 16 bits are rounded: "stochastic" or "nearest".
+        param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
+            (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; the bits are the same.
 
@@ -143,16 +149,24 @@ class AdamW(Optimizer):
         b1, b2 = pair(function, "betas", betas)
         adam = ScaleByAdam(b1, b2, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
         links = [adam, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
-        tx = chain(*links, *_landing(function, param_storage, seed))
+        tx = _stored(function, chain(*links), param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
-def _landing(function: str, param_storage: str, seed: int) -> list[Chain | Link]:
-    """Return the last link for a way of storing weights."""
-    landings: dict[str, list[Chain | Link]] = {"stochastic": [RoundStochastically(seed)], "nearest": []}
-    if param_storage not in landings:
+def _stored(function: str, tx: Chain, param_storage: str, seed: int) -> Chain:
+    """Return a chain that ends with a way of storing weights."""
+    ways: dict[str, Callable[[], Chain]] = {
+        "stochastic": lambda: chain(tx, RoundStochastically(seed)),
+        "nearest": lambda: tx,
+        "compensated": lambda: chain(tx, Compensate()),
+        "split8": lambda: split_params(tx, 8, seed=seed),
+        "split16": lambda: split_params(tx, 16, seed=seed),
+        "master": lambda: keep_master_params(tx),
+    }
+    if param_storage not in ways:
+        names = [f'"{name}"' for name in ways]
         raise ValueError(
             f"{function}: param_storage={param_storage!r} is not a way to store weights. "
-            'Use "stochastic" or "nearest".'
+            f"Use {', '.join(names[:-1])} or {names[-1]}."
         )
-    return landings[param_storage]
+    return ways[param_storage]()

@@ -7,23 +7,66 @@ choices are made: a pure function of tensors, hashable, so that equal rules shar
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from halfstep_torch.formats import Format
 from halfstep_torch.random_words import Role
 
 Words = Callable[[Role], Tensor]
-Codes = Mapping[str, Tensor]
-Update = tuple[Tensor, Codes]
+State = Mapping[str, Tensor]
+Update = tuple[Tensor, State]
+
+
+class Weights(NamedTuple):
+    """What decides how a parameter is stepped, besides the numbers.
+
+    Attributes:
+        dtype: of the weights, as the link sees them.
+        shape: of the parameter.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StateArray:
+    """One array of a parameter's state.
+
+    Attributes:
+        dtype: of the array.
+        scale_of: the format whose scales it holds, one byte per block; None: one entry per element.
+        copies_weights: it starts as the weights; else as zeros, scales as those of zeros.
+    """
+
+    dtype: torch.dtype
+    scale_of: Format | None = None
+    copies_weights: bool = False
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return its shape, given that of the parameter."""
+        return self.scale_of.scale_shape(shape) if self.scale_of else tuple(shape)
+
+    def size(self, elements: int) -> int:
+        """Return how many of its entries belong to a stretch of whole blocks."""
+        return self.scale_of.blocks.count(elements) if self.scale_of and self.scale_of.blocks else elements
+
+    def new(self, param: Tensor) -> Tensor:
+        """Return the array of a parameter that was never stepped; row-major, whatever the layout of that."""
+        if self.copies_weights:
+            return param.detach().to(self.dtype, memory_format=torch.contiguous_format, copy=True)
+        start = self.scale_of.codes.bytes[0] if self.scale_of else 0
+        return torch.full(self.shape(param.shape), start, dtype=self.dtype, device=param.device)
 
 
 class Rule(Protocol):
     """The update of one parameter by one link: choices made, numbers not yet known."""
 
     @property
-    def formats(self) -> Mapping[str, Format]:
+    def arrays(self) -> Mapping[str, StateArray]:
         """State arrays that the rule keeps, by torch's names for them."""
         ...
 
@@ -37,15 +80,16 @@ class Rule(Protocol):
         """What the numbers of a step are, in the order in which `Link.numbers` gives them."""
         ...
 
-    def update(self, u: Tensor, p: Tensor, codes: Codes, numbers: Sequence, words: Words) -> Update:
-        """Return the outgoing update and the new codes of every state array.
+    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
+        """Return the outgoing update and the rule's new state arrays.
 
-        Elementwise and pure: called on pieces of a parameter, in eager mode and under torch.compile.
+        Pure, and elementwise but for block maxima: called on stretches of whole blocks of a parameter, in
+        eager mode and under torch.compile.
 
         Args:
             u: incoming update, float32.
             p: the weights, float32.
-            codes: of the state arrays.
+            state: state arrays of all rules; scales in one row.
             numbers: what `Link.numbers` gave: floats, or float32 0-d tensors in compiled code.
             words: from role to int32 words, one per element.
         """
@@ -57,12 +101,14 @@ class Link:
 
     Attributes:
         function: the public name, for messages and state dicts.
-        last: whether the link must be the last of its chain.
+        last: whether the link must be the last of its chain, or of what another such link wraps.
+        wraps: how many links before this one see the float32 weights that it keeps.
         seed: of the words that the link's rules read, or None.
     """
 
     function: ClassVar[str]
     last: ClassVar[bool] = False
+    wraps: int = 0
     seed: int | None = None
 
     @property
@@ -87,13 +133,13 @@ class Link:
         """Whether the link touches this parameter at all; asked once per parameter."""
         return True
 
-    def rule(self, function: str, values: tuple, dtype) -> Rule | None:
-        """Return what the link does to parameters of `dtype`, or None for nothing.
+    def rule(self, function: str, values: tuple, weights: Weights) -> Rule | None:
+        """Return what the link does to such parameters, or None for nothing.
 
         Args:
             function: for messages.
             values: what `read` gave.
-            dtype: of the weights.
+            weights: their dtype and shape.
 
         Raises:
             ValueError: if the values do not go together for such parameters.
@@ -162,8 +208,8 @@ def chain(*links: Link | Chain) -> Chain:
                 f"chain: {link!r} is not a transform. Pass scale_by_adam(), scale_by_learning_rate(1e-3), ..."
             )
     _check_owners(flat)
-    for link in flat[:-1]:
-        if link.last:
+    for i, link in enumerate(flat[:-1]):
+        if link.last and not any(j - flat[j].wraps <= i for j in range(i + 1, len(flat))):
             raise ValueError(f"chain: {link.function} lands on the weights. Make it the last link.")
     return Chain(tuple(flat))
 

@@ -100,32 +100,45 @@ class Compile:
 
 @functools.cache
 def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -> Callable:
-    """Return a function (p, g, codes, numbers, keys) that steps flat tensors in place.
+    """Return a function (p, g, state, numbers, keys, offsets) that steps flat tensors in place.
 
     Args:
-        plan: of the leaf.
+        plan: of the leaf; all its blocks are whole.
         device: of its memory.
         grad_dtype: of its gradient.
 
     Returns:
-        The function: p, g and each of the list `codes` 1-D, `numbers` a float32 vector of the numbers of all
-        rules, `keys` an int32 vector. Compiled already.
+        The function: p, g and each of the list `state` 1-D, `numbers` a float32 vector of the numbers of all
+        rules, `keys` an int32 vector, `offsets` another, of a number for each unit of the plan that is added
+        to the index of its elements; None for a plan without blocks. Compiled already.
 
     Raises:
         Exception: whatever torch.compile raises where it cannot compile.
     """
-    names = list(plan.formats)
+    names, unit = list(plan.arrays), plan.unit
 
-    def step_in_place(p: Tensor, g: Tensor, codes: Sequence[Tensor], numbers: Tensor, keys: Tensor) -> None:
-        old = dict(zip(names, codes, strict=True))
-        new_p, new = plan.run(p, g, old, _by_rule(plan, numbers.unbind()), keys.unbind())
+    def step_in_place(
+        p: Tensor, g: Tensor, state: Sequence[Tensor], numbers: Tensor, keys: Tensor, offsets: Tensor | None
+    ) -> None:
+        old = dict(zip(names, state, strict=True))
+        first, *others = keys.unbind()
+        if offsets is not None:
+            # In rows of whole blocks, so that their maxima are taken along an axis of constant length.
+            p, g, first = p.view(-1, unit), g.view(-1, unit), (first + offsets)[:, None]
+            old = {name: x if name in scales else x.view(-1, unit) for name, x in old.items()}
+        new_p, new = plan.run(p, g, old, _by_rule(plan, numbers.unbind()), [first, *others])
         p.copy_(new_p)
         for name, array in old.items():
             array.copy_(new[name])
 
+    scales = {name for name, kept in plan.arrays.items() if kept.scale_of}
     kernel = torch.compile(_own_code(step_in_place), dynamic=True, fullgraph=True, options=_options(device))
-    scratch = functools.partial(torch.zeros, _SCRATCH, device=device)
-    codes = [scratch(dtype=fmt.dtype) for fmt in plan.formats.values()]
+    units = max(_SCRATCH // unit, 4)
+    scratch = functools.partial(torch.zeros, units * unit, device=device)
+    state = [
+        torch.zeros(kept.size(units * unit), dtype=kept.dtype, device=device) for kept in plan.arrays.values()
+    ]
+    offsets = torch.zeros(units, dtype=torch.int32, device=device) if plan.blocks else None
     numbers = torch.ones(
         sum(len(rule.number_names) for rule in plan.rules), dtype=torch.float32, device=device
     )
@@ -135,7 +148,9 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         warnings.simplefilter("ignore", DeprecationWarning)
         # Inductor says that it runs such a kernel more slowly.
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
-        kernel(scratch(dtype=plan.dtype), scratch(dtype=grad_dtype), codes, numbers, keys)
+        # Lengths are dynamic; what the plan says (bits of mantissa, elements of a block) is constant.
+        with torch._dynamo.config.patch(specialize_int=True):
+            kernel(scratch(dtype=plan.dtype), scratch(dtype=grad_dtype), state, numbers, keys, offsets)
     return kernel
 
 

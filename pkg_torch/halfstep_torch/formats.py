@@ -1,97 +1,223 @@
-"""How a state array is stored: encode float32 to codes, decode codes to float32.
+"""How a state array is stored: encode float32 to codes and scales, decode them to float32.
 
-Contract: section F. A `Format` is all that an update rule knows of storage, and it knows
+Contract: section F. Vectors: formats. A `Format` is all that an update rule knows of storage, and it knows
 nothing of update rules.
 """
 
 import dataclasses
+import math
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.float_formats import FLOAT_FORMATS, dtype_name
-from halfstep_torch.rounding import round_value
+from halfstep_torch.blocks import Blocks, blocks_of, scale_shape
+from halfstep_torch.codes import MARKED, PLAIN_CODES, SCALED_CODES, Codes
+from halfstep_torch.float_formats import dtype_name
 
-_PLAIN_STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+class Encoded(NamedTuple):
+    """A stored array, or a stretch of one.
+
+    Attributes:
+        codes: in the shape of the array.
+        scale: uint8, one per block, in one row; None in a format without.
+    """
+
+    codes: Tensor
+    scale: Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A plain state dtype: codes are values of that dtype, elementwise, with no scale.
+    """A way to store an array of float32. Made by `scaled`, or from the name of a plain dtype.
 
     Attributes:
-        name: "float32", "bfloat16" or "float16".
+        name: of the codes: a plain state dtype, or with a scale one that `scaled` takes.
+        scaled: whether blocks have a scale.
+        block_size: elements of a block, "row" or None.
+        min_size: smaller arrays are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+        blocks: the cut of the arrays at hand, once `for_shape` has said of what shape they are.
     """
 
     name: str
+    scaled: bool = False
+    block_size: int | str | None = None
+    min_size: int = 0
+    min_ndim: int = 0
+    blocks: Blocks | None = None
+
+    def for_shape(self, shape: tuple[int, ...]) -> "Format":
+        """Return the format that an array of this shape gets: float32 where it is too small for a scale.
+
+        Formats that encode and decode alike are equal, so that shapes share compiled kernels.
+        """
+        if not self.scaled:
+            return self
+        if math.prod(shape) < self.min_size or len(shape) < self.min_ndim:
+            return Format("float32")
+        return Format(self.name, True, self.block_size, blocks=blocks_of(tuple(shape), self.block_size))
+
+    @property
+    def codes(self) -> Codes:
+        """What the codes are."""
+        return (SCALED_CODES if self.scaled else PLAIN_CODES)[self.name]
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the codes."""
-        return _PLAIN_STATE_DTYPES[self.name]
+        return self.codes.dtype
 
-    def zeros_like(self, param: Tensor) -> Tensor:
-        """Return the codes of zero for every element of `param`, row-major whatever the layout of `param`."""
-        return torch.zeros(param.shape, dtype=self.dtype, device=param.device)
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the scales of an array."""
+        return scale_shape(tuple(shape), self.block_size)
 
-    def encode(self, x: Tensor, words: Tensor | None) -> Tensor:
-        """Round the float32 `x` to codes: finite values saturate, infinity becomes NaN (contract R6).
+    def encode(self, x: Tensor, words: Tensor | None, *, positive: bool = False) -> Encoded:
+        """Round the float32 `x` to codes.
+
+        Finite values saturate, infinity becomes NaN (contract R6). With a scale: y = x / 2^s, exact, s from
+        the largest magnitude of the block, then y is rounded.
 
         Args:
-            x: float32.
+            x: float32; with a scale, whole runs of the array, in row-major order.
             words: int32 words for stochastic rounding, or None for nearest.
+            positive: a second moment: what is not zero is not stored as zero.
         """
-        return round_value(x, self.name, words, saturate=True)
+        if self.blocks is None:
+            return Encoded(self.codes.encode(x, None, words, positive).to(self.dtype), None)
+        y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
+        # What is not finite does not count for the maximum, or marks its block.
+        magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.marks else 0.0)
+        top = magnitude.amax(1, keepdim=True)
+        byte = self.codes.byte(top)
+        codes = self.codes.encode(y, byte, cut_words, positive)
+        if self.codes.marks:
+            finite = top < math.inf
+            codes, byte = torch.where(finite, codes, 0), torch.where(finite, byte, MARKED)
+        return Encoded(self.blocks.join(codes.to(self.dtype), x.shape), byte.to(torch.uint8).view(-1))
 
-    def decode(self, codes: Tensor) -> Tensor:
-        """Return the float32 values of `codes`: exact."""
-        return codes.to(torch.float32)
-
-    @property
-    def rounds(self) -> bool:
-        """Whether encoding rounds at all."""
-        return self.name != "float32"
-
-    @property
-    def gap_exponent(self) -> int:
-        """k, where 2^-k is half the largest relative gap between neighbouring codes."""
-        return FLOAT_FORMATS[self.name].mantissa_bits + 1
+    def decode(self, stored: Encoded) -> Tensor:
+        """Return the float32 values of codes and scales: exact."""
+        # Widened before it is cut: padding knows no 8-bit floats.
+        wide = self.codes.widen(stored.codes)
+        if self.blocks is None:
+            return self.codes.decode(wide, None)
+        assert stored.scale is not None
+        values = self.codes.decode(self.blocks.cut(wide), stored.scale.to(torch.int32)[:, None])
+        return self.blocks.join(values, stored.codes.shape)
 
     def freezes(self, b: float) -> bool:
-        """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < 2^-(p + 1).
+        """Whether an EMA of rate `b`, stored to nearest, stops short: 1 - b < half the relative gap.
 
-        p is the number of explicit mantissa bits; float32 is taken as never freezing (contract F3).
+        The gap is 2^-p for p explicit mantissa bits, and 1/127 for int8 (that below its largest code).
+        float32 is taken as never freezing (contract F3).
 
         Args:
             b: decay rate, a float32 value.
+
+        Example:
+            >>> Format("bfloat16").freezes(0.999), Format("bfloat16").freezes(0.9)
+            (True, False)
         """
-        return self.rounds and 1.0 - b < 2.0**-self.gap_exponent
+        return bool(np.float32(1) - np.float32(b) < np.float32(self.codes.half_gap[0]))
+
+    @property
+    def rounds(self) -> bool:
+        """Whether encoding rounds at all: in float32 no word is used."""
+        return self.codes.half_gap[0] > 0
+
+    @property
+    def description(self) -> str | dict[str, Any]:
+        """Plain types that say the same, for state dicts; `as_format` takes them back."""
+        if not self.scaled:
+            return self.name
+        names = ("block_size", "min_size", "min_ndim")
+        return {"dtype": self.name, **{name: getattr(self, name) for name in names}}
 
 
-def resolve_format(name: str | None, param_dtype: torch.dtype) -> Format:
-    """Return the format of a moment; None means bfloat16 for bfloat16 params, else float32 (contract F1)."""
-    if name is None:
-        name = "bfloat16" if param_dtype == torch.bfloat16 else "float32"
-    return Format(name)
+def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+    """Return the format of codes of `dtype` with one power-of-two scale per block.
+
+    A block's scale is the smallest power of two under which its largest finite magnitude fits, kept as one
+    byte; dividing by it is exact, so values are rounded once, to the codes. Blocks run along the shortest
+    run of trailing axes whose product reaches `block_size`; the last one of a run may be short.
+
+    State of 8 bits saves memory, not time: encoding costs more than it saves in bytes moved.
+
+    Args:
+        dtype: of the codes: "float16", "float8_e4m3fn", "float8_e5m2", "int8", a torch dtype of these, or,
+            for a second moment alone, "ufloat8_e5m3" (the best `nu` in one byte) or "ufloat8_e4m4".
+        block_size: elements of a block, "row" (one block per last-axis row) or None (one block in all).
+        min_size: arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+
+    Returns:
+        A format, for `mu_dtype` and `nu_dtype`.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if there is no such format, or a size is out of range.
+
+    Example:
+        >>> scaled("float8_e4m3fn").scale_shape((64, 256))
+        (64, 2)
+
+    Source: ours. Contract F4 to F7.
+    """
+    name = dtype_name(dtype)
+    if name not in SCALED_CODES:
+        raise ValueError(
+            f'scaled: dtype={name} has no scaled format. Use "float16", "float8_e4m3fn", "float8_e5m2", '
+            '"int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
+        )
+    if block_size is not None and block_size != "row":
+        fault = f"scaled: block_size={block_size!r} is not a block size. "
+        way_out = 'Use a positive integer, "row" or None.'
+        if isinstance(block_size, bool) or not isinstance(block_size, (int, str)):
+            raise TypeError(fault + way_out)
+        if isinstance(block_size, str) or block_size < 1:
+            raise ValueError(fault + way_out)
+    for argument, value in (("min_size", min_size), ("min_ndim", min_ndim)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"scaled: {argument}={value!r} is not an integer. Use a number >= 0.")
+        if value < 0:
+            raise ValueError(f"scaled: {argument}={value} is negative. Use a number >= 0.")
+    return Format(name, True, block_size, min_size, min_ndim)
 
 
-def as_format_name(function: str, name: str, dtype) -> str | None:
-    """Return a dtype argument as its name, or None.
+def as_format(function: str, argument: str, dtype: Any, *, signed: bool = False) -> Format | None:
+    """Return the `Format` that an argument asks for, or None.
 
     Args:
         function: whose argument it is, for the message.
-        name: of the argument.
-        dtype: "bfloat16", torch.bfloat16, ... or None.
+        argument: which one.
+        dtype: a `Format`, "bfloat16", torch.bfloat16, ..., a `Format.description`, or None.
+        signed: whether what is stored has a sign.
 
     Raises:
         ValueError: if no moment can be stored so.
     """
     if dtype is None:
         return None
-    given = dtype_name(dtype)
-    if given in _PLAIN_STATE_DTYPES:
-        return given
+    fmt = scaled(**dtype) if isinstance(dtype, dict) else dtype
+    name = fmt.name if isinstance(fmt, Format) else dtype_name(fmt)
     use = 'Use "bfloat16", "float16" or "float32".'
-    if given in FLOAT_FORMATS:
-        raise ValueError(f"{function}: {name}={given} cannot hold a moment without a block scale. {use}")
-    raise ValueError(f"{function}: {name}={given} is not a state dtype. {use}")
+    if not isinstance(fmt, Format) and name not in PLAIN_CODES:
+        if name in SCALED_CODES:
+            raise ValueError(
+                f"{function}: {argument}={name} cannot hold a moment without a block scale. {use}"
+            )
+        raise ValueError(f"{function}: {argument}={name} is not a state dtype. {use}")
+    fmt = fmt if isinstance(fmt, Format) else Format(name)
+    if signed and not fmt.codes.signed:
+        raise ValueError(
+            f"{function}: {argument}={name} has no sign. Use it for nu, and a signed format for mu."
+        )
+    return fmt
+
+
+def default_format(param_dtype: torch.dtype) -> Format:
+    """Return the format where none is asked for: bfloat16 for bfloat16 params, else float32 (contract F1)."""
+    return Format("bfloat16" if param_dtype == torch.bfloat16 else "float32")

@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Codes, Link, Update, Words
-from halfstep_torch.formats import Format
+from halfstep_torch.chain import Link, State, StateArray, Update, Weights, Words
 from halfstep_torch.hyperparameters import nonnegative
 from halfstep_torch.random_words import Role
 
@@ -19,11 +17,11 @@ Schedule = Callable[[int], float]
 class LearningRateRule:
     """A product with the learning rate, its sign already flipped."""
 
-    formats: ClassVar[Mapping[str, Format]] = {}
+    arrays: ClassVar[Mapping[str, StateArray]] = {}
     roles: ClassVar[tuple[Role, ...]] = ()
     number_names: ClassVar[tuple[str, ...]] = ("rate",)
 
-    def update(self, u: Tensor, p: Tensor, codes: Codes, numbers: Sequence, words: Words) -> Update:
+    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
         """Return (-lr) u, rounded once (contract D2)."""
         (rate,) = numbers
         return rate * u, {}
@@ -49,7 +47,7 @@ class ScaleByLearningRate(Link):
             return (lr,)
         return (nonnegative(function, "lr", lr, "Use a number >= 0, or maximize=True to ascend."),)
 
-    def rule(self, function: str, values: tuple, dtype: torch.dtype) -> LearningRateRule:
+    def rule(self, function: str, values: tuple, weights: Weights) -> LearningRateRule:
         """Return the product."""
         return LearningRateRule()
 

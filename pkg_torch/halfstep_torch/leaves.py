@@ -6,8 +6,9 @@ Contract: W7.
 import torch
 from torch import Tensor
 
+from halfstep_torch.chain import StateArray
+from halfstep_torch.codes import MARKED
 from halfstep_torch.float_formats import dtype_name
-from halfstep_torch.formats import Format
 
 _WRAPPERS = ("module.",)
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,25 +73,56 @@ def check_grad(function: str, name: str, param: Tensor) -> None:
         )
 
 
-def check_state_array(function: str, name: str, key: str, fmt: Format, array: Tensor, param: Tensor) -> None:
+def check_state_array(
+    function: str, name: str, key: str, kept: StateArray, array: Tensor, param: Tensor
+) -> None:
     """Raise ValueError unless a state array fits its parameter and format.
 
     Args:
         function: for the message.
         name: of the parameter.
         key: of the state array.
-        fmt: how it is to be stored.
+        kept: what it is to be.
         array: the state.
         param: the weights.
     """
-    if array.dtype != fmt.dtype:
+    if array.dtype != kept.dtype:
         raise ValueError(
             f"{function}: {key} of {name!r} is stored in {dtype_name(array.dtype)}, its group says "
-            f"{fmt.name}. Set formats before the first step."
+            f"{dtype_name(kept.dtype)}. Set formats before the first step."
         )
-    if array.shape != param.shape or array.device != param.device:
+    if array.shape != kept.shape(param.shape) or array.device != param.device:
         raise ValueError(
             f"{function}: {key} of {name!r} has shape {tuple(array.shape)} on {array.device}, "
-            f"its weight {tuple(param.shape)} on {param.device}. "
-            "Make the optimizer once the model has its shape and device."
+            f"its weight {tuple(param.shape)} on {param.device}{_cut(kept)}. "
+            "Make the optimizer once the model has its shape, device and formats."
         )
+
+
+def check_scale_bytes(function: str, name: str, key: str, kept: StateArray, array: Tensor) -> None:
+    """Raise ValueError unless every scale byte is one that encoding writes.
+
+    Args:
+        function: for the message.
+        name: of the parameter.
+        key: of the state array.
+        kept: what it is to be.
+        array: the state.
+    """
+    fmt = kept.scale_of
+    if fmt is None or not array.numel():
+        return
+    lowest, highest = fmt.codes.bytes
+    wrong = (array < lowest) | (array > highest)
+    if fmt.codes.marks:
+        wrong &= array != MARKED
+    if wrong.any():
+        raise ValueError(
+            f"{function}: {key} of {name!r} holds the byte {int(array[wrong][0])}; scales of {fmt.name} are "
+            f"{lowest} to {highest}{f', or {MARKED}' if fmt.codes.marks else ''}. "
+            "The file is damaged: load another."
+        )
+
+
+def _cut(kept: StateArray) -> str:
+    return f" in blocks of {kept.scale_of.block_size}" if kept.scale_of else ""

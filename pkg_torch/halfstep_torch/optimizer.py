@@ -6,19 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Chain, Link, Rule, chain
+from halfstep_torch.chain import Chain, Link, Weights, chain
 from halfstep_torch.compiling import Compile
 from halfstep_torch.leaves import check_grad, check_weight, leaf_name
 from halfstep_torch.running import Batch, Leaf, attach_keys, attach_state
 from halfstep_torch.state_dict import (
     add_headers,
     copy_groups,
+    describe_formats,
     load_group,
     load_state,
     make_header,
     pop_headers,
 )
-from halfstep_torch.step import Plan, make_plan
+from halfstep_torch.step import Plan, make_plan, make_rules
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -132,12 +133,14 @@ class Optimizer(torch.optim.Optimizer):
                 check_weight(self._name, name, param)
                 self._compile.check(self._name, param.device)
         values = self._read(last)
-        for dtype in {param.dtype for param in group["params"]}:
-            self._rules(values, dtype)
+        for weights in {Weights(param.dtype, param.shape) for param in group["params"]}:
+            make_rules(self._chain.links, self._name, values, weights)
 
-    def _read(self, index: int) -> list[tuple]:
-        """Return of each link the checked values of a group's entries."""
+    def _read(self, index: int, saved: Mapping[str, Any] | None = None) -> list[tuple]:
+        """Return of each link the checked values of a group's entries; of dtypes, those of a saved group."""
         group, schedule = self.param_groups[index], self._schedules[index]
+        if saved is not None:
+            group = {**group, **{key: value for key, value in saved.items() if key.endswith("_dtype")}}
         if schedule is not None:
             if "lr" in group:
                 raise ValueError(
@@ -147,10 +150,6 @@ class Optimizer(torch.optim.Optimizer):
             group = {**group, "lr": schedule}
         return [link.read(self._name, group) for link in self._chain.links]
 
-    def _rules(self, values: list[tuple], dtype: torch.dtype) -> list[Rule | None]:
-        links = self._chain.links
-        return [link.rule(self._name, own, dtype) for link, own in zip(links, values, strict=True)]
-
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
         """Yield (group index, leaf name, parameter) of all parameters (contract W7)."""
         index = 0
@@ -159,6 +158,15 @@ class Optimizer(torch.optim.Optimizer):
             for j, param in enumerate(group["params"]):
                 yield i, leaf_name(names[j]) if names else str(index), param
                 index += 1
+
+    def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
+        """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""
+        values: dict[int, list[tuple]] = {}
+        for i, name, param in self._named():
+            if i not in values:
+                values[i] = self._read(i)
+            weights = Weights(param.dtype, param.shape)
+            yield name, param, self._plan(i, weights, self._applies_to(name, param), values[i])
 
     # --- state dicts ---
 
@@ -170,6 +178,7 @@ class Optimizer(torch.optim.Optimizer):
         copied.
         """
         state_dict = super().state_dict()
+        describe_formats(state_dict)
         add_headers(state_dict, self._headers())
         return state_dict
 
@@ -197,8 +206,10 @@ class Optimizer(torch.optim.Optimizer):
         for saved_id, (i, name, param) in zip(ids, self._named(), strict=True):
             saved = state_dict["state"].get(saved_id)
             if saved:
-                plan = self._plan(i, param.dtype, self._applies_to(name, param), self._read(i))
-                state[param] = load_state(name, param, plan.formats, saved)
+                of_plan = i, Weights(param.dtype, param.shape), self._applies_to(name, param)
+                arrays = self._plan(*of_plan, self._read(i)).arrays
+                saved_arrays = self._plan(*of_plan, self._read(i, saved_groups[i])).arrays
+                state[param] = load_state(name, param, arrays, saved_arrays, saved)
         groups = [
             load_group(group, saved, schedule is not None)
             for group, saved, schedule in zip(self.param_groups, saved_groups, self._schedules, strict=True)
@@ -286,6 +297,7 @@ class Optimizer(torch.optim.Optimizer):
         """Check all gradients and numbers, and sort the parameters that have a gradient."""
         values: dict[int, list[tuple]] = {}
         plans: dict[tuple, Plan] = {}
+        distinct: dict[Plan, Plan] = {}
         batches: dict[tuple, Batch] = {}
         for i, name, param in self._named():
             if param.grad is None:
@@ -293,23 +305,26 @@ class Optimizer(torch.optim.Optimizer):
             check_grad(self._name, name, param)
             if i not in values:
                 values[i] = self._read(i)
-            of_plan = (i, param.dtype, self._applies_to(name, param))
+            of_plan = (i, Weights(param.dtype, param.shape), self._applies_to(name, param))
             if of_plan not in plans:
-                plans[of_plan] = self._plan(*of_plan, values[i])
+                plan = self._plan(*of_plan, values[i])
+                plans[of_plan] = distinct.setdefault(plan, plan)
+            plan = plans[of_plan]
             state = self.state.get(param)
             step = int(state["step"]) + 1 if state else 1
-            of_batch = (of_plan, step, param.device, param.grad.dtype)
+            of_batch = (i, id(plan), step, param.device, param.grad.dtype)
             if of_batch not in batches:
-                plan, links = plans[of_plan], self._chain.links
+                links = self._chain.links
                 numbers = [links[j].numbers(self._name, values[i][j], step) for j in plan.links]
                 batches[of_batch] = Batch(plan, numbers, param.device, param.grad.dtype)
             batches[of_batch].leaves.append(Leaf(param, name, step))
         return list(batches.values())
 
-    def _plan(self, group: int, dtype: torch.dtype, applies: tuple[bool, ...], values: list[tuple]) -> Plan:
-        rules = self._rules(values, dtype)
+    def _plan(self, group: int, weights: Weights, applies: tuple[bool, ...], values: list[tuple]) -> Plan:
+        links, maximize = self._chain.links, bool(self.param_groups[group]["maximize"])
+        rules = make_rules(links, self._name, values, weights)
         rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
-        return make_plan(rules, self._seeds, dtype, bool(self.param_groups[group]["maximize"]))
+        return make_plan(rules, self._seeds, weights.dtype, maximize, links[-1].wraps if links else 0)
 
     def _applies_to(self, name: str, param: Tensor) -> tuple[bool, ...]:
         if name not in self._applies:

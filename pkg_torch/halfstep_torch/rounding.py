@@ -89,13 +89,16 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
     if name == "bfloat16":
         return _round_bfloat16(x, words, saturate).to(torch.bfloat16)
     fmt = FLOAT_FORMATS[name]
-    value = _round_narrow(x, fmt, words)
+    return rounded(x, fmt, words, saturate).to(fmt.dtype)
+
+
+def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
+    """Return what `round_value` does for a format of fewer exponent bits than float32, still in float32."""
+    value = round_narrow(x, fmt, words)
     if saturate:
-        value = torch.where(x.abs() < math.inf, value.clamp(-fmt.largest, fmt.largest), math.nan)
-    else:
-        value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
-        value = torch.where(x == x, value, math.nan)
-    return value.to(fmt.dtype)
+        return torch.where(x.abs() < math.inf, value.clamp(-fmt.largest, fmt.largest), math.nan)
+    value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
+    return torch.where(x == x, value, math.nan)
 
 
 def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool) -> Tensor:
@@ -116,25 +119,35 @@ def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool) -> Tensor:
     return ((rounded & -0x10000) | (to_nan & _NAN) | (bits & _SIGN)).view(torch.float32)
 
 
-def _round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
+def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     """Round to a float32 that `fmt`, of fewer exponent bits, holds, or that lies past its range."""
+    return _nearest_narrow(x, fmt) if words is None else _stochastic_narrow(x, fmt, words)
+
+
+def _nearest_narrow(x: Tensor, fmt: FloatFormat) -> Tensor:
+    bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
+    normal = ((bits + (((bits >> drop) & 1) + (1 << (drop - 1)) - 1)) & -(1 << drop)).view(torch.float32)
+    # Of a float32 sum with this power of two the unit in the last place is the quantum of the subnormals.
+    power = 2.0 ** (fmt.min_exponent - fmt.mantissa_bits + _MANTISSA_BITS)
+    subnormal = (x.abs() + power) - power
+    subnormal = torch.where(bits < 0, -subnormal, subnormal)
+    return torch.where(x.abs() < 2.0**fmt.min_exponent, subnormal, normal)
+
+
+def _stochastic_narrow(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
     field = magnitude >> _MANTISSA_BITS
     significand = (magnitude & 0x7FFFFF) | ((field > 0).to(torch.int32) << _MANTISSA_BITS)
     exponent = field.clamp(min=1) - _EXPONENT_BIAS
-    # Past 62 every bit is discarded and the fraction is below 2^-32 anyway.
-    drop = (_MANTISSA_BITS - fmt.mantissa_bits + (fmt.min_exponent - exponent).clamp(min=0)).clamp(max=62)
+    # Past 62 every bit is discarded and the fraction is below 2^-32 anyway; below 1 nothing is to be rounded.
+    drop = (_MANTISSA_BITS - fmt.mantissa_bits + (fmt.min_exponent - exponent).clamp(min=0)).clamp(1, 62)
     kept = significand >> drop.clamp(max=31)
     # The kept bits leave an int32 by its top: what remains is the discarded part as a 32-bit fraction.
     fraction = torch.where(
         drop <= 32, significand << (32 - drop).clamp(0, 31), significand >> (drop - 32).clamp(0, 31)
     )
-    if words is None:
-        # Order by unsigned value is order of patterns with the sign bit flipped; one half is the sign bit.
-        above_half = (fraction ^ _SIGN) > 0
-        up = above_half | ((fraction == _SIGN) & ((kept & 1) == 1))
-    else:
-        up = ((fraction + words) ^ _SIGN) < (fraction ^ _SIGN)
+    # The sum carries where it is less than a part, unsigned: that order is the signed one, sign bits flipped.
+    up = ((fraction + words) ^ _SIGN) < (fraction ^ _SIGN)
     unit = (exponent.clamp(min=fmt.min_exponent) - fmt.mantissa_bits + _EXPONENT_BIAS) << _MANTISSA_BITS
     value = (kept + up.to(torch.int32)).to(torch.float32) * unit.view(torch.float32)
     return torch.where(x.view(torch.int32) < 0, -value, value)

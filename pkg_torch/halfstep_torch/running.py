@@ -5,20 +5,18 @@ logical array, whatever the layout in memory: that order gives the random words 
 """
 
 import dataclasses
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep_torch.chain import StateArray
 from halfstep_torch.compiling import compiled_kernel
 from halfstep_torch.leaves import check_state_array
 from halfstep_torch.random_words import as_int32, leaf_id
 from halfstep_torch.step import Plan, keys_at, stream_keys
-
-# Elements per call of a compiled kernel: positions count in int32.
-_COMPILED_PIECE = 1 << 30
 
 
 @dataclasses.dataclass
@@ -29,14 +27,14 @@ class Leaf:
         param: the weights, with a gradient.
         name: the leaf name.
         step: the count after this step.
-        codes: state arrays, row-major.
+        state: state arrays, row-major.
         keys: for the random words; uint32, as `stream_keys` gives them.
     """
 
     param: Tensor
     name: str
     step: int
-    codes: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     keys: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1, np.uint32))
 
     @property
@@ -66,8 +64,16 @@ class Batch:
 
     def compile(self, compiled_from: int) -> None:
         """Compile the kernel that `run` will call, if it will call one; raise what torch.compile raises."""
-        if any(leaf.param.numel() >= compiled_from for leaf in self.leaves):
-            compiled_kernel(self.plan, self.device, self.grad_dtype)
+        if any(self._compiled(leaf, compiled_from) for leaf in self.leaves):
+            compiled_kernel(self.plan.whole, self.device, self.grad_dtype)
+
+    def _compiled(self, leaf: Leaf, compiled_from: int | None) -> bool:
+        """Whether a leaf is stepped by a compiled kernel."""
+        # One unit alone would be a graph of its own.
+        long_enough = compiled_from is not None and leaf.param.numel() >= max(
+            compiled_from, 2 * self.plan.unit
+        )
+        return long_enough and self.plan.whole is not None
 
     def run(self, compiled_from: int | None) -> None:
         """Step the leaves in place.
@@ -79,7 +85,7 @@ class Batch:
         compiled, together, length = [], [], 0
         for leaf in self.leaves:
             n = leaf.param.numel()
-            if compiled_from is not None and n >= compiled_from:
+            if self._compiled(leaf, compiled_from):
                 compiled.append(leaf)
             elif n >= piece:
                 _run_in_pieces(self, leaf)
@@ -104,15 +110,25 @@ def attach_state(function: str, batches: Sequence[Batch], states: MutableMapping
         states: an optimizer's state, from parameter to its flat dict.
     """
     for batch in batches:
-        formats = batch.plan.formats
+        arrays = batch.plan.arrays
         for leaf in batch.leaves:
             state = states[leaf.param]
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.int64)
-                state.update({key: fmt.zeros_like(leaf.param) for key, fmt in formats.items()})
-            for key, fmt in formats.items():
-                check_state_array(function, leaf.name, key, fmt, state[key], leaf.param)
-            leaf.codes = {key: state[key] for key in formats}
+                state.update(new_state(leaf.param, arrays))
+            for key, kept in arrays.items():
+                check_state_array(function, leaf.name, key, kept, state[key], leaf.param)
+            leaf.state = {key: state[key] for key in arrays}
+
+
+def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tensor]:
+    """Return the state of a parameter that was never stepped.
+
+    Args:
+        param: the weights.
+        arrays: what is kept for it.
+    """
+    step = torch.zeros((), dtype=torch.int64)
+    return {"step": step, **{key: kept.new(param) for key, kept in arrays.items()}}
 
 
 def attach_keys(batches: Sequence[Batch], seeds: Sequence[int | None]) -> None:
@@ -139,20 +155,32 @@ def eager_piece(device: torch.device) -> int:
     return 1 << 17 if device.type == "cpu" else 1 << 24
 
 
+def compiled_piece(device: torch.device, plan: Plan) -> int:
+    """Return how many elements are stepped by one call of a compiled kernel: positions count in int32.
+
+    Block maxima make passes of their own, with temporaries between them: on CPU those stay in cache, and
+    where short blocks are copied to memory in which they are whole, that memory stays small.
+    """
+    if not plan.blocks:
+        return 1 << 30
+    return 1 << 18 if device.type == "cpu" else 1 << 26
+
+
 def _run_together(batch: Batch, leaves: Sequence[Leaf]) -> None:
     """Step short leaves end to end, as one array whose keys vary."""
     params = [leaf.param.detach() for leaf in leaves]
     lengths = [p.numel() for p in params]
     p = torch.cat([p.reshape(-1) for p in params])
     g = torch.cat([leaf.grad.reshape(-1) for leaf in leaves])
-    codes = {name: torch.cat([leaf.codes[name].view(-1) for leaf in leaves]) for name in batch.plan.formats}
+    state = {name: torch.cat([leaf.state[name].view(-1) for leaf in leaves]) for name in batch.plan.arrays}
     keys = _keys_together(leaves, lengths, batch.device)
-    new_p, new_codes = batch.plan.run(p, g, codes, batch.numbers, keys)
+    new_p, new_state = batch.plan.run(p, g, state, batch.numbers, keys)
     for param, new in zip(params, new_p.split(lengths), strict=True):
         param.copy_(new.view(param.shape))
-    for name, array in new_codes.items():
-        for leaf, new in zip(leaves, array.split(lengths), strict=True):
-            leaf.codes[name].view(-1).copy_(new)
+    for name, array in new_state.items():
+        sizes = [leaf.state[name].numel() for leaf in leaves]
+        for leaf, new in zip(leaves, array.split(sizes), strict=True):
+            leaf.state[name].view(-1).copy_(new)
 
 
 def _keys_together(leaves: Sequence[Leaf], lengths: Sequence[int], device: torch.device) -> Sequence:
@@ -165,45 +193,115 @@ def _keys_together(leaves: Sequence[Leaf], lengths: Sequence[int], device: torch
     return torch.from_numpy(columns).to(device).unbind()
 
 
-def _run_in_pieces(batch: Batch, leaf: Leaf) -> None:
-    """Step one long leaf in eager mode."""
-    for p, g, codes, keys in _pieces(batch.plan, leaf, eager_piece(batch.device)):
-        new_p, new_codes = batch.plan.run(p, g, codes, batch.numbers, as_int32(keys).tolist())
-        p.copy_(new_p)
-        for name, array in codes.items():
-            array.copy_(new_codes[name])
+@dataclasses.dataclass
+class _Piece:
+    """A stretch of whole blocks of a leaf, in row-major order.
+
+    Attributes:
+        p: weights, in one row.
+        g: gradient.
+        state: state arrays; scales of the stretch alone.
+        start: row-major index of its first element.
+        stop: the index past its last one.
+    """
+
+    p: Tensor
+    g: Tensor
+    state: dict[str, Tensor]
+    start: int
+    stop: int
 
 
-def _run_compiled(batch: Batch, leaves: Sequence[Leaf]) -> None:
-    """Step leaves by the compiled kernel, one call each."""
-    kernel = compiled_kernel(batch.plan, batch.device, batch.grad_dtype)
-    numbers = torch.tensor([x for of_rule in batch.numbers for x in of_rule], dtype=torch.float32)
-    numbers = numbers.to(batch.device)
-    for leaf in leaves:
-        for p, g, codes, keys in _pieces(batch.plan, leaf, _COMPILED_PIECE):
-            key_vector = torch.from_numpy(as_int32(keys)).to(batch.device)
-            kernel(p, g, list(codes.values()), numbers, key_vector)
-
-
-def _pieces(
-    plan: Plan, leaf: Leaf, length: int
-) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor], np.ndarray]]:
-    """Yield flat aliases of a leaf's weights, gradient and state in row-major order, and their keys.
+def _pieces(plan: Plan, leaf: Leaf, length: int) -> Iterator[_Piece]:
+    """Yield flat aliases of a leaf's weights, gradient and state.
 
     Where memory has another order, the weights are a row-major copy that is written back at the end.
+
+    Args:
+        plan: of the leaf.
+        leaf: the parameter.
+        length: elements of a piece: about as many, of whole blocks.
     """
-    param = leaf.param.detach()
-    rows, grad, size = param.contiguous(), leaf.grad.contiguous(), param.numel()
-    for start in range(0, size, length):
-        n = min(length, size - start)
-        codes = {name: flat(array, start, n) for name, array in leaf.codes.items()}
-        keys = keys_at(plan, leaf.keys, start) if start else leaf.keys
-        yield flat(rows, start, n), flat(grad, start, n), codes, keys
+    param, total = leaf.param.detach(), leaf.param.numel()
+    rows, grad = param.contiguous(), leaf.grad.contiguous()
+    length = max(length // plan.unit, 1) * plan.unit
+    for start in range(0, total, length):
+        stop = min(start + length, total)
+        state = {
+            name: flat(leaf.state[name], kept.size(start), kept.size(stop - start))
+            for name, kept in plan.arrays.items()
+        }
+        yield _Piece(flat(rows, start, stop - start), flat(grad, start, stop - start), state, start, stop)
     if rows.data_ptr() == param.data_ptr():
         # The aliases have version counters of their own: autograd must learn that the weights changed.
         torch.autograd.graph.increment_version(leaf.param)
     else:
         param.copy_(rows)
+
+
+def _run_in_pieces(batch: Batch, leaf: Leaf) -> None:
+    """Step one long leaf in eager mode."""
+    for piece in _pieces(batch.plan, leaf, eager_piece(batch.device)):
+        _run_piece(batch, leaf, piece)
+
+
+def _run_piece(batch: Batch, leaf: Leaf, piece: _Piece) -> None:
+    keys = _keys_of(batch.plan, leaf, piece, batch.device)
+    new_p, new_state = batch.plan.run(piece.p, piece.g, piece.state, batch.numbers, keys)
+    piece.p.copy_(new_p)
+    for name, array in piece.state.items():
+        array.copy_(new_state[name])
+
+
+def _keys_of(plan: Plan, leaf: Leaf, piece: _Piece, device: torch.device) -> Sequence:
+    """Return the keys of a piece: plain numbers, or, where the high half of the index changes, columns."""
+    row, edge = keys_at(plan, leaf.keys, piece.start), (piece.start >> 32) + 1 << 32
+    if piece.stop <= edge:
+        return as_int32(row).tolist()
+    past = keys_at(plan, leaf.keys, edge)
+    past[0] = row[0]  # the low half of the index wraps by itself
+    columns = np.ascontiguousarray(as_int32(np.stack([row, past])).T)
+    columns = np.repeat(columns, [edge - piece.start, piece.stop - edge], axis=1)
+    return torch.from_numpy(columns).to(device).unbind()
+
+
+def _run_compiled(batch: Batch, leaves: Sequence[Leaf]) -> None:
+    """Step leaves by the compiled kernel, one call for every piece."""
+    plan, whole = batch.plan, batch.plan.whole
+    assert whole is not None
+    kernel = compiled_kernel(whole, batch.device, batch.grad_dtype)
+    numbers = torch.tensor([x for of_rule in batch.numbers for x in of_rule], dtype=torch.float32)
+    numbers = numbers.to(batch.device)
+    for leaf in leaves:
+        for piece in _pieces(plan, leaf, compiled_piece(batch.device, plan)):
+            if piece.start >> 32 != (piece.stop - 1) >> 32:
+                _run_piece(batch, leaf, piece)  # too rare to have a kernel
+                continue
+            row = keys_at(plan, leaf.keys, piece.start) if piece.start else leaf.keys
+            keys = torch.from_numpy(as_int32(row)).to(batch.device)
+            if plan is whole:
+                units = (piece.stop - piece.start) // plan.unit
+                offsets = keys.new_zeros(units) if plan.blocks else None
+                kernel(piece.p, piece.g, list(piece.state.values()), numbers, keys, offsets)
+            else:
+                _run_padded(plan, kernel, piece, numbers, keys)
+
+
+def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, keys: Tensor) -> None:
+    """Step a piece with short blocks in memory where they are whole."""
+    (blocks,) = plan.blocks
+    runs, rows = piece.p.numel() // blocks.unit, {}
+    elements = {name: x for name, x in piece.state.items() if plan.arrays[name].scale_of is None}
+    for name, x in {"p": piece.p, "g": piece.g, **elements}.items():
+        rows[name] = x.new_zeros(runs, blocks.padded)
+        rows[name][:, : blocks.unit] = x.view(runs, blocks.unit)
+    state = [rows[name].view(-1) if name in elements else x for name, x in piece.state.items()]
+    in_run = blocks.padded // blocks.size
+    gap = blocks.padded - blocks.unit
+    offsets = torch.arange(0, -runs * gap, -gap, dtype=torch.int32, device=keys.device)
+    kernel(rows["p"].view(-1), rows["g"].view(-1), state, numbers, keys, offsets.repeat_interleave(in_run))
+    for name, x in {"p": piece.p, **elements}.items():
+        x.view(runs, blocks.unit).copy_(rows[name][:, : blocks.unit])
 
 
 def flat(x: Tensor, start: int, length: int) -> Tensor:

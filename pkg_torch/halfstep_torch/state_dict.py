@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Chain
+from halfstep_torch.chain import Chain, StateArray
 from halfstep_torch.float_formats import dtype_name
 from halfstep_torch.formats import Format
+from halfstep_torch.leaves import check_scale_bytes
 
 SPEC_VERSION = 1
 
@@ -40,6 +41,14 @@ def add_headers(state_dict: dict[str, Any], headers: Sequence[dict[str, Any]]) -
     """Write a header into every saved group."""
     for group, header in zip(state_dict["param_groups"], headers, strict=True):
         group[_HEADER] = header
+
+
+def describe_formats(state_dict: dict[str, Any]) -> None:
+    """Write formats as plain types, so that `weights_only=True` loads them."""
+    for group in state_dict["param_groups"]:
+        for key, value in group.items():
+            if isinstance(value, Format):
+                group[key] = value.description
 
 
 def pop_headers(
@@ -115,37 +124,51 @@ def load_group(group: Mapping[str, Any], saved: Mapping[str, Any], scheduled: bo
 
 
 def load_state(
-    name: str, param: Tensor, formats: Mapping[str, Format], saved: Mapping[str, Any]
+    name: str,
+    param: Tensor,
+    arrays: Mapping[str, StateArray],
+    saved_arrays: Mapping[str, StateArray],
+    saved: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the state of one parameter: copies of the saved arrays, in their own dtypes, on its device.
 
     Args:
         name: of the parameter.
         param: the weights.
-        formats: of the state arrays that this optimizer keeps for it.
+        arrays: what this optimizer keeps for it.
+        saved_arrays: what it would keep with the dtypes that the saved groups name.
         saved: its entry of the state dict.
 
     Raises:
         ValueError: if the arrays are not those that this optimizer would keep.
     """
-    if set(saved) != {"step", *formats}:
+    if set(saved) != {"step", *arrays}:
         raise ValueError(
             f"load_state_dict: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
-            f"{', '.join(sorted(['step', *formats]))}. Build the chain of the run that was saved."
+            f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved."
         )
     state: dict[str, Any] = {"step": torch.tensor(int(saved["step"]), dtype=torch.int64)}
-    for key, fmt in formats.items():
+    for key, kept in arrays.items():
         array = saved[key]
-        if array.dtype != fmt.dtype:
+        if array.dtype != kept.dtype:
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "
-                f"{fmt.name} here. Build the optimizer with the dtypes of the run that was saved."
+                f"{dtype_name(kept.dtype)} here. "
+                "Build the optimizer with the dtypes of the run that was saved."
             )
-        if array.shape != param.shape:
+        theirs, ours = saved_arrays.get(key, kept).scale_of, kept.scale_of
+        if theirs != ours and theirs and ours:
+            raise ValueError(
+                f"load_state_dict: {key} of {name!r} is of {theirs.name} in blocks of {theirs.block_size} in "
+                f"the state dict, of {ours.name} in blocks of {ours.block_size} here. "
+                "Build the optimizer with the dtypes of the run that was saved."
+            )
+        if array.shape != kept.shape(param.shape):
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} has shape {tuple(array.shape)} in the state dict, "
-                f"{tuple(param.shape)} here. Build the model of the run that was saved."
+                f"{kept.shape(param.shape)} here. Build the model of the run that was saved."
             )
+        check_scale_bytes("load_state_dict", name, key, kept, array)
         state[key] = array.detach().to(param.device, copy=True, memory_format=torch.contiguous_format)
     return state
 

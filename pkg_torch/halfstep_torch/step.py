@@ -5,6 +5,8 @@ same one in eager mode and under torch.compile.
 """
 
 import dataclasses
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Rule
-from halfstep_torch.formats import Format
-from halfstep_torch.params import apply_updates
+from halfstep_torch.blocks import Blocks
+from halfstep_torch.chain import Link, Rule, StateArray, Weights
+from halfstep_torch.float_formats import dtype_name
+from halfstep_torch.params import NearestRule, WeightRule, apply_updates
 from halfstep_torch.random_words import Role, high_key, leaf_keys, words_from
+
+# A compiled kernel has the unit as a constant.
+_LONGEST_UNIT = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +33,7 @@ class Plan:
         links: of each rule, the index of its link in the chain.
         sources: of each rule, which of the plan's distinct seeds its words come from; None if it reads none.
         roles: of each distinct seed, the roles that are read.
+        wrapped: how many rules before the last see the float32 weights that it keeps.
         dtype: of the weights.
         maximize: ascend.
     """
@@ -35,13 +42,43 @@ class Plan:
     links: tuple[int, ...]
     sources: tuple[int | None, ...]
     roles: tuple[tuple[Role, ...], ...]
+    wrapped: int
     dtype: torch.dtype
     maximize: bool
 
     @property
-    def formats(self) -> dict[str, Format]:
+    def arrays(self) -> dict[str, StateArray]:
         """State arrays of all rules, by name."""
-        return {name: fmt for rule in self.rules for name, fmt in rule.formats.items()}
+        return {name: array for rule in self.rules for name, array in rule.arrays.items()}
+
+    @property
+    def blocks(self) -> frozenset[Blocks]:
+        """The cuts of all formats with scales."""
+        scales = (array.scale_of for array in self.arrays.values())
+        return frozenset(fmt.blocks for fmt in scales if fmt and fmt.blocks)
+
+    @property
+    def unit(self) -> int:
+        """Elements of the shortest stretch that holds whole blocks of every format."""
+        return math.lcm(*(blocks.unit for blocks in self.blocks))
+
+    @functools.cached_property
+    def whole(self) -> "Plan | None":
+        """The plan of the same step on memory where every block is whole, for compiled kernels.
+
+        The plan itself where no block is short. None where formats cut blocks differently (Inductor takes
+        minutes over the two cuts), or where blocks are too long to be a constant of a kernel: such plans run
+        in eager mode.
+        """
+        if len(self.blocks) > 1 or self.unit > _LONGEST_UNIT:
+            return None
+        return self if all(blocks.run is None for blocks in self.blocks) else _with_whole_blocks(self)
+
+    @property
+    def weight_rule(self) -> WeightRule:
+        """What knows the weights best."""
+        last = self.rules[-1] if self.rules else None
+        return last if isinstance(last, WeightRule) else NearestRule(dtype_name(self.dtype))
 
     def streams(self, seeds: Sequence[int | None]) -> tuple[tuple[int, tuple[Role, ...]], ...]:
         """Return the random streams that a step reads: each distinct seed, and the roles read from it.
@@ -53,32 +90,48 @@ class Plan:
         return tuple((of_source[i] or 0, roles) for i, roles in enumerate(self.roles))
 
     def run(
-        self, p: Tensor, g: Tensor, codes: Mapping[str, Tensor], numbers: Sequence[Sequence], keys: Sequence
+        self, p: Tensor, g: Tensor, state: Mapping[str, Tensor], numbers: Sequence[Sequence], keys: Sequence
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the new weights and the new codes.
+        """Return the new weights and the new state arrays.
 
         Args:
-            p: weights, 1-D; a leaf, a piece of one, or many leaves end to end.
+            p: weights, a stretch of whole blocks: a leaf, a piece of one, or many leaves end to end; in one
+                row, or in rows of the plan's unit.
             g: their gradient, of any dtype that float32 holds.
-            codes: of the state arrays.
+            state: state arrays, in the shape of `p`, scales in one row.
             numbers: of each rule.
-            keys: the columns of `stream_keys`: int32 numbers or 0-d tensors, or, for many leaves, 1-D
-                tensors. The first is the row-major index minus the position in `p`.
+            keys: the columns of `stream_keys`: int32 numbers or 0-d tensors, or tensors that broadcast with
+                `p`. The first is the row-major index minus the position in `p`.
         """
-        index = torch.arange(p.numel(), dtype=torch.int32, device=p.device) + keys[0]
+        index = torch.arange(p.numel(), dtype=torch.int32, device=p.device).view(p.shape) + keys[0]
         words, at = [], 1
         for roles in self.roles:
             k1: dict[int, Any] = dict(zip(roles, keys[at + 1 : at + 1 + len(roles)], strict=True))
             words.append(words_from(index, keys[at], k1))
             at += 1 + len(roles)
-        u, p32, new_codes = g.to(torch.float32), p.to(torch.float32), {}
+        u, p32, new_state = g.to(torch.float32), p.to(torch.float32), {}
         if self.maximize:
             u = -u
-        for rule, source, rule_numbers in zip(self.rules, self.sources, numbers, strict=True):
+        last: Any = self.rules[-1] if self.rules else None
+        known = last.float32(p32, state) if self.wrapped else p32
+        wrapped = range(len(self.rules) - 1 - self.wrapped, len(self.rules) - 1)
+        for i, (rule, source, rule_numbers) in enumerate(zip(self.rules, self.sources, numbers, strict=True)):
             rule_words = _no_words if source is None else words[source]
-            u, rule_codes = rule.update(u, p32, codes, rule_numbers, rule_words)
-            new_codes.update(rule_codes)
-        return apply_updates(p32, u, self.dtype), new_codes
+            u, arrays = rule.update(u, known if i in wrapped else p32, state, rule_numbers, rule_words)
+            new_state.update(arrays)
+        return apply_updates(p32, u, self.dtype), new_state
+
+
+def _with_whole_blocks(x: Any) -> Any:
+    """Return a plan, or any part of one, with no short blocks."""
+    if isinstance(x, Blocks):
+        return Blocks(x.size)
+    if isinstance(x, tuple):
+        return tuple(map(_with_whole_blocks, x))
+    if not dataclasses.is_dataclass(x) or isinstance(x, type):
+        return x
+    fields = {field.name: _with_whole_blocks(getattr(x, field.name)) for field in dataclasses.fields(x)}
+    return dataclasses.replace(x, **fields)
 
 
 def _no_words(role: Role) -> Tensor:
@@ -86,7 +139,11 @@ def _no_words(role: Role) -> Tensor:
 
 
 def make_plan(
-    rules: Sequence[Rule | None], seeds: Sequence[int | None], dtype: torch.dtype, maximize: bool
+    rules: Sequence[Rule | None],
+    seeds: Sequence[int | None],
+    dtype: torch.dtype,
+    maximize: bool,
+    wraps: int = 0,
 ) -> Plan:
     """Put the rules of one parameter together.
 
@@ -95,6 +152,7 @@ def make_plan(
         seeds: of each link.
         dtype: of the weights.
         maximize: ascend.
+        wraps: how many links before the last see the float32 weights that it keeps.
     """
     chosen = [(i, rule) for i, rule in enumerate(rules) if rule is not None]
     by_seed: dict[int | None, list[Role]] = {}
@@ -103,14 +161,38 @@ def make_plan(
             roles = by_seed.setdefault(seeds[i], [])
             roles.extend(role for role in rule.roles if role not in roles)
     distinct = list(by_seed)
+    last = len(rules) - 1
+    wrapped = range(last - wraps, last) if rules and rules[last] is not None else range(0)
     return Plan(
         rules=tuple(rule for _, rule in chosen),
         links=tuple(i for i, _ in chosen),
         sources=tuple(distinct.index(seeds[i]) if rule.roles else None for i, rule in chosen),
         roles=tuple(map(tuple, by_seed.values())),
+        wrapped=sum(i in wrapped for i, _ in chosen),
         dtype=dtype,
         maximize=maximize,
     )
+
+
+def make_rules(
+    links: Sequence[Link], function: str, values: Sequence[tuple], weights: Weights
+) -> list[Rule | None]:
+    """Return of each link what it does to a parameter.
+
+    Args:
+        links: of the chain.
+        function: for messages.
+        values: of each link, what `read` gave.
+        weights: of the parameter.
+    """
+    rules: list[Rule | None] = []
+    wrapped_from = len(links)
+    for i, (link, own) in reversed(list(enumerate(zip(links, values, strict=True)))):
+        seen = weights._replace(dtype=torch.float32) if i >= wrapped_from else weights
+        rules.append(link.rule(function, own, seen))
+        if link.wraps and rules[-1] is not None:
+            wrapped_from = min(wrapped_from, i - link.wraps)
+    return rules[::-1]
 
 
 def stream_keys(streams: Sequence, steps: Sequence[int], leaves: Sequence[int]) -> np.ndarray:

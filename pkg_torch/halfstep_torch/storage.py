@@ -4,12 +4,13 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from halfstep_torch.formats import Format, resolve_format
+from halfstep_torch.chain import StateArray, Weights
+from halfstep_torch.formats import Encoded, Format, default_format
 from halfstep_torch.random_words import Role
 
 ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
@@ -20,27 +21,43 @@ class StoredMoment:
     """The storage of one moment of one rule, all choices made.
 
     Attributes:
+        key: of its codes in the state.
         format: of the codes.
         stochastic: whether it is rounded stochastically.
         role: of its random words.
     """
 
+    key: str
     format: Format
     stochastic: bool
     role: Role
+
+    @property
+    def arrays(self) -> Mapping[str, StateArray]:
+        """The codes, and the scales where there are any."""
+        arrays = {self.key: StateArray(self.format.dtype)}
+        if self.format.scaled:
+            arrays[self._scale] = StateArray(torch.uint8, scale_of=self.format)
+        return arrays
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """The roles of which it reads words: its own or none."""
         return (self.role,) if self.stochastic else ()
 
-    def encode(self, moment: Tensor, words: Callable[[Role], Tensor]) -> Tensor:
-        """Round the float32 `moment` to codes; `words` makes the words of a role."""
-        return self.format.encode(moment, words(self.role) if self.stochastic else None)
+    def encode(self, moment: Tensor, words: Callable[[Role], Tensor]) -> dict[str, Tensor]:
+        """Return the state arrays of the float32 `moment`; `words` makes the words of a role."""
+        chosen = words(self.role) if self.stochastic else None
+        codes, scale = self.format.encode(moment, chosen, positive=self.role == Role.NU)
+        return {self.key: codes} if scale is None else {self.key: codes, self._scale: scale}
 
-    def decode(self, codes: Tensor) -> Tensor:
-        """Return the float32 values of `codes`: exact."""
-        return self.format.decode(codes)
+    def decode(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Return the float32 values of the state arrays: exact."""
+        return self.format.decode(Encoded(state[self.key], state.get(self._scale)))
+
+    @property
+    def _scale(self) -> str:
+        return f"{self.key}_scale"
 
 
 def check_rounding(function: str, name: str, rounding: str) -> None:
@@ -66,7 +83,7 @@ def check_freezing(function: str, name: str, rounding: str, fmt: Format, rate_na
     if rounding == "nearest" and fmt.freezes(rate):
         raise ValueError(
             f'{function}: {name}_dtype={fmt.name} with {name}_rounding="nearest" freezes at '
-            f"{rate_name}={rate:.7g} (1-{rate_name} < 2^-{fmt.gap_exponent}). "
+            f"{rate_name}={rate:.7g} (1-{rate_name} < {fmt.codes.half_gap[1]}). "
             f'Use {name}_rounding="stochastic", or {name}_dtype="float32".'
         )
 
@@ -74,9 +91,10 @@ def check_freezing(function: str, name: str, rounding: str, fmt: Format, rate_na
 def stored_moment(
     function: str,
     role: Role,
-    dtype: str | None,
+    key: str,
+    fmt: Format | None,
     rounding: str,
-    param_dtype: torch.dtype,
+    weights: Weights,
     rate_name: str,
     rate: float,
 ) -> StoredMoment:
@@ -85,17 +103,20 @@ def stored_moment(
     Args:
         function: whose arguments they are, for messages.
         role: `Role.MU` or `Role.NU`.
-        dtype: name of the format, or None for the default.
+        key: of its codes in the state.
+        fmt: how it is to be stored, or None for the default.
         rounding: one of `ROUNDINGS`.
-        param_dtype: of the weights.
+        weights: whose moment it is.
         rate_name: the argument that holds the moment's decay rate.
         rate: the decay rate, a float32 value.
 
     Raises:
         ValueError: if `rounding` is no rounding, or would freeze the moment.
     """
-    name, fmt = role.name.lower(), resolve_format(dtype, param_dtype)
+    name = role.name.lower()
+    fmt = fmt or default_format(weights.dtype)
     check_rounding(function, name, rounding)
     check_freezing(function, name, rounding, fmt, rate_name, rate)
+    fmt = fmt.for_shape(weights.shape)
     stochastic = rounding == "stochastic" or (rounding == "auto" and fmt.freezes(rate))
-    return StoredMoment(fmt, stochastic and fmt.rounds, role)
+    return StoredMoment(key, fmt, stochastic and fmt.rounds, role)

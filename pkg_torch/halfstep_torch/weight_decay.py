@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Codes, Link, Update, Words
-from halfstep_torch.formats import Format
+from halfstep_torch.chain import Link, State, StateArray, Update, Weights, Words
 from halfstep_torch.hyperparameters import nonnegative
 from halfstep_torch.random_words import Role
 
@@ -23,12 +21,12 @@ class DecayRule:
         absolute: which of the two.
     """
 
-    formats: ClassVar[Mapping[str, Format]] = {}
+    arrays: ClassVar[Mapping[str, StateArray]] = {}
     roles: ClassVar[tuple[Role, ...]] = ()
     number_names: ClassVar[tuple[str, ...]] = ("weight_decay",)
     absolute: bool
 
-    def update(self, u: Tensor, p: Tensor, codes: Codes, numbers: Sequence, words: Words) -> Update:
+    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
         """Return u + (wd p): product and sum rounded once each (contract D1)."""
         (weight_decay,) = numbers
         decay = weight_decay * p
@@ -57,7 +55,7 @@ class AddDecayedWeights(Link):
         """Ask the mask."""
         return self.mask is None or bool(self.mask(name, param))
 
-    def rule(self, function: str, values: tuple, dtype: torch.dtype) -> DecayRule | None:
+    def rule(self, function: str, values: tuple, weights: Weights) -> DecayRule | None:
         """No decay, no rule: 0 times an infinite weight would be NaN."""
         return DecayRule(self.absolute) if values[0] else None
 

@@ -8,11 +8,19 @@ import torch
 import halfstep_torch as hs
 from backends.protocol import Backend, offset_of, scalar, seed_of, unchecked
 from halfstep_spec.vectors import Array, Case
+from halfstep_torch.chain import Weights
+from halfstep_torch.formats import Format
 from halfstep_torch.moments import bias_correction
 from halfstep_torch.params import apply_updates
 from halfstep_torch.random_words import fold, leaf_keys
 
-_STATE = {"mu": "exp_avg", "nu": "exp_avg_sq"}
+_STATE = {
+    "mu": "exp_avg",
+    "mu_scale": "exp_avg_scale",
+    "nu": "exp_avg_sq",
+    "nu_scale": "exp_avg_sq_scale",
+}
+EXTRA = {"compensated": "compensation", "split8": "extra_bits", "split16": "extra_bits", "master": "master"}
 
 
 def to_torch(array: Array) -> torch.Tensor:
@@ -94,7 +102,9 @@ class TorchBackend(Backend):
         words = hs.random_words(seed_of(case), step, case.arguments["leaf"], hs.Role.PARAM, p.shape).view(
             torch.int32
         )
-        rule = hs.round_stochastically(seed_of(case)).rule("round_stochastically", (), p.dtype)
+        rule = hs.round_stochastically(seed_of(case)).rule(
+            "round_stochastically", (), Weights(p.dtype, p.shape)
+        )
 
         def land(p, u, words):
             p32 = p.to(torch.float32)
@@ -105,19 +115,44 @@ class TorchBackend(Backend):
         emitted, landed = self._compiled(("land", p.dtype), land)(p, u, words)
         return {"u": from_torch(emitted), "p": from_torch(landed)}
 
+    def encode(self, case: Case) -> dict[str, Array]:
+        a, x = case.arguments, to_torch(case.inputs["x"])
+        fmt = hs.scaled(a["dtype"], a["block_size"], 0, 0) if a["scaled"] else Format(a["dtype"])
+        fmt = fmt.for_shape(x.shape)
+        words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
+
+        def encode(x, words):
+            stored = fmt.encode(x, words, positive=a["positive"])
+            return stored, fmt.decode(stored)
+
+        stored, values = self._compiled(encode)(x, words)
+        outputs = {"codes": from_torch(stored.codes), "values": from_torch(values)}
+        if stored.scale is None:
+            return outputs
+        return outputs | {"scale": from_torch(stored.scale.view(fmt.scale_shape(x.shape)))}
+
     def adam_step(self, case: Case) -> dict[str, Array]:
         i = case.inputs
         p = torch.nn.Parameter(to_torch(i["p"]))
         optimizer = _optimizer(case, p, compile=self.mode == "compile")
-        state = {"step": torch.tensor(int(i["count"].bits)), **{k: to_torch(i[n]) for n, k in _STATE.items()}}
+        keys = _STATE | {"extra": EXTRA.get(case.arguments["param_storage"], "")}
+        keys = {n: key for n, key in keys.items() if n in i}
+        state = {"step": torch.tensor(int(i["count"].bits))}
+        for name, key in keys.items():
+            state[key] = to_torch(i[name])
+            if i[name].dtype == "uint16":
+                state[key] = state[key].view(torch.int16)
         optimizer.state[p].update(state)
         rows = []
         for bits in i["g"].bits:
             p.grad = to_torch(Array(i["g"].dtype, bits))
             optimizer.step()
-            rows.append([p.detach().clone(), *(optimizer.state[p][key].clone() for key in _STATE.values())])
-        columns = zip(("p", *_STATE), zip(*rows, strict=True), strict=True)
-        return {name: from_torch(torch.stack(column)) for name, column in columns}
+            rows.append([p.detach().clone(), *(optimizer.state[p][key].clone() for key in keys.values())])
+        columns = dict(zip(("p", *keys), map(torch.stack, zip(*rows, strict=True)), strict=True))
+        return {
+            name: from_torch(x.view(torch.uint16) if x.dtype == torch.int16 else x)
+            for name, x in columns.items()
+        }
 
 
 def _optimizer(case: Case, p: torch.nn.Parameter, compile: bool) -> torch.optim.Optimizer:
@@ -126,7 +161,8 @@ def _optimizer(case: Case, p: torch.nn.Parameter, compile: bool) -> torch.optim.
     name = a["leaf"].replace("/", ".")
     b1, b2, eps, eps_root = (scalar(case, key) for key in ("b1", "b2", "eps", "eps_root"))
     decay, rate, seed = scalar(case, "weight_decay"), scalar(case, "learning_rate"), seed_of(case)
-    options = {"mu_dtype": a["mu_dtype"], "nu_dtype": a["nu_dtype"], "seed": seed}
+    options = {n: hs.scaled(**a[n]) if isinstance(a[n], dict) else a[n] for n in ("mu_dtype", "nu_dtype")}
+    options["seed"] = seed
     options |= {key: unchecked(a[key]) for key in ("mu_rounding", "nu_rounding")}
     if not eps_root and not a["nesterov"]:
         make = hs.AdamW if a["decay"] == "decoupled" else hs.Adam

@@ -99,12 +99,14 @@ def gradient(setting: Setting, step: int, size: int) -> np.ndarray:
 def spec_run(setting: Setting, steps: int, size: int, leaf: str = LEAF):
     """Return the patterns of weights, exp_avg and exp_avg_sq after so many steps of the reference."""
     reference, p = setting.spec(), weights(setting, size)
-    state = reference.adam.init(p.shape)
+    state = reference.init(p)
     with np.errstate(all="ignore"):
         for t in range(1, steps + 1):
             g = decode(gradient(setting, t, size), setting.param)
             p, state = reference.step(p, g, state, leaf, LR)
-    arrays = zip((p, state.mu, state.nu), (setting.param, setting.mu, setting.nu), strict=True)
+    arrays = zip(
+        (p, state.adam.mu.codes, state.adam.nu.codes), (setting.param, setting.mu, setting.nu), strict=True
+    )
     return [Array(dtype, array) for array, dtype in arrays]
 
 

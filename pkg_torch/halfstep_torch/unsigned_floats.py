@@ -1,0 +1,75 @@
+"""Unsigned 8-bit floats for second moments: no sign, no subnormal numbers, zero for zero alone.
+
+Contract: F6. Vectors: formats. Code 0 is zero; code c > 0 is float32's own pattern, cut to M mantissa
+bits and counted from `base`: (c + base) << (23 - M). So rounding is an integer sum and a shift.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+NAN_CODE = 255
+"""NaN in a format without a scale."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UnsignedFloat:
+    """A format of `exponent_bits` + `mantissa_bits` = 8.
+
+    Attributes:
+        exponent_bits: width of the exponent field.
+        mantissa_bits: width of the mantissa field.
+        largest_code: of a number; 254 where 255 stands for NaN.
+        fixed: float32 exponent field of the binade of code 0, in a format without a scale; None with one.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    largest_code: int = 255
+    fixed: int | None = None
+
+    def base(self, byte):
+        """Return the base whose top but one binade is that of float32 exponent field `byte`."""
+        return (byte - (2**self.exponent_bits - 2)) << self.mantissa_bits
+
+    @property
+    def fixed_base(self) -> int:
+        """The base of a format without a scale."""
+        assert self.fixed is not None
+        return self.fixed << self.mantissa_bits
+
+
+UNSIGNED_FLOATS = {
+    "ufloat8_e5m3": UnsignedFloat(5, 3),
+    "ufloat8_e4m4": UnsignedFloat(4, 4),
+    "ufloat8_e6m2": UnsignedFloat(6, 2, largest_code=254, fixed=77),  # 2^-50 and up
+}
+
+
+def encode_unsigned(x: Tensor, words: Tensor | None, fmt: UnsignedFloat, base) -> Tensor:
+    """Round non-negative float32 `x` to codes: add the word or one half, cut the pattern, clamp.
+
+    Args:
+        x: float32, not negative; what is not finite is the caller's business.
+        words: int32 words, or None for nearest, ties to even.
+        fmt: the format.
+        base: int32, one for all or of a shape that broadcasts with x.
+
+    Returns:
+        int32 codes.
+    """
+    drop = 23 - fmt.mantissa_bits
+    bits = x.view(torch.int32)
+    if words is None:
+        add = (1 << (drop - 1)) - 1 + (bits >> drop & 1)
+    else:
+        add = (words >> (32 - drop)) & ((1 << drop) - 1)
+    codes = ((bits + add >> drop) - base).clamp(1, fmt.largest_code)
+    return torch.where(x == 0, 0, codes)
+
+
+def decode_unsigned(codes: Tensor, fmt: UnsignedFloat, base) -> Tensor:
+    """Return the float32 values of int32 codes: exact."""
+    bits = (codes + base) << (23 - fmt.mantissa_bits)
+    return torch.where(codes == 0, 0, bits).view(torch.float32)

@@ -1,0 +1,288 @@
+"""How moments are stored: blocks in every layout, bytes of state, what is refused, what state dicts keep."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import halfstep_spec as spec
+import halfstep_torch as hs
+from backends.on_torch import from_torch, to_torch
+from compare import assert_same
+from halfstep_spec.formats import SCALED_DTYPES
+from halfstep_spec.vectors import Array
+from halfstep_torch import running
+from halfstep_torch.formats import Encoded, Format
+from on_torch.steps import assert_same_snapshots, snapshot, values
+
+SIGNED = ("float16", "float8_e4m3fn", "float8_e5m2", "int8")
+UNSIGNED = ("ufloat8_e5m3", "ufloat8_e4m4")
+
+
+def test_every_code_decodes_as_in_the_spec():
+    codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
+    for dtype in (*SIGNED[1:], *UNSIGNED):
+        lowest, highest = Format(dtype, True).codes.bytes
+        for byte in (lowest, lowest + 1, 127, highest, 255):
+            scale = np.full((2, 1), byte, np.uint8)
+            theirs = spec.scaled(dtype, 128, 0, 0).decode(spec.Encoded(codes, scale))
+            ours = hs.scaled(dtype, 128, 0, 0).for_shape((2, 128))
+            stored = torch.from_numpy(codes.copy()).view(ours.dtype), torch.from_numpy(scale).view(-1)
+            context = f"{dtype} under {byte}"
+            assert_same(from_torch(ours.decode(Encoded(*stored))), Array.of(theirs), context)
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (2, 5, 4), (4, 3, 3, 3), (50,), (1, 1), (0, 8)])
+@pytest.mark.parametrize("block_size", [1, 4, 7, 16, 1000, "row", None])
+def test_any_layout_has_the_bits_of_the_spec(shape, block_size):
+    size = int(np.prod(shape))
+    x = np.concatenate([values("layout", 0, size, 40)])[:size].reshape(shape)
+    words = spec.random_words(1, 1, "w", 1, shape)
+    for dtype, positive in itertools.product(SCALED_DTYPES, (False, True)):
+        if dtype in UNSIGNED and not positive:
+            continue
+        given = np.abs(x) if positive else x
+        with np.errstate(all="ignore"):
+            theirs = spec.scaled(dtype, block_size, 0, 0).encode(given, words, positive=positive)
+        fmt = hs.scaled(dtype, block_size, 0, 0)
+        ours = fmt.for_shape(shape).encode(
+            torch.from_numpy(given.copy()), to_torch(Array.of(words)).view(torch.int32), positive=positive
+        )
+        label = spec.scaled(dtype).code_dtype
+        assert_same(from_torch(ours.codes), Array.of(theirs.codes, label), f"{dtype} {block_size} {shape}")
+        assert_same(from_torch(ours.scale.view(fmt.scale_shape(shape))), Array.of(theirs.scale), "scales")
+
+
+def test_no_positive_moment_is_stored_as_zero():
+    x = torch.logspace(-30, 0, 4096).view(8, 512)
+    for dtype in SCALED_DTYPES:
+        fmt = hs.scaled(dtype).for_shape(x.shape)
+        assert (fmt.decode(fmt.encode(x, None, positive=True)) > 0).all()
+        assert (fmt.decode(fmt.encode(torch.zeros_like(x), None, positive=True)) == 0).all()
+
+
+# --- leaves of every shape, stepped in every way ---
+
+FP8 = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
+SHAPES = [(64, 64), (48, 64, 3, 3), (70, 100), (300,), (8, 8), (2, 5000), (64, 64)]
+
+
+def run(params, steps=3, compile=False, **options):
+    """Return the optimizer after steps; gradients depend on names alone."""
+    optimizer = hs.AdamW(params.items(), lr=1e-2, weight_decay=0.1, compile=compile, **options)
+    for t in range(steps):
+        for i, p in enumerate(params.values()):
+            grad = torch.from_numpy(values(f"gradient {i}", t, p.numel(), 20).copy()).view(p.shape)
+            p.grad = grad.to(p.dtype)
+        optimizer.step()
+    return optimizer
+
+
+def weights(shapes=tuple(SHAPES), layout=torch.contiguous_format):
+    made = {}
+    for i, shape in enumerate(shapes):
+        w = torch.from_numpy(values("weights", i, int(np.prod(shape)), 8).copy()).view(shape)
+        four = len(shape) == 4
+        w = w.to(torch.bfloat16, memory_format=layout if four else torch.contiguous_format)
+        made[f"w{i}"] = torch.nn.Parameter(w)
+    return made
+
+
+@pytest.mark.parametrize("piece", [1 << 10, 1 << 13])
+@pytest.mark.parametrize("block_size", [128, 48, "row", None])
+def test_pieces_hold_whole_blocks(monkeypatch, piece, block_size):
+    formats = {"mu_dtype": hs.scaled("float8_e4m3fn", block_size), "nu_dtype": hs.scaled("ufloat8_e5m3", 32)}
+    whole = snapshot(run(weights(), **formats))
+    monkeypatch.setattr(running, "eager_piece", lambda device: piece)
+    assert_same_snapshots(whole, snapshot(run(weights(), **formats)))
+
+
+def test_blocks_follow_the_logical_order_whatever_the_layout():
+    rows, channels_last = run(weights(), **FP8), run(weights(layout=torch.channels_last), **FP8)
+    assert_same_snapshots(snapshot(rows), snapshot(channels_last))
+    p = channels_last.param_groups[0]["params"][1]
+    assert not p.is_contiguous()
+    assert channels_last.state[p]["exp_avg"].is_contiguous()
+
+
+@pytest.mark.slow
+def test_one_compiled_graph_serves_whole_and_short_blocks():
+    import torch._dynamo.utils as dynamo
+
+    eager = snapshot(run(weights(), **FP8))
+    before = dynamo.counters["stats"]["unique_graphs"]
+    optimizer = run(weights(), steps=1, compile=True, **FP8)
+    graphs = dynamo.counters["stats"]["unique_graphs"] - before
+    assert graphs == 2  # scaled formats, and float32 for leaves too small for them
+    for p in optimizer.param_groups[0]["params"]:
+        p.grad = None
+    assert_same_snapshots(eager, snapshot(run(weights(), compile=True, **FP8)))
+    assert dynamo.counters["stats"]["unique_graphs"] - before == graphs
+
+
+# --- bytes ---
+
+D = 2048
+BLOCK = [(D,), (D, D), (512, D), (512, D), (D, D), (D,), (5632, D), (5632, D), (D, 5632)]
+TRANSFORMER = [(32000, D), *BLOCK * 22, (D,), (32000, D)]
+"""A Llama of 1.1 billion parameters."""
+
+WIDTHS = [3, 64, 64, 128, 128, 256, 256, 256, *[512] * 6]
+CONVOLUTIONS = [s for a, b in itertools.pairwise(WIDTHS) for s in ((b, a, 3, 3), (b,))]
+CNN = [*CONVOLUTIONS, (4096, 25088), (4096,), (4096, 4096), (4096,), (1000, 4096), (1000,)]
+"""VGG-16: of 64 channels, the last block of every run is short."""
+
+
+@pytest.mark.parametrize("shapes", [TRANSFORMER, CNN], ids=["transformer", "cnn"])
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, 4.0),
+        ({"nu_dtype": hs.scaled("float16")}, 4.02),
+        (FP8, 2.02),
+        ({**FP8, "param_storage": "split8"}, 3.02),
+        ({**FP8, "param_storage": "split16"}, 4.02),
+        ({"param_storage": "compensated"}, 6.0),
+    ],
+    ids=["bf16", "bf16, fp16", "fp8", "fp8, split8", "fp8, split16", "bf16, compensated"],
+)
+def test_state_takes_the_bytes_that_it_should(shapes, options, most):
+    params = [torch.nn.Parameter(torch.empty(s, dtype=torch.bfloat16, device="meta")) for s in shapes]
+    optimizer = hs.AdamW(params, compile=False, **options)
+    kept = 0
+    for _, p, plan in optimizer.plans():
+        state = running.new_state(p, plan.arrays)
+        kept += sum(x.numel() * x.element_size() for key, x in state.items() if key != "step")
+    assert kept / sum(p.numel() for p in params) <= most
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize("dtype", ["int4", "float32", "bfloat16", "ufloat8_e6m2", torch.complex64])
+def test_dtypes_without_a_scaled_format_are_refused(dtype):
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(ValueError, match=f'^scaled: dtype={name} has no scaled format. Use "float16", '):
+        hs.scaled(dtype)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "error"),
+    [(0, ValueError), (-1, ValueError), ("col", ValueError), (1.5, TypeError), (True, TypeError)],
+)
+def test_block_sizes_are_positive_integers(block_size, error):
+    with pytest.raises(error, match=r'is not a block size\. Use a positive integer, "row" or') as raised:
+        hs.scaled("int8", block_size)
+    assert f"block_size={block_size!r}" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["min_size", "min_ndim"])
+def test_least_sizes_are_counted(name):
+    with pytest.raises(ValueError, match=f"scaled: {name}=-1 is negative"):
+        hs.scaled("int8", **{name: -1})
+    with pytest.raises(TypeError, match=f"scaled: {name}=1.5 is not an integer"):
+        hs.scaled("int8", **{name: 1.5})
+
+
+@pytest.mark.parametrize("dtype", [hs.scaled("ufloat8_e5m3"), "ufloat8_e6m2"])
+def test_a_format_without_a_sign_is_refused_for_mu(dtype):
+    with pytest.raises(
+        ValueError, match=r"^scale_by_adam: mu_dtype=ufloat8_e\dm\d has no sign\. Use it for nu"
+    ):
+        hs.scale_by_adam(mu_dtype=dtype)
+    p = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"^AdamW: mu_dtype=ufloat8"):
+        hs.AdamW([p], mu_dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "ufloat8_e5m3", torch.float8_e5m2])
+def test_codes_that_need_a_scale_are_refused_without(dtype):
+    with pytest.raises(ValueError, match="cannot hold a moment without a block"):
+        hs.scale_by_adam(nu_dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "int32", "float64"])
+def test_other_dtypes_are_no_state_dtypes(dtype):
+    with pytest.raises(ValueError, match=f"scale_by_adam: nu_dtype={dtype} is not a state dtype"):
+        hs.scale_by_adam(nu_dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "b", "freezes"),
+    [
+        ("float8_e4m3fn", 0.95, True),
+        ("float8_e4m3fn", 0.9, False),
+        ("int8", 0.9961, True),
+        ("int8", 0.996, False),
+    ],
+)
+def test_nearest_is_refused_where_it_freezes(dtype, b, freezes):
+    build = lambda: hs.scale_by_adam(b1=b, mu_dtype=hs.scaled(dtype), mu_rounding="nearest")  # noqa: E731
+    if not freezes:
+        build()
+        return
+    half_gap = "1/254" if dtype == "int8" else "2^-4"
+    with pytest.raises(ValueError, match=f"freezes at b1={b} .1-b1 < {half_gap.replace('^', '.')}"):
+        build()
+
+
+# --- state dicts ---
+
+
+def reload(state_dict, tmp_path):
+    torch.save(state_dict, tmp_path / "state.pt")
+    return torch.load(tmp_path / "state.pt", weights_only=True)
+
+
+def test_formats_stand_in_state_dicts_as_plain_types(tmp_path):
+    optimizer = run(weights(), **FP8)
+    saved = reload(optimizer.state_dict(), tmp_path)
+    assert saved["param_groups"][0]["mu_dtype"] == {
+        "dtype": "float8_e4m3fn",
+        "block_size": 128,
+        "min_size": 4096,
+        "min_ndim": 2,
+    }
+    other = hs.AdamW(weights().items(), compile=False, **FP8)
+    other.load_state_dict(saved)
+    assert_same_snapshots(snapshot(optimizer)[1::1][1:2], snapshot(other)[1::1][1:2])
+    assert isinstance(other.param_groups[0]["mu_dtype"], Format)
+
+
+@pytest.mark.parametrize("block_size", [64, 127, 100, "row"])
+def test_a_state_dict_of_other_blocks_is_refused(block_size, tmp_path):
+    # 100 and 127 cut (64, 64, 3, 3) and (70, 100) into as many blocks as 128 does, somewhere.
+    saved = reload(run(weights(), **FP8).state_dict(), tmp_path)
+    formats = {**FP8, "mu_dtype": hs.scaled("float8_e4m3fn", block_size)}
+    optimizer = run(weights(), steps=1, **formats)
+    before = snapshot(optimizer)
+    with pytest.raises(
+        ValueError, match=f"in blocks of 128 in the state dict, of .* in blocks of {block_size} here"
+    ):
+        optimizer.load_state_dict(saved)
+    assert_same_snapshots(before, snapshot(optimizer))
+
+
+@pytest.mark.parametrize("byte", [0, 17, 255])
+def test_a_scale_byte_out_of_range_is_refused(byte, tmp_path):
+    saved = reload(run(weights(), **FP8).state_dict(), tmp_path)
+    saved["state"][0]["exp_avg_scale"][3] = byte
+    optimizer = run(weights(), steps=1, **FP8)
+    before = snapshot(optimizer)
+    with pytest.raises(
+        ValueError, match=f"exp_avg_scale of 'w0' holds the byte {byte}; scales of float8_e4m3fn"
+    ):
+        optimizer.load_state_dict(saved)
+    assert_same_snapshots(before, snapshot(optimizer))
+
+
+def test_state_of_other_blocks_is_refused_at_the_step():
+    params = weights([(64, 64)])
+    optimizer = run(params, **FP8)
+    state = optimizer.state[params["w0"]]
+    state["exp_avg_scale"] = state["exp_avg_scale"].repeat(1, 2)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match="exp_avg_scale of 'w0' has shape"):
+        optimizer.step()
+    assert_same_snapshots(before, snapshot(optimizer))
