@@ -3,16 +3,19 @@
 Contract: W7.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
 from halfstep_torch.float_formats import dtype_name
 from halfstep_torch.formats import Format
 
-_WRAPPERS = ("module.",)
+_WRAPPERS = ("module.", "_orig_mod.")
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def leaf_name(name: str) -> str:
     """Return the leaf name of a torch parameter: "." becomes "/", leading wrappers are dropped (contract W7).
 
