@@ -14,7 +14,7 @@ from halfstep_torch.formats import Format, as_format
 from halfstep_torch.hyperparameters import decay_rate, nonnegative, pair
 from halfstep_torch.moments import bias_correction, ema
 from halfstep_torch.random_words import Role
-from halfstep_torch.seeds import as_seed
+from halfstep_torch.seeds import Seed, as_seed
 from halfstep_torch.storage import StoredMoment, check_freezing, check_rounding, stored_moment
 
 
@@ -127,7 +127,7 @@ def scale_by_adam(
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     nesterov: bool = False,
-    seed: int | Sequence[int] = 0,
+    seed: Seed = 0,
 ) -> Link:
     """Rescale updates by Adam.
 

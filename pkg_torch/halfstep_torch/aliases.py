@@ -1,6 +1,6 @@
 """The usual optimizers: chains under the names and arguments of torch, no arithmetic."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from halfstep_torch.hyperparameters import pair
 from halfstep_torch.learning_rate import ScaleByLearningRate
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.params import Compensate, RoundStochastically
-from halfstep_torch.seeds import as_seed
+from halfstep_torch.seeds import Seed, as_seed
 from halfstep_torch.weight_decay import AddDecayedWeights
 from halfstep_torch.wide_params import keep_master_params, split_params
 
@@ -74,7 +74,7 @@ class Adam(Optimizer):
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
         param_storage: str = "stochastic",
-        seed: int | Sequence[int] = 0,
+        seed: Seed = 0,
         compile: bool | str = "auto",
     ) -> None:
         function = type(self).__name__
@@ -141,7 +141,7 @@ class AdamW(Optimizer):
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
         param_storage: str = "stochastic",
-        seed: int | Sequence[int] = 0,
+        seed: Seed = 0,
         compile: bool | str = "auto",
     ) -> None:
         function = type(self).__name__

@@ -179,6 +179,6 @@ def _options(device: torch.device) -> dict:
     if not hasattr(config.cpp, "march") or config.cpp.march is not None or "clang" in (find_cxx() or ""):
         return {}
     # Inductor passes -fno-tree-loop-vectorize to g++, which leaves its bit casts (float32 to int32 and back)
-    # as scalar loops and makes this kernel 2.3 times slower. This is the one option that can carry the flag
-    # that undoes it; it changes no bit.
+    # as scalar loops and makes this kernel more than twice as slow. This is the one option that can carry the
+    # flag that undoes it; it changes no bit.
     return {"cpp.march": "native -ftree-loop-vectorize"}

@@ -60,6 +60,18 @@ class ScaleByLearningRate(Link):
         return (-lr if self.flip_sign else lr,)
 
 
+class ScheduledGroup(dict):
+    """A param group whose lr is a function of the step."""
+
+    def __missing__(self, key: str) -> Any:
+        if key == "lr":
+            raise KeyError(
+                "lr: it is a function of the step here, kept outside the param groups, and lr schedulers "
+                "write into them. Pass lr as a number to use one."
+            )
+        raise KeyError(key)
+
+
 def scale_by_learning_rate(learning_rate: float | Tensor | Schedule, *, flip_sign: bool = True) -> Link:
     """Multiply the update by minus the learning rate: (-learning_rate) u, rounded once to float32.
 

@@ -3,6 +3,8 @@
 Contract: W7.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -10,10 +12,11 @@ from halfstep_torch.chain import StateArray
 from halfstep_torch.codes import MARKED
 from halfstep_torch.float_formats import dtype_name
 
-_WRAPPERS = ("module.",)
+_WRAPPERS = ("module.", "_orig_mod.")
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def leaf_name(name: str) -> str:
     """Return the leaf name of a torch parameter: "." becomes "/", leading wrappers are dropped (contract W7).
 

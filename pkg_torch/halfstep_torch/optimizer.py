@@ -8,16 +8,17 @@ from torch import Tensor
 
 from halfstep_torch.chain import Chain, Link, Weights, chain
 from halfstep_torch.compiling import Compile
+from halfstep_torch.learning_rate import ScheduledGroup
 from halfstep_torch.leaves import check_grad, check_weight, leaf_name
 from halfstep_torch.running import Batch, Leaf, attach_keys, attach_state
 from halfstep_torch.state_dict import (
     add_headers,
-    copy_groups,
     describe_formats,
     load_group,
     load_state,
     make_header,
-    pop_headers,
+    read_groups,
+    replace_groups,
 )
 from halfstep_torch.step import Plan, make_plan, make_rules
 
@@ -95,8 +96,6 @@ class Optimizer(torch.optim.Optimizer):
         own = ("_chain", "_seeds", "_compile", "_schedule", "_schedules", "_applies")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
-    # --- param groups ---
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with its own values of the chain's entries if it has any.
 
@@ -107,14 +106,11 @@ class Optimizer(torch.optim.Optimizer):
             TypeError: if a parameter or a value is of a wrong type; nothing is added.
             ValueError: if a value is out of range; nothing is added.
         """
-        schedule = None
-        if isinstance(param_group, dict):
-            schedule = param_group.get("lr", self._schedule)
-            if callable(schedule):
-                entries = {key: value for key, value in param_group.items() if key != "lr"}
-                param_group = _ScheduledGroup(entries)
-            else:
-                schedule = None
+        schedule = param_group.get("lr", self._schedule) if isinstance(param_group, dict) else None
+        if callable(schedule):
+            param_group = ScheduledGroup(param_group)
+        else:
+            schedule = None
         super().add_param_group(param_group)
         if schedule is not None:
             self.param_groups[-1].pop("lr", None)
@@ -132,6 +128,8 @@ class Optimizer(torch.optim.Optimizer):
             if i == last:
                 check_weight(self._name, name, param)
                 self._compile.check(self._name, param.device)
+        if len(set(group["params"])) < len(group["params"]):
+            raise ValueError(f"{self._name}: a parameter stands twice in param group {last}. Pass it once.")
         values = self._read(last)
         for weights in {Weights(param.dtype, param.shape) for param in group["params"]}:
             make_rules(self._chain.links, self._name, values, weights)
@@ -168,8 +166,6 @@ class Optimizer(torch.optim.Optimizer):
             weights = Weights(param.dtype, param.shape)
             yield name, param, self._plan(i, weights, self._applies_to(name, param), values[i])
 
-    # --- state dicts ---
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
 
@@ -199,8 +195,7 @@ class Optimizer(torch.optim.Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
-        saved_groups = copy_groups(state_dict)
-        seeds = pop_headers(saved_groups, self._headers())
+        saved_groups, seeds = read_groups(state_dict, self._headers())
         state = {}
         ids = [saved_id for group in saved_groups for saved_id in group["params"]]
         for saved_id, (i, name, param) in zip(ids, self._named(), strict=True):
@@ -214,36 +209,18 @@ class Optimizer(torch.optim.Optimizer):
             load_group(group, saved, schedule is not None)
             for group, saved, schedule in zip(self.param_groups, saved_groups, self._schedules, strict=True)
         ]
-        self._replace(state, groups, seeds)
-        for hook in self._optimizer_load_state_dict_post_hooks.values():
-            hook(self)
-
-    def _replace(
-        self, state: dict[Tensor, Any], groups: list[dict[str, Any]], seeds: list[int | None]
-    ) -> None:
-        before = [dict(group) for group in self.param_groups]
-        try:
-            for group, entries in zip(self.param_groups, groups, strict=True):
-                group.clear()
-                group.update(entries)
-            for i in range(len(groups)):
-                self._read(i)
-        except Exception:
-            for group, entries in zip(self.param_groups, before, strict=True):
-                group.clear()
-                group.update(entries)
-            raise
+        replace_groups(self.param_groups, groups, lambda: [self._read(i) for i in range(len(groups))])
         self.state.clear()
         self.state.update(state)
         self._seeds = seeds
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
 
     def _headers(self) -> list[dict[str, Any]]:
         names: list[list[str]] = [[] for _ in self.param_groups]
         for i, name, _ in self._named():
             names[i].append(name)
         return [make_header(self._chain, self._seeds, of_group) for of_group in names]
-
-    # --- the step ---
 
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
         """Update every parameter that has a gradient.
@@ -281,17 +258,19 @@ class Optimizer(torch.optim.Optimizer):
         batches = self._batches()
         attach_state(self._name, batches, self.state)
         attach_keys(batches, self._seeds)
-        compiled_from = [self._prepare(batch) for batch in batches]
+        elements: dict[torch.device, int] = {}
+        for _, _, param in self._named():
+            elements[param.device] = elements.get(param.device, 0) + param.numel()
+        compiled_from = [
+            self._compile.prepare(self._name, batch.device, elements[batch.device], batch.compile)
+            for batch in batches
+        ]
         # Everything that can fail has been tried: from here on, weights change.
         for batch, shortest in zip(batches, compiled_from, strict=True):
             batch.run(shortest)
         for batch in batches:
             for leaf in batch.leaves:
                 self.state[leaf.param]["step"] += 1
-
-    def _prepare(self, batch: Batch) -> int | None:
-        elements = sum(param.numel() for _, _, param in self._named() if param.device == batch.device)
-        return self._compile.prepare(self._name, batch.device, elements, batch.compile)
 
     def _batches(self) -> list[Batch]:
         """Check all gradients and numbers, and sort the parameters that have a gradient."""
@@ -330,15 +309,3 @@ class Optimizer(torch.optim.Optimizer):
         if name not in self._applies:
             self._applies[name] = tuple(link.applies_to(name, param) for link in self._chain.links)
         return self._applies[name]
-
-
-class _ScheduledGroup(dict):
-    """A param group whose lr is a function of the step."""
-
-    def __missing__(self, key: str) -> Any:
-        if key == "lr":
-            raise KeyError(
-                "lr: it is a function of the step here, kept outside the param groups, and lr schedulers "
-                "write into them. Pass lr as a number to use one."
-            )
-        raise KeyError(key)

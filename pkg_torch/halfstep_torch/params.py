@@ -15,7 +15,7 @@ from halfstep_torch.chain import Link, State, StateArray, Update, Weights, Words
 from halfstep_torch.float_formats import dtype_name
 from halfstep_torch.random_words import Role
 from halfstep_torch.rounding import round_value
-from halfstep_torch.seeds import as_seed
+from halfstep_torch.seeds import Seed, as_seed
 
 
 def apply_updates(p: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
@@ -151,7 +151,7 @@ class Compensate(Link):
         return None if weights.dtype == torch.float32 else CompensationRule(dtype_name(weights.dtype))
 
 
-def round_stochastically(seed: int | Sequence[int] = 0) -> Link:
+def round_stochastically(seed: Seed = 0) -> Link:
     """Land on weights that are rounded stochastically; the last link of a chain.
 
     q = stochastic(p + u) in the dtype of p; the link emits q - p in float32, and -0.0 where q = p, so that

@@ -6,6 +6,7 @@ is kept: torch's own generators are never read or moved.
 """
 
 import enum
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.seeds import as_seed
+from halfstep_torch.seeds import Seed, as_seed
 
 
 class Role(enum.IntEnum):
@@ -54,6 +55,7 @@ def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray,
     return x0, x1
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def leaf_id(name: str) -> int:
     """Return the 32-bit FNV-1a hash of the UTF-8 bytes of a leaf's name.
 
@@ -127,7 +129,7 @@ def high_key(k1: np.ndarray, high: int) -> np.ndarray:
 
 
 def random_words(
-    seed: int | Sequence[int],
+    seed: Seed,
     step: int,
     leaf: str | int,
     role: int,

@@ -148,10 +148,7 @@ def attach_keys(batches: Sequence[Batch], seeds: Sequence[int | None]) -> None:
 
 
 def eager_piece(device: torch.device) -> int:
-    """Return how many elements are stepped at once in eager mode.
-
-    On CPU a piece and its temporaries stay in cache: 8 ns an element, against 190 for 16 million in one go.
-    """
+    """Return how many elements are stepped at once in eager mode: on CPU, what fits a cache."""
     return 1 << 17 if device.type == "cpu" else 1 << 24
 
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+Seed = int | Sequence[int] | Tensor | np.ndarray
 _WORDS = "two uint32 words (high, low)"
 
 
-def as_seed(function: str, seed: int | Sequence[int]) -> int:
+def as_seed(function: str, seed: Seed) -> int:
     """Return `seed` as one integer in [0, 2^64).
 
     Args:

@@ -8,7 +8,7 @@ agree.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,25 +51,32 @@ def describe_formats(state_dict: dict[str, Any]) -> None:
                 group[key] = value.description
 
 
-def pop_headers(
-    saved_groups: Sequence[dict[str, Any]], headers: Sequence[dict[str, Any]]
-) -> list[int | None]:
-    """Take the headers out of saved groups, hold them against this optimizer's and return the saved seeds.
+def read_groups(
+    state_dict: Mapping[str, Any], headers: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[int | None]]:
+    """Return copies of the saved param groups, without their headers, and the saved seeds.
 
     Args:
-        saved_groups: copies of the groups of a state dict; their headers are removed.
+        state_dict: what is to be loaded.
         headers: what this optimizer would write.
 
     Raises:
-        ValueError: if they do not agree.
+        TypeError: if it is no optimizer's state dict.
+        ValueError: if its headers and this optimizer's do not agree.
     """
-    if len(saved_groups) != len(headers):
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        raise TypeError(
+            "load_state_dict: the argument is not a state dict with 'state' and 'param_groups'. "
+            "Pass what state_dict() returned."
+        )
+    groups = copy.deepcopy(list(state_dict["param_groups"]))
+    if len(groups) != len(headers):
         raise ValueError(
-            f"load_state_dict: the state dict has {len(saved_groups)} param groups, this optimizer "
+            f"load_state_dict: the state dict has {len(groups)} param groups, this optimizer "
             f"{len(headers)}. Build it with the groups of the run that was saved."
         )
     seeds: list[int | None] = []
-    for i, (group, mine) in enumerate(zip(saved_groups, headers, strict=True)):
+    for i, (group, mine) in enumerate(zip(groups, headers, strict=True)):
         saved = group.pop(_HEADER, None)
         if saved is None:
             raise ValueError(
@@ -78,7 +85,7 @@ def pop_headers(
             )
         _compare(saved, mine, i)
         seeds = saved["seeds"]
-    return seeds
+    return groups, seeds
 
 
 def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int) -> None:
@@ -121,6 +128,29 @@ def load_group(group: Mapping[str, Any], saved: Mapping[str, Any], scheduled: bo
     if scheduled:
         entries.pop("lr", None)
     return entries
+
+
+def replace_groups(
+    groups: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]], check: Callable[[], object]
+) -> None:
+    """Replace the entries of param groups, unless `check` then raises.
+
+    Args:
+        groups: of an optimizer; the dicts stay the same objects.
+        entries: what they are to hold.
+        check: raises if the groups hold what they must not.
+    """
+    before = [dict(group) for group in groups]
+    try:
+        for group, new in zip(groups, entries, strict=True):
+            group.clear()
+            group.update(new)
+        check()
+    except Exception:
+        for group, old in zip(groups, before, strict=True):
+            group.clear()
+            group.update(old)
+        raise
 
 
 def load_state(
@@ -171,17 +201,3 @@ def load_state(
         check_scale_bytes("load_state_dict", name, key, kept, array)
         state[key] = array.detach().to(param.device, copy=True, memory_format=torch.contiguous_format)
     return state
-
-
-def copy_groups(state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return copies of the saved param groups.
-
-    Raises:
-        TypeError: if it is no optimizer's state dict.
-    """
-    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
-        raise TypeError(
-            "load_state_dict: the argument is not a state dict with 'state' and 'param_groups'. "
-            "Pass what state_dict() returned."
-        )
-    return copy.deepcopy(list(state_dict["param_groups"]))

@@ -238,7 +238,11 @@ def test_more_of_the_product_has_the_bits_of_the_reference(combination):
 
 
 @pytest.mark.parametrize(
-    ("mu", "nu"), [(E4M3, E5M3), (hs.scaled("int8", "row"), hs.scaled("float16", 100))], ids=["fp8", "mixed"]
+    ("mu", "nu"),
+    [
+        pytest.param(E4M3, E5M3, id="fp8"),
+        pytest.param(hs.scaled("int8", "row"), hs.scaled("float16", 100), id="mixed", marks=pytest.mark.slow),
+    ],
 )
 def test_op_by_op_compiled_and_over_devices_give_the_same_bits(mu, nu):
     shape = (64, 200)

@@ -286,7 +286,9 @@ def test_a_flax_checkpoint_holds_every_bit(rule):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # orbax: sharding is read from a file
-@pytest.mark.parametrize("rule", ["stochastic", "split8", "compensated"])
+@pytest.mark.parametrize(
+    "rule", ["split8", *(pytest.param(r, marks=pytest.mark.slow) for r in ("stochastic", "compensated"))]
+)
 def test_an_orbax_checkpoint_holds_every_bit_and_the_run_goes_on(rule, tmp_path: pathlib.Path):
     tx, params, state = mixed_run(rule)
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:

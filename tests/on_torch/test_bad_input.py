@@ -409,6 +409,15 @@ def test_a_closure_that_is_no_function_is_refused():
     assert str(error.value) == "AdamW: closure=True is not a function. Use step(), or step(zero_grad=True)."
 
 
+def test_a_parameter_that_stands_twice_is_refused():
+    p = parameter()
+    with (
+        pytest.warns(UserWarning, match="duplicate parameters"),
+        pytest.raises(ValueError, match=r"^AdamW: a parameter stands twice in param group 0. Pass it once.$"),
+    ):
+        hs.AdamW([("a", p), ("b", p)])
+
+
 def test_a_sharded_tensor_is_refused_by_its_name():
     class Wrapper(torch.Tensor):
         def __tensor_flatten__(self):
