@@ -10,7 +10,7 @@ from halfstep_torch.chain import StateArray
 from halfstep_torch.codes import MARKED
 from halfstep_torch.float_formats import dtype_name
 
-_WRAPPERS = ("module.",)
+_WRAPPERS = ("module.", "_orig_mod.")
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -95,7 +95,7 @@ def check_state_array(
         raise ValueError(
             f"{function}: {key} of {name!r} has shape {tuple(array.shape)} on {array.device}, "
             f"its weight {tuple(param.shape)} on {param.device}{_cut(kept)}. "
-            "Make the optimizer once the model has its shape, device and formats."
+            "Make the optimizer once the model has its shape and device."
         )
 
 
