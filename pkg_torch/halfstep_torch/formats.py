@@ -181,9 +181,9 @@ def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096,
             raise ValueError(fault + way_out)
     for argument, value in (("min_size", min_size), ("min_ndim", min_ndim)):
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"scaled: {argument}={value!r} is not an integer. Use a number >= 0.")
+            raise TypeError(f"scaled: {argument}={value!r} is not an integer. Use an integer >= 0.")
         if value < 0:
-            raise ValueError(f"scaled: {argument}={value} is negative. Use a number >= 0.")
+            raise ValueError(f"scaled: {argument}={value} is negative. Use an integer >= 0.")
     return Format(name, True, block_size, min_size, min_ndim)
 
 
@@ -205,7 +205,7 @@ def as_format(function: str, argument: str, dtype: Any, *, signed: bool = False)
     name = fmt.name if isinstance(fmt, Format) else dtype_name(fmt)
     use = 'Use "bfloat16", "float16" or "float32".'
     if not isinstance(fmt, Format) and name not in PLAIN_CODES:
-        if name in SCALED_CODES:
+        if name.startswith(("float8", "ufloat8")):
             raise ValueError(
                 f"{function}: {argument}={name} cannot hold a moment without a block scale. {use}"
             )

@@ -98,7 +98,7 @@ def check_state_array(
         raise ValueError(
             f"{function}: {key} of {name!r} has shape {tuple(array.shape)} on {array.device}, "
             f"its weight {tuple(param.shape)} on {param.device}{_cut(kept)}. "
-            "Make the optimizer once the model has its shape, device and formats."
+            "Make the optimizer once the model has its shape and device."
         )
 
 

@@ -253,7 +253,8 @@ CALLS = [
     (
         lambda: hs.AdamW([parameter()], param_storage="kahan"),
         ValueError,
-        'AdamW: param_storage=\'kahan\' is not a way to store weights. Use "stochastic" or "nearest".',
+        "AdamW: param_storage='kahan' is not a way to store weights. "
+        'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
     ),
     (
         lambda: hs.AdamW([parameter()], compile="yes"),
