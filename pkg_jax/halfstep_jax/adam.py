@@ -89,7 +89,9 @@ def scale_by_adam(
 
     Returns:
         An Optax transform. Its updates are float32; `params` may be left out. Numbers may be float32 scalar
-        arrays, so that `optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)` works.
+        arrays, so that `optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)` works (give it dtypes by
+        name: it takes `jnp.bfloat16` for a schedule). Sharded arrays get the bits of one device under
+        `jax.jit`; inside `jax.shard_map` every shard counts its words from 0.
 
     Raises:
         TypeError: if an argument is of the wrong type, or an array of another dtype than float32; from `init`

@@ -53,8 +53,10 @@ def round_stochastically(seed=0) -> optax.GradientTransformationExtraArgs:
     about 2^-16 |p|; q - p past the range of float32; q - p or a weight subnormal; p infinite; q = -0
     (contract P2).
 
-    The updates are float32. Wrappers around `jax.lax.cond`, such as `optax.apply_if_finite`, want updates in
-    the dtype of the gradients: under bfloat16 gradients put them around earlier links, not around this one.
+    Sharded arrays get the bits of one device under `jax.jit`; inside `jax.shard_map` every shard counts its
+    words from 0. The updates are float32. Wrappers around `jax.lax.cond`, such as `optax.apply_if_finite`,
+    want updates in the dtype of the gradients: under bfloat16 gradients put them around earlier links, not
+    around this one.
 
     Args:
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
