@@ -14,7 +14,8 @@ VECTORS = load(SPEC_VERSION)
 
 def _slow(backend: str, name: str) -> bool:
     """Trajectories are programs of their own to compile: a second or more each."""
-    return backend == "torch-compile" or (backend == "jax-sharded" and name == "adam")
+    programs = {"jax-jit": ("weights",), "jax-sharded": ("adam", "weights")}
+    return backend == "torch-compile" or name in programs.get(backend, ())
 
 
 def _case_ids():

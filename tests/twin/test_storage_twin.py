@@ -108,7 +108,9 @@ def run_torch(dtype, mu, nu, storage, block_size, weights, gradients, compile):
 def assert_twins(dtype, mu, nu, storage, block_size, shape, steps, compile):
     setting = (dtype, mu, nu, storage, block_size)
     weights = patterns("weights", 0, shape)
-    gradients = [patterns("gradients", t, shape) for t in range(1, steps + 1)]
+    size = int(np.prod(shape))
+    bank = patterns("gradients", 0, (size + 97 * steps,))
+    gradients = [bank[97 * t : 97 * t + size].reshape(shape) for t in range(steps)]
     ours = run_jax(*setting, weights, gradients)
     theirs = run_torch(*setting, weights, gradients, compile)
     for name, a, b in zip(("p", "mu", "nu", "float32 p"), ours, theirs, strict=True):
@@ -116,13 +118,12 @@ def assert_twins(dtype, mu, nu, storage, block_size, shape, steps, compile):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("mu", "nu", "storage"), GRID)
-def test_ten_storages_agree_to_the_bit_over_a_thousand_steps(mu, nu, storage, compile):
-    assert_twins("bfloat16", mu, nu, storage, 128, (125, 800), 1000, compile)
+def test_ten_storages_agree_to_the_bit_over_a_thousand_compiled_steps(mu, nu, storage):
+    assert_twins("bfloat16", mu, nu, storage, 128, (125, 800), 1000, compile=True)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None, derandomize=True)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None, derandomize=True)
 @given(
     st.sampled_from(tuple(_DTYPES)),
     st.sampled_from(SIGNED),
