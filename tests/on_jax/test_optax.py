@@ -198,6 +198,12 @@ def test_absolute_decay_stands_after_the_learning_rate():
     np.testing.assert_array_equal(np.asarray(updates["w"]), np.full(3, -0.5 - 0.25 * 2))
 
 
+def test_a_decay_of_zero_leaves_infinite_weights_and_updates_alone():
+    p, u = {"w": jnp.array([jnp.inf, 1.0], jnp.bfloat16)}, {"w": jnp.array([0.5, -0.0])}
+    updates, _ = hs.add_decayed_weights(0.0).update(u, optax.EmptyState(), p)
+    assert_trees_same(updates, u)
+
+
 def test_a_learning_rate_without_flipped_sign_ascends():
     tx = hs.scale_by_learning_rate(0.5, flip_sign=False)
     updates, _ = tx.update({"w": jnp.ones(3)}, tx.init(None))
