@@ -53,8 +53,8 @@ class TorchBackend(Backend):
         self.mode = mode
         self._functions = {}
 
-    def _compiled(self, key: tuple, function):
-        """Compile a function once for all cases with the same key: lengths are dynamic."""
+    def _compiled(self, key: tuple, function, dynamic: bool = True):
+        """Compile a function once for all cases with the same key."""
         if self.mode == "eager":
             return function
 
@@ -63,7 +63,7 @@ class TorchBackend(Backend):
                 # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 if key not in self._functions:
-                    self._functions[key] = torch.compile(function, dynamic=True)
+                    self._functions[key] = torch.compile(function, dynamic=dynamic)
                 return self._functions[key](*args)
 
         return call
@@ -125,7 +125,8 @@ class TorchBackend(Backend):
             stored = fmt.encode(x, words, positive=a["positive"])
             return stored, fmt.decode(stored)
 
-        stored, values = self._compiled(encode)(x, words)
+        key = ("encode", fmt, a["positive"], words is None, x.shape)
+        stored, values = self._compiled(key, encode, dynamic=False)(x, words)
         outputs = {"codes": from_torch(stored.codes), "values": from_torch(values)}
         if stored.scale is None:
             return outputs
