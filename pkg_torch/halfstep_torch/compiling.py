@@ -98,6 +98,11 @@ class Compile:
         return shortest
 
 
+def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype in which a kernel wants a state array: its own, or one that Inductor can vectorise."""
+    return torch.int32 if dtype == torch.int16 and device.type == "cpu" else dtype
+
+
 @functools.cache
 def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -> Callable:
     """Return a function (p, g, state, numbers, keys, offsets) that steps flat tensors in place.
@@ -108,9 +113,10 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         grad_dtype: of its gradient.
 
     Returns:
-        The function: p, g and each of the list `state` 1-D, `numbers` a float32 vector of the numbers of all
-        rules, `keys` an int32 vector, `offsets` another, of a number for each unit of the plan that is added
-        to the index of its elements; None for a plan without blocks. Compiled already.
+        The function: p, g and each of the list `state` 1-D, in its `kernel_dtype`; `numbers` a float32 vector
+        of the numbers of all rules; `keys` an int32 vector; `offsets` another, of a number for each unit of
+        the plan that is added to the index of its elements, or None for a plan without blocks. Compiled
+        already.
 
     Raises:
         Exception: whatever torch.compile raises where it cannot compile.
@@ -136,7 +142,8 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
     units = max(_SCRATCH // unit, 4)
     scratch = functools.partial(torch.zeros, units * unit, device=device)
     state = [
-        torch.zeros(kept.size(units * unit), dtype=kept.dtype, device=device) for kept in plan.arrays.values()
+        torch.zeros(kept.size(units * unit), dtype=kernel_dtype(kept.dtype, device), device=device)
+        for kept in plan.arrays.values()
     ]
     offsets = torch.zeros(units, dtype=torch.int32, device=device) if plan.blocks else None
     numbers = torch.ones(

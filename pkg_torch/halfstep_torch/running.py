@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.chain import StateArray
-from halfstep_torch.compiling import compiled_kernel
+from halfstep_torch.compiling import compiled_kernel, kernel_dtype
 from halfstep_torch.leaves import check_state_array
 from halfstep_torch.random_words import as_int32, leaf_id
 from halfstep_torch.step import Plan, keys_at, stream_keys
@@ -155,10 +155,11 @@ def eager_piece(device: torch.device) -> int:
 def compiled_piece(device: torch.device, plan: Plan) -> int:
     """Return how many elements are stepped by one call of a compiled kernel: positions count in int32.
 
-    Block maxima make passes of their own, with temporaries between them: on CPU those stay in cache, and
-    where short blocks are copied to memory in which they are whole, that memory stays small.
+    Block maxima make passes of their own, with temporaries between them: on CPU those stay in cache. So do
+    the copies that make short blocks whole, and those of arrays that the kernel wants in another dtype.
     """
-    if not plan.blocks:
+    widened = any(kernel_dtype(kept.dtype, device) != kept.dtype for kept in plan.arrays.values())
+    if not plan.blocks and not widened:
         return 1 << 30
     return 1 << 18 if device.type == "cpu" else 1 << 26
 
@@ -279,9 +280,18 @@ def _run_compiled(batch: Batch, leaves: Sequence[Leaf]) -> None:
             if plan is whole:
                 units = (piece.stop - piece.start) // plan.unit
                 offsets = keys.new_zeros(units) if plan.blocks else None
-                kernel(piece.p, piece.g, list(piece.state.values()), numbers, keys, offsets)
+                _call(kernel, piece.p, piece.g, list(piece.state.values()), numbers, keys, offsets)
             else:
                 _run_padded(plan, kernel, piece, numbers, keys)
+
+
+def _call(kernel: Callable, p: Tensor, g: Tensor, state: Sequence[Tensor], *others: Tensor | None) -> None:
+    """Call a kernel with state arrays in the dtypes that it wants."""
+    wide = [x.to(kernel_dtype(x.dtype, x.device)) for x in state]
+    kernel(p, g, wide, *others)
+    for x, stepped in zip(state, wide, strict=True):
+        if stepped is not x:
+            x.copy_(stepped)
 
 
 def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, keys: Tensor) -> None:
@@ -296,7 +306,8 @@ def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, ke
     in_run = blocks.padded // blocks.size
     gap = blocks.padded - blocks.unit
     offsets = torch.arange(0, -runs * gap, -gap, dtype=torch.int32, device=keys.device)
-    kernel(rows["p"].view(-1), rows["g"].view(-1), state, numbers, keys, offsets.repeat_interleave(in_run))
+    offsets = offsets.repeat_interleave(in_run)
+    _call(kernel, rows["p"].view(-1), rows["g"].view(-1), state, numbers, keys, offsets)
     for name, x in {"p": piece.p, **elements}.items():
         x.view(runs, blocks.unit).copy_(rows[name][:, : blocks.unit])
 

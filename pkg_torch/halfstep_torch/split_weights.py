@@ -70,7 +70,7 @@ class SplitWeight:
         return torch.where(bits < 0, -joined, joined)
 
     def split(self, w: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the model's weights, in float32, and the low bits.
+        """Return the model's weights, in float32, and the low bits, in int32: numbers of `extra_dtype`.
 
         Rounds to the wider format, then the weight to nearest, ties away from zero.
 
@@ -93,7 +93,7 @@ class SplitWeight:
         # Cut to k bits by hand: what a cast makes of numbers out of range is the machine's own business.
         extra = extra & ((1 << k) - 1)
         extra = extra if k == 8 else extra - ((extra & 0x8000) << 1)
-        return torch.where(bits < 0, -shown, shown), extra.to(self.extra_dtype)
+        return torch.where(bits < 0, -shown, shown), extra
 
 
 # float16 and its wider kin: 5 bits of exponent, m of mantissa.
