@@ -21,6 +21,8 @@ class Backend:
         "round_stochastically",
         "encode",
         "adam_step",
+        "lion_step",
+        "trace_step",
     )
 
     def run(self, case: Case) -> dict[str, Array]:

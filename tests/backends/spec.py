@@ -68,7 +68,7 @@ class SpecBackend(Backend):
                 rows.append(stored_arrays(step, p, state))
         return {n: Array.of(np.stack([row[n].bits for row in rows]), x.dtype) for n, x in rows[0].items()}
 
-    adam_step = step
+    adam_step = lion_step = trace_step = step
 
 
 def _bits(inputs: dict[str, Array], name: str) -> np.ndarray | None:

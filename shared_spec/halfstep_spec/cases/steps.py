@@ -11,12 +11,14 @@ import numpy as np
 from halfstep_spec.adam import ScaleByAdam
 from halfstep_spec.aliases import Step, StepState
 from halfstep_spec.formats import Format
+from halfstep_spec.lion import ScaleByLion
 from halfstep_spec.random_words import seed_words
 from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.trace import Trace
 from halfstep_spec.update_rule import UpdateRule
 from halfstep_spec.vectors import Array, Case
 
-RULES: dict[str, type[UpdateRule]] = {"adam_step": ScaleByAdam}
+RULES: dict[str, type[UpdateRule]] = {"adam_step": ScaleByAdam, "lion_step": ScaleByLion, "trace_step": Trace}
 """By op: the update rule whose step it is."""
 
 LEAF = "layers/0/kernel"
