@@ -17,8 +17,12 @@ from halfstep_jax.random_words import leaf_keys, threefry2x32
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8
-_STORED = ("mu", "nu", "mu_scale", "nu_scale", "extra")
-_ALIASES = {"adam_step": (hs.adam, hs.adamw)}
+_STORED = ("mu", "nu", "trace", "mu_scale", "nu_scale", "trace_scale", "extra")
+_ALIASES = {
+    "adam_step": (hs.adam, hs.adamw),
+    "lion_step": (functools.partial(hs.lion, weight_decay=0), hs.lion),
+    "trace_step": (lambda rate, decay, **options: hs.sgd(rate, decay, **options), None),
+}
 """By op: the alias without decay, and that with decoupled decay."""
 _WRAPPERS = {
     "split8": lambda tx, seed: hs.split_params(tx, 8, seed=seed),
@@ -167,7 +171,7 @@ class JaxBackend(Backend):
         columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
         return {name: from_jax(np.stack(column)) for name, column in columns}
 
-    adam_step = step
+    adam_step = lion_step = trace_step = step
 
 
 def _field(case: Case, name: str) -> str:
