@@ -213,7 +213,8 @@ def as_format(function: str, argument: str, dtype: Any, *, signed: bool = False)
     fmt = fmt if isinstance(fmt, Format) else Format(name)
     if signed and not fmt.codes.signed:
         raise ValueError(
-            f"{function}: {argument}={name} has no sign. Use it for nu, and a signed format for mu."
+            f"{function}: {argument}={name} has no sign. "
+            f"Use it for nu, and a signed format for {argument.removesuffix('_dtype')}."
         )
     return fmt
 

@@ -49,7 +49,7 @@ class LionRule:
 
 
 def _sign(x: Tensor) -> Tensor:
-    """Return the sign of float32 `x`; unlike `torch.sign`, NaN for NaN, and +0 for -0 in compiled code too."""
+    """Return the sign of float32 `x`; unlike `torch.sign`, NaN for NaN and +0 for -0."""
     u = (x > 0).to(torch.float32) - (x < 0).to(torch.float32)
     return torch.where(torch.isnan(x), x, u)
 
@@ -112,8 +112,8 @@ def scale_by_lion(
     Args:
         b1: rate of the average whose sign is taken.
         b2: decay rate of the average that is kept.
-        mu_dtype: how that is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled` format with a
-            sign, or None: bfloat16 for bfloat16 params, else float32.
+        mu_dtype: how that is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled` format
+            with a sign, or None: bfloat16 for bfloat16 params, else float32.
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the average) or
             "nearest_unchecked".
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
@@ -129,8 +129,8 @@ def scale_by_lion(
         >>> scale_by_lion(mu_dtype="bfloat16").function
         'scale_by_lion'
 
-    Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2; storage
-    and rounding: contract A9, F1 to F3.
+    Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
+    Storage and rounding: contract A9, F1 to F3.
     """
     function = "scale_by_lion"
     decay_rate(function, "b1", b1)

@@ -43,8 +43,9 @@ def test_float32_lion_follows_optax(problem):
     # 2^-25 of 1; all remembered for at most a hundred steps, of values up to the largest gradient.
     largest = np.abs(gradients).max()
     assert np.abs(mu - optax.tree.get(state, "mu")).max() <= _STEPS * 8 * _UNIT * largest
-    # The weights: equal signs (for one to differ, a sum must be within 1e-6 of zero: 2 % that any of these
-    # 51,200 is, and none is), then two roundings of the update and one of the weight a step on either side.
+    # The weights: equal signs (for one to differ, a sum must be within 2e-6 of zero: one in four that any of
+    # 51,200 is, and here none is), then two roundings of the update and one of the weight a step, on either
+    # side.
     bound = _STEPS * (4 * _UNIT * np.abs(p0).max() + 4 * _UNIT * _LR)
     assert np.abs(p - theirs).max() <= bound
 
@@ -96,7 +97,7 @@ def test_lion_reads_the_average_of_the_step_before():
 
 
 def test_momentum_gives_what_was_stored():
-    """1 + 2^-9 is a tie in bfloat16, and goes to even."""
+    """1 + 2^-8 is a tie in bfloat16, and goes to even."""
     trace = spec.Trace(0.5, accumulator_dtype="bfloat16")
-    u, state = trace.update(np.array([1 + 2.0**-9], np.float32), trace.init((1,)), "w")
+    u, state = trace.update(np.array([1 + 2.0**-8], np.float32), trace.init((1,)), "w")
     assert u[0] == spec.decode(state.moments["trace"].codes, "bfloat16")[0] == 1
