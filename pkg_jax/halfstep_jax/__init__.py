@@ -3,7 +3,7 @@
 from halfstep_jax.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.aliases import adam, adamw
 from halfstep_jax.float32_params import float32_params, set_float32_params
-from halfstep_jax.formats import scaled
+from halfstep_jax.formats import mapped, scaled
 from halfstep_jax.learning_rate import scale_by_learning_rate
 from halfstep_jax.params import (
     CompensateState,
@@ -37,6 +37,7 @@ __all__ = [
     "float32_params",
     "keep_master_params",
     "leaf_id",
+    "mapped",
     "random_words",
     "round_stochastically",
     "round_to",

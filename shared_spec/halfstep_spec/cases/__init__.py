@@ -6,6 +6,7 @@ One module per subject; inputs are chosen here and nowhere else.
 from halfstep_spec.cases import (
     adam,
     formats,
+    mapped,
     moments,
     no_contraction,
     params,
@@ -24,5 +25,6 @@ FILES = {
     "adam": (adam.NOTES, adam.cases),
     "formats": (formats.NOTES, formats.cases),
     "weights": (weights.NOTES, weights.cases),
+    "mapped": (mapped.NOTES, mapped.cases),
 }
 """By file: what its flags mean, and the function that returns its cases."""

@@ -11,6 +11,7 @@ from halfstep_spec.cases.inputs import reals
 from halfstep_spec.formats import Format
 from halfstep_spec.random_words import seed_words
 from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.tables import TABLES
 from halfstep_spec.vectors import Array, Case
 
 NOTES = {
@@ -159,8 +160,8 @@ def stored_arrays(step: AdamStep, p: np.ndarray, state: StepState) -> dict[str, 
 
 
 def _argument(dtype: str | Format) -> object:
-    """Return a moment's dtype as plain data: a name, or the arguments of `scaled`."""
+    """Return a moment's dtype as plain data: a name, or the arguments of `scaled` or of `mapped`."""
     if isinstance(dtype, str):
         return dtype
-    names = ("dtype", "block_size", "min_size", "min_ndim")
-    return {name: getattr(dtype, name) for name in names}
+    blocks = {name: getattr(dtype, name) for name in ("block_size", "min_size", "min_ndim")}
+    return {"table" if dtype.dtype in TABLES else "dtype": dtype.dtype} | blocks
