@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import halfstep_jax as hs
-from backends.protocol import Backend, offset_of, scalar, seed_of, unchecked
+from backends.protocol import Backend, moment_format, offset_of, scalar, seed_of, unchecked
 from halfstep_jax.formats import Format
 from halfstep_jax.moments import bias_correction
 from halfstep_jax.random_words import leaf_keys, threefry2x32
@@ -175,7 +175,7 @@ def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
     """Return the public transform that a case asks for: `adamw`, or its links with L2 decay first."""
     a = case.arguments
     hyper = {name: scalar(case, name) for name in ("b1", "b2", "eps", "eps_root")}
-    formats = {n: a[n] if isinstance(a[n], str) else hs.scaled(**a[n]) for n in ("mu_dtype", "nu_dtype")}
+    formats = {n: moment_format(hs, a[n]) for n in ("mu_dtype", "nu_dtype")}
     options = formats | {
         "mu_rounding": unchecked(a["mu_rounding"]),
         "nu_rounding": unchecked(a["nu_rounding"]),

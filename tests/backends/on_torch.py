@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import halfstep_torch as hs
-from backends.protocol import Backend, offset_of, scalar, seed_of, unchecked
+from backends.protocol import Backend, moment_format, offset_of, scalar, seed_of, unchecked
 from halfstep_spec.vectors import Array, Case
 from halfstep_torch.chain import Weights
 from halfstep_torch.formats import Format
@@ -117,8 +117,7 @@ class TorchBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, to_torch(case.inputs["x"])
-        fmt = hs.scaled(a["dtype"], a["block_size"], 0, 0) if a["scaled"] else Format(a["dtype"])
-        fmt = fmt.for_shape(x.shape)
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"]).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
 
         def encode(x, words):
@@ -127,7 +126,8 @@ class TorchBackend(Backend):
 
         key = ("encode", fmt, a["positive"], words is None, x.shape)
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)
-        outputs = {"codes": from_torch(stored.codes), "values": from_torch(values)}
+        codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
+        outputs = {"codes": from_torch(codes), "values": from_torch(values)}
         if stored.scale is None:
             return outputs
         return outputs | {"scale": from_torch(stored.scale.view(fmt.scale_shape(x.shape)))}
@@ -162,7 +162,7 @@ def _optimizer(case: Case, p: torch.nn.Parameter, compile: bool) -> torch.optim.
     name = a["leaf"].replace("/", ".")
     b1, b2, eps, eps_root = (scalar(case, key) for key in ("b1", "b2", "eps", "eps_root"))
     decay, rate, seed = scalar(case, "weight_decay"), scalar(case, "learning_rate"), seed_of(case)
-    options = {n: hs.scaled(**a[n]) if isinstance(a[n], dict) else a[n] for n in ("mu_dtype", "nu_dtype")}
+    options = {n: moment_format(hs, a[n]) for n in ("mu_dtype", "nu_dtype")}
     options["seed"] = seed
     options |= {key: unchecked(a[key]) for key in ("mu_rounding", "nu_rounding")}
     if not eps_root and not a["nesterov"]:

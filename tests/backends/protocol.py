@@ -47,3 +47,10 @@ def scalar(case: Case, name: str) -> float:
 def unchecked(rounding: str) -> str:
     """Vectors force nearest where users would be refused it."""
     return "nearest_unchecked" if rounding == "nearest" else rounding
+
+
+def moment_format(package, argument):
+    """Return a moment's dtype, given as a name or as the arguments of a package's `scaled` or `mapped`."""
+    if isinstance(argument, str):
+        return argument
+    return package.mapped(**argument) if "table" in argument else package.scaled(**argument)

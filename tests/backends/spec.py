@@ -3,7 +3,7 @@
 import numpy as np
 
 import halfstep_spec as spec
-from backends.protocol import Backend, offset_of, scalar, seed_of
+from backends.protocol import Backend, moment_format, offset_of, scalar, seed_of
 from halfstep_spec.cases.adam import stored_arrays
 from halfstep_spec.vectors import Array, Case
 
@@ -57,15 +57,13 @@ class SpecBackend(Backend):
 
     def adam_step(self, case: Case) -> dict[str, Array]:
         a, i = case.arguments, case.inputs
-        formats = {
-            n: a[n] if isinstance(a[n], str) else spec.scaled(**a[n]) for n in ("mu_dtype", "nu_dtype")
-        }
+        formats = {n: moment_format(spec, a[n]) for n in ("mu_dtype", "nu_dtype")}
         names = ("mu_rounding", "nu_rounding", "nesterov")
         hyper = {name: scalar(case, name) for name in ("b1", "b2", "eps", "eps_root")}
         adam = spec.ScaleByAdam(**hyper, **formats, **{name: a[name] for name in names}, seed=seed_of(case))
         decay = scalar(case, "weight_decay")
         step = spec.AdamStep(adam, decay, a["decay"], i["p"].dtype, a["param_storage"])
-        stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale")) for n in ("mu", "nu")}
+        stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale"), i["p"].bits.shape) for n in ("mu", "nu")}
         state = spec.StepState(spec.AdamState(int(i["count"].bits), **stored), _bits(i, "extra"))
         p, rows = i["p"].bits, []
         with np.errstate(invalid="ignore", over="ignore"):
