@@ -8,6 +8,7 @@ from halfstep_spec.cases import (
     formats,
     mapped,
     moments,
+    momentum,
     no_contraction,
     params,
     random_words,
@@ -25,6 +26,8 @@ FILES = {
     "adam": (adam.NOTES, adam.cases),
     "formats": (formats.NOTES, formats.cases),
     "weights": (weights.NOTES, weights.cases),
+    "lion": (momentum.NOTES, momentum.lion_cases),
+    "trace": (momentum.NOTES, momentum.trace_cases),
     "mapped": (mapped.NOTES, mapped.cases),
 }
 """By file: what its flags mean, and the function that returns its cases."""

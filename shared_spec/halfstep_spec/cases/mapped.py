@@ -3,7 +3,7 @@
 import numpy as np
 
 from halfstep_spec.adam import ScaleByAdam
-from halfstep_spec.aliases import PARAM_STORAGES, AdamStep
+from halfstep_spec.aliases import PARAM_STORAGES, Step
 from halfstep_spec.cases.formats import encode_case, format_inputs
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.weights import trajectory
@@ -81,8 +81,8 @@ def _step_cases():
         for rounding in ("nearest", "stochastic"):
             formats = {"mu_dtype": mapped(mu, block_size, 0, 0), "nu_dtype": mapped(nu, block_size, 0, 0)}
             adam = ScaleByAdam(**formats, mu_rounding=rounding, seed=7)
-            yield trajectory(AdamStep(adam, 0.1), 1e-3, ("Mapped",), ("F8", "F10", "F11"))
+            yield trajectory(Step(adam, 0.1), 1e-3, ("Mapped",), ("F8", "F10", "F11"))
     formats = {"mu_dtype": mapped("dynamic4", 4, 0, 0), "nu_dtype": mapped("ulinear4", 4, 0, 0)}
     for storage in PARAM_STORAGES:
-        step = AdamStep(ScaleByAdam(**formats, seed=7), 0.1, param_storage=storage)
+        step = Step(ScaleByAdam(**formats, seed=7), 0.1, param_storage=storage)
         yield trajectory(step, 1e-3, ("Mapped",), ("F8", "F10", "F11"))
