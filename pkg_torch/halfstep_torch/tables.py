@@ -13,24 +13,25 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """A sorted table of float32 numbers, the last of them 1.
+    """A sorted table of float32 numbers, the last of them 1. What kernels read as constants is plain numbers.
 
     Attributes:
         name: "dynamic8" and the like.
-        numbers: in ascending order, and infinity behind them: what is past 1 has no neighbour.
-        decades: how many a dynamic map has; 0: its numbers are evenly spaced.
+        decades: how many a dynamic map has; 0: the numbers are evenly spaced, with no zero.
+        size: how many numbers there are: 256, or 16.
         zero: the index whose code is 0: that of zero, or 0.
+        smallest: the smallest number above zero.
+        half_gap: half the gap below the largest number.
+        numbers: float32, in ascending order, and infinity behind them: what is past 1 has no neighbour.
     """
 
     name: str
-    numbers: Tensor
     decades: int
+    size: int
     zero: int
-
-    @property
-    def size(self) -> int:
-        """How many numbers there are: 256, or 16."""
-        return len(self.numbers) - 1
+    smallest: float
+    half_gap: float
+    numbers: Tensor
 
     @property
     def packed(self) -> bool:
@@ -50,29 +51,29 @@ class Table:
     @property
     def lowest(self) -> int:
         """The scale byte under which half of the smallest number is still normal in float32."""
-        smallest = float(self.numbers[self.zero + 1 if self.has_zero else 0])
-        return 3 - math.frexp(smallest)[1]
-
-    @property
-    def half_gap(self) -> float:
-        """Half the gap below the largest number."""
-        return float(1 - self.numbers[-3]) / 2
+        return 3 - math.frexp(self.smallest)[1]
 
 
 def _dynamic(name: str, decades: int, signed: bool) -> Table:
     """Return the dynamic map: zero, one, and decades of evenly spaced numbers, the later the more."""
-    positive = [0.0]
+    numbers = []
     for i in range(decades):
         n = (1 if signed else 2) << i
-        positive += [(1 + 9 * (k + 0.5) / n) / 10 ** (decades - i) for k in range(n)]
-    negative = [-x for x in reversed(positive[1:])] if signed else []
-    # Numerators and powers of ten are exact. Rounded to 53 bits and then to 24, their quotients are what they
-    # are rounded to 24 at once, since 53 >= 2 * 24 + 2.
-    numbers = torch.tensor([*negative, *positive, 1.0, math.inf], dtype=torch.float64).to(torch.float32)
-    return Table(name, numbers, decades, len(negative))
+        numbers += [(1 + 9 * (k + 0.5) / n) / 10 ** (decades - i) for k in range(n)]
+    negative = [-x for x in reversed(numbers)] if signed else []
+    return _table(name, decades, [*negative, 0.0, *numbers, 1.0])
 
 
-_LINEAR = torch.tensor([*((i + 1) / 16 for i in range(16)), math.inf], dtype=torch.float32)
+def _table(name: str, decades: int, numbers: list[float]) -> Table:
+    """Return the table of numbers that are quotients of integers of at most 24 bits.
+
+    Rounded to 53 bits and then to 24 they are what they are rounded to 24 at once, since 53 >= 2 * 24 + 2.
+    """
+    rounded = torch.tensor([*numbers, math.inf], dtype=torch.float64).to(torch.float32)
+    zero = numbers.index(0.0) if 0.0 in numbers else 0
+    smallest = float(rounded[rounded > 0].min())
+    return Table(name, decades, len(numbers), zero, smallest, (1 - rounded.tolist()[-3]) / 2, rounded)
+
 
 TABLES = {
     table.name: table
@@ -81,7 +82,7 @@ TABLES = {
         _dynamic("udynamic8", 7, signed=False),
         _dynamic("dynamic4", 3, signed=True),
         _dynamic("udynamic4", 3, signed=False),
-        Table("ulinear4", _LINEAR, 0, 0),
+        _table("ulinear4", 0, [(i + 1) / 16 for i in range(16)]),
     )
 }
 
