@@ -3,7 +3,7 @@
 from halfstep_jax.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.aliases import adam, adamw, lion, sgd
 from halfstep_jax.float32_params import float32_params, set_float32_params
-from halfstep_jax.formats import scaled
+from halfstep_jax.formats import mapped, scaled
 from halfstep_jax.learning_rate import scale_by_learning_rate
 from halfstep_jax.lion import ScaleByLionState, scale_by_lion
 from halfstep_jax.params import (
@@ -42,6 +42,7 @@ __all__ = [
     "keep_master_params",
     "leaf_id",
     "lion",
+    "mapped",
     "random_words",
     "round_stochastically",
     "round_to",

@@ -1,6 +1,6 @@
-"""What the codes of a state format are: floats with a sign, integers, floats without a sign.
+"""What the codes of a state format are: floats with a sign or without, integers, numbers of a table.
 
-Contract: F5 to F7. Elementwise; which elements share a scale is not known here (`blocks.py`, `formats.py`).
+Contract: F5 to F10. Elementwise; which elements share a scale is not known here (`blocks.py`, `formats.py`).
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from jax import lax
 
 from halfstep_jax.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep_jax.rounding import round_and_cast, round_to_code
+from halfstep_jax.tables import TABLES, Table, decode_table, encode_table
 from halfstep_jax.unsigned_floats import (
     NAN_CODE,
     UNSIGNED_FLOATS,
@@ -73,6 +74,11 @@ class ScaledCodes(Protocol):
     @property
     def resolution(self) -> float:
         """Two over the largest relative gap between codes, above the subnormal range."""
+        ...
+
+    @property
+    def packed(self) -> bool:
+        """Whether codes are of 4 bits, two of them kept in a byte; they are packed by who calls."""
         ...
 
     @property
@@ -147,6 +153,7 @@ class _ScaledFloats:
 
     numbers: FloatFormat
     signed: bool = True
+    packed: bool = False
     marks: bool = False
 
     @property
@@ -261,6 +268,7 @@ class _ScaledUnsigned:
     numbers: UnsignedFloat
     dtype: str = "uint8"
     signed: bool = False
+    packed: bool = False
     marks: bool = True
 
     @property
@@ -285,6 +293,50 @@ class _ScaledUnsigned:
         return jnp.where(scale == MARKED, np.float32(np.nan), values)
 
 
+@dataclasses.dataclass(frozen=True)
+class _ScaledTable:
+    """Numbers of a table: that of a code stands for number 2^(byte - 127)."""
+
+    table: Table
+    dtype: str = "uint8"
+    marks: bool = True
+
+    @property
+    def signed(self) -> bool:
+        return self.table.signed
+
+    @property
+    def packed(self) -> bool:
+        return self.table.bits == 4
+
+    @property
+    def resolution(self) -> float:
+        return 2 / float(self.table.values[-1] - self.table.values[-2])  # of all gaps, the last one
+
+    @property
+    def scale_range(self) -> tuple[int, int]:
+        # Half of the smallest number is normal, so that an average which decays from it is; and so is the
+        # inverse of the largest scale.
+        return 3 - math.frexp(self.table.smallest)[1], 253
+
+    def scale(self, top: jax.Array) -> jax.Array:
+        byte = (lax.bitcast_convert_type(top, jnp.uint32) + np.uint32(0x7FFFFF)) >> _MANTISSA_BITS
+        return jnp.where(top < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), MARKED)
+
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: bool) -> jax.Array:
+        y = x * _power_of_two(np.uint32(2 * _BIAS) - scale.astype(jnp.uint32))
+        codes = encode_table(y, words, self.table)
+        if positive and self.table.has_zero:
+            # By the bits of x: XLA on CPU takes a subnormal number for zero.
+            above_zero = lax.bitcast_convert_type(x, jnp.int32) > 0
+            codes = jnp.where(above_zero & (codes == 0), np.uint8(1), codes)
+        return jnp.where(scale == MARKED, np.uint8(0), codes)
+
+    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        unit = jnp.where(scale == MARKED, np.float32(np.nan), _power_of_two(scale.astype(jnp.uint32)))
+        return decode_table(codes, self.table) * unit
+
+
 PLAIN_CODES: dict[str, Codes] = {
     "float32": _PlainFloats("float32"),
     "bfloat16": _PlainFloats("bfloat16"),
@@ -299,6 +351,7 @@ SCALED_CODES: dict[str, ScaledCodes] = {
     "ufloat8_e5m3": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e5m3"]),
     "ufloat8_e4m4": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e4m4"]),
 }
+MAPPED_CODES: dict[str, ScaledCodes] = {name: _ScaledTable(table) for name, table in TABLES.items()}
 
 
 def _numpy_dtype(name: str):

@@ -11,7 +11,7 @@ from halfstep_torch.adam import scale_by_adam
 from halfstep_torch.aliases import SGD, Adam, AdamW, Lion
 from halfstep_torch.chain import chain
 from halfstep_torch.float32_params import float32_params, set_float32_params
-from halfstep_torch.formats import scaled
+from halfstep_torch.formats import mapped, scaled
 from halfstep_torch.learning_rate import scale_by_learning_rate
 from halfstep_torch.lion import scale_by_lion
 from halfstep_torch.optimizer import Optimizer
@@ -35,6 +35,7 @@ __all__ = [
     "float32_params",
     "keep_master_params",
     "leaf_id",
+    "mapped",
     "random_words",
     "round_stochastically",
     "round_to",

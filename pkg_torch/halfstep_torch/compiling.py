@@ -131,13 +131,14 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         if offsets is not None:
             # In rows of whole blocks, so that their maxima are taken along an axis of constant length.
             p, g, first = p.view(-1, unit), g.view(-1, unit), (first + offsets)[:, None]
-            old = {name: x if name in scales else x.view(-1, unit) for name, x in old.items()}
+            old = {name: x if name in scales else x.view(-1, widths[name]) for name, x in old.items()}
         new_p, new = plan.run(p, g, old, _by_rule(plan, numbers.unbind()), [first, *others])
         p.copy_(new_p)
         for name, array in old.items():
             array.copy_(new[name])
 
     scales = {name for name, kept in plan.arrays.items() if kept.scale_of}
+    widths = {name: kept.size(unit) for name, kept in plan.arrays.items()}
     kernel = torch.compile(_own_code(step_in_place), dynamic=True, fullgraph=True, options=_options(device))
     units = max(_SCRATCH // unit, 4)
     scratch = functools.partial(torch.zeros, units * unit, device=device)

@@ -299,11 +299,13 @@ def _call(kernel: Callable, p: Tensor, g: Tensor, state: Sequence[Tensor], *othe
 def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, keys: Tensor) -> None:
     """Step a piece with short blocks in memory where they are whole."""
     (blocks,) = plan.blocks
+    assert plan.whole is not None
     runs, rows = piece.p.numel() // blocks.unit, {}
     elements = {name: x for name, x in piece.state.items() if plan.arrays[name].scale_of is None}
+    padded = {name: plan.whole.arrays[name].size(blocks.padded) for name in elements}
     for name, x in {"p": piece.p, "g": piece.g, **elements}.items():
-        rows[name] = x.new_zeros(runs, blocks.padded)
-        rows[name][:, : blocks.unit] = x.view(runs, blocks.unit)
+        rows[name] = x.new_zeros(runs, padded.get(name, blocks.padded))
+        rows[name][:, : x.numel() // runs] = x.view(runs, -1)
     state = [rows[name].view(-1) if name in elements else x for name, x in piece.state.items()]
     in_run = blocks.padded // blocks.size
     gap = blocks.padded - blocks.unit
@@ -311,7 +313,9 @@ def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, ke
     offsets = offsets.repeat_interleave(in_run)
     _call(kernel, rows["p"].view(-1), rows["g"].view(-1), state, numbers, keys, offsets)
     for name, x in {"p": piece.p, **elements}.items():
-        x.view(runs, blocks.unit).copy_(rows[name][:, : blocks.unit])
+        x.view(runs, -1).copy_(rows[name][:, : x.numel() // runs])
+        if name in elements and plan.arrays[name].packed_of and blocks.unit % 2:
+            x.view(runs, -1)[:, -1] &= 15  # the other half byte is no element's
 
 
 def flat(x: Tensor, start: int, length: int) -> Tensor:

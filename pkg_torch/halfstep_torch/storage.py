@@ -35,7 +35,8 @@ class StoredMoment:
     @property
     def arrays(self) -> Mapping[str, StateArray]:
         """The codes, and the scales where there are any."""
-        arrays = {self.key: StateArray(self.format.dtype)}
+        packed_of = self.format if self.format.codes.packed else None
+        arrays = {self.key: StateArray(self.format.dtype, packed_of=packed_of)}
         if self.format.scaled:
             arrays[self._scale] = StateArray(torch.uint8, scale_of=self.format)
         return arrays

@@ -10,7 +10,7 @@ The prose is in `shared_spec/README.md`; the golden vectors beside it are genera
 
 from halfstep_spec.adam import ScaleByAdam
 from halfstep_spec.aliases import PARAM_STORAGES, Step, StepState
-from halfstep_spec.formats import Encoded, Format, as_format, scaled
+from halfstep_spec.formats import Encoded, Format, as_format, mapped, scaled
 from halfstep_spec.learning_rate import scale_by_learning_rate
 from halfstep_spec.lion import ScaleByLion
 from halfstep_spec.moments import bias_correction, ema
@@ -49,6 +49,7 @@ __all__ = [
     "fold",
     "leaf_id",
     "leaf_key",
+    "mapped",
     "nearest_away",
     "random_words",
     "round_stochastically",

@@ -37,7 +37,8 @@ class StoredMoment:
 
     def decode(self, stored: Encoded) -> np.ndarray:
         """Return the float32 values of what is stored: exact."""
-        return self.format(stored.codes.shape).decode(stored)
+        shape = stored.codes.shape if stored.shape is None else stored.shape
+        return self.format(shape).decode(stored)
 
     def encode(self, moment: np.ndarray, seed: int, step: int, leaf: str) -> Encoded:
         """Round a float32 moment to its format, once.

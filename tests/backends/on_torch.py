@@ -119,8 +119,7 @@ class TorchBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, to_torch(case.inputs["x"])
-        fmt = hs.scaled(a["dtype"], a["block_size"], 0, 0) if a["scaled"] else Format(a["dtype"])
-        fmt = fmt.for_shape(x.shape)
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"]).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
 
         def encode(x, words):
@@ -129,7 +128,8 @@ class TorchBackend(Backend):
 
         key = ("encode", fmt, a["positive"], words is None, x.shape)
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)
-        outputs = {"codes": from_torch(stored.codes), "values": from_torch(values)}
+        codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
+        outputs = {"codes": from_torch(codes), "values": from_torch(values)}
         if stored.scale is None:
             return outputs
         return outputs | {"scale": from_torch(stored.scale.view(fmt.scale_shape(x.shape)))}

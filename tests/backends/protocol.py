@@ -61,10 +61,12 @@ def rule_arguments(case: Case, package: Any) -> dict[str, Any]:
 
     Args:
         case: of an op that takes steps.
-        package: whose `scaled` makes the formats.
+        package: whose `scaled` and `mapped` make the formats.
     """
     values = {n: v for n, v in case.arguments.items() if n not in _STEP_ARGUMENTS}
-    values |= {n: package.scaled(**v) for n, v in values.items() if isinstance(v, dict)}
+    for name, v in values.items():
+        if isinstance(v, dict):
+            values[name] = package.mapped(**v) if "table" in v else package.scaled(**v)
     scalars = [n for n, array in case.inputs.items() if array.bits.shape == () and n not in _STEP_NUMBERS]
     return values | {n: scalar(case, n) for n in scalars} | {"seed": seed_of(case)}
 

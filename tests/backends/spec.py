@@ -59,7 +59,7 @@ class SpecBackend(Backend):
         a, i = case.arguments, case.inputs
         rule = RULES[case.op](**rule_arguments(case, spec))
         step = spec.Step(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
-        stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale")) for n in rule.moments}
+        stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale"), i["p"].bits.shape) for n in rule.moments}
         state = spec.StepState(spec.RuleState(int(i["count"].bits), stored), _bits(i, "extra"))
         p, rows = i["p"].bits, []
         with np.errstate(invalid="ignore", over="ignore"):

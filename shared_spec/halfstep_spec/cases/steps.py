@@ -14,6 +14,7 @@ from halfstep_spec.formats import Format
 from halfstep_spec.lion import ScaleByLion
 from halfstep_spec.random_words import seed_words
 from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.tables import TABLES
 from halfstep_spec.trace import Trace
 from halfstep_spec.update_rule import UpdateRule
 from halfstep_spec.vectors import Array, Case
@@ -98,8 +99,9 @@ def _split_arguments(rule: UpdateRule) -> tuple[dict[str, float], dict[str, obje
 
 
 def _plain(value: object) -> object:
-    """Return a format as the arguments of `scaled`, and anything else as it is."""
+    """Return a format as the arguments of `scaled` or `mapped`, and anything else as it is."""
     if not isinstance(value, Format):
         return value
-    names = ("dtype", "block_size", "min_size", "min_ndim")
-    return {name: getattr(value, name) for name in names}
+    names = ("block_size", "min_size", "min_ndim")
+    kind = "table" if value.dtype in TABLES else "dtype"
+    return {kind: value.dtype} | {name: getattr(value, name) for name in names}
