@@ -4,6 +4,7 @@ from halfstep_jax.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.aliases import adam, adamw
 from halfstep_jax.float32_params import float32_params, set_float32_params
 from halfstep_jax.formats import scaled
+from halfstep_jax.lamb import lamb, lamb16
 from halfstep_jax.learning_rate import scale_by_learning_rate
 from halfstep_jax.params import (
     CompensateState,
@@ -14,6 +15,7 @@ from halfstep_jax.params import (
 )
 from halfstep_jax.random_words import Role, leaf_id, random_words
 from halfstep_jax.rounding import round_to
+from halfstep_jax.trust_ratio import scale_by_trust_ratio
 from halfstep_jax.weight_decay import add_decayed_weights
 from halfstep_jax.wide_params import (
     KeepMasterParamsState,
@@ -36,12 +38,15 @@ __all__ = [
     "compensate",
     "float32_params",
     "keep_master_params",
+    "lamb",
+    "lamb16",
     "leaf_id",
     "random_words",
     "round_stochastically",
     "round_to",
     "scale_by_adam",
     "scale_by_learning_rate",
+    "scale_by_trust_ratio",
     "scaled",
     "set_float32_params",
     "split_params",

@@ -83,7 +83,7 @@ def adam(
         ),
         scale_by_learning_rate(learning_rate),
     ]
-    return _stored("adam", param_storage, links, seed)
+    return stored("adam", param_storage, links, seed)
 
 
 def adamw(
@@ -165,11 +165,21 @@ def adamw(
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
     ]
-    return _stored("adamw", param_storage, links, seed)
+    return stored("adamw", param_storage, links, seed)
 
 
-def _stored(function: str, param_storage: str, links, seed) -> optax.GradientTransformationExtraArgs:
-    """Return a chain with what stores its weights: a last link, or a wrapper of the whole."""
+def stored(function: str, param_storage: str, links, seed) -> optax.GradientTransformationExtraArgs:
+    """Return a chain with what stores its weights: a last link, or a wrapper of the whole.
+
+    Args:
+        function: the alias, for the error.
+        param_storage: its argument.
+        links: of the chain.
+        seed: of the random words.
+
+    Raises:
+        ValueError: if `param_storage` is no way to store weights.
+    """
     ways = {
         "stochastic": lambda: optax.chain(*links, round_stochastically(seed)),
         "nearest": lambda: optax.chain(*links),
