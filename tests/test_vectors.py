@@ -14,7 +14,7 @@ VECTORS = load(SPEC_VERSION)
 
 def _slow(backend: str, name: str) -> bool:
     """Trajectories are programs of their own to compile: a second or more each."""
-    programs = {"jax-jit": ("weights",), "jax-sharded": ("adam", "weights")}
+    programs = {"jax-jit": ("weights", "lion", "trace"), "jax-sharded": ("adam", "weights", "lion", "trace")}
     return backend == "torch-compile" or name in programs.get(backend, ())
 
 

@@ -1,11 +1,12 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding and 16-bit states."""
 
 from halfstep_jax.adam import ScaleByAdamState, scale_by_adam
-from halfstep_jax.aliases import adam, adamw
+from halfstep_jax.aliases import adam, adamw, lion, sgd
 from halfstep_jax.float32_params import float32_params, set_float32_params
 from halfstep_jax.formats import scaled
 from halfstep_jax.lamb import lamb, lamb16
 from halfstep_jax.learning_rate import scale_by_learning_rate
+from halfstep_jax.lion import ScaleByLionState, scale_by_lion
 from halfstep_jax.params import (
     CompensateState,
     RoundStochasticallyState,
@@ -15,6 +16,7 @@ from halfstep_jax.params import (
 )
 from halfstep_jax.random_words import Role, leaf_id, random_words
 from halfstep_jax.rounding import round_to
+from halfstep_jax.trace import TraceState, trace
 from halfstep_jax.trust_ratio import scale_by_trust_ratio
 from halfstep_jax.weight_decay import add_decayed_weights
 from halfstep_jax.wide_params import (
@@ -30,7 +32,9 @@ __all__ = [
     "Role",
     "RoundStochasticallyState",
     "ScaleByAdamState",
+    "ScaleByLionState",
     "SplitParamsState",
+    "TraceState",
     "adam",
     "adamw",
     "add_decayed_weights",
@@ -41,13 +45,17 @@ __all__ = [
     "lamb",
     "lamb16",
     "leaf_id",
+    "lion",
     "random_words",
     "round_stochastically",
     "round_to",
     "scale_by_adam",
     "scale_by_learning_rate",
+    "scale_by_lion",
     "scale_by_trust_ratio",
     "scaled",
     "set_float32_params",
+    "sgd",
     "split_params",
+    "trace",
 ]

@@ -15,12 +15,12 @@ import optax
 from halfstep_jax.exact import arrived, hide
 from halfstep_jax.formats import Encoded
 from halfstep_jax.hyperparameters import decay_rate, nonnegative
-from halfstep_jax.leaves import check_params, flatten_updates
+from halfstep_jax.leaves import check_params
 from halfstep_jax.moments import bias_correction, ema
-from halfstep_jax.random_words import LeafKey, Role, leaf_id, leaf_keys
+from halfstep_jax.random_words import LeafKey, Role
 from halfstep_jax.schedules import next_count
 from halfstep_jax.seeds import seed_words
-from halfstep_jax.storage import StoredMoment
+from halfstep_jax.storage import StoredMoment, update_moments
 
 
 class ScaleByAdamState(NamedTuple):
@@ -135,19 +135,12 @@ def scale_by_adam(
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
-        leaves = flatten_updates(function, updates)
-        mus = rule.mu.read(leaves, state.mu, state.mu_scale)
-        nus = rule.nu.read(leaves, state.nu, state.nu_scale)
         count = next_count(state.count)
-        corrections = rule.corrections(count)
-        ids = [leaf_id(name) for name in leaves.names]
-        keys = leaf_keys(state.seed, count, ids, (Role.MU, Role.NU)).split()
-        rows = [
-            (None, mu, nu) if g is None else rule.step(key, corrections, g, mu, nu)
-            for key, g, mu, nu in zip(keys, leaves.values, mus, nus, strict=True)
-        ]
-        us, mus, nus = leaves.trees(3, rows)
-        (mu, mu_scale), (nu, nu_scale) = rule.mu.trees(mus), rule.nu.trees(nus)
+        stored = ((state.mu, state.mu_scale), (state.nu, state.nu_scale))
+        step = functools.partial(rule.step, rule.corrections(count))
+        moments = (rule.mu, rule.nu)
+        us, stored = update_moments(function, moments, updates, stored, state.seed, count, step)
+        (mu, mu_scale), (nu, nu_scale) = stored
         return us, ScaleByAdamState(count, state.seed, mu, nu, mu_scale, nu_scale)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -173,7 +166,7 @@ class _Adam:
         rates = jnp.stack([jnp.asarray(b) for b in (self.b1, self.b2, self.b1)])
         return np.float32(1) / bias_correction(rates, count + np.array([0, 0, 1], np.int32))
 
-    def step(self, key: LeafKey, corrections: jax.Array, g: jax.Array, mu: Encoded, nu: Encoded):
+    def step(self, corrections: jax.Array, key: LeafKey, g: jax.Array, mu: Encoded, nu: Encoded):
         """Return the update and the new stored moments."""
         zero = key.zero()
         g = arrived(g, zero)

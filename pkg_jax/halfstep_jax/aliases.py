@@ -1,4 +1,4 @@
-"""Whole optimizers: the order in which the links of `adam` and `adamw` stand. No arithmetic.
+"""Whole optimizers: the order in which their links stand. No arithmetic.
 
 Contract: A6.
 """
@@ -7,7 +7,9 @@ import optax
 
 from halfstep_jax.adam import scale_by_adam
 from halfstep_jax.learning_rate import scale_by_learning_rate
+from halfstep_jax.lion import scale_by_lion
 from halfstep_jax.params import compensate, round_stochastically
+from halfstep_jax.trace import trace
 from halfstep_jax.weight_decay import add_decayed_weights
 from halfstep_jax.wide_params import keep_master_params, split_params
 
@@ -166,6 +168,108 @@ def adamw(
         scale_by_learning_rate(learning_rate),
     ]
     return stored("adamw", param_storage, links, seed)
+
+
+def lion(
+    learning_rate,
+    b1=0.9,
+    b2=0.99,
+    mu_dtype=None,
+    weight_decay=1e-3,
+    mask=None,
+    *,
+    mu_rounding: str = "auto",
+    param_storage: str = "stochastic",
+    seed=0,
+) -> optax.GradientTransformationExtraArgs:
+    """Lion for weights in bfloat16, float16 or float32: the sign of an average, with decoupled decay.
+
+    `scale_by_lion`, `add_decayed_weights`, `scale_by_learning_rate`, and what stores the weights: by default
+    `round_stochastically`.
+
+    Args:
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule. It scales the decay too.
+        b1: rate of the average whose sign is taken.
+        b2: decay rate of the average that is kept.
+        mu_dtype: of that average: "float32", "bfloat16", "float16" or a signed format from `scaled`; None:
+            bfloat16 for bfloat16 params, else float32.
+        weight_decay: a number >= 0, a float32 scalar array, or a schedule.
+        mask: which leaves decay, as in `add_decayed_weights`.
+        mu_rounding: as in `scale_by_lion`.
+        param_storage: how 16-bit weights are stored, as in `adamw`.
+        seed: of the random words, for moments and weights alike.
+
+    Returns:
+        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+
+    Raises:
+        TypeError: as the links do.
+        ValueError: as the links do, or if `param_storage` is none of these.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = lion(1e-4, mu_dtype="float32")
+        >>> updates, state = tx.update(jnp.ones(3), tx.init(params), params)
+        >>> optax.apply_updates(params, updates).dtype
+        dtype(bfloat16)
+
+    Source: as `scale_by_lion`; the order of the links is contract A6.
+    """
+    links = [
+        scale_by_lion(b1, b2, mu_dtype, mu_rounding=mu_rounding, seed=seed),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    ]
+    return stored("lion", param_storage, links, seed)
+
+
+def sgd(
+    learning_rate,
+    momentum=None,
+    nesterov: bool = False,
+    accumulator_dtype=None,
+    *,
+    rounding: str = "auto",
+    param_storage: str = "stochastic",
+    seed=0,
+) -> optax.GradientTransformationExtraArgs:
+    """Gradient descent for weights in bfloat16, float16 or float32, with momentum or without.
+
+    `trace`, unless `momentum` is None or 0, `scale_by_learning_rate`, and what stores the weights: by default
+    `round_stochastically`.
+
+    Args:
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule.
+        momentum: decay of the sum of gradients; None or 0 keeps none.
+        nesterov: as in `trace`.
+        accumulator_dtype: of the sum, as in `trace`.
+        rounding: of the sum, as in `trace`.
+        param_storage: how 16-bit weights are stored, as in `adamw`.
+        seed: of the random words, for the sum and the weights alike.
+
+    Returns:
+        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+
+    Raises:
+        TypeError: as the links do.
+        ValueError: as the links do, or if `param_storage` is none of these.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = sgd(0.5, momentum=0.9)
+        >>> updates, state = tx.update(jnp.ones(3), tx.init(params), params)
+        >>> optax.apply_updates(params, updates).tolist()
+        [0.5, 0.5, 0.5]
+
+    Source: as `trace`; the order of the links is contract A6.
+    """
+    links = [scale_by_learning_rate(learning_rate)]
+    constant_zero = isinstance(momentum, int | float) and momentum == 0
+    if momentum is not None and not constant_zero:
+        links.insert(0, trace(momentum, nesterov, accumulator_dtype, rounding=rounding, seed=seed))
+    return stored("sgd", param_storage, links, seed)
 
 
 def stored(function: str, param_storage: str, links, seed) -> optax.GradientTransformationExtraArgs:

@@ -5,7 +5,7 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +16,8 @@ from jax.core import Tracer
 
 from halfstep_jax.blocks import scale_shape
 from halfstep_jax.formats import Encoded, Format, as_format, default_format
-from halfstep_jax.leaves import Leaves
-from halfstep_jax.random_words import Role
+from halfstep_jax.leaves import Leaves, flatten_updates
+from halfstep_jax.random_words import Role, leaf_id, leaf_keys
 
 _WAY_OUT = "Pass the tree that init saw."
 
@@ -30,13 +30,15 @@ class StoredMoment:
 
     Attributes:
         function: the link, for errors.
-        name: "mu" or "nu": the arguments are `mu_dtype` and `mu_rounding`, so `nu`.
+        name: of the moment in the link's state: "mu", "nu" or "trace".
         dtype: as the caller gave it; None takes bfloat16 for bfloat16 params, else float32.
         rounding: one of `ROUNDINGS`.
         rate_name: the argument that holds the decay rate.
         rate: the decay rate, a NumPy float32, or an array, which counts as not known (contract F3).
         role: of its random words.
         positive: a second moment, never negative and never stored as zero where it is not.
+        dtype_name: the argument that holds `dtype`; "" for "mu_dtype" and the like.
+        rounding_name: the argument that holds `rounding`; "" for "mu_rounding" and the like.
 
     Raises:
         TypeError: if `dtype` is no dtype.
@@ -51,18 +53,20 @@ class StoredMoment:
     rate: Any
     role: Role
     positive: bool = False
+    dtype_name: str = ""
+    rounding_name: str = ""
 
     def __post_init__(self):
         if self.rounding not in ROUNDINGS:
             raise ValueError(
-                f"{self.function}: {self.name}_rounding={self.rounding!r} is not a rounding. "
+                f"{self.function}: {self._rounding_name}={self.rounding!r} is not a rounding. "
                 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
             )
         if self.dtype is None:
             return
         if not self.positive and not self._asked_for.signed:
             raise ValueError(
-                f"{self.function}: {self.name}_dtype={self._asked_for.dtype} has no sign. "
+                f"{self.function}: {self._dtype_name}={self._asked_for.dtype} has no sign. "
                 f"Use it for nu, and a signed format for {self.name}."
             )
         self._refuse_freezing(self._asked_for)
@@ -138,14 +142,14 @@ class StoredMoment:
         """Return the format that codes are in: the one asked for, or else the plain one of their dtype."""
         if self.dtype is not None:
             return self._asked_for.for_shape(codes.shape)
-        return as_format(self.function, f"{self.name}_dtype", codes.dtype)
+        return as_format(self.function, self._dtype_name, codes.dtype)
 
     def _check(self, leaf: str, stored: Encoded) -> None:
         codes, scale = stored
         fmt = self._format_of(codes)
         if codes.dtype != fmt.code_dtype:
             raise TypeError(
-                f"{self.function}: the {self.name} of '{leaf}' is {codes.dtype}, {self.name}_dtype is "
+                f"{self.function}: the {self.name} of '{leaf}' is {codes.dtype}, {self._dtype_name} is "
                 f"{fmt.dtype}. Pass the state that init made."
             )
         if fmt.scaled and (fault := _fault(fmt, codes.shape, scale)):
@@ -155,16 +159,56 @@ class StoredMoment:
             )
 
     @property
+    def _dtype_name(self) -> str:
+        return self.dtype_name or f"{self.name}_dtype"
+
+    @property
+    def _rounding_name(self) -> str:
+        return self.rounding_name or f"{self.name}_rounding"
+
+    @property
     def _asked_for(self) -> Format:
-        return as_format(self.function, f"{self.name}_dtype", self.dtype)
+        return as_format(self.function, self._dtype_name, self.dtype)
 
     def _refuse_freezing(self, fmt: Format) -> None:
         if self.rounding == "nearest" and _is_constant(self.rate) and fmt.freezes(self.rate):
+            dtype, rounding = self._dtype_name, self._rounding_name
             raise ValueError(
-                f'{self.function}: {self.name}_dtype={fmt.dtype} with {self.name}_rounding="nearest" freezes '
+                f'{self.function}: {dtype}={fmt.dtype} with {rounding}="nearest" freezes '
                 f"at {self.rate_name}={self.rate!s} (1-{self.rate_name} < {fmt.half_gap}). "
-                f'Use {self.name}_rounding="stochastic", or {self.name}_dtype="float32".'
+                f'Use {rounding}="stochastic", or {dtype}="float32".'
             )
+
+
+def update_moments(function: str, moments: Sequence[StoredMoment], updates, stored, seed, count, step):
+    """Take the step of a link with stored moments on every leaf.
+
+    Args:
+        function: the link, for errors.
+        moments: how each moment is stored.
+        updates: the incoming tree.
+        stored: of each moment, its trees of codes and of scales.
+        seed: uint32[2], of the random words.
+        count: int32 scalar, this step counted.
+        step: from the key of a leaf, its update and its stored moments to its new update and stored moments.
+
+    Returns:
+        The tree of updates, and of each moment its trees of codes and of scales.
+
+    Raises:
+        TypeError: as `StoredMoment.read`, or if float32 does not hold an update.
+        ValueError: as `StoredMoment.read`.
+    """
+    leaves = flatten_updates(function, updates)
+    columns = [moment.read(leaves, *trees) for moment, trees in zip(moments, stored, strict=True)]
+    ids = [leaf_id(name) for name in leaves.names]
+    keys = leaf_keys(seed, count, ids, [moment.role for moment in moments]).split()
+    rows = [
+        (None, *arrays) if g is None else step(key, g, *arrays)
+        for key, g, *arrays in zip(keys, leaves.values, *columns, strict=True)
+    ]
+    us, *columns = leaves.trees(1 + len(moments), rows)
+    return us, [moment.trees(column) for moment, column in zip(moments, columns, strict=True)]
 
 
 def _is_constant(rate) -> bool:

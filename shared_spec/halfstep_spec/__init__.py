@@ -8,14 +8,18 @@ The prose is in `shared_spec/README.md`; the golden vectors beside it are genera
 '0x3f80'
 """
 
-from halfstep_spec.adam import AdamState, ScaleByAdam
-from halfstep_spec.aliases import PARAM_STORAGES, AdamStep, StepState
+from halfstep_spec.adam import ScaleByAdam
+from halfstep_spec.aliases import PARAM_STORAGES, Step, StepState
 from halfstep_spec.formats import Encoded, Format, as_format, scaled
 from halfstep_spec.learning_rate import scale_by_learning_rate
+from halfstep_spec.lion import ScaleByLion
 from halfstep_spec.moments import bias_correction, ema
 from halfstep_spec.params import SplitWeight, apply_updates, compensate, nearest_away, round_stochastically
 from halfstep_spec.random_words import Role, fold, leaf_id, leaf_key, random_words, threefry2x32
 from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.storage import StoredMoment
+from halfstep_spec.trace import Trace
+from halfstep_spec.update_rule import RuleState, UpdateRule
 from halfstep_spec.weight_decay import add_decayed_weights
 
 SPEC_VERSION = 1
@@ -23,14 +27,18 @@ SPEC_VERSION = 1
 __all__ = [
     "PARAM_STORAGES",
     "SPEC_VERSION",
-    "AdamState",
-    "AdamStep",
     "Encoded",
     "Format",
     "Role",
+    "RuleState",
     "ScaleByAdam",
+    "ScaleByLion",
     "SplitWeight",
+    "Step",
     "StepState",
+    "StoredMoment",
+    "Trace",
+    "UpdateRule",
     "add_decayed_weights",
     "apply_updates",
     "as_format",

@@ -7,28 +7,15 @@ import dataclasses
 
 import numpy as np
 
-from halfstep_spec.formats import Encoded, Format, as_format
+from halfstep_spec.formats import Format
 from halfstep_spec.moments import bias_correction, ema
-from halfstep_spec.random_words import Role, random_words
+from halfstep_spec.random_words import Role
+from halfstep_spec.storage import StoredMoment
+from halfstep_spec.update_rule import RuleState, UpdateRule
 
 
 @dataclasses.dataclass(frozen=True)
-class AdamState:
-    """State of one leaf.
-
-    Attributes:
-        count: steps taken.
-        mu: the first moment, stored.
-        nu: the second moment, stored.
-    """
-
-    count: int
-    mu: Encoded
-    nu: Encoded
-
-
-@dataclasses.dataclass(frozen=True)
-class ScaleByAdam:
+class ScaleByAdam(UpdateRule):
     """Rescale updates by Adam. Arguments as in `optax.scale_by_adam`, plus dtypes, roundings and seed.
 
     Attributes:
@@ -46,16 +33,17 @@ class ScaleByAdam:
     nesterov: bool = False
     seed: int = 0
 
-    def init(self, shape) -> AdamState:
-        """Return zero moments."""
-        mu, nu = self.formats(shape)
-        return AdamState(0, mu.zeros(shape), nu.zeros(shape))
+    @property
+    def moments(self) -> dict[str, StoredMoment]:
+        """Both moments."""
+        return {
+            "mu": StoredMoment(self.mu_dtype, self.mu_rounding, Role.MU),
+            "nu": StoredMoment(self.nu_dtype, self.nu_rounding, Role.NU, positive=True),
+        }
 
-    def formats(self, shape) -> tuple[Format, Format]:
-        """Return how the moments of an array of this shape are stored."""
-        return as_format(self.mu_dtype).for_shape(shape), as_format(self.nu_dtype).for_shape(shape)
-
-    def update(self, g: np.ndarray, state: AdamState, leaf: str) -> tuple[np.ndarray, AdamState]:
+    def update(
+        self, g: np.ndarray, state: RuleState, leaf: str, p: np.ndarray | None = None
+    ) -> tuple[np.ndarray, RuleState]:
         """Return the float32 update and the new state.
 
         With t = count + 1, m and v the stored moments, r1 = 1 / (1 - b1^t), r2 = 1 / (1 - b2^t):
@@ -71,15 +59,17 @@ class ScaleByAdam:
             g: the incoming update, of any dtype that float32 holds.
             state: of this leaf.
             leaf: its name, for the random words.
+            p: not read.
         """
         one = np.float32(1)
         g, t = np.asarray(g, np.float32), state.count + 1
-        mu_format, nu_format = self.formats(g.shape)
-        mu = ema(mu_format.decode(state.mu), g, self.b1)
-        nu = ema(nu_format.decode(state.nu), g * g, self.b2)
-        mu = mu_format.encode(mu, self._words(self.mu_rounding, t, leaf, Role.MU, g.shape))
-        nu = nu_format.encode(nu, self._words(self.nu_rounding, t, leaf, Role.NU, g.shape), positive=True)
-        m, v = mu_format.decode(mu), nu_format.decode(nu)
+        mu, nu = self.moments.values()
+        m, v = mu.decode(state.moments["mu"]), nu.decode(state.moments["nu"])
+        stored = {
+            "mu": mu.encode(ema(m, g, self.b1), self.seed, t, leaf),
+            "nu": nu.encode(ema(v, g * g, self.b2), self.seed, t, leaf),
+        }
+        m, v = mu.decode(stored["mu"]), nu.decode(stored["nu"])
         r1, r2 = one / bias_correction(self.b1, t), one / bias_correction(self.b2, t)
         if self.nesterov:
             r1_next = one / bias_correction(self.b1, t + 1)
@@ -87,7 +77,4 @@ class ScaleByAdam:
         else:
             m_hat = m * r1
         u = m_hat / (np.sqrt(v * r2 + np.float32(self.eps_root)) + np.float32(self.eps))
-        return u, AdamState(t, mu, nu)
-
-    def _words(self, rounding: str, step: int, leaf: str, role: Role, shape):
-        return random_words(self.seed, step, leaf, role, shape) if rounding == "stochastic" else None
+        return u, RuleState(t, stored)

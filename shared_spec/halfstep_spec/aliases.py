@@ -1,4 +1,4 @@
-"""Whole steps: the order in which the links of `adam` and `adamw` stand, and how weights are stored.
+"""Whole steps of any update rule: the order in which the links stand, and how weights are stored.
 
 Contract: section A. Vectors: adam, weights.
 """
@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from halfstep_spec.adam import AdamState, ScaleByAdam
 from halfstep_spec.learning_rate import scale_by_learning_rate
 from halfstep_spec.params import (
     SplitWeight,
@@ -20,6 +19,7 @@ from halfstep_spec.params import (
     round_stochastically,
 )
 from halfstep_spec.rounding import decode
+from halfstep_spec.update_rule import RuleState, UpdateRule
 from halfstep_spec.weight_decay import add_decayed_weights
 
 PARAM_STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
@@ -29,27 +29,27 @@ class StepState(NamedTuple):
     """State of one leaf between steps.
 
     Attributes:
-        adam: of the update rule.
+        rule: of the update rule.
         extra: what is kept beside the weight: compensation, extra bits, master copy; None where nothing is.
     """
 
-    adam: AdamState
+    rule: RuleState
     extra: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True)
-class AdamStep:
-    """One optimizer step on one leaf: moments, decay, learning rate, landing.
+class Step:
+    """One optimizer step on one leaf: update rule, decay, learning rate, landing.
 
     Attributes:
-        adam: the update rule.
+        rule: the update rule.
         weight_decay: 0 leaves the decay link out.
-        decay: "decoupled" (AdamW: after `scale_by_adam`) or "l2" (before it, into the moments).
+        decay: "decoupled" (after the update rule) or "l2" (before it, into the moments).
         param_dtype: of the weights.
         param_storage: one of `PARAM_STORAGES`.
     """
 
-    adam: ScaleByAdam
+    rule: UpdateRule
     weight_decay: float = 0.0
     decay: str = "decoupled"
     param_dtype: str = "bfloat16"
@@ -65,7 +65,7 @@ class AdamStep:
                 extra = decode(p, self.param_dtype)
             elif self._split:
                 extra = np.zeros(p.shape, np.uint8 if self._split.extra_bits == 8 else np.uint16)
-        return StepState(self.adam.init(p.shape), extra)
+        return StepState(self.rule.init(p.shape), extra)
 
     def float32_params(self, p: np.ndarray, state: StepState) -> np.ndarray:
         """Return the weights as precisely as they are known."""
@@ -91,17 +91,17 @@ class AdamStep:
             leaf: its name.
             learning_rate: of this step.
         """
-        known = state if self.param_storage != "compensated" else StepState(state.adam, None)
+        known = state if self.param_storage != "compensated" else StepState(state.rule, None)
         p32 = self.float32_params(p, known)
         if self.weight_decay and self.decay == "l2":
             g = add_decayed_weights(g, p32, self.weight_decay)
-        u, adam = self.adam.update(g, state.adam, leaf)
+        u, rule = self.rule.update(g, state.rule, leaf, p32)
         if self.weight_decay and self.decay == "decoupled":
             u = add_decayed_weights(u, p32, self.weight_decay)
         u = scale_by_learning_rate(u, learning_rate)
-        words = param_words(self.adam.seed, adam.count, leaf, p.shape)
+        words = param_words(self.rule.seed, rule.count, leaf, p.shape)
         u, extra = self._store(p, p32, u, state.extra, words)
-        return apply_updates(p, u, self.param_dtype), StepState(adam, extra)
+        return apply_updates(p, u, self.param_dtype), StepState(rule, extra)
 
     @property
     def _split(self) -> SplitWeight | None:

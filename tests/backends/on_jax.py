@@ -10,14 +10,20 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import halfstep_jax as hs
-from backends.protocol import Backend, offset_of, scalar, seed_of, unchecked
+from backends.protocol import Backend, offset_of, rule_arguments, scalar, seed_of, unrefused
 from halfstep_jax.formats import Format
 from halfstep_jax.moments import bias_correction
 from halfstep_jax.random_words import leaf_keys, threefry2x32
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8
-_STORED = ("mu", "nu", "mu_scale", "nu_scale", "extra")
+_STORED = ("mu", "nu", "trace", "mu_scale", "nu_scale", "trace_scale", "extra")
+_ALIASES = {
+    "adam_step": (hs.adam, hs.adamw),
+    "lion_step": (functools.partial(hs.lion, weight_decay=0), hs.lion),
+    "trace_step": (lambda rate, decay, **options: hs.sgd(rate, decay, **options), None),
+}
+"""By op: the alias without decay, and that with decoupled decay."""
 _WRAPPERS = {
     "split8": lambda tx, seed: hs.split_params(tx, 8, seed=seed),
     "split16": lambda tx, seed: hs.split_params(tx, 16, seed=seed),
@@ -142,10 +148,11 @@ class JaxBackend(Backend):
         whole = self.mode != "sharded" or not values.shape or values.shape[0] % _DEVICES
         return jnp.asarray(values) if whole else jax.device_put(values, self._split)
 
-    def adam_step(self, case: Case) -> dict[str, Array]:
+    def step(self, case: Case) -> dict[str, Array]:
         i = case.inputs
-        tx, put = _transform(case), self._put if i["p"].bits.ndim == 1 else self._split_rows
+        put = self._put if i["p"].bits.ndim == 1 else self._split_rows
         names = [name for name in _STORED if name in i]
+        tx = _transform(case)
         p, *stored = (_tree(case, put(i[name])) for name in ("p", *names))
         fields = [_field(case, name) for name in names]
         given = dict(zip(fields, stored, strict=True))
@@ -164,6 +171,8 @@ class JaxBackend(Backend):
         columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
         return {name: from_jax(np.stack(column)) for name, column in columns}
 
+    adam_step = lion_step = trace_step = step
+
 
 def _field(case: Case, name: str) -> str:
     """Return the state's field for one of `_STORED`."""
@@ -172,21 +181,14 @@ def _field(case: Case, name: str) -> str:
 
 
 def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
-    """Return the public transform that a case asks for: `adamw`, or its links with L2 decay first."""
-    a = case.arguments
-    hyper = {name: scalar(case, name) for name in ("b1", "b2", "eps", "eps_root")}
-    formats = {n: a[n] if isinstance(a[n], str) else hs.scaled(**a[n]) for n in ("mu_dtype", "nu_dtype")}
-    options = formats | {
-        "mu_rounding": unchecked(a["mu_rounding"]),
-        "nu_rounding": unchecked(a["nu_rounding"]),
-        "nesterov": a["nesterov"],
-        "seed": seed_of(case),
-    }
+    """Return the public alias that a case asks for; under L2 decay, behind a link of that."""
+    a, options = case.arguments, unrefused(rule_arguments(case, hs))
     decay, rate, storage = scalar(case, "weight_decay"), scalar(case, "learning_rate"), a["param_storage"]
+    plain, decayed = _ALIASES[case.op]
     if a["decay"] == "decoupled":
-        return hs.adamw(rate, **hyper, **options, weight_decay=decay, param_storage=storage)
+        return decayed(rate, **options, weight_decay=decay, param_storage=storage)
     wrapper = _WRAPPERS.get(storage)
-    inside = hs.adam(rate, **hyper, **options, param_storage="nearest" if wrapper else storage)
+    inside = plain(rate, **options, param_storage="nearest" if wrapper else storage)
     tx = optax.chain(hs.add_decayed_weights(decay), inside)
     return wrapper(tx, seed_of(case)) if wrapper else tx
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import halfstep_torch as hs
-from backends.protocol import Backend, offset_of, scalar, seed_of, unchecked
+from backends.protocol import Backend, offset_of, rule_arguments, scalar, seed_of, unrefused
 from halfstep_spec.vectors import Array, Case
 from halfstep_torch.chain import Weights
 from halfstep_torch.formats import Format
@@ -132,10 +132,10 @@ class TorchBackend(Backend):
             return outputs
         return outputs | {"scale": from_torch(stored.scale.view(fmt.scale_shape(x.shape)))}
 
-    def adam_step(self, case: Case) -> dict[str, Array]:
+    def step(self, case: Case) -> dict[str, Array]:
         i = case.inputs
         p = torch.nn.Parameter(to_torch(i["p"]))
-        optimizer = _optimizer(case, p, compile=self.mode == "compile")
+        optimizer = _OPTIMIZERS[case.op](case, p, compile=self.mode == "compile")
         keys = _STATE | {"extra": EXTRA.get(case.arguments["param_storage"], "")}
         keys = {n: key for n, key in keys.items() if n in i}
         state = {"step": torch.tensor(int(i["count"].bits))}
@@ -155,24 +155,28 @@ class TorchBackend(Backend):
             for name, x in columns.items()
         }
 
+    adam_step = step
 
-def _optimizer(case: Case, p: torch.nn.Parameter, compile: bool) -> torch.optim.Optimizer:
+
+def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
     """Return the public class that a case asks for, or its chain where the class has no such argument."""
-    a = case.arguments
-    name = a["leaf"].replace("/", ".")
-    b1, b2, eps, eps_root = (scalar(case, key) for key in ("b1", "b2", "eps", "eps_root"))
+    a, rule = case.arguments, unrefused(rule_arguments(case, hs))
+    named, betas = [(_parameter_name(case), p)], (rule.pop("b1"), rule.pop("b2"))
+    eps, eps_root, nesterov = (rule.pop(name) for name in ("eps", "eps_root", "nesterov"))
     decay, rate, seed = scalar(case, "weight_decay"), scalar(case, "learning_rate"), seed_of(case)
-    options = {n: hs.scaled(**a[n]) if isinstance(a[n], dict) else a[n] for n in ("mu_dtype", "nu_dtype")}
-    options["seed"] = seed
-    options |= {key: unchecked(a[key]) for key in ("mu_rounding", "nu_rounding")}
-    if not eps_root and not a["nesterov"]:
+    if not eps_root and not nesterov:
         make = hs.AdamW if a["decay"] == "decoupled" else hs.Adam
-        storage = a["param_storage"]
-        return make(
-            [(name, p)], rate, (b1, b2), eps, decay, **options, param_storage=storage, compile=compile
-        )
-    adam = hs.scale_by_adam(b1, b2, eps, eps_root, **options, nesterov=a["nesterov"])
+        return make(named, rate, betas, eps, decay, **rule, param_storage=a["param_storage"], **options)
+    adam = hs.scale_by_adam(*betas, eps, eps_root, **rule, nesterov=nesterov)
     links = [adam, hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
     if a["param_storage"] == "stochastic":
         links.append(hs.round_stochastically(seed))
-    return hs.Optimizer([(name, p)], hs.chain(*links), compile=compile)
+    return hs.Optimizer(named, hs.chain(*links), **options)
+
+
+_OPTIMIZERS = {"adam_step": _adam}
+"""By op: the public optimizer that takes the steps of a case."""
+
+
+def _parameter_name(case: Case) -> str:
+    return case.arguments["leaf"].replace("/", ".")

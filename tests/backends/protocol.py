@@ -1,6 +1,11 @@
 """What the runner asks of a backend."""
 
+from typing import Any
+
 from halfstep_spec.vectors import Array, Case
+
+_STEP_NUMBERS = ("count", "learning_rate", "weight_decay")
+_STEP_ARGUMENTS = ("leaf", "decay", "param_storage")
 
 
 class Backend:
@@ -16,6 +21,8 @@ class Backend:
         "round_stochastically",
         "encode",
         "adam_step",
+        "lion_step",
+        "trace_step",
     )
 
     def run(self, case: Case) -> dict[str, Array]:
@@ -47,3 +54,21 @@ def scalar(case: Case, name: str) -> float:
 def unchecked(rounding: str) -> str:
     """Vectors force nearest where users would be refused it."""
     return "nearest_unchecked" if rounding == "nearest" else rounding
+
+
+def rule_arguments(case: Case, package: Any) -> dict[str, Any]:
+    """Return the arguments of a case's update rule: its numbers are inputs, the rest are arguments.
+
+    Args:
+        case: of an op that takes steps.
+        package: whose `scaled` makes the formats.
+    """
+    values = {n: v for n, v in case.arguments.items() if n not in _STEP_ARGUMENTS}
+    values |= {n: package.scaled(**v) for n, v in values.items() if isinstance(v, dict)}
+    scalars = [n for n, array in case.inputs.items() if array.bits.shape == () and n not in _STEP_NUMBERS]
+    return values | {n: scalar(case, n) for n in scalars} | {"seed": seed_of(case)}
+
+
+def unrefused(options: dict[str, Any]) -> dict[str, Any]:
+    """Return a rule's arguments with every nearest rounding forced, as the vectors mean it."""
+    return {name: unchecked(v) if name.endswith("rounding") else v for name, v in options.items()}

@@ -3,8 +3,8 @@
 import numpy as np
 
 import halfstep_spec as spec
-from backends.protocol import Backend, offset_of, scalar, seed_of
-from halfstep_spec.cases.adam import stored_arrays
+from backends.protocol import Backend, offset_of, rule_arguments, scalar, seed_of
+from halfstep_spec.cases.steps import RULES, stored_arrays
 from halfstep_spec.vectors import Array, Case
 
 
@@ -55,24 +55,20 @@ class SpecBackend(Backend):
         outputs = {"codes": Array.of(stored.codes, fmt.code_dtype), "values": Array.of(fmt.decode(stored))}
         return outputs | ({} if stored.scale is None else {"scale": Array.of(stored.scale)})
 
-    def adam_step(self, case: Case) -> dict[str, Array]:
+    def step(self, case: Case) -> dict[str, Array]:
         a, i = case.arguments, case.inputs
-        formats = {
-            n: a[n] if isinstance(a[n], str) else spec.scaled(**a[n]) for n in ("mu_dtype", "nu_dtype")
-        }
-        names = ("mu_rounding", "nu_rounding", "nesterov")
-        hyper = {name: scalar(case, name) for name in ("b1", "b2", "eps", "eps_root")}
-        adam = spec.ScaleByAdam(**hyper, **formats, **{name: a[name] for name in names}, seed=seed_of(case))
-        decay = scalar(case, "weight_decay")
-        step = spec.AdamStep(adam, decay, a["decay"], i["p"].dtype, a["param_storage"])
-        stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale")) for n in ("mu", "nu")}
-        state = spec.StepState(spec.AdamState(int(i["count"].bits), **stored), _bits(i, "extra"))
+        rule = RULES[case.op](**rule_arguments(case, spec))
+        step = spec.Step(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
+        stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale")) for n in rule.moments}
+        state = spec.StepState(spec.RuleState(int(i["count"].bits), stored), _bits(i, "extra"))
         p, rows = i["p"].bits, []
         with np.errstate(invalid="ignore", over="ignore"):
             for g in spec.decode(i["g"].bits, i["g"].dtype):
                 p, state = step.step(p, g, state, a["leaf"], scalar(case, "learning_rate"))
                 rows.append(stored_arrays(step, p, state))
         return {n: Array.of(np.stack([row[n].bits for row in rows]), x.dtype) for n, x in rows[0].items()}
+
+    adam_step = lion_step = trace_step = step
 
 
 def _bits(inputs: dict[str, Array], name: str) -> np.ndarray | None:

@@ -62,20 +62,21 @@ def moments(state):
     return optax.tree.get(state, "mu"), optax.tree.get(state, "nu")
 
 
-def spec_run(step: spec.AdamStep, params, gradient_rows, leaf: str, learning_rate: float):
+def spec_run(step: spec.Step, params, gradient_rows, leaf: str, learning_rate: float):
     """Take the same steps by the reference; return patterns of the params, and of what its state holds."""
     p = np.asarray(params)
     p = p.view(f"u{p.itemsize}")
     state = step.init(p)
     for g in np.asarray(gradient_rows, np.float32):
         p, state = step.step(p, g, state, leaf, np.float32(learning_rate))
-    (mu, mu_scale), (nu, nu_scale) = state.adam.mu, state.adam.nu
-    return p, types.SimpleNamespace(mu=mu, nu=nu, mu_scale=mu_scale, nu_scale=nu_scale, extra=state.extra)
+    stored = {name: moment.codes for name, moment in state.rule.moments.items()}
+    scales = {f"{name}_scale": moment.scale for name, moment in state.rule.moments.items()}
+    return p, types.SimpleNamespace(**stored, **scales, extra=state.extra)
 
 
 def spec_adamw(param_dtype: str, param_storage: str = "stochastic", weight_decay: float = 0.1, **adam):
     """Return the reference's AdamW."""
-    return spec.AdamStep(
+    return spec.Step(
         spec.ScaleByAdam(**adam),
         weight_decay=weight_decay,
         param_dtype=param_dtype,

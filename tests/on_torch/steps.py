@@ -9,7 +9,7 @@ import torch
 import halfstep_torch as hs
 from backends.on_torch import from_torch, to_torch
 from compare import assert_same
-from halfstep_spec import AdamStep, ScaleByAdam, decode, random_words, round_to
+from halfstep_spec import ScaleByAdam, Step, decode, random_words, round_to
 from halfstep_spec.vectors import Array
 
 SEED, LEAF = 2**33 + 7, "encoder/0/weight"
@@ -48,7 +48,7 @@ class Setting:
             **options,
         )
 
-    def spec(self) -> AdamStep:
+    def spec(self) -> Step:
         """Return the reference under this setting."""
         adam = ScaleByAdam(
             mu_dtype=self.mu,
@@ -57,7 +57,7 @@ class Setting:
             nu_rounding=self.nu_rounding,
             seed=SEED,
         )
-        return AdamStep(adam, DECAY, self.decay, self.param, self.storage)
+        return Step(adam, DECAY, self.decay, self.param, self.storage)
 
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -105,7 +105,9 @@ def spec_run(setting: Setting, steps: int, size: int, leaf: str = LEAF):
             g = decode(gradient(setting, t, size), setting.param)
             p, state = reference.step(p, g, state, leaf, LR)
     arrays = zip(
-        (p, state.adam.mu.codes, state.adam.nu.codes), (setting.param, setting.mu, setting.nu), strict=True
+        (p, *(stored.codes for stored in state.rule.moments.values())),
+        (setting.param, setting.mu, setting.nu),
+        strict=True,
     )
     return [Array(dtype, array) for array, dtype in arrays]
 

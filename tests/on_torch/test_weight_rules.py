@@ -11,7 +11,7 @@ import halfstep_torch as hs
 from backends.on_torch import EXTRA, from_torch, to_torch
 from compare import assert_same
 from halfstep_spec.aliases import PARAM_STORAGES
-from halfstep_spec.cases.adam import stored_arrays
+from halfstep_spec.cases.steps import stored_arrays
 from halfstep_spec.vectors import Array
 from on_torch.steps import LEAF, LR, SEED, assert_same_snapshots, snapshot, tensor, values
 
@@ -60,7 +60,7 @@ def spec_steps(setting, p, g):
     mu, nu = formats(spec, setting)
     rounding = {name: setting[name] for name in ("mu_rounding", "nu_rounding")}
     adam = spec.ScaleByAdam(mu_dtype=mu, nu_dtype=nu, **rounding, seed=SEED)
-    step = spec.AdamStep(adam, 0.1, setting["decay"], setting["param"], setting["storage"])
+    step = spec.Step(adam, 0.1, setting["decay"], setting["param"], setting["storage"])
     state = step.init(p)
     with np.errstate(all="ignore"):
         for gradient in g:

@@ -13,7 +13,7 @@ _PER_STEP = 8 * 2.0**-24 + 1.3e-5
 
 
 def _run_ours(gradients, p, decay, weight_decay, **hyper):
-    step = spec.AdamStep(spec.ScaleByAdam(**hyper), weight_decay, decay, "float32", "nearest")
+    step = spec.Step(spec.ScaleByAdam(**hyper), weight_decay, decay, "float32", "nearest")
     codes = p.view(np.uint32)
     state = step.init(codes)
     for g in gradients:
@@ -60,7 +60,7 @@ def test_the_update_reads_the_stored_moments():
     adam = spec.ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16")
     g = np.array([0.3, -1.7, 12.5], np.float32)
     u, state = adam.update(g, adam.init(g.shape), "w")
-    m, v = (spec.decode(stored.codes, "bfloat16") for stored in (state.mu, state.nu))
+    m, v = (spec.decode(stored.codes, "bfloat16") for stored in state.moments.values())
     r1, r2 = (np.float32(1) / spec.bias_correction(b, 1) for b in (0.9, 0.999))
     np.testing.assert_array_equal(u, m * r1 / (np.sqrt(v * r2) + np.float32(1e-8)))
 

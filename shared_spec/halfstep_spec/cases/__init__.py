@@ -7,6 +7,7 @@ from halfstep_spec.cases import (
     adam,
     formats,
     moments,
+    momentum,
     no_contraction,
     params,
     random_words,
@@ -24,5 +25,7 @@ FILES = {
     "adam": (adam.NOTES, adam.cases),
     "formats": (formats.NOTES, formats.cases),
     "weights": (weights.NOTES, weights.cases),
+    "lion": (momentum.NOTES, momentum.lion_cases),
+    "trace": (momentum.NOTES, momentum.trace_cases),
 }
 """By file: what its flags mean, and the function that returns its cases."""

@@ -6,12 +6,11 @@ import itertools
 import numpy as np
 
 from halfstep_spec.adam import ScaleByAdam
-from halfstep_spec.aliases import AdamStep, StepState
+from halfstep_spec.aliases import Step
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.formats import Format
-from halfstep_spec.random_words import seed_words
-from halfstep_spec.rounding import decode, round_to
-from halfstep_spec.vectors import Array, Case
+from halfstep_spec.cases.steps import describe, step_case
+from halfstep_spec.rounding import round_to
+from halfstep_spec.vectors import Case
 
 NOTES = {
     "Default": "the roundings that users get: mu to nearest, nu stochastically",
@@ -24,7 +23,6 @@ NOTES = {
 
 _STEPS, _SIZE = 10, 16
 _DTYPES = ("float32", "bfloat16", "float16")
-_HYPERPARAMETERS = ("b1", "b2", "eps", "eps_root", "weight_decay")
 
 
 def cases() -> list[Case]:
@@ -43,14 +41,14 @@ def _grid_cases():
             mu_dtype=mu, nu_dtype=nu, mu_rounding=mu_rounding, nu_rounding=nu_rounding, seed=42
         )
         flags = (flag, "L2") if decay == "l2" else (flag,)
-        yield trajectory(AdamStep(adam, 0.1, decay, param), "grid", flags)
+        yield _trajectory(Step(adam, 0.1, decay, param), "grid", flags)
 
 
 def _variant_cases():
     low = functools.partial(ScaleByAdam, mu_dtype="bfloat16", nu_dtype="bfloat16")
     for param in _DTYPES:
-        yield trajectory(
-            AdamStep(low(), 0.1, param_dtype=param, param_storage="nearest"),
+        yield _trajectory(
+            Step(low(), 0.1, param_dtype=param, param_storage="nearest"),
             "nearest weights",
             ("Nearest",),
         )
@@ -67,7 +65,7 @@ def _variant_cases():
         "a seed of two words": (low(seed=(123 << 32) + 456), 0.1),
     }
     for comment, (adam, weight_decay) in rows.items():
-        yield trajectory(AdamStep(adam, weight_decay), comment, ("Variant",))
+        yield _trajectory(Step(adam, weight_decay), comment, ("Variant",))
 
 
 def _special_cases():
@@ -77,90 +75,18 @@ def _special_cases():
     )
     for dtype in ("float32", "bfloat16"):
         adam = ScaleByAdam(mu_dtype=dtype, nu_dtype=dtype)
-        step = AdamStep(adam, 0.1, param_dtype=dtype)
+        step = Step(adam, 0.1, param_dtype=dtype)
         g = np.stack([gradient, *reals(f"special {dtype}", 2 * _SIZE, (-4, 0)).reshape(2, _SIZE)])
         p = round_to(reals("special weights", _SIZE, (-4, 0)), dtype)
-        yield adam_case(
+        yield step_case(
             step, f"special gradients, then ordinary ones; {dtype}", p, g, None, 1e-3, ("Special",), ("R6",)
         )
 
 
-def trajectory(step: AdamStep, comment: str, flags: tuple[str, ...]) -> Case:
+def _trajectory(step: Step, comment: str, flags: tuple[str, ...]) -> Case:
     """Return a case of ten steps from zero state with fresh gradients."""
     p = round_to(reals("trajectory weights", _SIZE, (-4, 0)), step.param_dtype)
     g = reals("trajectory gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, _SIZE)
-    a = step.adam
-    moments = f"mu {a.mu_dtype} {a.mu_rounding}, nu {a.nu_dtype} {a.nu_rounding}"
-    comment = f"{comment}: {step.param_dtype} weights, {moments}, {step.decay} decay"
+    comment = f"{comment}: {step.param_dtype} weights, {describe(step.rule)}, {step.decay} decay"
     with np.errstate(under="raise"):  # contract A8: no float32 intermediate may be subnormal
-        return adam_case(step, comment, p, g, None, 1e-3, flags, ("A5", "A6"))
-
-
-def adam_case(step: AdamStep, comment, p, g, state: StepState | None, lr, flags, clauses) -> Case:
-    """Return a case of one step per row of `g`, from `state` (None: zeros).
-
-    Args:
-        step: what is asked.
-        comment: why.
-        p: patterns of the weights.
-        g: float32 gradients, (steps, *shape); they reach the step in the weights' dtype.
-        state: moments and count to start from.
-        lr: the learning rate of every step.
-        flags: of the case.
-        clauses: of the contract.
-    """
-    adam, leaf = step.adam, "layers/0/kernel"
-    state = state or step.init(p)
-    gradients = round_to(g, step.param_dtype)
-    inputs = {
-        "g": Array.of(gradients, step.param_dtype),
-        "count": Array.of(np.int32(state.adam.count)),
-        "seed": Array.of(np.array(seed_words(adam.seed))),
-        "learning_rate": Array.of(np.float32(lr)),
-    }
-    values = {**vars(adam), "weight_decay": step.weight_decay}
-    inputs |= {name: Array.of(np.float32(values[name])) for name in _HYPERPARAMETERS}
-    inputs |= stored_arrays(step, p, state)
-    rows = []
-    with np.errstate(invalid="ignore", over="ignore"):
-        for gradient in decode(gradients, step.param_dtype):
-            p, state = step.step(p, gradient, state, leaf, lr)
-            rows.append(stored_arrays(step, p, state))
-    outputs = {
-        name: Array.of(np.stack([row[name].bits for row in rows]), array.dtype, "bits")
-        for name, array in rows[0].items()
-    }
-    arguments = {
-        "leaf": leaf,
-        "mu_dtype": _argument(adam.mu_dtype),
-        "nu_dtype": _argument(adam.nu_dtype),
-        "mu_rounding": adam.mu_rounding,
-        "nu_rounding": adam.nu_rounding,
-        "nesterov": adam.nesterov,
-        "decay": step.decay,
-        "param_storage": step.param_storage,
-    }
-    return Case("adam_step", comment, arguments, inputs, outputs, flags, clauses)
-
-
-def stored_arrays(step: AdamStep, p: np.ndarray, state: StepState) -> dict[str, Array]:
-    """Return everything that a checkpoint of one leaf holds, but the count."""
-    arrays = {"p": Array.of(p, step.param_dtype)}
-    formats = step.adam.formats(p.shape)
-    for name, fmt, stored in zip(("mu", "nu"), formats, (state.adam.mu, state.adam.nu), strict=True):
-        arrays[name] = Array.of(stored.codes, fmt.code_dtype)
-        if stored.scale is not None:
-            arrays[f"{name}_scale"] = Array.of(stored.scale)
-    if state.extra is not None:
-        dtypes = {"compensated": "bfloat16", "master": "float32"}
-        extra = state.extra.view(np.uint32) if step.param_storage == "master" else state.extra
-        arrays["extra"] = Array.of(extra, dtypes.get(step.param_storage))
-    return arrays
-
-
-def _argument(dtype: str | Format) -> object:
-    """Return a moment's dtype as plain data: a name, or the arguments of `scaled`."""
-    if isinstance(dtype, str):
-        return dtype
-    names = ("dtype", "block_size", "min_size", "min_ndim")
-    return {name: getattr(dtype, name) for name in names}
+        return step_case(step, comment, p, g, None, 1e-3, flags, ("A5", "A6"))

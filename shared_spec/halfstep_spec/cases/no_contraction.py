@@ -8,12 +8,13 @@ import dataclasses
 
 import numpy as np
 
-from halfstep_spec.adam import AdamState, ScaleByAdam
-from halfstep_spec.aliases import AdamStep, StepState
-from halfstep_spec.cases.adam import adam_case
+from halfstep_spec.adam import ScaleByAdam
+from halfstep_spec.aliases import Step, StepState
 from halfstep_spec.cases.inputs import reals
+from halfstep_spec.cases.steps import step_case
 from halfstep_spec.formats import Encoded, as_format
 from halfstep_spec.moments import bias_correction, ema
+from halfstep_spec.update_rule import RuleState
 from halfstep_spec.vectors import Case
 
 NOTES = {
@@ -79,12 +80,11 @@ def _case(temptation: _Temptation) -> Case:
         nesterov=temptation.nesterov,
         eps_root=temptation.eps_root,
     )
-    step = AdamStep(adam, temptation.weight_decay, param_dtype="float32", param_storage="nearest")
+    step = Step(adam, temptation.weight_decay, param_dtype="float32", param_storage="nearest")
     lr = 0.9 if temptation.sees_weights else 2.0**-10  # a power of two keeps every bit of u in sight
     p, g, m, v = _candidates(temptation)
-    state = AdamState(
-        6, as_format(temptation.dtype).encode(m, None), as_format(temptation.dtype).encode(v, None)
-    )
+    fmt = as_format(temptation.dtype)
+    state = RuleState(6, {"mu": fmt.encode(m, None), "nu": fmt.encode(v, None)})
     right = _tempted("", step, p, g, state, lr)
     wrong = _tempted(temptation.name, step, p, g, state, lr)
     shows = np.any(
@@ -95,9 +95,9 @@ def _case(temptation: _Temptation) -> Case:
         raise ValueError(
             f"no_contraction: only {keep.size} candidates show {temptation.name!r}. Widen the candidates."
         )
-    mu, nu = (Encoded(stored.codes[keep], None) for stored in (state.mu, state.nu))
-    state = StepState(AdamState(state.count, mu, nu), None)
-    case = adam_case(
+    kept = {name: Encoded(stored.codes[keep], None) for name, stored in state.moments.items()}
+    state = StepState(RuleState(state.count, kept), None)
+    case = step_case(
         step,
         f"tempting: {temptation.name}",
         p[keep].view(np.uint32),
@@ -136,10 +136,11 @@ def _fma(a, b, c) -> np.ndarray:
     return np.asarray(wide[0] * wide[1] + wide[2], _F)
 
 
-def _tempted(name: str, step: AdamStep, p, g, state: AdamState, lr):
+def _tempted(name: str, step: Step, p, g, state: RuleState, lr):
     """Return (p, mu, nu) after one step that takes the liberty `name`, or none."""
-    adam, t = step.adam, state.count + 1
-    m, v = as_format(adam.mu_dtype).decode(state.mu), as_format(adam.nu_dtype).decode(state.nu)
+    adam, t = step.rule, state.count + 1
+    assert isinstance(adam, ScaleByAdam)
+    m, v = (moment.decode(state.moments[name]) for name, moment in adam.moments.items())
     m, v = _tempted_moments(name, adam, g, m, v)
     stored = tuple(as_format(adam.mu_dtype).decode(as_format(adam.mu_dtype).encode(x, None)) for x in (m, v))
     m = m if name == "u from mu before it was stored" else stored[0]
@@ -189,7 +190,7 @@ def _tempted_update(name: str, adam: ScaleByAdam, g, m, v, t: int):
     }.get(name, lambda: m_hat / (root + eps))()
 
 
-def _tempted_weights(name: str, step: AdamStep, p, u, lr):
+def _tempted_weights(name: str, step: Step, p, u, lr):
     weight_decay = _F(step.weight_decay)
     if name == "(1 - lr weight_decay) p - lr u":
         return (_F(1) - lr * weight_decay) * p - lr * u

@@ -3,9 +3,9 @@
 import numpy as np
 
 from halfstep_spec.adam import ScaleByAdam
-from halfstep_spec.aliases import PARAM_STORAGES, AdamStep
-from halfstep_spec.cases.adam import adam_case
+from halfstep_spec.aliases import PARAM_STORAGES, Step
 from halfstep_spec.cases.inputs import reals
+from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.formats import SCALED_DTYPES, Format, scaled
 from halfstep_spec.rounding import round_to
 from halfstep_spec.unsigned_floats import UNSIGNED_FLOATS
@@ -36,7 +36,7 @@ def _weight_cases():
                 rows.append(("Moving", 1e-2, "l2"))
             for flag, lr, decay in rows:
                 adam = ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7)
-                yield _trajectory(AdamStep(adam, 0.1, decay, dtype, storage), lr, (flag,), ("P1", "P4"))
+                yield _trajectory(Step(adam, 0.1, decay, dtype, storage), lr, (flag,), ("P1", "P4"))
 
 
 def _format_cases():
@@ -47,15 +47,15 @@ def _format_cases():
         for rounding in ("nearest", "stochastic"):
             mu = signed[i % len(signed)]
             adam = ScaleByAdam(mu_dtype=mu, nu_dtype=nu, mu_rounding=rounding, seed=7)
-            yield _trajectory(AdamStep(adam, 0.1), 1e-3, ("Scaled",), ("F4", "F5", "F6"))
+            yield _trajectory(Step(adam, 0.1), 1e-3, ("Scaled",), ("F4", "F5", "F6"))
     adam = ScaleByAdam(mu_dtype=signed[1], nu_dtype=formats[4], seed=7)
     for storage in PARAM_STORAGES:
-        yield _trajectory(AdamStep(adam, 0.1, param_storage=storage), 1e-3, ("Scaled",), ("F4", "P4"))
+        yield _trajectory(Step(adam, 0.1, param_storage=storage), 1e-3, ("Scaled",), ("F4", "P4"))
     for block_size in ("row", None, 128):
         fmt = scaled("float8_e4m3fn", block_size, 0, 0)
-        yield _trajectory(AdamStep(ScaleByAdam(mu_dtype=fmt, nu_dtype=fmt)), 1e-3, ("Scaled",), ("F4",))
+        yield _trajectory(Step(ScaleByAdam(mu_dtype=fmt, nu_dtype=fmt)), 1e-3, ("Scaled",), ("F4",))
     adam = ScaleByAdam(mu_dtype=scaled("int8"), nu_dtype=scaled("ufloat8_e5m3"))
-    yield _trajectory(AdamStep(adam), 1e-3, ("Scaled",), ("F4",))
+    yield _trajectory(Step(adam), 1e-3, ("Scaled",), ("F4",))
 
 
 def _special_cases():
@@ -66,8 +66,8 @@ def _special_cases():
         adam = ScaleByAdam(mu_dtype=fmt, nu_dtype=scaled("ufloat8_e4m4", 4, 0, 0))
         p = reals("special weights", 48, (-4, 0)).reshape(_SHAPE)
         p[4, 0], p[4, 1] = np.float32(3.38e38), np.float32(-3.38e38)
-        step = AdamStep(adam, 0.0, param_storage=storage)
-        yield adam_case(
+        step = Step(adam, 0.0, param_storage=storage)
+        yield step_case(
             step,
             f"special, {storage}",
             round_to(p, "bfloat16"),
@@ -79,12 +79,9 @@ def _special_cases():
         )
 
 
-def _trajectory(step: AdamStep, lr: float, flags, clauses) -> Case:
+def _trajectory(step: Step, lr: float, flags, clauses) -> Case:
     p = round_to(reals("stored weights", 48, (-4, 0)).reshape(_SHAPE), step.param_dtype)
     g = reals("stored gradients", _STEPS * 48, (-5, 1)).reshape(_STEPS, *_SHAPE)
-    a = step.adam
-    names = [x if isinstance(x, str) else f"{x.dtype}/{x.block_size}" for x in (a.mu_dtype, a.nu_dtype)]
-    moments = f"mu {names[0]} {a.mu_rounding}, nu {names[1]} {a.nu_rounding}"
-    comment = f"{step.param_dtype} {step.param_storage}, {moments}"
+    comment = f"{step.param_dtype} {step.param_storage}, {describe(step.rule)}"
     with np.errstate(under="raise"):  # contract A8
-        return adam_case(step, comment, p, g, None, lr, flags, clauses)
+        return step_case(step, comment, p, g, None, lr, flags, clauses)

@@ -1,0 +1,105 @@
+"""A case of whole steps, of any update rule: what its op is asked, and what a checkpoint would hold.
+
+The op is the rule's, such as "adam_step". The rule's numbers are inputs, as float32 patterns; its formats,
+roundings and switches are arguments.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from halfstep_spec.adam import ScaleByAdam
+from halfstep_spec.aliases import Step, StepState
+from halfstep_spec.formats import Format
+from halfstep_spec.lion import ScaleByLion
+from halfstep_spec.random_words import seed_words
+from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.trace import Trace
+from halfstep_spec.update_rule import UpdateRule
+from halfstep_spec.vectors import Array, Case
+
+RULES: dict[str, type[UpdateRule]] = {"adam_step": ScaleByAdam, "lion_step": ScaleByLion, "trace_step": Trace}
+"""By op: the update rule whose step it is."""
+
+LEAF = "layers/0/kernel"
+
+
+def step_case(step: Step, comment, p, g, state: StepState | None, lr, flags, clauses) -> Case:
+    """Return a case of one step per row of `g`, from `state` (None: zeros).
+
+    Args:
+        step: what is asked.
+        comment: why.
+        p: patterns of the weights.
+        g: float32 gradients, (steps, *shape); they reach the step in the weights' dtype.
+        state: moments and count to start from.
+        lr: the learning rate of every step.
+        flags: of the case.
+        clauses: of the contract.
+    """
+    op = next(op for op, rule in RULES.items() if type(step.rule) is rule)
+    state = state or step.init(p)
+    gradients = round_to(g, step.param_dtype)
+    numbers, arguments = _split_arguments(step.rule)
+    inputs = {
+        "g": Array.of(gradients, step.param_dtype),
+        "count": Array.of(np.int32(state.rule.count)),
+        "seed": Array.of(np.array(seed_words(step.rule.seed))),
+        "learning_rate": Array.of(np.float32(lr)),
+        "weight_decay": Array.of(np.float32(step.weight_decay)),
+    }
+    inputs |= {name: Array.of(np.float32(value)) for name, value in numbers.items()}
+    inputs |= stored_arrays(step, p, state)
+    rows = []
+    with np.errstate(invalid="ignore", over="ignore"):
+        for gradient in decode(gradients, step.param_dtype):
+            p, state = step.step(p, gradient, state, LEAF, lr)
+            rows.append(stored_arrays(step, p, state))
+    outputs = {
+        name: Array.of(np.stack([row[name].bits for row in rows]), array.dtype, "bits")
+        for name, array in rows[0].items()
+    }
+    arguments |= {"leaf": LEAF, "decay": step.decay, "param_storage": step.param_storage}
+    return Case(op, comment, arguments, inputs, outputs, flags, clauses)
+
+
+def stored_arrays(step: Step, p: np.ndarray, state: StepState) -> dict[str, Array]:
+    """Return everything that a checkpoint of one leaf holds, but the count."""
+    arrays = {"p": Array.of(p, step.param_dtype)}
+    for name, moment in step.rule.moments.items():
+        stored = state.rule.moments[name]
+        arrays[name] = Array.of(stored.codes, moment.format(p.shape).code_dtype)
+        if stored.scale is not None:
+            arrays[f"{name}_scale"] = Array.of(stored.scale)
+    if state.extra is not None:
+        dtypes = {"compensated": "bfloat16", "master": "float32"}
+        extra = state.extra.view(np.uint32) if step.param_storage == "master" else state.extra
+        arrays["extra"] = Array.of(extra, dtypes.get(step.param_storage))
+    return arrays
+
+
+def describe(rule: UpdateRule) -> str:
+    """Return how a rule's moments are stored, for comments."""
+    words = []
+    for name, moment in rule.moments.items():
+        fmt = moment.dtype
+        words.append(
+            f"{name} {fmt if isinstance(fmt, str) else f'{fmt.dtype}/{fmt.block_size}'} {moment.rounding}"
+        )
+    return ", ".join(words)
+
+
+def _split_arguments(rule: UpdateRule) -> tuple[dict[str, float], dict[str, object]]:
+    """Return a rule's numbers, and its other arguments as plain data."""
+    values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # pyright: ignore
+    del values["seed"]
+    numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+    return numbers, {name: _plain(value) for name, value in values.items() if name not in numbers}
+
+
+def _plain(value: object) -> object:
+    """Return a format as the arguments of `scaled`, and anything else as it is."""
+    if not isinstance(value, Format):
+        return value
+    names = ("dtype", "block_size", "min_size", "min_ndim")
+    return {name: getattr(value, name) for name in names}
