@@ -10,10 +10,12 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import halfstep_jax as hs
-from backends.protocol import Backend, offset_of, rule_arguments, scalar, seed_of, unrefused
+from backends.protocol import Backend, offset_of, ratio_numbers, rule_arguments, scalar, seed_of, unrefused
 from halfstep_jax.formats import Format
 from halfstep_jax.moments import bias_correction
+from halfstep_jax.norms import norm
 from halfstep_jax.random_words import leaf_keys, threefry2x32
+from halfstep_jax.trust_ratio import TrustRatio
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8
@@ -22,6 +24,10 @@ _ALIASES = {
     "adam_step": (hs.adam, hs.adamw),
     "lion_step": (functools.partial(hs.lion, weight_decay=0), hs.lion),
     "trace_step": (lambda rate, decay, **options: hs.sgd(rate, decay, **options), None),
+    "lamb_step": (
+        None,
+        lambda rate, **options: (hs.lamb16 if "trust_power" in options else hs.lamb)(rate, **options),
+    ),
 }
 """By op: the alias without decay, and that with decoupled decay."""
 _WRAPPERS = {
@@ -171,7 +177,17 @@ class JaxBackend(Backend):
         columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
         return {name: from_jax(np.stack(column)) for name, column in columns}
 
-    adam_step = lion_step = trace_step = step
+    adam_step = lion_step = trace_step = lamb_step = step
+
+    def norm(self, case: Case) -> dict[str, Array]:
+        return {"norm": from_jax(self._compiled(norm)(self._put(case.inputs["x"])))}
+
+    def trust_ratio(self, case: Case) -> dict[str, Array]:
+        numbers = {name: np.float32(value) for name, value in ratio_numbers(case).items()}
+        coefficient = numbers.pop("trust_coefficient")
+        ratio = functools.partial(TrustRatio(**numbers).of_norms, coefficient=coefficient)
+        norms = (jnp.asarray(to_numpy(case.inputs[name])) for name in ("p_norm", "u_norm"))
+        return {"ratio": from_jax(self._compiled(ratio)(*norms))}
 
 
 def _field(case: Case, name: str) -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 
 import halfstep_spec as spec
-from backends.protocol import Backend, offset_of, rule_arguments, scalar, seed_of
+from backends.protocol import Backend, offset_of, ratio_numbers, rule_arguments, scalar, seed_of
 from halfstep_spec.cases.steps import RULES, stored_arrays
 from halfstep_spec.vectors import Array, Case
 
@@ -57,8 +57,13 @@ class SpecBackend(Backend):
 
     def step(self, case: Case) -> dict[str, Array]:
         a, i = case.arguments, case.inputs
-        rule = RULES[case.op](**rule_arguments(case, spec))
-        step = spec.Step(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
+        options = rule_arguments(case, spec)
+        bounds = {n: options.pop(n) for n in ("max_norm",) if n in options}
+        trust = spec.TrustRatio(**bounds) if case.op == "lamb_step" else None
+        others = (scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"], trust)
+        power = options.pop("trust_power", None)
+        rule = RULES[case.op](**options)
+        step = spec.Step(rule, *others, power)
         stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale")) for n in rule.moments}
         state = spec.StepState(spec.RuleState(int(i["count"].bits), stored), _bits(i, "extra"))
         p, rows = i["p"].bits, []
@@ -68,7 +73,16 @@ class SpecBackend(Backend):
                 rows.append(stored_arrays(step, p, state))
         return {n: Array.of(np.stack([row[n].bits for row in rows]), x.dtype) for n, x in rows[0].items()}
 
-    adam_step = lion_step = trace_step = step
+    adam_step = lion_step = trace_step = lamb_step = step
+
+    def norm(self, case: Case) -> dict[str, Array]:
+        x = case.inputs["x"]
+        with np.errstate(invalid="ignore", over="ignore"):
+            return {"norm": Array.of(spec.norm(spec.decode(x.bits, x.dtype)))}
+
+    def trust_ratio(self, case: Case) -> dict[str, Array]:
+        norms = (case.inputs[name].bits.view(np.float32) for name in ("p_norm", "u_norm"))
+        return {"ratio": Array.of(spec.TrustRatio(**ratio_numbers(case)).ratio(*norms))}
 
 
 def _bits(inputs: dict[str, Array], name: str) -> np.ndarray | None:

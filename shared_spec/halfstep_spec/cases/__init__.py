@@ -6,6 +6,7 @@ One module per subject; inputs are chosen here and nowhere else.
 from halfstep_spec.cases import (
     adam,
     formats,
+    lamb,
     moments,
     momentum,
     no_contraction,
@@ -27,5 +28,6 @@ FILES = {
     "weights": (weights.NOTES, weights.cases),
     "lion": (momentum.NOTES, momentum.lion_cases),
     "trace": (momentum.NOTES, momentum.trace_cases),
+    "lamb": (lamb.NOTES, lamb.cases),
 }
 """By file: what its flags mean, and the function that returns its cases."""

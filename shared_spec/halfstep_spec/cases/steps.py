@@ -18,7 +18,12 @@ from halfstep_spec.trace import Trace
 from halfstep_spec.update_rule import UpdateRule
 from halfstep_spec.vectors import Array, Case
 
-RULES: dict[str, type[UpdateRule]] = {"adam_step": ScaleByAdam, "lion_step": ScaleByLion, "trace_step": Trace}
+RULES: dict[str, type[UpdateRule]] = {
+    "adam_step": ScaleByAdam,
+    "lion_step": ScaleByLion,
+    "trace_step": Trace,
+    "lamb_step": ScaleByAdam,
+}
 """By op: the update rule whose step it is."""
 
 LEAF = "layers/0/kernel"
@@ -91,7 +96,12 @@ def describe(rule: UpdateRule) -> str:
 
 def _split_arguments(rule: UpdateRule) -> tuple[dict[str, float], dict[str, object]]:
     """Return a rule's numbers, and its other arguments as plain data."""
-    values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # pyright: ignore
+    values = {
+        field.name: getattr(rule, field.name)
+        for field in dataclasses.fields(rule)  # pyright: ignore
+        # What came after vectors were published is not named where it is as it was.
+        if not field.metadata.get("later") or getattr(rule, field.name) != field.default
+    }
     del values["seed"]
     numbers = {name: value for name, value in values.items() if isinstance(value, float)}
     return numbers, {name: _plain(value) for name, value in values.items() if name not in numbers}
