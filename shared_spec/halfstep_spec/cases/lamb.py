@@ -52,7 +52,7 @@ def _norm_cases():
         "empty": (np.zeros(0), ("Special",)),
         "zeros of both signs": (np.array([0.0, -0.0]), ("Special",)),
         "an infinity": (np.array([1, -inf, 2]), ("Special",)),
-        "NaN": (np.array([1, nan, 2]), ("Special",)),
+        "a NaN": (np.array([1, nan, 2]), ("Special",)),
         "NaN beside an infinity": (np.array([inf, nan]), ("Special",)),
     }
     for comment, (x, flags) in rows.items():
