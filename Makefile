@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+COMPILERS := .venv-compilers
 
-.PHONY: help setup demo test test-slow lint types contracts vectors notebooks readme bench check clean
+.PHONY: help setup demo test test-slow lint types contracts vectors notebooks readme compiled bench check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,10 +47,20 @@ notebooks: setup  ## execute the notebooks; every one asserts what it claims
 readme: setup  ## run the README's examples
 	$(BIN)/python -m pytest -q tests/test_readme.py
 
+# An environment of its own: JAX looks for the devices of every compiler that it finds.
+$(COMPILERS)/.ready: constraints.txt
+	test -x $(COMPILERS)/bin/python || $(PYTHON) -m venv $(COMPILERS)
+	$(COMPILERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		jax jaxlib ml_dtypes optax libtpu jax-cuda13-plugin jax-cuda13-pjrt
+	touch $@
+
+compiled: $(COMPILERS)/.ready  ## compile steps for TPU and CUDA, which are not here; count the bytes that they move
+	PYTHONPATH=pkg_jax $(COMPILERS)/bin/python benchmarks/compiled.py
+
 bench: setup  ## speed of a step against peers, one run
 	$(BIN)/python benchmarks/step.py
 
-check: lint types contracts vectors test test-slow notebooks readme  ## all that CI runs
+check: lint types contracts vectors test test-slow notebooks readme compiled  ## all that CI runs
 
 clean:  ## remove what was built
-	rm -rf $(VENV) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPILERS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

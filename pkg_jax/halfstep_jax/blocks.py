@@ -4,6 +4,7 @@ Contract: F4. A block never leaves the trailing axes that it runs along, so an a
 leading axes keeps its blocks whole, each on one device.
 """
 
+import functools
 import math
 
 import jax
@@ -13,6 +14,9 @@ from jax import lax
 
 BlockSize = int | str | None
 """A number of elements, "row" (one block per last-axis row) or None (one block in all)."""
+# A TPU keeps the last two axes in tiles of 8 rows. In that order of axes a block is whole in memory, and XLA
+# takes its maximum while it computes the elements; cut out of the rows, it first moves every array, twice.
+_TILE_ROWS, _TILE_COLUMNS = 8, 128
 
 
 def block_layout(shape: tuple[int, ...], block_size: BlockSize) -> tuple[tuple[int, ...], int, int]:
@@ -69,12 +73,13 @@ def block_maximum(x: jax.Array, block_size: BlockSize, not_finite: float = 0.0) 
     leading, run, block = block_layout(x.shape, block_size)
     magnitude = jnp.abs(x)
     magnitude = jnp.where(magnitude < np.float32(np.inf), magnitude, np.float32(not_finite))
-    magnitude = magnitude.reshape(*leading, run)
-    if block and run % block:
-        # Only what the maximum reads is padded: a padded moment would be a copy of it.
-        magnitude = jnp.pad(magnitude, [(0, 0)] * len(leading) + [(0, -run % block)])
-    blocks = magnitude.reshape(*scale_shape(x.shape, block_size), block)
-    return lax.platform_dependent(blocks, cpu=_largest_by_halves, default=_largest)
+    rows = magnitude.reshape(*leading, run)
+    return lax.platform_dependent(
+        rows,
+        cpu=functools.partial(_maximum_by_halves, block=block),
+        tpu=functools.partial(_maximum_by_tiles, block=block),
+        default=functools.partial(_maximum, block=block),
+    )
 
 
 def per_element(scales: jax.Array, shape: tuple[int, ...], block_size: BlockSize) -> jax.Array:
@@ -84,20 +89,67 @@ def per_element(scales: jax.Array, shape: tuple[int, ...], block_size: BlockSize
         >>> per_element(jnp.array([[1], [2]]), (2, 3), "row").tolist()
         [[1, 1, 1], [2, 2, 2]]
     """
-    leading, run, block = block_layout(shape, block_size)
-    repeated = jnp.broadcast_to(scales[..., None], (*scales.shape, block))
-    return repeated.reshape(*leading, scales.shape[-1] * block)[..., :run].reshape(shape)
+    _, run, block = block_layout(shape, block_size)
+    repeated = lax.platform_dependent(
+        scales,
+        tpu=functools.partial(_repeated_by_tiles, block=block),
+        default=functools.partial(_repeated, block=block),
+    )
+    return repeated[..., :run].reshape(shape)
 
 
-def _largest(blocks: jax.Array) -> jax.Array:
-    """Return the maximum along the last axis. Of floats: of integers, XLA on CPU does not vectorise it."""
-    return jnp.max(blocks, axis=-1, initial=0)
+def _maximum(rows: jax.Array, block: int) -> jax.Array:
+    """Return the maximum of every block. Of floats: of integers, XLA on CPU does not vectorise it."""
+    return jnp.max(_cut(rows, block), axis=-1, initial=0)
 
 
-def _largest_by_halves(blocks: jax.Array) -> jax.Array:
-    """Do as `_largest`. What makes the operand is fused with the halving, but on CPU not with a reduction."""
-    width = blocks.shape[-1]
+def _maximum_by_halves(rows: jax.Array, block: int) -> jax.Array:
+    """Do as `_maximum`. What makes the operand is fused with the halving, but on CPU not with a reduction."""
+    blocks = _cut(rows, block)
+    width = block
     while width % 2 == 0 and width > 16:
         width //= 2
         blocks = jnp.maximum(blocks[..., :width], blocks[..., width:])
-    return _largest(blocks)
+    return jnp.max(blocks, axis=-1, initial=0)
+
+
+def _maximum_by_tiles(rows: jax.Array, block: int) -> jax.Array:
+    """Do as `_maximum`, in the order of a TPU's memory."""
+    if not _fills_tiles(rows.shape, block):
+        return _maximum(rows, block)
+    *leading, count, run = rows.shape
+    padded = jnp.pad(rows, [(0, 0)] * len(leading) + [(0, -count % _TILE_ROWS), (0, -run % block)])
+    tiles = padded.reshape(*leading, -1, _TILE_ROWS, -(-run // block), block).swapaxes(-2, -3)
+    largest = jnp.max(tiles, axis=-1, initial=0).swapaxes(-1, -2)
+    return largest.reshape(*leading, -1, largest.shape[-1])[..., :count, :]
+
+
+def _repeated(scales: jax.Array, block: int) -> jax.Array:
+    """Return every scale `block` times along the last axis."""
+    repeated = jnp.broadcast_to(scales[..., None], (*scales.shape, block))
+    return repeated.reshape(*scales.shape[:-1], scales.shape[-1] * block)
+
+
+def _repeated_by_tiles(scales: jax.Array, block: int) -> jax.Array:
+    """Do as `_repeated`, in the order of a TPU's memory."""
+    if not _fills_tiles(scales.shape, block):
+        return _repeated(scales, block)
+    *leading, count, blocks = scales.shape
+    padded = jnp.pad(scales, [(0, 0)] * len(leading) + [(0, -count % _TILE_ROWS), (0, 0)])
+    tiles = padded.reshape(*leading, -1, _TILE_ROWS, blocks).swapaxes(-1, -2)
+    repeated = jnp.broadcast_to(tiles[..., None], (*tiles.shape, block)).swapaxes(-2, -3)
+    return repeated.reshape(*leading, -1, blocks * block)[..., :count, :]
+
+
+def _fills_tiles(shape: tuple[int, ...], block: int) -> bool:
+    """Whether blocks of rows of this shape fill rows of a TPU's tiles, of 8 by 128 elements."""
+    return len(shape) > 1 and block % _TILE_COLUMNS == 0
+
+
+def _cut(rows: jax.Array, block: int) -> jax.Array:
+    """Return rows as blocks."""
+    *leading, run = rows.shape
+    if block and run % block:
+        # Only what the maximum reads is padded: a padded moment would be a copy of it.
+        rows = jnp.pad(rows, [(0, 0)] * len(leading) + [(0, -run % block)])
+    return rows.reshape(*leading, -(-run // block) if block else 0, block)

@@ -179,9 +179,18 @@ class _ScaledFloats:
         width = 8 * np.dtype(self._bits).itemsize
         code = self._magnitude(x, scale, words, positive).astype(jnp.uint32)
         sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(width - 1)
+        finite, bits = jnp.abs(x) < _INFINITY, (code | sign).astype(self._bits)
+        return lax.platform_dependent(finite, bits, tpu=self._select_floats, default=self._select_bits)
+
+    def _select_bits(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
+        """Return the codes of magnitudes and signs, NaN where the value was not finite."""
         nan = np.array(np.nan, _numpy_dtype(self.dtype)).view(np.dtype(self._bits))
-        codes = jnp.where(jnp.abs(x) < _INFINITY, (code | sign).astype(self._bits), nan)
-        return lax.bitcast_convert_type(codes, self.dtype)
+        return lax.bitcast_convert_type(jnp.where(finite, bits, nan), self.dtype)
+
+    def _select_floats(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
+        """Do as `_select_bits`. Where the last operation is a bitcast, XLA on TPU writes both sides of it."""
+        nan = np.array(np.nan, _numpy_dtype(self.dtype))
+        return jnp.where(finite, lax.bitcast_convert_type(bits, self.dtype), nan)
 
     def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
         bits = lax.bitcast_convert_type(codes, self._bits).astype(jnp.uint32)

@@ -75,8 +75,10 @@ def split(w: jax.Array, dtype, extra_bits: int, words: jax.Array | None) -> tupl
     nan = infinity | np.uint32(1 << (fmt.mantissa_bits + extra_bits - 1))
     code = jnp.where(magnitude < _INFINITY, jnp.minimum(code, infinity), infinity)
     code = jnp.where(magnitude > _INFINITY, nan, code)
-    shown = ((code + (_ONE << (k - _ONE))) >> k) | ((bits & _SIGN) >> np.uint32(16))
     low = (code & np.uint32(2**extra_bits - 1)).astype(jnp.uint8 if extra_bits == 8 else jnp.uint16)
+    # Read from what is stored: XLA on TPU fuses one result that reads another, not two that read a third.
+    up = low.astype(jnp.uint32) >> (k - _ONE)
+    shown = ((code >> k) + up) | ((bits & _SIGN) >> np.uint32(16))
     return lax.bitcast_convert_type(shown.astype(jnp.uint16), dtype), low
 
 

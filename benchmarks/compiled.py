@@ -1,0 +1,172 @@
+"""What a step costs on accelerators that are not here: memory traffic of the compiled program, per parameter.
+
+    make compiled          # in an environment of its own, with the compilers for TPU and CUDA
+
+XLA compiles the whole step (our transform and `optax.apply_updates`, donated) for a TPU v5e, a TPU v6e and
+an H100 on any x86 Linux machine, ahead of time. For each setting: the floor, that is weights and state read
+and written once and gradients read once; what the program moves; and its array-sized temporaries. Exits with
+1 if a setting moves more than it claims. Nothing is run, so this says nothing about time spent on arithmetic.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+
+# A compiler without a device: nothing is asked of a machine that is not there.
+os.environ |= {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5e-4",
+    "TPU_TOPOLOGY": "2x2",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+}
+
+import jax
+import jax.numpy as jnp
+import optax
+from hbm_traffic import hbm_traffic
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+import halfstep_jax as hs
+
+# An H100 SXM, as its maker describes it: what the compiler asks of a device.
+H100 = """
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 device_memory_size: 84929347584
+}
+runtime_version { major: 13 minor: 0 }
+dnn_version_info { major: 9 minor: 7 }
+platform_name: "CUDA"
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+# Past the 128 MiB of on-chip memory of a TPU even at one byte per element, or XLA would keep arrays there.
+LARGE = (32768, 8192)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One program.
+
+    Attributes:
+        name: for the table.
+        options: of `halfstep_jax.adamw`.
+        shape: of the weights, bfloat16.
+        most: claims: of each target, traffic over the floor at most; none where nothing is claimed.
+    """
+
+    name: str
+    options: dict
+    most: dict[str, float]
+    shape: tuple[int, ...] = LARGE
+
+
+def _settings() -> list[Setting]:
+    one_pass = {"v5e": 1.001, "v6e": 1.001, "h100": 1.001}
+    two_passes = {"v5e": 1.70, "v6e": 1.75, "h100": 1.44}
+    by_row = {"v5e": 1.41, "v6e": 1.41, "h100": 1.44}
+    both = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+
+    def eight_bits(mu="float8_e4m3fn", nu="ufloat8_e5m3", block_size=128, min_ndim=2):
+        layout = {"block_size": block_size, "min_ndim": min_ndim}
+        return {"mu_dtype": hs.scaled(mu, **layout), "nu_dtype": hs.scaled(nu, **layout)}
+
+    storages = ("nearest", "compensated", "split8", "split16", "master")
+    fp8 = eight_bits()
+    return [
+        Setting("bfloat16, stochastic (default)", {}, one_pass),
+        *(Setting(f"bfloat16, {name}", both | {"param_storage": name}, one_pass) for name in storages),
+        Setting("nu ufloat8_e6m2", {"nu_dtype": "ufloat8_e6m2"}, one_pass),
+        Setting("nu scaled float16", {"nu_dtype": hs.scaled("float16")}, dict.fromkeys(one_pass, 1.31)),
+        Setting("fp8 (e4m3fn, ufloat8_e5m3)", fp8, two_passes),
+        Setting("fp8, split16", fp8 | {"param_storage": "split16"}, {"v5e": 1.50, "h100": 1.32}),
+        Setting("fp8 (e5m2, e5m2)", eight_bits("float8_e5m2", "float8_e5m2"), two_passes),
+        Setting("int8, ufloat8_e4m4", eight_bits("int8", "ufloat8_e4m4"), two_passes),
+        Setting("fp8 by row", eight_bits(block_size="row"), by_row),
+        Setting("fp8, one axis", eight_bits(min_ndim=1), by_row, (1 << 27,)),
+        Setting("fp8, rows of 128", fp8, by_row, (1 << 20, 128)),
+        Setting("fp8, convolution", fp8, two_passes, (3, 3, 4096, 4096)),
+        Setting("fp8, short last block", fp8, {"h100": 1.44}, (32768, 4000)),
+        Setting("fp8 by row, 4,000 columns", eight_bits(block_size="row"), by_row, (32768, 4000)),
+        Setting("fp8, rows not by eight", fp8, {"h100": 1.44}, (32764, 8192)),
+    ]
+
+
+def devices() -> dict:
+    """Return a device of each target."""
+    tpu = {name: topologies.get_topology_desc(f"{name}:2x2", "tpu").devices[0] for name in ("v5e", "v6e")}
+    cuda = topologies.get_topology_desc(platform="cuda", target_config=H100, topology="1x1x1")
+    return tpu | {"h100": cuda.devices[0]}
+
+
+def compile_step(setting: Setting, device) -> dict:
+    """Return figures of one program, per parameter."""
+    tx = hs.adamw(1e-3, weight_decay=0.1, **setting.options)
+    params = {"w": jax.ShapeDtypeStruct(setting.shape, jnp.bfloat16)}
+    state = jax.eval_shape(tx.init, params)
+
+    def step(params, state, gradients):
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    sharding = SingleDeviceSharding(device)
+    arguments = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), (params, state, params)
+    )
+    start = time.perf_counter()
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
+    n = math.prod(setting.shape)
+    floor = (3 * _bytes(params) + 2 * _bytes(state)) / n
+    return {
+        "floor": floor,
+        "moved": hbm_traffic(compiled.as_text()) / n,
+        "temporaries": compiled.memory_analysis().temp_size_in_bytes / n,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _bytes(tree) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def main() -> None:
+    """Print the table and check the claims."""
+    parser = argparse.ArgumentParser(description="Memory traffic of compiled steps, without an accelerator.")
+    parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    targets, rows, broken = devices(), [], []
+    print(f"{'bytes per parameter':32}{'floor':>7}", *(f"{name:>7}{'x':>6}{'temp':>6}" for name in targets))
+    for setting in _settings():
+        line = []
+        for name, device in targets.items():
+            row = compile_step(setting, device)
+            ratio = row["moved"] / row["floor"]
+            rows.append({"setting": setting.name, "shape": setting.shape, "target": name, **row, "x": ratio})
+            line.append(f"{row['moved']:7.2f}{ratio:6.2f}{row['temporaries']:6.2f}")
+            if ratio > setting.most.get(name, math.inf):
+                broken.append(f"{setting.name} on {name}: {ratio:.3f} over {setting.most[name]}")
+            if name == "h100" and row["temporaries"] > 0.2:
+                broken.append(f"{setting.name} on {name}: {row['temporaries']:.2f} bytes of temporaries")
+        print(f"{setting.name:32}{rows[-1]['floor']:7.2f}", *line, flush=True)
+    if arguments.json:
+        versions = {module.__name__: module.__version__ for module in (jax, optax)}
+        arguments.json.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
+    print("\nEvery claim holds." if not broken else "\n".join(["", "Broken:", *broken]))
+    sys.exit(bool(broken))
+
+
+if __name__ == "__main__":
+    main()

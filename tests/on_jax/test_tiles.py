@@ -1,0 +1,42 @@
+"""What only a TPU runs, run here: the same values as what everything else runs."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from halfstep_jax.blocks import _fills_tiles, _maximum, _maximum_by_tiles, _repeated, _repeated_by_tiles
+from halfstep_jax.codes import SCALED_CODES
+
+_SHAPES = ((8, 128), (16, 512), (3, 16, 256), (7, 128), (9, 300), (2, 3, 5, 130), (1, 100), (300,))
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
+@pytest.mark.parametrize("block", [128, 256])
+def test_maxima_of_blocks_are_the_same_in_the_order_of_a_tpu(shape, block):
+    rows = jnp.asarray(np.random.default_rng(0).random(shape, np.float32))
+    np.testing.assert_array_equal(_maximum_by_tiles(rows, block), _maximum(rows, block))
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
+@pytest.mark.parametrize("block", [128, 256])
+def test_scales_of_elements_are_the_same_in_the_order_of_a_tpu(shape, block):
+    blocks = -(-shape[-1] // block)
+    scales = jnp.asarray(np.random.default_rng(1).integers(0, 256, (*shape[:-1], blocks)), jnp.uint8)
+    np.testing.assert_array_equal(_repeated_by_tiles(scales, block), _repeated(scales, block))
+
+
+def test_the_order_of_a_tpu_is_really_taken():
+    assert _fills_tiles((16, 512), 128)
+    assert not _fills_tiles((16, 512), 64)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "float8_e5m2"])
+def test_codes_are_the_same_selected_as_floats(dtype):
+    codes = SCALED_CODES[dtype]
+    bits = jnp.arange(256 if dtype.startswith("float8") else 65536).astype(codes._bits)
+    finite = jnp.arange(bits.size) % 3 > 0
+    as_bits, as_floats = codes._select_bits(finite, bits), codes._select_floats(finite, bits)
+    nan = jnp.isnan(as_bits)
+    np.testing.assert_array_equal(nan, jnp.isnan(as_floats))
+    same = np.asarray(as_bits).view(np.uint8) == np.asarray(as_floats).view(np.uint8)
+    assert (same.reshape(bits.size, -1).all(axis=1) | np.asarray(nan)).all()
