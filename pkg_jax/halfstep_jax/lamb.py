@@ -55,7 +55,7 @@ def lamb(
         nu_dtype: likewise, and "ufloat8_e6m2".
         mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
         nu_rounding: likewise.
-        param_storage: how 16-bit weights are stored, as in `adamw`. Under "split8", "split16" and "master" the
+        param_storage: how 16-bit weights are stored, as in `adamw`. Under "split8", "split16" and "master"
             norms too are those of the float32 weights.
         bias_correction: the paper's first version and its last have it, its third has not. Without decay and
             `eps` the ratio cancels it, all but rounding.

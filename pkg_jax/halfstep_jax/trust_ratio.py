@@ -24,7 +24,7 @@ TEMPERED_MAX_RATIO = np.float32(2)
 
 @dataclasses.dataclass(frozen=True)
 class TrustRatio:
-    """The ratio of one leaf, given both norms. Numbers are float32; bounds that are not asked for bound nothing.
+    """The ratio of one leaf, given both norms. Numbers are float32; by default bounds bound nothing.
 
     Attributes:
         min_norm: below it norms count as it.
@@ -35,11 +35,11 @@ class TrustRatio:
         power: to which the quotient of the norms is raised; None: as it is.
     """
 
-    min_norm: Any = np.float32(0)
-    max_norm: Any = np.float32(np.inf)
-    eps: Any = np.float32(0)
-    min_ratio: Any = np.float32(0)
-    max_ratio: Any = np.float32(np.inf)
+    min_norm: Any = 0.0
+    max_norm: Any = np.inf
+    eps: Any = 0.0
+    min_ratio: Any = 0.0
+    max_ratio: Any = np.inf
     power: Any = None
 
     def of_norms(self, p_norm: jax.Array, u_norm: jax.Array, coefficient) -> jax.Array:
@@ -147,7 +147,7 @@ def scale_by_tempered_trust_ratio(
         TypeError: if an argument is no number.
         ValueError: if one is out of range; from `update`, without `params`, or if trees or shapes differ.
 
-    Source: the ratio that LAMB16's published code computes, of norms in place of its own measure (contract L4).
+    Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
     """
     function = "lamb16"
     rate = as_rate(function, "learning_rate", learning_rate)

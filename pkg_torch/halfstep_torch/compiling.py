@@ -113,11 +113,10 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         grad_dtype: of what comes in: of the gradient, or float32.
 
     Returns:
-        The function: p, g, u and each of the list `state` 1-D, in its `kernel_dtype`; u is what a stage
-        leaves to the next, None where the stage changes p; `numbers` a float32 vector
-        of the numbers of all its rules; `keys` an int32 vector; `offsets` another, of a number for each unit of
-        the plan that is added to the index of its elements, or None for a plan without blocks. Compiled
-        already.
+        The function: p, g, u and each of the list `state` 1-D, in its `kernel_dtype`; u what a stage leaves
+        to the next, or None where the stage changes p; `numbers` a float32 vector of the numbers of all its
+        rules; `keys` an int32 vector; `offsets` another, of a number for each unit of the plan that is added
+        to the index of its elements, or None for a plan without blocks. Compiled already.
 
     Raises:
         Exception: whatever torch.compile raises where it cannot compile.

@@ -44,8 +44,8 @@ class Lamb(Optimizer):
         mu_rounding: "auto" (nearest unless that would freeze the moment), "stochastic", "nearest" or
             "nearest_unchecked".
         nu_rounding: likewise, for the second moment.
-        param_storage: how weights of 16 bits are stored, as in `AdamW`. Under "split8", "split16" and "master"
-            the norms too are those of the float32 weights.
+        param_storage: how weights of 16 bits are stored, as in `AdamW`. Under "split8", "split16" and
+            "master" norms too are those of the float32 weights.
         bias_correction: the paper's first version and its last have it, its third has not. Without decay and
             `eps` the ratio cancels it, all but rounding.
         max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.

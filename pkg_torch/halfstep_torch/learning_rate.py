@@ -54,7 +54,7 @@ class ScaleByLearningRate(Link):
         return (-lr if self.flip_sign else lr,)
 
 
-def read_rate(function: str, group: Mapping[str, Any]) -> float | Schedule:
+def read_rate(function: str, group: Mapping[str, Any]) -> Any:
     """Return the entry `lr` of a param group, checked: a float32 number, or a schedule."""
     lr = group["lr"]
     if callable(lr):

@@ -5,110 +5,52 @@ logical array, whatever the layout in memory: that order gives the random words 
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import StateArray
+from halfstep_torch.batches import Batch, Leaf
 from halfstep_torch.compiling import compiled_kernel, kernel_dtype
-from halfstep_torch.leaves import check_state_array
 from halfstep_torch.norms import Squares, norms, per_element, squares
-from halfstep_torch.random_words import as_int32, leaf_id
-from halfstep_torch.step import Plan, keys_at, stream_keys
+from halfstep_torch.random_words import as_int32
+from halfstep_torch.step import Plan, keys_at
 
 
-@dataclasses.dataclass
-class Leaf:
-    """A parameter on its way through one step.
+def compile_batch(batch: Batch, compiled_from: int) -> None:
+    """Compile the kernels that `run_batch` will call, if any; raise what torch.compile raises."""
+    for i, stage in enumerate(batch.plan.stages):
+        if any(_is_compiled(stage, leaf, compiled_from) for leaf in batch.leaves):
+            compiled_kernel(stage.whole, batch.device, torch.float32 if i else batch.grad_dtype)
 
-    Attributes:
-        param: the weights, with a gradient.
-        name: the leaf name.
-        step: the count after this step.
-        state: state arrays, row-major.
-        keys: for the random words; uint32, as `stream_keys` gives them.
+
+def run_batch(batch: Batch, compiled_from: int | None) -> None:
+    """Step the leaves of a batch in place.
+
+    Args:
+        batch: of leaves with their state and keys.
+        compiled_from: number of elements from which a leaf is stepped by a compiled kernel; None: never.
     """
-
-    param: Tensor
-    name: str
-    step: int
-    state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    keys: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1, np.uint32))
-
-    @property
-    def grad(self) -> Tensor:
-        """The gradient, detached."""
-        assert self.param.grad is not None
-        return self.param.grad.detach()
-
-
-@dataclasses.dataclass
-class Batch:
-    """Leaves that share a plan, its numbers, a device and the dtype of their gradients.
-
-    Attributes:
-        plan: of the leaves.
-        numbers: of each rule.
-        device: of the leaves.
-        grad_dtype: of their gradients.
-        leaves: the parameters.
-    """
-
-    plan: Plan
-    numbers: list[tuple[float, ...]]
-    device: torch.device
-    grad_dtype: torch.dtype
-    leaves: list[Leaf] = dataclasses.field(default_factory=list)
-
-    @functools.cached_property
-    def stage_numbers(self) -> list[list[tuple[float, ...]]]:
-        """The numbers of the rules of each stage."""
-        return [[self.numbers[i] for i in stage.own] for stage in self.plan.stages]
-
-    @functools.cached_property
-    def stage_vectors(self) -> list[Tensor]:
-        """The same as float32 vectors, without those of a rule that measures, which stands first."""
-        known = [
-            numbers[1:] if stage.measures else numbers
-            for stage, numbers in zip(self.plan.stages, self.stage_numbers, strict=True)
-        ]
-        flat_numbers = [[x for of_rule in numbers for x in of_rule] for numbers in known]
-        return [torch.tensor(x, dtype=torch.float32).to(self.device) for x in flat_numbers]
-
-    def compile(self, compiled_from: int) -> None:
-        """Compile the kernels that `run` will call, if it will call any; raise what torch.compile raises."""
-        for i, stage in enumerate(self.plan.stages):
-            if any(_is_compiled(stage, leaf, compiled_from) for leaf in self.leaves):
-                compiled_kernel(stage.whole, self.device, torch.float32 if i else self.grad_dtype)
-
-    def run(self, compiled_from: int | None) -> None:
-        """Step the leaves in place.
-
-        Args:
-            compiled_from: number of elements from which a leaf is stepped by a compiled kernel; None: never.
-        """
-        piece = eager_piece(self.device)
-        compiled, together, length = [], [], 0
-        for leaf in self.leaves:
-            n = leaf.param.numel()
-            if any(_is_compiled(stage, leaf, compiled_from) for stage in self.plan.stages):
-                compiled.append(leaf)
-            elif n >= piece:
-                _run_alone(self, leaf, None)
-            else:
-                if length + n > piece:
-                    _run_together(self, together)
-                    together, length = [], 0
-                together.append(leaf)
-                length += n
-        if length:
-            _run_together(self, together)
-        for leaf in compiled:
-            _run_alone(self, leaf, compiled_from)
+    piece = eager_piece(batch.device)
+    compiled, together, length = [], [], 0
+    for leaf in batch.leaves:
+        n = leaf.param.numel()
+        if any(_is_compiled(stage, leaf, compiled_from) for stage in batch.plan.stages):
+            compiled.append(leaf)
+        elif n >= piece:
+            _run_alone(batch, leaf, None)
+        else:
+            if length + n > piece:
+                _run_together(batch, together)
+                together, length = [], 0
+            together.append(leaf)
+            length += n
+    if length:
+        _run_together(batch, together)
+    for leaf in compiled:
+        _run_alone(batch, leaf, compiled_from)
 
 
 def _is_compiled(stage: Plan, leaf: Leaf, compiled_from: int | None) -> bool:
@@ -116,52 +58,6 @@ def _is_compiled(stage: Plan, leaf: Leaf, compiled_from: int | None) -> bool:
     # One unit alone would be a graph of its own.
     long_enough = compiled_from is not None and leaf.param.numel() >= max(compiled_from, 2 * stage.unit)
     return long_enough and stage.whole is not None
-
-
-def attach_state(function: str, batches: Sequence[Batch], states: MutableMapping[Tensor, Any]) -> None:
-    """Give leaves their state arrays: new parameters get zeros, those of others are checked.
-
-    Args:
-        function: for messages.
-        batches: of leaves.
-        states: an optimizer's state, from parameter to its flat dict.
-    """
-    for batch in batches:
-        arrays = batch.plan.arrays
-        for leaf in batch.leaves:
-            state = states[leaf.param]
-            if not state:
-                state.update(new_state(leaf.param, arrays))
-            for key, kept in arrays.items():
-                check_state_array(function, leaf.name, key, kept, state[key], leaf.param)
-            leaf.state = {key: state[key] for key in arrays}
-
-
-def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tensor]:
-    """Return the state of a parameter that was never stepped.
-
-    Args:
-        param: the weights.
-        arrays: what is kept for it.
-    """
-    step = torch.zeros((), dtype=torch.int64)
-    return {"step": step, **{key: kept.new(param) for key, kept in arrays.items()}}
-
-
-def attach_keys(batches: Sequence[Batch], seeds: Sequence[int | None]) -> None:
-    """Give leaves the keys of their random words, those of equal streams derived at once.
-
-    Args:
-        batches: of leaves.
-        seeds: of each link of the chain.
-    """
-    by_streams: dict[tuple, list[Leaf]] = {}
-    for batch in batches:
-        by_streams.setdefault(batch.plan.streams(seeds), []).extend(batch.leaves)
-    for streams, leaves in by_streams.items():
-        rows = stream_keys(streams, [leaf.step for leaf in leaves], [leaf_id(leaf.name) for leaf in leaves])
-        for leaf, row in zip(leaves, rows, strict=True):
-            leaf.keys = row
 
 
 def eager_piece(device: torch.device) -> int:
@@ -287,7 +183,8 @@ def _pieces(stage: Plan, leaf: Leaf, arrays: Sequence, length: int) -> Iterator[
             for name, kept in stage.arrays.items()
         }
         p, g, u = (x if x is None else flat(x, start, stop - start) for x in arrays)
-        assert p is not None and g is not None
+        assert p is not None
+        assert g is not None
         yield _Piece(p, g, u, state, start, stop)
 
 

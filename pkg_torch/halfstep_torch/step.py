@@ -60,16 +60,14 @@ class Plan:
         """
         cuts = [i for i, rule in enumerate(self.rules) if isinstance(rule, MeasuringRule)]
         ends = [0, *cuts, len(self.rules)] if cuts else []
-        return tuple(
-            dataclasses.replace(self, first=i, stop=j) for i, j in itertools.pairwise(ends)
-        ) or (self,)
+        return tuple(dataclasses.replace(self, first=i, stop=j) for i, j in itertools.pairwise(ends)) or (
+            self,
+        )
 
     @property
     def measures(self) -> bool:
         """Whether this stage begins with a rule that measures."""
-        return (
-            self.stop is not None and bool(self.own) and isinstance(self.rules[self.first], MeasuringRule)
-        )
+        return self.stop is not None and bool(self.own) and isinstance(self.rules[self.first], MeasuringRule)
 
     @property
     def lands(self) -> bool:

@@ -1,4 +1,4 @@
-"""LAMB's trust ratio: one factor for each parameter, from the norms of weight and update. Contract: section L."""
+"""LAMB's trust ratio: one factor per parameter, from the norms of weight and update. Contract: section L."""
 
 import dataclasses
 import math
@@ -96,7 +96,7 @@ class ScaleByTemperedTrustRatio(Link):
     each operation, the power to within units in the last place. LAMB's own ratio where `trust_power` is None.
     It reads the entry `lr`, which the link of the learning rate owns.
 
-    Source: the ratio that LAMB16's published code computes, of norms in place of its own measure (contract L4).
+    Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
     """
 
     function: ClassVar[str] = "scale_by_tempered_trust_ratio"

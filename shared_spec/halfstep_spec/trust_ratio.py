@@ -11,7 +11,7 @@ TEMPERED_COEFFICIENT, TEMPERED_MAX_RATIO = np.float32(1e-3), 2.0
 
 @dataclasses.dataclass(frozen=True)
 class TrustRatio:
-    """Scale an update by the ratio of its weight's norm to its own. Arguments as in `optax.scale_by_trust_ratio`.
+    """Scale an update by the ratio of its weight's norm to its own. Arguments as in Optax, and `power`.
 
     Attributes:
         min_norm: a lower bound on both norms.
@@ -62,7 +62,7 @@ class TrustRatio:
 
 
 def tempered_trust_ratio(learning_rate, trust_power: float, max_norm: float = np.inf) -> TrustRatio:
-    """Return the ratio of `lamb16`: ((1e-3 / learning_rate) |p| / |u|)^trust_power, at most 2 (contract L4)."""
+    """Return the ratio of `lamb16`: ((1e-3 / learning_rate) |p| / |u|)^trust_power, at most 2."""
     with np.errstate(divide="ignore"):
         coefficient = float(TEMPERED_COEFFICIENT / np.float32(learning_rate))
     return TrustRatio(

@@ -73,8 +73,8 @@ def _norm_case(comment: str, x: np.ndarray, dtype: str, flags) -> Case:
 
 def _norm_ulps(n: int) -> tuple[int, str]:
     return n + 2, (
-        f"two sums of {n} squares in different orders: each is off by at most n 2^-24, its root by half of that "
-        "and one rounding"
+        f"two sums of {n} squares in different orders: each is off by at most n 2^-24, its root by half of "
+        "that and one rounding"
     )
 
 
@@ -93,7 +93,9 @@ def _ratio_cases():
     yield _ratio_case("a coefficient and an eps", p, u, TrustRatio(trust_coefficient=0.3, eps=0.1))
     yield _ratio_case("zeros", zero_p, zero_u, TrustRatio(), ("Zero",))
     yield _ratio_case("zeros, eps", zero_p, zero_u, TrustRatio(eps=0.1), ("Zero",))
-    yield _ratio_case("zeros, raised by min_norm", zero_p, zero_u, TrustRatio(min_norm=0.7), ("Zero", "Bounds"))
+    yield _ratio_case(
+        "zeros, raised by min_norm", zero_p, zero_u, TrustRatio(min_norm=0.7), ("Zero", "Bounds")
+    )
     bounded = TrustRatio(min_ratio=0.2, max_ratio=0.9)
     yield _ratio_case("zeros, ratio bounded", zero_p, zero_u, bounded, ("Zero", "Bounds"))
     yield _ratio_case("norms that are no numbers", odd_p, odd_u, TrustRatio(), ("Special",))
@@ -128,9 +130,13 @@ def _ratio_case(comment: str, p_norm, u_norm, trust: TrustRatio, flags=()) -> Ca
     compare = "bits"
     if trust.power is not None:
         # exp(y), y = power log(x), where the result is between 2^-12 and the bound of 2.
-        compare = _ulps(48, "exp(y) of a y of at most 9: relative error 4 |y| 2^-24 from y, and of exp itself")
+        compare = _ulps(
+            48, "exp(y) of a y of at most 9: relative error 4 |y| 2^-24 from y, and of exp itself"
+        )
         assert ratio[ratio > 0].min() > 2.0**-12
-    return Case("trust_ratio", comment, {}, inputs, {"ratio": Array.of(ratio, compare=compare)}, flags, ("L2",))
+    return Case(
+        "trust_ratio", comment, {}, inputs, {"ratio": Array.of(ratio, compare=compare)}, flags, ("L2",)
+    )
 
 
 _SMALL = {"block_size": 4, "min_size": 0, "min_ndim": 0}
@@ -154,7 +160,9 @@ def _given_cases():
                 yield _step_case(step, storage, ("Given",))
     yield _step_case(Step(_LAMB16(), 0.1, trust=trust), "lamb16's formats", ("Given",))
     yield _step_case(Step(_LOW(bias_correction=False), 0.1, trust=trust), "no bias correction", ("Given",))
-    yield _step_case(Step(_FULL(bias_correction=False, eps_root=1e-3), 0.1, trust=trust), "eps_root", ("Given",))
+    yield _step_case(
+        Step(_FULL(bias_correction=False, eps_root=1e-3), 0.1, trust=trust), "eps_root", ("Given",)
+    )
 
 
 def _step_cases():
@@ -183,7 +191,9 @@ def _step_case(step: Step, comment: str, flags) -> Case:
     g = reals("lamb gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, *_SHAPE)
     comment = f"{comment}: {step.param_dtype} {step.param_storage} weights, {describe(step.rule)}"
     with np.errstate(under="raise"):  # contract A8
-        case = step_case(step, comment, p, g, None, 1e-3, flags, ("L3", "L4") if step.trust_power else ("L3",))
+        case = step_case(
+            step, comment, p, g, None, 1e-3, flags, ("L3", "L4") if step.trust_power else ("L3",)
+        )
     # `lamb` gives them no other value.
     arguments = {name: value for name, value in case.arguments.items() if name != "nesterov"}
     inputs = dict(case.inputs)
@@ -201,7 +211,9 @@ def _step_case(step: Step, comment: str, flags) -> Case:
 def _weight_ulps(case: Case, stored: Array) -> dict:
     """Return how far weights may be apart after all steps, whose ratios are of sums in other orders."""
     if stored.dtype != "float32":
-        return _ulps(_STEPS, "each step may round a weight to the other neighbour, where the ratio decides it")
+        return _ulps(
+            _STEPS, "each step may round a weight to the other neighbour, where the ratio decides it"
+        )
     start = decode(case.inputs["p"].bits, case.inputs["p"].dtype)
     weights = np.concatenate([start[None], stored.bits.view(np.float32)]).astype(np.float64)
     moved = np.abs(np.diff(weights, axis=0)).sum(0)
