@@ -200,7 +200,7 @@ def _power(function: str, value: Any) -> float:
     power = as_float32(function, "trust_power", value)
     if 0 < power < 1:
         return power
-    fault = "cancels the learning rate" if power == 1 else "is outside (0, 1)"
+    fault = "cancels the learning rate: a schedule would do nothing" if power == 1 else "is outside (0, 1)"
     raise ValueError(
         f"{function}: trust_power={value} {fault}. "
         "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
