@@ -81,7 +81,7 @@ class Format:
         """Return the shape of the codes of an array: its own, unless they are packed."""
         return packed_shape(tuple(shape), self.block_size) if self.codes.packed else tuple(shape)
 
-    def encode(self, x: Tensor, words: Tensor | None, *, positive: bool = False) -> Encoded:
+    def encode(self, x: Tensor, words: Tensor | None, *, positive: bool | None = False) -> Encoded:
         """Round the float32 `x` to codes.
 
         Finite values saturate, infinity becomes NaN (contract R6). With a scale: y = x / 2^s, exact, s from
@@ -90,16 +90,18 @@ class Format:
         Args:
             x: float32; with a scale, whole runs of the array, in row-major order.
             words: int32 words for stochastic rounding, or None for nearest.
-            positive: a second moment: what is not zero is not stored as zero.
+            positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
+                negative number (contract S4).
         """
         if self.blocks is None:
-            return Encoded(self.codes.encode(x, None, words, positive).to(self.dtype), None)
+            return Encoded(self.codes.encode(x, None, words, bool(positive)).to(self.dtype), None)
         y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
         # What is not finite does not count for the maximum, or marks its block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.marks else 0.0)
         top = magnitude.amax(1, keepdim=True)
         byte = self.codes.byte(top)
-        codes = self.codes.encode(y, byte, cut_words, positive)
+        kept = ~(y < 0).any(1, keepdim=True) if positive is None else positive
+        codes = self.codes.encode(y, byte, cut_words, kept)
         if self.codes.marks:
             finite = top < math.inf
             codes, byte = torch.where(finite, codes, 0), torch.where(finite, byte, MARKED)

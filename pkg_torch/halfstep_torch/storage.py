@@ -15,6 +15,10 @@ from halfstep_torch.random_words import Role
 
 ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 
+# Of a second moment, what is not zero is not stored as zero; of another transform's state it is not known
+# what is one.
+_POSITIVE = {Role.NU: True, Role.STATE: None}
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredMoment:
@@ -49,7 +53,7 @@ class StoredMoment:
     def encode(self, moment: Tensor, words: Callable[[Role], Tensor]) -> dict[str, Tensor]:
         """Return the state arrays of the float32 `moment`; `words` makes the words of a role."""
         chosen = words(self.role) if self.stochastic else None
-        codes, scale = self.format.encode(moment, chosen, positive=self.role == Role.NU)
+        codes, scale = self.format.encode(moment, chosen, positive=_POSITIVE.get(self.role, False))
         return {self.key: codes} if scale is None else {self.key: codes, self._scale: scale}
 
     def decode(self, state: Mapping[str, Tensor]) -> Tensor:

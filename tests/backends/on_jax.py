@@ -214,7 +214,7 @@ class JaxBackend(Backend):
         step = self._compiled(step)
         for bits in i["g"].bits:
             p, state = step(p, state, _tree(case, put(Array(i["g"].dtype, bits))))
-            stored = cast(hs.StoreStateState, state[0])
+            stored: hs.StoreStateState = tuple(state)[0]  # pyright: ignore
             inner: Any = stored.inner_state
             scale: Any = stored.scale
             kept = {name: getattr(inner, name) for name in names if not name.endswith("_scale")}
