@@ -53,12 +53,11 @@ class AdamRule:
         g = u
         mu = ema(self.mu.decode(state), g, b1, one_minus_b1)
         nu = ema(self.nu.decode(state), g * g, b2, one_minus_b2)
-        stored = {**self.mu.encode(mu, words), **self.nu.encode(nu, words)}
         # The update reads what was stored: a step is a function of what a checkpoint holds (contract A7).
-        m, v = self.mu.decode(stored), self.nu.decode(stored)
+        (mus, m), (nus, v) = self.mu.store(mu, words), self.nu.store(nu, words)
         m_hat = ema(m * r1_next, g * r1, b1, one_minus_b1) if self.nesterov else m * r1
         u = m_hat / (sqrt((v * r2) + eps_root) + eps)
-        return u, stored
+        return u, {**mus, **nus}
 
 
 @dataclasses.dataclass(frozen=True)
