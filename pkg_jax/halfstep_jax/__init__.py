@@ -3,7 +3,7 @@
 from halfstep_jax.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.aliases import adam, adamw, lion, sgd
 from halfstep_jax.float32_params import float32_params, set_float32_params
-from halfstep_jax.formats import scaled
+from halfstep_jax.formats import mapped, scaled
 from halfstep_jax.learning_rate import scale_by_learning_rate
 from halfstep_jax.lion import ScaleByLionState, scale_by_lion
 from halfstep_jax.params import (
@@ -15,6 +15,7 @@ from halfstep_jax.params import (
 )
 from halfstep_jax.random_words import Role, leaf_id, random_words
 from halfstep_jax.rounding import round_to
+from halfstep_jax.store_state import StoreStateState, store_state
 from halfstep_jax.trace import TraceState, trace
 from halfstep_jax.weight_decay import add_decayed_weights
 from halfstep_jax.wide_params import (
@@ -32,6 +33,7 @@ __all__ = [
     "ScaleByAdamState",
     "ScaleByLionState",
     "SplitParamsState",
+    "StoreStateState",
     "TraceState",
     "adam",
     "adamw",
@@ -42,6 +44,7 @@ __all__ = [
     "keep_master_params",
     "leaf_id",
     "lion",
+    "mapped",
     "random_words",
     "round_stochastically",
     "round_to",
@@ -52,5 +55,6 @@ __all__ = [
     "set_float32_params",
     "sgd",
     "split_params",
+    "store_state",
     "trace",
 ]

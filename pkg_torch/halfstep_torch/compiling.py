@@ -139,19 +139,19 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
     kernel = torch.compile(_own_code(step_in_place), dynamic=True, fullgraph=True, options=_options(device))
     units = max(_SCRATCH // unit, 4)
 
-    def scratch(dtype: torch.dtype, elements: int = units * unit, rows: bool = bool(plan.blocks)) -> Tensor:
-        x = torch.zeros(elements, dtype=dtype, device=device)
+    def scratch(dtype: torch.dtype, width: int, rows: bool) -> Tensor:
+        x = torch.zeros(units * width, dtype=dtype, device=device)
         if rows:
-            x = in_rows(x, unit)
+            x = in_rows(x, width)
             torch._dynamo.mark_static(x, 1)
         return x
 
+    rows = bool(plan.blocks)
     state = [
-        scratch(
-            kernel_dtype(kept.dtype, device), kept.size(units * unit), bool(plan.blocks) and not kept.scale_of
-        )
+        scratch(kernel_dtype(kept.dtype, device), kept.size(unit), rows and not kept.scale_of)
         for kept in plan.arrays.values()
     ]
+    p, g = (scratch(dtype, unit, rows) for dtype in (plan.dtype, grad_dtype))
     offsets = torch.zeros(units, dtype=torch.int32, device=device) if plan.blocks else None
     numbers = torch.ones(
         sum(len(rule.number_names) for rule in plan.rules), dtype=torch.float32, device=device
@@ -164,14 +164,14 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         # Lengths are dynamic; what the plan says (bits of mantissa, elements of a block) is constant.
         with torch._dynamo.config.patch(specialize_int=True):
-            kernel(scratch(plan.dtype), scratch(grad_dtype), state, numbers, keys, offsets)
+            kernel(p, g, state, numbers, keys, offsets)
     return kernel
 
 
-def in_rows(x: Tensor, unit: int) -> Tensor:
-    """Return an alias of a row-major tensor in rows of `unit` elements; no view: see `flat`."""
+def in_rows(x: Tensor, width: int) -> Tensor:
+    """Return an alias of a row-major tensor in rows; no view: see `flat` in `running.py`."""
     alias = torch.empty(0, dtype=x.dtype, device=x.device)
-    return alias.set_(x.untyped_storage(), x.storage_offset(), (x.numel() // unit, unit), (unit, 1))
+    return alias.set_(x.untyped_storage(), x.storage_offset(), (x.numel() // width, width), (width, 1))
 
 
 def _by_rule(plan: Plan, numbers: Sequence) -> list[Sequence]:

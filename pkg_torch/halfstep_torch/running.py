@@ -115,6 +115,8 @@ def attach_state(function: str, batches: Sequence[Batch], states: MutableMapping
             state = states[leaf.param]
             if not state:
                 state.update(new_state(leaf.param, arrays))
+            # A momentum that was 0 until now had no buffer.
+            state.update({key: kept.new(leaf.param) for key, kept in arrays.items() if key not in state})
             for key, kept in arrays.items():
                 check_state_array(function, leaf.name, key, kept, state[key], leaf.param)
             leaf.state = {key: state[key] for key in arrays}
@@ -291,8 +293,10 @@ def _call(
     """Call a kernel with flat tensors: in the shapes and dtypes that it wants."""
     if plan.blocks:
         p, g = in_rows(p, plan.unit), in_rows(g, plan.unit)
+        kept = plan.arrays
         state = {
-            name: x if plan.arrays[name].scale_of else in_rows(x, plan.unit) for name, x in state.items()
+            name: x if kept[name].scale_of else in_rows(x, kept[name].size(plan.unit))
+            for name, x in state.items()
         }
     wide = [x.to(kernel_dtype(x.dtype, x.device)) for x in state.values()]
     kernel(p, g, wide, *others)
@@ -304,20 +308,23 @@ def _call(
 def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, keys: Tensor) -> None:
     """Step a piece with short blocks in memory where they are whole."""
     (blocks,) = plan.blocks
+    assert plan.whole is not None
     runs, rows = piece.p.numel() // blocks.unit, {}
     elements = {name: x for name, x in piece.state.items() if plan.arrays[name].scale_of is None}
+    padded = {name: plan.whole.arrays[name].size(blocks.padded) for name in elements}
     for name, x in {"p": piece.p, "g": piece.g, **elements}.items():
-        rows[name] = x.new_zeros(runs, blocks.padded)
-        rows[name][:, : blocks.unit] = x.view(runs, blocks.unit)
+        rows[name] = x.new_zeros(runs, padded.get(name, blocks.padded))
+        rows[name][:, : x.numel() // runs] = x.view(runs, -1)
     state = {name: rows[name] if name in elements else x for name, x in piece.state.items()}
     in_run = blocks.padded // blocks.size
     gap = blocks.padded - blocks.unit
     offsets = torch.arange(0, -runs * gap, -gap, dtype=torch.int32, device=keys.device)
     offsets = offsets.repeat_interleave(in_run)
-    assert plan.whole is not None
     _call(plan.whole, kernel, rows["p"], rows["g"], state, numbers, keys, offsets)
     for name, x in {"p": piece.p, **elements}.items():
-        x.view(runs, blocks.unit).copy_(rows[name][:, : blocks.unit])
+        x.view(runs, -1).copy_(rows[name][:, : x.numel() // runs])
+        if name in elements and plan.arrays[name].packed_of and blocks.unit % 2:
+            x.view(runs, -1)[:, -1] &= 15  # the other half byte is no element's
 
 
 def flat(x: Tensor, start: int, length: int) -> Tensor:

@@ -17,6 +17,8 @@ from halfstep_torch.random_words import fold, leaf_keys
 _STATE = {
     "mu": "exp_avg",
     "mu_scale": "exp_avg_scale",
+    "trace": "momentum_buffer",
+    "trace_scale": "momentum_buffer_scale",
     "nu": "exp_avg_sq",
     "nu_scale": "exp_avg_sq_scale",
 }
@@ -117,8 +119,7 @@ class TorchBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, to_torch(case.inputs["x"])
-        fmt = hs.scaled(a["dtype"], a["block_size"], 0, 0) if a["scaled"] else Format(a["dtype"])
-        fmt = fmt.for_shape(x.shape)
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"]).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
 
         def encode(x, words):
@@ -127,7 +128,8 @@ class TorchBackend(Backend):
 
         key = ("encode", fmt, a["positive"], words is None, x.shape)
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)
-        outputs = {"codes": from_torch(stored.codes), "values": from_torch(values)}
+        codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
+        outputs = {"codes": from_torch(codes), "values": from_torch(values)}
         if stored.scale is None:
             return outputs
         return outputs | {"scale": from_torch(stored.scale.view(fmt.scale_shape(x.shape)))}
@@ -155,7 +157,7 @@ class TorchBackend(Backend):
             for name, x in columns.items()
         }
 
-    adam_step = step
+    adam_step = lion_step = trace_step = step
 
 
 def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
@@ -174,7 +176,28 @@ def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer
     return hs.Optimizer(named, hs.chain(*links), **options)
 
 
-_OPTIMIZERS = {"adam_step": _adam}
+def _lion(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+    """Return the public class; under L2 decay, its chain with that first."""
+    a, rule = case.arguments, unrefused(rule_arguments(case, hs))
+    named, betas = [(_parameter_name(case), p)], (rule.pop("b1"), rule.pop("b2"))
+    decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
+    if a["decay"] == "decoupled":
+        return hs.Lion(named, rate, betas, decay, **rule, param_storage=a["param_storage"], **options)
+    assert a["param_storage"] == "stochastic"
+    links = [hs.add_decayed_weights(decay), hs.scale_by_lion(*betas, **rule), hs.scale_by_learning_rate(rate)]
+    return hs.Optimizer(named, hs.chain(*links, hs.round_stochastically(seed_of(case))), **options)
+
+
+def _trace(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+    """Return the public class."""
+    a, rule = case.arguments, unrefused(rule_arguments(case, hs))
+    assert a["decay"] == "l2"
+    rule |= {"momentum": rule.pop("decay"), "weight_decay": scalar(case, "weight_decay")}
+    named, rate = [(_parameter_name(case), p)], scalar(case, "learning_rate")
+    return hs.SGD(named, rate, **rule, param_storage=a["param_storage"], **options)
+
+
+_OPTIMIZERS = {"adam_step": _adam, "lion_step": _lion, "trace_step": _trace}
 """By op: the public optimizer that takes the steps of a case."""
 
 

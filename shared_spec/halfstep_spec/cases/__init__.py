@@ -6,12 +6,14 @@ One module per subject; inputs are chosen here and nowhere else.
 from halfstep_spec.cases import (
     adam,
     formats,
+    mapped,
     moments,
     momentum,
     no_contraction,
     params,
     random_words,
     rounding,
+    store_state,
     weights,
 )
 
@@ -27,5 +29,7 @@ FILES = {
     "weights": (weights.NOTES, weights.cases),
     "lion": (momentum.NOTES, momentum.lion_cases),
     "trace": (momentum.NOTES, momentum.trace_cases),
+    "store_state": (store_state.NOTES, store_state.cases),
+    "mapped": (mapped.NOTES, mapped.cases),
 }
 """By file: what its flags mean, and the function that returns its cases."""
