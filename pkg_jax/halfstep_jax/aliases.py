@@ -85,7 +85,7 @@ def adam(
         ),
         scale_by_learning_rate(learning_rate),
     ]
-    return _stored("adam", param_storage, links, seed)
+    return stored("adam", param_storage, links, seed)
 
 
 def adamw(
@@ -167,7 +167,7 @@ def adamw(
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
     ]
-    return _stored("adamw", param_storage, links, seed)
+    return stored("adamw", param_storage, links, seed)
 
 
 def lion(
@@ -221,7 +221,7 @@ def lion(
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
     ]
-    return _stored("lion", param_storage, links, seed)
+    return stored("lion", param_storage, links, seed)
 
 
 def sgd(
@@ -269,11 +269,21 @@ def sgd(
     constant_zero = isinstance(momentum, int | float) and momentum == 0
     if momentum is not None and not constant_zero:
         links.insert(0, trace(momentum, nesterov, accumulator_dtype, rounding=rounding, seed=seed))
-    return _stored("sgd", param_storage, links, seed)
+    return stored("sgd", param_storage, links, seed)
 
 
-def _stored(function: str, param_storage: str, links, seed) -> optax.GradientTransformationExtraArgs:
-    """Return a chain with what stores its weights: a last link, or a wrapper of the whole."""
+def stored(function: str, param_storage: str, links, seed) -> optax.GradientTransformationExtraArgs:
+    """Return a chain with what stores its weights: a last link, or a wrapper of the whole.
+
+    Args:
+        function: the alias, for the error.
+        param_storage: its argument.
+        links: of the chain.
+        seed: of the random words.
+
+    Raises:
+        ValueError: if `param_storage` is no way to store weights.
+    """
     ways = {
         "stochastic": lambda: optax.chain(*links, round_stochastically(seed)),
         "nearest": lambda: optax.chain(*links),
