@@ -14,7 +14,7 @@ VECTORS = load(SPEC_VERSION)
 
 def _slow(backend: str, name: str) -> bool:
     """Trajectories are programs of their own to compile: a second or more each."""
-    jit = ("weights", "lion", "trace", "lamb")
+    jit = ("weights", "lion", "trace", "lamb", "store_state")
     programs = {"jax-jit": jit, "jax-sharded": ("adam", *jit)}
     return backend == "torch-compile" or name in programs.get(backend, ())
 

@@ -3,7 +3,7 @@
 from halfstep_jax.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.aliases import adam, adamw, lion, sgd
 from halfstep_jax.float32_params import float32_params, set_float32_params
-from halfstep_jax.formats import scaled
+from halfstep_jax.formats import mapped, scaled
 from halfstep_jax.lamb import lamb, lamb16
 from halfstep_jax.learning_rate import scale_by_learning_rate
 from halfstep_jax.lion import ScaleByLionState, scale_by_lion
@@ -16,6 +16,7 @@ from halfstep_jax.params import (
 )
 from halfstep_jax.random_words import Role, leaf_id, random_words
 from halfstep_jax.rounding import round_to
+from halfstep_jax.store_state import StoreStateState, store_state
 from halfstep_jax.trace import TraceState, trace
 from halfstep_jax.trust_ratio import scale_by_trust_ratio
 from halfstep_jax.weight_decay import add_decayed_weights
@@ -34,6 +35,7 @@ __all__ = [
     "ScaleByAdamState",
     "ScaleByLionState",
     "SplitParamsState",
+    "StoreStateState",
     "TraceState",
     "adam",
     "adamw",
@@ -46,6 +48,7 @@ __all__ = [
     "lamb16",
     "leaf_id",
     "lion",
+    "mapped",
     "random_words",
     "round_stochastically",
     "round_to",
@@ -57,5 +60,6 @@ __all__ = [
     "set_float32_params",
     "sgd",
     "split_params",
+    "store_state",
     "trace",
 ]

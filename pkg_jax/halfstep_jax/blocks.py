@@ -1,7 +1,7 @@
 """How an array is cut into blocks that share a scale.
 
-Contract: F4. A block never leaves the trailing axes that it runs along, so an array that is sharded along
-leading axes keeps its blocks whole, each on one device.
+Contract: F4, F11. A block never leaves the trailing axes that it runs along, so an array that is sharded
+along leading axes keeps its blocks whole, each on one device.
 """
 
 import functools
@@ -96,6 +96,44 @@ def per_element(scales: jax.Array, shape: tuple[int, ...], block_size: BlockSize
         default=functools.partial(_repeated, block=block),
     )
     return repeated[..., :run].reshape(shape)
+
+
+def packed_shape(shape: tuple[int, ...], block_size: BlockSize) -> tuple[int, ...]:
+    """Return the shape of 4-bit codes, two to a byte: the leading shape, and the bytes of a run.
+
+    Example:
+        >>> packed_shape((64, 32, 3, 3), 128), packed_shape((5, 7), "row")
+        ((64, 144), (5, 4))
+    """
+    leading, run, _ = block_layout(shape, block_size)
+    return (*leading, -(-run // 2))
+
+
+def pack(codes: jax.Array, block_size: BlockSize) -> jax.Array:
+    """Return 4-bit codes two to a byte, the earlier one in the low half; a run ends with its byte.
+
+    Example:
+        >>> pack(jnp.array([[1, 2, 3], [4, 5, 6]], jnp.uint8), "row").tolist()
+        [[33, 3], [84, 6]]
+    """
+    leading, run, _ = block_layout(codes.shape, block_size)
+    runs = codes.reshape(*leading, run)
+    if run % 2:
+        runs = jnp.pad(runs, [(0, 0)] * len(leading) + [(0, 1)])
+    pairs = runs.reshape(*packed_shape(codes.shape, block_size), 2)
+    return pairs[..., 0] | (pairs[..., 1] << np.uint8(4))
+
+
+def unpack(packed: jax.Array, shape: tuple[int, ...], block_size: BlockSize) -> jax.Array:
+    """Return the codes of every element of an array of `shape`.
+
+    Example:
+        >>> unpack(jnp.array([[33, 3], [84, 6]], jnp.uint8), (2, 3), "row").tolist()
+        [[1, 2, 3], [4, 5, 6]]
+    """
+    leading, run, _ = block_layout(shape, block_size)
+    pairs = (packed[..., None] >> np.uint8([0, 4])) & np.uint8(15)
+    return pairs.reshape(*leading, 2 * packed.shape[-1])[..., :run].reshape(shape)
 
 
 def _maximum(rows: jax.Array, block: int) -> jax.Array:

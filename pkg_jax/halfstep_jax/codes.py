@@ -1,6 +1,6 @@
-"""What the codes of a state format are: floats with a sign, integers, floats without a sign.
+"""What the codes of a state format are: floats with a sign or without, integers, numbers of a table.
 
-Contract: F5 to F7. Elementwise; which elements share a scale is not known here (`blocks.py`, `formats.py`).
+Contract: F5 to F10. Elementwise; which elements share a scale is not known here (`blocks.py`, `formats.py`).
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from jax import lax
 
 from halfstep_jax.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep_jax.rounding import round_and_cast, round_to_code
+from halfstep_jax.tables import TABLES, Table, decode_table, encode_table
 from halfstep_jax.unsigned_floats import (
     NAN_CODE,
     UNSIGNED_FLOATS,
@@ -28,6 +29,10 @@ MARKED = np.uint8(255)
 _INFINITY = np.float32(np.inf)
 _MANTISSA_BITS = np.uint32(23)
 _BIAS = 127
+
+
+Mask = bool | jax.Array
+"""Of all elements, or of each."""
 
 
 class Codes(Protocol):
@@ -76,6 +81,11 @@ class ScaledCodes(Protocol):
         ...
 
     @property
+    def packed(self) -> bool:
+        """Whether codes are of 4 bits, two of them kept in a byte; they are packed by who calls."""
+        ...
+
+    @property
     def marks(self) -> bool:
         """Whether a NaN marks its block, for want of a code."""
         ...
@@ -89,8 +99,8 @@ class ScaledCodes(Protocol):
         """Return the scale bytes of blocks whose largest magnitudes are `top`."""
         ...
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: bool) -> jax.Array:
-        """Return the codes of float32 `x`; if `positive`, what is not zero is not stored as zero."""
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+        """Return the codes of float32 `x`; where `positive`, what is not zero is not stored as zero."""
         ...
 
     def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
@@ -147,6 +157,7 @@ class _ScaledFloats:
 
     numbers: FloatFormat
     signed: bool = True
+    packed: bool = False
     marks: bool = False
 
     @property
@@ -175,7 +186,7 @@ class _ScaledFloats:
         byte = (lax.bitcast_convert_type(top, jnp.uint32) + carry) >> _MANTISSA_BITS
         return jnp.clip(byte, *self.scale_range).astype(jnp.uint8)
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: bool) -> jax.Array:
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
         width = 8 * np.dtype(self._bits).itemsize
         code = self._magnitude(x, scale, words, positive).astype(jnp.uint32)
         sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(width - 1)
@@ -205,10 +216,7 @@ class _ScaledFloats:
         """Return the codes of |x|, finite, in int32."""
         inverse = np.uint32(2 * _BIAS + self._top_exponent) - scale.astype(jnp.uint32)
         code = round_to_code(x * _power_of_two(inverse), self.numbers, words)
-        if not positive:
-            return code
-        # By the bits of x: XLA on CPU takes a subnormal number for zero.
-        return jnp.where(lax.bitcast_convert_type(x, jnp.int32) > 0, jnp.maximum(code, 1), code)
+        return code if positive is False else jnp.where(_kept(x, positive), jnp.maximum(code, 1), code)
 
     def _value(self, magnitude: jax.Array) -> jax.Array:
         """Return the float32 values of the codes of magnitudes; NaN for what is past the largest."""
@@ -245,7 +253,7 @@ class _ScaledIntegers(_ScaledFloats):
     def scale(self, top: jax.Array) -> jax.Array:
         return jnp.where(top < _INFINITY, super().scale(top), MARKED)
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: bool) -> jax.Array:
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
         code = self._magnitude(x, scale, words, positive)
         negative = lax.bitcast_convert_type(x, jnp.int32) < 0
         return jnp.where(scale == MARKED, np.int8(0), jnp.where(negative, -code, code).astype(jnp.int8))
@@ -261,6 +269,7 @@ class _ScaledUnsigned:
     numbers: UnsignedFloat
     dtype: str = "uint8"
     signed: bool = False
+    packed: bool = False
     marks: bool = True
 
     @property
@@ -275,7 +284,7 @@ class _ScaledUnsigned:
         byte = lax.bitcast_convert_type(top, jnp.uint32) >> _MANTISSA_BITS
         return jnp.where(top < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), MARKED)
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: bool) -> jax.Array:
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
         del positive  # they never store as zero what is not
         codes = encode_unsigned(x, words, self.numbers, self.numbers.base(scale))
         return jnp.where(scale == MARKED, np.uint8(0), codes)
@@ -283,6 +292,48 @@ class _ScaledUnsigned:
     def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
         values = decode_unsigned(codes, self.numbers, self.numbers.base(scale))
         return jnp.where(scale == MARKED, np.float32(np.nan), values)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaledTable:
+    """Numbers of a table: that of a code stands for number 2^(byte - 127)."""
+
+    table: Table
+    dtype: str = "uint8"
+    marks: bool = True
+
+    @property
+    def signed(self) -> bool:
+        return self.table.signed
+
+    @property
+    def packed(self) -> bool:
+        return self.table.bits == 4
+
+    @property
+    def resolution(self) -> float:
+        return 2 / float(self.table.values[-1] - self.table.values[-2])  # of all gaps, the last one
+
+    @property
+    def scale_range(self) -> tuple[int, int]:
+        # Half of the smallest number is normal, so that an average which decays from it is; and so is the
+        # inverse of the largest scale.
+        return 3 - math.frexp(self.table.smallest)[1], 253
+
+    def scale(self, top: jax.Array) -> jax.Array:
+        byte = (lax.bitcast_convert_type(top, jnp.uint32) + np.uint32(0x7FFFFF)) >> _MANTISSA_BITS
+        return jnp.where(top < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), MARKED)
+
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+        y = x * _power_of_two(np.uint32(2 * _BIAS) - scale.astype(jnp.uint32))
+        codes = encode_table(y, words, self.table)
+        if positive is not False and self.table.has_zero:
+            codes = jnp.where(_kept(x, positive) & (codes == 0), np.uint8(1), codes)
+        return jnp.where(scale == MARKED, np.uint8(0), codes)
+
+    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        unit = jnp.where(scale == MARKED, np.float32(np.nan), _power_of_two(scale.astype(jnp.uint32)))
+        return decode_table(codes, self.table) * unit
 
 
 PLAIN_CODES: dict[str, Codes] = {
@@ -299,10 +350,17 @@ SCALED_CODES: dict[str, ScaledCodes] = {
     "ufloat8_e5m3": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e5m3"]),
     "ufloat8_e4m4": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e4m4"]),
 }
+MAPPED_CODES: dict[str, ScaledCodes] = {name: _ScaledTable(table) for name, table in TABLES.items()}
 
 
 def _numpy_dtype(name: str):
     return getattr(ml_dtypes, name) if name.startswith("float8") else name
+
+
+def _kept(x: jax.Array, positive: Mask) -> jax.Array:
+    """Tell what must not be stored as zero."""
+    # By the bits of x: XLA on CPU takes a subnormal number for zero.
+    return (lax.bitcast_convert_type(x, jnp.int32) > 0) & positive
 
 
 def _power_of_two(field: jax.Array) -> jax.Array:

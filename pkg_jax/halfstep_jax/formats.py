@@ -4,40 +4,55 @@ Contract: section F. A `Format` is all that a transform knows of storage, and it
 """
 
 import dataclasses
+import functools
 import math
 import operator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from halfstep_jax.blocks import BlockSize, block_maximum, first_elements, per_element
-from halfstep_jax.codes import MARKED, PLAIN_CODES, SCALED_CODES, Codes, ScaledCodes
+from halfstep_jax.blocks import (
+    BlockSize,
+    block_maximum,
+    first_elements,
+    pack,
+    packed_shape,
+    per_element,
+    unpack,
+)
+from halfstep_jax.codes import MAPPED_CODES, MARKED, PLAIN_CODES, SCALED_CODES, Codes, ScaledCodes
 
 PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)
 SCALED_DTYPES = tuple(SCALED_CODES)
+TABLE_NAMES = tuple(MAPPED_CODES)
 _NAMES = (*PLAIN_STATE_DTYPES, *SCALED_DTYPES)
 
 
-class Encoded(NamedTuple):
-    """A stored array.
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["codes", "scale"], meta_fields=["shape"])
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """A stored array: a pytree of codes and scale.
 
     Attributes:
-        codes: in the shape of the array.
+        codes: in the shape of the array, or, of 4 bits, two to a byte.
         scale: uint8, one per block; None in a format without.
+        shape: of the array; None where that is the shape of the codes.
     """
 
     codes: jax.Array
     scale: jax.Array | None
+    shape: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A way to store an array of float32. `scaled` makes those with a scale.
+    """A way to store an array of float32. `scaled` and `mapped` make those with a scale.
 
     Attributes:
-        dtype: of the codes: one of `PLAIN_STATE_DTYPES`, or with a scale one of `SCALED_DTYPES`.
+        dtype: of the codes: one of `PLAIN_STATE_DTYPES`, or with a scale one of `SCALED_DTYPES`, or the name
+            of a table.
         scaled: whether blocks have a scale.
         block_size: elements of a block, "row" or None.
         min_size: smaller arrays are kept in float32.
@@ -61,10 +76,10 @@ class Format:
         if not self.scaled:
             return Encoded(codes, None)
         lowest, _ = self._scaled_codes.scale_range
-        first = first_elements(codes, self.block_size)
-        return Encoded(codes, jnp.full_like(first, lowest, dtype=jnp.uint8))
+        scale = jnp.full_like(first_elements(codes, self.block_size), lowest, dtype=jnp.uint8)
+        return self._encoded(codes, scale)
 
-    def encode(self, x: jax.Array, words: jax.Array | None, *, positive: bool = False) -> Encoded:
+    def encode(self, x: jax.Array, words: jax.Array | None, *, positive: bool | None = False) -> Encoded:
         """Round the float32 `x` to codes.
 
         Finite values saturate, infinity becomes NaN (contract R6). With a scale: x / 2^s, exact, s from the
@@ -73,7 +88,8 @@ class Format:
         Args:
             x: float32.
             words: uint32 words for stochastic rounding, or None for nearest.
-            positive: a second moment: what is not zero is not stored as zero.
+            positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
+                negative number (contract S4).
         """
         if not self.scaled:
             return Encoded(self._codes.encode(x, words), None)
@@ -81,15 +97,28 @@ class Format:
         # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
         scale = codes.scale(block_maximum(x, self.block_size, np.inf if codes.marks else 0.0))
         of_element = per_element(scale, x.shape, self.block_size)
-        return Encoded(codes.encode(x, of_element, words, positive), scale)
+        kept = self._without_negative(x) if positive is None else positive
+        return self._encoded(codes.encode(x, of_element, words, kept), scale)
 
     def decode(self, stored: Encoded) -> jax.Array:
         """Return the float32 values of codes and scales: exact."""
-        codes, scale = stored
+        codes, scale = stored.codes, stored.scale
         if not self.scaled:
             return self._codes.decode(codes)
         assert scale is not None
+        if self.packed:
+            assert stored.shape is not None
+            codes = unpack(codes, stored.shape, self.block_size)
         return self._scaled_codes.decode(codes, per_element(scale, codes.shape, self.block_size))
+
+    @property
+    def packed(self) -> bool:
+        """Whether codes stand two to a byte."""
+        return self.scaled and self._scaled_codes.packed
+
+    def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the codes of an array: its own, unless they are packed."""
+        return packed_shape(shape, self.block_size) if self.packed else shape
 
     def freezes(self, b) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < half the gap.
@@ -111,7 +140,7 @@ class Format:
     def half_gap(self) -> str:
         """Half the relative gap between codes, as people write it: "2^-8"."""
         exponent = math.log2(self._any_codes.resolution)
-        return f"2^-{exponent:.0f}" if exponent.is_integer() else f"1/{self._any_codes.resolution:.0f}"
+        return f"2^-{exponent:.0f}" if exponent.is_integer() else f"1/{self._any_codes.resolution:.4g}"
 
     @property
     def signed(self) -> bool:
@@ -131,13 +160,27 @@ class Format:
             wrong &= scale != MARKED
         return f"holds {scale[wrong][0]}, outside [{lowest}, {highest}]" if wrong.any() else None
 
+    def _without_negative(self, x: jax.Array) -> jax.Array:
+        """Tell of every element whether its block holds no number below zero."""
+        # By bits: XLA on CPU takes a subnormal number for zero.
+        bits = lax.bitcast_convert_type(x, jnp.uint32)
+        negative = (bits > np.uint32(0x80000000)) & (bits <= np.uint32(0xFF800000))
+        largest = block_maximum(negative.astype(jnp.float32), self.block_size)
+        return per_element((largest == 0).astype(jnp.uint8), x.shape, self.block_size) == 1
+
+    def _encoded(self, codes: jax.Array, scale: jax.Array) -> Encoded:
+        """Return what is stored, given the code of every element."""
+        if not self.packed:
+            return Encoded(codes, scale)
+        return Encoded(pack(codes, self.block_size), scale, codes.shape)
+
     @property
     def _codes(self) -> Codes:
         return PLAIN_CODES[self.dtype]
 
     @property
     def _scaled_codes(self) -> ScaledCodes:
-        return SCALED_CODES[self.dtype]
+        return MAPPED_CODES[self.dtype] if self.dtype in MAPPED_CODES else SCALED_CODES[self.dtype]
 
     @property
     def _any_codes(self) -> Codes | ScaledCodes:
@@ -183,8 +226,70 @@ def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: i
     name = _name(dtype)
     if name not in SCALED_DTYPES:
         raise ValueError(f"scaled: dtype={name} has no scaled format. Use {_listed(SCALED_DTYPES)}.")
-    _check_block_size(block_size)
-    return Format(name, True, block_size, _count("min_size", min_size), _count("min_ndim", min_ndim))
+    return _with_blocks("scaled", name, block_size, min_size, min_ndim)
+
+
+def mapped(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+    """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
+
+    The tables are those of the widespread 8-bit and 4-bit optimizers: sorted numbers up to 1, T_0 < T_1 < ...
+    With s the smallest integer for which the block's largest magnitude is at most 2^s, y = x / 2^s is stored
+    as the number below it, T_j, or the one above, in a code of its own, and s in one byte. The one above if
+
+        h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
+
+    so that the mean is y, to within 2^-24 of a gap. It rounds once, there; scaling rounds nothing. A signed
+    table ends at less than -1 (-0.8875 in "dynamic4"): what is below gets that. Blocks are those of `scaled`.
+
+    | table | bits | numbers |
+    |---|--:|---|
+    | "dynamic8" | 8 | 0, 1 and +-(0.1 to 1) in seven decades: 2^i evenly spaced numbers in decade i |
+    | "udynamic8" | 8 | 0, 1 and 2^(i + 1) numbers in each of seven decades, for second moments alone |
+    | "dynamic4" | 4 | 0, 1 and +-2^i numbers in each of three decades |
+    | "udynamic4" | 4 | 0, 1 and 2^(i + 1) numbers in each of three decades, for second moments alone |
+    | "ulinear4" | 4 | 1/16, 2/16, ..., 1, for second moments alone: the usual choice, as it has no zero |
+
+    Codes of 4 bits stand two to a byte along the run of their block, whose odd end is filled up: in a state
+    they have the shape (leading axes, bytes of a run), of an 8-bit format that of the param.
+
+    Args:
+        table: one of the above.
+        block_size: elements of a block, even for codes of 4 bits; "row" for one block per last-axis row, None
+            for one block in all.
+        min_size: arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+
+    Returns:
+        A `Format`, for `mu_dtype=` and `nu_dtype=`.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if there is no such table or block size.
+
+    Example:
+        >>> fmt = mapped("ulinear4", block_size=4, min_size=0, min_ndim=1)
+        >>> stored = fmt.encode(jnp.array([1.0, 0.3, 1e-3, 7.0]), None)
+        >>> stored.codes.tolist(), fmt.decode(stored).tolist()
+        ([1, 208], [1.0, 0.5, 0.5, 7.0])
+
+    Source: dynamic maps, T. Dettmers, "8-bit approximations for parallelism in deep learning", ICLR 2016,
+    and T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022, section 2.2; 4 bits and
+    "ulinear4", B. Li, J. Chen, J. Zhu, "Memory efficient optimizers with 4-bit states", NeurIPS 2023
+    (arXiv:2309.01507). Scales of one byte, stochastic rounding and the order of codes are ours (contract F8
+    to F11).
+    """
+    names = _listed(TABLE_NAMES)
+    if not isinstance(table, str):
+        raise TypeError(f"mapped: table={table!r} is not the name of a table. Use {names}.")
+    if table not in TABLE_NAMES:
+        raise ValueError(f"mapped: table={table!r} is not a table. Use {names}.")
+    fmt = _with_blocks("mapped", table, block_size, min_size, min_ndim)
+    if fmt.packed and isinstance(block_size, int) and block_size % 2:
+        raise ValueError(
+            f"mapped: block_size={block_size} is odd, and codes of {table!r} stand two to a byte. "
+            'Use an even block_size, "row" or None.'
+        )
+    return fmt
 
 
 def as_format(function: str, argument: str, dtype) -> Format:
@@ -202,6 +307,8 @@ def as_format(function: str, argument: str, dtype) -> Format:
     if isinstance(dtype, Format):
         return dtype
     way_out = 'Use "bfloat16", "float16" or "float32".'
+    if isinstance(dtype, str) and dtype in TABLE_NAMES:
+        raise ValueError(f'{function}: {argument}={dtype} is a table. Use mapped("{dtype}").')
     try:
         name = dtype if isinstance(dtype, str) and dtype in _NAMES else jnp.dtype(dtype).name
     except TypeError:
@@ -229,25 +336,28 @@ def _name(dtype) -> str:
         raise TypeError(f"scaled: dtype={dtype!r} is not a dtype. Use {_listed(SCALED_DTYPES)}.") from None
 
 
-def _check_block_size(block_size) -> None:
-    if block_size is None or block_size == "row":
-        return
-    whole = isinstance(block_size, int) and not isinstance(block_size, bool)
-    if not whole or block_size < 1:
-        error = ValueError if whole or isinstance(block_size, str) else TypeError
-        raise error(
-            f'scaled: block_size={block_size!r} is not a block size. Use a positive integer, "row" or None.'
-        )
+def _with_blocks(function: str, name: str, block_size, min_size, min_ndim) -> Format:
+    """Return a format with scales; refuse sizes that are none."""
+    if block_size is not None and block_size != "row":
+        whole = isinstance(block_size, int) and not isinstance(block_size, bool)
+        if not whole or block_size < 1:
+            error = ValueError if whole or isinstance(block_size, str) else TypeError
+            raise error(
+                f"{function}: block_size={block_size!r} is not a block size. "
+                'Use a positive integer, "row" or None.'
+            )
+    sizes = (_size(function, "min_size", min_size), _size(function, "min_ndim", min_ndim))
+    return Format(name, True, block_size, *sizes)
 
 
-def _count(name: str, value) -> int:
+def _size(function: str, name: str, value) -> int:
     try:
-        count = operator.index(value)
+        size = operator.index(value)
     except TypeError:
-        raise TypeError(f"scaled: {name}={value!r} is not an integer. Use an integer >= 0.") from None
-    if count < 0:
-        raise ValueError(f"scaled: {name}={count} is negative. Use an integer >= 0.")
-    return count
+        raise TypeError(f"{function}: {name}={value!r} is not an integer. Use an integer >= 0.") from None
+    if size < 0:
+        raise ValueError(f"{function}: {name}={size} is negative. Use an integer >= 0.")
+    return size
 
 
 def _listed(names) -> str:

@@ -29,13 +29,14 @@ class Leaves:
     values: list[Any]
     treedef: Any
 
-    def of(self, tree, owner: str, way_out: str) -> list[Any]:
+    def of(self, tree, owner: str, way_out: str, shape_of: Callable = tuple) -> list[Any]:
         """Return what another tree holds for every leaf.
 
         Args:
             tree: of the same structure.
             owner: what it is, for the error: "state" or "weight".
             way_out: the last sentence of the error.
+            shape_of: the shape that it has for an update of a shape: the same, unless it says otherwise.
 
         Raises:
             ValueError: if its structure or a shape differs.
@@ -43,7 +44,7 @@ class Leaves:
         values = self.arrays_of(tree, owner, way_out)
         for name, update, value in zip(self.names, self.values, values, strict=True):
             shape = getattr(value, "shape", None)
-            if update is not None and update.shape != shape:
+            if update is not None and shape_of(update.shape) != shape:
                 raise ValueError(
                     f"{self.function}: the update of '{name}' has shape {update.shape}, its {owner} {shape}. "
                     f"{way_out}"

@@ -67,7 +67,7 @@ class StoredMoment:
         if not self.positive and not self._asked_for.signed:
             raise ValueError(
                 f"{self.function}: {self._dtype_name}={self._asked_for.dtype} has no sign. "
-                f"Use it for nu, and a signed format for {self.name}."
+                f"Use it for nu, and a signed format for {self._dtype_name.removesuffix('_dtype')}."
             )
         self._refuse_freezing(self._asked_for)
 
@@ -92,31 +92,32 @@ class StoredMoment:
             ValueError: if a tree or a shape differs, or a scale is out of range; under `jax.jit` its value
                 cannot be read, and is not checked.
         """
-        all_codes = leaves.of(codes, "state", _WAY_OUT)
+        all_codes = leaves.of(codes, "state", _WAY_OUT, self._code_shape)
         all_scales = (
             leaves.arrays_of(scales, "state", _WAY_OUT) if self._has_scales else [None] * len(all_codes)
         )
-        stored = [Encoded(*pair) for pair in zip(all_codes, all_scales, strict=True)]
-        for name, g, array in zip(leaves.names, leaves.values, stored, strict=True):
-            if g is not None:
-                self._check(name, array)
-        return stored
+        rows = zip(leaves.names, leaves.values, all_codes, all_scales, strict=True)
+        return [
+            Encoded(code, scale) if g is None else self._checked(name, g.shape, code, scale)
+            for name, g, code, scale in rows
+        ]
 
     def decode(self, stored: Encoded) -> jax.Array:
         """Return the float32 values of what is stored."""
-        return self._format_of(stored.codes).decode(stored)
+        shape = stored.codes.shape if stored.shape is None else stored.shape
+        return self._format_of(stored.codes, shape).decode(stored)
 
     def encode(self, old: Encoded, moment: jax.Array, words: Callable[[Role], jax.Array]) -> Encoded:
         """Round the float32 `moment` to the format of `old`. `words` makes the words of a role, if needed."""
-        fmt = self._format_of(old.codes)
+        fmt = self._format_of(old.codes, moment.shape)
         new = fmt.encode(moment, words(self.role) if self._stochastic(fmt) else None, positive=self.positive)
-        return new if fmt.scaled else new._replace(scale=old.scale)
+        return new if fmt.scaled else dataclasses.replace(new, scale=old.scale)
 
     def trees(self, stored):
         """Return the tree of codes and the tree of scales of a tree of `Encoded`."""
         codes, scales = (
-            jax.tree.map(operator.itemgetter(i), stored, is_leaf=lambda x: isinstance(x, Encoded))
-            for i in (0, 1)
+            jax.tree.map(operator.attrgetter(name), stored, is_leaf=lambda x: isinstance(x, Encoded))
+            for name in ("codes", "scale")
         )
         return codes, scales if self._has_scales else optax.EmptyState()
 
@@ -136,27 +137,31 @@ class StoredMoment:
         self._refuse_freezing(fmt)
         zeros = fmt.zeros_like(p)
         # Not an empty array: orbax does not save those.
-        return zeros if fmt.scaled else zeros._replace(scale=jnp.zeros(1, jnp.uint8))
+        return zeros if fmt.scaled else dataclasses.replace(zeros, scale=jnp.zeros(1, jnp.uint8))
 
-    def _format_of(self, codes: jax.Array) -> Format:
-        """Return the format that codes are in: the one asked for, or else the plain one of their dtype."""
+    def _code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the codes of a leaf."""
+        return shape if self.dtype is None else self._asked_for.for_shape(shape).code_shape(shape)
+
+    def _format_of(self, codes: jax.Array, shape: tuple[int, ...]) -> Format:
+        """Return the format of a leaf's codes: the one asked for, or the plain one of their dtype."""
         if self.dtype is not None:
-            return self._asked_for.for_shape(codes.shape)
+            return self._asked_for.for_shape(shape)
         return as_format(self.function, self._dtype_name, codes.dtype)
 
-    def _check(self, leaf: str, stored: Encoded) -> None:
-        codes, scale = stored
-        fmt = self._format_of(codes)
+    def _checked(self, leaf: str, shape: tuple[int, ...], codes, scale) -> Encoded:
+        fmt = self._format_of(codes, shape)
         if codes.dtype != fmt.code_dtype:
             raise TypeError(
                 f"{self.function}: the {self.name} of '{leaf}' is {codes.dtype}, {self._dtype_name} is "
                 f"{fmt.dtype}. Pass the state that init made."
             )
-        if fmt.scaled and (fault := _fault(fmt, codes.shape, scale)):
+        if fmt.scaled and (fault := _fault(fmt, shape, scale)):
             raise ValueError(
                 f"{self.function}: the {self.name}_scale of '{leaf}' {fault}. "
                 "Pass the state that init made, and the block_size that it was made with."
             )
+        return Encoded(codes, scale, shape if fmt.packed else None)
 
     @property
     def _dtype_name(self) -> str:
@@ -217,7 +222,7 @@ def _is_constant(rate) -> bool:
 
 
 def _fault(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
-    """Return what is wrong with the scales of codes of `shape`, as far as it can be read now."""
+    """Return what is wrong with the scales of an array of `shape`, as far as it can be read now."""
     expected = scale_shape(shape, fmt.block_size)
     if scale.shape != expected or scale.dtype != jnp.uint8:
         found, made = f"{scale.dtype}{list(scale.shape)}", f"uint8{list(expected)}"

@@ -88,6 +88,8 @@ def attach_state(function: str, batches: Sequence[Batch], states: MutableMapping
             state = states[leaf.param]
             if not state:
                 state.update(new_state(leaf.param, arrays))
+            # A momentum that was 0 until now had no buffer.
+            state.update({key: kept.new(leaf.param) for key, kept in arrays.items() if key not in state})
             for key, kept in arrays.items():
                 check_state_array(function, leaf.name, key, kept, state[key], leaf.param)
             leaf.state = {key: state[key] for key in arrays}

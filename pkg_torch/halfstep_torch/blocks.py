@@ -1,4 +1,4 @@
-"""How an array is cut into blocks that share a scale. Contract: F4. Vectors: formats.
+"""How an array is cut into blocks that share a scale. Contract: F4, F11. Vectors: formats, mapped.
 
 Everything here works on row-major order, on an array or on any stretch of it that holds whole runs.
 """
@@ -35,6 +35,31 @@ class Blocks:
     def count(self, elements: int) -> int:
         """Return the number of blocks of a stretch of whole units."""
         return elements // self.unit * (self.padded // self.size)
+
+    @property
+    def packed(self) -> int:
+        """Bytes of a unit in codes of 4 bits."""
+        return -(-self.unit // 2)
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Return 4-bit codes two to a byte, the earlier one in the low half; a unit ends with its byte.
+
+        Args:
+            codes: uint8, whole units, in row-major order.
+
+        Returns:
+            uint8, in one row, or in rows of units if `codes` are.
+        """
+        units = codes.reshape(-1, self.unit)
+        pairs = torch.nn.functional.pad(units, (0, self.unit % 2)).view(-1, self.packed, 2)
+        packed = pairs[..., 0] | (pairs[..., 1] << 4)
+        return packed if codes.shape == units.shape else packed.view(-1)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return the codes, in one row or in rows of units as their bytes are."""
+        units = packed.reshape(-1, self.packed)
+        codes = torch.stack([units & 15, units >> 4], dim=2).view(-1, 2 * self.packed)[:, : self.unit]
+        return codes if packed.shape == units.shape else codes.reshape(-1)
 
     def cut(self, x: Tensor) -> Tensor:
         """Return x in the shape (blocks, size), short blocks filled up with zeros."""
@@ -87,3 +112,14 @@ def scale_shape(shape: tuple[int, ...], block_size: int | str | None) -> tuple[i
     """Return the shape of the scales: the leading shape, and the number of blocks of a run."""
     leading, run, size = block_layout(shape, block_size)
     return (*leading, -(-run // size) if size else 0)
+
+
+def packed_shape(shape: tuple[int, ...], block_size: int | str | None) -> tuple[int, ...]:
+    """Return the shape of 4-bit codes, two to a byte: the leading shape, and the bytes of a run.
+
+    Example:
+        >>> packed_shape((64, 32, 3, 3), 128), packed_shape((5, 7), "row")
+        ((64, 144), (5, 4))
+    """
+    leading, run, _ = block_layout(shape, block_size)
+    return (*leading, -(-run // 2))

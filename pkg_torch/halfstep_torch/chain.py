@@ -39,19 +39,25 @@ class StateArray:
     Attributes:
         dtype: of the array.
         scale_of: the format whose scales it holds, one byte per block; None: one entry per element.
+        packed_of: the format whose codes it holds, two to a byte; None where no byte is shared.
         copies_weights: it starts as the weights; else as zeros, scales as those of zeros.
     """
 
     dtype: torch.dtype
     scale_of: Format | None = None
+    packed_of: Format | None = None
     copies_weights: bool = False
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return its shape, given that of the parameter."""
+        if self.packed_of:
+            return self.packed_of.code_shape(shape)
         return self.scale_of.scale_shape(shape) if self.scale_of else tuple(shape)
 
     def size(self, elements: int) -> int:
         """Return how many of its entries belong to a stretch of whole blocks."""
+        if self.packed_of and self.packed_of.blocks:
+            return elements // self.packed_of.blocks.unit * self.packed_of.blocks.packed
         return self.scale_of.blocks.count(elements) if self.scale_of and self.scale_of.blocks else elements
 
     def new(self, param: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""What the codes of a state format are: floats with a sign, integers, floats without a sign.
+"""What the codes of a state format are: floats with a sign or without, integers, numbers of a table.
 
-Contract: F3, F5 to F7. Elementwise; which elements share a scale is not known here (`blocks.py` and
+Contract: F3, F5 to F10. Elementwise; which elements share a scale is not known here (`blocks.py` and
 `formats.py` know it).
 """
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from halfstep_torch.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep_torch.rounding import round_value, rounded
+from halfstep_torch.tables import TABLES, Table, decode_table, encode_table
 from halfstep_torch.unsigned_floats import (
     NAN_CODE,
     UNSIGNED_FLOATS,
@@ -44,6 +45,11 @@ class Codes(Protocol):
     @property
     def half_gap(self) -> tuple[float, str]:
         """Half the largest relative gap between codes, as a number and in words (contract F3)."""
+        ...
+
+    @property
+    def packed(self) -> bool:
+        """Whether they are of 4 bits, two of them kept in a byte; they are packed by who calls."""
         ...
 
     @property
@@ -89,6 +95,7 @@ class SignedCodes:
     carry: int
     lowest: int
     signed = True
+    packed = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -149,6 +156,7 @@ class UnsignedCodes:
     format: UnsignedFloat
     dtype = torch.uint8
     signed = False
+    packed = False
 
     @property
     def marks(self) -> bool:
@@ -189,6 +197,63 @@ class UnsignedCodes:
 
 
 @dataclasses.dataclass(frozen=True)
+class TableCodes:
+    """Numbers of a table.
+
+    Attributes:
+        table: of the codes.
+    """
+
+    table: Table
+    dtype = torch.uint8
+    marks = True
+
+    @property
+    def signed(self) -> bool:
+        """As the table."""
+        return self.table.signed
+
+    @property
+    def packed(self) -> bool:
+        """As the table."""
+        return self.table.packed
+
+    @property
+    def half_gap(self) -> tuple[float, str]:
+        """That below the largest number, 1."""
+        exponent = -math.log2(self.table.half_gap)
+        words = f"2^-{exponent:.0f}" if exponent.is_integer() else f"1/{1 / self.table.half_gap:.4g}"
+        return self.table.half_gap, words
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Half of the smallest number, and the inverse of the largest scale, are normal in float32."""
+        return self.table.lowest, 253
+
+    def byte(self, top: Tensor) -> Tensor:
+        """Return the exponent field of the smallest power of two that is at least `top`."""
+        return (top.view(torch.int32) + 0x7FFFFF >> 23).clamp(*self.bytes)
+
+    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool) -> Tensor:
+        """Return the codes of x over its block's scale."""
+        assert byte is not None
+        codes = encode_table(x * ((254 - byte) << 23).view(torch.float32), words, self.table)
+        if not positive or not self.table.has_zero:
+            return codes
+        return torch.where((x > 0) & (codes == 0), 1, codes)
+
+    def widen(self, codes: Tensor) -> Tensor:
+        """Return int32."""
+        return codes.to(torch.int32)
+
+    def decode(self, wide: Tensor, byte: Tensor | None) -> Tensor:
+        """Return the numbers times their block's scale."""
+        assert byte is not None
+        unit = torch.where(byte == MARKED, math.nan, (byte << 23).view(torch.float32))
+        return decode_table(wide, self.table) * unit
+
+
+@dataclasses.dataclass(frozen=True)
 class PlainCodes:
     """Floats as they are, with no scale.
 
@@ -198,6 +263,7 @@ class PlainCodes:
 
     name: str
     signed = True
+    packed = False
     marks = False
     bytes = (0, 0)
 
@@ -246,3 +312,5 @@ SCALED_CODES: dict[str, Codes] = {
     "ufloat8_e4m4": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e4m4"]),
 }
 """Codes that `scaled` takes; F5 has the constants: exponent of the largest code, carry and lowest byte."""
+MAPPED_CODES: dict[str, Codes] = {name: TableCodes(table) for name, table in TABLES.items()}
+"""Codes that `mapped` takes."""

@@ -1,7 +1,7 @@
 """How a state array is stored: encode float32 to codes and scales, decode them to float32.
 
-Contract: section F. Vectors: formats. A `Format` is all that an update rule knows of storage, and it knows
-nothing of update rules.
+Contract: section F. Vectors: formats, mapped. A `Format` is all that an update rule knows of storage, and it
+knows nothing of update rules.
 """
 
 import dataclasses
@@ -12,16 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.blocks import Blocks, blocks_of, scale_shape
-from halfstep_torch.codes import MARKED, PLAIN_CODES, SCALED_CODES, Codes
+from halfstep_torch.blocks import Blocks, blocks_of, packed_shape, scale_shape
+from halfstep_torch.codes import MAPPED_CODES, MARKED, PLAIN_CODES, SCALED_CODES, Codes
 from halfstep_torch.float_formats import dtype_name
+
+_WITH_SCALES = {**SCALED_CODES, **MAPPED_CODES}
+_LISTED_TABLES = '"dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4"'
 
 
 class Encoded(NamedTuple):
     """A stored array, or a stretch of one.
 
     Attributes:
-        codes: in the shape of the array.
+        codes: in the shape of the array; of 4 bits, two to a byte and in one row, or in rows of units.
         scale: uint8, one per block, in one row; None in a format without.
     """
 
@@ -31,10 +34,10 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A way to store an array of float32. Made by `scaled`, or from the name of a plain dtype.
+    """A way to store an array of float32. Made by `scaled` or `mapped`, or from the name of a plain dtype.
 
     Attributes:
-        name: of the codes: a plain state dtype, or with a scale one that `scaled` takes.
+        name: of the codes: a plain state dtype, or with a scale one that `scaled` or `mapped` takes.
         scaled: whether blocks have a scale.
         block_size: elements of a block, "row" or None.
         min_size: smaller arrays are kept in float32.
@@ -63,7 +66,7 @@ class Format:
     @property
     def codes(self) -> Codes:
         """What the codes are."""
-        return (SCALED_CODES if self.scaled else PLAIN_CODES)[self.name]
+        return (_WITH_SCALES if self.scaled else PLAIN_CODES)[self.name]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,6 +76,10 @@ class Format:
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the scales of an array."""
         return scale_shape(tuple(shape), self.block_size)
+
+    def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the codes of an array: its own, unless they are packed."""
+        return packed_shape(tuple(shape), self.block_size) if self.codes.packed else tuple(shape)
 
     def encode(self, x: Tensor, words: Tensor | None, *, positive: bool = False) -> Encoded:
         """Round the float32 `x` to codes.
@@ -85,28 +92,40 @@ class Format:
             words: int32 words for stochastic rounding, or None for nearest.
             positive: a second moment: what is not zero is not stored as zero.
         """
+        return self.round_trip(x, words, positive=positive)[0]
+
+    def round_trip(
+        self, x: Tensor, words: Tensor | None, *, positive: bool = False
+    ) -> tuple[Encoded, Tensor]:
+        """Return what `encode` gives, and what `decode` makes of that, without the cast there and back."""
         if self.blocks is None:
-            return Encoded(self.codes.encode(x, None, words, positive).to(self.dtype), None)
+            wide = self.codes.encode(x, None, words, positive)
+            return Encoded(wide.to(self.dtype), None), self.codes.decode(self.codes.widen(wide), None)
         y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
         # What is not finite does not count for the maximum, or marks its block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.marks else 0.0)
         top = magnitude.amax(1, keepdim=True)
         byte = self.codes.byte(top)
-        codes = self.codes.encode(y, byte, cut_words, positive)
+        wide = self.codes.encode(y, byte, cut_words, positive)
         if self.codes.marks:
             finite = top < math.inf
-            codes, byte = torch.where(finite, codes, 0), torch.where(finite, byte, MARKED)
-        return Encoded(self.blocks.join(codes.to(self.dtype), x.shape), byte.to(torch.uint8).view(-1))
+            wide, byte = torch.where(finite, wide, 0), torch.where(finite, byte, MARKED)
+        values = self.blocks.join(self.codes.decode(self.codes.widen(wide), byte), x.shape)
+        codes = self.blocks.join(wide.to(self.dtype), x.shape)
+        codes = self.blocks.pack(codes) if self.codes.packed else codes
+        return Encoded(codes, byte.to(torch.uint8).view(-1)), values
 
     def decode(self, stored: Encoded) -> Tensor:
         """Return the float32 values of codes and scales: exact."""
+        packed = self.blocks is not None and self.codes.packed
+        codes = self.blocks.unpack(stored.codes) if self.blocks and packed else stored.codes
         # Widened before it is cut: padding knows no 8-bit floats.
-        wide = self.codes.widen(stored.codes)
+        wide = self.codes.widen(codes)
         if self.blocks is None:
             return self.codes.decode(wide, None)
         assert stored.scale is not None
         values = self.codes.decode(self.blocks.cut(wide), stored.scale.to(torch.int32)[:, None])
-        return self.blocks.join(values, stored.codes.shape)
+        return self.blocks.join(values, codes.shape)
 
     def freezes(self, b: float) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short: 1 - b < half the relative gap.
@@ -134,7 +153,8 @@ class Format:
         if not self.scaled:
             return self.name
         names = ("block_size", "min_size", "min_ndim")
-        return {"dtype": self.name, **{name: getattr(self, name) for name in names}}
+        key = "table" if self.name in MAPPED_CODES else "dtype"
+        return {key: self.name, **{name: getattr(self, name) for name in names}}
 
 
 def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
@@ -172,8 +192,74 @@ def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096,
             f'scaled: dtype={name} has no scaled format. Use "float16", "float8_e4m3fn", "float8_e5m2", '
             '"int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
         )
+    return _with_blocks("scaled", name, block_size, min_size, min_ndim)
+
+
+def mapped(table: str, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+    """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
+
+    The tables are those of the widespread 8-bit and 4-bit optimizers: sorted numbers up to 1, T_0 < T_1 < ...
+    With s the smallest integer for which the block's largest magnitude is at most 2^s, y = x / 2^s is stored
+    as the number below it, T_j, or the one above, in a code of its own, and s in one byte. The one above if
+
+        h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
+
+    so that the mean is y, to within 2^-24 of a gap. It rounds once, there; scaling rounds nothing. A signed
+    table ends at less than -1 (-0.8875 in "dynamic4"): what is below gets that. Blocks are those of `scaled`.
+
+    | table | bits | numbers |
+    |---|--:|---|
+    | "dynamic8" | 8 | 0, 1 and +-(0.1 to 1) in seven decades: 2^i evenly spaced numbers in decade i |
+    | "udynamic8" | 8 | 0, 1 and 2^(i + 1) numbers in each of seven decades, for second moments alone |
+    | "dynamic4" | 4 | 0, 1 and +-2^i numbers in each of three decades |
+    | "udynamic4" | 4 | 0, 1 and 2^(i + 1) numbers in each of three decades, for second moments alone |
+    | "ulinear4" | 4 | 1/16, 2/16, ..., 1, for second moments alone: the usual choice, as it has no zero |
+
+    Codes of 4 bits stand two to a byte along the run of their block, whose odd end is filled up: the state
+    array has the shape (leading axes, bytes of a run); of an 8-bit format that of the parameter.
+
+    Args:
+        table: one of the above.
+        block_size: elements of a block, even for codes of 4 bits; "row" (one block per last-axis row) or None
+            (one block in all).
+        min_size: arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+
+    Returns:
+        A format, for `mu_dtype` and `nu_dtype`.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if there is no such table, or a size is out of range.
+
+    Example:
+        >>> mapped("dynamic4").code_shape((64, 256)), mapped("dynamic4").scale_shape((64, 256))
+        ((64, 128), (64, 2))
+
+    Source: dynamic maps, T. Dettmers, "8-bit approximations for parallelism in deep learning", ICLR 2016,
+    and T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022, section 2.2; 4 bits and
+    "ulinear4", B. Li, J. Chen, J. Zhu, "Memory efficient optimizers with 4-bit states", NeurIPS 2023
+    (arXiv:2309.01507). Scales of one byte, stochastic rounding and the order of codes are ours. Contract F8
+    to F11.
+    """
+    use = f"Use {_LISTED_TABLES}."
+    if not isinstance(table, str):
+        raise TypeError(f"mapped: table={table!r} is not the name of a table. {use}")
+    if table not in MAPPED_CODES:
+        raise ValueError(f"mapped: table={table!r} is not a table. {use}")
+    fmt = _with_blocks("mapped", table, block_size, min_size, min_ndim)
+    if fmt.codes.packed and isinstance(block_size, int) and block_size % 2:
+        raise ValueError(
+            f"mapped: block_size={block_size} is odd, and codes of {table!r} stand two to a byte. "
+            'Use an even block_size, "row" or None.'
+        )
+    return fmt
+
+
+def _with_blocks(function: str, name: str, block_size: Any, min_size: Any, min_ndim: Any) -> Format:
+    """Return a format with scales; raise TypeError or ValueError for sizes that are none."""
     if block_size is not None and block_size != "row":
-        fault = f"scaled: block_size={block_size!r} is not a block size. "
+        fault = f"{function}: block_size={block_size!r} is not a block size. "
         way_out = 'Use a positive integer, "row" or None.'
         if isinstance(block_size, bool) or not isinstance(block_size, (int, str)):
             raise TypeError(fault + way_out)
@@ -181,9 +267,9 @@ def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096,
             raise ValueError(fault + way_out)
     for argument, value in (("min_size", min_size), ("min_ndim", min_ndim)):
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"scaled: {argument}={value!r} is not an integer. Use an integer >= 0.")
+            raise TypeError(f"{function}: {argument}={value!r} is not an integer. Use an integer >= 0.")
         if value < 0:
-            raise ValueError(f"scaled: {argument}={value} is negative. Use an integer >= 0.")
+            raise ValueError(f"{function}: {argument}={value} is negative. Use an integer >= 0.")
     return Format(name, True, block_size, min_size, min_ndim)
 
 
@@ -201,10 +287,12 @@ def as_format(function: str, argument: str, dtype: Any, *, signed: bool = False)
     """
     if dtype is None:
         return None
-    fmt = scaled(**dtype) if isinstance(dtype, dict) else dtype
+    fmt = _described(dtype) if isinstance(dtype, dict) else dtype
     name = fmt.name if isinstance(fmt, Format) else dtype_name(fmt)
     use = 'Use "bfloat16", "float16" or "float32".'
     if not isinstance(fmt, Format) and name not in PLAIN_CODES:
+        if name in MAPPED_CODES:
+            raise ValueError(f'{function}: {argument}={name} is a table. Use mapped("{name}").')
         if name.startswith(("float8", "ufloat8")):
             raise ValueError(
                 f"{function}: {argument}={name} cannot hold a moment without a block scale. {use}"
@@ -213,9 +301,15 @@ def as_format(function: str, argument: str, dtype: Any, *, signed: bool = False)
     fmt = fmt if isinstance(fmt, Format) else Format(name)
     if signed and not fmt.codes.signed:
         raise ValueError(
-            f"{function}: {argument}={name} has no sign. Use it for nu, and a signed format for mu."
+            f"{function}: {argument}={name} has no sign. "
+            f"Use it for nu, and a signed format for {argument.removesuffix('_dtype')}."
         )
     return fmt
+
+
+def _described(description: dict[str, Any]) -> Format:
+    """Return the format that a `Format.description` says."""
+    return mapped(**description) if "table" in description else scaled(**description)
 
 
 def default_format(param_dtype: torch.dtype) -> Format:

@@ -10,7 +10,7 @@ The prose is in `shared_spec/README.md`; the golden vectors beside it are genera
 
 from halfstep_spec.adam import ScaleByAdam
 from halfstep_spec.aliases import PARAM_STORAGES, Step, StepState
-from halfstep_spec.formats import Encoded, Format, as_format, scaled
+from halfstep_spec.formats import Encoded, Format, as_format, mapped, scaled
 from halfstep_spec.learning_rate import scale_by_learning_rate
 from halfstep_spec.lion import ScaleByLion
 from halfstep_spec.moments import bias_correction, ema
@@ -19,6 +19,7 @@ from halfstep_spec.params import SplitWeight, apply_updates, compensate, nearest
 from halfstep_spec.random_words import Role, fold, leaf_id, leaf_key, random_words, threefry2x32
 from halfstep_spec.rounding import decode, round_to
 from halfstep_spec.storage import StoredMoment
+from halfstep_spec.store_state import StoreState
 from halfstep_spec.trace import Trace
 from halfstep_spec.trust_ratio import TrustRatio, tempered_trust_ratio
 from halfstep_spec.update_rule import RuleState, UpdateRule
@@ -38,6 +39,7 @@ __all__ = [
     "SplitWeight",
     "Step",
     "StepState",
+    "StoreState",
     "StoredMoment",
     "Trace",
     "TrustRatio",
@@ -52,6 +54,7 @@ __all__ = [
     "fold",
     "leaf_id",
     "leaf_key",
+    "mapped",
     "nearest_away",
     "norm",
     "random_words",

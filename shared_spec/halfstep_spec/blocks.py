@@ -1,4 +1,4 @@
-"""How an array is cut into blocks that share a scale. Contract: F4. Vectors: formats."""
+"""How an array is cut into blocks that share a scale. Contract: F4, F11. Vectors: formats, mapped."""
 
 import math
 
@@ -51,3 +51,25 @@ def per_element(scales: np.ndarray, shape: tuple[int, ...], block_size: int | st
     """Return the scale of every element, in the array's shape."""
     _, run, block = block_layout(shape, block_size)
     return np.repeat(scales, max(block, 1), axis=-1)[..., :run].reshape(shape)
+
+
+def pack(codes: np.ndarray, block_size: int | str | None) -> np.ndarray:
+    """Return 4-bit codes two to a byte, the earlier one in the low half; a run ends with its byte.
+
+    Args:
+        codes: uint8, below 16, in the array's shape.
+        block_size: as in `block_layout`.
+    """
+    leading, run, _ = block_layout(codes.shape, block_size)
+    runs = np.concatenate([codes.reshape(*leading, run), np.zeros((*leading, run % 2), np.uint8)], axis=-1)
+    return (runs[..., 0::2] | (runs[..., 1::2] << 4)).astype(np.uint8)
+
+
+def unpack(packed: np.ndarray, shape: tuple[int, ...], block_size: int | str | None) -> np.ndarray:
+    """Return the codes of every element, in the array's shape."""
+    leading, run, _ = block_layout(shape, block_size)
+    return (
+        np.stack([packed & 15, packed >> 4], axis=-1)
+        .reshape(*leading, run + run % 2)[..., :run]
+        .reshape(shape)
+    )

@@ -1,6 +1,6 @@
 """How a state array is stored: encode float32 to codes and scales, decode them to float32.
 
-Contract: section F. Vectors: formats, adam. A `Format` is all that a transform knows of storage.
+Contract: section F. Vectors: formats, mapped, adam. A `Format` is all that a transform knows of storage.
 """
 
 import dataclasses
@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from halfstep_spec.blocks import block_maximum, per_element
+from halfstep_spec.blocks import block_maximum, pack, per_element, unpack
 from halfstep_spec.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep_spec.rounding import decode, encode_float, round_to
+from halfstep_spec.tables import TABLES, decode_table, encode_table
 from halfstep_spec.unsigned_floats import NAN_CODE, UNSIGNED_FLOATS, decode_unsigned, encode_unsigned
 
 PLAIN_STATE_DTYPES = ("float32", "bfloat16", "float16", "ufloat8_e6m2")
@@ -27,12 +28,14 @@ class Encoded(NamedTuple):
     """A stored array.
 
     Attributes:
-        codes: patterns, in the array's shape.
+        codes: patterns, in the array's shape, or, of 4 bits, two to a byte.
         scale: uint8, one per block; None in a format without.
+        shape: of the array; None where that is the shape of the codes.
     """
 
     codes: np.ndarray
     scale: np.ndarray | None
+    shape: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Format:
     """A way to store an array of float32.
 
     Attributes:
-        dtype: of the codes: one of `PLAIN_STATE_DTYPES`, or with a scale one of `SCALED_DTYPES`.
+        dtype: of the codes: one of `PLAIN_STATE_DTYPES`, or with a scale one of `SCALED_DTYPES` or `TABLES`.
         scaled: whether blocks have a scale.
         block_size: elements of a block, "row" or None.
         min_size: smaller arrays are kept in float32.
@@ -62,7 +65,7 @@ class Format:
         """Return the codes and scales of zeros."""
         return self.encode(np.zeros(shape, np.float32), None)
 
-    def encode(self, x: np.ndarray, words: np.ndarray | None, *, positive: bool = False) -> Encoded:
+    def encode(self, x: np.ndarray, words: np.ndarray | None, *, positive: bool | None = False) -> Encoded:
         """Round the float32 `x` to codes.
 
         Finite values saturate, infinity becomes NaN (contract R6). With a scale: y = x / 2^s, exact, s from
@@ -71,19 +74,22 @@ class Format:
         Args:
             x: float32.
             words: uint32 words for stochastic rounding, or None for nearest.
-            positive: a second moment: what is not zero is not stored as zero.
+            positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
+                negative number (contract S4).
         """
         if self.dtype in UNSIGNED_FLOATS:
             return self._encode_unsigned(x, words)
         if not self.scaled:
             return Encoded(round_to(x, self.dtype, words, saturate=True), None)
+        kept = (x > 0) & (self._without_negative(x) if positive is None else positive)
         scale = self._scale_bytes(x)
         exponent = self._exponent(scale, x.shape)
         with np.errstate(under="ignore", invalid="ignore", over="ignore"):
             y = np.ldexp(x, -exponent).astype(np.float32)
+        if self.dtype in TABLES:
+            return self._mark(x, self._encode_table(y, words, kept), scale)
         codes = encode_float(y, self._float_format, words, saturate=True)
-        if positive:
-            codes = np.where((x > 0) & (codes == 0), 1, codes).astype(codes.dtype)
+        codes = np.where(kept & (codes == 0), 1, codes).astype(codes.dtype)
         if self.dtype != "int8":
             return Encoded(codes, scale)
         twos_complement = np.where(codes >= 128, 128 - codes.astype(np.int64), codes).astype(np.int8)
@@ -91,7 +97,7 @@ class Format:
 
     def decode(self, stored: Encoded) -> np.ndarray:
         """Return the float32 values of codes and scales: exact."""
-        codes, scale = stored
+        codes, scale, shape = stored
         if scale is None:
             if self.dtype not in UNSIGNED_FLOATS:
                 return decode(codes, self.dtype)
@@ -99,33 +105,45 @@ class Format:
                 codes, UNSIGNED_FLOATS[self.dtype], self._unsigned_base(None, codes.shape)
             )
             return np.where(codes == NAN_CODE, np.float32(np.nan), values)
+        if self._packed:
+            assert shape is not None
+            codes = unpack(codes, shape, self.block_size)
         marked = per_element(scale, codes.shape, self.block_size) == MARKED
         if self.dtype in UNSIGNED_FLOATS:
             base = self._unsigned_base(np.where(scale == MARKED, 128, scale), codes.shape)
             values = decode_unsigned(codes, UNSIGNED_FLOATS[self.dtype], base)
         else:
-            plain = (
-                codes.view(np.int8).astype(np.float32) if self.dtype == "int8" else decode(codes, self.dtype)
-            )
             with np.errstate(over="ignore"):
-                values = np.ldexp(plain, self._exponent(scale, codes.shape)).astype(np.float32)
+                values = np.ldexp(self._numbers(codes), self._exponent(scale, codes.shape)).astype(np.float32)
         return np.where(marked, np.float32(np.nan), values)
 
     def freezes(self, b) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short: 1 - b < half the relative gap.
 
-        The gap is 2^-p for p explicit mantissa bits, and 1/127 for int8 (that below its largest code).
+        The gap is 2^-p for p explicit mantissa bits; of int8 and of tables, that below the largest code.
         float32 is taken as never freezing.
         """
         if self.dtype == "float32":
             return False
-        half_gap = 0.5 / 127 if self.dtype == "int8" else 2.0 ** -(self._mantissa_bits + 1)
+        if self.dtype in TABLES:
+            half_gap = TABLES[self.dtype].half_gap
+        else:
+            half_gap = 0.5 / 127 if self.dtype == "int8" else 2.0 ** -(self._mantissa_bits + 1)
         return bool(np.float32(1) - np.float32(b) < np.float32(half_gap))
 
     @property
     def code_dtype(self) -> str:
         """The label of the codes in golden vectors."""
-        return "uint8" if self.dtype in UNSIGNED_FLOATS else self.dtype
+        return "uint8" if self.dtype in UNSIGNED_FLOATS or self.dtype in TABLES else self.dtype
+
+    @property
+    def signed(self) -> bool:
+        """Whether negative values can be stored."""
+        return not (self.dtype in UNSIGNED_FLOATS or (self.dtype in TABLES and not TABLES[self.dtype].signed))
+
+    @property
+    def _packed(self) -> bool:
+        return self.dtype in TABLES and TABLES[self.dtype].bits == 4
 
     @property
     def _float_format(self) -> FloatFormat:
@@ -137,29 +155,48 @@ class Format:
         return table[self.dtype].mantissa_bits
 
     @property
-    def _top(self) -> tuple[int, int, int]:
-        """Return (exponent of the largest code, carry, lowest byte).
+    def _top(self) -> tuple[int, int, int, int]:
+        """Return (exponent of the largest code, carry, lowest byte, highest byte).
 
         The carry, added to the pattern of a maximum, brings it to the next exponent if it is past the largest
-        code. The lowest byte is the one under which the smallest code would decode to a subnormal float32.
+        code. Below the lowest byte the smallest code would decode to a subnormal float32; above the highest
+        the inverse of the scale would be one.
         """
+        if self.dtype in TABLES:
+            return 0, 0x7FFFFF, TABLES[self.dtype].lowest, 253
         fmt = self._float_format
         if self.dtype == "int8":
-            return 6, 0x01FFFF, 7
+            return 6, 0x01FFFF, 7, 254
         exponent = (fmt.max_code >> fmt.mantissa_bits) - fmt.bias
         mantissa = fmt.max_code & ((1 << fmt.mantissa_bits) - 1)
         carry = 0x7FFFFF - (mantissa << (23 - fmt.mantissa_bits))
         smallest = 1 - fmt.bias - fmt.mantissa_bits
-        return exponent, carry, 127 + exponent - 126 - smallest
+        return exponent, carry, 127 + exponent - 126 - smallest, 254
 
     def _scale_bytes(self, x: np.ndarray) -> np.ndarray:
-        _, carry, lowest = self._top
+        _, carry, lowest, highest = self._top
         bits = block_maximum(x, self.block_size).view(np.uint32).astype(np.int64)
-        return np.clip(bits + carry >> 23, lowest, 254).astype(np.uint8)
+        return np.clip(bits + carry >> 23, lowest, highest).astype(np.uint8)
 
     def _exponent(self, scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Return s of every element: a code's value times 2^s is what was stored."""
         return per_element(scale, shape, self.block_size).astype(np.int32) - 127 - self._top[0]
+
+    def _numbers(self, codes: np.ndarray) -> np.ndarray:
+        """Return what codes stand for before they are scaled."""
+        if self.dtype in TABLES:
+            return decode_table(codes, TABLES[self.dtype])
+        return codes.view(np.int8).astype(np.float32) if self.dtype == "int8" else decode(codes, self.dtype)
+
+    def _encode_table(self, y: np.ndarray, words, kept: np.ndarray) -> np.ndarray:
+        table = TABLES[self.dtype]
+        codes = encode_table(y, words, table)
+        return np.where(kept & (codes == 0), np.uint8(1), codes) if table.has_zero else codes
+
+    def _without_negative(self, x: np.ndarray) -> np.ndarray:
+        """Tell of every element whether its block holds no negative number."""
+        negative = block_maximum((x < 0).astype(np.float32), self.block_size)
+        return per_element(negative == 0, x.shape, self.block_size)
 
     def _unsigned_base(self, scale: np.ndarray | None, shape: tuple[int, ...]):
         fmt = UNSIGNED_FLOATS[self.dtype]
@@ -182,7 +219,10 @@ class Format:
         finite = block_maximum(np.where(np.isfinite(x), np.float32(0), np.float32(1)), self.block_size) == 0
         scale = np.where(finite, scale, MARKED).astype(np.uint8)
         marked = per_element(scale, x.shape, self.block_size) == MARKED
-        return Encoded(np.where(marked, 0, codes).astype(codes.dtype), scale)
+        codes = np.where(marked, 0, codes).astype(codes.dtype)
+        return (
+            Encoded(pack(codes, self.block_size), scale, x.shape) if self._packed else Encoded(codes, scale)
+        )
 
 
 def as_format(dtype: "str | Format") -> Format:
@@ -199,3 +239,12 @@ def scaled(dtype: str, block_size: int | str | None = 128, min_size: int = 4096,
     if dtype not in SCALED_DTYPES:
         raise ValueError(f"scaled: dtype={dtype} is none of {', '.join(SCALED_DTYPES)}.")
     return Format(dtype, True, block_size, min_size, min_ndim)
+
+
+def mapped(table: str, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+    """Return the format of codes of a table with one power-of-two scale per block."""
+    if table not in TABLES:
+        raise ValueError(f"mapped: table={table!r} is none of {', '.join(TABLES)}.")
+    if TABLES[table].bits == 4 and isinstance(block_size, int) and block_size % 2:
+        raise ValueError(f"mapped: block_size={block_size} is odd; codes of 4 bits stand two to a byte.")
+    return Format(table, True, block_size, min_size, min_ndim)

@@ -19,6 +19,8 @@ from halfstep_torch.trust_ratio import TrustRatioRule
 _STATE = {
     "mu": "exp_avg",
     "mu_scale": "exp_avg_scale",
+    "trace": "momentum_buffer",
+    "trace_scale": "momentum_buffer_scale",
     "nu": "exp_avg_sq",
     "nu_scale": "exp_avg_sq_scale",
 }
@@ -119,8 +121,7 @@ class TorchBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, to_torch(case.inputs["x"])
-        fmt = hs.scaled(a["dtype"], a["block_size"], 0, 0) if a["scaled"] else Format(a["dtype"])
-        fmt = fmt.for_shape(x.shape)
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"]).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
 
         def encode(x, words):
@@ -129,7 +130,8 @@ class TorchBackend(Backend):
 
         key = ("encode", fmt, a["positive"], words is None, x.shape)
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)
-        outputs = {"codes": from_torch(stored.codes), "values": from_torch(values)}
+        codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
+        outputs = {"codes": from_torch(codes), "values": from_torch(values)}
         if stored.scale is None:
             return outputs
         return outputs | {"scale": from_torch(stored.scale.view(fmt.scale_shape(x.shape)))}
@@ -157,7 +159,7 @@ class TorchBackend(Backend):
             for name, x in columns.items()
         }
 
-    adam_step = lamb_step = step
+    adam_step = lion_step = trace_step = lamb_step = step
 
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_torch(norm(to_torch(case.inputs["x"])))}
@@ -186,6 +188,27 @@ def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer
     return hs.Optimizer(named, hs.chain(*links), **options)
 
 
+def _lion(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+    """Return the public class; under L2 decay, its chain with that first."""
+    a, rule = case.arguments, unrefused(rule_arguments(case, hs))
+    named, betas = [(_parameter_name(case), p)], (rule.pop("b1"), rule.pop("b2"))
+    decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
+    if a["decay"] == "decoupled":
+        return hs.Lion(named, rate, betas, decay, **rule, param_storage=a["param_storage"], **options)
+    assert a["param_storage"] == "stochastic"
+    links = [hs.add_decayed_weights(decay), hs.scale_by_lion(*betas, **rule), hs.scale_by_learning_rate(rate)]
+    return hs.Optimizer(named, hs.chain(*links, hs.round_stochastically(seed_of(case))), **options)
+
+
+def _trace(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+    """Return the public class."""
+    a, rule = case.arguments, unrefused(rule_arguments(case, hs))
+    assert a["decay"] == "l2"
+    rule |= {"momentum": rule.pop("decay"), "weight_decay": scalar(case, "weight_decay")}
+    named, rate = [(_parameter_name(case), p)], scalar(case, "learning_rate")
+    return hs.SGD(named, rate, **rule, param_storage=a["param_storage"], **options)
+
+
 def _lamb(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
     """Return the public class that a case asks for, or its chain where the class has no such argument."""
     rule = unrefused(rule_arguments(case, hs))
@@ -206,7 +229,7 @@ def _lamb(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer
     return hs.Optimizer(named, hs.chain(*links), **options)
 
 
-_OPTIMIZERS = {"adam_step": _adam, "lamb_step": _lamb}
+_OPTIMIZERS = {"adam_step": _adam, "lion_step": _lion, "trace_step": _trace, "lamb_step": _lamb}
 """By op: the public optimizer that takes the steps of a case."""
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 import halfstep_spec as spec
-from backends.protocol import Backend, offset_of, ratio_numbers, rule_arguments, scalar, seed_of
+from backends.protocol import Backend, format_of, offset_of, ratio_numbers, rule_arguments, scalar, seed_of
 from halfstep_spec.cases.steps import RULES, stored_arrays
 from halfstep_spec.vectors import Array, Case
 
@@ -62,9 +62,13 @@ class SpecBackend(Backend):
         trust = spec.TrustRatio(**bounds) if case.op == "lamb_step" else None
         others = (scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"], trust)
         power = options.pop("trust_power", None)
-        rule = RULES[case.op](**options)
+        rule = RULES[a.get("inner", case.op)](**options)
+        if "inner" in a:
+            select = a["select"] and tuple(a["select"])
+            fmt = format_of(a["state_format"], spec)
+            rule = spec.StoreState(rule, fmt, a["state_rounding"], select, rule.seed)
         step = spec.Step(rule, *others, power)
-        stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale")) for n in rule.moments}
+        stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale"), i["p"].bits.shape) for n in rule.moments}
         state = spec.StepState(spec.RuleState(int(i["count"].bits), stored), _bits(i, "extra"))
         p, rows = i["p"].bits, []
         with np.errstate(invalid="ignore", over="ignore"):
@@ -73,7 +77,7 @@ class SpecBackend(Backend):
                 rows.append(stored_arrays(step, p, state))
         return {n: Array.of(np.stack([row[n].bits for row in rows]), x.dtype) for n, x in rows[0].items()}
 
-    adam_step = lion_step = trace_step = lamb_step = step
+    adam_step = lion_step = trace_step = lamb_step = store_state_step = step
 
     def norm(self, case: Case) -> dict[str, Array]:
         x = case.inputs["x"]

@@ -7,12 +7,14 @@ from halfstep_spec.cases import (
     adam,
     formats,
     lamb,
+    mapped,
     moments,
     momentum,
     no_contraction,
     params,
     random_words,
     rounding,
+    store_state,
     weights,
 )
 
@@ -28,6 +30,8 @@ FILES = {
     "weights": (weights.NOTES, weights.cases),
     "lion": (momentum.NOTES, momentum.lion_cases),
     "trace": (momentum.NOTES, momentum.trace_cases),
+    "store_state": (store_state.NOTES, store_state.cases),
+    "mapped": (mapped.NOTES, mapped.cases),
     "lamb": (lamb.NOTES, lamb.cases),
 }
 """By file: what its flags mean, and the function that returns its cases."""

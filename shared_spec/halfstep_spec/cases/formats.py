@@ -4,6 +4,7 @@ import numpy as np
 
 from halfstep_spec.cases.inputs import patterns, reals
 from halfstep_spec.formats import SCALED_DTYPES, Format, scaled
+from halfstep_spec.tables import TABLES
 from halfstep_spec.unsigned_floats import UNSIGNED_FLOATS
 from halfstep_spec.vectors import Array, Case
 
@@ -24,10 +25,10 @@ def cases() -> list[Case]:
     for dtype in (*SCALED_DTYPES, "ufloat8_e6m2"):
         fmt = Format(dtype) if dtype == "ufloat8_e6m2" else scaled(dtype, _BLOCK, min_size=0, min_ndim=0)
         unsigned = dtype in UNSIGNED_FLOATS
-        for flag, x in _inputs(unsigned).items():
+        for flag, x in format_inputs(unsigned).items():
             for positive in (True,) if unsigned or flag == "Positive" else (False,):
                 for name in ("nearest", "stochastic"):
-                    result.append(_case(fmt, flag, np.abs(x) if positive else x, name, positive))
+                    result.append(encode_case(fmt, flag, np.abs(x) if positive else x, name, positive, NOTES))
     layouts = [
         ("row", (4, 6)),
         (None, (4, 6)),
@@ -39,11 +40,13 @@ def cases() -> list[Case]:
     ]
     for block_size, shape in layouts:
         x = reals(f"layout {shape}", int(np.prod(shape)), (-6, 2)).reshape(shape)
-        result.append(_case(scaled("float8_e4m3fn", block_size, 0, 0), "Layout", x, "stochastic", False))
+        fmt = scaled("float8_e4m3fn", block_size, 0, 0)
+        result.append(encode_case(fmt, "Layout", x, "stochastic", False, NOTES))
     return result
 
 
-def _inputs(unsigned: bool) -> dict[str, np.ndarray]:
+def format_inputs(unsigned: bool) -> dict[str, np.ndarray]:
+    """Return arrays of 8 rows of 12, by flag."""
     size = _ROWS * _RUN
     sample = reals("format sample", size, (-9, 1)).reshape(_ROWS, _RUN)
     extremes = reals("format extremes", size, (-60, 0) if not unsigned else (-60, 10)).reshape(_ROWS, _RUN)
@@ -57,7 +60,19 @@ def _inputs(unsigned: bool) -> dict[str, np.ndarray]:
     return {"Sample": sample, "Extremes": extremes, "NotFinite": bad, "Positive": wide}
 
 
-def _case(fmt: Format, flag: str, x: np.ndarray, rounding: str, positive: bool) -> Case:
+def encode_case(
+    fmt: Format, flag: str, x: np.ndarray, rounding: str, positive: bool, notes: dict[str, str]
+) -> Case:
+    """Return a case of encoding `x` and decoding it again.
+
+    Args:
+        fmt: the format.
+        flag: of the case.
+        x: float32.
+        rounding: "nearest" or "stochastic".
+        positive: a second moment.
+        notes: what flags mean, for the comment.
+    """
     words = patterns(f"{flag} words", x.size).reshape(x.shape) if rounding == "stochastic" else None
     stored = fmt.encode(x, words, positive=positive)
     inputs = {"x": Array.of(x)} | ({} if words is None else {"words": Array.of(words)})
@@ -68,6 +83,6 @@ def _case(fmt: Format, flag: str, x: np.ndarray, rounding: str, positive: bool) 
     if stored.scale is not None:
         outputs["scale"] = Array.of(stored.scale, compare="bits")
     arguments = {"dtype": fmt.dtype, "scaled": fmt.scaled, "block_size": fmt.block_size, "positive": positive}
-    comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {NOTES[flag]}"
-    clauses = ("F4", "F5") if fmt.scaled else ("F6",)
+    comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
+    clauses = ("F8", "F9", "F10", "F11") if fmt.dtype in TABLES else ("F4", "F5") if fmt.scaled else ("F6",)
     return Case("encode", comment, arguments, inputs, outputs, (flag,), (*clauses, "F7"))

@@ -36,7 +36,7 @@ def _weight_cases():
                 rows.append(("Moving", 1e-2, "l2"))
             for flag, lr, decay in rows:
                 adam = ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7)
-                yield _trajectory(Step(adam, 0.1, decay, dtype, storage), lr, (flag,), ("P1", "P4"))
+                yield trajectory(Step(adam, 0.1, decay, dtype, storage), lr, (flag,), ("P1", "P4"))
 
 
 def _format_cases():
@@ -47,15 +47,15 @@ def _format_cases():
         for rounding in ("nearest", "stochastic"):
             mu = signed[i % len(signed)]
             adam = ScaleByAdam(mu_dtype=mu, nu_dtype=nu, mu_rounding=rounding, seed=7)
-            yield _trajectory(Step(adam, 0.1), 1e-3, ("Scaled",), ("F4", "F5", "F6"))
+            yield trajectory(Step(adam, 0.1), 1e-3, ("Scaled",), ("F4", "F5", "F6"))
     adam = ScaleByAdam(mu_dtype=signed[1], nu_dtype=formats[4], seed=7)
     for storage in PARAM_STORAGES:
-        yield _trajectory(Step(adam, 0.1, param_storage=storage), 1e-3, ("Scaled",), ("F4", "P4"))
+        yield trajectory(Step(adam, 0.1, param_storage=storage), 1e-3, ("Scaled",), ("F4", "P4"))
     for block_size in ("row", None, 128):
         fmt = scaled("float8_e4m3fn", block_size, 0, 0)
-        yield _trajectory(Step(ScaleByAdam(mu_dtype=fmt, nu_dtype=fmt)), 1e-3, ("Scaled",), ("F4",))
+        yield trajectory(Step(ScaleByAdam(mu_dtype=fmt, nu_dtype=fmt)), 1e-3, ("Scaled",), ("F4",))
     adam = ScaleByAdam(mu_dtype=scaled("int8"), nu_dtype=scaled("ufloat8_e5m3"))
-    yield _trajectory(Step(adam), 1e-3, ("Scaled",), ("F4",))
+    yield trajectory(Step(adam), 1e-3, ("Scaled",), ("F4",))
 
 
 def _special_cases():
@@ -79,7 +79,8 @@ def _special_cases():
         )
 
 
-def _trajectory(step: Step, lr: float, flags, clauses) -> Case:
+def trajectory(step: Step, lr: float, flags, clauses) -> Case:
+    """Return a case of ten steps from zero state on weights of shape (8, 6)."""
     p = round_to(reals("stored weights", 48, (-4, 0)).reshape(_SHAPE), step.param_dtype)
     g = reals("stored gradients", _STEPS * 48, (-5, 1)).reshape(_STEPS, *_SHAPE)
     comment = f"{step.param_dtype} {step.param_storage}, {describe(step.rule)}"

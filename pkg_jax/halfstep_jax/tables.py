@@ -1,0 +1,156 @@
+"""Code books: sorted tables of 256 or 16 numbers, and rounding between neighbours in them.
+
+Contract: F8, F10. A number's code is how far it stands behind zero in its table, modulo the table's length:
+so zero has the code 0.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A sorted table of numbers, the last of them 1.
+
+    Attributes:
+        name: "dynamic8" and the like.
+        bits: of a code: 8, of a dynamic map, or 4.
+        signed: whether there are negative numbers.
+        values: the numbers, float32, in ascending order.
+    """
+
+    name: str
+    bits: int
+    signed: bool
+    values: np.ndarray = dataclasses.field(compare=False, repr=False)
+
+    @functools.cached_property
+    def has_zero(self) -> bool:
+        """Whether zero is one of the numbers."""
+        return bool((self.values == 0).any())
+
+    @functools.cached_property
+    def zero(self) -> int:
+        """The index whose code is 0: that of zero, or of the first number where there is no zero."""
+        return int(np.argmin(np.abs(self.values)))
+
+    @functools.cached_property
+    def by_code(self) -> np.ndarray:
+        """The numbers in the order of their codes."""
+        return np.roll(self.values, -self.zero)
+
+    @functools.cached_property
+    def smallest(self) -> float:
+        """The smallest magnitude above zero."""
+        return float(np.abs(self.values[self.values != 0]).min())
+
+
+def _dynamic(name: str, bits: int, signed: bool) -> Table:
+    """Return the dynamic map: zero, one, and `bits` - 1 decades of evenly spaced numbers."""
+    decades, numbers = bits - 1, [np.float32([0, 1])]
+    for i in range(decades):
+        n = 2**i if signed else 2 ** (i + 1)
+        # 1 + 9 (k + 1/2) / n: exact, as is the power of ten; so the quotient is the only rounding.
+        numerator = np.float32(1) + np.float32(9) * np.arange(0.5, n, dtype=np.float32) / np.float32(n)
+        quotient = numerator / np.float32(10 ** (decades - i))
+        numbers += [quotient, -quotient] if signed else [quotient]
+    return Table(name, bits, signed, np.sort(np.concatenate(numbers)))
+
+
+TABLES = {
+    table.name: table
+    for table in (
+        _dynamic("dynamic8", 8, signed=True),
+        _dynamic("udynamic8", 8, signed=False),
+        _dynamic("dynamic4", 4, signed=True),
+        _dynamic("udynamic4", 4, signed=False),
+        Table("ulinear4", 4, False, np.arange(1, 17, dtype=np.float32) / np.float32(16)),
+    )
+}
+
+
+def encode_table(y: jax.Array, words: jax.Array | None, table: Table) -> jax.Array:
+    """Round float32 `y` to uint8 codes: up from the number below if h gap < y - number.
+
+    Args:
+        y: float32; below the first number it gets the first, above the last the last.
+        words: uint32: h = (2 (word >> 9) + 1) / 2^24; or None: h = 1/2.
+        table: of the codes.
+
+    Example:
+        >>> codes = encode_table(jnp.array([0.0, 0.24, 0.26, 9.0]), None, TABLES["dynamic4"])
+        >>> codes.tolist(), decode_table(codes, TABLES["dynamic4"]).tolist()
+        ([0, 4, 4, 8], [0.0, 0.21250000596046448, 0.21250000596046448, 1.0])
+    """
+    h = np.float32(0.5) if words is None else _fraction(words)
+    index = _count(y, h, table) if table.bits == 4 else _search(y, h, table)
+    return ((index - table.zero) & (table.values.size - 1)).astype(jnp.uint8)
+
+
+def decode_table(codes: jax.Array, table: Table) -> jax.Array:
+    """Return the float32 number of every code: exact."""
+    if table.bits == 4:
+        return _select(codes, table.by_code)
+    return jnp.asarray(table.by_code).at[codes.astype(jnp.int32)].get(mode="promise_in_bounds")
+
+
+def _fraction(words: jax.Array) -> jax.Array:
+    """Return odd multiples of 2^-24 in (0, 1). None is 0: what is next to zero rounds to zero everywhere."""
+    return ((words >> np.uint32(8)) | np.uint32(1)).astype(jnp.float32) * np.float32(2.0**-24)
+
+
+def _count(y: jax.Array, h, table: Table) -> jax.Array:
+    """Return the index that `y` rounds to: how many numbers it is rounded up from.
+
+    A gap's difference is past h of it in every gap below `y`, and negative in every one above.
+    """
+    index = jnp.zeros(y.shape, jnp.int32)
+    for low, high in zip(table.values[:-1], table.values[1:], strict=True):
+        index += (h * (high - low) < y - low).astype(jnp.int32)
+    return index
+
+
+def _search(y: jax.Array, h, table: Table) -> jax.Array:
+    """Return the same where there are too many numbers to count.
+
+    They are evenly spaced within a decade, so that arithmetic finds two gaps of which one holds `y`.
+    """
+    behind_zero = _position(jnp.abs(y), table)
+    # That is right to 1e-4: y is in the gap at the floor of this, or in the next one.
+    position = jnp.where(y < 0, -behind_zero, behind_zero) + np.float32(table.zero - 0.25)
+    first = jnp.clip(jnp.floor(position), 0, table.values.size - 2).astype(jnp.int32)
+    numbers = jnp.asarray(np.append(table.values, np.float32(np.inf)))
+    low, middle, high = (numbers.at[first + k].get(mode="promise_in_bounds") for k in range(3))
+    ups = (
+        (h * (middle - low) < y - low).astype(jnp.int32),
+        (h * (high - middle) < y - middle).astype(jnp.int32),
+    )
+    return first + ups[0] + ups[1]
+
+
+def _position(magnitude: jax.Array, table: Table) -> jax.Array:
+    """Return how far behind zero in a dynamic map magnitudes stand: the i-th number at i, in float32.
+
+    Between zero and the first number, where there is no decade, it is between 0.25 and 1.
+    """
+    decades, n = table.bits - 1, 1 if table.signed else 2
+    power, count = np.float32(10**decades), np.float32(n)
+    for i in range(1, decades):
+        in_later = magnitude >= np.float32(10.0 ** (i - decades))
+        power = jnp.where(in_later, np.float32(10 ** (decades - i)), power)
+        count = jnp.where(in_later, np.float32(n << i), count)
+    # A decade of `count` numbers begins behind count - 1 others (signed) or count - 2.
+    return count * ((magnitude * power + np.float32(8)) * np.float32(1 / 9)) - np.float32(n - 0.5)
+
+
+def _select(codes: jax.Array, numbers: np.ndarray) -> jax.Array:
+    """Return numbers[codes] for 16 numbers without a gather: on accelerators one is slow."""
+    chosen = list(numbers)
+    for bit in range(4):
+        is_set = (codes & np.uint8(1 << bit)) != 0
+        chosen = [jnp.where(is_set, odd, even) for even, odd in zip(chosen[0::2], chosen[1::2], strict=True)]
+    return chosen[0]
