@@ -87,8 +87,8 @@ def test_tiny_and_huge_weights_have_the_ratio_of_others():
 
 @pytest.mark.parametrize("options", [{}, {"min_norm": 0.5}, {"eps": 0.1, "trust_coefficient": 0.3}], ids=str)
 @pytest.mark.parametrize("p", [0.0, 2.0], ids=["p=0", "p=2"])
-@pytest.mark.parametrize("u", [0.0, 3.0], ids=["u=0", "u=3"])
-def test_zeros_are_handled_as_in_optax(p, u, options):
+@pytest.mark.parametrize("u", [0.0, 0.25, 3.0], ids=["u=0", "u=1/4", "u=3"])
+def test_zeros_and_small_norms_are_handled_as_in_optax(p, u, options):
     p, u = np.full(1, p, np.float32), np.full(1, u, np.float32)
     ours, theirs = (scaled_by_ratio(m.scale_by_trust_ratio(**options), p, u) for m in (hs, optax))
     np.testing.assert_array_equal(ours, theirs)
@@ -146,6 +146,14 @@ def test_without_decay_and_eps_bias_correction_cancels():
         run(hs.lamb(LR, weight_decay=1.0, bias_correction=flag), p, rows)[0]["w"] for flag in (True, False)
     ]
     assert float(jnp.abs(with_decay[0] - with_decay[1]).max()) > bound
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_an_average_that_is_not_corrected_is_taken_as_it_is(nesterov):
+    tx = hs.scale_by_adam(0.5, 0.75, 0.0, nesterov=nesterov, bias_correction=False)
+    updates, _ = tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))
+    # m = 1/2, v = 1/4, and Nesterov's m is 1/2 m + 1/2 g.
+    np.testing.assert_array_equal(updates["w"], 1.5 if nesterov else 1.0)
 
 
 def test_moments_come_before_the_norm_and_keep_adams_bits():
