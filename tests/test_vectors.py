@@ -14,7 +14,10 @@ VECTORS = load(SPEC_VERSION)
 
 def _slow(backend: str, name: str) -> bool:
     """Trajectories are programs of their own to compile: a second or more each."""
-    programs = {"jax-jit": ("weights", "lion", "trace"), "jax-sharded": ("adam", "weights", "lion", "trace")}
+    programs = {
+        "jax-jit": ("weights", "mapped", "lion", "trace"),
+        "jax-sharded": ("adam", "weights", "mapped", "lion", "trace"),
+    }
     return backend == "torch-compile" or name in programs.get(backend, ())
 
 

@@ -44,6 +44,12 @@ class Table:
         return np.roll(self.values, -self.zero)
 
     @functools.cached_property
+    def largest_gap(self) -> float:
+        """The largest gap between numbers from 1/10 up, over the upper one."""
+        numbers = self.values[self.values >= 0.1].astype(np.float64)
+        return float((np.diff(numbers) / numbers[1:]).max())
+
+    @functools.cached_property
     def smallest(self) -> float:
         """The smallest magnitude above zero."""
         return float(np.abs(self.values[self.values != 0]).min())
