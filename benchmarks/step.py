@@ -4,89 +4,35 @@
 
 Everything runs interleaved in one process. Prints the median nanoseconds per parameter and step, the
 processor time behind it (of all threads, divided by their number: steadier on a shared machine), and the
-ratio to a copy of as many bytes.
+ratio to a copy of as many bytes. Then a row for every way to store a moment or a weight, against the
+default of the same package: what saves memory costs time.
 """
 
 import argparse
-import dataclasses
 import json
-import os
 import pathlib
-import platform
-import shutil
 import statistics
-import sys
-import time
-from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
+from timing import (
+    Contender,
+    copy_contender,
+    in_quiet_process,
+    jax_contender,
+    machine,
+    measure,
+    torch_contender,
+)
 
 import halfstep_jax
 import halfstep_torch
 
-# Pinned threads that sleep while they wait: spinning ones read up to 30x too slow on a shared machine.
-QUIET = {"OMP_PROC_BIND": "true", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
-QUIET["JAX_PLATFORMS"] = "cpu"
 LAYOUTS = {"1 x 16M": (1, (4096, 4096)), "100 x 160k": (100, (400, 400))}
+STORED = (2048, 2048)
 _LR, _DECAY = 1e-4, 0.1
-
-
-@dataclasses.dataclass
-class Contender:
-    """Something to be timed.
-
-    Attributes:
-        name: for the table.
-        bytes: that a step must move per parameter: weights and state read and written, gradients read.
-        step: runs once, and returns when done.
-    """
-
-    name: str
-    bytes: int
-    step: Callable[[], None]
-    wall: list[float] = dataclasses.field(default_factory=list)
-    cpu: list[float] = dataclasses.field(default_factory=list)
-
-
-def copy_contender(bytes_per_param: int, leaves: int, shape: tuple[int, int]) -> Contender:
-    """Copy half of `bytes_per_param` and so move all of them."""
-    size = leaves * int(np.prod(shape)) * bytes_per_param // 2
-    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
-    return Contender(f"copy of {bytes_per_param} bytes", bytes_per_param, lambda: target.copy_(source))
-
-
-def jax_contender(name: str, tx, dtype, leaves: int, shape, bytes_per_param: int) -> Contender:
-    """An Optax transform with optax.apply_updates, jitted and donated."""
-    keys = jax.random.split(jax.random.key(0), leaves)
-    params = {f"w{i}": jax.random.normal(k, shape, jnp.float32).astype(dtype) for i, k in enumerate(keys)}
-    gradients = {name: (p * jnp.asarray(1e-2, dtype)) for name, p in params.items()}
-    state = tx.init(params)
-
-    def update(params, state, gradients):
-        updates, state = tx.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    update = jax.jit(update, donate_argnums=(0, 1))
-    held = [params, state]
-
-    def step():
-        held[:] = update(*held, gradients)
-        jax.block_until_ready(held)
-
-    return Contender(name, bytes_per_param, step)
-
-
-def torch_contender(name: str, make, dtype, leaves: int, shape, bytes_per_param: int) -> Contender:
-    """A torch.optim optimizer."""
-    generator = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for _ in range(leaves)]
-    for p in params:
-        p.grad = (p.detach() * 1e-2).to(dtype)
-    return Contender(name, bytes_per_param, make(params).step)
 
 
 def contenders(layout: str) -> list[Contender]:
@@ -124,17 +70,67 @@ def contenders(layout: str) -> list[Contender]:
     ]
 
 
-def measure(entries: list[Contender], rounds: int, params: int, threads: int) -> None:
-    """Time every contender once per round: whatever else happens on the machine happens to all of them."""
+def storages(hs) -> dict[str, dict]:
+    """Return the options of every format and weight rule; `hs` is either package."""
+    bf16 = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+    fp8 = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
+    by_row = {
+        "mu_dtype": hs.scaled("float8_e4m3fn", "row"),
+        "nu_dtype": hs.scaled("ufloat8_e5m3", "row"),
+    }
+    rules = ("nearest", "compensated", "split8", "split16", "master")
+    return {
+        "bfloat16 (default)": bf16,
+        "nu float16": bf16 | {"nu_dtype": "float16"},
+        "nu scaled float16": bf16 | {"nu_dtype": hs.scaled("float16")},
+        "nu ufloat8_e6m2": bf16 | {"nu_dtype": "ufloat8_e6m2"},
+        "fp8: e4m3fn, ufloat8_e5m3": fp8,
+        "fp8 by row": by_row,
+        "fp8: e5m2, e5m2": {name: hs.scaled("float8_e5m2") for name in fp8},
+        "fp8: e4m3fn, e4m3fn": {name: hs.scaled("float8_e4m3fn") for name in fp8},
+        "int8, ufloat8_e4m4": {"mu_dtype": hs.scaled("int8"), "nu_dtype": hs.scaled("ufloat8_e4m4")},
+        **{f"bfloat16, {rule}": bf16 | {"param_storage": rule} for rule in rules},
+        "fp8, split16": fp8 | {"param_storage": "split16"},
+    }
+
+
+def storage_contenders(package: str) -> list[Contender]:
+    """Return a contender for every way to store moments and weights."""
+    if package == "JAX":
+        return [
+            jax_contender(
+                name,
+                halfstep_jax.adamw(_LR, weight_decay=_DECAY, **options),
+                jnp.bfloat16,
+                1,
+                STORED,
+                0,
+            )
+            for name, options in storages(halfstep_jax).items()
+        ]
+
+    def make(options):
+        return lambda params: halfstep_torch.AdamW(
+            params, lr=_LR, weight_decay=_DECAY, compile=True, **options
+        )
+
+    return [
+        torch_contender(name, make(options), torch.bfloat16, 1, STORED, 0)
+        for name, options in storages(halfstep_torch).items()
+    ]
+
+
+def storage_table(package: str, entries: list[Contender]) -> list[dict]:
+    """Print the rows of a package and return them; the first is what the others are held against."""
+    print(f"\n{package + ', 1 x 4M, every storage':44}{'ns/param':>10}{'min':>8}{'cpu/threads':>13}{'x':>8}")
+    rows = []
     for entry in entries:
-        for _ in range(3):
-            entry.step()
-    for _ in range(rounds):
-        for entry in entries:
-            wall, cpu = time.perf_counter(), time.process_time()
-            entry.step()
-            entry.cpu.append((time.process_time() - cpu) / params / threads * 1e9)
-            entry.wall.append((time.perf_counter() - wall) / params * 1e9)
+        row = entry.figures
+        # By processor time: what another process takes is not in it.
+        ratio = row["cpu"] / entries[0].figures["cpu"]
+        print(f"{entry.name:44}{row['ns']:10.3f}{row['min']:8.3f}{row['cpu']:13.3f}{ratio:8.2f}")
+        rows.append({"layout": f"{package} storages", "name": entry.name, **row, "x": ratio})
+    return rows
 
 
 def table(layout: str, entries: list[Contender]) -> list[dict]:
@@ -145,12 +141,12 @@ def table(layout: str, entries: list[Contender]) -> list[dict]:
     print(f"\n{layout:44}{'ns/param':>10}{'min':>8}{'cpu/threads':>13}{'bytes':>7}{'x copy':>8}")
     rows = []
     for entry in entries:
-        wall, cpu = statistics.median(entry.wall), statistics.median(entry.cpu)
-        ratio = wall / copies[entry.bytes]
-        print(f"{entry.name:44}{wall:10.3f}{min(entry.wall):8.3f}{cpu:13.3f}{entry.bytes:7d}{ratio:8.2f}")
-        rows.append(
-            {"layout": layout, "name": entry.name, "ns": wall, "min": min(entry.wall), "cpu": cpu, "x": ratio}
+        row = entry.figures
+        ratio = row["ns"] / copies[entry.bytes]
+        print(
+            f"{entry.name:44}{row['ns']:10.3f}{row['min']:8.3f}{row['cpu']:13.3f}{entry.bytes:7d}{ratio:8.2f}"
         )
+        rows.append({"layout": layout, "name": entry.name, **row, "x": ratio})
     return rows
 
 
@@ -173,31 +169,28 @@ def ratios(rows: list[dict]) -> None:
 
 def main() -> None:
     """Run the benchmark, in a process whose thread settings stood before it began."""
-    if not QUIET.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **QUIET})
+    threads = in_quiet_process()
     parser = argparse.ArgumentParser(
         description="Time optimizer steps against peers, interleaved in one run."
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
+    parser.add_argument("--storages", action="store_true", help="only the rows of every storage")
     arguments = parser.parse_args()
-    threads = os.cpu_count() or 1
-    torch.set_num_threads(threads)
-    machine = {
-        "processor": platform.processor() or platform.machine(),
-        "threads": threads,
-        "compiler": "clang++" if shutil.which("clang++") else "g++",
-        "versions": {module.__name__: module.__version__ for module in (jax, optax, torch, np)},
-    }
-    print(machine)
+    print(machine(threads))
     rows = []
-    for layout, (leaves, shape) in LAYOUTS.items():
+    for layout, (leaves, shape) in ({} if arguments.storages else LAYOUTS).items():
         entries = contenders(layout)
         measure(entries, arguments.rounds, leaves * int(np.prod(shape)), threads)
         rows += table(layout, entries)
-    ratios(rows)
+    if rows:
+        ratios(rows)
+    for package in ("JAX", "torch"):
+        entries = storage_contenders(package)
+        measure(entries, arguments.rounds, int(np.prod(STORED)), threads)
+        rows += storage_table(package, entries)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({"machine": machine(threads), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

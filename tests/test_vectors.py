@@ -14,10 +14,8 @@ VECTORS = load(SPEC_VERSION)
 
 def _slow(backend: str, name: str) -> bool:
     """Trajectories are programs of their own to compile: a second or more each."""
-    programs = {
-        "jax-jit": ("weights", "mapped", "lion", "trace"),
-        "jax-sharded": ("adam", "weights", "mapped", "lion", "trace"),
-    }
+    trajectories = ("weights", "mapped", "lion", "trace", "store_state")
+    programs = {"jax-jit": trajectories, "jax-sharded": ("adam", *trajectories)}
     return backend == "torch-compile" or name in programs.get(backend, ())
 
 

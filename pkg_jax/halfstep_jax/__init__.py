@@ -15,6 +15,7 @@ from halfstep_jax.params import (
 )
 from halfstep_jax.random_words import Role, leaf_id, random_words
 from halfstep_jax.rounding import round_to
+from halfstep_jax.store_state import StoreStateState, store_state
 from halfstep_jax.trace import TraceState, trace
 from halfstep_jax.weight_decay import add_decayed_weights
 from halfstep_jax.wide_params import (
@@ -32,6 +33,7 @@ __all__ = [
     "ScaleByAdamState",
     "ScaleByLionState",
     "SplitParamsState",
+    "StoreStateState",
     "TraceState",
     "adam",
     "adamw",
@@ -53,5 +55,6 @@ __all__ = [
     "set_float32_params",
     "sgd",
     "split_params",
+    "store_state",
     "trace",
 ]

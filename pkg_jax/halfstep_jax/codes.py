@@ -31,6 +31,10 @@ _MANTISSA_BITS = np.uint32(23)
 _BIAS = 127
 
 
+Mask = bool | jax.Array
+"""Of all elements, or of each."""
+
+
 class Codes(Protocol):
     """What a `Format` without scales asks of its codes."""
 
@@ -95,8 +99,8 @@ class ScaledCodes(Protocol):
         """Return the scale bytes of blocks whose largest magnitudes are `top`."""
         ...
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: bool) -> jax.Array:
-        """Return the codes of float32 `x`; if `positive`, what is not zero is not stored as zero."""
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+        """Return the codes of float32 `x`; where `positive`, what is not zero is not stored as zero."""
         ...
 
     def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
@@ -182,7 +186,7 @@ class _ScaledFloats:
         byte = (lax.bitcast_convert_type(top, jnp.uint32) + carry) >> _MANTISSA_BITS
         return jnp.clip(byte, *self.scale_range).astype(jnp.uint8)
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: bool) -> jax.Array:
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
         width = 8 * np.dtype(self._bits).itemsize
         code = self._magnitude(x, scale, words, positive).astype(jnp.uint32)
         sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(width - 1)
@@ -212,10 +216,7 @@ class _ScaledFloats:
         """Return the codes of |x|, finite, in int32."""
         inverse = np.uint32(2 * _BIAS + self._top_exponent) - scale.astype(jnp.uint32)
         code = round_to_code(x * _power_of_two(inverse), self.numbers, words)
-        if not positive:
-            return code
-        # By the bits of x: XLA on CPU takes a subnormal number for zero.
-        return jnp.where(lax.bitcast_convert_type(x, jnp.int32) > 0, jnp.maximum(code, 1), code)
+        return code if positive is False else jnp.where(_kept(x, positive), jnp.maximum(code, 1), code)
 
     def _value(self, magnitude: jax.Array) -> jax.Array:
         """Return the float32 values of the codes of magnitudes; NaN for what is past the largest."""
@@ -252,7 +253,7 @@ class _ScaledIntegers(_ScaledFloats):
     def scale(self, top: jax.Array) -> jax.Array:
         return jnp.where(top < _INFINITY, super().scale(top), MARKED)
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: bool) -> jax.Array:
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
         code = self._magnitude(x, scale, words, positive)
         negative = lax.bitcast_convert_type(x, jnp.int32) < 0
         return jnp.where(scale == MARKED, np.int8(0), jnp.where(negative, -code, code).astype(jnp.int8))
@@ -283,7 +284,7 @@ class _ScaledUnsigned:
         byte = lax.bitcast_convert_type(top, jnp.uint32) >> _MANTISSA_BITS
         return jnp.where(top < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), MARKED)
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: bool) -> jax.Array:
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
         del positive  # they never store as zero what is not
         codes = encode_unsigned(x, words, self.numbers, self.numbers.base(scale))
         return jnp.where(scale == MARKED, np.uint8(0), codes)
@@ -323,13 +324,11 @@ class _ScaledTable:
         byte = (lax.bitcast_convert_type(top, jnp.uint32) + np.uint32(0x7FFFFF)) >> _MANTISSA_BITS
         return jnp.where(top < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), MARKED)
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: bool) -> jax.Array:
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
         y = x * _power_of_two(np.uint32(2 * _BIAS) - scale.astype(jnp.uint32))
         codes = encode_table(y, words, self.table)
-        if positive and self.table.has_zero:
-            # By the bits of x: XLA on CPU takes a subnormal number for zero.
-            above_zero = lax.bitcast_convert_type(x, jnp.int32) > 0
-            codes = jnp.where(above_zero & (codes == 0), np.uint8(1), codes)
+        if positive is not False and self.table.has_zero:
+            codes = jnp.where(_kept(x, positive) & (codes == 0), np.uint8(1), codes)
         return jnp.where(scale == MARKED, np.uint8(0), codes)
 
     def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
@@ -356,6 +355,12 @@ MAPPED_CODES: dict[str, ScaledCodes] = {name: _ScaledTable(table) for name, tabl
 
 def _numpy_dtype(name: str):
     return getattr(ml_dtypes, name) if name.startswith("float8") else name
+
+
+def _kept(x: jax.Array, positive: Mask) -> jax.Array:
+    """Tell what must not be stored as zero."""
+    # By the bits of x: XLA on CPU takes a subnormal number for zero.
+    return (lax.bitcast_convert_type(x, jnp.int32) > 0) & positive
 
 
 def _power_of_two(field: jax.Array) -> jax.Array:

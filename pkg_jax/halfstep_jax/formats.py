@@ -11,6 +11,7 @@ import operator
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from halfstep_jax.blocks import (
     BlockSize,
@@ -78,7 +79,7 @@ class Format:
         scale = jnp.full_like(first_elements(codes, self.block_size), lowest, dtype=jnp.uint8)
         return self._encoded(codes, scale)
 
-    def encode(self, x: jax.Array, words: jax.Array | None, *, positive: bool = False) -> Encoded:
+    def encode(self, x: jax.Array, words: jax.Array | None, *, positive: bool | None = False) -> Encoded:
         """Round the float32 `x` to codes.
 
         Finite values saturate, infinity becomes NaN (contract R6). With a scale: x / 2^s, exact, s from the
@@ -87,7 +88,8 @@ class Format:
         Args:
             x: float32.
             words: uint32 words for stochastic rounding, or None for nearest.
-            positive: a second moment: what is not zero is not stored as zero.
+            positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
+                negative number (contract S4).
         """
         if not self.scaled:
             return Encoded(self._codes.encode(x, words), None)
@@ -95,7 +97,8 @@ class Format:
         # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
         scale = codes.scale(block_maximum(x, self.block_size, np.inf if codes.marks else 0.0))
         of_element = per_element(scale, x.shape, self.block_size)
-        return self._encoded(codes.encode(x, of_element, words, positive), scale)
+        kept = self._without_negative(x) if positive is None else positive
+        return self._encoded(codes.encode(x, of_element, words, kept), scale)
 
     def decode(self, stored: Encoded) -> jax.Array:
         """Return the float32 values of codes and scales: exact."""
@@ -156,6 +159,14 @@ class Format:
         if self._scaled_codes.marks:
             wrong &= scale != MARKED
         return f"holds {scale[wrong][0]}, outside [{lowest}, {highest}]" if wrong.any() else None
+
+    def _without_negative(self, x: jax.Array) -> jax.Array:
+        """Tell of every element whether its block holds no number below zero."""
+        # By bits: XLA on CPU takes a subnormal number for zero.
+        bits = lax.bitcast_convert_type(x, jnp.uint32)
+        negative = (bits > np.uint32(0x80000000)) & (bits <= np.uint32(0xFF800000))
+        largest = block_maximum(negative.astype(jnp.float32), self.block_size)
+        return per_element((largest == 0).astype(jnp.uint8), x.shape, self.block_size) == 1
 
     def _encoded(self, codes: jax.Array, scale: jax.Array) -> Encoded:
         """Return what is stored, given the code of every element."""

@@ -67,7 +67,7 @@ class StoredMoment:
         if not self.positive and not self._asked_for.signed:
             raise ValueError(
                 f"{self.function}: {self._dtype_name}={self._asked_for.dtype} has no sign. "
-                f"Use it for nu, and a signed format for {self.name}."
+                f"Use it for nu, and a signed format for {self._dtype_name.removesuffix('_dtype')}."
             )
         self._refuse_freezing(self._asked_for)
 

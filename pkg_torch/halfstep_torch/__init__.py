@@ -8,21 +8,25 @@
 """
 
 from halfstep_torch.adam import scale_by_adam
-from halfstep_torch.aliases import Adam, AdamW
+from halfstep_torch.aliases import SGD, Adam, AdamW, Lion
 from halfstep_torch.chain import chain
 from halfstep_torch.float32_params import float32_params, set_float32_params
 from halfstep_torch.formats import mapped, scaled
 from halfstep_torch.learning_rate import scale_by_learning_rate
+from halfstep_torch.lion import scale_by_lion
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.params import compensate, round_stochastically
 from halfstep_torch.random_words import Role, leaf_id, random_words
 from halfstep_torch.rounding import round_to
+from halfstep_torch.trace import trace
 from halfstep_torch.weight_decay import add_decayed_weights
 from halfstep_torch.wide_params import keep_master_params, split_params
 
 __all__ = [
+    "SGD",
     "Adam",
     "AdamW",
+    "Lion",
     "Optimizer",
     "Role",
     "add_decayed_weights",
@@ -37,7 +41,9 @@ __all__ = [
     "round_to",
     "scale_by_adam",
     "scale_by_learning_rate",
+    "scale_by_lion",
     "scaled",
     "set_float32_params",
     "split_params",
+    "trace",
 ]

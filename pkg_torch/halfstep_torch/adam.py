@@ -15,7 +15,10 @@ from halfstep_torch.hyperparameters import decay_rate, nonnegative, pair
 from halfstep_torch.moments import bias_correction, ema
 from halfstep_torch.random_words import Role
 from halfstep_torch.seeds import Seed, as_seed
-from halfstep_torch.storage import StoredMoment, check_freezing, check_rounding, stored_moment
+from halfstep_torch.storage import MomentArguments, StoredMoment, group_value
+
+_MU = MomentArguments(Role.MU, "exp_avg", "mu_dtype", "mu_rounding", "b1")
+_NU = MomentArguments(Role.NU, "exp_avg_sq", "nu_dtype", "nu_rounding", "b2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +56,11 @@ class AdamRule:
         g = u
         mu = ema(self.mu.decode(state), g, b1, one_minus_b1)
         nu = ema(self.nu.decode(state), g * g, b2, one_minus_b2)
-        stored = {**self.mu.encode(mu, words), **self.nu.encode(nu, words)}
         # The update reads what was stored: a step is a function of what a checkpoint holds (contract A7).
-        m, v = self.mu.decode(stored), self.nu.decode(stored)
+        (mus, m), (nus, v) = self.mu.store(mu, words), self.nu.store(nu, words)
         m_hat = ema(m * r1_next, g * r1, b1, one_minus_b1) if self.nesterov else m * r1
         u = m_hat / (sqrt((v * r2) + eps_root) + eps)
-        return u, stored
+        return u, {**mus, **nus}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +105,8 @@ class ScaleByAdam(Link):
     def rule(self, function: str, values: tuple, weights: Weights) -> AdamRule:
         """Resolve formats and roundings."""
         b1, b2, _, _, mu, nu = values
-        mu = stored_moment(function, Role.MU, "exp_avg", mu, self.mu_rounding, weights, "b1", b1)
-        nu = stored_moment(function, Role.NU, "exp_avg_sq", nu, self.nu_rounding, weights, "b2", b2)
+        mu = _MU.stored(function, mu, self.mu_rounding, weights, b1)
+        nu = _NU.stored(function, nu, self.nu_rounding, weights, b2)
         return AdamRule(mu, nu, self.nesterov)
 
     def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
@@ -176,11 +178,8 @@ def scale_by_adam(
     nonnegative(function, "eps", eps)
     nonnegative(function, "eps_root", eps_root)
     mu, nu = as_format(function, "mu_dtype", mu_dtype, signed=True), as_format(function, "nu_dtype", nu_dtype)
-    moments = (("mu", mu, mu_rounding, "b1", rates[0]), ("nu", nu, nu_rounding, "b2", rates[1]))
-    for name, fmt, rounding, rate_name, rate in moments:
-        check_rounding(function, name, rounding)
-        if fmt is not None:
-            check_freezing(function, name, rounding, fmt, rate_name, rate)
+    _MU.check(function, mu, mu_rounding, rates[0])
+    _NU.check(function, nu, nu_rounding, rates[1])
     seed = as_seed(function, seed)
-    mu_dtype, nu_dtype = (fmt if fmt is None or fmt.scaled else fmt.name for fmt in (mu, nu))
+    mu_dtype, nu_dtype = group_value(mu), group_value(nu)
     return ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nu_dtype, mu_rounding, nu_rounding, nesterov, seed)

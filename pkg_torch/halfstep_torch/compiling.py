@@ -113,7 +113,8 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         grad_dtype: of its gradient.
 
     Returns:
-        The function: p, g and each of the list `state` 1-D, in its `kernel_dtype`; `numbers` a float32 vector
+        The function: p, g and each of the list `state` 1-D, or of a plan with blocks in rows of its unit, but
+        scales 1-D; state arrays in their `kernel_dtype`; `numbers` a float32 vector
         of the numbers of all rules; `keys` an int32 vector; `offsets` another, of a number for each unit of
         the plan that is added to the index of its elements, or None for a plan without blocks. Compiled
         already.
@@ -129,23 +130,28 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         old = dict(zip(names, state, strict=True))
         first, *others = keys.unbind()
         if offsets is not None:
-            # In rows of whole blocks, so that their maxima are taken along an axis of constant length.
-            p, g, first = p.view(-1, unit), g.view(-1, unit), (first + offsets)[:, None]
-            old = {name: x if name in scales else x.view(-1, widths[name]) for name, x in old.items()}
+            first = (first + offsets)[:, None]
         new_p, new = plan.run(p, g, old, _by_rule(plan, numbers.unbind()), [first, *others])
         p.copy_(new_p)
         for name, array in old.items():
             array.copy_(new[name])
 
-    scales = {name for name, kept in plan.arrays.items() if kept.scale_of}
-    widths = {name: kept.size(unit) for name, kept in plan.arrays.items()}
     kernel = torch.compile(_own_code(step_in_place), dynamic=True, fullgraph=True, options=_options(device))
     units = max(_SCRATCH // unit, 4)
-    scratch = functools.partial(torch.zeros, units * unit, device=device)
+
+    def scratch(dtype: torch.dtype, width: int, rows: bool) -> Tensor:
+        x = torch.zeros(units * width, dtype=dtype, device=device)
+        if rows:
+            x = in_rows(x, width)
+            torch._dynamo.mark_static(x, 1)
+        return x
+
+    rows = bool(plan.blocks)
     state = [
-        torch.zeros(kept.size(units * unit), dtype=kernel_dtype(kept.dtype, device), device=device)
+        scratch(kernel_dtype(kept.dtype, device), kept.size(unit), rows and not kept.scale_of)
         for kept in plan.arrays.values()
     ]
+    p, g = (scratch(dtype, unit, rows) for dtype in (plan.dtype, grad_dtype))
     offsets = torch.zeros(units, dtype=torch.int32, device=device) if plan.blocks else None
     numbers = torch.ones(
         sum(len(rule.number_names) for rule in plan.rules), dtype=torch.float32, device=device
@@ -158,8 +164,14 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         # Lengths are dynamic; what the plan says (bits of mantissa, elements of a block) is constant.
         with torch._dynamo.config.patch(specialize_int=True):
-            kernel(scratch(dtype=plan.dtype), scratch(dtype=grad_dtype), state, numbers, keys, offsets)
+            kernel(p, g, state, numbers, keys, offsets)
     return kernel
+
+
+def in_rows(x: Tensor, width: int) -> Tensor:
+    """Return an alias of a row-major tensor in rows; no view: see `flat` in `running.py`."""
+    alias = torch.empty(0, dtype=x.dtype, device=x.device)
+    return alias.set_(x.untyped_storage(), x.storage_offset(), (x.numel() // width, width), (width, 1))
 
 
 def _by_rule(plan: Plan, numbers: Sequence) -> list[Sequence]:

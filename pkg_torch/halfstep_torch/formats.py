@@ -92,20 +92,28 @@ class Format:
             words: int32 words for stochastic rounding, or None for nearest.
             positive: a second moment: what is not zero is not stored as zero.
         """
+        return self.round_trip(x, words, positive=positive)[0]
+
+    def round_trip(
+        self, x: Tensor, words: Tensor | None, *, positive: bool = False
+    ) -> tuple[Encoded, Tensor]:
+        """Return what `encode` gives, and what `decode` makes of that, without the cast there and back."""
         if self.blocks is None:
-            return Encoded(self.codes.encode(x, None, words, positive).to(self.dtype), None)
+            wide = self.codes.encode(x, None, words, positive)
+            return Encoded(wide.to(self.dtype), None), self.codes.decode(self.codes.widen(wide), None)
         y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
         # What is not finite does not count for the maximum, or marks its block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.marks else 0.0)
         top = magnitude.amax(1, keepdim=True)
         byte = self.codes.byte(top)
-        codes = self.codes.encode(y, byte, cut_words, positive)
+        wide = self.codes.encode(y, byte, cut_words, positive)
         if self.codes.marks:
             finite = top < math.inf
-            codes, byte = torch.where(finite, codes, 0), torch.where(finite, byte, MARKED)
-        codes = self.blocks.join(codes.to(self.dtype), x.shape)
+            wide, byte = torch.where(finite, wide, 0), torch.where(finite, byte, MARKED)
+        values = self.blocks.join(self.codes.decode(self.codes.widen(wide), byte), x.shape)
+        codes = self.blocks.join(wide.to(self.dtype), x.shape)
         codes = self.blocks.pack(codes) if self.codes.packed else codes
-        return Encoded(codes, byte.to(torch.uint8).view(-1))
+        return Encoded(codes, byte.to(torch.uint8).view(-1)), values
 
     def decode(self, stored: Encoded) -> Tensor:
         """Return the float32 values of codes and scales: exact."""
@@ -293,7 +301,8 @@ def as_format(function: str, argument: str, dtype: Any, *, signed: bool = False)
     fmt = fmt if isinstance(fmt, Format) else Format(name)
     if signed and not fmt.codes.signed:
         raise ValueError(
-            f"{function}: {argument}={name} has no sign. Use it for nu, and a signed format for mu."
+            f"{function}: {argument}={name} has no sign. "
+            f"Use it for nu, and a signed format for {argument.removesuffix('_dtype')}."
         )
     return fmt
 

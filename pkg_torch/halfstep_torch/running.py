@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.chain import StateArray
-from halfstep_torch.compiling import compiled_kernel, kernel_dtype
+from halfstep_torch.compiling import compiled_kernel, in_rows, kernel_dtype
 from halfstep_torch.leaves import check_state_array
 from halfstep_torch.random_words import as_int32, leaf_id
 from halfstep_torch.step import Plan, keys_at, stream_keys
@@ -115,6 +115,8 @@ def attach_state(function: str, batches: Sequence[Batch], states: MutableMapping
             state = states[leaf.param]
             if not state:
                 state.update(new_state(leaf.param, arrays))
+            # A momentum that was 0 until now had no buffer.
+            state.update({key: kept.new(leaf.param) for key, kept in arrays.items() if key not in state})
             for key, kept in arrays.items():
                 check_state_array(function, leaf.name, key, kept, state[key], leaf.param)
             leaf.state = {key: state[key] for key in arrays}
@@ -280,16 +282,25 @@ def _run_compiled(batch: Batch, leaves: Sequence[Leaf]) -> None:
             if plan is whole:
                 units = (piece.stop - piece.start) // plan.unit
                 offsets = keys.new_zeros(units) if plan.blocks else None
-                _call(kernel, piece.p, piece.g, list(piece.state.values()), numbers, keys, offsets)
+                _call(plan, kernel, piece.p, piece.g, piece.state, numbers, keys, offsets)
             else:
                 _run_padded(plan, kernel, piece, numbers, keys)
 
 
-def _call(kernel: Callable, p: Tensor, g: Tensor, state: Sequence[Tensor], *others: Tensor | None) -> None:
-    """Call a kernel with state arrays in the dtypes that it wants."""
-    wide = [x.to(kernel_dtype(x.dtype, x.device)) for x in state]
+def _call(
+    plan: Plan, kernel: Callable, p: Tensor, g: Tensor, state: Mapping[str, Tensor], *others: Tensor | None
+) -> None:
+    """Call a kernel with flat tensors: in the shapes and dtypes that it wants."""
+    if plan.blocks:
+        p, g = in_rows(p, plan.unit), in_rows(g, plan.unit)
+        kept = plan.arrays
+        state = {
+            name: x if kept[name].scale_of else in_rows(x, kept[name].size(plan.unit))
+            for name, x in state.items()
+        }
+    wide = [x.to(kernel_dtype(x.dtype, x.device)) for x in state.values()]
     kernel(p, g, wide, *others)
-    for x, stepped in zip(state, wide, strict=True):
+    for x, stepped in zip(state.values(), wide, strict=True):
         if stepped is not x:
             x.copy_(stepped)
 
@@ -304,12 +315,12 @@ def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, ke
     for name, x in {"p": piece.p, "g": piece.g, **elements}.items():
         rows[name] = x.new_zeros(runs, padded.get(name, blocks.padded))
         rows[name][:, : x.numel() // runs] = x.view(runs, -1)
-    state = [rows[name].view(-1) if name in elements else x for name, x in piece.state.items()]
+    state = {name: rows[name] if name in elements else x for name, x in piece.state.items()}
     in_run = blocks.padded // blocks.size
     gap = blocks.padded - blocks.unit
     offsets = torch.arange(0, -runs * gap, -gap, dtype=torch.int32, device=keys.device)
     offsets = offsets.repeat_interleave(in_run)
-    _call(kernel, rows["p"].view(-1), rows["g"].view(-1), state, numbers, keys, offsets)
+    _call(plan.whole, kernel, rows["p"], rows["g"], state, numbers, keys, offsets)
     for name, x in {"p": piece.p, **elements}.items():
         x.view(runs, -1).copy_(rows[name][:, : x.numel() // runs])
         if name in elements and plan.arrays[name].packed_of and blocks.unit % 2:

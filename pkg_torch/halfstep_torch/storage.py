@@ -46,11 +46,16 @@ class StoredMoment:
         """The roles of which it reads words: its own or none."""
         return (self.role,) if self.stochastic else ()
 
-    def encode(self, moment: Tensor, words: Callable[[Role], Tensor]) -> dict[str, Tensor]:
-        """Return the state arrays of the float32 `moment`; `words` makes the words of a role."""
+    def store(self, moment: Tensor, words: Callable[[Role], Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the state arrays of the float32 `moment`, and the float32 values that they stand for.
+
+        Args:
+            moment: what is to be stored.
+            words: makes the words of a role.
+        """
         chosen = words(self.role) if self.stochastic else None
-        codes, scale = self.format.encode(moment, chosen, positive=self.role == Role.NU)
-        return {self.key: codes} if scale is None else {self.key: codes, self._scale: scale}
+        (codes, scale), values = self.format.round_trip(moment, chosen, positive=self.role == Role.NU)
+        return {self.key: codes} if scale is None else {self.key: codes, self._scale: scale}, values
 
     def decode(self, state: Mapping[str, Tensor]) -> Tensor:
         """Return the float32 values of the state arrays: exact."""
@@ -61,63 +66,67 @@ class StoredMoment:
         return f"{self.key}_scale"
 
 
-def check_rounding(function: str, name: str, rounding: str) -> None:
-    """Raise ValueError unless `rounding` is one of the four ways to round a moment (contract F2)."""
-    if rounding not in ROUNDINGS:
-        raise ValueError(
-            f"{function}: {name}_rounding={rounding!r} is not a rounding. "
-            'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
-        )
+@dataclasses.dataclass(frozen=True)
+class MomentArguments:
+    """What a moment is called: in the state, and in the arguments of its link.
 
-
-def check_freezing(function: str, name: str, rounding: str, fmt: Format, rate_name: str, rate: float) -> None:
-    """Raise ValueError where "nearest" would freeze a moment (contract F3).
-
-    Args:
-        function: whose arguments they are, for the message.
-        name: of the moment, "mu" or "nu".
-        rounding: of the moment.
-        fmt: of the moment.
-        rate_name: the argument that holds its decay rate.
-        rate: the decay rate, a float32 value.
-    """
-    if rounding == "nearest" and fmt.freezes(rate):
-        raise ValueError(
-            f'{function}: {name}_dtype={fmt.name} with {name}_rounding="nearest" freezes at '
-            f"{rate_name}={rate:.7g} (1-{rate_name} < {fmt.codes.half_gap[1]}). "
-            f'Use {name}_rounding="stochastic", or {name}_dtype="float32".'
-        )
-
-
-def stored_moment(
-    function: str,
-    role: Role,
-    key: str,
-    fmt: Format | None,
-    rounding: str,
-    weights: Weights,
-    rate_name: str,
-    rate: float,
-) -> StoredMoment:
-    """Return how a moment is stored; "auto" is nearest unless that would freeze.
-
-    Args:
-        function: whose arguments they are, for messages.
-        role: `Role.MU` or `Role.NU`.
+    Attributes:
+        role: of its random words.
         key: of its codes in the state.
-        fmt: how it is to be stored, or None for the default.
-        rounding: one of `ROUNDINGS`.
-        weights: whose moment it is.
-        rate_name: the argument that holds the moment's decay rate.
-        rate: the decay rate, a float32 value.
-
-    Raises:
-        ValueError: if `rounding` is no rounding, or would freeze the moment.
+        dtype: the argument that says how it is stored.
+        rounding: the argument that says how it is rounded.
+        rate: the argument that holds its decay rate.
     """
-    name = role.name.lower()
-    fmt = fmt or default_format(weights.dtype)
-    check_rounding(function, name, rounding)
-    check_freezing(function, name, rounding, fmt, rate_name, rate)
-    fmt = fmt.for_shape(weights.shape)
-    stochastic = rounding == "stochastic" or (rounding == "auto" and fmt.freezes(rate))
-    return StoredMoment(key, fmt, stochastic and fmt.rounds, role)
+
+    role: Role
+    key: str
+    dtype: str
+    rounding: str
+    rate: str
+
+    def check(self, function: str, fmt: Format | None, rounding: str, rate: float) -> None:
+        """Raise ValueError for what is no rounding (contract F2), or would freeze the moment (F3).
+
+        Args:
+            function: whose arguments they are, for the message.
+            fmt: how the moment is to be stored; None, where the weights' dtype decides, cannot freeze yet.
+            rounding: of the moment.
+            rate: its decay rate, a float32 value.
+        """
+        if rounding not in ROUNDINGS:
+            raise ValueError(
+                f"{function}: {self.rounding}={rounding!r} is not a rounding. "
+                'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
+            )
+        if fmt is not None and rounding == "nearest" and fmt.freezes(rate):
+            raise ValueError(
+                f'{function}: {self.dtype}={fmt.name} with {self.rounding}="nearest" freezes at '
+                f"{self.rate}={rate:.7g} (1-{self.rate} < {fmt.codes.half_gap[1]}). "
+                f'Use {self.rounding}="stochastic", or {self.dtype}="float32".'
+            )
+
+    def stored(
+        self, function: str, fmt: Format | None, rounding: str, weights: Weights, rate: float
+    ) -> StoredMoment:
+        """Return how the moment of a parameter is stored; "auto" is nearest unless that would freeze.
+
+        Args:
+            function: whose arguments they are, for messages.
+            fmt: how it is to be stored, or None for the default.
+            rounding: one of `ROUNDINGS`.
+            weights: whose moment it is.
+            rate: its decay rate, a float32 value.
+
+        Raises:
+            ValueError: as `check`.
+        """
+        fmt = fmt or default_format(weights.dtype)
+        self.check(function, fmt, rounding, rate)
+        fmt = fmt.for_shape(weights.shape)
+        stochastic = rounding == "stochastic" or (rounding == "auto" and fmt.freezes(rate))
+        return StoredMoment(self.key, fmt, stochastic and fmt.rounds, self.role)
+
+
+def group_value(fmt: Format | None) -> Format | str | None:
+    """Return a format as it stands in a param group: a plain one by its name."""
+    return fmt if fmt is None or fmt.scaled else fmt.name

@@ -18,6 +18,7 @@ from halfstep_spec.params import SplitWeight, apply_updates, compensate, nearest
 from halfstep_spec.random_words import Role, fold, leaf_id, leaf_key, random_words, threefry2x32
 from halfstep_spec.rounding import decode, round_to
 from halfstep_spec.storage import StoredMoment
+from halfstep_spec.store_state import StoreState
 from halfstep_spec.trace import Trace
 from halfstep_spec.update_rule import RuleState, UpdateRule
 from halfstep_spec.weight_decay import add_decayed_weights
@@ -36,6 +37,7 @@ __all__ = [
     "SplitWeight",
     "Step",
     "StepState",
+    "StoreState",
     "StoredMoment",
     "Trace",
     "UpdateRule",

@@ -65,7 +65,7 @@ class Format:
         """Return the codes and scales of zeros."""
         return self.encode(np.zeros(shape, np.float32), None)
 
-    def encode(self, x: np.ndarray, words: np.ndarray | None, *, positive: bool = False) -> Encoded:
+    def encode(self, x: np.ndarray, words: np.ndarray | None, *, positive: bool | None = False) -> Encoded:
         """Round the float32 `x` to codes.
 
         Finite values saturate, infinity becomes NaN (contract R6). With a scale: y = x / 2^s, exact, s from
@@ -74,21 +74,22 @@ class Format:
         Args:
             x: float32.
             words: uint32 words for stochastic rounding, or None for nearest.
-            positive: a second moment: what is not zero is not stored as zero.
+            positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
+                negative number (contract S4).
         """
         if self.dtype in UNSIGNED_FLOATS:
             return self._encode_unsigned(x, words)
         if not self.scaled:
             return Encoded(round_to(x, self.dtype, words, saturate=True), None)
+        kept = (x > 0) & (self._without_negative(x) if positive is None else positive)
         scale = self._scale_bytes(x)
         exponent = self._exponent(scale, x.shape)
         with np.errstate(under="ignore", invalid="ignore", over="ignore"):
             y = np.ldexp(x, -exponent).astype(np.float32)
         if self.dtype in TABLES:
-            return self._mark(x, self._encode_table(x, y, words, positive), scale)
+            return self._mark(x, self._encode_table(y, words, kept), scale)
         codes = encode_float(y, self._float_format, words, saturate=True)
-        if positive:
-            codes = np.where((x > 0) & (codes == 0), 1, codes).astype(codes.dtype)
+        codes = np.where(kept & (codes == 0), 1, codes).astype(codes.dtype)
         if self.dtype != "int8":
             return Encoded(codes, scale)
         twos_complement = np.where(codes >= 128, 128 - codes.astype(np.int64), codes).astype(np.int8)
@@ -134,6 +135,11 @@ class Format:
     def code_dtype(self) -> str:
         """The label of the codes in golden vectors."""
         return "uint8" if self.dtype in UNSIGNED_FLOATS or self.dtype in TABLES else self.dtype
+
+    @property
+    def signed(self) -> bool:
+        """Whether negative values can be stored."""
+        return not (self.dtype in UNSIGNED_FLOATS or (self.dtype in TABLES and not TABLES[self.dtype].signed))
 
     @property
     def _packed(self) -> bool:
@@ -182,12 +188,15 @@ class Format:
             return decode_table(codes, TABLES[self.dtype])
         return codes.view(np.int8).astype(np.float32) if self.dtype == "int8" else decode(codes, self.dtype)
 
-    def _encode_table(self, x: np.ndarray, y: np.ndarray, words, positive: bool) -> np.ndarray:
+    def _encode_table(self, y: np.ndarray, words, kept: np.ndarray) -> np.ndarray:
         table = TABLES[self.dtype]
         codes = encode_table(y, words, table)
-        if positive and table.has_zero:
-            codes = np.where((x > 0) & (codes == 0), np.uint8(1), codes)
-        return codes
+        return np.where(kept & (codes == 0), np.uint8(1), codes) if table.has_zero else codes
+
+    def _without_negative(self, x: np.ndarray) -> np.ndarray:
+        """Tell of every element whether its block holds no negative number."""
+        negative = block_maximum((x < 0).astype(np.float32), self.block_size)
+        return per_element(negative == 0, x.shape, self.block_size)
 
     def _unsigned_base(self, scale: np.ndarray | None, shape: tuple[int, ...]):
         fmt = UNSIGNED_FLOATS[self.dtype]

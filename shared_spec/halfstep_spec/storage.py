@@ -19,13 +19,13 @@ class StoredMoment:
         dtype: a format, or the name of a plain one.
         rounding: "nearest" or "stochastic". ("auto" is resolved before: contract F3.)
         role: of its random words.
-        positive: a second moment: what is not zero is not stored as zero.
+        positive: a second moment: what is not zero is not stored as zero; None where that is not known.
     """
 
     dtype: str | Format
     rounding: str
     role: Role
-    positive: bool = False
+    positive: bool | None = False
 
     def format(self, shape) -> Format:
         """Return how the moment of an array of this shape is stored."""

@@ -1,6 +1,7 @@
 """halfstep_jax as a backend: op by op, under jit, and under jit over eight devices."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import halfstep_jax as hs
-from backends.protocol import Backend, offset_of, rule_arguments, scalar, seed_of, unrefused
+from backends.protocol import Backend, format_of, offset_of, rule_arguments, scalar, seed_of, unrefused
 from halfstep_jax.formats import Format
 from halfstep_jax.moments import bias_correction
 from halfstep_jax.random_words import leaf_keys, threefry2x32
@@ -173,6 +174,31 @@ class JaxBackend(Backend):
 
     adam_step = lion_step = trace_step = step
 
+    def store_state_step(self, case: Case) -> dict[str, Array]:
+        """Take steps from a new state; scales stand where the state's own tree has its arrays."""
+        i, put = case.inputs, self._split_rows
+        tx = _stored_transform(case)
+        p = _tree(case, put(i["p"]))
+        state, rows = tx.init(p), []
+        names = [name for name in _STORED if name in i]
+
+        def step(params, state, gradient):
+            updates, state = tx.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state
+
+        step = self._compiled(step)
+        for bits in i["g"].bits:
+            p, state = step(p, state, _tree(case, put(Array(i["g"].dtype, bits))))
+            stored: Any = state[0]
+            inner, scale = stored.inner_state, stored.scale
+            kept = {name: getattr(inner, name) for name in names if not name.endswith("_scale")}
+            kept |= {
+                f"{name}_scale": scale[inner._fields.index(name)] for name in kept if f"{name}_scale" in i
+            }
+            rows.append([np.asarray(_leaf(tree)) for tree in (p, *(kept[name] for name in names))])
+        columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
+        return {name: from_jax(np.stack(column)) for name, column in columns}
+
 
 def _field(case: Case, name: str) -> str:
     """Return the state's field for one of `_STORED`."""
@@ -191,6 +217,27 @@ def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
     inside = plain(rate, **options, param_storage="nearest" if wrapper else storage)
     tx = optax.chain(hs.add_decayed_weights(decay), inside)
     return wrapper(tx, seed_of(case)) if wrapper else tx
+
+
+_LINKS = {"adam_step": hs.scale_by_adam, "lion_step": hs.scale_by_lion, "trace_step": hs.trace}
+
+
+def _stored_transform(case: Case) -> optax.GradientTransformationExtraArgs:
+    """Return a chain whose update rule has its state stored."""
+    a, seed, select = case.arguments, seed_of(case), case.arguments["select"]
+    rounding = "nearest_unchecked" if a["state_rounding"] == "nearest" else a["state_rounding"]
+    return optax.chain(
+        hs.store_state(
+            _LINKS[a["inner"]](**unrefused(rule_arguments(case, hs))),
+            format_of(a["state_format"], hs),
+            rounding=rounding,
+            select=select and (lambda name, array: name.split("/")[0] in select),
+            seed=seed,
+        ),
+        hs.add_decayed_weights(scalar(case, "weight_decay")),
+        hs.scale_by_learning_rate(scalar(case, "learning_rate")),
+        hs.round_stochastically(seed),
+    )
 
 
 def _tree(case: Case, leaf):

@@ -17,6 +17,8 @@ from halfstep_torch.random_words import fold, leaf_keys
 _STATE = {
     "mu": "exp_avg",
     "mu_scale": "exp_avg_scale",
+    "trace": "momentum_buffer",
+    "trace_scale": "momentum_buffer_scale",
     "nu": "exp_avg_sq",
     "nu_scale": "exp_avg_sq_scale",
 }
@@ -155,7 +157,7 @@ class TorchBackend(Backend):
             for name, x in columns.items()
         }
 
-    adam_step = step
+    adam_step = lion_step = trace_step = step
 
 
 def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
@@ -174,7 +176,28 @@ def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer
     return hs.Optimizer(named, hs.chain(*links), **options)
 
 
-_OPTIMIZERS = {"adam_step": _adam}
+def _lion(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+    """Return the public class; under L2 decay, its chain with that first."""
+    a, rule = case.arguments, unrefused(rule_arguments(case, hs))
+    named, betas = [(_parameter_name(case), p)], (rule.pop("b1"), rule.pop("b2"))
+    decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
+    if a["decay"] == "decoupled":
+        return hs.Lion(named, rate, betas, decay, **rule, param_storage=a["param_storage"], **options)
+    assert a["param_storage"] == "stochastic"
+    links = [hs.add_decayed_weights(decay), hs.scale_by_lion(*betas, **rule), hs.scale_by_learning_rate(rate)]
+    return hs.Optimizer(named, hs.chain(*links, hs.round_stochastically(seed_of(case))), **options)
+
+
+def _trace(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+    """Return the public class."""
+    a, rule = case.arguments, unrefused(rule_arguments(case, hs))
+    assert a["decay"] == "l2"
+    rule |= {"momentum": rule.pop("decay"), "weight_decay": scalar(case, "weight_decay")}
+    named, rate = [(_parameter_name(case), p)], scalar(case, "learning_rate")
+    return hs.SGD(named, rate, **rule, param_storage=a["param_storage"], **options)
+
+
+_OPTIMIZERS = {"adam_step": _adam, "lion_step": _lion, "trace_step": _trace}
 """By op: the public optimizer that takes the steps of a case."""
 
 

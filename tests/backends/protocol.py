@@ -5,7 +5,7 @@ from typing import Any
 from halfstep_spec.vectors import Array, Case
 
 _STEP_NUMBERS = ("count", "learning_rate", "weight_decay")
-_STEP_ARGUMENTS = ("leaf", "decay", "param_storage")
+_STEP_ARGUMENTS = ("leaf", "decay", "param_storage", "inner", "state_format", "state_rounding", "select")
 
 
 class Backend:
@@ -23,6 +23,7 @@ class Backend:
         "adam_step",
         "lion_step",
         "trace_step",
+        "store_state_step",
     )
 
     def run(self, case: Case) -> dict[str, Array]:
@@ -64,11 +65,16 @@ def rule_arguments(case: Case, package: Any) -> dict[str, Any]:
         package: whose `scaled` and `mapped` make the formats.
     """
     values = {n: v for n, v in case.arguments.items() if n not in _STEP_ARGUMENTS}
-    for name, v in values.items():
-        if isinstance(v, dict):
-            values[name] = package.mapped(**v) if "table" in v else package.scaled(**v)
+    values = {n: format_of(v, package) for n, v in values.items()}
     scalars = [n for n, array in case.inputs.items() if array.bits.shape == () and n not in _STEP_NUMBERS]
     return values | {n: scalar(case, n) for n in scalars} | {"seed": seed_of(case)}
+
+
+def format_of(value: Any, package: Any) -> Any:
+    """Return what an argument says of a format; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return package.mapped(**value) if "table" in value else package.scaled(**value)
 
 
 def unrefused(options: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 import halfstep_spec as spec
-from backends.protocol import Backend, offset_of, rule_arguments, scalar, seed_of
+from backends.protocol import Backend, format_of, offset_of, rule_arguments, scalar, seed_of
 from halfstep_spec.cases.steps import RULES, stored_arrays
 from halfstep_spec.vectors import Array, Case
 
@@ -57,7 +57,12 @@ class SpecBackend(Backend):
 
     def step(self, case: Case) -> dict[str, Array]:
         a, i = case.arguments, case.inputs
-        rule = RULES[case.op](**rule_arguments(case, spec))
+        rule = RULES[a.get("inner", case.op)](**rule_arguments(case, spec))
+        if "inner" in a:
+            select = a["select"] and tuple(a["select"])
+            rule = spec.StoreState(
+                rule, format_of(a["state_format"], spec), a["state_rounding"], select, rule.seed
+            )
         step = spec.Step(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
         stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale"), i["p"].bits.shape) for n in rule.moments}
         state = spec.StepState(spec.RuleState(int(i["count"].bits), stored), _bits(i, "extra"))
@@ -68,7 +73,7 @@ class SpecBackend(Backend):
                 rows.append(stored_arrays(step, p, state))
         return {n: Array.of(np.stack([row[n].bits for row in rows]), x.dtype) for n, x in rows[0].items()}
 
-    adam_step = lion_step = trace_step = step
+    adam_step = lion_step = trace_step = store_state_step = step
 
 
 def _bits(inputs: dict[str, Array], name: str) -> np.ndarray | None:

@@ -18,18 +18,22 @@ from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
 STEPS = 4
 
+ADAMW = functools.partial(hs.adamw, weight_decay=0.1)
 RECIPES = {
-    "float32": ("float32", {"param_storage": "nearest"}),
-    "nesterov": ("float32", {"param_storage": "nearest", "nesterov": True, "eps_root": 1e-6}),
-    "bfloat16": ("bfloat16", {}),
+    "float32": ("float32", ADAMW, {"param_storage": "nearest"}),
+    "nesterov": ("float32", ADAMW, {"param_storage": "nearest", "nesterov": True, "eps_root": 1e-6}),
+    "bfloat16": ("bfloat16", ADAMW, {}),
+    "lion": ("float32", functools.partial(hs.lion, weight_decay=0.1), {"param_storage": "nearest"}),
+    "momentum": ("float32", hs.sgd, {"param_storage": "nearest", "momentum": 0.9, "nesterov": True}),
 }
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("nesterov", "lion", "momentum")]
 
 
 def case(recipe, shape=600):
-    dtype, options = RECIPES[recipe]
+    dtype, make, options = RECIPES[recipe]
     tree = {"a": weights(shape, dtype), "b": {"c": weights((2, 3), dtype, seed=5)}}
     rows = {"a": gradients(STEPS, shape), "b": {"c": gradients(STEPS, (2, 3), seed=6)}}
-    return functools.partial(hs.adamw, weight_decay=0.1, seed=3, **options), tree, rows
+    return functools.partial(make, seed=3, **options), tree, rows
 
 
 @functools.cache
@@ -86,7 +90,7 @@ def vmapped(tx, params, rows):
 WAYS = (jit_of_a_step, donated, unrolled, scanned, vmapped)
 
 
-@pytest.mark.parametrize("recipe", ["float32", "bfloat16", pytest.param("nesterov", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("recipe", ["float32", "bfloat16", *SLOW])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_every_way_to_take_steps_gives_the_same_bits(way, recipe):
     make, params, rows = case(recipe)

@@ -18,9 +18,13 @@ ALIASES = {
     "adamw": hs.adamw,
     "adamw_nearest": functools.partial(hs.adamw, param_storage="nearest"),
     "nadamw": functools.partial(hs.adamw, nesterov=True),
+    "lion": hs.lion,
+    "sgd": functools.partial(hs.sgd, momentum=0.9),
 }
 LINKS = {
     "scale_by_adam": hs.scale_by_adam,
+    "scale_by_lion": hs.scale_by_lion,
+    "trace": functools.partial(hs.trace, 0.9),
     "add_decayed_weights": functools.partial(hs.add_decayed_weights, 0.1),
     "scale_by_learning_rate": functools.partial(hs.scale_by_learning_rate, 0.1),
     "round_stochastically": hs.round_stochastically,

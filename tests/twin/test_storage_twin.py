@@ -1,4 +1,8 @@
-"""Every way to store a moment and a weight, in both frameworks: not one bit apart."""
+"""Every update rule, storage of moments and storage of weights, in both frameworks: not one bit apart."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,20 +39,24 @@ UNSIGNED = (
 )
 STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
 
-# mu, nu, weights: every format and every rule at least once.
+# Update rule, mu, nu, weights: every one of each at least once.
 GRID = [
-    ("bfloat16", "bfloat16", "stochastic"),
-    ("bfloat16", "scaled float16", "compensated"),
-    ("scaled float8_e4m3fn", "scaled ufloat8_e5m3", "stochastic"),
-    ("scaled float8_e4m3fn", "scaled float8_e4m3fn", "split16"),
-    ("scaled float8_e5m2", "scaled float8_e5m2", "master"),
-    ("scaled int8", "scaled ufloat8_e4m4", "split8"),
-    ("scaled float16", "ufloat8_e6m2", "nearest"),
-    ("float16", "float16", "compensated"),
-    ("float32", "scaled int8", "split16"),
-    ("float32", "float32", "master"),
-    ("mapped dynamic8", "mapped udynamic8", "stochastic"),
-    ("mapped dynamic4", "mapped ulinear4", "split16"),
+    ("adam", "bfloat16", "bfloat16", "stochastic"),
+    ("adam", "bfloat16", "scaled float16", "compensated"),
+    ("adam", "scaled float8_e4m3fn", "scaled ufloat8_e5m3", "stochastic"),
+    ("adam", "scaled float8_e4m3fn", "scaled float8_e4m3fn", "split16"),
+    ("adam", "scaled float8_e5m2", "scaled float8_e5m2", "master"),
+    ("adam", "scaled int8", "scaled ufloat8_e4m4", "split8"),
+    ("adam", "scaled float16", "ufloat8_e6m2", "nearest"),
+    ("adam", "float16", "float16", "compensated"),
+    ("adam", "float32", "scaled int8", "split16"),
+    ("adam", "float32", "float32", "master"),
+    ("lion", "bfloat16", "", "stochastic"),
+    ("lion", "scaled float8_e4m3fn", "", "split16"),
+    ("sgd", "bfloat16", "", "compensated"),
+    ("sgd", "scaled int8", "", "stochastic"),
+    ("adam", "mapped dynamic8", "mapped udynamic8", "stochastic"),
+    ("adam", "mapped dynamic4", "mapped ulinear4", "split16"),
 ]
 
 
@@ -60,11 +68,49 @@ def make_format(package, name: str, block_size):
     return getattr(package, kind)(dtype, block_size, min_size=0, min_ndim=0) if dtype else kind
 
 
-def make_moments(package, mu: str, nu: str, block_size) -> dict:
-    """Return `mu_dtype` and `nu_dtype` for a package."""
-    return {
-        name: make_format(package, kind, block_size) for name, kind in (("mu_dtype", mu), ("nu_dtype", nu))
-    }
+class Rule(NamedTuple):
+    """An update rule, as both packages spell it.
+
+    Attributes:
+        jax: the alias, from a learning rate and options.
+        torch: the class, from parameters and options.
+        formats: the arguments that take formats, for mu and, if there is one, for nu.
+        stored: the moments, by the names of JAX and of torch.
+    """
+
+    jax: Callable
+    torch: Callable
+    formats: tuple[str, ...]
+    stored: dict[str, str]
+
+
+RULES = {
+    "adam": Rule(
+        functools.partial(halfstep_jax.adamw, weight_decay=_DECAY),
+        functools.partial(halfstep_torch.AdamW, weight_decay=_DECAY),
+        ("mu_dtype", "nu_dtype"),
+        {"mu": "exp_avg", "nu": "exp_avg_sq"},
+    ),
+    "lion": Rule(
+        functools.partial(halfstep_jax.lion, weight_decay=_DECAY),
+        functools.partial(halfstep_torch.Lion, weight_decay=_DECAY),
+        ("mu_dtype",),
+        {"mu": "exp_avg"},
+    ),
+    "sgd": Rule(
+        functools.partial(halfstep_jax.sgd, momentum=0.9, nesterov=True),
+        functools.partial(halfstep_torch.SGD, momentum=0.9, nesterov=True),
+        ("accumulator_dtype",),
+        {"trace": "momentum_buffer"},
+    ),
+    "plain sgd": Rule(halfstep_jax.sgd, halfstep_torch.SGD, (), {}),
+}
+
+
+def make_options(package, rule: Rule, mu: str, nu: str, block_size) -> dict:
+    """Return the formats of a rule's moments as arguments for a package."""
+    kinds = zip(rule.formats, (mu, nu), strict=False)
+    return {name: make_format(package, kind, block_size) for name, kind in kinds}
 
 
 def patterns(name: str, step: int, shape) -> np.ndarray:
@@ -74,9 +120,9 @@ def patterns(name: str, step: int, shape) -> np.ndarray:
     return (((words & np.uint32(0x807FFFFF)) | (field << np.uint32(23))) >> np.uint32(16)).astype(np.uint16)
 
 
-def run_jax(dtype, mu, nu, storage, block_size, weights, gradients):
-    moments = make_moments(halfstep_jax, mu, nu, block_size)
-    tx = halfstep_jax.adamw(_LR, weight_decay=_DECAY, **moments, param_storage=storage, seed=_SEED)
+def run_jax(rule, dtype, mu, nu, storage, block_size, weights, gradients):
+    options = make_options(halfstep_jax, rule, mu, nu, block_size)
+    tx = rule.jax(_LR, **options, param_storage=storage, seed=_SEED)
 
     def tree(bits):
         outer, inner = _LEAF.split("/")
@@ -92,53 +138,54 @@ def run_jax(dtype, mu, nu, storage, block_size, weights, gradients):
     for g in gradients:
         params, state = step(params, state, tree(g))
     full = halfstep_jax.float32_params(params, state)
-    trees = (params, *(optax.tree.get(state, name) for name in ("mu", "nu")), full)
+    trees = (params, full, *(optax.tree.get(state, name) for name in rule.stored))
     return [from_jax(jax.tree.leaves(one)[0]) for one in trees]
 
 
-def run_torch(dtype, mu, nu, storage, block_size, weights, gradients, compile):
+def run_torch(rule, dtype, mu, nu, storage, block_size, weights, gradients, compile):
     def tensor(bits):
         return torch.from_numpy(bits.view(np.int16).copy()).view(_DTYPES[dtype][1])
 
     p = torch.nn.Parameter(tensor(weights))
-    moments = make_moments(halfstep_torch, mu, nu, block_size)
+    formats = make_options(halfstep_torch, rule, mu, nu, block_size)
     named = [(_LEAF.replace("/", "."), p)]
     options = {"param_storage": storage, "seed": _SEED, "compile": compile}
-    optimizer = halfstep_torch.AdamW(named, lr=_LR, weight_decay=_DECAY, **moments, **options)
+    optimizer = rule.torch(named, lr=_LR, **formats, **options)
     for g in gradients:
         p.grad = tensor(g)
         optimizer.step()
     state = optimizer.state[p]
     full = halfstep_torch.float32_params(optimizer)
     full = next(iter(full.values())) if isinstance(full, dict) else full[0]
-    return [from_torch(x) for x in (p, state["exp_avg"], state["exp_avg_sq"], full)]
+    return [from_torch(x) for x in (p, full, *(state[key] for key in rule.stored.values()))]
 
 
-def assert_twins(dtype, mu, nu, storage, block_size, shape, steps, compile):
-    setting = (dtype, mu, nu, storage, block_size)
+def assert_twins(name, dtype, mu, nu, storage, block_size, shape, steps, compile):
+    rule, setting = RULES[name], (dtype, mu, nu, storage, block_size)
     weights = patterns("weights", 0, shape)
     size = int(np.prod(shape))
     bank = patterns("gradients", 0, (size + 97 * steps,))
     gradients = [bank[97 * t : 97 * t + size].reshape(shape) for t in range(steps)]
-    ours = run_jax(*setting, weights, gradients)
-    theirs = run_torch(*setting, weights, gradients, compile)
-    for name, a, b in zip(("p", "mu", "nu", "float32 p"), ours, theirs, strict=True):
-        assert_same(a, b, f"{setting}, {name}, JAX against torch after {steps} steps")
+    ours = run_jax(rule, *setting, weights, gradients)
+    theirs = run_torch(rule, *setting, weights, gradients, compile)
+    for array, a, b in zip(("p", "float32 p", *rule.stored), ours, theirs, strict=True):
+        assert_same(a, b, f"{name}, {setting}, {array}, JAX against torch after {steps} steps")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mu", "nu", "storage"), GRID)
-def test_ten_storages_agree_to_the_bit_over_a_thousand_compiled_steps(mu, nu, storage):
-    assert_twins("bfloat16", mu, nu, storage, 128, (125, 800), 1000, compile=True)
+@pytest.mark.parametrize(("rule", "mu", "nu", "storage"), GRID)
+def test_every_storage_agrees_to_the_bit_over_a_thousand_compiled_steps(rule, mu, nu, storage):
+    assert_twins(rule, "bfloat16", mu, nu, storage, 128, (125, 800), 1000, compile=True)
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None, derandomize=True)
 @given(
+    st.sampled_from(tuple(RULES)),
     st.sampled_from(tuple(_DTYPES)),
     st.sampled_from(SIGNED),
     st.sampled_from(SIGNED + UNSIGNED),
     st.sampled_from(STORAGES),
     st.sampled_from((4, 7, "row", None)),
 )
-def test_any_storage_agrees_to_the_bit(dtype, mu, nu, storage, block_size):
-    assert_twins(dtype, mu, nu, storage, block_size, (6, 10), 4, compile=False)
+def test_any_rule_in_any_storage_agrees_to_the_bit(rule, dtype, mu, nu, storage, block_size):
+    assert_twins(rule, dtype, mu, nu, storage, block_size, (6, 10), 4, compile=False)

@@ -13,6 +13,7 @@ from halfstep_spec.cases import (
     params,
     random_words,
     rounding,
+    store_state,
     weights,
 )
 
@@ -28,6 +29,7 @@ FILES = {
     "weights": (weights.NOTES, weights.cases),
     "lion": (momentum.NOTES, momentum.lion_cases),
     "trace": (momentum.NOTES, momentum.trace_cases),
+    "store_state": (store_state.NOTES, store_state.cases),
     "mapped": (mapped.NOTES, mapped.cases),
 }
 """By file: what its flags mean, and the function that returns its cases."""

@@ -14,6 +14,7 @@ from halfstep_spec.formats import Format
 from halfstep_spec.lion import ScaleByLion
 from halfstep_spec.random_words import seed_words
 from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.store_state import StoreState
 from halfstep_spec.tables import TABLES
 from halfstep_spec.trace import Trace
 from halfstep_spec.update_rule import UpdateRule
@@ -21,6 +22,9 @@ from halfstep_spec.vectors import Array, Case
 
 RULES: dict[str, type[UpdateRule]] = {"adam_step": ScaleByAdam, "lion_step": ScaleByLion, "trace_step": Trace}
 """By op: the update rule whose step it is."""
+
+STORE_STATE = "store_state_step"
+"""The op of a rule inside of `store_state`; its argument `inner` is the rule's own op."""
 
 LEAF = "layers/0/kernel"
 
@@ -38,10 +42,9 @@ def step_case(step: Step, comment, p, g, state: StepState | None, lr, flags, cla
         flags: of the case.
         clauses: of the contract.
     """
-    op = next(op for op, rule in RULES.items() if type(step.rule) is rule)
     state = state or step.init(p)
     gradients = round_to(g, step.param_dtype)
-    numbers, arguments = _split_arguments(step.rule)
+    op, numbers, arguments = _question(step.rule)
     inputs = {
         "g": Array.of(gradients, step.param_dtype),
         "count": Array.of(np.int32(state.rule.count)),
@@ -90,12 +93,17 @@ def describe(rule: UpdateRule) -> str:
     return ", ".join(words)
 
 
-def _split_arguments(rule: UpdateRule) -> tuple[dict[str, float], dict[str, object]]:
-    """Return a rule's numbers, and its other arguments as plain data."""
+def _question(rule: UpdateRule) -> tuple[str, dict[str, float], dict[str, object]]:
+    """Return a rule's op, its numbers, and its other arguments as plain data."""
+    if isinstance(rule, StoreState):
+        inner, numbers, arguments = _question(rule.rule)
+        arguments |= {"inner": inner, "state_format": _plain(rule.dtype), "state_rounding": rule.rounding}
+        return STORE_STATE, numbers, arguments | {"select": rule.select and list(rule.select)}
+    op = next(op for op, kind in RULES.items() if type(rule) is kind)
     values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # pyright: ignore
     del values["seed"]
     numbers = {name: value for name, value in values.items() if isinstance(value, float)}
-    return numbers, {name: _plain(value) for name, value in values.items() if name not in numbers}
+    return op, numbers, {name: _plain(value) for name, value in values.items() if name not in numbers}
 
 
 def _plain(value: object) -> object:

@@ -1,0 +1,97 @@
+"""What storage does to an average over many steps, seen through the transform that keeps it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import halfstep_jax as hs
+from halfstep_jax.formats import Encoded, as_format
+
+# An average of g = 1 from 0, rounded to nearest, stops where b x + (1 - b) rounds back to x.
+STOPS = {
+    ("bfloat16", 0.9): 0.984375,
+    ("bfloat16", 0.99): 0.8046875,
+    ("bfloat16", 0.999): 0.25,
+    ("bfloat16", 0.9999): 0.03125,
+    ("float16", 0.9): 0.998046875,
+    ("float16", 0.99): 0.9755859375,
+    ("float16", 0.999): 0.755859375,
+    ("float16", 0.9999): 0.25,
+    # The scale is a power of two, and so changes nothing where a code has all its mantissa bits.
+    ("float8_e4m3fn", 0.9): 0.75,
+    ("float8_e4m3fn", 0.99): 0.21875,
+    ("float8_e4m3fn", 0.999): 0.0234375,
+    ("float8_e5m2", 0.9): 0.5,
+    ("float8_e5m2", 0.99): 0.125,
+    ("float8_e5m2", 0.999): 0.015625,
+}
+QUICK = ("bfloat16", "scaled ufloat8_e5m3")
+STOCHASTIC = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "scaled float16": hs.scaled("float16", min_size=0),
+    "scaled float8_e4m3fn": hs.scaled("float8_e4m3fn", min_size=0),
+    "scaled float8_e5m2": hs.scaled("float8_e5m2", min_size=0),
+    "scaled int8": hs.scaled("int8", min_size=0),
+    "scaled ufloat8_e5m3": hs.scaled("ufloat8_e5m3", min_size=0),
+    "scaled ufloat8_e4m4": hs.scaled("ufloat8_e4m4", min_size=0),
+    "ufloat8_e6m2": "ufloat8_e6m2",
+}
+
+
+def stored_format(dtype: str):
+    return hs.scaled(dtype, min_size=0, min_ndim=1) if dtype.startswith("float8") else dtype
+
+
+def values(state, fmt):
+    """Return the float32 values of both moments."""
+    pairs = ((state.mu, state.mu_scale), (state.nu, state.nu_scale))
+    return [as_format("", "", fmt).decode(Encoded(*pair)) for pair in pairs]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def take_steps(tx, gradient, state, steps):
+    def step(_, state):
+        return tx.update(gradient, state)[1]
+
+    return jax.lax.fori_loop(0, steps, step, state)
+
+
+@pytest.mark.parametrize(("dtype", "b"), STOPS)
+def test_nearest_averages_stop_at_their_fixed_points(dtype, b):
+    fmt = stored_format(dtype)
+    forced = {"mu_rounding": "nearest_unchecked", "nu_rounding": "nearest_unchecked"}
+    tx = hs.scale_by_adam(b1=b, b2=b, mu_dtype=fmt, nu_dtype=fmt, **forced)
+    gradient = jnp.ones((2, 4))
+    state = take_steps(tx, gradient, tx.init(gradient), 6000)
+    for moments in (values(state, fmt), values(take_steps(tx, gradient, state, 1), fmt)):
+        for moment in moments:
+            assert (moment == STOPS[dtype, b]).all()
+
+
+def test_a_nearest_average_that_should_decay_stays():
+    tx = hs.scale_by_adam(nu_dtype="bfloat16", nu_rounding="nearest_unchecked")
+    gradient = jnp.zeros(4)
+    state = tx.init(gradient)._replace(nu=jnp.ones(4, jnp.bfloat16))
+    assert (take_steps(tx, gradient, state, 2000).nu == 1).all()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in STOCHASTIC]
+)
+def test_stochastic_averages_follow_the_true_mean(name):
+    """Of 4,096 averages of g = 1 the mean is 1 - b^t, to within 5 of its own standard errors.
+
+    The words are a function of the seed: the outcome is fixed.
+    """
+    steps, b, fmt = 700, np.float32(0.999), STOCHASTIC[name]
+    tx = hs.scale_by_adam(b2=b, mu_dtype="float32", nu_dtype=fmt, seed=3)
+    gradient = jnp.ones((32, 128))
+    state = take_steps(tx, gradient, tx.init(gradient), steps)
+    v = np.float64(as_format("", "", fmt).decode(Encoded(state.nu, state.nu_scale)))
+    z = (v.mean() - (1 - float(b) ** steps)) / (v.std(ddof=1) / np.sqrt(v.size))
+    assert abs(z) < 5
+    assert v.std() > 0.001 * v.mean()

@@ -1,0 +1,143 @@
+"""Lion and momentum: Optax's in float32, their states, and how they stand with sharding and bad input."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import halfstep_jax as hs
+from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
+
+SHAPE = (16, 24)
+RECIPES = {
+    "lion": functools.partial(hs.lion, 1e-3, mu_dtype="bfloat16", mu_rounding="stochastic", seed=3),
+    "sgd": functools.partial(hs.sgd, 1e-3, 0.9, accumulator_dtype="float16", rounding="stochastic", seed=3),
+    "scaled lion": functools.partial(hs.lion, 1e-3, mu_dtype=hs.scaled("int8", 8, 0, 0)),
+    "plain sgd": functools.partial(hs.sgd, 1e-3, seed=3),
+}
+
+
+def test_float32_momentum_is_optaxs_to_the_bit():
+    """The same operations in the same order, op by op."""
+    params, rows = {"w": weights(200, "float32")}, {"w": gradients(20, 200)}
+    for nesterov in (False, True):
+        ours, state = run(hs.sgd(1e-2, 0.9, nesterov), params, rows, compiled=False)
+        theirs, reference = run(optax.sgd(1e-2, 0.9, nesterov), params, rows, compiled=False)
+        assert_trees_same(ours, theirs)
+        assert_trees_same(optax.tree.get(state, "trace"), optax.tree.get(reference, "trace"))
+
+
+def test_float32_lion_is_optaxs_to_the_bit_at_rates_whose_complements_float32_holds():
+    params, rows = {"w": weights(200, "float32")}, {"w": gradients(20, 200)}
+    rates = {"b1": 0.875, "b2": 1 - 2.0**-6, "weight_decay": 0.125}
+    ours, state = run(hs.lion(1e-2, **rates), params, rows, compiled=False)
+    theirs, reference = run(optax.lion(1e-2, **rates), params, rows, compiled=False)
+    assert_trees_same(ours, theirs)
+    assert_trees_same(optax.tree.get(state, "mu"), optax.tree.get(reference, "mu"))
+
+
+def test_a_momentum_of_zero_or_none_keeps_nothing():
+    params = {"w": weights(8)}
+    for momentum in (None, 0, 0.0):
+        assert optax.tree.get(hs.sgd(1e-3, momentum).init(params), "trace") is None
+    assert optax.tree.get(hs.sgd(1e-3, 0.5).init(params), "trace") is not None
+
+
+@pytest.mark.parametrize("make", RECIPES.values(), ids=RECIPES)
+def test_sharded_steps_give_the_bits_of_one_device_and_send_nothing(make):
+    tx = make()
+    params, rows = {"w": sharded(weights(SHAPE), "x", None)}, gradients(3, SHAPE)
+    state = tx.init(params)
+    step = jax.jit(functools.partial(take_step, tx))
+    text = step.lower(params, state, {"w": sharded(rows[0], "x", None)}).compile().as_text()
+    assert not [name for name in ("all-gather", "all-reduce", "all-to-all", "permute(") if name in text]
+    for g in rows:
+        params, state = step(params, state, {"w": sharded(g, "x", None)})
+    assert_trees_same((params, state), run(tx, {"w": weights(SHAPE)}, {"w": rows}))
+
+
+def test_the_states_are_int32_counts_raw_seed_words_and_codes():
+    lion = hs.lion(1e-3, seed=2**32 + 7).init({"w": weights(3)})[0]
+    assert lion._fields == ("count", "seed", "mu", "mu_scale")
+    trace = hs.sgd(1e-3, 0.9, seed=2**32 + 7).init({"w": weights(3)})[0]
+    assert trace._fields == ("count", "seed", "trace", "trace_scale")
+    for state in (lion, trace):
+        assert (state.count.dtype, int(state.count), state.seed.tolist()) == (jnp.int32, 0, [1, 7])
+    assert lion.mu["w"].dtype == trace.trace["w"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(hs.lion, b2=0.9, mu_rounding="nearest"),
+        functools.partial(hs.sgd, rounding="nearest"),
+    ],
+    ids=["lion", "sgd"],
+)
+def test_injected_rates_give_the_bits_of_constants(make):
+    options = {"momentum": 0.75} if make.func is hs.sgd else {"b1": 0.75}
+    injected = optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(1e-3, **options)
+    params, rows = {"w": weights(40)}, {"w": gradients(3, 40)}
+    plain, _ = run(make(1e-3, **options), params, rows)
+    assert_trees_same(run(injected, params, rows)[0], plain)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: hs.scale_by_lion(b1=1.5),
+            "scale_by_lion: b1=1.5 is outside [0, 1). Use a decay rate such as 0.9.",
+        ),
+        (
+            lambda: hs.scale_by_lion(b2=0.999, mu_dtype="bfloat16", mu_rounding="nearest"),
+            'scale_by_lion: mu_dtype=bfloat16 with mu_rounding="nearest" freezes at b2=0.999 '
+            '(1-b2 < 2^-8). Use mu_rounding="stochastic", or mu_dtype="float32".',
+        ),
+        (
+            lambda: hs.trace(0.999, accumulator_dtype="bfloat16", rounding="nearest"),
+            'trace: accumulator_dtype=bfloat16 with rounding="nearest" freezes at decay=0.999 '
+            '(1-decay < 2^-8). Use rounding="stochastic", or accumulator_dtype="float32".',
+        ),
+        (
+            lambda: hs.trace(0.9, accumulator_dtype="int8"),
+            'trace: accumulator_dtype=int8 is not a state dtype. Use "bfloat16", "float16" or "float32".',
+        ),
+        (
+            lambda: hs.trace(0.9, accumulator_dtype=hs.scaled("ufloat8_e5m3")),
+            "trace: accumulator_dtype=ufloat8_e5m3 has no sign. "
+            "Use it for nu, and a signed format for accumulator.",
+        ),
+        (
+            lambda: hs.trace(0.9, rounding="up"),
+            "trace: rounding='up' is not a rounding. "
+            'Use "stochastic", "nearest", "auto" or "nearest_unchecked".',
+        ),
+        (
+            lambda: hs.lion(1e-3, param_storage="kahan"),
+            "lion: param_storage='kahan' is not a way to store weights. "
+            'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
+        ),
+    ],
+)
+def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, message):
+    with pytest.raises(ValueError, match="Use ") as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_an_average_that_drops_is_followed_down_by_auto():
+    """Nearest in bfloat16 would stay up at b2 = 0.999; "auto" is stochastic there."""
+    tx = hs.scale_by_lion(b2=0.999, mu_dtype="bfloat16")
+    state = tx.init(jnp.zeros(2000))._replace(mu=jnp.ones(2000, jnp.bfloat16))
+
+    def step(state, _):
+        return tx.update(jnp.zeros(2000), state)[1], None
+
+    state, _ = jax.jit(lambda s: jax.lax.scan(step, s, None, 500))(state)
+    # Each rounding has variance at most gap times step, 2^-7 * 2^-10: five sigmas of the mean of 2,000.
+    error = 5 * np.sqrt(500 * 2.0**-17 / 2000)
+    assert abs(float(state.mu.astype(jnp.float32).mean()) - 0.999**500) < error

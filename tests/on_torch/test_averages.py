@@ -1,0 +1,85 @@
+"""What storage does to an average over many steps, seen through the optimizer that keeps it."""
+
+import numpy as np
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_torch.formats import Encoded, as_format
+
+# An average of g = 1 from 0, rounded to nearest, stops where b x + (1 - b) rounds back to x.
+STOPS = {
+    ("bfloat16", 0.9): 0.984375,
+    ("bfloat16", 0.99): 0.8046875,
+    ("bfloat16", 0.999): 0.25,
+    ("bfloat16", 0.9999): 0.03125,
+    ("float16", 0.9): 0.998046875,
+    ("float16", 0.99): 0.9755859375,
+    ("float16", 0.999): 0.755859375,
+    ("float16", 0.9999): 0.25,
+    # The scale is a power of two, and so changes nothing where a code has all its mantissa bits.
+    ("float8_e4m3fn", 0.9): 0.75,
+    ("float8_e4m3fn", 0.99): 0.21875,
+    ("float8_e4m3fn", 0.999): 0.0234375,
+    ("float8_e5m2", 0.9): 0.5,
+    ("float8_e5m2", 0.99): 0.125,
+    ("float8_e5m2", 0.999): 0.015625,
+}
+SCALED = ("float16", "float8_e4m3fn", "float8_e5m2", "int8", "ufloat8_e5m3", "ufloat8_e4m4")
+QUICK = ("bfloat16", "scaled ufloat8_e5m3")
+STOCHASTIC = ("bfloat16", "float16", "ufloat8_e6m2", *(f"scaled {dtype}" for dtype in SCALED))
+
+
+def average_of_ones(fmt, b, rounding, shape, steps, seed=0):
+    """Take steps with a gradient of ones; return the optimizer, the parameter and both moments."""
+    p = torch.nn.Parameter(torch.zeros(shape))
+    # A second moment alone may have no sign.
+    mu = {"mu_dtype": fmt} if rounding == "nearest_unchecked" else {"mu_dtype": "float32"}
+    optimizer = hs.Optimizer(
+        [p], hs.scale_by_adam(b, b, **mu, nu_dtype=fmt, mu_rounding=rounding, nu_rounding=rounding, seed=seed)
+    )
+    p.grad = torch.ones(shape)
+    before = None
+    for _ in range(steps):
+        optimizer.step()
+        state = {key: x.clone() for key, x in optimizer.state[p].items() if key != "step"}
+        if before is not None and all(torch.equal(state[key], before[key]) for key in state):
+            break
+        before = state
+    return optimizer.state[p]
+
+
+def value(state, key, fmt, shape):
+    fmt = as_format("", "", fmt).for_shape(shape)  # formats work on memory in one row
+    return fmt.decode(Encoded(state[key].view(-1), _flat(state.get(f"{key}_scale")))).double().numpy()
+
+
+def _flat(scale):
+    return None if scale is None else scale.view(-1)
+
+
+@pytest.mark.parametrize(("dtype", "b"), STOPS)
+def test_nearest_averages_stop_at_their_fixed_points(dtype, b):
+    shape = (2, 4)
+    fmt = hs.scaled(dtype, min_size=0, min_ndim=1) if dtype.startswith("float8") else dtype
+    state = average_of_ones(fmt, b, "nearest_unchecked", shape, 6000)
+    assert int(state["step"]) < 6000
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert (value(state, key, fmt, shape) == STOPS[dtype, b]).all()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in STOCHASTIC]
+)
+def test_stochastic_averages_follow_the_true_mean(name):
+    """Of 4,096 averages of g = 1 the mean is 1 - b^t, to within 5 of its own standard errors.
+
+    The words are a function of the seed: the outcome is fixed.
+    """
+    kind, _, dtype = name.partition(" ")
+    fmt = hs.scaled(dtype, min_size=0) if dtype else kind
+    shape, steps, b = (32, 128), 300, float(np.float32(0.999))
+    v = value(average_of_ones(fmt, b, "stochastic", shape, steps, seed=3), "exp_avg_sq", fmt, shape)
+    z = (v.mean() - (1 - b**steps)) / (v.std(ddof=1) / np.sqrt(v.size))
+    assert abs(z) < 5
+    assert v.std() > 0.001 * v.mean()

@@ -1,0 +1,202 @@
+"""Lion and SGD: torch's own in float32, their state, groups, schedulers and bad input."""
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import halfstep_torch as hs
+from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.test_state_dict import parameters, run, through_a_file
+
+MAKES = {
+    "Lion": lambda params, **o: hs.Lion(params, lr=1e-2, weight_decay=0.1, mu_rounding="stochastic", **o),
+    "SGD": lambda params, **o: hs.SGD(params, lr=1e-2, momentum=0.9, weight_decay=0.1, nesterov=True, **o),
+    "SGD without momentum": lambda params, **o: hs.SGD(params, lr=1e-2, **o),
+}
+
+
+def steps(optimizer, p, count=20):
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(count):
+        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}], ids=str)
+@pytest.mark.parametrize("maximize", [False, True])
+def test_float32_sgd_is_torchs(options, maximize):
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 300)) for _ in range(2))
+    mine = hs.SGD([ours], lr=1e-2, weight_decay=0.1, maximize=maximize, **options)
+    other = torch.optim.SGD([theirs], lr=1e-2, weight_decay=0.1, maximize=maximize, foreach=False, **options)
+    steps(mine, ours, 100)
+    steps(other, theirs, 100)
+    # Of a gradient up to 5 the sum is up to 50, and its rounding errors, four of 2^-24 a step, are remembered
+    # for ten steps; the weight, of 10 at most, rounds twice a step.
+    bound = 100 * (2 * 2.0**-24 * 10 + 1e-2 * 10 * 4 * 2.0**-24 * 50)
+    assert (ours - theirs).abs().max() <= bound
+    assert theirs.abs().max() < 10
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(make):
+    params, resumed = parameters(), parameters()
+    optimizer = make(params, seed=2**60 + 1)
+    run(params, optimizer, range(3))
+    saved = through_a_file({"model": {name: p.detach() for name, p in params}, "opt": optimizer.state_dict()})
+    run(params, optimizer, range(3, 6))
+    other = make(resumed)
+    with torch.no_grad():
+        for name, p in resumed:
+            p.copy_(saved["model"][name])
+    other.load_state_dict(saved["opt"])
+    run(resumed, other, range(3, 6))
+    assert_same_snapshots(snapshot(optimizer), snapshot(other))
+
+
+def test_the_state_has_torchs_names():
+    for make, key in (("Lion", "exp_avg"), ("SGD", "momentum_buffer")):
+        params = parameters()
+        optimizer = MAKES[make](params)
+        run(params, optimizer, range(1))
+        state = optimizer.state[params[0][1]]
+        assert {name: x.dtype for name, x in state.items()} == {"step": torch.int64, key: torch.bfloat16}
+    params = parameters()
+    plain = MAKES["SGD without momentum"](params)
+    run(params, plain, range(1))
+    assert set(plain.state[params[0][1]]) == {"step"}
+
+
+def test_scaled_momentum_has_scales_beside_it():
+    p = torch.nn.Parameter(torch.ones(4, 6, dtype=torch.bfloat16))
+    optimizer = hs.SGD([p], momentum=0.9, accumulator_dtype=hs.scaled("float8_e4m3fn", 4, 0, 0))
+    steps(optimizer, p, 2)
+    assert optimizer.state[p]["momentum_buffer"].dtype == torch.float8_e4m3fn
+    assert optimizer.state[p]["momentum_buffer_scale"].shape == (4, 2)
+
+
+def test_a_group_may_have_a_momentum_of_its_own():
+    a, b = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
+    optimizer = hs.SGD([{"params": [a]}, {"params": [b], "momentum": 0.5}], lr=0.5)
+    for p in (a, b):
+        p.grad = torch.ones(5)
+    optimizer.step()
+    optimizer.step()
+    assert a[0] == 0.0
+    assert b[0] == -0.25
+    assert "momentum_buffer" not in optimizer.state[a]
+
+
+def test_a_momentum_that_comes_later_starts_from_zero():
+    p = torch.nn.Parameter(torch.ones(5))
+    optimizer = hs.SGD([p], lr=0.5)
+    p.grad = torch.ones(5)
+    optimizer.step()
+    optimizer.param_groups[0]["momentum"] = 0.5
+    optimizer.step()
+    assert optimizer.state[p]["momentum_buffer"][0] == 1
+    optimizer.step()
+    assert optimizer.state[p]["momentum_buffer"][0] == 1.5
+
+
+@pytest.mark.parametrize("name", ["CyclicLR", "OneCycleLR"])
+def test_schedulers_that_cycle_momentum_drive_it_as_torchs_own(name):
+    make = {
+        "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 1e-3, 1e-2, step_size_up=2),
+        "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 1e-2, total_steps=7),
+    }[name]
+    rates = []
+    for sgd in (hs.SGD, torch.optim.SGD):
+        p = torch.nn.Parameter(torch.ones(20))
+        optimizer = sgd([p], lr=1e-2, momentum=0.9)
+        scheduler, seen = make(optimizer), []
+        for _ in range(6):
+            steps(optimizer, p, 1)
+            group = optimizer.param_groups[0]
+            seen.append((float(group["lr"]), float(group["momentum"])))
+            scheduler.step()
+        rates.append(seen)
+    assert rates[0] == rates[1]
+    assert len({momentum for _, momentum in rates[0]}) > 2
+
+
+def parameter():
+    return torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda: hs.SGD([parameter()], nesterov=True),
+            ValueError,
+            "SGD: nesterov=True with momentum=0.0. Use a momentum such as 0.9.",
+        ),
+        (
+            lambda: hs.SGD([parameter()], momentum=-0.1),
+            ValueError,
+            "SGD: momentum=-0.1 is outside [0, 1). Use a decay rate such as 0.9.",
+        ),
+        (
+            lambda: hs.SGD([parameter()], momentum=0.999, rounding="nearest"),
+            ValueError,
+            'SGD: accumulator_dtype=bfloat16 with rounding="nearest" freezes at momentum=0.999 '
+            '(1-momentum < 2^-8). Use rounding="stochastic", or accumulator_dtype="float32".',
+        ),
+        (
+            lambda: hs.trace(0.999, accumulator_dtype="bfloat16", rounding="nearest"),
+            ValueError,
+            'trace: accumulator_dtype=bfloat16 with rounding="nearest" freezes at decay=0.999 '
+            '(1-decay < 2^-8). Use rounding="stochastic", or accumulator_dtype="float32".',
+        ),
+        (
+            lambda: hs.trace(0.9, accumulator_dtype=hs.scaled("ufloat8_e5m3")),
+            ValueError,
+            "trace: accumulator_dtype=ufloat8_e5m3 has no sign. "
+            "Use it for nu, and a signed format for accumulator.",
+        ),
+        (
+            lambda: hs.scale_by_lion(b1=1.5),
+            ValueError,
+            "scale_by_lion: b1=1.5 is outside [0, 1). Use a decay rate such as 0.9.",
+        ),
+        (
+            lambda: hs.Lion([parameter()], betas=0.9),
+            TypeError,
+            "Lion: betas=0.9 is not a pair. Use a pair such as (0.9, 0.999).",
+        ),
+        (
+            lambda: hs.Lion([parameter()], betas=(0.9, 0.999), mu_rounding="nearest"),
+            ValueError,
+            'Lion: mu_dtype=bfloat16 with mu_rounding="nearest" freezes at b2=0.999 (1-b2 < 2^-8). '
+            'Use mu_rounding="stochastic", or mu_dtype="float32".',
+        ),
+        (
+            lambda: hs.Lion([parameter()], mu_rounding="up"),
+            ValueError,
+            "Lion: mu_rounding='up' is not a rounding. "
+            'Use "stochastic", "nearest", "auto" or "nearest_unchecked".',
+        ),
+    ],
+)
+def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, kind, message):
+    with pytest.raises(kind) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_a_chain_and_the_class_are_one():
+    results = []
+    for make in (
+        lambda p: hs.SGD([("w", p)], lr=0.1, momentum=0.9, nesterov=True, seed=5),
+        lambda p: hs.Optimizer(
+            [("w", p)],
+            hs.chain(
+                hs.trace(0.9, True, seed=5), hs.scale_by_learning_rate(0.1), hs.round_stochastically(seed=5)
+            ),
+        ),
+    ):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 50).to(torch.bfloat16))
+        steps(make(p), p, 5)
+        results.append(p.detach().float().numpy())
+    np.testing.assert_array_equal(*results)
