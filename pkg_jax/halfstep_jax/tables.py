@@ -130,12 +130,11 @@ def _search(y: jax.Array, h, table: Table) -> jax.Array:
     position = jnp.where(y < 0, -behind_zero, behind_zero) + np.float32(table.zero - 0.25)
     first = jnp.clip(jnp.floor(position), 0, table.values.size - 2).astype(jnp.int32)
     numbers = jnp.asarray(np.append(table.values, np.float32(np.inf)))
-    low, middle, high = (numbers.at[first + k].get(mode="promise_in_bounds") for k in range(3))
-    ups = (
-        (h * (middle - low) < y - low).astype(jnp.int32),
-        (h * (high - middle) < y - middle).astype(jnp.int32),
-    )
-    return first + ups[0] + ups[1]
+    between = numbers.at[first + 1].get(mode="promise_in_bounds")
+    in_next = y >= between
+    other = numbers.at[jnp.where(in_next, first + 2, first)].get(mode="promise_in_bounds")
+    low, high = jnp.minimum(between, other), jnp.maximum(between, other)
+    return first + in_next.astype(jnp.int32) + (h * (high - low) < y - low).astype(jnp.int32)
 
 
 def _position(magnitude: jax.Array, table: Table) -> jax.Array:
