@@ -65,9 +65,23 @@ def test_flipping_one_expected_bit_of_any_element_of_any_output_fails(name):
                 expected, bits=np.where(number, expected.bits ^ 1, 0).astype(expected.bits.dtype)
             )
             assert differing(actual[output], flipped).all(), f"{name}#{case.id} {output}"
-            if expected.bits.size:
+            if expected.bits.size and expected.compare == "bits":
                 with pytest.raises(AssertionError, match="elements differ"):
                     assert_same(actual[output], flipped)
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_an_answer_past_its_ulps_fails(name):
+    backend = SpecBackend()
+    for case in VECTORS[name]:
+        for output, actual in backend.run(case).items():
+            expected = case.outputs[output]
+            if expected.compare == "bits":
+                continue
+            assert expected.compare["because"]
+            past = expected.bits + np.array(expected.compare["ulps"] + 1, expected.bits.dtype)
+            with pytest.raises(AssertionError, match="elements differ"):
+                assert_same(actual, dataclasses.replace(expected, bits=past))
 
 
 def test_an_unknown_op_is_refused_by_name():

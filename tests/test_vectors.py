@@ -14,8 +14,8 @@ VECTORS = load(SPEC_VERSION)
 
 def _slow(backend: str, name: str) -> bool:
     """Trajectories are programs of their own to compile: a second or more each."""
-    trajectories = ("weights", "mapped", "lion", "trace", "store_state")
-    programs = {"jax-jit": trajectories, "jax-sharded": ("adam", *trajectories)}
+    jit = ("weights", "mapped", "lion", "trace", "lamb", "store_state")
+    programs = {"jax-jit": jit, "jax-sharded": ("adam", *jit)}
     return backend == "torch-compile" or name in programs.get(backend, ())
 
 

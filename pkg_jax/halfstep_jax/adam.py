@@ -55,6 +55,7 @@ def scale_by_adam(
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     nesterov: bool = False,
+    bias_correction: bool = True,
     seed=0,
 ) -> optax.GradientTransformationExtraArgs:
     """Rescale updates by Adam, the moments kept in 16 bits or in 32.
@@ -77,14 +78,15 @@ def scale_by_adam(
         b2: decay rate of the second moment.
         eps: added to the root.
         eps_root: added under the root.
-        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled` for the first moment; None:
-            bfloat16 for bfloat16 params, else float32.
+        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `mapped`) for the first moment;
+            None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
             scale, and the unsigned scaled formats.
         mu_rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the average:
             stochastic then, as where `b1` is an array), or "nearest_unchecked" (nearest even so).
         nu_rounding: likewise. Nearest freezes a bfloat16 second moment above b2 = 0.996.
         nesterov: as in Optax.
+        bias_correction: False leaves the averages as they are: r1 = r2 = 1.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:
@@ -119,6 +121,7 @@ def scale_by_adam(
         eps=nonnegative(function, "eps", eps),
         eps_root=nonnegative(function, "eps_root", eps_root),
         nesterov=nesterov,
+        bias_correction=bias_correction,
         mu=StoredMoment(function, "mu", mu_dtype, mu_rounding, "b1", b1, Role.MU),
         nu=StoredMoment(function, "nu", nu_dtype, nu_rounding, "b2", b2, Role.NU, positive=True),
     )
@@ -152,11 +155,14 @@ class _Adam:
     eps: Any
     eps_root: Any
     nesterov: bool
+    bias_correction: bool
     mu: StoredMoment
     nu: StoredMoment
 
     def corrections(self, count: jax.Array) -> jax.Array:
         """Return r1, r2 and r1', the reciprocals of the bias corrections: float32[3]."""
+        if not self.bias_correction:
+            return jnp.ones(3, jnp.float32)
         rates = jnp.stack([jnp.asarray(b) for b in (self.b1, self.b2, self.b1)])
         return np.float32(1) / bias_correction(rates, count + np.array([0, 0, 1], np.int32))
 

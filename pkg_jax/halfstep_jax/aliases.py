@@ -39,8 +39,8 @@ def adam(
         b2: decay rate of the second moment.
         eps: added to the root of the second moment.
         eps_root: added under the root.
-        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled`; None: bfloat16 for bfloat16
-            params, else float32.
+        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `mapped`); None: bfloat16 for
+            bfloat16 params, else float32.
         nu_dtype: likewise, and "ufloat8_e6m2".
         mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
         nu_rounding: likewise.
@@ -85,7 +85,7 @@ def adam(
         ),
         scale_by_learning_rate(learning_rate),
     ]
-    return _stored("adam", param_storage, links, seed)
+    return stored("adam", param_storage, links, seed)
 
 
 def adamw(
@@ -117,8 +117,8 @@ def adamw(
         b2: decay rate of the second moment.
         eps: added to the root of the second moment.
         eps_root: added under the root.
-        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled`; None: bfloat16 for bfloat16
-            params, else float32.
+        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `mapped`); None: bfloat16 for
+            bfloat16 params, else float32.
         weight_decay: a number >= 0, a float32 scalar array, or a schedule.
         mask: which leaves decay, as in `add_decayed_weights`.
         nu_dtype: likewise, and "ufloat8_e6m2".
@@ -167,7 +167,7 @@ def adamw(
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
     ]
-    return _stored("adamw", param_storage, links, seed)
+    return stored("adamw", param_storage, links, seed)
 
 
 def lion(
@@ -191,8 +191,8 @@ def lion(
         learning_rate: a number >= 0, a float32 scalar array, or a schedule. It scales the decay too.
         b1: rate of the average whose sign is taken.
         b2: decay rate of the average that is kept.
-        mu_dtype: of that average: "float32", "bfloat16", "float16" or a signed format from `scaled`; None:
-            bfloat16 for bfloat16 params, else float32.
+        mu_dtype: of that average: "float32", "bfloat16", "float16" or a signed format (`scaled`, `mapped`);
+            None: bfloat16 for bfloat16 params, else float32.
         weight_decay: a number >= 0, a float32 scalar array, or a schedule.
         mask: which leaves decay, as in `add_decayed_weights`.
         mu_rounding: as in `scale_by_lion`.
@@ -221,7 +221,7 @@ def lion(
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
     ]
-    return _stored("lion", param_storage, links, seed)
+    return stored("lion", param_storage, links, seed)
 
 
 def sgd(
@@ -269,11 +269,21 @@ def sgd(
     constant_zero = isinstance(momentum, int | float) and momentum == 0
     if momentum is not None and not constant_zero:
         links.insert(0, trace(momentum, nesterov, accumulator_dtype, rounding=rounding, seed=seed))
-    return _stored("sgd", param_storage, links, seed)
+    return stored("sgd", param_storage, links, seed)
 
 
-def _stored(function: str, param_storage: str, links, seed) -> optax.GradientTransformationExtraArgs:
-    """Return a chain with what stores its weights: a last link, or a wrapper of the whole."""
+def stored(function: str, param_storage: str, links, seed) -> optax.GradientTransformationExtraArgs:
+    """Return a chain with what stores its weights: a last link, or a wrapper of the whole.
+
+    Args:
+        function: the alias, for the error.
+        param_storage: its argument.
+        links: of the chain.
+        seed: of the random words.
+
+    Raises:
+        ValueError: if `param_storage` is no way to store weights.
+    """
     ways = {
         "stochastic": lambda: optax.chain(*links, round_stochastically(seed)),
         "nearest": lambda: optax.chain(*links),

@@ -70,5 +70,18 @@ def nonnegative(function: str, name: str, value, way_out: str = "Use a number >=
     return number
 
 
+def check_order(function: str, low_name: str, low, high_name: str, high) -> None:
+    """Refuse a lower bound above its upper bound, as far as both can be read now.
+
+    Raises:
+        ValueError: if it is.
+    """
+    if not _traced(low) and not _traced(high) and low > high:
+        raise ValueError(
+            f"{function}: {low_name}={low!s} is above {high_name}={high!s}. "
+            f"Use {low_name} <= {high_name}, or None for no bound."
+        )
+
+
 def _traced(value) -> bool:
     return isinstance(value, Tracer)

@@ -12,6 +12,7 @@ from halfstep_torch.aliases import SGD, Adam, AdamW, Lion
 from halfstep_torch.chain import chain
 from halfstep_torch.float32_params import float32_params, set_float32_params
 from halfstep_torch.formats import mapped, scaled
+from halfstep_torch.lamb import Lamb, Lamb16
 from halfstep_torch.learning_rate import scale_by_learning_rate
 from halfstep_torch.lion import scale_by_lion
 from halfstep_torch.optimizer import Optimizer
@@ -19,6 +20,7 @@ from halfstep_torch.params import compensate, round_stochastically
 from halfstep_torch.random_words import Role, leaf_id, random_words
 from halfstep_torch.rounding import round_to
 from halfstep_torch.trace import trace
+from halfstep_torch.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.weight_decay import add_decayed_weights
 from halfstep_torch.wide_params import keep_master_params, split_params
 
@@ -26,6 +28,8 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Lamb",
+    "Lamb16",
     "Lion",
     "Optimizer",
     "Role",
@@ -42,6 +46,7 @@ __all__ = [
     "scale_by_adam",
     "scale_by_learning_rate",
     "scale_by_lion",
+    "scale_by_trust_ratio",
     "scaled",
     "set_float32_params",
     "split_params",

@@ -78,6 +78,7 @@ class ScaleByAdam(Link):
     nu_rounding: str
     nesterov: bool
     seed: int
+    bias_correction: bool = True
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -113,8 +114,11 @@ class ScaleByAdam(Link):
         """Return `AdamRule.number_names`, all computed in float32."""
         one = np.float32(1)
         b1, b2, eps, eps_root = map(np.float32, values[:4])
-        r1, r2 = one / bias_correction(b1, step), one / bias_correction(b2, step)
-        r1_next = one / bias_correction(b1, step + 1)
+        if self.bias_correction:
+            r1, r2 = one / bias_correction(b1, step), one / bias_correction(b2, step)
+            r1_next = one / bias_correction(b1, step + 1)
+        else:
+            r1, r2, r1_next = one, one, one
         return tuple(map(float, (b1, one - b1, b2, one - b2, r1, r2, r1_next, eps, eps_root)))
 
 
@@ -129,6 +133,7 @@ def scale_by_adam(
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     nesterov: bool = False,
+    bias_correction: bool = True,
     seed: Seed = 0,
 ) -> Link:
     """Rescale updates by Adam.
@@ -143,7 +148,7 @@ def scale_by_adam(
     (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
 
     Group entries: `betas`, `eps`, `eps_root`, `mu_dtype`, `nu_dtype`. State: `exp_avg`, `exp_avg_sq`, and
-    of `scaled` formats `exp_avg_scale`, `exp_avg_sq_scale`.
+    of formats with scales `exp_avg_scale`, `exp_avg_sq_scale`.
 
     Args:
         b1: decay rate of the first moment.
@@ -152,12 +157,13 @@ def scale_by_adam(
         eps_root: added inside it.
         mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
             format with a sign, or None: bfloat16 for bfloat16 params, else float32.
-        nu_dtype: how the second is stored: any of these, a `scaled` format without a sign, or
+        nu_dtype: how the second is stored: any of these, a `scaled` or `mapped` format without a sign, or
             "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".
         nu_rounding: likewise, for the second moment.
         nesterov: use Nesterov momentum.
+        bias_correction: False leaves the averages as they are: r1 = r2 = 1.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:
@@ -181,5 +187,5 @@ def scale_by_adam(
     _MU.check(function, mu, mu_rounding, rates[0])
     _NU.check(function, nu, nu_rounding, rates[1])
     seed = as_seed(function, seed)
-    mu_dtype, nu_dtype = group_value(mu), group_value(nu)
-    return ScaleByAdam(b1, b2, eps, eps_root, mu_dtype, nu_dtype, mu_rounding, nu_rounding, nesterov, seed)
+    moments = (group_value(mu), group_value(nu), mu_rounding, nu_rounding)
+    return ScaleByAdam(b1, b2, eps, eps_root, *moments, nesterov, seed, bias_correction)

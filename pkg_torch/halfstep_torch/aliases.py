@@ -37,9 +37,9 @@ class Adam(Optimizer):
         weight_decay: L2 decay, added to the gradient.
         maximize: ascend.
         mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
-            a `scaled` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
-        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` format without a sign, or
-            "ufloat8_e6m2".
+            a `scaled` or `mapped` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `mapped` format without
+            a sign, or "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".
         nu_rounding: likewise, for the second moment.
@@ -84,7 +84,7 @@ class Adam(Optimizer):
         b1, b2 = pair(function, "betas", betas)
         adam = ScaleByAdam(b1, b2, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
         links = [AddDecayedWeights(weight_decay), adam, ScaleByLearningRate(lr)]
-        tx = _stored(function, chain(*links), param_storage, seed)
+        tx = stored(function, chain(*links), param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
@@ -104,9 +104,9 @@ class AdamW(Optimizer):
         weight_decay: decoupled decay; it is scaled by the learning rate.
         maximize: ascend.
         mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
-            a `scaled` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
-        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` format without a sign, or
-            "ufloat8_e6m2".
+            a `scaled` or `mapped` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `mapped` format without
+            a sign, or "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".
         nu_rounding: likewise, for the second moment.
@@ -151,7 +151,7 @@ class AdamW(Optimizer):
         b1, b2 = pair(function, "betas", betas)
         adam = ScaleByAdam(b1, b2, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
         links = [adam, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
-        tx = _stored(function, chain(*links), param_storage, seed)
+        tx = stored(function, chain(*links), param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
@@ -207,7 +207,7 @@ class Lion(Optimizer):
         b1, b2 = pair(function, "betas", betas)
         lion = ScaleByLion(b1, b2, mu_dtype, mu_rounding, seed)
         links = [lion, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
-        tx = _stored(function, chain(*links), param_storage, seed)
+        tx = stored(function, chain(*links), param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
@@ -271,12 +271,22 @@ class SGD(Optimizer):
         # In the chain even if momentum is 0: a group may have a momentum of its own.
         trace = Trace(momentum, nesterov, accumulator_dtype, rounding, seed, without_zero=True)
         links = [AddDecayedWeights(weight_decay), trace, ScaleByLearningRate(lr)]
-        tx = _stored(function, chain(*links), param_storage, seed)
+        tx = stored(function, chain(*links), param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
-def _stored(function: str, tx: Chain, param_storage: str, seed: int) -> Chain:
-    """Return a chain that ends with a way of storing weights."""
+def stored(function: str, tx: Chain, param_storage: str, seed: int) -> Chain:
+    """Return a chain that ends with a way of storing weights.
+
+    Args:
+        function: the alias, for the message.
+        tx: the links before.
+        param_storage: its argument.
+        seed: of the random words.
+
+    Raises:
+        ValueError: if `param_storage` is no way to store weights.
+    """
     ways: dict[str, Callable[[], Chain]] = {
         "stochastic": lambda: chain(tx, RoundStochastically(seed)),
         "nearest": lambda: tx,

@@ -7,7 +7,7 @@ choices are made: a pure function of tensors, hashable, so that equal rules shar
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -98,6 +98,21 @@ class Rule(Protocol):
             state: state arrays of all rules; scales in one row.
             numbers: what `Link.numbers` gave: floats, or float32 0-d tensors in compiled code.
             words: from role to int32 words, one per element.
+        """
+        ...
+
+
+@runtime_checkable
+class MeasuringRule(Rule, Protocol):
+    """A rule that has to know norms of a whole parameter before it can update any stretch of it."""
+
+    def measure(self, p_norms: Tensor, u_norms: Tensor, numbers: Sequence[float]) -> Tensor:
+        """Return of each parameter the one number that `update` reads, in place of its `numbers`.
+
+        Args:
+            p_norms: of the weights, float32, an entry per parameter.
+            u_norms: of the incoming updates, likewise.
+            numbers: what `Link.numbers` gave.
         """
         ...
 

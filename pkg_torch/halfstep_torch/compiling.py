@@ -105,19 +105,19 @@ def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 @functools.cache
 def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -> Callable:
-    """Return a function (p, g, state, numbers, keys, offsets) that steps flat tensors in place.
+    """Return a function (p, g, u, state, numbers, keys, offsets) that steps flat tensors in place.
 
     Args:
-        plan: of the leaf; all its blocks are whole.
+        plan: of the leaf, or a stage of it; all its blocks are whole.
         device: of its memory.
-        grad_dtype: of its gradient.
+        grad_dtype: of what comes in: of the gradient, or float32.
 
     Returns:
-        The function: p, g and each of the list `state` 1-D, or of a plan with blocks in rows of its unit, but
-        scales 1-D; state arrays in their `kernel_dtype`; `numbers` a float32 vector
-        of the numbers of all rules; `keys` an int32 vector; `offsets` another, of a number for each unit of
-        the plan that is added to the index of its elements, or None for a plan without blocks. Compiled
-        already.
+        The function: p, g, u and each of the list `state` 1-D, or of a plan with blocks in rows of its unit,
+        but scales 1-D; state arrays in their `kernel_dtype`; u what a stage leaves to the next, or None where
+        the stage changes p; `numbers` a float32 vector of the numbers of all its rules; `keys` an int32
+        vector; `offsets` another, of a number for each unit of the plan that is added to the index of its
+        elements, or None for a plan without blocks. Compiled already.
 
     Raises:
         Exception: whatever torch.compile raises where it cannot compile.
@@ -125,16 +125,22 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
     names, unit = list(plan.arrays), plan.unit
 
     def step_in_place(
-        p: Tensor, g: Tensor, state: Sequence[Tensor], numbers: Tensor, keys: Tensor, offsets: Tensor | None
+        p: Tensor,
+        g: Tensor,
+        u: Tensor | None,
+        state: Sequence[Tensor],
+        numbers: Tensor,
+        keys: Tensor,
+        offsets: Tensor | None,
     ) -> None:
         old = dict(zip(names, state, strict=True))
         first, *others = keys.unbind()
         if offsets is not None:
             first = (first + offsets)[:, None]
-        new_p, new = plan.run(p, g, old, _by_rule(plan, numbers.unbind()), [first, *others])
-        p.copy_(new_p)
-        for name, array in old.items():
-            array.copy_(new[name])
+        out, new = plan.run(p, g, old, _by_rule(plan, numbers.unbind()), [first, *others])
+        (p if u is None else u).copy_(out)
+        for name, array in new.items():
+            old[name].copy_(array)
 
     kernel = torch.compile(_own_code(step_in_place), dynamic=True, fullgraph=True, options=_options(device))
     units = max(_SCRATCH // unit, 4)
@@ -153,9 +159,8 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
     ]
     p, g = (scratch(dtype, unit, rows) for dtype in (plan.dtype, grad_dtype))
     offsets = torch.zeros(units, dtype=torch.int32, device=device) if plan.blocks else None
-    numbers = torch.ones(
-        sum(len(rule.number_names) for rule in plan.rules), dtype=torch.float32, device=device
-    )
+    numbers = torch.ones(sum(plan.number_counts), dtype=torch.float32, device=device)
+    u = None if plan.lands else scratch(torch.float32, unit, rows)
     keys = torch.zeros(1 + sum(1 + len(roles) for roles in plan.roles), dtype=torch.int32, device=device)
     with warnings.catch_warnings():
         # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
@@ -164,7 +169,7 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         # Lengths are dynamic; what the plan says (bits of mantissa, elements of a block) is constant.
         with torch._dynamo.config.patch(specialize_int=True):
-            kernel(p, g, state, numbers, keys, offsets)
+            kernel(p, g, u, state, numbers, keys, offsets)
     return kernel
 
 
@@ -175,8 +180,8 @@ def in_rows(x: Tensor, width: int) -> Tensor:
 
 
 def _by_rule(plan: Plan, numbers: Sequence) -> list[Sequence]:
-    ends = itertools.accumulate(len(rule.number_names) for rule in plan.rules)
-    return [numbers[end - len(rule.number_names) : end] for rule, end in zip(plan.rules, ends, strict=True)]
+    ends = itertools.accumulate(plan.number_counts)
+    return [numbers[end - n : end] for n, end in zip(plan.number_counts, ends, strict=True)]
 
 
 def _own_code(function: Callable) -> Callable:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep_torch.batches import new_state
 from halfstep_torch.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.running import new_state
 from halfstep_torch.step import Plan
 
 _LARGEST_HALF = 65504.0

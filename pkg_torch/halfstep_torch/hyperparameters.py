@@ -62,6 +62,15 @@ def nonnegative(function: str, name: str, value, way_out: str = "Use a number >=
     return number
 
 
+def check_order(function: str, low_name: str, low: float, high_name: str, high: float) -> None:
+    """Raise ValueError for a lower bound above its upper bound."""
+    if low > high:
+        raise ValueError(
+            f"{function}: {low_name}={low:.7g} is above {high_name}={high:.7g}. "
+            f"Use {low_name} <= {high_name}, or None for no bound."
+        )
+
+
 def pair(function: str, name: str, value) -> tuple:
     """Return two decay rates, each still unchecked."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:

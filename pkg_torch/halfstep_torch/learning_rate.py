@@ -42,22 +42,31 @@ class ScaleByLearningRate(Link):
 
     def read(self, function: str, group: Mapping[str, Any]) -> tuple:
         """Return (lr,), a number or a schedule."""
-        lr = group["lr"]
-        if callable(lr):
-            return (lr,)
-        return (nonnegative(function, "lr", lr, "Use a number >= 0, or maximize=True to ascend."),)
+        return (read_rate(function, group),)
 
     def rule(self, function: str, values: tuple, weights: Weights) -> LearningRateRule:
         """Return the product."""
         return LearningRateRule()
 
     def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
-        """Return the rate with its sign. A schedule reads the count before its increment (contract A6)."""
-        (lr,) = values
-        if callable(lr):
-            name = f"lr({step - 1})"
-            lr = nonnegative(function, name, lr(step - 1), "Use a schedule of numbers >= 0.")
+        """Return the rate with its sign."""
+        lr = rate_at(function, values[0], step)
         return (-lr if self.flip_sign else lr,)
+
+
+def read_rate(function: str, group: Mapping[str, Any]) -> Any:
+    """Return the entry `lr` of a param group, checked: a float32 number, or a schedule."""
+    lr = group["lr"]
+    if callable(lr):
+        return lr
+    return nonnegative(function, "lr", lr, "Use a number >= 0, or maximize=True to ascend.")
+
+
+def rate_at(function: str, lr: float | Schedule, step: int) -> float:
+    """Return the rate of a step. A schedule reads the count before its increment (contract A6)."""
+    if not callable(lr):
+        return lr
+    return nonnegative(function, f"lr({step - 1})", lr(step - 1), "Use a schedule of numbers >= 0.")
 
 
 class ScheduledGroup(dict):

@@ -1,16 +1,18 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep_torch.batches import Batch, Leaf, attach_keys, attach_state
 from halfstep_torch.chain import Chain, Link, Weights, chain
 from halfstep_torch.compiling import Compile
 from halfstep_torch.learning_rate import ScheduledGroup
 from halfstep_torch.leaves import check_grad, check_weight, leaf_name
-from halfstep_torch.running import Batch, Leaf, attach_keys, attach_state
+from halfstep_torch.running import compile_batch, run_batch
 from halfstep_torch.state_dict import (
     add_headers,
     describe_formats,
@@ -262,12 +264,14 @@ class Optimizer(torch.optim.Optimizer):
         for _, _, param in self._named():
             elements[param.device] = elements.get(param.device, 0) + param.numel()
         compiled_from = [
-            self._compile.prepare(self._name, batch.device, elements[batch.device], batch.compile)
+            self._compile.prepare(
+                self._name, batch.device, elements[batch.device], partial(compile_batch, batch)
+            )
             for batch in batches
         ]
         # Everything that can fail has been tried: from here on, weights change.
         for batch, shortest in zip(batches, compiled_from, strict=True):
-            batch.run(shortest)
+            run_batch(batch, shortest)
         for batch in batches:
             for leaf in batch.leaves:
                 self.state[leaf.param]["step"] += 1

@@ -5,148 +5,59 @@ logical array, whatever the layout in memory: that order gives the random words 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import StateArray
+from halfstep_torch.batches import Batch, Leaf
 from halfstep_torch.compiling import compiled_kernel, in_rows, kernel_dtype
-from halfstep_torch.leaves import check_state_array
-from halfstep_torch.random_words import as_int32, leaf_id
-from halfstep_torch.step import Plan, keys_at, stream_keys
+from halfstep_torch.norms import Squares, norms, per_element, squares
+from halfstep_torch.random_words import as_int32
+from halfstep_torch.step import Plan, keys_at
 
 
-@dataclasses.dataclass
-class Leaf:
-    """A parameter on its way through one step.
-
-    Attributes:
-        param: the weights, with a gradient.
-        name: the leaf name.
-        step: the count after this step.
-        state: state arrays, row-major.
-        keys: for the random words; uint32, as `stream_keys` gives them.
-    """
-
-    param: Tensor
-    name: str
-    step: int
-    state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    keys: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1, np.uint32))
-
-    @property
-    def grad(self) -> Tensor:
-        """The gradient, detached."""
-        assert self.param.grad is not None
-        return self.param.grad.detach()
+def compile_batch(batch: Batch, compiled_from: int) -> None:
+    """Compile the kernels that `run_batch` will call, if any; raise what torch.compile raises."""
+    for i, stage in enumerate(batch.plan.stages):
+        if any(_is_compiled(stage, leaf, compiled_from) for leaf in batch.leaves):
+            compiled_kernel(stage.whole, batch.device, torch.float32 if i else batch.grad_dtype)
 
 
-@dataclasses.dataclass
-class Batch:
-    """Leaves that share a plan, its numbers, a device and the dtype of their gradients.
-
-    Attributes:
-        plan: of the leaves.
-        numbers: of each rule.
-        device: of the leaves.
-        grad_dtype: of their gradients.
-        leaves: the parameters.
-    """
-
-    plan: Plan
-    numbers: list[tuple[float, ...]]
-    device: torch.device
-    grad_dtype: torch.dtype
-    leaves: list[Leaf] = dataclasses.field(default_factory=list)
-
-    def compile(self, compiled_from: int) -> None:
-        """Compile the kernel that `run` will call, if it will call one; raise what torch.compile raises."""
-        if any(self._compiled(leaf, compiled_from) for leaf in self.leaves):
-            compiled_kernel(self.plan.whole, self.device, self.grad_dtype)
-
-    def _compiled(self, leaf: Leaf, compiled_from: int | None) -> bool:
-        """Whether a leaf is stepped by a compiled kernel."""
-        # One unit alone would be a graph of its own.
-        long_enough = compiled_from is not None and leaf.param.numel() >= max(
-            compiled_from, 2 * self.plan.unit
-        )
-        return long_enough and self.plan.whole is not None
-
-    def run(self, compiled_from: int | None) -> None:
-        """Step the leaves in place.
-
-        Args:
-            compiled_from: number of elements from which a leaf is stepped by a compiled kernel; None: never.
-        """
-        piece = eager_piece(self.device)
-        compiled, together, length = [], [], 0
-        for leaf in self.leaves:
-            n = leaf.param.numel()
-            if self._compiled(leaf, compiled_from):
-                compiled.append(leaf)
-            elif n >= piece:
-                _run_in_pieces(self, leaf)
-            else:
-                if length + n > piece:
-                    _run_together(self, together)
-                    together, length = [], 0
-                together.append(leaf)
-                length += n
-        if length:
-            _run_together(self, together)
-        if compiled:
-            _run_compiled(self, compiled)
-
-
-def attach_state(function: str, batches: Sequence[Batch], states: MutableMapping[Tensor, Any]) -> None:
-    """Give leaves their state arrays: new parameters get zeros, those of others are checked.
+def run_batch(batch: Batch, compiled_from: int | None) -> None:
+    """Step the leaves of a batch in place.
 
     Args:
-        function: for messages.
-        batches: of leaves.
-        states: an optimizer's state, from parameter to its flat dict.
+        batch: of leaves with their state and keys.
+        compiled_from: number of elements from which a leaf is stepped by a compiled kernel; None: never.
     """
-    for batch in batches:
-        arrays = batch.plan.arrays
-        for leaf in batch.leaves:
-            state = states[leaf.param]
-            if not state:
-                state.update(new_state(leaf.param, arrays))
-            # A momentum that was 0 until now had no buffer.
-            state.update({key: kept.new(leaf.param) for key, kept in arrays.items() if key not in state})
-            for key, kept in arrays.items():
-                check_state_array(function, leaf.name, key, kept, state[key], leaf.param)
-            leaf.state = {key: state[key] for key in arrays}
+    piece = eager_piece(batch.device)
+    compiled, together, length = [], [], 0
+    for leaf in batch.leaves:
+        n = leaf.param.numel()
+        if any(_is_compiled(stage, leaf, compiled_from) for stage in batch.plan.stages):
+            compiled.append(leaf)
+        elif n >= piece:
+            _run_alone(batch, leaf, None)
+        else:
+            if length + n > piece:
+                _run_together(batch, together)
+                together, length = [], 0
+            together.append(leaf)
+            length += n
+    if length:
+        _run_together(batch, together)
+    for leaf in compiled:
+        _run_alone(batch, leaf, compiled_from)
 
 
-def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tensor]:
-    """Return the state of a parameter that was never stepped.
-
-    Args:
-        param: the weights.
-        arrays: what is kept for it.
-    """
-    step = torch.zeros((), dtype=torch.int64)
-    return {"step": step, **{key: kept.new(param) for key, kept in arrays.items()}}
-
-
-def attach_keys(batches: Sequence[Batch], seeds: Sequence[int | None]) -> None:
-    """Give leaves the keys of their random words, those of equal streams derived at once.
-
-    Args:
-        batches: of leaves.
-        seeds: of each link of the chain.
-    """
-    by_streams: dict[tuple, list[Leaf]] = {}
-    for batch in batches:
-        by_streams.setdefault(batch.plan.streams(seeds), []).extend(batch.leaves)
-    for streams, leaves in by_streams.items():
-        rows = stream_keys(streams, [leaf.step for leaf in leaves], [leaf_id(leaf.name) for leaf in leaves])
-        for leaf, row in zip(leaves, rows, strict=True):
-            leaf.keys = row
+def _is_compiled(stage: Plan, leaf: Leaf, compiled_from: int | None) -> bool:
+    """Whether a stage of a leaf is stepped by a compiled kernel."""
+    # One unit alone would be a graph of its own.
+    long_enough = compiled_from is not None and leaf.param.numel() >= max(compiled_from, 2 * stage.unit)
+    return long_enough and stage.whole is not None
 
 
 def eager_piece(device: torch.device) -> int:
@@ -171,16 +82,36 @@ def _run_together(batch: Batch, leaves: Sequence[Leaf]) -> None:
     params = [leaf.param.detach() for leaf in leaves]
     lengths = [p.numel() for p in params]
     p = torch.cat([p.reshape(-1) for p in params])
-    g = torch.cat([leaf.grad.reshape(-1) for leaf in leaves])
-    state = {name: torch.cat([leaf.state[name].view(-1) for leaf in leaves]) for name in batch.plan.arrays}
+    u = torch.cat([leaf.grad.reshape(-1) for leaf in leaves])
     keys = _keys_together(leaves, lengths, batch.device)
-    new_p, new_state = batch.plan.run(p, g, state, batch.numbers, keys)
-    for param, new in zip(params, new_p.split(lengths), strict=True):
+    for stage, numbers in zip(batch.plan.stages, batch.stage_numbers, strict=True):
+        state = {name: torch.cat([leaf.state[name].view(-1) for leaf in leaves]) for name in stage.arrays}
+        if stage.measures:
+            of_weights = squares(stage.weights_seen(p.to(torch.float32), state)[0], lengths)
+            measured = _measured(stage, numbers, [of_weights], [squares(u, lengths)])
+            numbers = [(per_element(measured, lengths),), *numbers[1:]]
+        u, new_state = stage.run(p, u, state, numbers, keys)
+        for name, array in new_state.items():
+            sizes = [leaf.state[name].numel() for leaf in leaves]
+            for leaf, new in zip(leaves, array.split(sizes), strict=True):
+                leaf.state[name].view(-1).copy_(new)
+    for param, new in zip(params, u.split(lengths), strict=True):
         param.copy_(new.view(param.shape))
-    for name, array in new_state.items():
-        sizes = [leaf.state[name].numel() for leaf in leaves]
-        for leaf, new in zip(leaves, array.split(sizes), strict=True):
-            leaf.state[name].view(-1).copy_(new)
+
+
+def _measured(
+    stage: Plan, numbers: Sequence[Sequence], weights: Sequence[Squares], updates: Sequence[Squares]
+) -> Tensor:
+    """Return of each leaf the number that the first rule of a stage reads.
+
+    Args:
+        stage: that begins with a rule that measures.
+        numbers: of its rules.
+        weights: squares of the pieces of the leaves' weights.
+        updates: of their updates.
+    """
+    rule: Any = stage.rules[stage.first]
+    return rule.measure(norms(weights), norms(updates), numbers[0])
 
 
 def _keys_together(leaves: Sequence[Leaf], lengths: Sequence[int], device: torch.device) -> Sequence:
@@ -199,7 +130,8 @@ class _Piece:
 
     Attributes:
         p: weights, in one row.
-        g: gradient.
+        g: gradient, or the update of the stage before.
+        u: what the stage leaves to the next one; None where it changes the weights.
         state: state arrays; scales of the stretch alone.
         start: row-major index of its first element.
         stop: the index past its last one.
@@ -207,31 +139,25 @@ class _Piece:
 
     p: Tensor
     g: Tensor
+    u: Tensor | None
     state: dict[str, Tensor]
     start: int
     stop: int
 
 
-def _pieces(plan: Plan, leaf: Leaf, length: int) -> Iterator[_Piece]:
-    """Yield flat aliases of a leaf's weights, gradient and state.
-
-    Where memory has another order, the weights are a row-major copy that is written back at the end.
-
-    Args:
-        plan: of the leaf.
-        leaf: the parameter.
-        length: elements of a piece: about as many, of whole blocks.
-    """
-    param, total = leaf.param.detach(), leaf.param.numel()
-    rows, grad = param.contiguous(), leaf.grad.contiguous()
-    length = max(length // plan.unit, 1) * plan.unit
-    for start in range(0, total, length):
-        stop = min(start + length, total)
-        state = {
-            name: flat(leaf.state[name], kept.size(start), kept.size(stop - start))
-            for name, kept in plan.arrays.items()
-        }
-        yield _Piece(flat(rows, start, stop - start), flat(grad, start, stop - start), state, start, stop)
+def _run_alone(batch: Batch, leaf: Leaf, compiled_from: int | None) -> None:
+    """Step one leaf, stage after stage."""
+    param, incoming = leaf.param.detach(), leaf.grad.contiguous()
+    rows = param.contiguous()
+    for i, stage in enumerate(batch.plan.stages):
+        u = None if stage.lands else torch.empty(param.numel(), dtype=torch.float32, device=batch.device)
+        arrays = rows, incoming, u
+        measured = _measured_alone(batch, i, leaf, arrays) if stage.measures else None
+        if _is_compiled(stage, leaf, compiled_from):
+            _run_compiled(batch, i, leaf, arrays, measured)
+        else:
+            _run_in_pieces(batch, i, leaf, arrays, measured)
+        incoming = u
     if rows.data_ptr() == param.data_ptr():
         # The aliases have version counters of their own: autograd must learn that the weights changed.
         torch.autograd.graph.increment_version(leaf.param)
@@ -239,18 +165,58 @@ def _pieces(plan: Plan, leaf: Leaf, length: int) -> Iterator[_Piece]:
         param.copy_(rows)
 
 
-def _run_in_pieces(batch: Batch, leaf: Leaf) -> None:
-    """Step one long leaf in eager mode."""
-    for piece in _pieces(batch.plan, leaf, eager_piece(batch.device)):
-        _run_piece(batch, leaf, piece)
+def _pieces(stage: Plan, leaf: Leaf, arrays: Sequence, length: int) -> Iterator[_Piece]:
+    """Yield flat aliases of a leaf's memory.
+
+    Args:
+        stage: of the leaf's plan.
+        leaf: the parameter.
+        arrays: row-major weights, gradient or update, and what the stage leaves to the next, or None.
+        length: elements of a piece: about as many, of whole blocks.
+    """
+    total = leaf.param.numel()
+    length = max(length // stage.unit, 1) * stage.unit
+    for start in range(0, total, length):
+        stop = min(start + length, total)
+        state = {
+            name: flat(leaf.state[name], kept.size(start), kept.size(stop - start))
+            for name, kept in stage.arrays.items()
+        }
+        p, g, u = (x if x is None else flat(x, start, stop - start) for x in arrays)
+        assert p is not None
+        assert g is not None
+        yield _Piece(p, g, u, state, start, stop)
 
 
-def _run_piece(batch: Batch, leaf: Leaf, piece: _Piece) -> None:
-    keys = _keys_of(batch.plan, leaf, piece, batch.device)
-    new_p, new_state = batch.plan.run(piece.p, piece.g, piece.state, batch.numbers, keys)
-    piece.p.copy_(new_p)
-    for name, array in piece.state.items():
-        array.copy_(new_state[name])
+def _measured_alone(batch: Batch, i: int, leaf: Leaf, arrays: Sequence) -> Tensor:
+    """Return what the first rule of the i-th stage reads of a leaf, 0-d."""
+    stage, numbers, weights, updates = batch.plan.stages[i], batch.stage_numbers[i], [], []
+    for piece in _pieces(stage, leaf, arrays, eager_piece(batch.device)):
+        p = stage.weights_seen(piece.p.to(torch.float32), piece.state)[0]
+        weights.append(squares(p, [p.numel()]))
+        updates.append(squares(piece.g, [p.numel()]))
+    return _measured(stage, numbers, weights, updates)[0]
+
+
+def _run_in_pieces(batch: Batch, i: int, leaf: Leaf, arrays: Sequence, measured: Tensor | None) -> None:
+    """Run the i-th stage of a long leaf in eager mode."""
+    stage, numbers = batch.plan.stages[i], _with_measured(batch, i, measured)
+    for piece in _pieces(stage, leaf, arrays, eager_piece(batch.device)):
+        _run_piece(stage, numbers, leaf, piece)
+
+
+def _with_measured(batch: Batch, i: int, measured: Tensor | None) -> list:
+    """Return the numbers of the i-th stage's rules, with the one that was measured if there is one."""
+    numbers = batch.stage_numbers[i]
+    return numbers if measured is None else [(measured,), *numbers[1:]]
+
+
+def _run_piece(stage: Plan, numbers: Sequence[Sequence], leaf: Leaf, piece: _Piece) -> None:
+    keys = _keys_of(stage, leaf, piece, piece.p.device)
+    out, new_state = stage.run(piece.p, piece.g, piece.state, numbers, keys)
+    (piece.p if piece.u is None else piece.u).copy_(out)
+    for name, array in new_state.items():
+        piece.state[name].copy_(array)
 
 
 def _keys_of(plan: Plan, leaf: Leaf, piece: _Piece, device: torch.device) -> Sequence:
@@ -265,41 +231,47 @@ def _keys_of(plan: Plan, leaf: Leaf, piece: _Piece, device: torch.device) -> Seq
     return torch.from_numpy(columns).to(device).unbind()
 
 
-def _run_compiled(batch: Batch, leaves: Sequence[Leaf]) -> None:
-    """Step leaves by the compiled kernel, one call for every piece."""
-    plan, whole = batch.plan, batch.plan.whole
+def _run_compiled(batch: Batch, i: int, leaf: Leaf, arrays: Sequence, measured: Tensor | None) -> None:
+    """Run the i-th stage of a leaf by its compiled kernel, one call for every piece."""
+    stage, vector = batch.plan.stages[i], batch.stage_vectors[i]
+    whole = stage.whole
     assert whole is not None
-    kernel = compiled_kernel(whole, batch.device, batch.grad_dtype)
-    numbers = torch.tensor([x for of_rule in batch.numbers for x in of_rule], dtype=torch.float32)
-    numbers = numbers.to(batch.device)
-    for leaf in leaves:
-        for piece in _pieces(plan, leaf, compiled_piece(batch.device, plan)):
-            if piece.start >> 32 != (piece.stop - 1) >> 32:
-                _run_piece(batch, leaf, piece)  # too rare to have a kernel
-                continue
-            row = keys_at(plan, leaf.keys, piece.start) if piece.start else leaf.keys
-            keys = torch.from_numpy(as_int32(row)).to(batch.device)
-            if plan is whole:
-                units = (piece.stop - piece.start) // plan.unit
-                offsets = keys.new_zeros(units) if plan.blocks else None
-                _call(plan, kernel, piece.p, piece.g, piece.state, numbers, keys, offsets)
-            else:
-                _run_padded(plan, kernel, piece, numbers, keys)
+    kernel = compiled_kernel(whole, batch.device, torch.float32 if i else batch.grad_dtype)
+    vector = vector if measured is None else torch.cat([measured.view(1), vector])
+    for piece in _pieces(stage, leaf, arrays, compiled_piece(batch.device, stage)):
+        if piece.start >> 32 != (piece.stop - 1) >> 32:
+            _run_piece(stage, _with_measured(batch, i, measured), leaf, piece)  # too rare to have a kernel
+            continue
+        row = keys_at(stage, leaf.keys, piece.start) if piece.start else leaf.keys
+        keys = torch.from_numpy(as_int32(row)).to(batch.device)
+        if stage is whole:
+            units = (piece.stop - piece.start) // stage.unit
+            offsets = keys.new_zeros(units) if stage.blocks else None
+            _call(stage, kernel, piece.p, piece.g, piece.u, piece.state, vector, keys, offsets)
+        else:
+            _run_padded(stage, kernel, piece, vector, keys)
 
 
 def _call(
-    plan: Plan, kernel: Callable, p: Tensor, g: Tensor, state: Mapping[str, Tensor], *others: Tensor | None
+    stage: Plan,
+    kernel: Callable,
+    p: Tensor,
+    g: Tensor,
+    u: Tensor | None,
+    state: Mapping[str, Tensor],
+    *others: Tensor | None,
 ) -> None:
-    """Call a kernel with flat tensors: in the shapes and dtypes that it wants."""
-    if plan.blocks:
-        p, g = in_rows(p, plan.unit), in_rows(g, plan.unit)
-        kept = plan.arrays
+    """Call a kernel with row-major tensors: in the shapes and dtypes that it wants."""
+    if stage.blocks:
+        p, g = in_rows(p, stage.unit), in_rows(g, stage.unit)
+        u = u if u is None else in_rows(u, stage.unit)
+        kept = stage.arrays
         state = {
-            name: x if kept[name].scale_of else in_rows(x, kept[name].size(plan.unit))
+            name: x if kept[name].scale_of else in_rows(x, kept[name].size(stage.unit))
             for name, x in state.items()
         }
     wide = [x.to(kernel_dtype(x.dtype, x.device)) for x in state.values()]
-    kernel(p, g, wide, *others)
+    kernel(p, g, u, wide, *others)
     for x, stepped in zip(state.values(), wide, strict=True):
         if stepped is not x:
             x.copy_(stepped)
@@ -312,7 +284,8 @@ def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, ke
     runs, rows = piece.p.numel() // blocks.unit, {}
     elements = {name: x for name, x in piece.state.items() if plan.arrays[name].scale_of is None}
     padded = {name: plan.whole.arrays[name].size(blocks.padded) for name in elements}
-    for name, x in {"p": piece.p, "g": piece.g, **elements}.items():
+    changed = {"p": piece.p, **elements} if piece.u is None else {"u": piece.u, **elements}
+    for name, x in {"p": piece.p, "g": piece.g, **changed}.items():
         rows[name] = x.new_zeros(runs, padded.get(name, blocks.padded))
         rows[name][:, : x.numel() // runs] = x.view(runs, -1)
     state = {name: rows[name] if name in elements else x for name, x in piece.state.items()}
@@ -320,8 +293,8 @@ def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, ke
     gap = blocks.padded - blocks.unit
     offsets = torch.arange(0, -runs * gap, -gap, dtype=torch.int32, device=keys.device)
     offsets = offsets.repeat_interleave(in_run)
-    _call(plan.whole, kernel, rows["p"], rows["g"], state, numbers, keys, offsets)
-    for name, x in {"p": piece.p, **elements}.items():
+    _call(plan.whole, kernel, rows["p"], rows["g"], rows.get("u"), state, numbers, keys, offsets)
+    for name, x in changed.items():
         x.view(runs, -1).copy_(rows[name][:, : x.numel() // runs])
         if name in elements and plan.arrays[name].packed_of and blocks.unit % 2:
             x.view(runs, -1)[:, -1] &= 15  # the other half byte is no element's

@@ -6,6 +6,7 @@ same one in eager mode and under torch.compile.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.blocks import Blocks
-from halfstep_torch.chain import Link, Rule, StateArray, Weights
+from halfstep_torch.chain import Link, MeasuringRule, Rule, StateArray, Weights, Words
 from halfstep_torch.float_formats import dtype_name
 from halfstep_torch.params import NearestRule, WeightRule, apply_updates
 from halfstep_torch.random_words import Role, high_key, leaf_keys, words_from
@@ -36,6 +37,8 @@ class Plan:
         wrapped: how many rules before the last see the float32 weights that it keeps.
         dtype: of the weights.
         maximize: ascend.
+        first: the rule with which this stage of the step begins.
+        stop: the rule before which it ends, or None.
     """
 
     rules: tuple[Rule, ...]
@@ -45,11 +48,50 @@ class Plan:
     wrapped: int
     dtype: torch.dtype
     maximize: bool
+    first: int = 0
+    stop: int | None = None
+
+    @functools.cached_property
+    def stages(self) -> tuple["Plan", ...]:
+        """The step, cut in front of every rule that measures: by itself where none does.
+
+        A stage is run on all of a parameter before the next begins. All but the last leave an update in
+        float32 and the weights alone.
+        """
+        cuts = [i for i, rule in enumerate(self.rules) if isinstance(rule, MeasuringRule)]
+        ends = [0, *cuts, len(self.rules)] if cuts else []
+        return tuple(dataclasses.replace(self, first=i, stop=j) for i, j in itertools.pairwise(ends)) or (
+            self,
+        )
 
     @property
+    def measures(self) -> bool:
+        """Whether this stage begins with a rule that measures."""
+        return self.stop is not None and bool(self.own) and isinstance(self.rules[self.first], MeasuringRule)
+
+    @property
+    def lands(self) -> bool:
+        """Whether this stage is the last one, which changes the weights."""
+        return self.stop is None or self.stop == len(self.rules)
+
+    @property
+    def own(self) -> range:
+        """Which of the rules belong to this stage."""
+        return range(len(self.rules))[self.first : self.stop]
+
+    @functools.cached_property
+    def number_counts(self) -> tuple[int, ...]:
+        """How many numbers each of the stage's rules reads."""
+        measuring = self.first if self.measures else None
+        return tuple(1 if i == measuring else len(self.rules[i].number_names) for i in self.own)
+
+    @functools.cached_property
     def arrays(self) -> dict[str, StateArray]:
-        """State arrays of all rules, by name."""
-        return {name: array for rule in self.rules for name, array in rule.arrays.items()}
+        """State arrays of the stage's rules, by name, and those that its weights are read from."""
+        rules = [self.rules[i] for i in self.own]
+        if self.wrapped and not self.lands:
+            rules.append(self.rules[-1])
+        return {name: array for rule in rules for name, array in rule.arrays.items()}
 
     @property
     def blocks(self) -> frozenset[Blocks]:
@@ -89,37 +131,51 @@ class Plan:
         of_source = {source: seeds[link] for source, link in zip(self.sources, self.links, strict=True)}
         return tuple((of_source[i] or 0, roles) for i, roles in enumerate(self.roles))
 
+    def weights_seen(self, p32: Tensor, state: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the float32 weights that each of the stage's rules sees, given those of the model."""
+        wrapped = range(len(self.rules) - 1 - self.wrapped, len(self.rules) - 1)
+        if not any(i in wrapped for i in self.own):
+            return [p32] * len(self.own)
+        known = self.weight_rule.float32(p32, state)
+        return [known if i in wrapped else p32 for i in self.own]
+
     def run(
-        self, p: Tensor, g: Tensor, state: Mapping[str, Tensor], numbers: Sequence[Sequence], keys: Sequence
+        self, p: Tensor, u: Tensor, state: Mapping[str, Tensor], numbers: Sequence[Sequence], keys: Sequence
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the new weights and the new state arrays.
+        """Return the new weights, or the float32 update if another stage follows, and the new state arrays.
 
         Args:
             p: weights, a stretch of whole blocks: a leaf, a piece of one, or many leaves end to end; in one
                 row, or in rows of the plan's unit.
-            g: their gradient, of any dtype that float32 holds.
+            u: their gradient, of any dtype that float32 holds, or the update of the stage before.
             state: state arrays, in the shape of `p`, scales in one row.
-            numbers: of each rule.
+            numbers: of each of the stage's rules.
             keys: the columns of `stream_keys`: int32 numbers or 0-d tensors, or tensors that broadcast with
                 `p`. The first is the row-major index minus the position in `p`.
         """
-        index = torch.arange(p.numel(), dtype=torch.int32, device=p.device).view(p.shape) + keys[0]
-        words, at = [], 1
-        for roles in self.roles:
-            k1: dict[int, Any] = dict(zip(roles, keys[at + 1 : at + 1 + len(roles)], strict=True))
-            words.append(words_from(index, keys[at], k1))
-            at += 1 + len(roles)
-        u, p32, new_state = g.to(torch.float32), p.to(torch.float32), {}
-        if self.maximize:
+        words = self._words(p, keys)
+        u, p32, new_state = u.to(torch.float32), p.to(torch.float32), {}
+        if self.maximize and self.first == 0 and not self.measures:
             u = -u
-        last: Any = self.rules[-1] if self.rules else None
-        known = last.float32(p32, state) if self.wrapped else p32
-        wrapped = range(len(self.rules) - 1 - self.wrapped, len(self.rules) - 1)
-        for i, (rule, source, rule_numbers) in enumerate(zip(self.rules, self.sources, numbers, strict=True)):
-            rule_words = _no_words if source is None else words[source]
-            u, arrays = rule.update(u, known if i in wrapped else p32, state, rule_numbers, rule_words)
+        seen = self.weights_seen(p32, state)
+        for i, known, of_rule in zip(self.own, seen, numbers, strict=True):
+            u, arrays = self.rules[i].update(u, known, state, of_rule, words.get(self.sources[i], _no_words))
             new_state.update(arrays)
-        return apply_updates(p32, u, self.dtype), new_state
+        return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
+
+    def _words(self, p: Tensor, keys: Sequence) -> dict[int | None, Words]:
+        """Return the random words of each distinct seed that the stage reads."""
+        read = {self.sources[i] for i in self.own} - {None}
+        if not read:
+            return {}
+        index = torch.arange(p.numel(), dtype=torch.int32, device=p.device).view(p.shape) + keys[0]
+        words, at = {}, 1
+        for source, roles in enumerate(self.roles):
+            if source in read:
+                k1: dict[int, Any] = dict(zip(roles, keys[at + 1 : at + 1 + len(roles)], strict=True))
+                words[source] = words_from(index, keys[at], k1)
+            at += 1 + len(roles)
+        return words
 
 
 def _with_whole_blocks(x: Any) -> Any:

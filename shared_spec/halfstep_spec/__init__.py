@@ -14,12 +14,14 @@ from halfstep_spec.formats import Encoded, Format, as_format, mapped, scaled
 from halfstep_spec.learning_rate import scale_by_learning_rate
 from halfstep_spec.lion import ScaleByLion
 from halfstep_spec.moments import bias_correction, ema
+from halfstep_spec.norms import norm
 from halfstep_spec.params import SplitWeight, apply_updates, compensate, nearest_away, round_stochastically
 from halfstep_spec.random_words import Role, fold, leaf_id, leaf_key, random_words, threefry2x32
 from halfstep_spec.rounding import decode, round_to
 from halfstep_spec.storage import StoredMoment
 from halfstep_spec.store_state import StoreState
 from halfstep_spec.trace import Trace
+from halfstep_spec.trust_ratio import TrustRatio, tempered_trust_ratio
 from halfstep_spec.update_rule import RuleState, UpdateRule
 from halfstep_spec.weight_decay import add_decayed_weights
 
@@ -40,6 +42,7 @@ __all__ = [
     "StoreState",
     "StoredMoment",
     "Trace",
+    "TrustRatio",
     "UpdateRule",
     "add_decayed_weights",
     "apply_updates",
@@ -53,10 +56,12 @@ __all__ = [
     "leaf_key",
     "mapped",
     "nearest_away",
+    "norm",
     "random_words",
     "round_stochastically",
     "round_to",
     "scale_by_learning_rate",
     "scaled",
+    "tempered_trust_ratio",
     "threefry2x32",
 ]

@@ -20,6 +20,7 @@ class ScaleByAdam(UpdateRule):
 
     Attributes:
         mu_rounding: "nearest" or "stochastic"; so `nu_rounding`. ("auto" is resolved before: contract F3.)
+        bias_correction: False: r1 = r2 = r1' = 1.
     """
 
     b1: float = 0.9
@@ -32,6 +33,7 @@ class ScaleByAdam(UpdateRule):
     nu_rounding: str = "stochastic"
     nesterov: bool = False
     seed: int = 0
+    bias_correction: bool = dataclasses.field(default=True, metadata={"later": True})
 
     @property
     def moments(self) -> dict[str, StoredMoment]:
@@ -61,7 +63,6 @@ class ScaleByAdam(UpdateRule):
             leaf: its name, for the random words.
             p: not read.
         """
-        one = np.float32(1)
         g, t = np.asarray(g, np.float32), state.count + 1
         mu, nu = self.moments.values()
         m, v = mu.decode(state.moments["mu"]), nu.decode(state.moments["nu"])
@@ -70,11 +71,19 @@ class ScaleByAdam(UpdateRule):
             "nu": nu.encode(ema(v, g * g, self.b2), self.seed, t, leaf),
         }
         m, v = mu.decode(stored["mu"]), nu.decode(stored["nu"])
-        r1, r2 = one / bias_correction(self.b1, t), one / bias_correction(self.b2, t)
+        r1, r2, r1_next = self._corrections(t)
         if self.nesterov:
-            r1_next = one / bias_correction(self.b1, t + 1)
             m_hat = ema(m * r1_next, g * r1, self.b1)
         else:
             m_hat = m * r1
         u = m_hat / (np.sqrt(v * r2 + np.float32(self.eps_root)) + np.float32(self.eps))
         return u, RuleState(t, stored)
+
+    def _corrections(self, t: int) -> tuple[np.float32, np.float32, np.float32]:
+        """Return r1, r2 and r1', the reciprocals of the bias corrections."""
+        one = np.float32(1)
+        if not self.bias_correction:
+            return one, one, one
+        rates = ((self.b1, t), (self.b2, t), (self.b1, t + 1))
+        r1, r2, r1_next = (one / bias_correction(b, count) for b, count in rates)
+        return r1, r2, r1_next

@@ -1,6 +1,6 @@
 """Whole steps of any update rule: the order in which the links stand, and how weights are stored.
 
-Contract: section A. Vectors: adam, weights.
+Contract: section A. Vectors: adam, weights, lamb.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from halfstep_spec.params import (
     round_stochastically,
 )
 from halfstep_spec.rounding import decode
+from halfstep_spec.trust_ratio import TrustRatio, tempered_trust_ratio
 from halfstep_spec.update_rule import RuleState, UpdateRule
 from halfstep_spec.weight_decay import add_decayed_weights
 
@@ -47,6 +48,8 @@ class Step:
         decay: "decoupled" (after the update rule) or "l2" (before it, into the moments).
         param_dtype: of the weights.
         param_storage: one of `PARAM_STORAGES`.
+        trust: LAMB's ratio, after the decay; None leaves the link out.
+        trust_power: makes that the ratio of `lamb16`, of which `trust` has only the bound `max_norm`.
     """
 
     rule: UpdateRule
@@ -54,6 +57,8 @@ class Step:
     decay: str = "decoupled"
     param_dtype: str = "bfloat16"
     param_storage: str = "stochastic"
+    trust: TrustRatio | None = None
+    trust_power: float | None = None
 
     def init(self, p: np.ndarray) -> StepState:
         """Return the state of a leaf whose weights have the patterns `p`."""
@@ -98,10 +103,18 @@ class Step:
         u, rule = self.rule.update(g, state.rule, leaf, p32)
         if self.weight_decay and self.decay == "decoupled":
             u = add_decayed_weights(u, p32, self.weight_decay)
+        if self.trust:
+            u = self._trust_at(learning_rate).scale(u, p32)
         u = scale_by_learning_rate(u, learning_rate)
         words = param_words(self.rule.seed, rule.count, leaf, p.shape)
         u, extra = self._store(p, p32, u, state.extra, words)
         return apply_updates(p, u, self.param_dtype), StepState(rule, extra)
+
+    def _trust_at(self, learning_rate) -> TrustRatio:
+        assert self.trust
+        if self.trust_power is None:
+            return self.trust
+        return tempered_trust_ratio(learning_rate, self.trust_power, self.trust.max_norm)
 
     @property
     def _split(self) -> SplitWeight | None:

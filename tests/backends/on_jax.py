@@ -1,7 +1,7 @@
 """halfstep_jax as a backend: op by op, under jit, and under jit over eight devices."""
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,21 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import halfstep_jax as hs
-from backends.protocol import Backend, format_of, offset_of, rule_arguments, scalar, seed_of, unrefused
+from backends.protocol import (
+    Backend,
+    format_of,
+    offset_of,
+    ratio_numbers,
+    rule_arguments,
+    scalar,
+    seed_of,
+    unrefused,
+)
 from halfstep_jax.formats import Format
 from halfstep_jax.moments import bias_correction
+from halfstep_jax.norms import norm
 from halfstep_jax.random_words import leaf_keys, threefry2x32
+from halfstep_jax.trust_ratio import TrustRatio
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8
@@ -23,6 +34,10 @@ _ALIASES = {
     "adam_step": (hs.adam, hs.adamw),
     "lion_step": (functools.partial(hs.lion, weight_decay=0), hs.lion),
     "trace_step": (lambda rate, decay, **options: hs.sgd(rate, decay, **options), None),
+    "lamb_step": (
+        None,
+        lambda rate, **options: (hs.lamb16 if "trust_power" in options else hs.lamb)(rate, **options),
+    ),
 }
 """By op: the alias without decay, and that with decoupled decay."""
 _WRAPPERS = {
@@ -172,7 +187,17 @@ class JaxBackend(Backend):
         columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
         return {name: from_jax(np.stack(column)) for name, column in columns}
 
-    adam_step = lion_step = trace_step = step
+    adam_step = lion_step = trace_step = lamb_step = step
+
+    def norm(self, case: Case) -> dict[str, Array]:
+        return {"norm": from_jax(self._compiled(norm)(self._put(case.inputs["x"])))}
+
+    def trust_ratio(self, case: Case) -> dict[str, Array]:
+        numbers = {name: np.float32(value) for name, value in ratio_numbers(case).items()}
+        coefficient = numbers.pop("trust_coefficient")
+        ratio = functools.partial(TrustRatio(**numbers).of_norms, coefficient=coefficient)
+        norms = (jnp.asarray(to_numpy(case.inputs[name])) for name in ("p_norm", "u_norm"))
+        return {"ratio": from_jax(self._compiled(ratio)(*norms))}
 
     def store_state_step(self, case: Case) -> dict[str, Array]:
         """Take steps from a new state; scales stand where the state's own tree has its arrays."""
@@ -189,8 +214,9 @@ class JaxBackend(Backend):
         step = self._compiled(step)
         for bits in i["g"].bits:
             p, state = step(p, state, _tree(case, put(Array(i["g"].dtype, bits))))
-            stored: Any = state[0]
-            inner, scale = stored.inner_state, stored.scale
+            stored = cast(hs.StoreStateState, state[0])
+            inner: Any = stored.inner_state
+            scale: Any = stored.scale
             kept = {name: getattr(inner, name) for name in names if not name.endswith("_scale")}
             kept |= {
                 f"{name}_scale": scale[inner._fields.index(name)] for name in kept if f"{name}_scale" in i

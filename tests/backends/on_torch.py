@@ -6,13 +6,15 @@ import numpy as np
 import torch
 
 import halfstep_torch as hs
-from backends.protocol import Backend, offset_of, rule_arguments, scalar, seed_of, unrefused
+from backends.protocol import Backend, offset_of, ratio_numbers, rule_arguments, scalar, seed_of, unrefused
 from halfstep_spec.vectors import Array, Case
 from halfstep_torch.chain import Weights
 from halfstep_torch.formats import Format
 from halfstep_torch.moments import bias_correction
+from halfstep_torch.norms import norm
 from halfstep_torch.params import apply_updates
 from halfstep_torch.random_words import fold, leaf_keys
+from halfstep_torch.trust_ratio import TrustRatioRule
 
 _STATE = {
     "mu": "exp_avg",
@@ -157,7 +159,17 @@ class TorchBackend(Backend):
             for name, x in columns.items()
         }
 
-    adam_step = lion_step = trace_step = step
+    adam_step = lion_step = trace_step = lamb_step = step
+
+    def norm(self, case: Case) -> dict[str, Array]:
+        return {"norm": from_torch(norm(to_torch(case.inputs["x"])))}
+
+    def trust_ratio(self, case: Case) -> dict[str, Array]:
+        numbers = {"coefficient": 1.0, "power": 1.0} | ratio_numbers(case)
+        numbers["coefficient"] = numbers.pop("trust_coefficient")
+        rule = TrustRatioRule(tempered="power" in case.inputs)
+        norms = (to_torch(case.inputs[name]) for name in ("p_norm", "u_norm"))
+        return {"ratio": from_torch(rule.measure(*norms, [numbers[name] for name in rule.number_names]))}
 
 
 def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
@@ -197,7 +209,27 @@ def _trace(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimize
     return hs.SGD(named, rate, **rule, param_storage=a["param_storage"], **options)
 
 
-_OPTIMIZERS = {"adam_step": _adam, "lion_step": _lion, "trace_step": _trace}
+def _lamb(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+    """Return the public class that a case asks for, or its chain where the class has no such argument."""
+    rule = unrefused(rule_arguments(case, hs))
+    named, betas = [(_parameter_name(case), p)], (rule.pop("b1"), rule.pop("b2"))
+    eps, eps_root = rule.pop("eps"), rule.pop("eps_root")
+    decay, rate, storage = (
+        scalar(case, "weight_decay"),
+        scalar(case, "learning_rate"),
+        case.arguments["param_storage"],
+    )
+    if not eps_root:
+        make = hs.Lamb16 if "trust_power" in rule else hs.Lamb
+        return make(named, rate, betas, eps, decay, **rule, param_storage=storage, **options)
+    assert storage == "stochastic"
+    ratio = hs.scale_by_trust_ratio(max_norm=rule.pop("max_norm", None))
+    links = [hs.scale_by_adam(*betas, eps, eps_root, **rule), hs.add_decayed_weights(decay), ratio]
+    links += [hs.scale_by_learning_rate(rate), hs.round_stochastically(seed_of(case))]
+    return hs.Optimizer(named, hs.chain(*links), **options)
+
+
+_OPTIMIZERS = {"adam_step": _adam, "lion_step": _lion, "trace_step": _trace, "lamb_step": _lamb}
 """By op: the public optimizer that takes the steps of a case."""
 
 

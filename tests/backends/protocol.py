@@ -24,6 +24,9 @@ class Backend:
         "lion_step",
         "trace_step",
         "store_state_step",
+        "norm",
+        "trust_ratio",
+        "lamb_step",
     )
 
     def run(self, case: Case) -> dict[str, Array]:
@@ -80,3 +83,8 @@ def format_of(value: Any, package: Any) -> Any:
 def unrefused(options: dict[str, Any]) -> dict[str, Any]:
     """Return a rule's arguments with every nearest rounding forced, as the vectors mean it."""
     return {name: unchecked(v) if name.endswith("rounding") else v for name, v in options.items()}
+
+
+def ratio_numbers(case: Case) -> dict[str, float]:
+    """Return the numbers of a trust ratio; those that are not given are not asked for."""
+    return {name: scalar(case, name) for name in case.inputs if name not in ("p_norm", "u_norm")}

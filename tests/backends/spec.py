@@ -3,7 +3,7 @@
 import numpy as np
 
 import halfstep_spec as spec
-from backends.protocol import Backend, format_of, offset_of, rule_arguments, scalar, seed_of
+from backends.protocol import Backend, format_of, offset_of, ratio_numbers, rule_arguments, scalar, seed_of
 from halfstep_spec.cases.steps import RULES, stored_arrays
 from halfstep_spec.vectors import Array, Case
 
@@ -57,13 +57,17 @@ class SpecBackend(Backend):
 
     def step(self, case: Case) -> dict[str, Array]:
         a, i = case.arguments, case.inputs
-        rule = RULES[a.get("inner", case.op)](**rule_arguments(case, spec))
+        options = rule_arguments(case, spec)
+        bounds = {n: options.pop(n) for n in ("max_norm",) if n in options}
+        trust = spec.TrustRatio(**bounds) if case.op == "lamb_step" else None
+        others = (scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"], trust)
+        power = options.pop("trust_power", None)
+        rule = RULES[a.get("inner", case.op)](**options)
         if "inner" in a:
             select = a["select"] and tuple(a["select"])
-            rule = spec.StoreState(
-                rule, format_of(a["state_format"], spec), a["state_rounding"], select, rule.seed
-            )
-        step = spec.Step(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
+            fmt = format_of(a["state_format"], spec)
+            rule = spec.StoreState(rule, fmt, a["state_rounding"], select, rule.seed)
+        step = spec.Step(rule, *others, power)
         stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale"), i["p"].bits.shape) for n in rule.moments}
         state = spec.StepState(spec.RuleState(int(i["count"].bits), stored), _bits(i, "extra"))
         p, rows = i["p"].bits, []
@@ -73,7 +77,16 @@ class SpecBackend(Backend):
                 rows.append(stored_arrays(step, p, state))
         return {n: Array.of(np.stack([row[n].bits for row in rows]), x.dtype) for n, x in rows[0].items()}
 
-    adam_step = lion_step = trace_step = store_state_step = step
+    adam_step = lion_step = trace_step = lamb_step = store_state_step = step
+
+    def norm(self, case: Case) -> dict[str, Array]:
+        x = case.inputs["x"]
+        with np.errstate(invalid="ignore", over="ignore"):
+            return {"norm": Array.of(spec.norm(spec.decode(x.bits, x.dtype)))}
+
+    def trust_ratio(self, case: Case) -> dict[str, Array]:
+        norms = (case.inputs[name].bits.view(np.float32) for name in ("p_norm", "u_norm"))
+        return {"ratio": Array.of(spec.TrustRatio(**ratio_numbers(case)).ratio(*norms))}
 
 
 def _bits(inputs: dict[str, Array], name: str) -> np.ndarray | None:

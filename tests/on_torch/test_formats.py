@@ -12,7 +12,7 @@ from backends.on_torch import from_torch, to_torch
 from compare import assert_same
 from halfstep_spec.formats import SCALED_DTYPES
 from halfstep_spec.vectors import Array
-from halfstep_torch import running
+from halfstep_torch import batches, running
 from halfstep_torch.formats import Encoded, Format
 from on_torch.steps import assert_same_snapshots, snapshot, values
 
@@ -152,7 +152,7 @@ def test_state_takes_the_bytes_that_it_should(shapes, options, most):
     optimizer = hs.AdamW(params, compile=False, **options)
     kept = 0
     for _, p, plan in optimizer.plans():
-        state = running.new_state(p, plan.arrays)
+        state = batches.new_state(p, plan.arrays)
         kept += sum(x.numel() * x.element_size() for key, x in state.items() if key != "step")
     assert kept / sum(p.numel() for p in params) <= most
 

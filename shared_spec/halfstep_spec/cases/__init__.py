@@ -6,6 +6,7 @@ One module per subject; inputs are chosen here and nowhere else.
 from halfstep_spec.cases import (
     adam,
     formats,
+    lamb,
     mapped,
     moments,
     momentum,
@@ -31,5 +32,6 @@ FILES = {
     "trace": (momentum.NOTES, momentum.trace_cases),
     "store_state": (store_state.NOTES, store_state.cases),
     "mapped": (mapped.NOTES, mapped.cases),
+    "lamb": (lamb.NOTES, lamb.cases),
 }
 """By file: what its flags mean, and the function that returns its cases."""

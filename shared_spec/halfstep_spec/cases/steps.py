@@ -20,7 +20,12 @@ from halfstep_spec.trace import Trace
 from halfstep_spec.update_rule import UpdateRule
 from halfstep_spec.vectors import Array, Case
 
-RULES: dict[str, type[UpdateRule]] = {"adam_step": ScaleByAdam, "lion_step": ScaleByLion, "trace_step": Trace}
+RULES: dict[str, type[UpdateRule]] = {
+    "adam_step": ScaleByAdam,
+    "lion_step": ScaleByLion,
+    "trace_step": Trace,
+    "lamb_step": ScaleByAdam,
+}
 """By op: the update rule whose step it is."""
 
 STORE_STATE = "store_state_step"
@@ -100,7 +105,12 @@ def _question(rule: UpdateRule) -> tuple[str, dict[str, float], dict[str, object
         arguments |= {"inner": inner, "state_format": _plain(rule.dtype), "state_rounding": rule.rounding}
         return STORE_STATE, numbers, arguments | {"select": rule.select and list(rule.select)}
     op = next(op for op, kind in RULES.items() if type(rule) is kind)
-    values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # pyright: ignore
+    values = {
+        field.name: getattr(rule, field.name)
+        for field in dataclasses.fields(rule)  # pyright: ignore
+        # What came after vectors were published is not named where it is as it was.
+        if not field.metadata.get("later") or getattr(rule, field.name) != field.default
+    }
     del values["seed"]
     numbers = {name: value for name, value in values.items() if isinstance(value, float)}
     return op, numbers, {name: _plain(value) for name, value in values.items() if name not in numbers}

@@ -1,0 +1,227 @@
+"""LAMB: norms, ratios of norms that are given, and whole steps."""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from halfstep_spec.adam import ScaleByAdam
+from halfstep_spec.aliases import PARAM_STORAGES, Step
+from halfstep_spec.cases.inputs import reals
+from halfstep_spec.cases.steps import describe, step_case
+from halfstep_spec.formats import scaled
+from halfstep_spec.norms import norm
+from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.trust_ratio import TrustRatio, tempered_trust_ratio
+from halfstep_spec.vectors import Array, Case
+
+NOTES = {
+    "Range": "elements whose squares underflow or overflow in float32",
+    "Special": "zeros, infinities, NaN, an empty array",
+    "Zero": "a norm of 0, of the weights, of the update or of both: the ratio is 1, before it is bounded",
+    "Bounds": "bounds on norms or on the ratio that matter",
+    "Power": "the ratio of lamb16",
+    "Given": "max_norm is 0, so that every norm of weights counts as 0, and the ratio is 1: what a step does "
+    "with a ratio that is given, to the bit",
+    "Order": "the ratio depends on the order of a sum: weights are compared in ulps",
+}
+
+_STEPS, _SHAPE, _SIZE = 5, (8, 6), 48
+_UNIT = 2.0**-24
+
+
+def cases() -> list[Case]:
+    """Return the cases of lamb.json."""
+    return [*_norm_cases(), *_ratio_cases(), *_power_cases(), *_given_cases(), *_step_cases()]
+
+
+def _norm_cases():
+    inf, nan = np.inf, np.nan
+    rows = {
+        "one element: exact": (reals("one element", 1, (-3, 2)), ()),
+        "two equal elements": (np.full(2, 3.0), ()),
+        "a row": (reals("a row", 48, (-6, 3)), ()),
+        "a matrix": (reals("a matrix", 960, (-4, 0)).reshape(40, 24), ()),
+        "around 1e-20": (reals("small", 48, (-67, -64)), ("Range",)),
+        "around 1e20": (reals("large", 48, (63, 66)), ("Range",)),
+        "the smallest normal numbers": (reals("smallest", 48, (-126, -125)), ("Range",)),
+        "next to the largest number": (reals("next to the largest", 3, (125, 125)), ("Range",)),
+        "sixty binades": (reals("sixty binades", 48, (-40, 19)), ("Range",)),
+        "past the largest number": (np.full(16, 3e38), ("Range",)),
+        "empty": (np.zeros(0), ("Special",)),
+        "zeros of both signs": (np.array([0.0, -0.0]), ("Special",)),
+        "an infinity": (np.array([1, -inf, 2]), ("Special",)),
+        "a NaN": (np.array([1, nan, 2]), ("Special",)),
+        "NaN beside an infinity": (np.array([inf, nan]), ("Special",)),
+    }
+    for comment, (x, flags) in rows.items():
+        yield _norm_case(comment, np.asarray(x, np.float32), "float32", flags)
+    for dtype in ("bfloat16", "float16"):
+        yield _norm_case(f"{dtype}: the norm is float32", reals(dtype, 48, (-6, 3)), dtype, ())
+    yield _norm_case("bfloat16 around 1e-20", reals("small bfloat16", 48, (-67, -64)), "bfloat16", ("Range",))
+
+
+def _norm_case(comment: str, x: np.ndarray, dtype: str, flags) -> Case:
+    with np.errstate(invalid="ignore", over="ignore"):
+        bits = round_to(x, dtype)
+        n = norm(decode(bits, dtype))
+    compare = "bits" if x.size <= 1 or not np.isfinite(n) or n == 0 else _ulps(*_norm_ulps(x.size))
+    inputs = {"x": Array.of(bits, dtype)}
+    return Case("norm", comment, {}, inputs, {"norm": Array.of(n, compare=compare)}, flags, ("L1",))
+
+
+def _norm_ulps(n: int) -> tuple[int, str]:
+    return n + 2, (
+        f"two sums of {n} squares in different orders: each is off by at most n 2^-24, its root by half of "
+        "that and one rounding"
+    )
+
+
+def _ulps(ulps: int, because: str) -> dict:
+    return {"ulps": ulps, "because": because}
+
+
+def _ratio_cases():
+    p, u = np.abs(reals("weights' norms", 16, (-8, 8))), np.abs(reals("updates' norms", 16, (-8, 8)))
+    wide = np.abs(reals("wide norms", 16, (-60, 60)))
+    inf, nan = np.inf, np.nan
+    zero_p, zero_u = np.array([0, 0, 3, 3, 0, inf, nan, 0]), np.array([0, 5, 0, 5, inf, 0, 0, nan])
+    odd_p, odd_u = np.array([inf, 1, inf, nan, 1, 1e30, 1e-30]), np.array([1, inf, inf, 1, nan, 1e-30, 1e30])
+    yield _ratio_case("plain", p, u, TrustRatio())
+    yield _ratio_case("over many binades", wide, wide[::-1], TrustRatio(), ("Range",))
+    yield _ratio_case("a coefficient and an eps", p, u, TrustRatio(trust_coefficient=0.3, eps=0.1))
+    yield _ratio_case("zeros", zero_p, zero_u, TrustRatio(), ("Zero",))
+    yield _ratio_case("zeros, eps", zero_p, zero_u, TrustRatio(eps=0.1), ("Zero",))
+    yield _ratio_case(
+        "zeros, raised by min_norm", zero_p, zero_u, TrustRatio(min_norm=0.7), ("Zero", "Bounds")
+    )
+    bounded = TrustRatio(min_ratio=0.2, max_ratio=0.9)
+    yield _ratio_case("zeros, ratio bounded", zero_p, zero_u, bounded, ("Zero", "Bounds"))
+    yield _ratio_case("norms that are no numbers", odd_p, odd_u, TrustRatio(), ("Special",))
+    rows = {
+        "min_norm": TrustRatio(min_norm=2.5),
+        "max_norm": TrustRatio(max_norm=2.5),
+        "both, and they are equal": TrustRatio(min_norm=2.5, max_norm=2.5),
+        "ratio bounded": TrustRatio(min_ratio=0.5, max_ratio=1.5),
+        "everything": TrustRatio(0.5, 1.3, 1e-3, 10.0, 0.1, 5.0),
+    }
+    for comment, trust in rows.items():
+        yield _ratio_case(comment, p, u, trust, ("Bounds",))
+
+
+def _power_cases():
+    p, u = np.abs(reals("weights' norms", 16, (-4, 4))), np.abs(reals("updates' norms", 16, (-4, 4)))
+    zero_p, zero_u = np.array([0, 0, 3, np.nan]), np.array([0, 5, 0, 1])
+    for lr in (1e-3, 1e-2):
+        yield _ratio_case(f"lr {lr}", p, u, tempered_trust_ratio(lr, 0.382), ("Power",))
+    yield _ratio_case("another power", p, u, tempered_trust_ratio(1e-2, 0.9), ("Power",))
+    yield _ratio_case("max_norm", p, u, tempered_trust_ratio(1e-2, 0.5, 1.0), ("Power", "Bounds"))
+    yield _ratio_case("zeros", zero_p, zero_u, tempered_trust_ratio(1e-2, 0.382), ("Power", "Zero"))
+    yield _ratio_case("a learning rate of 0: 2", p, u, tempered_trust_ratio(0.0, 0.382), ("Power", "Special"))
+
+
+def _ratio_case(comment: str, p_norm, u_norm, trust: TrustRatio, flags=()) -> Case:
+    p_norm, u_norm = (np.asarray(x, np.float32) for x in (p_norm, u_norm))
+    ratio = trust.ratio(p_norm, u_norm)
+    values = {name: value for name, value in vars(trust).items() if value is not None}
+    inputs = {name: Array.of(np.float32(value)) for name, value in values.items()}
+    inputs |= {"p_norm": Array.of(p_norm), "u_norm": Array.of(u_norm)}
+    compare = "bits"
+    if trust.power is not None:
+        # exp(y), y = power log(x), where the result is between 2^-12 and the bound of 2.
+        compare = _ulps(
+            48, "exp(y) of a y of at most 9: relative error 4 |y| 2^-24 from y, and of exp itself"
+        )
+        assert ratio[ratio > 0].min() > 2.0**-12
+    return Case(
+        "trust_ratio", comment, {}, inputs, {"ratio": Array.of(ratio, compare=compare)}, flags, ("L2",)
+    )
+
+
+_SMALL = {"block_size": 4, "min_size": 0, "min_ndim": 0}
+_LOW = functools.partial(ScaleByAdam, eps=1e-6, mu_dtype="bfloat16", nu_dtype="bfloat16", seed=42)
+_FULL = functools.partial(ScaleByAdam, eps=1e-6, seed=42)
+_LAMB16 = functools.partial(
+    ScaleByAdam,
+    eps=1e-6,
+    mu_dtype=scaled("float8_e4m3fn", **_SMALL),
+    nu_dtype=scaled("ufloat8_e5m3", **_SMALL),
+    seed=42,
+)
+
+
+def _given_cases():
+    trust = TrustRatio(max_norm=0.0)
+    for dtype in ("bfloat16", "float32"):
+        for storage in PARAM_STORAGES:
+            if dtype == "bfloat16" or storage == "stochastic":
+                step = Step(_LOW(), 0.1, param_dtype=dtype, param_storage=storage, trust=trust)
+                yield _step_case(step, storage, ("Given",))
+    yield _step_case(Step(_LAMB16(), 0.1, trust=trust), "lamb16's formats", ("Given",))
+    yield _step_case(Step(_LOW(bias_correction=False), 0.1, trust=trust), "no bias correction", ("Given",))
+    yield _step_case(
+        Step(_FULL(bias_correction=False, eps_root=1e-3), 0.1, trust=trust), "eps_root", ("Given",)
+    )
+
+
+def _step_cases():
+    wide = functools.partial(Step, weight_decay=0.1, param_dtype="float32", trust=TrustRatio())
+    rows = {
+        "float32": wide(_FULL()),
+        "no decay": wide(_FULL(), weight_decay=0.0),
+        "no bias correction": wide(_FULL(bias_correction=False)),
+        "max_norm": wide(_FULL(), trust=TrustRatio(max_norm=2.0)),
+        "16-bit moments": wide(_LOW()),
+        "lamb16's formats": wide(_LAMB16()),
+        "lamb16's ratio": wide(_LAMB16(), trust_power=0.382),
+        "bfloat16 weights": Step(_LOW(), 0.1, trust=TrustRatio()),
+        "bfloat16 weights, nearest": Step(_LOW(), 0.1, param_storage="nearest", trust=TrustRatio()),
+        "bfloat16 weights, master": Step(_LOW(), 0.1, param_storage="master", trust=TrustRatio()),
+        "bfloat16 weights, lamb16": Step(_LAMB16(), 0.1, trust=TrustRatio(), trust_power=0.382),
+    }
+    for comment, step in rows.items():
+        yield _step_case(step, comment, ("Order",))
+
+
+def _step_case(step: Step, comment: str, flags) -> Case:
+    """Return a case of five steps; weights are compared to the bit where the ratio is given."""
+    assert step.trust
+    p = round_to(reals("lamb weights", _SIZE, (-3, 0)).reshape(_SHAPE), step.param_dtype)
+    g = reals("lamb gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, *_SHAPE)
+    comment = f"{comment}: {step.param_dtype} {step.param_storage} weights, {describe(step.rule)}"
+    with np.errstate(under="raise"):  # contract A8
+        case = step_case(
+            step, comment, p, g, None, 1e-3, flags, ("L3", "L4") if step.trust_power else ("L3",)
+        )
+    # `lamb` gives them no other value.
+    arguments = {name: value for name, value in case.arguments.items() if name != "nesterov"}
+    inputs = dict(case.inputs)
+    if np.isfinite(step.trust.max_norm):
+        inputs["max_norm"] = Array.of(np.float32(step.trust.max_norm))
+    if step.trust_power is not None:
+        inputs["trust_power"] = Array.of(np.float32(step.trust_power))
+    outputs = dict(case.outputs)
+    if "Order" in flags:
+        for name in {"p", "extra"} & outputs.keys():
+            outputs[name] = dataclasses.replace(outputs[name], compare=_weight_ulps(case, outputs[name]))
+    return dataclasses.replace(case, op="lamb_step", arguments=arguments, inputs=inputs, outputs=outputs)
+
+
+def _weight_ulps(case: Case, stored: Array) -> dict:
+    """Return how far weights may be apart after all steps, whose ratios are of sums in other orders."""
+    if stored.dtype != "float32":
+        return _ulps(
+            _STEPS, "each step may round a weight to the other neighbour, where the ratio decides it"
+        )
+    start = decode(case.inputs["p"].bits, case.inputs["p"].dtype)
+    weights = np.concatenate([start[None], stored.bits.view(np.float32)]).astype(np.float64)
+    moved = np.abs(np.diff(weights, axis=0)).sum(0)
+    ratio = 2 * (_SIZE + 4) * _UNIT
+    # Ulps of a number x are at least x 2^-24. What a step moves the next one by is far below a quarter of it.
+    apart = 1.25 * moved * ratio / (np.abs(weights[1:]).min(0) * _UNIT) + 2 * _STEPS
+    return _ulps(
+        math.ceil(apart.max()),
+        f"two ratios of norms of {_SIZE} elements are at most 2 (n + 4) 2^-24 apart, which is a share of the "
+        f"way that a weight went; and two roundings in each of {_STEPS} steps",
+    )

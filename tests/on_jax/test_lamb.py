@@ -1,0 +1,269 @@
+"""LAMB: norms that neither under- nor overflow, the trust ratio, whole steps against Optax's. Contract: L."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import halfstep_jax as hs
+from halfstep_jax.norms import norm
+from on_jax.steps import assert_trees_same, gradients, moments, run, sharded, take_step, weights
+
+UNIT = 2.0**-24
+LR = 1e-2
+
+
+def norm_bound(n: int) -> float:
+    """Return how far off a float32 norm of n elements is at most, relatively, in any order (contract L1)."""
+    return (n / 2 + 2) * UNIT
+
+
+def reals(n: int, scale: float, seed: int = 3) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(n) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_norm_neither_underflows_nor_overflows(scale, compiled):
+    x = reals(1000, scale)
+    n = (jax.jit(norm) if compiled else norm)(x)
+    exact = np.linalg.norm(x.astype(np.float64))
+    assert n.dtype == jnp.float32
+    assert abs(float(n) / exact - 1) < norm_bound(1000)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_the_norm_of_16_bit_weights_is_float32(dtype):
+    x = jnp.asarray(reals(1000, 1.0)).astype(dtype)
+    exact = np.linalg.norm(np.asarray(x, np.float64))
+    assert norm(x).dtype == jnp.float32
+    assert abs(float(norm(x)) / exact - 1) < norm_bound(1000)
+    assert float(norm(x)) != float(norm(x).astype(dtype))
+
+
+def test_norms_of_nothing_zeros_and_what_is_no_number():
+    assert norm(jnp.zeros(0)) == 0
+    assert norm(jnp.zeros((3, 4))) == 0
+    assert norm(jnp.float32(-3)) == 3
+    assert norm(jnp.array([1, -jnp.inf])) == jnp.inf
+    assert jnp.isnan(norm(jnp.array([1, jnp.nan, jnp.inf])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [10**7, 10**8])
+def test_the_norm_of_a_large_layer_is_as_good_as_that_of_a_small_one(n):
+    # Sums of halves are off by about log2(n) roundings; one after the other, they would be by up to n.
+    x = reals(n, 1.0)
+    exact = np.sqrt(sum(float(part.astype(np.float64) @ part) for part in np.split(x, 100)))
+    assert abs(float(jax.jit(norm)(x)) / exact - 1) < 30 * UNIT
+
+
+@pytest.mark.parametrize("axes", [("x", "y"), (("x", "y"), None), (None, "x")], ids=str)
+def test_the_norm_over_eight_devices_is_that_of_one(axes):
+    x = weights((16, 24), "float32")
+    exact = np.linalg.norm(np.asarray(x, np.float64))
+    assert abs(float(jax.jit(norm)(sharded(x, *axes))) / exact - 1) < norm_bound(384)
+
+
+def scaled_by_ratio(tx, p, u):
+    updates, _ = tx.update({"w": jnp.asarray(u)}, tx.init({"w": jnp.asarray(p)}), {"w": jnp.asarray(p)})
+    return np.asarray(updates["w"])
+
+
+def test_tiny_and_huge_weights_have_the_ratio_of_others():
+    # Optax gives 1 for weights of 1e-20, whose squares underflow, and infinity for weights of 1e20.
+    u = np.ones(4, np.float32)
+    for size in (1e-20, 1.0, 1e20):
+        p = np.full(4, size, np.float32)
+        np.testing.assert_array_equal(scaled_by_ratio(hs.scale_by_trust_ratio(), p, u), p)
+        np.testing.assert_array_equal(scaled_by_ratio(hs.scale_by_trust_ratio(), u, p), u)
+    theirs = scaled_by_ratio(optax.scale_by_trust_ratio(), np.full(4, 1e-20, np.float32), u)
+    np.testing.assert_array_equal(theirs, u)
+
+
+@pytest.mark.parametrize("options", [{}, {"min_norm": 0.5}, {"eps": 0.1, "trust_coefficient": 0.3}], ids=str)
+@pytest.mark.parametrize("p", [0.0, 2.0], ids=["p=0", "p=2"])
+@pytest.mark.parametrize("u", [0.0, 3.0], ids=["u=0", "u=3"])
+def test_zeros_are_handled_as_in_optax(p, u, options):
+    p, u = np.full(1, p, np.float32), np.full(1, u, np.float32)
+    ours, theirs = (scaled_by_ratio(m.scale_by_trust_ratio(**options), p, u) for m in (hs, optax))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_bounds_on_the_weights_norm_and_on_the_ratio():
+    p, u = np.full(1, 8, np.float32), np.full(1, 2, np.float32)
+    assert scaled_by_ratio(hs.scale_by_trust_ratio(), p, u) == 8
+    assert scaled_by_ratio(hs.scale_by_trust_ratio(max_norm=4.0), p, u) == 4
+    assert scaled_by_ratio(hs.scale_by_trust_ratio(max_ratio=3.0), p, u) == 6
+    assert scaled_by_ratio(hs.scale_by_trust_ratio(min_ratio=5.0), p, u) == 10
+    zero = np.zeros(1, np.float32)
+    assert scaled_by_ratio(hs.scale_by_trust_ratio(min_ratio=5.0), zero, u) == 10
+    assert np.isnan(scaled_by_ratio(hs.scale_by_trust_ratio(max_norm=4.0), p * np.float32(np.nan), u))
+
+
+def test_a_nan_update_stays_nan_and_none_stays_none():
+    p, u = np.ones(3, np.float32), np.array([1, np.nan, 2], np.float32)
+    assert np.isnan(scaled_by_ratio(hs.scale_by_trust_ratio(), p, u)).all()
+    tx = hs.scale_by_trust_ratio()
+    updates, _ = tx.update({"a": None, "b": jnp.ones(2)}, tx.init(None), {"a": jnp.ones(1), "b": jnp.ones(2)})
+    assert updates["a"] is None
+
+
+def test_only_the_leaves_of_a_mask_are_scaled():
+    tx = optax.masked(hs.scale_by_trust_ratio(), {"w": True, "b": False})
+    params = {"w": jnp.full(4, 2.0), "b": jnp.full(4, 2.0)}
+    updates, _ = tx.update(jax.tree.map(jnp.ones_like, params), tx.init(params), params)
+    np.testing.assert_array_equal(updates["w"], 2.0)
+    np.testing.assert_array_equal(updates["b"], 1.0)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_float32_lamb_follows_optax_for_100_steps(weight_decay):
+    steps, n = 100, 1000
+    p, rows = {"w": weights((20, 50), "float32")}, {"w": gradients(steps, (20, 50))}
+    ours, theirs = (run(m.lamb(LR, weight_decay=weight_decay), p, rows)[0]["w"] for m in (hs, optax))
+    # A step is lr |p| times a unit vector; of either side's vector an element errs by 8 roundings and Optax's
+    # 1.3e-5 of 1 - b^t, so does its norm, and both norms by the bound of any order.
+    largest = float(jnp.linalg.norm(p["w"])) * (1 + LR) ** steps
+    relative = 2 * (8 * UNIT + 1.3e-5) + 4 * norm_bound(n)
+    bound = steps * (LR * largest * relative + 2 * UNIT * float(jnp.abs(theirs).max()))
+    moved = float(jnp.abs(theirs - p["w"]).max())
+    assert float(jnp.abs(ours - theirs).max()) < bound * 0.2  # an element has a fifth of a step at most
+    assert moved > 20 * bound * 0.2
+
+
+def test_without_decay_and_eps_bias_correction_cancels():
+    p, rows = {"w": weights((20, 50), "float32")}, {"w": gradients(20, (20, 50))}
+    runs = [run(hs.lamb(LR, eps=0.0, bias_correction=flag), p, rows)[0]["w"] for flag in (True, False)]
+    # Two products with r1 and r2 and a root, in either norm and in the update, and the norms' own orders.
+    bound = 20 * LR * float(jnp.linalg.norm(p["w"])) * (8 * UNIT + 4 * norm_bound(1000))
+    assert 0 < float(jnp.abs(runs[0] - runs[1]).max()) < bound
+    with_decay = [
+        run(hs.lamb(LR, weight_decay=1.0, bias_correction=flag), p, rows)[0]["w"] for flag in (True, False)
+    ]
+    assert float(jnp.abs(with_decay[0] - with_decay[1]).max()) > bound
+
+
+def test_moments_come_before_the_norm_and_keep_adams_bits():
+    p, rows = {"w": weights((8, 40))}, {"w": gradients(5, (8, 40), "bfloat16")}
+    low = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16", "seed": 3}
+    _, lamb = run(hs.lamb(LR, eps=1e-8, weight_decay=0.1, **low), p, rows)
+    _, adam = run(hs.adamw(LR, weight_decay=0.1, **low), p, rows)
+    assert_trees_same(moments(lamb), moments(adam))
+
+
+@pytest.mark.parametrize("storage", ["split16", "master"])
+def test_the_ratio_sees_the_float32_weights(storage):
+    # Weights of 1.001 are 1 in bfloat16; the ratio of one element is the weight itself.
+    p = {"w": jnp.ones(1, jnp.bfloat16)}
+    tx = hs.lamb(LR, param_storage=storage)
+    params, state = hs.set_float32_params(p, tx.init(p), {"w": jnp.array([1.001])})
+    params, state = take_step(tx, params, state, {"w": jnp.ones(1)})
+    full = float(hs.float32_params(params, state)["w"][0])
+    assert abs(full - 1.001 * (1 - LR)) < 4 * UNIT
+    assert abs(full - (1.001 - LR)) > 1e-6
+
+
+def test_sharded_steps_keep_shardings_and_give_the_weights_of_one_device():
+    p, rows = {"w": weights((16, 24), "float32")}, {"w": gradients(3, (16, 24))}
+    alone, _ = run(hs.lamb(LR, weight_decay=0.1), p, rows)
+    parts = {"w": sharded(p["w"], "x", "y")}
+    together, state = run(hs.lamb(LR, weight_decay=0.1), parts, {"w": sharded(rows["w"], None, "x", "y")})
+    bound = 3 * (LR * float(jnp.linalg.norm(p["w"])) * 4 * norm_bound(384) + 2 * UNIT)
+    assert float(jnp.abs(alone["w"] - together["w"]).max()) < bound
+    assert together["w"].sharding == parts["w"].sharding
+    assert moments(state)[0]["w"].sharding == parts["w"].sharding
+
+
+def test_it_works_in_multi_steps_and_under_schedules():
+    schedule = optax.cosine_decay_schedule(LR, 10)
+    p, rows = {"w": weights((8, 40))}, {"w": gradients(4, (8, 40), "bfloat16")}
+    for tx in (hs.lamb(schedule), hs.lamb16(schedule), hs.lamb16(schedule, trust_power=0.382)):
+        params, state = run(optax.MultiSteps(tx, 2).gradient_transformation(), p, rows)
+        assert params["w"].dtype == jnp.bfloat16
+        assert int(optax.tree.get_all_with_path(state, "count")[0][1]) == 2
+
+
+def test_numbers_may_be_injected():
+    tx = optax.inject_hyperparams(
+        hs.lamb16, hyperparam_dtype=jnp.float32, static_args=("mu_dtype", "nu_dtype")
+    )(learning_rate=LR, trust_power=0.382)
+    p, rows = {"w": weights((8, 40), "float32")}, {"w": gradients(3, (8, 40))}
+    injected, _ = run(tx, p, rows)
+    plain, _ = run(hs.lamb16(LR, trust_power=0.382), p, rows)
+    assert float(jnp.abs(injected["w"] - plain["w"]).max()) < 1e-6
+
+
+def test_lamb16_keeps_two_bytes_of_state_per_parameter():
+    params = {"w": jnp.ones((256, 512), jnp.bfloat16)}
+    state = hs.lamb16(LR, trust_power=0.382).init(params)
+    stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    assert 2 <= stored / params["w"].size < 2.02
+
+
+@pytest.mark.parametrize("lr", [1e-3, 1e-2])
+def test_a_tempered_step_grows_with_a_power_of_the_learning_rate(lr):
+    # |p| = 2 and |u| = 1 in a first step without decay: ratio = (2e-3 / lr)^0.382.
+    p = {"w": jnp.full(4, 1.0)}
+    tx = hs.lamb16(lr, eps=0.0, trust_power=0.382)
+    updates, _ = tx.update({"w": jnp.ones(4)}, tx.init(p), p)
+    expected = -lr * (1e-3 / lr) ** 0.382
+    np.testing.assert_allclose(updates["w"], expected, rtol=1e-6)
+
+
+def test_a_learning_rate_of_zero_moves_nothing():
+    p = {"w": jnp.full(4, 1.0)}
+    for rate in (0.0, lambda count: 0.0 * count):
+        tx = hs.lamb16(rate, trust_power=0.382)
+        updates, _ = tx.update({"w": jnp.ones(4)}, tx.init(p), p)
+        np.testing.assert_array_equal(updates["w"], 0)
+
+
+BAD = [
+    (functools.partial(hs.scale_by_trust_ratio, min_norm=2.0, max_norm=1.0), ValueError,
+     "scale_by_trust_ratio: min_norm=2.0 is above max_norm=1.0. "
+     "Use min_norm <= max_norm, or None for no bound."),
+    (functools.partial(hs.scale_by_trust_ratio, min_ratio=2.0, max_ratio=1.5), ValueError,
+     "scale_by_trust_ratio: min_ratio=2.0 is above max_ratio=1.5. "
+     "Use min_ratio <= max_ratio, or None for no bound."),
+    (functools.partial(hs.scale_by_trust_ratio, min_norm=-1.0), ValueError,
+     "scale_by_trust_ratio: min_norm=-1.0 is negative. Use a number >= 0."),
+    (functools.partial(hs.scale_by_trust_ratio, trust_coefficient=-1.0), ValueError,
+     "scale_by_trust_ratio: trust_coefficient=-1.0 is negative. Use a number >= 0."),
+    (functools.partial(hs.scale_by_trust_ratio, eps="small"), TypeError,
+     "scale_by_trust_ratio: eps='small' is not a number. Use a float."),
+    (functools.partial(hs.lamb, LR, max_norm=-1.0), ValueError,
+     "scale_by_trust_ratio: max_norm=-1.0 is negative. Use a number >= 0."),
+    (functools.partial(hs.lamb, LR, param_storage="kahan"), ValueError,
+     "lamb: param_storage='kahan' is not a way to store weights. "
+     'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".'),
+    (functools.partial(hs.lamb16, LR, trust_power=1.0), ValueError,
+     "lamb16: trust_power=1.0 cancels the learning rate: a schedule would do nothing. "
+     "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."),
+    (functools.partial(hs.lamb16, LR, trust_power=0.0), ValueError,
+     "lamb16: trust_power=0.0 is outside (0, 1). "
+     "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."),
+    (functools.partial(hs.lamb16, LR, trust_power="half"), TypeError,
+     "lamb16: trust_power='half' is not a number. Use a float."),
+    (functools.partial(hs.lamb16, -LR, trust_power=0.5), ValueError,
+     "lamb16: learning_rate=-0.01 is negative. Use a number >= 0."),
+    (lambda: hs.scale_by_trust_ratio().update({"w": jnp.ones(2)}, optax.EmptyState()), ValueError,
+     "scale_by_trust_ratio: params is None; the link compares the norms of params and updates. "
+     "Pass params to update(updates, state, params)."),
+    (lambda: scaled_by_ratio(hs.scale_by_trust_ratio(), np.ones(3), np.ones(2)), ValueError,
+     "scale_by_trust_ratio: the update of 'w' has shape (2,), its weight (3,). "
+     "Pass the params that the updates are for."),
+    (lambda: scaled_by_ratio(hs.scale_by_trust_ratio(), np.ones(2, np.int32), np.ones(2)), TypeError,
+     "scale_by_trust_ratio: the weight 'w' is int32; weights are float32, bfloat16 or float16. "
+     "Cast it, or mask the leaf out."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=[row[2][:60] for row in BAD])
+def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message

@@ -1,0 +1,421 @@
+"""LAMB: norms that do not under- or overflow, steps in stages, param groups and state dicts. Contract: L."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_torch import running
+from halfstep_torch.chain import Link
+from halfstep_torch.norms import norm, norms, squares
+from halfstep_torch.step import make_plan
+from halfstep_torch.trust_ratio import TrustRatioRule
+from on_torch.steps import assert_same_snapshots, snapshot
+
+UNIT = 2.0**-24
+LR = 1e-2
+SHAPES = ((40, 50), (7,), (), (0,), (300, 128), (3, 4, 5))
+
+
+def norm_bound(n: int) -> float:
+    """Return how far off a float32 norm of n elements is at most, relatively, in any order (contract L1)."""
+    return (n / 2 + 2) * UNIT
+
+
+def reals(shape, scale: float = 1.0, seed: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).float()
+
+
+def exact_norm(x: torch.Tensor) -> float:
+    return torch.linalg.vector_norm(x.double()).item()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30])
+def test_a_norm_neither_underflows_nor_overflows(scale):
+    x = reals(1000, scale)
+    assert norm(x).dtype == torch.float32
+    assert abs(norm(x).item() / exact_norm(x) - 1) < norm_bound(1000)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_norm_of_16_bit_weights_is_float32(dtype):
+    x = reals(1000).to(dtype)
+    assert norm(x).dtype == torch.float32
+    assert abs(norm(x).item() / exact_norm(x) - 1) < norm_bound(1000)
+    assert norm(x) != norm(x).to(dtype)
+
+
+def test_norms_of_nothing_zeros_and_what_is_no_number():
+    assert norm(torch.zeros(0)) == 0
+    assert norm(torch.zeros(3, 4)) == 0
+    assert norm(torch.tensor(-3.0)) == 3
+    assert norm(torch.tensor([1, -math.inf])) == math.inf
+    assert norm(torch.tensor([1, math.nan, math.inf])).isnan()
+    assert norm(torch.tensor([-math.nan, 1])).isnan()
+
+
+@pytest.mark.parametrize("cuts", [[1000], [1, 999], [300, 0, 700], [100] * 10])
+def test_the_norm_of_pieces_is_that_of_the_whole(cuts):
+    # One piece dwarfs the others, so that exponents differ.
+    x = reals(1000)
+    x[:100] *= 1e-15
+    pieces = [squares(part, [part.numel()]) for part in x.split(cuts)]
+    assert abs(norms(pieces)[0].item() / exact_norm(x) - 1) < norm_bound(1000)
+
+
+def test_arrays_that_lie_end_to_end_have_norms_of_their_own():
+    parts = [reals(5, 1e-20), reals(0), torch.zeros(3), reals(100, 1e20), torch.tensor([math.nan, 1.0])]
+    found = norms([squares(torch.cat(parts), [len(part) for part in parts])])
+    for part, n in zip(parts, found, strict=True):
+        torch.testing.assert_close(n, norm(part), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.slow
+def test_the_norm_of_a_large_layer_is_as_good_as_that_of_a_small_one():
+    # torch.linalg.vector_norm, which adds one square after the other, is 1 % off here.
+    x = torch.randn(10**8, generator=torch.Generator().manual_seed(0))
+    exact = math.sqrt(sum(part.double().square().sum().item() for part in x.split(10**6)))
+    assert abs(norm(x).item() / exact - 1) < 30 * UNIT
+
+
+def scaled_by_ratio(p, u, **options):
+    """Return ratio u, by a step of the public optimizer from weights that the update does not touch."""
+    link = hs.scale_by_trust_ratio(**options)
+    values = link.read("test", link.entries)
+    rule = link.rule("test", values, None)
+    p, u = (torch.tensor(x, dtype=torch.float32) for x in (p, u))
+    measured = rule.measure(norm(p)[None], norm(u)[None], link.numbers("test", values, 1))
+    return rule.update(u, p, {}, (measured[0],), None)[0].tolist()
+
+
+def test_tiny_and_huge_weights_have_the_ratio_of_others():
+    for size in (1e-20, 1.0, 1e20):
+        size = float(np.float32(size))
+        assert scaled_by_ratio([size] * 4, [1.0] * 4) == [size] * 4
+        assert scaled_by_ratio([1.0] * 4, [size] * 4) == [1.0] * 4
+
+
+def test_zeros_have_a_ratio_of_1_unless_min_norm_lifts_them():
+    assert scaled_by_ratio([0.0], [3.0]) == [3]
+    assert scaled_by_ratio([2.0], [0.0], eps=0.5) == [0]
+    assert scaled_by_ratio([0.0], [2.0], min_norm=0.5) == [0.5]
+
+
+def test_bounds_on_the_weights_norm_and_on_the_ratio():
+    assert scaled_by_ratio([8.0], [2.0]) == [8]
+    assert scaled_by_ratio([8.0], [2.0], max_norm=4.0) == [4]
+    assert scaled_by_ratio([8.0], [2.0], max_ratio=3.0) == [6]
+    assert scaled_by_ratio([8.0], [2.0], min_ratio=5.0) == [10]
+    assert scaled_by_ratio([0.0], [2.0], min_ratio=5.0) == [10]
+    assert math.isnan(scaled_by_ratio([math.nan], [2.0], max_norm=4.0)[0])
+
+
+def model(dtype=torch.bfloat16):
+    return [
+        (f"layer.{i}", torch.nn.Parameter((reals(s, 0.05, i) if i else reals(s, 0.05)).to(dtype)))
+        for i, s in enumerate(SHAPES)
+    ]
+
+
+def train(optimizer, params, steps: int, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        for i, (_, p) in enumerate(params):
+            p.grad = reals(p.shape, 0.1, 100 * step + i).to(p.dtype)
+        optimizer.step()
+
+
+def run(make, dtype=torch.bfloat16, steps=3, **options):
+    params = model(dtype)
+    optimizer = make(params, lr=LR, **{"weight_decay": 0.1, "compile": False, **options})
+    train(optimizer, params, steps)
+    return optimizer
+
+
+def float32_of(optimizer):
+    return [x.double() for x in hs.float32_params(optimizer).values()]
+
+
+def reference(steps: int, bias_correction=True, max_norm=None):
+    """Return the float32 weights after steps of LAMB, in float64: algorithm 2 of the paper."""
+    params = [p.detach().double() for _, p in model(torch.float32)]
+    moments = [[torch.zeros_like(p), torch.zeros_like(p)] for p in params]
+    b1, b2, eps = float(np.float32(0.9)), float(np.float32(0.999)), float(np.float32(1e-6))
+    for t in range(1, steps + 1):
+        for i, p in enumerate(params):
+            g = reals(p.shape, 0.1, 100 * (t - 1) + i).double()
+            m, v = moments[i]
+            m.mul_(b1).add_((1 - b1) * g)
+            v.mul_(b2).add_((1 - b2) * g * g)
+            r1, r2 = (1 / (1 - b1**t), 1 / (1 - b2**t)) if bias_correction else (1, 1)
+            u = m * r1 / ((v * r2).sqrt() + eps) + float(np.float32(0.1)) * p
+            p_norm, u_norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(u)
+            p_norm = p_norm if max_norm is None else p_norm.clamp(max=max_norm)
+            ratio = p_norm / u_norm if p_norm > 0 and u_norm > 0 else 1.0
+            p -= float(np.float32(LR)) * ratio * u
+    return params
+
+
+@pytest.mark.parametrize("options", [{}, {"bias_correction": False}, {"max_norm": 0.5}], ids=str)
+def test_float32_lamb_follows_the_paper(options):
+    steps = 20
+    ours, theirs = float32_of(run(hs.Lamb, torch.float32, steps, **options)), reference(steps, **options)
+    for a, b, (_, start) in zip(ours, theirs, model(torch.float32), strict=True):
+        if a.numel():
+            # Of each step: 12 roundings of the update and 1e-6 of the corrections, both norms, two roundings.
+            length = max(torch.linalg.vector_norm(b).item(), torch.linalg.vector_norm(start).item())
+            step = LR * length * (12 * UNIT + 2e-6 + 2 * norm_bound(a.numel()))
+            assert (a - b).abs().max() < 2 * steps * (step + 2 * UNIT * b.abs().max())
+            assert (b - start.double()).abs().max() > 1e-4
+
+
+STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_steps_in_pieces_are_those_of_a_whole(storage, monkeypatch):
+    whole = run(hs.Lamb16, param_storage=storage, trust_power=0.382)
+    monkeypatch.setattr(running, "eager_piece", lambda device: 1000)
+    pieces = run(hs.Lamb16, param_storage=storage, trust_power=0.382)
+    for a, b in zip(float32_of(whole), float32_of(pieces), strict=True):
+        # The order of a sum may decide a rounding, to one more unit of what holds the weight, and it changes
+        # the way of a step by roundings.
+        unit = {"split8": 2.0**-15, "split16": 2.0**-22, "master": 2.0**-22}.get(storage, 2.0**-7)
+        assert ((a - b).abs() <= 3 * (unit * a.abs() + 8 * UNIT * LR * torch.linalg.vector_norm(a))).all()
+        if storage in ("stochastic", "nearest") and a.numel():
+            assert (a == b).double().mean() > 0.99
+    for key in ("exp_avg", "exp_avg_sq"):
+        for s, t in zip(whole.state.values(), pieces.state.values(), strict=True):
+            assert torch.equal(s[key], t[key])
+
+
+def test_a_first_step_is_that_of_adam_but_for_the_ratio():
+    # Moments come before the norm.
+    adam, lamb = run(hs.AdamW, eps=1e-6), run(hs.Lamb)
+    for a, b in zip(adam.state.values(), lamb.state.values(), strict=True):
+        assert torch.equal(a["exp_avg"], b["exp_avg"])
+        assert torch.equal(a["exp_avg_sq"], b["exp_avg_sq"])
+    bounded = {"min_ratio": 1, "max_ratio": 1}
+    params = model()
+    optimizer = hs.Lamb(
+        [{"params": params[:2], **bounded}, {"params": params[2:], **bounded}],
+        lr=LR,
+        weight_decay=0.1,
+        compile=False,
+    )
+    train(optimizer, params, 3)
+    for (_, p), q in zip(params, adam.param_groups[0]["params"], strict=True):
+        assert torch.equal(p, q)
+
+
+def test_maximize_goes_the_other_way():
+    up, down = (
+        float32_of(run(hs.Lamb, torch.float32, 1, maximize=m, weight_decay=0.0)) for m in (True, False)
+    )
+    for a, b, (_, start) in zip(up, down, model(torch.float32), strict=True):
+        torch.testing.assert_close(a - start.double(), start.double() - b, rtol=1e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize("storage", ["split16", "master"])
+def test_the_ratio_sees_the_float32_weights(storage):
+    # Weights of 1.001 are 1 in bfloat16; the ratio of one element is the weight itself.
+    p = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = hs.Lamb([p], lr=LR, param_storage=storage)
+    hs.set_float32_params(optimizer, [torch.tensor([1.001])])
+    p.grad = torch.ones(1, dtype=torch.bfloat16)
+    optimizer.step()
+    full = hs.float32_params(optimizer)[0].item()
+    assert abs(full - 1.001 * (1 - LR)) < 4 * UNIT
+
+
+class NormalizeRule(TrustRatioRule):
+    """A rule of another kind that measures: the update gets length 1."""
+
+    number_names = ()
+
+    def measure(self, p_norms, u_norms, numbers):
+        return 1 / u_norms
+
+
+class Normalize(Link):
+    function = "normalize"
+
+    def rule(self, function, values, weights):
+        return NormalizeRule()
+
+
+@pytest.mark.parametrize("piece", [None, 1])
+@pytest.mark.parametrize(("maximize", "last"), [(False, 9.0), (True, -1.0)])
+def test_a_chain_may_measure_twice_first_and_last(maximize, last, piece, monkeypatch):
+    if piece:
+        monkeypatch.setattr(running, "eager_piece", lambda device: piece)
+    p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    optimizer = hs.Optimizer([p], hs.chain(Normalize(), hs.scale_by_trust_ratio()), maximize=maximize)
+    p.grad = torch.tensor([0.0, 7.0])
+    optimizer.step()
+    assert p.tolist() == [3.0, last]
+
+
+def test_an_elementwise_chain_is_one_stage():
+    plans = [plan for _, _, plan in run(hs.AdamW, steps=0).plans()]
+    assert all(plan.stages == (plan,) for plan in plans)
+    assert [len(plan.stages) for _, _, plan in run(hs.Lamb, steps=0).plans()] == [2] * len(SHAPES)
+    assert make_plan([], [], torch.float32, False).stages[0].lands
+
+
+def test_weights_of_any_layout_take_the_same_step():
+    rows, columns = (torch.nn.Parameter(reals((30, 20)).to(torch.bfloat16)) for _ in range(2))
+    columns.data = columns.data.t().contiguous().t()
+    for p in (rows, columns):
+        optimizer = hs.Lamb([("w", p)], lr=LR, compile=False)
+        p.grad = reals((30, 20), 1.0, 5).to(torch.bfloat16)
+        optimizer.step()
+    assert not columns.is_contiguous()
+    assert torch.equal(rows, columns)
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path):
+    make = functools.partial(hs.Lamb16, lr=LR, weight_decay=0.1, trust_power=0.382, compile=False)
+    params = model()
+    through = make(params)
+    train(through, params, 2)
+    torch.save((through.state_dict(), [p.detach().clone() for _, p in params]), tmp_path / "run.pt")
+    train(through, params, 2, first=2)
+    state_dict, saved = torch.load(tmp_path / "run.pt", weights_only=True)
+    params = [(name, torch.nn.Parameter(p)) for (name, _), p in zip(model(), saved, strict=True)]
+    resumed = make(params, trust_power=0.5)
+    resumed.load_state_dict(state_dict)
+    assert resumed.param_groups[0]["trust_power"] == 0.382
+    train(resumed, params, 2, first=2)
+    assert_same_snapshots(snapshot(resumed), snapshot(through))
+
+
+@pytest.mark.parametrize("trust_power", [None, 0.382])
+def test_the_learning_rate_may_be_a_schedule_or_a_tensor(trust_power):
+    runs = []
+    for lr in (LR, lambda count: LR, torch.tensor(LR)):
+        params = model()
+        optimizer = hs.Lamb16(params, lr=lr, trust_power=trust_power, compile=False)
+        train(optimizer, params, 2)
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(runs[0], runs[1])
+    assert_same_snapshots(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("lr", [1e-3, 1e-2])
+def test_a_tempered_step_grows_with_a_power_of_the_learning_rate(lr):
+    # |p| = 2 and |u| = 1 per element in a first step: ratio = (1e-3 / lr)^0.382.
+    p = torch.nn.Parameter(torch.ones(4))
+    optimizer = hs.Lamb16([p], lr=lr, eps=0.0, trust_power=0.382)
+    p.grad = torch.ones(4)
+    optimizer.step()
+    step = lr * (1e-3 / lr) ** 0.382
+    assert (p.detach() - (1 - step)).abs().max() < 4 * UNIT
+
+
+def test_groups_have_their_own_power_and_none_is_lamb():
+    params = model()
+    groups = [{"params": params[:1], "trust_power": 0.5}, {"params": params[1:]}]
+    optimizer = hs.Lamb16(groups, lr=LR, weight_decay=0.1, compile=False)
+    train(optimizer, params, 2)
+    plain, half = run(hs.Lamb16, steps=2), run(hs.Lamb16, steps=2, trust_power=0.5)
+    for i, (_, p) in enumerate(params):
+        assert torch.equal(p, (plain if i else half).param_groups[0]["params"][i])
+
+
+def test_a_learning_rate_of_zero_moves_nothing():
+    params = model()
+    optimizer = hs.Lamb16(params, lr=0.0, trust_power=0.382, compile=False)
+    train(optimizer, params, 1)
+    for (_, p), (_, start) in zip(params, model(), strict=True):
+        assert torch.equal(p, start)
+
+
+def test_a_nan_update_stays_nan_in_its_parameter_alone():
+    params = model()
+    optimizer = hs.Lamb(params, lr=LR, compile=False)
+    for i, (_, p) in enumerate(params):
+        p.grad = torch.full_like(p, math.nan if i == 1 else 1.0)
+    optimizer.step()
+    assert [p.isnan().all().item() for _, p in params if p.numel()] == [False, True, False, False, False]
+
+
+def test_lamb16_keeps_two_bytes_of_state_per_parameter():
+    p = torch.nn.Parameter(torch.ones(256, 512, dtype=torch.bfloat16))
+    optimizer = hs.Lamb16([p])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    stored = sum(x.numel() * x.element_size() for x in optimizer.state[p].values())
+    assert 2 <= stored / p.numel() < 2.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["stochastic", "split16", "master"])
+def test_compiled_steps_are_the_eager_ones(storage, monkeypatch):
+    # The norms are computed by the same code; so there is not one bit between them where pieces agree.
+    eager = run(hs.Lamb16, param_storage=storage, trust_power=0.382)
+    compiled = run(hs.Lamb16, param_storage=storage, trust_power=0.382, compile=True)
+    for name, a, b in zip([n for n, _ in model()], float32_of(eager), float32_of(compiled), strict=True):
+        assert (a == b).double().mean() > 0.99 or not a.numel(), name
+        assert ((a - b).abs() <= 2.0**-6 * a.abs()).all()
+    for s, t in zip(eager.state.values(), compiled.state.values(), strict=True):
+        assert torch.equal(s["exp_avg"], t["exp_avg"])
+        assert torch.equal(s["exp_avg_sq"], t["exp_avg_sq"])
+
+
+def lamb(**options):
+    return hs.Lamb([torch.nn.Parameter(torch.ones(2))], **options)
+
+
+def lamb16(**options):
+    return hs.Lamb16([torch.nn.Parameter(torch.ones(2))], **options)
+
+
+POWER = "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
+BAD = [
+    (lambda: hs.scale_by_trust_ratio(min_norm=2.0, max_norm=1.0), ValueError,
+     "scale_by_trust_ratio: min_norm=2 is above max_norm=1. Use min_norm <= max_norm, or None for no bound."),
+    (lambda: hs.scale_by_trust_ratio(min_ratio=2.0, max_ratio=1.5), ValueError,
+     "scale_by_trust_ratio: min_ratio=2 is above max_ratio=1.5. "
+     "Use min_ratio <= max_ratio, or None for no bound."),
+    (lambda: hs.scale_by_trust_ratio(trust_coefficient=-1.0), ValueError,
+     "scale_by_trust_ratio: trust_coefficient=-1.0 is negative. Use a number >= 0."),
+    (lambda: hs.scale_by_trust_ratio(eps="small"), TypeError,
+     "scale_by_trust_ratio: eps='small' is not a number. Use a float."),
+    (lambda: lamb(max_norm=-1.0), ValueError, "Lamb: max_norm=-1.0 is negative. Use a number >= 0."),
+    (lambda: lamb(param_storage="kahan"), ValueError,
+     "Lamb: param_storage='kahan' is not a way to store weights. "
+     'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".'),
+    (lambda: lamb16(trust_power=1.0), ValueError,
+     f"Lamb16: trust_power=1.0 cancels the learning rate: a schedule would do nothing. {POWER}"),
+    (lambda: lamb16(trust_power=0.0), ValueError, f"Lamb16: trust_power=0.0 is outside (0, 1). {POWER}"),
+    (lambda: lamb16(trust_power=-0.5), ValueError, f"Lamb16: trust_power=-0.5 is outside (0, 1). {POWER}"),
+    (lambda: lamb16(trust_power="half"), TypeError,
+     "Lamb16: trust_power='half' is not a number. Use a float."),
+    (lambda: hs.chain(hs.scale_by_trust_ratio(), hs.scale_by_trust_ratio(max_norm=-1.0)), ValueError,
+     "scale_by_trust_ratio: max_norm=-1.0 is negative. Use a number >= 0."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=[row[2][:60] for row in BAD])
+def test_a_bad_call_is_told_what_is_wrong_and_what_to_do(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"), [("trust_power", 1.5), ("max_norm", -1.0), ("lr", -1.0), ("trust_power", "x")]
+)
+def test_a_group_s_bad_value_changes_nothing(entry, value):
+    params = model()
+    optimizer = hs.Lamb16(params, lr=LR, trust_power=0.382, compile=False)
+    train(optimizer, params, 1)
+    before = snapshot(optimizer)
+    optimizer.param_groups[0][entry] = value
+    with pytest.raises((ValueError, TypeError), match=f"Lamb16: {entry}="):
+        train(optimizer, params, 1, first=1)
+    assert_same_snapshots(snapshot(optimizer), before)
