@@ -57,7 +57,7 @@ class Table:
 
 def _dynamic(name: str, bits: int, signed: bool) -> Table:
     """Return the dynamic map: zero, one, and `bits` - 1 decades of evenly spaced numbers."""
-    decades, numbers = bits - 1, [np.float32([0, 1])]
+    decades, numbers = bits - 1, [np.array([0, 1], np.float32)]
     for i in range(decades):
         n = 2**i if signed else 2 ** (i + 1)
         # 1 + 9 (k + 1/2) / n: exact, as is the power of ten; so the quotient is the only rounding.

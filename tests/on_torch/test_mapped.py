@@ -12,7 +12,7 @@ from backends.on_torch import from_torch, to_torch
 from compare import assert_same
 from halfstep_spec.tables import TABLES, decode_table, encode_table
 from halfstep_spec.vectors import Array
-from halfstep_torch import running, tables
+from halfstep_torch import batches, running, tables
 from on_torch.steps import assert_same_snapshots, snapshot, values
 from on_torch.test_formats import CNN, TRANSFORMER, reload, run, weights
 
@@ -119,7 +119,7 @@ def test_state_takes_the_bytes_that_it_should(shapes, formats, most):
     optimizer = hs.AdamW(params, compile=False, **formats)
     kept = 0
     for _, p, plan in optimizer.plans():
-        state = running.new_state(p, plan.arrays)
+        state = batches.new_state(p, plan.arrays)
         kept += sum(x.numel() * x.element_size() for key, x in state.items() if key != "step")
     assert kept / sum(p.numel() for p in params) <= most
 
