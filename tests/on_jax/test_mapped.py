@@ -119,7 +119,9 @@ def test_steps_have_the_bits_of_the_reference(mu, nu, block_size):
         assert_same(from_jax(optax.tree.get(state, f"{name}_scale")["w"]), Array.of(stored.scale), name)
 
 
-@pytest.mark.parametrize("formats", [EIGHT, FOUR], ids=["8", "4"])
+@pytest.mark.parametrize(
+    "formats", [pytest.param(EIGHT, id="8", marks=pytest.mark.slow), pytest.param(FOUR, id="4")]
+)
 def test_op_by_op_compiled_and_over_devices_give_the_same_bits(formats):
     shape = (64, 200)
     tx = hs.adamw(1e-3, weight_decay=0.1, seed=3, **formats)
