@@ -148,7 +148,7 @@ def scale_by_adam(
     (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
 
     Group entries: `betas`, `eps`, `eps_root`, `mu_dtype`, `nu_dtype`. State: `exp_avg`, `exp_avg_sq`, and
-    of `scaled` formats `exp_avg_scale`, `exp_avg_sq_scale`.
+    of formats with scales `exp_avg_scale`, `exp_avg_sq_scale`.
 
     Args:
         b1: decay rate of the first moment.
@@ -157,7 +157,7 @@ def scale_by_adam(
         eps_root: added inside it.
         mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
             format with a sign, or None: bfloat16 for bfloat16 params, else float32.
-        nu_dtype: how the second is stored: any of these, a `scaled` format without a sign, or
+        nu_dtype: how the second is stored: any of these, a `scaled` or `mapped` format without a sign, or
             "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".

@@ -104,7 +104,7 @@ def trace(
 
     Rounds t to its format, once; u is float32.
 
-    Group entries: `momentum`, `accumulator_dtype`. State: `momentum_buffer`, and of `scaled` formats
+    Group entries: `momentum`, `accumulator_dtype`. State: `momentum_buffer`, and of formats with scales
     `momentum_buffer_scale`.
 
     Args:
