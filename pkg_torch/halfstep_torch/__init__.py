@@ -19,6 +19,7 @@ from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.params import compensate, round_stochastically
 from halfstep_torch.random_words import Role, leaf_id, random_words
 from halfstep_torch.rounding import round_to
+from halfstep_torch.store_state import store_state
 from halfstep_torch.trace import trace
 from halfstep_torch.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.weight_decay import add_decayed_weights
@@ -50,5 +51,6 @@ __all__ = [
     "scaled",
     "set_float32_params",
     "split_params",
+    "store_state",
     "trace",
 ]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from halfstep_torch.chain import StateArray
 from halfstep_torch.leaves import check_state_array
-from halfstep_torch.random_words import leaf_id
 from halfstep_torch.step import Plan, stream_keys
 
 
@@ -106,7 +105,7 @@ def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tens
     return {"step": step, **{key: kept.new(param) for key, kept in arrays.items()}}
 
 
-def attach_keys(batches: Sequence[Batch], seeds: Sequence[int | None]) -> None:
+def attach_keys(batches: Sequence[Batch], seeds: Sequence) -> None:
     """Give leaves the keys of their random words, those of equal streams derived at once.
 
     Args:
@@ -117,6 +116,6 @@ def attach_keys(batches: Sequence[Batch], seeds: Sequence[int | None]) -> None:
     for batch in batches:
         by_streams.setdefault(batch.plan.streams(seeds), []).extend(batch.leaves)
     for streams, leaves in by_streams.items():
-        rows = stream_keys(streams, [leaf.step for leaf in leaves], [leaf_id(leaf.name) for leaf in leaves])
+        rows = stream_keys(streams, [leaf.step for leaf in leaves], [leaf.name for leaf in leaves])
         for leaf, row in zip(leaves, rows, strict=True):
             leaf.keys = row

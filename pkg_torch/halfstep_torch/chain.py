@@ -15,7 +15,8 @@ from torch import Tensor
 from halfstep_torch.formats import Format
 from halfstep_torch.random_words import Role
 
-Words = Callable[[Role], Tensor]
+Words = Callable[..., Tensor]
+"""From a role, and the place of a stream among those that a rule reads (0 by default), to int32 words."""
 State = Mapping[str, Tensor]
 Update = tuple[Tensor, State]
 
@@ -26,10 +27,26 @@ class Weights(NamedTuple):
     Attributes:
         dtype: of the weights, as the link sees them.
         shape: of the parameter.
+        name: of the parameter, where a link of the chain reads names.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    name: str = ""
+
+
+class Stream(NamedTuple):
+    """Random words that a rule reads.
+
+    Attributes:
+        seed: which seed of its link, where that has several.
+        prefix: of the name whose words they are; the parameter's follows.
+        roles: of the words.
+    """
+
+    seed: int
+    prefix: str
+    roles: tuple[Role, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +119,12 @@ class Rule(Protocol):
         ...
 
 
+def streams_of(rule: Rule) -> tuple[Stream, ...]:
+    """Return what words a rule reads: those of its parameter, unless it has `streams` of its own."""
+    own = getattr(rule, "streams", None)
+    return own if own is not None else (Stream(0, "", rule.roles),) if rule.roles else ()
+
+
 @runtime_checkable
 class MeasuringRule(Rule, Protocol):
     """A rule that has to know norms of a whole parameter before it can update any stretch of it."""
@@ -124,13 +147,15 @@ class Link:
         function: the public name, for messages and state dicts.
         last: whether the link must be the last of its chain, or of what another such link wraps.
         wraps: how many links before this one see the float32 weights that it keeps.
-        seed: of the words that the link's rules read, or None.
+        seed: of the words that the link's rules read, or None; a tuple where they read several (`Stream`).
+        reads_names: whether its rules depend on the name of the parameter.
     """
 
     function: ClassVar[str]
     last: ClassVar[bool] = False
     wraps: int = 0
-    seed: int | None = None
+    seed: Any = None
+    reads_names: ClassVar[bool] = False
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -166,6 +191,16 @@ class Link:
             ValueError: if the values do not go together for such parameters.
         """
         raise NotImplementedError
+
+    def check_choice(self, function: str, values: tuple, all_weights: Sequence[Weights]) -> None:
+        """Raise ValueError if something was to be chosen from all parameters of a group, and nothing is.
+
+        Args:
+            function: for messages.
+            values: what `read` gave.
+            all_weights: of the parameters that the link applies to.
+        """
+        return
 
     def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
         """Return the float32 numbers of one step, in the order in which the rule reads them.

@@ -66,7 +66,7 @@ class Codes(Protocol):
         """Return the scale of blocks whose largest magnitudes are `top`."""
         ...
 
-    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool) -> Tensor:
+    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
         """Round float32 to the numbers that codes are: float32 or int32, for a cast to `dtype`."""
         ...
 
@@ -123,16 +123,16 @@ class SignedCodes:
         """Return (bits(top) + c) >> 23: the smallest power of two under which `top` fits."""
         return (top.view(torch.int32) + self.carry >> 23).clamp(*self.bytes)
 
-    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool) -> Tensor:
+    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
         """Return x / 2^s, rounded."""
         assert byte is not None
         # Powers of two within the normal numbers of float32, both ways: the product is exact.
         y = x * ((254 + self.exponent - byte) << 23).view(torch.float32)
         codes = rounded(y, self.format, words, saturate=True)
-        if not positive:
+        if positive is False:
             return codes
         smallest = 2.0 ** (self.format.min_exponent - self.format.mantissa_bits)
-        return torch.where((x > 0) & (codes == 0), smallest, codes)
+        return torch.where((x > 0) & (codes == 0) & positive, smallest, codes)
 
     def widen(self, codes: Tensor) -> Tensor:
         """Return float32."""
@@ -177,7 +177,7 @@ class UnsignedCodes:
         """Return the exponent field of `top`: one binade of room is left above it."""
         return (top.view(torch.int32) >> 23).clamp(*self.bytes)
 
-    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool) -> Tensor:
+    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
         """Return codes counted from the base of their block; only zero gets 0."""
         codes = encode_unsigned(x, words, self.format, self._base(byte))
         return codes if self.marks else torch.where(x < math.inf, codes, NAN_CODE)
@@ -234,13 +234,13 @@ class TableCodes:
         """Return the exponent field of the smallest power of two that is at least `top`."""
         return (top.view(torch.int32) + 0x7FFFFF >> 23).clamp(*self.bytes)
 
-    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool) -> Tensor:
+    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
         """Return the codes of x over its block's scale."""
         assert byte is not None
         codes = encode_table(x * ((254 - byte) << 23).view(torch.float32), words, self.table)
-        if not positive or not self.table.has_zero:
+        if positive is False or not self.table.has_zero:
             return codes
-        return torch.where((x > 0) & (codes == 0), 1, codes)
+        return torch.where((x > 0) & (codes == 0) & positive, 1, codes)
 
     def widen(self, codes: Tensor) -> Tensor:
         """Return int32."""
@@ -284,7 +284,7 @@ class PlainCodes:
         """Not for these."""
         raise NotImplementedError
 
-    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool) -> Tensor:
+    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
         """Return x, rounded."""
         return round_value(x, self.name, words, saturate=True)
 

@@ -81,7 +81,7 @@ class Format:
         """Return the shape of the codes of an array: its own, unless they are packed."""
         return packed_shape(tuple(shape), self.block_size) if self.codes.packed else tuple(shape)
 
-    def encode(self, x: Tensor, words: Tensor | None, *, positive: bool = False) -> Encoded:
+    def encode(self, x: Tensor, words: Tensor | None, *, positive: bool | None = False) -> Encoded:
         """Round the float32 `x` to codes.
 
         Finite values saturate, infinity becomes NaN (contract R6). With a scale: y = x / 2^s, exact, s from
@@ -90,23 +90,25 @@ class Format:
         Args:
             x: float32; with a scale, whole runs of the array, in row-major order.
             words: int32 words for stochastic rounding, or None for nearest.
-            positive: a second moment: what is not zero is not stored as zero.
+            positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
+                negative number (contract S4).
         """
         return self.round_trip(x, words, positive=positive)[0]
 
     def round_trip(
-        self, x: Tensor, words: Tensor | None, *, positive: bool = False
+        self, x: Tensor, words: Tensor | None, *, positive: bool | None = False
     ) -> tuple[Encoded, Tensor]:
         """Return what `encode` gives, and what `decode` makes of that, without the cast there and back."""
         if self.blocks is None:
-            wide = self.codes.encode(x, None, words, positive)
+            wide = self.codes.encode(x, None, words, bool(positive))
             return Encoded(wide.to(self.dtype), None), self.codes.decode(self.codes.widen(wide), None)
         y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
         # What is not finite does not count for the maximum, or marks its block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.marks else 0.0)
         top = magnitude.amax(1, keepdim=True)
         byte = self.codes.byte(top)
-        wide = self.codes.encode(y, byte, cut_words, positive)
+        kept = ~(y < 0).any(1, keepdim=True) if positive is None else positive
+        wide = self.codes.encode(y, byte, cut_words, kept)
         if self.codes.marks:
             finite = top < math.inf
             wide, byte = torch.where(finite, wide, 0), torch.where(finite, byte, MARKED)

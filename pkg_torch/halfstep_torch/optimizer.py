@@ -89,6 +89,7 @@ class Optimizer(torch.optim.Optimizer):
         defaults = {**self._chain.entries, "maximize": maximize}
         self._schedule = defaults.pop("lr") if callable(defaults.get("lr")) else None
         super().__init__(params, defaults)
+        self._check_choices()
 
     @property
     def _name(self) -> str:
@@ -133,8 +134,23 @@ class Optimizer(torch.optim.Optimizer):
         if len(set(group["params"])) < len(group["params"]):
             raise ValueError(f"{self._name}: a parameter stands twice in param group {last}. Pass it once.")
         values = self._read(last)
-        for weights in {Weights(param.dtype, param.shape) for param in group["params"]}:
+        all_weights = {self._weights(name, param) for i, name, param in self._named() if i == last}
+        for weights in all_weights:
             make_rules(self._chain.links, self._name, values, weights)
+
+    def _check_choices(self) -> None:
+        """Raise ValueError if a link was to choose among the parameters, and chooses nothing."""
+        named = list(self._named())
+        for i, link in enumerate(self._chain.links):
+            if link.reads_names:
+                values = self._read(0)[i]
+                applied = [(name, p) for _, name, p in named if self._applies_to(name, p)[i]]
+                link.check_choice(self._name, values, [self._weights(name, p) for name, p in applied])
+
+    def _weights(self, name: str, param: Tensor) -> Weights:
+        """Return what decides how a parameter is stepped."""
+        named = any(link.reads_names for link in self._chain.links)
+        return Weights(param.dtype, param.shape, name if named else "")
 
     def _read(self, index: int, saved: Mapping[str, Any] | None = None) -> list[tuple]:
         """Return of each link the checked values of a group's entries; of dtypes, those of a saved group."""
@@ -165,7 +181,7 @@ class Optimizer(torch.optim.Optimizer):
         for i, name, param in self._named():
             if i not in values:
                 values[i] = self._read(i)
-            weights = Weights(param.dtype, param.shape)
+            weights = self._weights(name, param)
             yield name, param, self._plan(i, weights, self._applies_to(name, param), values[i])
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,7 +219,7 @@ class Optimizer(torch.optim.Optimizer):
         for saved_id, (i, name, param) in zip(ids, self._named(), strict=True):
             saved = state_dict["state"].get(saved_id)
             if saved:
-                of_plan = i, Weights(param.dtype, param.shape), self._applies_to(name, param)
+                of_plan = i, self._weights(name, param), self._applies_to(name, param)
                 arrays = self._plan(*of_plan, self._read(i)).arrays
                 saved_arrays = self._plan(*of_plan, self._read(i, saved_groups[i])).arrays
                 state[param] = load_state(name, param, arrays, saved_arrays, saved)
@@ -288,7 +304,7 @@ class Optimizer(torch.optim.Optimizer):
             check_grad(self._name, name, param)
             if i not in values:
                 values[i] = self._read(i)
-            of_plan = (i, Weights(param.dtype, param.shape), self._applies_to(name, param))
+            of_plan = (i, self._weights(name, param), self._applies_to(name, param))
             if of_plan not in plans:
                 plan = self._plan(*of_plan, values[i])
                 plans[of_plan] = distinct.setdefault(plan, plan)

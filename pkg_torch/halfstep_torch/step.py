@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.blocks import Blocks
-from halfstep_torch.chain import Link, MeasuringRule, Rule, StateArray, Weights, Words
+from halfstep_torch.chain import Link, MeasuringRule, Rule, StateArray, Weights, Words, streams_of
 from halfstep_torch.float_formats import dtype_name
 from halfstep_torch.params import NearestRule, WeightRule, apply_updates
-from halfstep_torch.random_words import Role, high_key, leaf_keys, words_from
+from halfstep_torch.random_words import Role, high_key, leaf_id, leaf_keys, words_from
 
 # A compiled kernel has the unit as a constant.
 _LONGEST_UNIT = 1 << 16
@@ -32,8 +32,9 @@ class Plan:
     Attributes:
         rules: in the order of the chain.
         links: of each rule, the index of its link in the chain.
-        sources: of each rule, which of the plan's distinct seeds its words come from; None if it reads none.
-        roles: of each distinct seed, the roles that are read.
+        sources: of each rule, which of the plan's distinct streams it reads.
+        roles: of each distinct stream, the roles that are read.
+        prefixes: of each distinct stream, what stands before the name of the leaf.
         wrapped: how many rules before the last see the float32 weights that it keeps.
         dtype: of the weights.
         maximize: ascend.
@@ -43,8 +44,9 @@ class Plan:
 
     rules: tuple[Rule, ...]
     links: tuple[int, ...]
-    sources: tuple[int | None, ...]
+    sources: tuple[tuple[int, ...], ...]
     roles: tuple[tuple[Role, ...], ...]
+    prefixes: tuple[str, ...]
     wrapped: int
     dtype: torch.dtype
     maximize: bool
@@ -122,14 +124,18 @@ class Plan:
         last = self.rules[-1] if self.rules else None
         return last if isinstance(last, WeightRule) else NearestRule(dtype_name(self.dtype))
 
-    def streams(self, seeds: Sequence[int | None]) -> tuple[tuple[int, tuple[Role, ...]], ...]:
-        """Return the random streams that a step reads: each distinct seed, and the roles read from it.
+    def streams(self, seeds: Sequence) -> tuple[tuple[int, str, tuple[Role, ...]], ...]:
+        """Return the random streams that a step reads: seed, prefix of the names, and the roles read.
 
         Args:
             seeds: of each link of the chain.
         """
-        of_source = {source: seeds[link] for source, link in zip(self.sources, self.links, strict=True)}
-        return tuple((of_source[i] or 0, roles) for i, roles in enumerate(self.roles))
+        of_source = {}
+        for rule, link, sources in zip(self.rules, self.links, self.sources, strict=True):
+            for stream, source in zip(streams_of(rule), sources, strict=True):
+                of_source[source] = _seed_of(seeds[link], stream.seed)
+        rows = enumerate(zip(self.prefixes, self.roles, strict=True))
+        return tuple((of_source[i] or 0, prefix, roles) for i, (prefix, roles) in rows)
 
     def weights_seen(self, p32: Tensor, state: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the float32 weights that each of the stage's rules sees, given those of the model."""
@@ -159,13 +165,13 @@ class Plan:
             u = -u
         seen = self.weights_seen(p32, state)
         for i, known, of_rule in zip(self.own, seen, numbers, strict=True):
-            u, arrays = self.rules[i].update(u, known, state, of_rule, words.get(self.sources[i], _no_words))
+            u, arrays = self.rules[i].update(u, known, state, of_rule, _words_of(words, self.sources[i]))
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
 
-    def _words(self, p: Tensor, keys: Sequence) -> dict[int | None, Words]:
-        """Return the random words of each distinct seed that the stage reads."""
-        read = {self.sources[i] for i in self.own} - {None}
+    def _words(self, p: Tensor, keys: Sequence) -> dict[int, Words]:
+        """Return the random words of each distinct stream that the stage reads."""
+        read = {source for i in self.own for source in self.sources[i]}
         if not read:
             return {}
         index = torch.arange(p.numel(), dtype=torch.int32, device=p.device).view(p.shape) + keys[0]
@@ -190,13 +196,19 @@ def _with_whole_blocks(x: Any) -> Any:
     return dataclasses.replace(x, **fields)
 
 
-def _no_words(role: Role) -> Tensor:
-    raise AssertionError(f"a rule reads words of {role!r} that it did not announce")
+def _words_of(words: Mapping[int, Words], sources: Sequence[int]) -> Words:
+    """Return the words that one rule reads, by role and stream."""
+    return lambda role, stream=0: words[sources[stream]](role)
+
+
+def _seed_of(seed: Any, which: int) -> int | None:
+    """Return one seed of a link."""
+    return seed[which] if isinstance(seed, (tuple, list)) else seed
 
 
 def make_plan(
     rules: Sequence[Rule | None],
-    seeds: Sequence[int | None],
+    seeds: Sequence,
     dtype: torch.dtype,
     maximize: bool,
     wraps: int = 0,
@@ -211,19 +223,22 @@ def make_plan(
         wraps: how many links before the last see the float32 weights that it keeps.
     """
     chosen = [(i, rule) for i, rule in enumerate(rules) if rule is not None]
-    by_seed: dict[int | None, list[Role]] = {}
+    distinct: dict[tuple[int | None, str], list[Role]] = {}
+    sources = []
     for i, rule in chosen:
-        if rule.roles:
-            roles = by_seed.setdefault(seeds[i], [])
-            roles.extend(role for role in rule.roles if role not in roles)
-    distinct = list(by_seed)
+        read = [((_seed_of(seeds[i], k), prefix), roles) for k, prefix, roles in streams_of(rule)]
+        for source, of_rule in read:
+            roles = distinct.setdefault(source, [])
+            roles.extend(role for role in of_rule if role not in roles)
+        sources.append(tuple(list(distinct).index(source) for source, _ in read))
     last = len(rules) - 1
     wrapped = range(last - wraps, last) if rules and rules[last] is not None else range(0)
     return Plan(
         rules=tuple(rule for _, rule in chosen),
         links=tuple(i for i, _ in chosen),
-        sources=tuple(distinct.index(seeds[i]) if rule.roles else None for i, rule in chosen),
-        roles=tuple(map(tuple, by_seed.values())),
+        sources=tuple(sources),
+        roles=tuple(map(tuple, distinct.values())),
+        prefixes=tuple(prefix for _, prefix in distinct),
         wrapped=sum(i in wrapped for i, _ in chosen),
         dtype=dtype,
         maximize=maximize,
@@ -251,7 +266,7 @@ def make_rules(
     return rules[::-1]
 
 
-def stream_keys(streams: Sequence, steps: Sequence[int], leaves: Sequence[int]) -> np.ndarray:
+def stream_keys(streams: Sequence, steps: Sequence[int], names: Sequence[str]) -> np.ndarray:
     """Return the keys of leaves that read the same streams: uint32, a row each.
 
     Columns: row-major index of the first element (0), then of every stream k0 and each role's k1.
@@ -259,10 +274,11 @@ def stream_keys(streams: Sequence, steps: Sequence[int], leaves: Sequence[int]) 
     Args:
         streams: what `Plan.streams` gives.
         steps: of each leaf, the count after its increment.
-        leaves: id of each leaf.
+        names: of each leaf.
     """
-    columns = [np.zeros((len(leaves), 1), np.uint32)]
-    columns.extend(leaf_keys(seed, steps, leaves, roles) for seed, roles in streams)
+    columns = [np.zeros((len(names), 1), np.uint32)]
+    for seed, prefix, roles in streams:
+        columns.append(leaf_keys(seed, steps, [leaf_id(prefix + name) for name in names], roles))
     return np.concatenate(columns, axis=1)
 
 

@@ -15,6 +15,10 @@ from halfstep_torch.random_words import Role
 
 ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 
+# Of a second moment, what is not zero is not stored as zero; of another transform's state it is not known
+# what is one.
+_POSITIVE = {Role.NU: True, Role.STATE: None}
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredMoment:
@@ -54,7 +58,8 @@ class StoredMoment:
             words: makes the words of a role.
         """
         chosen = words(self.role) if self.stochastic else None
-        (codes, scale), values = self.format.round_trip(moment, chosen, positive=self.role == Role.NU)
+        positive = _POSITIVE.get(self.role, False)
+        (codes, scale), values = self.format.round_trip(moment, chosen, positive=positive)
         return {self.key: codes} if scale is None else {self.key: codes, self._scale: scale}, values
 
     def decode(self, state: Mapping[str, Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """halfstep_jax as a backend: op by op, under jit, and under jit over eight devices."""
 
 import functools
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -214,7 +214,7 @@ class JaxBackend(Backend):
         step = self._compiled(step)
         for bits in i["g"].bits:
             p, state = step(p, state, _tree(case, put(Array(i["g"].dtype, bits))))
-            stored = cast(hs.StoreStateState, state[0])
+            stored: Any = optax.tree.get(state, "StoreStateState")
             inner: Any = stored.inner_state
             scale: Any = stored.scale
             kept = {name: getattr(inner, name) for name in names if not name.endswith("_scale")}

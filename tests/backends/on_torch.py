@@ -6,7 +6,16 @@ import numpy as np
 import torch
 
 import halfstep_torch as hs
-from backends.protocol import Backend, offset_of, ratio_numbers, rule_arguments, scalar, seed_of, unrefused
+from backends.protocol import (
+    Backend,
+    format_of,
+    offset_of,
+    ratio_numbers,
+    rule_arguments,
+    scalar,
+    seed_of,
+    unrefused,
+)
 from halfstep_spec.vectors import Array, Case
 from halfstep_torch.chain import Weights
 from halfstep_torch.formats import Format
@@ -159,7 +168,7 @@ class TorchBackend(Backend):
             for name, x in columns.items()
         }
 
-    adam_step = lion_step = trace_step = lamb_step = step
+    adam_step = lion_step = trace_step = lamb_step = store_state_step = step
 
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_torch(norm(to_torch(case.inputs["x"])))}
@@ -229,7 +238,33 @@ def _lamb(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer
     return hs.Optimizer(named, hs.chain(*links), **options)
 
 
-_OPTIMIZERS = {"adam_step": _adam, "lion_step": _lion, "trace_step": _trace, "lamb_step": _lamb}
+_LINKS = {"adam_step": hs.scale_by_adam, "lion_step": hs.scale_by_lion, "trace_step": hs.trace}
+
+
+def _store_state(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+    """Return a chain whose update rule has its state stored."""
+    a, seed, select = case.arguments, seed_of(case), case.arguments["select"]
+    rounding = "nearest_unchecked" if a["state_rounding"] == "nearest" else a["state_rounding"]
+    inside = hs.store_state(
+        _LINKS[a["inner"]](**unrefused(rule_arguments(case, hs))),
+        format_of(a["state_format"], hs),
+        rounding=rounding,
+        select=select and (lambda name, array: name.split("/")[0] in select),
+        seed=seed,
+    )
+    decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
+    links = [inside, hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
+    named = [(_parameter_name(case), p)]
+    return hs.Optimizer(named, hs.chain(*links, hs.round_stochastically(seed)), **options)
+
+
+_OPTIMIZERS = {
+    "store_state_step": _store_state,
+    "adam_step": _adam,
+    "lion_step": _lion,
+    "trace_step": _trace,
+    "lamb_step": _lamb,
+}
 """By op: the public optimizer that takes the steps of a case."""
 
 

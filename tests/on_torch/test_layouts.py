@@ -128,7 +128,7 @@ def test_pieces_of_a_huge_leaf_count_their_index_past_2_to_the_32():
 
     rule = hs.round_stochastically().rule("f", (), Weights(torch.bfloat16, (8,)))
     plan = make_plan([rule], [9], torch.bfloat16, False)
-    row = stream_keys(plan.streams([9]), [3], [hs.leaf_id("w")])[0]
+    row = stream_keys(plan.streams([9]), [3], ["w"])[0]
     for start in (0, 2**31 - 8, 2**32 - 8, 2**32, 5 * 2**32 + 2**30):
         first, k0, k1 = as_int32(keys_at(plan, row, start)).tolist()
         index = torch.arange(8, dtype=torch.int32) + first

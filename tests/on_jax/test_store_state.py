@@ -1,0 +1,319 @@
+"""`store_state` over Optax's own transforms: what it stores, what it leaves alone, and what that changes."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import halfstep_jax as hs
+from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
+
+RATE = 1e-2
+TRANSFORMS = {
+    "adam": optax.adam(RATE),
+    "adamw": optax.adamw(RATE),
+    "amsgrad": optax.amsgrad(RATE),
+    "adabelief": optax.adabelief(RATE),
+    "adamax": optax.adamax(RATE),
+    "lion": optax.lion(RATE),
+    "nadam": optax.nadam(RATE),
+    "novograd": optax.novograd(RATE),
+    "radam": optax.radam(RATE),
+    "rmsprop": optax.rmsprop(RATE),
+    "yogi": optax.yogi(RATE),
+    "sgd with momentum": optax.sgd(RATE, 0.9),
+    "lamb": optax.lamb(RATE),
+    "adagrad": optax.adagrad(RATE),
+    "adafactor": optax.adafactor(RATE, min_dim_size_to_factor=4),
+    "muon": optax.contrib.muon(RATE),
+    "prodigy": optax.contrib.prodigy(),
+    "schedule_free": optax.contrib.schedule_free_adamw(RATE),
+}
+QUICK = ("adamw", "sgd with momentum", "novograd", "muon")
+FP8 = hs.scaled("float8_e4m3fn", 8, 0, 1)
+
+
+def slow_but(quick):
+    return [
+        pytest.param(name, id=name, marks=[] if name in quick else [pytest.mark.slow]) for name in TRANSFORMS
+    ]
+
+
+def problem(steps: int = 3):
+    params = {
+        "w": weights((8, 12), "float32"),
+        "b": weights(12, "float32", seed=2),
+        "s": weights((), "float32"),
+    }
+    rows = {"w": gradients(steps, (8, 12)), "b": gradients(steps, 12), "s": gradients(steps, ())}
+    return params, rows
+
+
+def arrays(state):
+    return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def stored(x):
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK))
+def test_stored_in_float32_it_is_the_transform_itself(name):
+    params, rows = problem(2)
+    # Op by op: XLA fuses what is not ours differently in different programs.
+    theirs, reference = run(TRANSFORMS[name], params, rows, compiled=False)
+    ours, state = run(hs.store_state(TRANSFORMS[name], "float32"), params, rows, compiled=False)
+    assert_trees_same(ours, theirs)
+    assert_trees_same(state.inner_state, reference)
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK))
+def test_every_array_with_an_axis_is_stored_and_all_else_left_alone(name):
+    params, rows = problem()
+    plain = TRANSFORMS[name].init(params)
+    for fmt, dtype in (("bfloat16", jnp.bfloat16), (FP8, jnp.float8_e4m3fn)):
+        after, state = run(hs.store_state(TRANSFORMS[name], fmt), params, rows)
+        for before, now in zip(arrays(plain).items(), arrays(state.inner_state).items(), strict=True):
+            assert now[0] == before[0]
+            assert now[1].shape == before[1].shape, now[0]
+            assert now[1].dtype == (dtype if stored(before[1]) else before[1].dtype), now[0]
+        chex.assert_tree_all_finite(after)
+        assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, params)
+
+
+@pytest.mark.parametrize("name", slow_but(("adamw",)))
+def test_in_a_scan_it_takes_the_same_steps(name):
+    params, rows = problem()
+    tx = hs.store_state(TRANSFORMS[name], FP8)
+
+    def step(carry, row):
+        return take_step(tx, *carry, row), None
+
+    scanned, _ = jax.jit(lambda start: jax.lax.scan(step, start, rows))((params, tx.init(params)))
+    one_by_one = run(tx, params, rows)
+    # What XLA fuses of others' arithmetic may differ from program to program, by units in the last place.
+    # An update is at most a few rates; a code may then fall on the other side, by an eighth of it.
+    chex.assert_trees_all_close(scanned[0], one_by_one[0], atol=0.2 * RATE)
+    assert jax.tree.map(jnp.shape, scanned) == jax.tree.map(jnp.shape, one_by_one)
+
+
+def test_a_step_is_decode_inner_encode():
+    params, rows = problem(1)
+    tx, inner = hs.store_state(optax.adam(RATE), "bfloat16", seed=5), optax.adam(RATE)
+    g = jax.tree.map(lambda r: r[0], rows)
+    _, state = tx.update(g, tx.init(params), params)
+    _, plain = inner.update(g, inner.init(params), params)
+    words = hs.random_words(5, 1, "0/nu/w", hs.Role.STATE, (8, 12))
+    expected = hs.round_to(plain[0].nu["w"], "bfloat16", words, saturate=True)
+    np.testing.assert_array_equal(np.asarray(state.inner_state[0].nu["w"], np.float32), expected)
+
+
+def test_updates_are_of_the_state_before_it_was_stored():
+    params, rows = problem(1)
+    g = jax.tree.map(lambda r: r[0], rows)
+    tx, inner = hs.store_state(optax.sgd(RATE, 0.9), FP8), optax.sgd(RATE, 0.9)
+    ours, theirs = tx.update(g, tx.init(params), params)[0], inner.update(g, inner.init(params), params)[0]
+    assert_trees_same(ours, theirs)
+
+
+def test_our_own_transforms_have_the_same_bits_with_and_without_jit():
+    params, rows = problem()
+    for inner in (hs.scale_by_adam(mu_dtype="float32", nu_dtype="float32"), hs.trace(0.9)):
+        tx = optax.chain(hs.store_state(inner, FP8, seed=1), hs.scale_by_learning_rate(RATE))
+        assert_trees_same(run(tx, params, rows), run(tx, params, rows, compiled=False))
+
+
+def test_sharded_state_has_the_bits_of_one_device():
+    tx = optax.chain(
+        hs.store_state(hs.scale_by_adam(mu_dtype="float32", nu_dtype="float32"), FP8, seed=1),
+        hs.scale_by_learning_rate(RATE),
+    )
+    params, rows = {"w": sharded(weights((16, 24)), "x", None)}, gradients(3, (16, 24))
+    state = tx.init(params)
+    assert state[0].inner_state.mu["w"].sharding.is_equivalent_to(params["w"].sharding, 2)
+    step = jax.jit(functools.partial(take_step, tx))
+    for g in rows:
+        params, state = step(params, state, {"w": sharded(g, "x", None)})
+    assert_trees_same((params, state), run(tx, {"w": weights((16, 24))}, {"w": rows}))
+
+
+def test_a_second_moment_is_never_stored_as_zero():
+    params = {"w": jnp.ones((2, 8))}
+    tx = hs.store_state(optax.scale_by_rms(), hs.scaled("float8_e4m3fn", 8, 0, 0))
+    g = {"w": jnp.array([[1.0] + [2.0**-20] * 7, [0.0] * 8])}
+    _, state = tx.update(g, tx.init(params), params)
+    codes = np.asarray(state.inner_state.nu["w"], np.float32)
+    assert (codes[0] > 0).all()
+    assert (codes[1] == 0).all()
+
+
+def test_in_a_block_with_a_negative_number_small_ones_may_become_zero():
+    tx = hs.store_state(optax.trace(0.5), hs.scaled("float8_e4m3fn", 8, 0, 0), rounding="nearest_unchecked")
+    params = {"w": jnp.ones(8)}
+    _, state = tx.update({"w": jnp.array([-1.0] + [2.0**-20] * 7)}, tx.init(params), params)
+    assert (np.asarray(state.inner_state.trace["w"], np.float32)[1:] == 0).all()
+
+
+def test_select_chooses_by_name_and_by_shape():
+    params = {"w": jnp.ones((4, 4)), "b": jnp.ones(4)}
+    by_name = hs.store_state(optax.adam(RATE), "bfloat16", select=lambda name, array: "nu" in name.split("/"))
+    state = by_name.init(params).inner_state[0]
+    assert (state.mu["w"].dtype, state.nu["w"].dtype) == (jnp.float32, jnp.bfloat16)
+    by_shape = hs.store_state(optax.adam(RATE), "bfloat16", select=lambda name, array: len(array.shape) == 2)
+    state = by_shape.init(params).inner_state[0]
+    assert (state.mu["w"].dtype, state.mu["b"].dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def test_small_arrays_stay_as_they_were_made():
+    params = {"w": jnp.ones((64, 64)), "b": jnp.ones(64)}
+    state = hs.store_state(optax.adam(RATE, mu_dtype="bfloat16"), hs.scaled("int8")).init(params)
+    mu = state.inner_state[0].mu
+    assert (mu["w"].dtype, mu["b"].dtype) == (jnp.int8, jnp.bfloat16)
+    assert state.scale[0][1]["w"].shape == (32,)
+
+
+def test_wrapped_in_multi_steps_and_masked_it_keeps_its_dtypes():
+    params, rows = problem(4)
+    for wrap in (
+        lambda tx: optax.MultiSteps(tx, 2).gradient_transformation(),
+        lambda tx: optax.masked(tx, {"w": True, "b": False, "s": True}),
+        lambda tx: optax.partition({"a": tx, "b": optax.sgd(RATE)}, {"w": "a", "b": "b", "s": "a"}),
+    ):
+        for fmt in ("bfloat16", FP8):
+            tx = wrap(hs.store_state(optax.adam(RATE), fmt))
+            after, state = run(tx, params, rows)
+            chex.assert_tree_all_finite(after)
+            same = jax.tree.map(
+                lambda a, b: a.shape == b.shape and a.dtype == b.dtype, state, tx.init(params)
+            )
+            assert all(jax.tree.leaves(same))
+
+
+def test_it_may_wrap_what_masks_and_partitions():
+    params, rows = problem()
+    inner = optax.masked(optax.adam(RATE), {"w": True, "b": False, "s": True})
+    after, state = run(hs.store_state(inner, "bfloat16"), params, rows)
+    chex.assert_tree_all_finite(after)
+    assert optax.tree.get(state, "mu")["w"].dtype == jnp.bfloat16
+
+
+def test_optax_s_tree_tools_find_and_map_its_arrays():
+    params, _ = problem()
+    tx = hs.store_state(optax.adamw(RATE), FP8)
+    state = tx.init(params)
+    assert optax.tree.get(state, "nu")["w"].dtype == jnp.float8_e4m3fn
+    mapped = optax.tree.map_params(tx, lambda x: x.shape, state, transform_non_params=lambda x: None)
+    assert mapped.inner_state[0].mu["w"] == (8, 12)
+    assert mapped.scale[0][1]["w"] == (8, 2)
+    shapes = jax.eval_shape(tx.init, params)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), state
+    )
+
+
+def test_without_params_the_state_is_that_of_the_updates():
+    params, rows = problem(1)
+    tx, g = hs.store_state(optax.scale_by_adam(), FP8), jax.tree.map(lambda r: r[0], rows)
+    assert_trees_same(tx.update(g, tx.init(params)), tx.update(g, tx.init(params), params))
+
+
+def test_extra_arguments_reach_the_transform():
+    params, rows = problem(1)
+    inner = optax.scale_by_polyak()
+    tx, g = hs.store_state(inner, "bfloat16"), jax.tree.map(lambda r: r[0], rows)
+    ours, _ = tx.update(g, tx.init(params), params, value=jnp.float32(2.0))
+    theirs, _ = inner.update(g, inner.init(params), params, value=jnp.float32(2.0))
+    assert_trees_same(ours, theirs)
+
+
+P = {"w": jnp.ones((2, 3))}
+NU = 'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
+
+
+def keeping(state_of):
+    """Return a transform that does nothing but keep a state."""
+    return optax.GradientTransformation(state_of, lambda updates, state, params=None: (updates, state))
+
+
+def complex_state():
+    return keeping(lambda params: {"z": jnp.zeros(3, jnp.complex64)})
+
+
+def copy_of_params():
+    return keeping(lambda params: params)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: hs.store_state(optax.adam(1.0), "int8"),
+            ValueError,
+            'store_state: format=int8 is not a state dtype. Use "bfloat16", "float16" or "float32".',
+        ),
+        (
+            lambda: hs.store_state(optax.adam(1.0), "bfloat16", rounding="nearest"),
+            ValueError,
+            "store_state: rounding='nearest' is not a rounding of state whose decay rate is not known. "
+            'Use "stochastic" or "nearest_unchecked".',
+        ),
+        (
+            lambda: hs.store_state(optax.adam(1.0), "bfloat16", select="nu"),
+            TypeError,
+            "store_state: select='nu' is not a function. Use lambda name, array: ...",
+        ),
+        (
+            lambda: hs.store_state(optax.adam(1.0), "bfloat16", select=lambda name, array: False).init(P),
+            ValueError,
+            "store_state: select chooses none of '0/mu/w', '0/nu/w'. "
+            "Choose one of them, or leave select out.",
+        ),
+        (
+            lambda: hs.store_state(complex_state(), "bfloat16").init(P),
+            TypeError,
+            "store_state: the state array 'z' is complex64; formats hold real numbers. "
+            "Wrap a transform of real numbers.",
+        ),
+        (
+            lambda: hs.store_state(optax.adam(1.0), "ufloat8_e6m2").init(P),
+            ValueError,
+            f"store_state: format=ufloat8_e6m2 has no sign, and '0/mu/w' has one. {NU}",
+        ),
+        (
+            lambda: hs.store_state(copy_of_params(), "ufloat8_e6m2").init({"w": -P["w"]}),
+            ValueError,
+            f"store_state: format=ufloat8_e6m2 has no sign, and 'w' has one. {NU}",
+        ),
+        (
+            lambda: hs.store_state(optax.adam(1.0), "bfloat16").update(
+                P, hs.store_state(optax.adam(1.0), "bfloat16").init({"w": jnp.ones((2, 4))}), P
+            ),
+            ValueError,
+            "store_state: the state array '0/mu/w' is bfloat16[2, 4]; "
+            "format=bfloat16 makes it bfloat16[2, 3]. "
+            "Pass the state that init made, and the params that it saw.",
+        ),
+        (
+            lambda: hs.store_state(optax.adam(1.0), "bfloat16").update(
+                P, hs.store_state(optax.sgd(1.0, 0.9), "bfloat16").init(P), P
+            ),
+            ValueError,
+            "store_state: the state holds 1 arrays, that of these params 3. Pass the tree that init saw.",
+        ),
+        (
+            lambda: hs.store_state(optax.adam(1.0), "bfloat16", seed=-1),
+            ValueError,
+            "store_state: seed=-1 is outside [0, 2^64). "
+            "Use an integer in that range, or two uint32 words (high, low).",
+        ),
+    ],
+)
+def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == message
