@@ -49,6 +49,10 @@ def _scaled(dtype: str) -> object:
     return hs.scaled(dtype, block_size=128, min_size=0)
 
 
+def _mapped(table: str) -> object:
+    return hs.mapped(table, block_size=128, min_size=0)
+
+
 def _moments(mu, nu, rounding: str = "stochastic", **others) -> dict:
     nearest = "nearest_unchecked"
     roundings = {"mu_rounding": rounding, "nu_rounding": rounding} if rounding == nearest else {}
@@ -59,6 +63,8 @@ BF16 = _moments("bfloat16", "bfloat16")
 F32 = _moments("float32", "float32")
 FP8 = _moments(_scaled("float8_e4m3fn"), _scaled("ufloat8_e5m3"), mu_rounding="stochastic")
 FP8_E4M3 = (_scaled("float8_e4m3fn"), _scaled("float8_e4m3fn"))
+MAPPED8 = (_mapped("dynamic8"), _mapped("udynamic8"))
+MAPPED4 = (_mapped("dynamic4"), _mapped("ulinear4"))
 NEAREST = "nearest_unchecked"
 
 ROWS = (
@@ -72,6 +78,17 @@ ROWS = (
     Row("float32; fp8: mu e4m3fn, nu e4m3fn", options=_moments(*FP8_E4M3, mu_rounding="stochastic")),
     Row("float32; fp8 e4m3fn nearest", options=_moments(*FP8_E4M3, NEAREST)),
     Row("float32; int8 mu, nu ufloat8_e4m4", options=_moments(_scaled("int8"), _scaled("ufloat8_e4m4"))),
+    Row("float32; 8-bit tables: dynamic8, udynamic8", options=_moments(*MAPPED8)),
+    Row("float32; 8-bit tables, nearest", options=_moments(*MAPPED8, NEAREST)),
+    Row("float32; 4-bit tables: dynamic4, ulinear4", options=_moments(*MAPPED4)),
+    Row(
+        "float32; 4-bit tables: dynamic4, udynamic4",
+        options=_moments(_mapped("dynamic4"), _mapped("udynamic4")),
+    ),
+    Row("float32; 4-bit tables, nearest", options=_moments(*MAPPED4, NEAREST)),
+    Row("float32; mu dynamic4, nu float32", options=_moments(_mapped("dynamic4"), "float32")),
+    Row("float32; mu float32, nu ulinear4", options=_moments("float32", _mapped("ulinear4"))),
+    Row("float32; mu float32, nu udynamic4", options=_moments("float32", _mapped("udynamic4"))),
     Row("bf16 split16; float32", "bfloat16", {**F32, "param_storage": "split16"}),
     Row("bf16 split8; float32", "bfloat16", {**F32, "param_storage": "split8"}),
     Row("bf16 compensated; float32", "bfloat16", {**F32, "param_storage": "compensated"}),
@@ -186,12 +203,20 @@ def claims(results: list[dict]) -> dict[str, bool]:
     proj = {row["name"]: row["proj"] for row in results}
     noise = dist["float32, another batch order"]
     fp8 = "float32; fp8: mu e4m3fn, nu ufloat8_e5m3"
+    tables8 = "float32; 8-bit tables: dynamic8, udynamic8"
+    tables4 = [f"float32; 4-bit tables: dynamic4, {nu}" for nu in ("ulinear4", "udynamic4")]
     return {
         "scaled fp16 nu: dist < 0.005": dist["float32; mu bf16, nu scaled fp16"] < 0.005,
         "bf16 moments: dist < 0.015": dist["float32; bf16"] < 0.015,
         "nearest bf16 moments: dist > 0.015 and proj < 0.99": dist["float32; bf16 nearest"] > 0.015
         and proj["float32; bf16 nearest"] < 0.99,
         "fp8 moments: dist < 0.12 and |proj - 1| < 0.01": dist[fp8] < 0.12 and abs(proj[fp8] - 1) < 0.01,
+        "8-bit tables: dist < 0.06 and |proj - 1| < 0.01": dist[tables8] < 0.06
+        and abs(proj[tables8] - 1) < 0.01,
+        "4-bit tables: dist over another batch order's, under 0.6": noise
+        < min(dist[name] for name in tables4)
+        and max(dist[name] for name in tables4) < 0.6,
+        "nearest 4-bit tables: dist > 1": dist["float32; 4-bit tables, nearest"] > 1,
         "nearest fp8 moments: |proj - 1| > 0.015": abs(proj["float32; fp8 e4m3fn nearest"] - 1) > 0.015,
         "compensated and split weights: dist < 0.02": max(
             dist[f"bf16 {rule}; float32"] for rule in ("compensated", "split8", "split16")

@@ -31,6 +31,10 @@ def _scaled(dtype: str) -> Format:
     return hs.scaled(dtype, block_size=128, min_size=0)
 
 
+def _mapped(table: str) -> Format:
+    return hs.mapped(table, block_size=128, min_size=0)
+
+
 def _plain(dtype: str) -> Format:
     return as_format("second_moment", "dtype", dtype)
 
@@ -46,6 +50,11 @@ FORMATS = {
     "scaled float8_e4m3fn, nearest": (_scaled("float8_e4m3fn"), False),
     "scaled float8_e5m2": (_scaled("float8_e5m2"), True),
     "scaled int8": (_scaled("int8"), True),
+    "mapped udynamic8": (_mapped("udynamic8"), True),
+    "mapped udynamic8, nearest": (_mapped("udynamic8"), False),
+    "mapped udynamic4": (_mapped("udynamic4"), True),
+    "mapped ulinear4": (_mapped("ulinear4"), True),
+    "mapped ulinear4, nearest": (_mapped("ulinear4"), False),
 }
 
 

@@ -15,7 +15,8 @@ VECTORS = load(SPEC_VERSION)
 def _slow(backend: str, name: str) -> bool:
     """Trajectories are programs of their own to compile: a second or more each."""
     jit = ("weights", "lion", "trace", "lamb", "store_state")
-    programs = {"jax-jit": jit, "jax-sharded": ("adam", *jit)}
+    # Op by op, the many operations of a table are programs too: more of them than the one of a whole case.
+    programs = {"jax-eager": ("mapped",), "jax-jit": jit, "jax-sharded": ("adam", "mapped", *jit)}
     return backend == "torch-compile" or name in programs.get(backend, ())
 
 

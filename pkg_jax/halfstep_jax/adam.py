@@ -78,8 +78,8 @@ def scale_by_adam(
         b2: decay rate of the second moment.
         eps: added to the root.
         eps_root: added under the root.
-        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled` for the first moment; None:
-            bfloat16 for bfloat16 params, else float32.
+        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `mapped`) for the first moment;
+            None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
             scale, and the unsigned scaled formats.
         mu_rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the average:

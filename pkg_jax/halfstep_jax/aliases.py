@@ -39,8 +39,8 @@ def adam(
         b2: decay rate of the second moment.
         eps: added to the root of the second moment.
         eps_root: added under the root.
-        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled`; None: bfloat16 for bfloat16
-            params, else float32.
+        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `mapped`); None: bfloat16 for
+            bfloat16 params, else float32.
         nu_dtype: likewise, and "ufloat8_e6m2".
         mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
         nu_rounding: likewise.
@@ -117,8 +117,8 @@ def adamw(
         b2: decay rate of the second moment.
         eps: added to the root of the second moment.
         eps_root: added under the root.
-        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled`; None: bfloat16 for bfloat16
-            params, else float32.
+        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `mapped`); None: bfloat16 for
+            bfloat16 params, else float32.
         weight_decay: a number >= 0, a float32 scalar array, or a schedule.
         mask: which leaves decay, as in `add_decayed_weights`.
         nu_dtype: likewise, and "ufloat8_e6m2".
@@ -191,8 +191,8 @@ def lion(
         learning_rate: a number >= 0, a float32 scalar array, or a schedule. It scales the decay too.
         b1: rate of the average whose sign is taken.
         b2: decay rate of the average that is kept.
-        mu_dtype: of that average: "float32", "bfloat16", "float16" or a signed format from `scaled`; None:
-            bfloat16 for bfloat16 params, else float32.
+        mu_dtype: of that average: "float32", "bfloat16", "float16" or a signed format (`scaled`, `mapped`);
+            None: bfloat16 for bfloat16 params, else float32.
         weight_decay: a number >= 0, a float32 scalar array, or a schedule.
         mask: which leaves decay, as in `add_decayed_weights`.
         mu_rounding: as in `scale_by_lion`.

@@ -312,7 +312,7 @@ class _ScaledTable:
 
     @property
     def resolution(self) -> float:
-        return 2 / float(self.table.values[-1] - self.table.values[-2])  # of all gaps, the last one
+        return 2 / self.table.largest_gap
 
     @property
     def scale_range(self) -> tuple[int, int]:

@@ -238,8 +238,9 @@ def mapped(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_nd
 
         h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
 
-    so that the mean is y, to within 2^-24 of a gap. It rounds once, there; scaling rounds nothing. A signed
+    so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. A signed
     table ends at less than -1 (-0.8875 in "dynamic4"): what is below gets that. Blocks are those of `scaled`.
+    8-bit tables follow float32 as well as 8-bit floats do; 4 bits are too few for that, and to nearest worse.
 
     | table | bits | numbers |
     |---|--:|---|

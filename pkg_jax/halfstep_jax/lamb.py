@@ -50,8 +50,8 @@ def lamb(
         weight_decay: a number >= 0, a float32 scalar array, or a schedule. The decay is part of the update
             whose norm is taken.
         mask: which leaves decay, as in `add_decayed_weights`.
-        mu_dtype: "float32", "bfloat16", "float16" or a format from `scaled`; None: bfloat16 for bfloat16
-            params, else float32.
+        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `mapped`); None: bfloat16 for
+            bfloat16 params, else float32.
         nu_dtype: likewise, and "ufloat8_e6m2".
         mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
         nu_rounding: likewise.

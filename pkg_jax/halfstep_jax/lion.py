@@ -52,7 +52,7 @@ def scale_by_lion(
     Args:
         b1: rate of the average whose sign is taken.
         b2: decay rate of the average that is kept.
-        mu_dtype: "float32", "bfloat16", "float16" or a signed format from `scaled`; None: bfloat16 for
+        mu_dtype: "float32", "bfloat16", "float16" or a signed format (`scaled`, `mapped`); None: bfloat16 for
             bfloat16 params, else float32.
         mu_rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the average:
             stochastic then, as where `b2` is an array), or "nearest_unchecked" (nearest even so).

@@ -210,8 +210,8 @@ class _Storage:
                 f"{_FUNCTION}: the state holds {len(codes)} arrays, that of these params {len(arrays)}. "
                 "Pass the tree that init saw."
             )
-        rows = zip(arrays, codes, scales, strict=True)
-        return treedef.unflatten([self._decode(array, Encoded(*stored)) for array, *stored in rows])
+        stored = [Encoded(*pair) for pair in zip(codes, scales, strict=True)]
+        return treedef.unflatten([self._decode(*pair) for pair in zip(arrays, stored, strict=True)])
 
     def encode(self, arrays: list[_Array], state, seed: jax.Array, count: jax.Array) -> tuple[Any, Any]:
         """Return the codes and the scales of what the wrapped transform made."""

@@ -44,6 +44,12 @@ class Table:
         return np.roll(self.values, -self.zero)
 
     @functools.cached_property
+    def largest_gap(self) -> float:
+        """The largest gap between numbers from 1/10 up, over the upper one."""
+        numbers = self.values[self.values >= 0.1].astype(np.float64)
+        return float((np.diff(numbers) / numbers[1:]).max())
+
+    @functools.cached_property
     def smallest(self) -> float:
         """The smallest magnitude above zero."""
         return float(np.abs(self.values[self.values != 0]).min())
@@ -51,7 +57,7 @@ class Table:
 
 def _dynamic(name: str, bits: int, signed: bool) -> Table:
     """Return the dynamic map: zero, one, and `bits` - 1 decades of evenly spaced numbers."""
-    decades, numbers = bits - 1, [np.float32([0, 1])]
+    decades, numbers = bits - 1, [np.array([0, 1], np.float32)]
     for i in range(decades):
         n = 2**i if signed else 2 ** (i + 1)
         # 1 + 9 (k + 1/2) / n: exact, as is the power of ten; so the quotient is the only rounding.
@@ -124,12 +130,11 @@ def _search(y: jax.Array, h, table: Table) -> jax.Array:
     position = jnp.where(y < 0, -behind_zero, behind_zero) + np.float32(table.zero - 0.25)
     first = jnp.clip(jnp.floor(position), 0, table.values.size - 2).astype(jnp.int32)
     numbers = jnp.asarray(np.append(table.values, np.float32(np.inf)))
-    low, middle, high = (numbers.at[first + k].get(mode="promise_in_bounds") for k in range(3))
-    ups = (
-        (h * (middle - low) < y - low).astype(jnp.int32),
-        (h * (high - middle) < y - middle).astype(jnp.int32),
-    )
-    return first + ups[0] + ups[1]
+    between = numbers.at[first + 1].get(mode="promise_in_bounds")
+    in_next = y >= between
+    other = numbers.at[jnp.where(in_next, first + 2, first)].get(mode="promise_in_bounds")
+    low, high = jnp.minimum(between, other), jnp.maximum(between, other)
+    return first + in_next.astype(jnp.int32) + (h * (high - low) < y - low).astype(jnp.int32)
 
 
 def _position(magnitude: jax.Array, table: Table) -> jax.Array:

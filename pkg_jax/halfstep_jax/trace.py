@@ -48,8 +48,8 @@ def trace(
     Args:
         decay: of the sum.
         nesterov: look one step ahead.
-        accumulator_dtype: "float32", "bfloat16", "float16" or a signed format from `scaled`; None: bfloat16
-            for bfloat16 params, else float32.
+        accumulator_dtype: "float32", "bfloat16", "float16" or a signed format (`scaled`, `mapped`); None:
+            bfloat16 for bfloat16 params, else float32.
         rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the sum: stochastic
             then, as where `decay` is an array), or "nearest_unchecked" (nearest even so).
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).

@@ -56,12 +56,11 @@ class AdamRule:
         g = u
         mu = ema(self.mu.decode(state), g, b1, one_minus_b1)
         nu = ema(self.nu.decode(state), g * g, b2, one_minus_b2)
-        stored = {**self.mu.encode(mu, words), **self.nu.encode(nu, words)}
         # The update reads what was stored: a step is a function of what a checkpoint holds (contract A7).
-        m, v = self.mu.decode(stored), self.nu.decode(stored)
+        (mus, m), (nus, v) = self.mu.store(mu, words), self.nu.store(nu, words)
         m_hat = ema(m * r1_next, g * r1, b1, one_minus_b1) if self.nesterov else m * r1
         u = m_hat / (sqrt((v * r2) + eps_root) + eps)
-        return u, stored
+        return u, {**mus, **nus}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +148,7 @@ def scale_by_adam(
     (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
 
     Group entries: `betas`, `eps`, `eps_root`, `mu_dtype`, `nu_dtype`. State: `exp_avg`, `exp_avg_sq`, and
-    of `scaled` formats `exp_avg_scale`, `exp_avg_sq_scale`.
+    of formats with scales `exp_avg_scale`, `exp_avg_sq_scale`.
 
     Args:
         b1: decay rate of the first moment.
@@ -158,7 +157,7 @@ def scale_by_adam(
         eps_root: added inside it.
         mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
             format with a sign, or None: bfloat16 for bfloat16 params, else float32.
-        nu_dtype: how the second is stored: any of these, a `scaled` format without a sign, or
+        nu_dtype: how the second is stored: any of these, a `scaled` or `mapped` format without a sign, or
             "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".

@@ -37,9 +37,9 @@ class Adam(Optimizer):
         weight_decay: L2 decay, added to the gradient.
         maximize: ascend.
         mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
-            a `scaled` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
-        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` format without a sign, or
-            "ufloat8_e6m2".
+            a `scaled` or `mapped` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `mapped` format without
+            a sign, or "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".
         nu_rounding: likewise, for the second moment.
@@ -104,9 +104,9 @@ class AdamW(Optimizer):
         weight_decay: decoupled decay; it is scaled by the learning rate.
         maximize: ascend.
         mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
-            a `scaled` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
-        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` format without a sign, or
-            "ufloat8_e6m2".
+            a `scaled` or `mapped` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `mapped` format without
+            a sign, or "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
             "nearest_unchecked".
         nu_rounding: likewise, for the second moment.

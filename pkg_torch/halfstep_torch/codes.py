@@ -220,7 +220,7 @@ class TableCodes:
 
     @property
     def half_gap(self) -> tuple[float, str]:
-        """That below the largest number, 1."""
+        """The largest in the top decade."""
         exponent = -math.log2(self.table.half_gap)
         words = f"2^-{exponent:.0f}" if exponent.is_integer() else f"1/{1 / self.table.half_gap:.4g}"
         return self.table.half_gap, words

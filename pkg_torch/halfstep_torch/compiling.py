@@ -113,10 +113,11 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         grad_dtype: of what comes in: of the gradient, or float32.
 
     Returns:
-        The function: p, g, u and each of the list `state` 1-D, in its `kernel_dtype`; u what a stage leaves
-        to the next, or None where the stage changes p; `numbers` a float32 vector of the numbers of all its
-        rules; `keys` an int32 vector; `offsets` another, of a number for each unit of the plan that is added
-        to the index of its elements, or None for a plan without blocks. Compiled already.
+        The function: p, g, u and each of the list `state` 1-D, or of a plan with blocks in rows of its unit,
+        but scales 1-D; state arrays in their `kernel_dtype`; u what a stage leaves to the next, or None where
+        the stage changes p; `numbers` a float32 vector of the numbers of all its rules; `keys` an int32
+        vector; `offsets` another, of a number for each unit of the plan that is added to the index of its
+        elements, or None for a plan without blocks. Compiled already.
 
     Raises:
         Exception: whatever torch.compile raises where it cannot compile.
@@ -135,27 +136,31 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         old = dict(zip(names, state, strict=True))
         first, *others = keys.unbind()
         if offsets is not None:
-            # In rows of whole blocks, so that their maxima are taken along an axis of constant length.
-            p, g, first = p.view(-1, unit), g.view(-1, unit), (first + offsets)[:, None]
-            u = u if u is None else u.view(-1, unit)
-            old = {name: x if name in scales else x.view(-1, widths[name]) for name, x in old.items()}
+            first = (first + offsets)[:, None]
         out, new = plan.run(p, g, old, _by_rule(plan, numbers.unbind()), [first, *others])
         (p if u is None else u).copy_(out)
         for name, array in new.items():
             old[name].copy_(array)
 
-    scales = {name for name, kept in plan.arrays.items() if kept.scale_of}
-    widths = {name: kept.size(unit) for name, kept in plan.arrays.items()}
     kernel = torch.compile(_own_code(step_in_place), dynamic=True, fullgraph=True, options=_options(device))
     units = max(_SCRATCH // unit, 4)
-    scratch = functools.partial(torch.zeros, units * unit, device=device)
+
+    def scratch(dtype: torch.dtype, width: int, rows: bool) -> Tensor:
+        x = torch.zeros(units * width, dtype=dtype, device=device)
+        if rows:
+            x = in_rows(x, width)
+            torch._dynamo.mark_static(x, 1)
+        return x
+
+    rows = bool(plan.blocks)
     state = [
-        torch.zeros(kept.size(units * unit), dtype=kernel_dtype(kept.dtype, device), device=device)
+        scratch(kernel_dtype(kept.dtype, device), kept.size(unit), rows and not kept.scale_of)
         for kept in plan.arrays.values()
     ]
+    p, g = (scratch(dtype, unit, rows) for dtype in (plan.dtype, grad_dtype))
     offsets = torch.zeros(units, dtype=torch.int32, device=device) if plan.blocks else None
     numbers = torch.ones(sum(plan.number_counts), dtype=torch.float32, device=device)
-    u = None if plan.lands else scratch(dtype=torch.float32)
+    u = None if plan.lands else scratch(torch.float32, unit, rows)
     keys = torch.zeros(1 + sum(1 + len(roles) for roles in plan.roles), dtype=torch.int32, device=device)
     with warnings.catch_warnings():
         # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
@@ -164,8 +169,14 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         # Lengths are dynamic; what the plan says (bits of mantissa, elements of a block) is constant.
         with torch._dynamo.config.patch(specialize_int=True):
-            kernel(scratch(dtype=plan.dtype), scratch(dtype=grad_dtype), u, state, numbers, keys, offsets)
+            kernel(p, g, u, state, numbers, keys, offsets)
     return kernel
+
+
+def in_rows(x: Tensor, width: int) -> Tensor:
+    """Return an alias of a row-major tensor in rows; no view: see `flat` in `running.py`."""
+    alias = torch.empty(0, dtype=x.dtype, device=x.device)
+    return alias.set_(x.untyped_storage(), x.storage_offset(), (x.numel() // width, width), (width, 1))
 
 
 def _by_rule(plan: Plan, numbers: Sequence) -> list[Sequence]:

@@ -93,21 +93,29 @@ class Format:
             positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
                 negative number (contract S4).
         """
+        return self.round_trip(x, words, positive=positive)[0]
+
+    def round_trip(
+        self, x: Tensor, words: Tensor | None, *, positive: bool | None = False
+    ) -> tuple[Encoded, Tensor]:
+        """Return what `encode` gives, and what `decode` makes of that, without the cast there and back."""
         if self.blocks is None:
-            return Encoded(self.codes.encode(x, None, words, bool(positive)).to(self.dtype), None)
+            wide = self.codes.encode(x, None, words, bool(positive))
+            return Encoded(wide.to(self.dtype), None), self.codes.decode(self.codes.widen(wide), None)
         y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
         # What is not finite does not count for the maximum, or marks its block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.marks else 0.0)
         top = magnitude.amax(1, keepdim=True)
         byte = self.codes.byte(top)
         kept = ~(y < 0).any(1, keepdim=True) if positive is None else positive
-        codes = self.codes.encode(y, byte, cut_words, kept)
+        wide = self.codes.encode(y, byte, cut_words, kept)
         if self.codes.marks:
             finite = top < math.inf
-            codes, byte = torch.where(finite, codes, 0), torch.where(finite, byte, MARKED)
-        codes = self.blocks.join(codes.to(self.dtype), x.shape)
+            wide, byte = torch.where(finite, wide, 0), torch.where(finite, byte, MARKED)
+        values = self.blocks.join(self.codes.decode(self.codes.widen(wide), byte), x.shape)
+        codes = self.blocks.join(wide.to(self.dtype), x.shape)
         codes = self.blocks.pack(codes) if self.codes.packed else codes
-        return Encoded(codes, byte.to(torch.uint8).view(-1))
+        return Encoded(codes, byte.to(torch.uint8).view(-1)), values
 
     def decode(self, stored: Encoded) -> Tensor:
         """Return the float32 values of codes and scales: exact."""
@@ -198,8 +206,9 @@ def mapped(table: str, block_size: int | str | None = 128, min_size: int = 4096,
 
         h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
 
-    so that the mean is y, to within 2^-24 of a gap. It rounds once, there; scaling rounds nothing. A signed
+    so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. A signed
     table ends at less than -1 (-0.8875 in "dynamic4"): what is below gets that. Blocks are those of `scaled`.
+    8-bit tables follow float32 as well as 8-bit floats do; 4 bits are too few for that, and to nearest worse.
 
     | table | bits | numbers |
     |---|--:|---|

@@ -38,9 +38,9 @@ class Lamb(Optimizer):
         weight_decay: decoupled decay; it is part of the update whose norm is taken.
         maximize: ascend.
         mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
-            a `scaled` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
-        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` format without a sign, or
-            "ufloat8_e6m2".
+            a `scaled` or `mapped` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `mapped` format without
+            a sign, or "ufloat8_e6m2".
         mu_rounding: "auto" (nearest unless that would freeze the moment), "stochastic", "nearest" or
             "nearest_unchecked".
         nu_rounding: likewise, for the second moment.

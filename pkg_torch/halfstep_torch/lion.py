@@ -44,7 +44,7 @@ class LionRule:
         """Return the sign of (b1 m) + ((1 - b1) g) and the stored average (contract A9)."""
         b1, one_minus_b1, b2, one_minus_b2 = numbers
         g, m = u, self.mu.decode(state)
-        stored = self.mu.encode(ema(m, g, b2, one_minus_b2), words)
+        stored, _ = self.mu.store(ema(m, g, b2, one_minus_b2), words)
         return _sign(ema(m, g, b1, one_minus_b1)), stored
 
 
@@ -107,13 +107,13 @@ def scale_by_lion(
 
     Rounds m to its format, once; u is float32: 1, -1, +0 for zero of either sign, and NaN for NaN.
 
-    Group entries: `betas`, `mu_dtype`. State: `exp_avg`, and of `scaled` formats `exp_avg_scale`.
+    Group entries: `betas`, `mu_dtype`. State: `exp_avg`, and of formats with scales `exp_avg_scale`.
 
     Args:
         b1: rate of the average whose sign is taken.
         b2: decay rate of the average that is kept.
-        mu_dtype: how that is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled` format
-            with a sign, or None: bfloat16 for bfloat16 params, else float32.
+        mu_dtype: how that is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled` or `mapped`
+            format with a sign, or None: bfloat16 for bfloat16 params, else float32.
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the average) or
             "nearest_unchecked".
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).

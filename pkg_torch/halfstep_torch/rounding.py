@@ -135,19 +135,31 @@ def _nearest_narrow(x: Tensor, fmt: FloatFormat) -> Tensor:
 
 
 def _stochastic_narrow(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
-    magnitude = x.view(torch.int32) & 0x7FFFFFFF
-    field = magnitude >> _MANTISSA_BITS
-    significand = (magnitude & 0x7FFFFF) | ((field > 0).to(torch.int32) << _MANTISSA_BITS)
-    exponent = field.clamp(min=1) - _EXPONENT_BIAS
-    # Past 62 every bit is discarded and the fraction is below 2^-32 anyway; below 1 nothing is to be rounded.
-    drop = (_MANTISSA_BITS - fmt.mantissa_bits + (fmt.min_exponent - exponent).clamp(min=0)).clamp(1, 62)
-    kept = significand >> drop.clamp(max=31)
-    # The kept bits leave an int32 by its top: what remains is the discarded part as a 32-bit fraction.
-    fraction = torch.where(
-        drop <= 32, significand << (32 - drop).clamp(0, 31), significand >> (drop - 32).clamp(0, 31)
-    )
+    bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
+    magnitude = bits & 0x7FFFFFFF
+    normal = (magnitude + ((words >> (32 - drop)) & ((1 << drop) - 1))) & -(1 << drop)
+    first_normal = (fmt.min_exponent + _EXPONENT_BIAS) << _MANTISSA_BITS
+    subnormal = _stochastic_subnormal(magnitude.clamp(max=first_normal).view(torch.float32), fmt, words)
+    value = torch.where(magnitude < first_normal, subnormal.view(torch.int32), normal)
+    return (value | (bits & _SIGN)).view(torch.float32)
+
+
+def _stochastic_subnormal(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
+    """Round non-negative float32 up to the smallest normal number to multiples of the smallest number.
+
+    In float32: every product is by a power of two and every difference of a number and its whole part, so
+    nothing is rounded on the way. Of the discarded part, 32 bits are kept, in two halves.
+    """
+    smallest = 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)
+    kept, part = _whole_and_part(x * (1 / smallest))
+    high, part = _whole_and_part(part * 2.0**16)
+    low, _ = _whole_and_part(part * 2.0**16)
+    fraction = (high.to(torch.int32) << 16) | low.to(torch.int32)
     # The sum carries where it is less than a part, unsigned: that order is the signed one, sign bits flipped.
     up = ((fraction + words) ^ _SIGN) < (fraction ^ _SIGN)
-    unit = (exponent.clamp(min=fmt.min_exponent) - fmt.mantissa_bits + _EXPONENT_BIAS) << _MANTISSA_BITS
-    value = (kept + up.to(torch.int32)).to(torch.float32) * unit.view(torch.float32)
-    return torch.where(x.view(torch.int32) < 0, -value, value)
+    return (kept + up.to(torch.float32)) * smallest
+
+
+def _whole_and_part(x: Tensor) -> tuple[Tensor, Tensor]:
+    whole = x.floor()
+    return whole, x - whole

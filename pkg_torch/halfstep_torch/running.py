@@ -5,7 +5,7 @@ logical array, whatever the layout in memory: that order gives the random words 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.batches import Batch, Leaf
-from halfstep_torch.compiling import compiled_kernel, kernel_dtype
+from halfstep_torch.compiling import compiled_kernel, in_rows, kernel_dtype
 from halfstep_torch.norms import Squares, norms, per_element, squares
 from halfstep_torch.random_words import as_int32
 from halfstep_torch.step import Plan, keys_at
@@ -247,18 +247,32 @@ def _run_compiled(batch: Batch, i: int, leaf: Leaf, arrays: Sequence, measured: 
         if stage is whole:
             units = (piece.stop - piece.start) // stage.unit
             offsets = keys.new_zeros(units) if stage.blocks else None
-            _call(kernel, piece.p, piece.g, piece.u, list(piece.state.values()), vector, keys, offsets)
+            _call(stage, kernel, piece.p, piece.g, piece.u, piece.state, vector, keys, offsets)
         else:
             _run_padded(stage, kernel, piece, vector, keys)
 
 
 def _call(
-    kernel: Callable, p: Tensor, g: Tensor, u: Tensor | None, state: Sequence[Tensor], *others: Tensor | None
+    stage: Plan,
+    kernel: Callable,
+    p: Tensor,
+    g: Tensor,
+    u: Tensor | None,
+    state: Mapping[str, Tensor],
+    *others: Tensor | None,
 ) -> None:
-    """Call a kernel with state arrays in the dtypes that it wants."""
-    wide = [x.to(kernel_dtype(x.dtype, x.device)) for x in state]
+    """Call a kernel with row-major tensors: in the shapes and dtypes that it wants."""
+    if stage.blocks:
+        p, g = in_rows(p, stage.unit), in_rows(g, stage.unit)
+        u = u if u is None else in_rows(u, stage.unit)
+        kept = stage.arrays
+        state = {
+            name: x if kept[name].scale_of else in_rows(x, kept[name].size(stage.unit))
+            for name, x in state.items()
+        }
+    wide = [x.to(kernel_dtype(x.dtype, x.device)) for x in state.values()]
     kernel(p, g, u, wide, *others)
-    for x, stepped in zip(state, wide, strict=True):
+    for x, stepped in zip(state.values(), wide, strict=True):
         if stepped is not x:
             x.copy_(stepped)
 
@@ -274,13 +288,12 @@ def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, ke
     for name, x in {"p": piece.p, "g": piece.g, **changed}.items():
         rows[name] = x.new_zeros(runs, padded.get(name, blocks.padded))
         rows[name][:, : x.numel() // runs] = x.view(runs, -1)
-    state = [rows[name].view(-1) if name in elements else x for name, x in piece.state.items()]
+    state = {name: rows[name] if name in elements else x for name, x in piece.state.items()}
     in_run = blocks.padded // blocks.size
     gap = blocks.padded - blocks.unit
     offsets = torch.arange(0, -runs * gap, -gap, dtype=torch.int32, device=keys.device)
     offsets = offsets.repeat_interleave(in_run)
-    u = None if piece.u is None else rows["u"].view(-1)
-    _call(kernel, rows["p"].view(-1), rows["g"].view(-1), u, state, numbers, keys, offsets)
+    _call(plan.whole, kernel, rows["p"], rows["g"], rows.get("u"), state, numbers, keys, offsets)
     for name, x in changed.items():
         x.view(runs, -1).copy_(rows[name][:, : x.numel() // runs])
         if name in elements and plan.arrays[name].packed_of and blocks.unit % 2:

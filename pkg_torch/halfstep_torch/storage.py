@@ -50,11 +50,17 @@ class StoredMoment:
         """The roles of which it reads words: its own or none."""
         return (self.role,) if self.stochastic else ()
 
-    def encode(self, moment: Tensor, words: Callable[[Role], Tensor]) -> dict[str, Tensor]:
-        """Return the state arrays of the float32 `moment`; `words` makes the words of a role."""
+    def store(self, moment: Tensor, words: Callable[[Role], Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the state arrays of the float32 `moment`, and the float32 values that they stand for.
+
+        Args:
+            moment: what is to be stored.
+            words: makes the words of a role.
+        """
         chosen = words(self.role) if self.stochastic else None
-        codes, scale = self.format.encode(moment, chosen, positive=_POSITIVE.get(self.role, False))
-        return {self.key: codes} if scale is None else {self.key: codes, self._scale: scale}
+        positive = _POSITIVE.get(self.role, False)
+        (codes, scale), values = self.format.round_trip(moment, chosen, positive=positive)
+        return {self.key: codes} if scale is None else {self.key: codes, self._scale: scale}, values
 
     def decode(self, state: Mapping[str, Tensor]) -> Tensor:
         """Return the float32 values of the state arrays: exact."""

@@ -105,7 +105,8 @@ class StoreStateRule:
         stream = len(streams_of(self.inner))
         for one in self.stored:
             x = new[one.key].to(torch.float32)
-            arrays |= one.encode(x if one.format.codes.signed else x.abs(), _words_of(words, stream))
+            codes, _ = one.store(x if one.format.codes.signed else x.abs(), _words_of(words, stream))
+            arrays |= codes
             stream += len(one.roles)
         return u, arrays
 

@@ -5,6 +5,7 @@ the table's length: memory of zeros is zero.
 """
 
 import dataclasses
+import itertools
 import math
 
 import torch
@@ -21,7 +22,7 @@ class Table:
         size: how many numbers there are: 256, or 16.
         zero: the index whose code is 0: that of zero, or 0.
         smallest: the smallest number above zero.
-        half_gap: half the gap below the largest number.
+        half_gap: half the largest gap between numbers from 1/10 up, over the upper one.
         numbers: float32, in ascending order, and infinity behind them: what is past 1 has no neighbour.
     """
 
@@ -72,7 +73,9 @@ def _table(name: str, decades: int, numbers: list[float]) -> Table:
     rounded = torch.tensor([*numbers, math.inf], dtype=torch.float64).to(torch.float32)
     zero = numbers.index(0.0) if 0.0 in numbers else 0
     smallest = float(rounded[rounded > 0].min())
-    return Table(name, decades, len(numbers), zero, smallest, (1 - rounded.tolist()[-3]) / 2, rounded)
+    top = [x for x in rounded.tolist() if 0.1 <= x <= 1]
+    half_gap = max((high - low) / high for low, high in itertools.pairwise(top)) / 2
+    return Table(name, decades, len(numbers), zero, smallest, half_gap, rounded)
 
 
 TABLES = {

@@ -45,8 +45,7 @@ class TraceRule:
         """Return t as it was stored, t <- store(g + (decay t)), or g + (decay t) (contract A10)."""
         (decay,) = numbers
         g = u
-        stored = self.trace.encode(g + (decay * self.trace.decode(state)), words)
-        u = self.trace.decode(stored)
+        stored, u = self.trace.store(g + (decay * self.trace.decode(state)), words)
         return g + (decay * u) if self.nesterov else u, stored
 
 
@@ -105,7 +104,7 @@ def trace(
 
     Rounds t to its format, once; u is float32.
 
-    Group entries: `momentum`, `accumulator_dtype`. State: `momentum_buffer`, and of `scaled` formats
+    Group entries: `momentum`, `accumulator_dtype`. State: `momentum_buffer`, and of formats with scales
     `momentum_buffer_scale`.
 
     Args:

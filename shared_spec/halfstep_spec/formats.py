@@ -120,8 +120,8 @@ class Format:
     def freezes(self, b) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short: 1 - b < half the relative gap.
 
-        The gap is 2^-p for p explicit mantissa bits; of int8 and of tables, that below the largest code.
-        float32 is taken as never freezing.
+        The gap is 2^-p for p explicit mantissa bits, 1/127 for int8 (that below its largest code), and for
+        tables the largest in the top decade. float32 is taken as never freezing.
         """
         if self.dtype == "float32":
             return False

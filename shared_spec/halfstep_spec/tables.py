@@ -50,8 +50,9 @@ class Table:
 
     @property
     def half_gap(self) -> float:
-        """Half the gap below the largest number, which is 1."""
-        return float(self.values[-1] - self.values[-2]) / 2
+        """Half the largest relative gap between numbers of the top decade, 1/10 to 1."""
+        top = self.values[self.values >= 0.1].astype(np.float64)
+        return float(((top[1:] - top[:-1]) / top[1:]).max()) / 2
 
 
 def nearest_float32(x: Fraction) -> np.float32:

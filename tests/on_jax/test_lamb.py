@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
+from halfstep_jax.formats import Encoded
 from halfstep_jax.norms import norm
 from on_jax.steps import assert_trees_same, gradients, moments, run, sharded, take_step, weights
 
@@ -86,8 +87,8 @@ def test_tiny_and_huge_weights_have_the_ratio_of_others():
 
 @pytest.mark.parametrize("options", [{}, {"min_norm": 0.5}, {"eps": 0.1, "trust_coefficient": 0.3}], ids=str)
 @pytest.mark.parametrize("p", [0.0, 2.0], ids=["p=0", "p=2"])
-@pytest.mark.parametrize("u", [0.0, 3.0], ids=["u=0", "u=3"])
-def test_zeros_are_handled_as_in_optax(p, u, options):
+@pytest.mark.parametrize("u", [0.0, 0.25, 3.0], ids=["u=0", "u=1/4", "u=3"])
+def test_zeros_and_small_norms_are_handled_as_in_optax(p, u, options):
     p, u = np.full(1, p, np.float32), np.full(1, u, np.float32)
     ours, theirs = (scaled_by_ratio(m.scale_by_trust_ratio(**options), p, u) for m in (hs, optax))
     np.testing.assert_array_equal(ours, theirs)
@@ -147,6 +148,14 @@ def test_without_decay_and_eps_bias_correction_cancels():
     assert float(jnp.abs(with_decay[0] - with_decay[1]).max()) > bound
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_an_average_that_is_not_corrected_is_taken_as_it_is(nesterov):
+    tx = hs.scale_by_adam(0.5, 0.75, 0.0, nesterov=nesterov, bias_correction=False)
+    updates, _ = tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))
+    # m = 1/2, v = 1/4, and Nesterov's m is 1/2 m + 1/2 g.
+    np.testing.assert_array_equal(updates["w"], 1.5 if nesterov else 1.0)
+
+
 def test_moments_come_before_the_norm_and_keep_adams_bits():
     p, rows = {"w": weights((8, 40))}, {"w": gradients(5, (8, 40), "bfloat16")}
     low = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16", "seed": 3}
@@ -202,6 +211,21 @@ def test_lamb16_keeps_two_bytes_of_state_per_parameter():
     state = hs.lamb16(LR, trust_power=0.382).init(params)
     stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert 2 <= stored / params["w"].size < 2.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "float16"])
+def test_ten_million_elements_keep_their_momentum(dtype):
+    # LAMB16's published code keeps under 1 % of it.
+    shape, fmt = (10_000, 1000), hs.scaled(dtype)
+    tx = hs.scale_by_adam(mu_dtype=fmt, nu_dtype="bfloat16")
+    step = jax.jit(lambda g, state: tx.update(g, state)[1], donate_argnums=1)
+    state, exact = tx.init(jnp.zeros(shape)), np.zeros(shape, np.float32)
+    for t in range(8):
+        g = jax.random.normal(jax.random.key(t), shape) * np.float32(0.1)
+        state, exact = step(g, state), np.float32(0.9) * exact + np.float32(0.1) * np.asarray(g)
+    stored = np.asarray(fmt.decode(Encoded(state.mu, state.mu_scale)))
+    assert abs(np.sqrt(np.mean(stored**2, dtype=np.float64) / np.mean(exact**2, dtype=np.float64)) - 1) < 0.01
 
 
 @pytest.mark.parametrize("lr", [1e-3, 1e-2])

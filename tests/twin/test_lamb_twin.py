@@ -12,7 +12,7 @@ import halfstep_torch
 from backends.on_jax import from_jax
 from backends.on_torch import from_torch
 from compare import assert_same
-from twin.test_storage_twin import make_moments, patterns
+from twin.test_storage_twin import RULES, make_options, patterns
 
 LEAF, SEED, LR, DECAY, SHAPE = "encoder/kernel", 12345, 1e-2, 0.1, (24, 40)
 UNIT = 2.0**-24
@@ -36,7 +36,7 @@ def values(name: str, step: int) -> np.ndarray:
 
 def run_jax(mu, nu, dtype, storage, options, steps):
     make = halfstep_jax.lamb if options is None else halfstep_jax.lamb16
-    moments = make_moments(halfstep_jax, mu, nu, 8)
+    moments = make_options(halfstep_jax, RULES["adam"], mu, nu, 8)
     tx = make(LR, weight_decay=DECAY, **moments, param_storage=storage, seed=SEED, **(options or {}))
 
     def tree(x):
@@ -58,7 +58,7 @@ def run_jax(mu, nu, dtype, storage, options, steps):
 
 def run_torch(mu, nu, dtype, storage, options, steps):
     make = halfstep_torch.Lamb if options is None else halfstep_torch.Lamb16
-    moments = make_moments(halfstep_torch, mu, nu, 8)
+    moments = make_options(halfstep_torch, RULES["adam"], mu, nu, 8)
     p = torch.nn.Parameter(torch.from_numpy(values("weights", 0)).to(getattr(torch, dtype)))
     rest = {"param_storage": storage, "seed": SEED, "compile": False, **(options or {})}
     optimizer = make([(LEAF.replace("/", "."), p)], lr=LR, weight_decay=DECAY, **moments, **rest)

@@ -30,8 +30,13 @@ SIGNED = (
     "scaled float8_e4m3fn",
     "scaled float8_e5m2",
     "scaled int8",
+    "mapped dynamic8",
+    "mapped dynamic4",
 )
-UNSIGNED = ("ufloat8_e6m2", "scaled ufloat8_e5m3", "scaled ufloat8_e4m4")
+UNSIGNED = (
+    *("ufloat8_e6m2", "scaled ufloat8_e5m3", "scaled ufloat8_e4m4"),
+    *("mapped udynamic8", "mapped udynamic4", "mapped ulinear4"),
+)
 STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
 
 # Update rule, mu, nu, weights: every one of each at least once.
@@ -50,13 +55,17 @@ GRID = [
     ("lion", "scaled float8_e4m3fn", "", "split16"),
     ("sgd", "bfloat16", "", "compensated"),
     ("sgd", "scaled int8", "", "stochastic"),
+    ("adam", "mapped dynamic8", "mapped udynamic8", "stochastic"),
+    ("adam", "mapped dynamic4", "mapped ulinear4", "split16"),
 ]
 
 
 def make_format(package, name: str, block_size):
-    """Return a moment's dtype: a name, or a scaled format with its own package's `scaled`."""
+    """Return a moment's dtype: a name, or a format with scales from its own package."""
     kind, _, dtype = name.partition(" ")
-    return package.scaled(dtype, block_size, min_size=0, min_ndim=0) if dtype else kind
+    if kind == "mapped" and isinstance(block_size, int):
+        block_size += block_size % 2  # two codes to a byte
+    return getattr(package, kind)(dtype, block_size, min_size=0, min_ndim=0) if dtype else kind
 
 
 class Rule(NamedTuple):

@@ -79,10 +79,17 @@ def _step_cases():
     ]
     for mu, nu, block_size in pairs:
         for rounding in ("nearest", "stochastic"):
-            formats = {"mu_dtype": mapped(mu, block_size, 0, 0), "nu_dtype": mapped(nu, block_size, 0, 0)}
-            adam = ScaleByAdam(**formats, mu_rounding=rounding, seed=7)
-            yield trajectory(Step(adam, 0.1), 1e-3, ("Mapped",), ("F8", "F10", "F11"))
-    formats = {"mu_dtype": mapped("dynamic4", 4, 0, 0), "nu_dtype": mapped("ulinear4", 4, 0, 0)}
+            yield _steps(mu, nu, block_size, rounding)
     for storage in PARAM_STORAGES:
-        step = Step(ScaleByAdam(**formats, seed=7), 0.1, param_storage=storage)
-        yield trajectory(step, 1e-3, ("Mapped",), ("F8", "F10", "F11"))
+        yield _steps("dynamic4", "ulinear4", 4, "nearest", storage)
+
+
+def _steps(mu: str, nu: str, block_size, mu_rounding: str, param_storage: str = "stochastic") -> Case:
+    adam = ScaleByAdam(
+        mu_dtype=mapped(mu, block_size, 0, 0),
+        nu_dtype=mapped(nu, block_size, 0, 0),
+        mu_rounding=mu_rounding,
+        seed=7,
+    )
+    step = Step(adam, 0.1, param_storage=param_storage)
+    return trajectory(step, 1e-3, ("Mapped",), ("F8", "F10", "F11"))

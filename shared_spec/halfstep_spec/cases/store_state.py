@@ -63,9 +63,7 @@ def _special(rule, fmt) -> Case:
     g = reals("stored state, special", 2 * _SIZE, (-4, 0)).reshape(2, *_SHAPE)
     g[0, 0, 0], g[0, 1, 5], g[0, 2, 1] = np.inf, np.nan, 2e19
     # A block of zeros, and a short one without a negative number.
-    g[:, 3] = np.array(
-        [0, 0, 0, 0, 1, 2.0**-14], np.float32
-    )
+    g[:, 3] = np.array([0, 0, 0, 0, 1, 2.0**-14], np.float32)
     return _case(rule, fmt, "stochastic", None, "Special", g)
 
 

@@ -1,0 +1,255 @@
+"""Code books against exact fractions, published tables and sums over every word."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from halfstep_spec.blocks import pack, unpack
+from halfstep_spec.formats import MARKED, Encoded, mapped
+from halfstep_spec.random_words import random_words
+from halfstep_spec.tables import TABLES, decode_table, encode_table
+
+SIGNED = [name for name, table in TABLES.items() if table.signed]
+LOWEST = {"dynamic8": 23, "udynamic8": 24, "dynamic4": 10, "udynamic4": 11, "ulinear4": 6}
+
+# Those of B. Li, J. Chen, J. Zhu, arXiv:2309.01507, as in their code, and the unsigned map of bitsandbytes.
+PUBLISHED = {
+    "dynamic4": "-0.8875 -0.6625 -0.4375 -0.2125 -0.0775 -0.0325 -0.0055 0 "
+    "0.0055 0.0325 0.0775 0.2125 0.4375 0.6625 0.8875 1",
+    "udynamic4": "0 0.00325 0.00775 0.02125 0.04375 0.06625 0.08875 0.15625 "
+    "0.26875 0.38125 0.49375 0.60625 0.71875 0.83125 0.94375 1",
+    "ulinear4": "0.0625 0.125 0.1875 0.25 0.3125 0.375 0.4375 0.5 "
+    "0.5625 0.625 0.6875 0.75 0.8125 0.875 0.9375 1",
+}
+
+
+def midpoints_of_a_linspace(signed: bool) -> np.ndarray:
+    """Return the 8-bit dynamic map as T. Dettmers et al. build it: means of neighbours in a linspace."""
+    numbers = [np.float64([0, 1])]
+    for i in range(7):
+        edges = np.linspace(0.1, 1, (2**i if signed else 2 ** (i + 1)) + 1)
+        means = (edges[:-1] + edges[1:]) / 2 * 10.0 ** (i - 6)
+        numbers += [means, -means] if signed else [means]
+    return np.sort(np.concatenate(numbers))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_tables_of_4_bits_are_those_that_were_published(name):
+    published = [Fraction(text) for text in PUBLISHED[name].split()]
+    assert list(TABLES[name].exact) == published
+
+
+@pytest.mark.parametrize(("name", "signed"), [("dynamic8", True), ("udynamic8", False)])
+def test_tables_of_8_bits_are_the_dynamic_map(name, signed):
+    """To float32's precision: the usual code computes in it, in some order."""
+    ours, theirs = TABLES[name].values, midpoints_of_a_linspace(signed)
+    assert ours.size == 256
+    np.testing.assert_allclose(ours, theirs, rtol=2.0**-23)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_numbers_are_the_nearest_float32_of_the_fractions(name):
+    table = TABLES[name]
+    assert len(set(table.exact)) == len(table.exact) == 2**table.bits
+    for exact, value in zip(table.exact, table.values, strict=True):
+        neighbours = [np.nextafter(value, np.float32(end)) for end in (-2, 2)]
+        off = abs(exact - Fraction(float(value)))
+        assert all(off <= abs(exact - Fraction(float(x))) for x in neighbours)
+    assert (np.diff(table.values) > 0).all()
+    assert table.values[-1] == 1
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_lowest_bytes_are_those_of_the_contract(name):
+    table = TABLES[name]
+    smallest = np.abs(table.values[table.values != 0]).min()
+    assert table.lowest == LOWEST[name]
+    assert 2.0**-126 <= float(smallest) / 2 * 2.0 ** (table.lowest - 127) < 2.0**-125
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_number_of_the_table_is_stored_as_itself(name, rounding):
+    table = TABLES[name]
+    for word in (0, 2**32 - 1):
+        words = np.full(table.values.size, word, np.uint32) if rounding == "stochastic" else None
+        codes = encode_table(table.values, words, table)
+        assert np.unique(codes).size == codes.size
+        np.testing.assert_array_equal(decode_table(codes, table), table.values)
+    assert decode_table(np.zeros(1, np.uint8), table) == (0 if table.has_zero else table.values[0])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_nearest_is_the_nearer_neighbour(name):
+    """To within the rounding of a difference, which is under 2^-23 of the larger neighbour."""
+    table = TABLES[name]
+    y = np.random.default_rng(0).uniform(table.values[0], 1, 20000).astype(np.float32)
+    got = decode_table(encode_table(y, None, table), table).astype(np.float64)
+    best = np.abs(table.values.astype(np.float64)[None] - y[:, None]).min(axis=1)
+    assert (np.abs(got - y) <= best + 2.0**-23).all()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_mean_over_every_word_is_the_value(name):
+    """h takes 2^23 values, each from as many words. P(up) is f, rounded to a multiple of 2^-23: off by 2^-24.
+
+    A product and two differences, each rounded by 2^-24 of itself, move that by less than 2^-22 of f.
+    """
+    table = TABLES[name]
+    h = ((2 * np.arange(2**23) + 1) * 2.0**-24).astype(np.float32)
+    words = np.arange(2**23, dtype=np.uint32) << np.uint32(9)
+    for j in range(0, table.values.size - 1, max(1, table.values.size // 8)):
+        low, high = table.values[j : j + 2]
+        for share in (0.0003, 0.31, 0.5, 0.97):
+            y = np.float32(low + np.float32(share) * (high - low))
+            if not low < y < high:
+                continue
+            ups = int((h * (high - low) < y - low).sum())
+            exact = (Fraction(float(y)) - Fraction(float(low))) / (
+                Fraction(float(high)) - Fraction(float(low))
+            )
+            off = abs(Fraction(ups, 2**23) - exact)
+            assert off <= Fraction(1, 2**24) + exact / 2**22, (name, j, share)
+    # And those are the words' own.
+    some = words[:: 2**13]
+    got = decode_table(encode_table(np.full(some.size, y), some, table), table)
+    assert int((got == high).sum()) == int((h[:: 2**13] * (high - low) < y - low).sum())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_code_counts_the_gaps_that_the_value_is_rounded_up_in(name):
+    """The form that needs no search, and no gather on an accelerator."""
+    table = TABLES[name]
+    y = np.random.default_rng(1).uniform(-1.2 if table.signed else 0, 1.2, 4000).astype(np.float32)
+    words = random_words(0, 1, "w", 1, y.shape)
+    h = ((2 * (words >> np.uint32(9)) + np.uint32(1)) * np.float32(2.0**-24)).astype(np.float32)
+    low, gap = table.values[:-1], np.diff(table.values)
+    count = (h[:, None] * gap < y[:, None] - low).sum(axis=1)
+    np.testing.assert_array_equal((count - table.zero) % table.values.size, encode_table(y, words, table))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_scale_is_the_smallest_power_of_two_above_the_maximum(name):
+    fmt = mapped(name, None, 0, 0)
+    for exponent in (-90, -3, 0, 100):
+        power = np.float32(2.0**exponent)
+        for top, expected in ((power, 0), (np.nextafter(power, np.float32(np.inf)), 1)):
+            (byte,) = fmt.encode(np.array([top, 0], np.float32), None).scale
+            assert byte == 127 + exponent + expected
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_no_decoded_value_is_subnormal_or_infinite(name):
+    table, fmt = TABLES[name], mapped(name, None, 0, 0)
+    for byte in (table.lowest, 253):
+        codes = np.arange(table.values.size, dtype=np.uint8)
+        packed = pack(codes, None) if table.bits == 4 else codes
+        values = np.abs(fmt.decode(Encoded(packed, np.array([byte], np.uint8), codes.shape)))
+        assert np.isfinite(values).all()
+        assert not ((values > 0) & (values < 2.0**-125)).any()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_zeros_decode_to_zero_or_far_below_use(name):
+    fmt = mapped(name, 4, 0, 0)
+    stored = fmt.zeros((3, 7))
+    assert not stored.codes.any()
+    values = fmt.decode(stored)
+    assert (values == (0 if TABLES[name].has_zero else np.float32(2.0**-125))).all()
+    again = fmt.encode(values, None, positive=not TABLES[name].signed)
+    np.testing.assert_array_equal(again.codes, stored.codes)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_positive_second_moment_is_never_stored_as_zero(name, rounding):
+    x = np.float32(2.0) ** np.arange(0, -60, -1, dtype=np.float32)
+    words = random_words(0, 1, "nu", 2, x.shape) if rounding == "stochastic" else None
+    fmt = mapped(name, None, 0, 0)
+    assert (fmt.decode(fmt.encode(x, words, positive=True)) > 0).all()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_nan_and_infinity_mark_their_block(name):
+    x = np.full((3, 8), 0.5, np.float32)
+    x[0, 2], x[1, 5] = np.nan, np.inf
+    fmt = mapped(name, 4, 0, 0)
+    stored = fmt.encode(x, None)
+    marked = np.zeros((3, 2), bool)
+    marked[0, 0] = marked[1, 1] = True
+    np.testing.assert_array_equal(stored.scale == MARKED, marked)
+    np.testing.assert_array_equal(np.isnan(fmt.decode(stored)), np.repeat(marked, 4, axis=1))
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_a_block_decays_only_once_below_the_end_of_a_signed_table(name):
+    """-1 becomes the first number; its block keeps its scale, so storing again moves nothing."""
+    fmt = mapped(name, None, 0, 0)
+    x = np.array([-1, 0.5], np.float32)
+    once = fmt.decode(fmt.encode(x, None))
+    assert once[0] == TABLES[name].values[0]
+    for word in (0, 2**32 - 1):
+        words = np.full(2, word, np.uint32)
+        np.testing.assert_array_equal(fmt.decode(fmt.encode(once, words)), once)
+
+
+@pytest.mark.parametrize(
+    ("shape", "block_size", "packed"),
+    [
+        ((4, 6), "row", (4, 3)),
+        ((4, 7), "row", (4, 4)),
+        ((3, 7), None, (11,)),
+        ((64, 32, 3, 3), 128, (64, 144)),
+    ],
+)
+def test_two_codes_stand_in_a_byte_and_a_run_ends_with_one(shape, block_size, packed):
+    codes = np.random.default_rng(0).integers(0, 16, shape).astype(np.uint8)
+    bytes_ = pack(codes, block_size)
+    assert bytes_.shape == packed
+    assert bytes_.ravel()[0] == codes.ravel()[0] + 16 * codes.ravel()[1]
+    np.testing.assert_array_equal(unpack(bytes_, shape, block_size), codes)
+    if np.prod(shape) % 2 or shape == (4, 7):
+        assert (bytes_[..., -1] < 16).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "b", "freezes"),
+    [
+        ("dynamic8", 0.9, False),
+        ("dynamic8", 0.95, True),
+        ("udynamic8", 0.96, False),
+        ("udynamic8", 0.97, True),
+        ("dynamic4", 0.7, False),
+        ("dynamic4", 0.75, True),
+        ("udynamic4", 0.78, False),
+        ("udynamic4", 0.8, True),
+        ("ulinear4", 0.83, False),
+        ("ulinear4", 0.84, True),
+    ],
+)
+def test_nearest_freezes_where_half_a_gap_of_the_top_decade_is_wider(name, b, freezes):
+    assert mapped(name).freezes(b) == freezes
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_where_nearest_is_allowed_every_number_of_the_top_decade_decays(name):
+    """And where it is refused, one does not. Beside a block's maximum, which holds its scale."""
+    table, fmt = TABLES[name], mapped(name, "row", 0, 0)
+    numbers = table.values[table.values >= 0.1][1:]
+    x = np.stack([numbers, np.ones_like(numbers)], axis=1)
+    for share, allowed in ((1.001, True), (0.999, False)):
+        b = np.float32(1 - share * table.half_gap)
+        assert fmt.freezes(b) != allowed
+        decayed = x.copy()
+        decayed[:, 0] *= b
+        moved = fmt.decode(fmt.encode(decayed, None))[:, 0] < numbers
+        assert moved.all() == allowed
+
+
+def test_what_is_no_table_is_refused():
+    with pytest.raises(ValueError, match="dynamic3"):
+        mapped("dynamic3")
+    with pytest.raises(ValueError, match="is odd"):
+        mapped("dynamic4", 7)
+    assert mapped("dynamic8", 7).block_size == 7
