@@ -8,7 +8,7 @@ blocks of 128, and once more with another order of the batches, which says what 
 of the state, counted from the arrays, per parameter.
 
 Muon is the exception: it makes all directions of its momentum equally long, those too that are little but
-rounding. Nothing else here is moved as far by bfloat16 as by another order of the batches.
+rounding. In 8 bits it goes another way.
 """
 
 import argparse
