@@ -43,7 +43,7 @@ def lion_cases() -> list[Case]:
         "slow rates, stochastic": Step(make("bfloat16", "stochastic", b1=0.95, b2=0.999), 0.1),
         "a seed of two words": Step(make("bfloat16", "stochastic", seed=(123 << 32) + 456), 0.1),
     }
-    return [*_cases(make, "decoupled", "A9", variants), _cancelling_lion()]
+    return [*_cases(make, "decoupled", "A9", variants), _cancelling_lion(), _zeros_lion()]
 
 
 def trace_cases() -> list[Case]:
@@ -97,6 +97,16 @@ def _cancelling_lion() -> Case:
     p = round_to(reals("cancelling weights", 64, (-4, 0)), "float32")
     clauses = ("A2", "A9", "M1")
     return step_case(step, "sums next to zero", p, g[None], state, 1e-3, ("Cancel",), clauses)
+
+
+def _zeros_lion() -> Case:
+    """Return a step in which the sign of a zero shows: on weights of -0, +0 is all that keeps them."""
+    m = np.array([-0.0, 0.0, -0.0, 0.0] * 2, np.float32)
+    g = np.array([-0.0, -0.0, 0.0, 0.0] * 2, np.float32)
+    state = StepState(RuleState(6, {"mu": as_format("float32").encode(m, None)}), None)
+    step = Step(ScaleByLion(), param_dtype="float32", param_storage="nearest")
+    p = np.array([-0.0] * 4 + [0.0] * 4, np.float32).view(np.uint32)
+    return step_case(step, "zeros of either sign", p, g[None], state, 1e-3, ("Special",), ("A9",))
 
 
 def _trajectory(step: Step, comment: str, flags, clauses) -> Case:

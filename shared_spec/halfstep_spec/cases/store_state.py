@@ -50,7 +50,10 @@ def cases() -> list[Case]:
         (Trace(0.9, seed=(123 << 32) + 456), "bfloat16", "stochastic", None, "All"),
     ]
     result = [_trajectory(*row) for row in rows]
-    return result + [_special(adam, fmt) for fmt in ("bfloat16", e4m3, formats[5])]
+    result += [_special(adam, fmt) for fmt in ("bfloat16", e4m3, formats[5])]
+    # Of a table's numbers, few are numbers of the rule's dtype.
+    narrow = ScaleByLion(mu_dtype="bfloat16", seed=42), ScaleByAdam(mu_dtype="float16", seed=42)
+    return result + [_trajectory(rule, formats[7], "stochastic", None, "Narrow") for rule in narrow]
 
 
 def _trajectory(rule, fmt, rounding, select, flag) -> Case:
