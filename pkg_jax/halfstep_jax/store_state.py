@@ -224,6 +224,8 @@ class _Storage:
         return self._trees(state, stored)
 
     def _format_of(self, name: str, x) -> Format | None:
+        if not hasattr(x, "dtype"):
+            return None
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
             raise TypeError(
                 f"{_FUNCTION}: the state array '{name}' is {x.dtype}; formats hold real numbers. "
@@ -271,7 +273,7 @@ class _Storage:
 
 def _is_held(x) -> bool:
     """Whether a format can hold an array at all."""
-    return len(x.shape) > 0 and any(x.dtype == dtype for dtype in HELD_BY_FLOAT32)
+    return hasattr(x, "dtype") and len(x.shape) > 0 and any(x.dtype == dtype for dtype in HELD_BY_FLOAT32)
 
 
 def _sign(path) -> bool | None:

@@ -216,6 +216,24 @@ def test_optax_s_tree_tools_find_and_map_its_arrays():
     )
 
 
+def test_keys_and_numbers_of_python_are_left_alone():
+    def update(updates, state, params=None):
+        return updates, {**state, "key": jax.random.split(state["key"])[0]}
+
+    def init(params):
+        return {"key": jax.random.key(1), "raw": jax.random.PRNGKey(2), "number": 0.5, "mu": params}
+
+    tx = hs.store_state(optax.GradientTransformation(init, update), "bfloat16")
+    params, rows = problem(2)
+    _, state = run(tx, params, rows, compiled=False)
+    assert (state.inner_state["number"], state.inner_state["raw"].tolist()) == (0.5, [0, 2])
+    expected = jax.random.split(jax.random.split(jax.random.key(1))[0])[0]
+    assert state.inner_state["key"] == expected
+    assert state.inner_state["mu"]["w"].dtype == jnp.bfloat16
+    noisy = run(hs.store_state(optax.add_noise(0.1, 0.5, jax.random.key(0)), "bfloat16"), params, rows)
+    assert_trees_same(noisy[0], run(optax.add_noise(0.1, 0.5, jax.random.key(0)), params, rows)[0])
+
+
 def test_without_params_the_state_is_that_of_the_updates():
     params, rows = problem(1)
     tx, g = hs.store_state(optax.scale_by_adam(), FP8), jax.tree.map(lambda r: r[0], rows)

@@ -1,0 +1,233 @@
+"""`store_state` over this package's transforms: what it stores, its words, saving and loading, bad input."""
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.test_state_dict import parameters, run, through_a_file
+
+SMALL = {"block_size": 4, "min_size": 0, "min_ndim": 0}
+FP8 = hs.scaled("float8_e4m3fn", **SMALL)
+RATE = 1e-2
+
+
+def optimizer(params, *links, seed=0, **options):
+    """Return a chain of links, a learning rate and stochastic landing."""
+    tx = hs.chain(*links, hs.scale_by_learning_rate(RATE), hs.round_stochastically(seed))
+    return hs.Optimizer(params, tx, **options)
+
+
+def adam(**options):
+    return hs.scale_by_adam(mu_dtype="float32", nu_dtype="float32", **options)
+
+
+def test_stored_in_float32_it_is_the_transform_itself():
+    results = []
+    for link in (adam(), hs.store_state(adam(), "float32")):
+        params = parameters()
+        made = optimizer(params, link)
+        run(params, made, range(4))
+        results.append(snapshot(made))
+    assert_same_snapshots(*results)
+
+
+@pytest.mark.parametrize(
+    "fmt", ["bfloat16", FP8, hs.mapped("dynamic4", **SMALL)], ids=["bf16", "fp8", "4 bits"]
+)
+def test_every_array_with_an_axis_is_stored_and_scalars_left_alone(fmt):
+    params = parameters()
+    made = optimizer(params, hs.store_state(adam(), fmt))
+    run(params, made, range(3))
+    dtype = torch.bfloat16 if fmt == "bfloat16" else fmt.dtype
+    for name, p in params:
+        state = made.state[p]
+        expected = dtype if p.ndim else torch.float32
+        assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == expected, name
+        assert ("exp_avg_scale" in state) == (fmt != "bfloat16" and p.ndim > 0), name
+
+
+def test_its_words_are_those_of_the_array_s_name_in_the_contract():
+    p = torch.nn.Parameter(torch.zeros(50))
+    p.grad = torch.linspace(-3, 3, 50)
+    inside = hs.chain(hs.add_decayed_weights(0.1), hs.trace(0.9, accumulator_dtype="float32"))
+    made = hs.Optimizer([("layer.w", p)], hs.store_state(inside, "bfloat16", seed=7))
+    made.step()
+    words = hs.random_words(7, 1, "1/trace/layer/w", hs.Role.STATE, (50,))
+    expected = hs.round_to(p.grad, torch.bfloat16, words, saturate=True)
+    assert torch.equal(made.state[p]["momentum_buffer"], expected)
+
+
+def test_seeds_of_the_wrapped_link_and_of_the_wrapper_are_two():
+    """The rule's own rounding keeps its words, whatever the seed of the wrapper."""
+    kept = []
+    for seed in (1, 2):
+        params = parameters()
+        inner = hs.scale_by_adam(mu_dtype="float32", nu_dtype="bfloat16", seed=5)
+        by_name = hs.store_state(
+            inner, "bfloat16", select=lambda name, array: name.startswith("mu/"), seed=seed
+        )
+        made = optimizer(params, by_name)
+        run(params, made, range(1))
+        kept.append([made.state[p] for _, p in params])
+    assert all(torch.equal(a["exp_avg_sq"], b["exp_avg_sq"]) for a, b in zip(*kept, strict=True))
+    assert not torch.equal(kept[0][0]["exp_avg"], kept[1][0]["exp_avg"])
+
+
+def test_select_is_asked_by_the_contract_s_names_and_by_shape():
+    asked = []
+
+    def select(name, array):
+        asked.append((name, tuple(array.shape), array.dtype))
+        return name == "nu/a/w"
+
+    params = parameters()
+    made = optimizer(params, hs.store_state(adam(), "bfloat16", select=select))
+    run(params, made, range(1))
+    assert {("mu/a/w", (6, 5), torch.float32), ("nu/a/b", (5,), torch.float32)} <= set(asked)
+    stored = {name: made.state[p]["exp_avg_sq"].dtype for name, p in params}
+    assert stored == {"a.w": torch.bfloat16, "a.b": torch.float32, "scale": torch.float32}
+
+
+def test_arrays_too_small_for_the_format_stay_as_they_were_made():
+    p = torch.nn.Parameter(torch.ones(8, 8))
+    made = optimizer([p], hs.store_state(adam(), hs.scaled("int8")))
+    p.grad = torch.ones(8, 8)
+    made.step()
+    assert made.state[p]["exp_avg"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("fmt", ["bfloat16", FP8], ids=["bf16", "fp8"])
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(fmt):
+    params, resumed = parameters(), parameters()
+    first = optimizer(params, hs.store_state(adam(seed=1), fmt, seed=2**60 + 1))
+    run(params, first, range(3))
+    saved = through_a_file({"model": {name: p.detach() for name, p in params}, "opt": first.state_dict()})
+    run(params, first, range(3, 6))
+    other = optimizer(resumed, hs.store_state(adam(), fmt))
+    with torch.no_grad():
+        for name, p in resumed:
+            p.copy_(saved["model"][name])
+    other.load_state_dict(saved["opt"])
+    run(resumed, other, range(3, 6))
+    assert_same_snapshots(snapshot(first), snapshot(other))
+
+
+def test_a_state_of_another_format_is_refused():
+    params = parameters()
+    first = optimizer(params, hs.store_state(adam(), hs.scaled("ufloat8_e5m3", **SMALL), select=only_nu))
+    run(params, first, range(1))
+    other = optimizer(
+        parameters(), hs.store_state(adam(), hs.scaled("ufloat8_e4m4", **SMALL), select=only_nu)
+    )
+    with pytest.raises(
+        ValueError, match="of the chain store_state\\(scale_by_adam, ufloat8_e5m3 in blocks of 4"
+    ):
+        other.load_state_dict(first.state_dict())
+
+
+def test_lamb_s_state_can_be_stored_too():
+    params = parameters()
+    ratio = hs.scale_by_trust_ratio()
+    made = optimizer(params, hs.store_state(hs.chain(adam(), hs.add_decayed_weights(0.1), ratio), FP8))
+    run(params, made, range(2))
+    assert made.state[params[0][1]]["exp_avg"].dtype == torch.float8_e4m3fn
+
+
+def test_in_float32_weights_of_split_params_it_is_inside():
+    params = parameters()
+    tx = hs.chain(hs.store_state(hs.scale_by_adam(), FP8), hs.scale_by_learning_rate(RATE))
+    made = hs.Optimizer(params, hs.split_params(tx, 16))
+    run(params, made, range(2))
+    assert set(made.state[params[0][1]]) == {
+        "step",
+        "exp_avg",
+        "exp_avg_scale",
+        "exp_avg_sq",
+        "exp_avg_sq_scale",
+        "extra_bits",
+    }
+
+
+def test_a_second_moment_is_never_stored_as_zero():
+    p = torch.nn.Parameter(torch.zeros(2, 4))
+    p.grad = torch.tensor([[1.0, 2.0**-20, 2.0**-20, 2.0**-20], [0, 0, 0, 0]])
+    made = optimizer([p], hs.store_state(adam(), FP8))
+    made.step()
+    codes = made.state[p]["exp_avg_sq"].float()
+    assert (codes[0] > 0).all()
+    assert (codes[1] == 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", ["bfloat16", FP8], ids=["bf16", "fp8"])
+def test_compiled_steps_have_the_bits_of_eager_ones(fmt):
+    results = []
+    for compile in (False, True):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 6000).view(60, 100).to(torch.bfloat16))
+        made = optimizer([("w", p)], hs.store_state(adam(seed=3), fmt, seed=4), compile=compile)
+        for t in range(3):
+            p.grad = torch.linspace(-1 - t, 1, 6000).view(60, 100).to(torch.bfloat16)
+            made.step()
+        results.append(snapshot(made))
+    assert_same_snapshots(*results)
+
+
+def only_nu(name, array):
+    return "nu" in name.split("/")
+
+
+def parameter():
+    return [("w", torch.nn.Parameter(torch.ones(2, 3)))]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda: hs.store_state(adam(), "int8"),
+            ValueError,
+            'store_state: format=int8 is not a state dtype. Use "bfloat16", "float16" or "float32".',
+        ),
+        (
+            lambda: hs.store_state(adam(), "bfloat16", rounding="nearest"),
+            ValueError,
+            "store_state: rounding='nearest' is not a rounding of state whose decay rate is not known. "
+            'Use "stochastic" or "nearest_unchecked".',
+        ),
+        (
+            lambda: hs.store_state(adam(), "bfloat16", select="nu"),
+            TypeError,
+            "store_state: select='nu' is not a function. Use lambda name, array: ...",
+        ),
+        (
+            lambda: optimizer(
+                parameter(), hs.store_state(adam(), "bfloat16", select=lambda name, array: False)
+            ),
+            ValueError,
+            "store_state: select chooses none of 'mu/w', 'nu/w'. Choose one of them, or leave select out.",
+        ),
+        (
+            lambda: optimizer(parameter(), hs.store_state(adam(), "ufloat8_e6m2")),
+            ValueError,
+            "store_state: format=ufloat8_e6m2 has no sign, and 'mu' has one. "
+            'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").',
+        ),
+        (
+            lambda: hs.store_state(hs.chain(adam(), hs.round_stochastically()), "bfloat16"),
+            ValueError,
+            "store_state: round_stochastically stands in the wrapped chain. "
+            "Wrap the transforms before it, and put it after store_state(...).",
+        ),
+        (
+            lambda: hs.store_state(adam(), "bfloat16", seed=-1),
+            ValueError,
+            "store_state: seed=-1 is outside [0, 2^64). "
+            "Use an integer in that range, or two uint32 words (high, low).",
+        ),
+    ],
+)
+def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, kind, message):
+    with pytest.raises(kind) as caught:
+        call()
+    assert str(caught.value) == message
