@@ -321,7 +321,11 @@ class _ScaledTable:
         return 3 - math.frexp(self.table.smallest)[1], 253
 
     def scale(self, top: jax.Array) -> jax.Array:
-        byte = (lax.bitcast_convert_type(top, jnp.uint32) + np.uint32(0x7FFFFF)) >> _MANTISSA_BITS
+        # A maximum fits on either side of zero: a signed table ends short of -1.
+        fraction, exponent = math.frexp(self.table.shorter_end)
+        past = np.uint32(0x7FFFFF) - (np.float32(fraction).view(np.uint32) & np.uint32(0x7FFFFF))
+        byte = (lax.bitcast_convert_type(top, jnp.uint32) + past) >> _MANTISSA_BITS
+        byte = byte + np.uint32(1 - exponent)
         return jnp.where(top < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), MARKED)
 
     def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:

@@ -233,14 +233,16 @@ def mapped(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_nd
     """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
 
     The tables are those of the widespread 8-bit and 4-bit optimizers: sorted numbers up to 1, T_0 < T_1 < ...
-    With s the smallest integer for which the block's largest magnitude is at most 2^s, y = x / 2^s is stored
-    as the number below it, T_j, or the one above, in a code of its own, and s in one byte. The one above if
+    With s the smallest integer for which the block's largest magnitude fits the table with either sign (up to
+    2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s), y = x / 2^s is
+    stored as the number below it, T_j, or the one above, in a code of its own, and s in one byte. The one
+    above if
 
         h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
 
-    so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. A signed
-    table ends at less than -1 (-0.8875 in "dynamic4"): what is below gets that. Blocks are those of `scaled`.
-    8-bit tables follow float32 as well as 8-bit floats do; 4 bits are too few for that, and to nearest worse.
+    so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. Blocks are
+    those of `scaled`. 8-bit tables follow float32 as well as 8-bit floats do; 4 bits are too few for that,
+    and to nearest worse.
 
     | table | bits | numbers |
     |---|--:|---|

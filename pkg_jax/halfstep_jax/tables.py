@@ -50,6 +50,11 @@ class Table:
         return float((np.diff(numbers) / numbers[1:]).max())
 
     @functools.cached_property
+    def shorter_end(self) -> float:
+        """The magnitude up to which there are numbers of either sign; of one sign: 1."""
+        return float(-self.values[0]) if self.signed else 1.0
+
+    @functools.cached_property
     def smallest(self) -> float:
         """The smallest magnitude above zero."""
         return float(np.abs(self.values[self.values != 0]).min())

@@ -231,8 +231,9 @@ class TableCodes:
         return self.table.lowest, 253
 
     def byte(self, top: Tensor) -> Tensor:
-        """Return the exponent field of the smallest power of two that is at least `top`."""
-        return (top.view(torch.int32) + 0x7FFFFF >> 23).clamp(*self.bytes)
+        """Return the exponent field of the smallest power of two under which `top` fits the table."""
+        carry, step = self.table.past
+        return ((top.view(torch.int32) + carry >> 23) + step).clamp(*self.bytes)
 
     def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
         """Return the codes of x over its block's scale."""

@@ -50,6 +50,16 @@ class Table:
         return self.decades > 0
 
     @property
+    def past(self) -> tuple[int, int]:
+        """What to add to the pattern of a maximum, and then to its exponent field, to get the scale byte.
+
+        A signed table ends short of -1, and a maximum must fit on either side of zero: it goes to the next
+        exponent past the mantissa of that end, whose own exponent is one below that of 1.
+        """
+        fraction, exponent = math.frexp(-float(self.numbers[0]) if self.signed else 1.0)
+        return (1 << 23) - 1 - int((2 * fraction - 1) * (1 << 23)), 1 - exponent
+
+    @property
     def lowest(self) -> int:
         """The scale byte under which half of the smallest number is still normal in float32."""
         return 3 - math.frexp(self.smallest)[1]

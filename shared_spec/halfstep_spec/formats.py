@@ -163,7 +163,7 @@ class Format:
         the inverse of the scale would be one.
         """
         if self.dtype in TABLES:
-            return 0, 0x7FFFFF, TABLES[self.dtype].lowest, 253
+            return 0, TABLES[self.dtype].carry, TABLES[self.dtype].lowest, 253
         fmt = self._float_format
         if self.dtype == "int8":
             return 6, 0x01FFFF, 7, 254

@@ -49,6 +49,17 @@ class Table:
         return 127 - 125 - (math.frexp(smallest)[1] - 1)
 
     @property
+    def carry(self) -> int:
+        """What brings the pattern of a maximum to the exponent field of its scale byte.
+
+        The smallest number below zero is nearer than -1: a maximum must fit on either side, or the mean of
+        what is rounded would be too near to zero.
+        """
+        end = np.float32(-self.values[0]) if self.signed else np.float32(1)
+        mantissa = int(end.view(np.uint32)) & 0x7FFFFF
+        return 0x7FFFFF - mantissa + (0x800000 if end < 1 else 0)
+
+    @property
     def half_gap(self) -> float:
         """Half the largest relative gap between numbers of the top decade, 1/10 to 1."""
         top = self.values[self.values >= 0.1].astype(np.float64)
