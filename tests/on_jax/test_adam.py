@@ -134,6 +134,7 @@ def test_a_bad_gradient_stays_in_its_element_and_no_moment_becomes_infinite(bad)
     assert_trees_same(params["w"][keep], good[0]["w"][keep])
 
 
+@pytest.mark.slow
 def test_auto_rounds_mu_to_nearest_unless_that_would_freeze_it():
     p, rows = {"w": weights(500)}, {"w": gradients(3, 500)}
     for b1, resolved in ((0.9, "nearest"), (0.99, "nearest"), (0.9965, "stochastic")):

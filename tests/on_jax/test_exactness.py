@@ -98,6 +98,7 @@ def test_every_way_to_take_steps_gives_the_same_bits(way, recipe):
 
 
 # XLA compiles small programs differently: a whole loop of steps becomes one function that LLVM sees through.
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 33])
 @pytest.mark.parametrize("way", [unrolled, scanned], ids=lambda way: way.__name__)
 def test_small_leaves_get_the_same_bits(way, size):

@@ -112,6 +112,7 @@ def test_nnx_takes_the_steps_of_a_plain_dict_of_the_same_names():
         assert_trees_same(nnx.to_pure_dict(nnx.state(model, nnx.Param)), plain)
 
 
+@pytest.mark.slow
 def test_flax_checkpoints_keep_every_bit_and_the_run_goes_on():
     _, state = train_linen(hs.adamw(optax.cosine_decay_schedule(1e-2, 100), seed=2**63 + 1), steps=2)
     data = serialization.to_bytes(state)

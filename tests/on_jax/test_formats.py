@@ -237,6 +237,7 @@ def test_more_of_the_product_has_the_bits_of_the_reference(combination):
     check_product(*combination)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mu", "nu"),
     [

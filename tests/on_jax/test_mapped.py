@@ -62,6 +62,7 @@ CUTS = [((4, 3, 5, 7), 8), ((4, 3, 5, 7), 100), ((4, 3, 5, 7), 128), ((5, 1), "r
 CUTS += [((7, 5), None), ((300,), 8), ((), "row"), ((0, 8), 8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "block_size"), CUTS, ids=str)
 @pytest.mark.parametrize("table", ["dynamic8", "dynamic4", "ulinear4"])
 def test_every_cut_into_blocks_and_bytes_is_that_of_the_reference(table, shape, block_size):
@@ -120,6 +121,7 @@ def test_steps_have_the_bits_of_the_reference(mu, nu, block_size):
         assert_same(from_jax(optax.tree.get(state, f"{name}_scale")["w"]), Array.of(stored.scale), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "formats", [pytest.param(EIGHT, id="8", marks=pytest.mark.slow), pytest.param(FOUR, id="4")]
 )

@@ -158,6 +158,7 @@ def test_seeds_go_by_integer_words_and_arrays():
     assert_trees_same(traced(jnp.array([0, 7], jnp.uint32)), results[0])
 
 
+@pytest.mark.slow
 def test_vmap_over_seeds_and_params_is_one_run_each():
     rows = gradients(2, 30)
     params = jnp.stack([weights(30, seed=k) for k in range(3)])
@@ -225,6 +226,7 @@ def test_x64_changes_nothing():
         assert_trees_same(wide[1][0], expected)
 
 
+@pytest.mark.slow
 def test_implicit_promotion_and_debug_flags_find_nothing():
     params, rows = {"w": weights(30)}, {"w": gradients(2, 30)}
     with jax.numpy_dtype_promotion("strict"), jax.checking_leaks(), jax.numpy_rank_promotion("raise"):

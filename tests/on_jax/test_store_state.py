@@ -72,6 +72,7 @@ def test_stored_in_float32_it_is_the_transform_itself(name):
     assert_trees_same(state.inner_state, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(QUICK))
 def test_every_array_with_an_axis_is_stored_and_all_else_left_alone(name):
     params, rows = problem()
@@ -86,6 +87,7 @@ def test_every_array_with_an_axis_is_stored_and_all_else_left_alone(name):
         assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(("adamw",)))
 def test_in_a_scan_it_takes_the_same_steps(name):
     params, rows = problem()
@@ -121,6 +123,7 @@ def test_updates_are_of_the_state_before_it_was_stored():
     assert_trees_same(ours, theirs)
 
 
+@pytest.mark.slow
 def test_our_own_transforms_have_the_same_bits_with_and_without_jit():
     params, rows = problem()
     for inner in (hs.scale_by_adam(mu_dtype="float32", nu_dtype="float32"), hs.trace(0.9)):
@@ -128,6 +131,7 @@ def test_our_own_transforms_have_the_same_bits_with_and_without_jit():
         assert_trees_same(run(tx, params, rows), run(tx, params, rows, compiled=False))
 
 
+@pytest.mark.slow
 def test_sharded_state_has_the_bits_of_one_device():
     tx = optax.chain(
         hs.store_state(hs.scale_by_adam(mu_dtype="float32", nu_dtype="float32"), FP8, seed=1),
@@ -152,6 +156,7 @@ def test_a_second_moment_is_never_stored_as_zero():
     assert (codes[1] == 0).all()
 
 
+@pytest.mark.slow
 def test_in_a_block_with_a_negative_number_small_ones_may_become_zero():
     tx = hs.store_state(optax.trace(0.5), hs.scaled("float8_e4m3fn", 8, 0, 0), rounding="nearest_unchecked")
     params = {"w": jnp.ones(8)}
@@ -177,6 +182,7 @@ def test_small_arrays_stay_as_they_were_made():
     assert state.scale[0][1]["w"].shape == (32,)
 
 
+@pytest.mark.slow
 def test_wrapped_in_multi_steps_and_masked_it_keeps_its_dtypes():
     params, rows = problem(4)
     for wrap in (
@@ -216,6 +222,7 @@ def test_optax_s_tree_tools_find_and_map_its_arrays():
     )
 
 
+@pytest.mark.slow
 def test_keys_and_numbers_of_python_are_left_alone():
     def update(updates, state, params=None):
         return updates, {**state, "key": jax.random.split(state["key"])[0]}

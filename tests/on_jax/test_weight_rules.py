@@ -54,6 +54,7 @@ def test_500_steps_give_the_weights_of_float32_training_rounded(dtype, rule):
     assert (shown != np.asarray(p).astype(np.float64)).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_a_schedule_a_clip_and_injected_numbers_work_inside_a_wrapper():
     schedule = optax.cosine_decay_schedule(1e-2, 20)
 
@@ -198,6 +199,7 @@ def nestings():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "tx"), [pytest.param(*row, id=row[0]) for row in nestings()])
 def test_what_is_kept_is_found_anywhere_in_a_state(name, tx):
     p = {"a": weights((9,)), "b": weights((5,), seed=2)}
@@ -278,6 +280,7 @@ def mixed_run(rule):
     return tx, *run(tx, p, g)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_flax_checkpoint_holds_every_bit(rule):
     _, params, state = mixed_run(rule)
@@ -285,6 +288,7 @@ def test_a_flax_checkpoint_holds_every_bit(rule):
     assert_trees_same(flax.serialization.from_bytes((params, state), data), (params, state))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # orbax: sharding is read from a file
 @pytest.mark.parametrize(
     "rule", ["split8", *(pytest.param(r, marks=pytest.mark.slow) for r in ("stochastic", "compensated"))]

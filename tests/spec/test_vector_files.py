@@ -35,12 +35,14 @@ def test_the_schema_refuses_what_it_does_not_know():
         jsonschema.validate(data, schema)
 
 
+@pytest.mark.slow
 def test_the_spec_still_gives_every_byte():
     built = build()
     assert differing(built) == []
     assert changed_answers(built) == []
 
 
+@pytest.mark.slow
 def test_a_changed_byte_is_found(copied):
     path = copied / "moments.json"
     path.write_text(path.read_text().replace("3f800000", "3f800001", 1))
@@ -50,6 +52,7 @@ def test_a_changed_byte_is_found(copied):
         load(SPEC_VERSION, copied)
 
 
+@pytest.mark.slow
 def test_a_missing_or_superfluous_file_is_found(copied):
     (copied / "adam.json").rename(copied / "eve.json")
     assert differing(build(), copied) == ["adam.json", "eve.json"]
