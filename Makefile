@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 COMPILERS := .venv-compilers
 
-.PHONY: help setup demo test test-slow lint types contracts vectors notebooks readme compiled bench check clean
+.PHONY: help setup demo test test-slow test-exhaustive lint types contracts vectors notebooks readme compiled bench check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,8 +25,11 @@ demo: setup  ## train a small transformer in Flax and PyTorch; print the table, 
 test: setup  ## the tests, without the slow ones
 	$(BIN)/python -m pytest -n 2 -q
 
-test-slow: setup  ## the tests marked slow: torch.compile over every vector, long twins, packaging
+test-slow: setup  ## the tests marked slow: all backends over the vectors, long twins, packaging
 	$(BIN)/python -m pytest -n 2 -q -m slow
+
+test-exhaustive: setup  ## the tests that CI leaves out: every trajectory under torch.compile and over eight devices
+	$(BIN)/python -m pytest -n 2 -q -m exhaustive
 
 lint: setup  ## format and lint
 	$(BIN)/ruff format --check .

@@ -12,17 +12,25 @@ from halfstep_spec.vectors import load
 VECTORS = load(SPEC_VERSION)
 
 
-def _slow(backend: str, index: int) -> bool:
-    """Where cases are programs to be compiled, of JAX a few of each file stay quick."""
+def _speed(backend: str, name: str, index: int) -> list:
+    """Where cases are programs to be compiled, of JAX a few of each file stay quick.
+
+    A trajectory is seconds of compiling for torch, and over eight devices: CI takes every third of these.
+    """
     few = backend in ("jax-eager", "jax-jit") and index % 20 == 0
-    return not (few or backend in ("spec", "torch-eager"))
+    if few or backend in ("spec", "torch-eager"):
+        return []
+    trajectories = ("adam", "lamb", "lion", "mapped", "store_state", "trace", "weights")
+    if backend in ("jax-sharded", "torch-compile") and name in trajectories and index % 3:
+        return [pytest.mark.exhaustive]
+    return [pytest.mark.slow]
 
 
 def _case_ids():
     for backend in BACKENDS:
         for name, cases in VECTORS.items():
             for i, case in enumerate(cases):
-                marks = [pytest.mark.slow] if _slow(backend, i) else []
+                marks = _speed(backend, name, i)
                 if missing(backend):
                     marks.append(pytest.mark.skip(reason=f"{BACKENDS[backend]} is not installed"))
                 yield pytest.param(backend, name, case, id=f"{backend}/{name}/{case.id}", marks=marks)

@@ -23,6 +23,9 @@ class Table:
         zero: the index whose code is 0: that of zero, or 0.
         smallest: the smallest number above zero.
         half_gap: half the largest gap between numbers from 1/10 up, over the upper one.
+        past: what to add to the pattern of a maximum, and then to its exponent field, to get the scale byte:
+            a signed table ends short of -1, and a maximum must fit on either side of zero, so it goes to the
+            next exponent past the mantissa of that end, whose own exponent is one below that of 1.
         numbers: float32, in ascending order, and infinity behind them: what is past 1 has no neighbour.
     """
 
@@ -32,6 +35,7 @@ class Table:
     zero: int
     smallest: float
     half_gap: float
+    past: tuple[int, int]
     numbers: Tensor
 
     @property
@@ -48,16 +52,6 @@ class Table:
     def has_zero(self) -> bool:
         """Whether zero is one of the numbers."""
         return self.decades > 0
-
-    @property
-    def past(self) -> tuple[int, int]:
-        """What to add to the pattern of a maximum, and then to its exponent field, to get the scale byte.
-
-        A signed table ends short of -1, and a maximum must fit on either side of zero: it goes to the next
-        exponent past the mantissa of that end, whose own exponent is one below that of 1.
-        """
-        fraction, exponent = math.frexp(-float(self.numbers[0]) if self.signed else 1.0)
-        return (1 << 23) - 1 - int((2 * fraction - 1) * (1 << 23)), 1 - exponent
 
     @property
     def lowest(self) -> int:
@@ -85,7 +79,9 @@ def _table(name: str, decades: int, numbers: list[float]) -> Table:
     smallest = float(rounded[rounded > 0].min())
     top = [x for x in rounded.tolist() if 0.1 <= x <= 1]
     half_gap = max((high - low) / high for low, high in itertools.pairwise(top)) / 2
-    return Table(name, decades, len(numbers), zero, smallest, half_gap, rounded)
+    fraction, exponent = math.frexp(-float(rounded[0]) if zero else 1.0)
+    past = (1 << 23) - 1 - int((2 * fraction - 1) * (1 << 23)), 1 - exponent
+    return Table(name, decades, len(numbers), zero, smallest, half_gap, past, rounded)
 
 
 TABLES = {

@@ -95,11 +95,12 @@ class TorchRun:
 
 
 @pytest.mark.parametrize(
-    "compile", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"]
-)
-@pytest.mark.parametrize(
-    ("dtype", "moments", "storage"),
-    [_SETTINGS[0], *(pytest.param(*setting, marks=pytest.mark.slow) for setting in _SETTINGS[1:])],
+    ("dtype", "moments", "storage", "compile"),
+    [
+        (*_SETTINGS[0], False),
+        *(pytest.param(*setting, True, marks=pytest.mark.slow) for setting in _SETTINGS),
+        *(pytest.param(*setting, False, marks=pytest.mark.exhaustive) for setting in _SETTINGS[1:]),
+    ],
 )
 def test_a_thousand_steps_agree_to_the_bit(dtype, moments, storage, compile):
     weights = patterns("weights", 0, dtype, -1)
