@@ -29,14 +29,10 @@ def cases() -> list[Case]:
 def _weight_cases():
     for dtype in ("bfloat16", "float16", "float32"):
         for storage in PARAM_STORAGES:
-            rows = [("Moving", 1e-2, "decoupled")]
-            if dtype != "float32":  # there every rule passes through
-                rows.append(("Stall", 1e-5, "decoupled"))
-            if dtype == "bfloat16":
-                rows.append(("Moving", 1e-2, "l2"))
-            for flag, lr, decay in rows:
-                adam = ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7)
-                yield trajectory(Step(adam, 0.1, decay, dtype, storage), lr, (flag,), ("P1", "P4"))
+            for flag, lr in (("Stall", 1e-5), ("Moving", 1e-2)):
+                for decay in ("decoupled", "l2") if flag == "Moving" else ("decoupled",):
+                    adam = ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7)
+                    yield trajectory(Step(adam, 0.1, decay, dtype, storage), lr, (flag,), ("P1", "P4"))
 
 
 def _format_cases():
