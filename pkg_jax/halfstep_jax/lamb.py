@@ -81,11 +81,11 @@ def lamb(
         ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
     """
     adam = scale_by_adam(
-        b1,
-        b2,
-        eps,
-        eps_root,
-        mu_dtype,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        eps_root=eps_root,
+        mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
         mu_rounding=mu_rounding,
         nu_rounding=nu_rounding,
@@ -93,8 +93,7 @@ def lamb(
         seed=seed,
     )
     trust = scale_by_trust_ratio(max_norm=max_norm)
-    links = [adam, add_decayed_weights(weight_decay, mask), trust, scale_by_learning_rate(learning_rate)]
-    return stored("lamb", param_storage, links, seed)
+    return _chained("lamb", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
 
 
 def lamb16(
@@ -165,11 +164,11 @@ def lamb16(
         (contract L4).
     """
     adam = scale_by_adam(
-        b1,
-        b2,
-        eps,
-        eps_root,
-        mu_dtype,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        eps_root=eps_root,
+        mu_dtype=mu_dtype,
         nu_dtype=nu_dtype,
         mu_rounding=mu_rounding,
         nu_rounding=nu_rounding,
@@ -180,5 +179,10 @@ def lamb16(
         trust = scale_by_trust_ratio(max_norm=max_norm)
     else:
         trust = scale_by_tempered_trust_ratio(learning_rate, trust_power, max_norm=max_norm)
+    return _chained("lamb16", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
+
+
+def _chained(function: str, adam, weight_decay, mask, trust, learning_rate, param_storage: str, seed):
+    """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
     links = [adam, add_decayed_weights(weight_decay, mask), trust, scale_by_learning_rate(learning_rate)]
-    return stored("lamb16", param_storage, links, seed)
+    return stored(function, param_storage, links, seed)

@@ -148,7 +148,7 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
     def scratch(dtype: torch.dtype, width: int, rows: bool) -> Tensor:
         x = torch.zeros(units * width, dtype=dtype, device=device)
         if rows:
-            x = in_rows(x, width)
+            x = alias(x, 0, x.numel(), width)
             torch._dynamo.mark_static(x, 1)
         return x
 
@@ -173,10 +173,14 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
     return kernel
 
 
-def in_rows(x: Tensor, width: int) -> Tensor:
-    """Return an alias of a row-major tensor in rows; no view: see `flat` in `running.py`."""
-    alias = torch.empty(0, dtype=x.dtype, device=x.device)
-    return alias.set_(x.untyped_storage(), x.storage_offset(), (x.numel() // width, width), (width, 1))
+def alias(x: Tensor, start: int, length: int, width: int | None = None) -> Tensor:
+    """Return an alias of a stretch of a row-major tensor: 1-D, or in rows of `width` elements.
+
+    Not a view: a view has a base, and Dynamo, where it is shown one, compiles once for every rank of bases.
+    """
+    shape, strides = ((length,), (1,)) if width is None else ((length // width, width), (width, 1))
+    same = torch.empty(0, dtype=x.dtype, device=x.device)
+    return same.set_(x.untyped_storage(), x.storage_offset() + start, shape, strides)
 
 
 def _by_rule(plan: Plan, numbers: Sequence) -> list[Sequence]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halfstep_torch.adam import ScaleByAdam
 from halfstep_torch.aliases import DType, stored
-from halfstep_torch.chain import chain
+from halfstep_torch.chain import Chain, Link, chain
 from halfstep_torch.formats import scaled
 from halfstep_torch.hyperparameters import pair
 from halfstep_torch.learning_rate import ScaleByLearningRate
@@ -94,8 +94,8 @@ class Lamb(Optimizer):
         moments = (mu_dtype, nu_dtype, mu_rounding, nu_rounding)
         adam = ScaleByAdam(b1, b2, eps, 0.0, *moments, False, seed, bias_correction)
         trust = ScaleByTrustRatio(0.0, 1.0, 0.0, max_norm, None, None)
-        links = [adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr)]
-        tx = stored(function, chain(*links), param_storage, seed)
+        tx = _chained(adam, weight_decay, trust, lr)
+        tx = stored(function, tx, param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
@@ -173,6 +173,13 @@ class Lamb16(Optimizer):
         moments = (mu_dtype, nu_dtype, mu_rounding, nu_rounding)
         adam = ScaleByAdam(b1, b2, eps, 0.0, *moments, False, seed, bias_correction)
         trust = ScaleByTemperedTrustRatio(trust_power, max_norm)
-        links = [adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr)]
-        tx = stored(function, chain(*links), param_storage, seed)
+        tx = _chained(adam, weight_decay, trust, lr)
+        tx = stored(function, tx, param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
+
+
+def _chained(
+    adam: Link, weight_decay: float, trust: Link, lr: float | Tensor | Callable[[int], float]
+) -> Chain:
+    """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
+    return chain(adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.batches import Batch, Leaf
-from halfstep_torch.compiling import compiled_kernel, in_rows, kernel_dtype
+from halfstep_torch.compiling import alias, compiled_kernel, kernel_dtype
 from halfstep_torch.norms import Squares, norms, per_element, squares
 from halfstep_torch.random_words import as_int32
 from halfstep_torch.step import Plan, keys_at
@@ -179,10 +179,10 @@ def _pieces(stage: Plan, leaf: Leaf, arrays: Sequence, length: int) -> Iterator[
     for start in range(0, total, length):
         stop = min(start + length, total)
         state = {
-            name: flat(leaf.state[name], kept.size(start), kept.size(stop - start))
+            name: alias(leaf.state[name], kept.size(start), kept.size(stop - start))
             for name, kept in stage.arrays.items()
         }
-        p, g, u = (x if x is None else flat(x, start, stop - start) for x in arrays)
+        p, g, u = (x if x is None else alias(x, start, stop - start) for x in arrays)
         assert p is not None
         assert g is not None
         yield _Piece(p, g, u, state, start, stop)
@@ -263,11 +263,11 @@ def _call(
 ) -> None:
     """Call a kernel with row-major tensors: in the shapes and dtypes that it wants."""
     if stage.blocks:
-        p, g = in_rows(p, stage.unit), in_rows(g, stage.unit)
-        u = u if u is None else in_rows(u, stage.unit)
+        p, g = (alias(x, 0, x.numel(), stage.unit) for x in (p, g))
+        u = u if u is None else alias(u, 0, u.numel(), stage.unit)
         kept = stage.arrays
         state = {
-            name: x if kept[name].scale_of else in_rows(x, kept[name].size(stage.unit))
+            name: x if kept[name].scale_of else alias(x, 0, x.numel(), kept[name].size(stage.unit))
             for name, x in state.items()
         }
     wide = [x.to(kernel_dtype(x.dtype, x.device)) for x in state.values()]
@@ -298,12 +298,3 @@ def _run_padded(plan: Plan, kernel: Callable, piece: _Piece, numbers: Tensor, ke
         x.view(runs, -1).copy_(rows[name][:, : x.numel() // runs])
         if name in elements and plan.arrays[name].packed_of and blocks.unit % 2:
             x.view(runs, -1)[:, -1] &= 15  # the other half byte is no element's
-
-
-def flat(x: Tensor, start: int, length: int) -> Tensor:
-    """Return a 1-D alias of a stretch of a row-major tensor.
-
-    Not a view: a view has a base, and Dynamo, where it is shown one, compiles once for every rank of bases.
-    """
-    alias = torch.empty(0, dtype=x.dtype, device=x.device)
-    return alias.set_(x.untyped_storage(), x.storage_offset() + start, (length,), (1,))
