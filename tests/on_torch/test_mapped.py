@@ -150,54 +150,6 @@ def test_a_state_dict_of_another_table_or_block_is_refused(tmp_path):
             optimizer.load_state_dict(saved)
 
 
-_TABLES = 'Use "dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4".'
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: hs.mapped("dynamic3"), ValueError, f"mapped: table='dynamic3' is not a table. {_TABLES}"),
-        (lambda: hs.mapped(8), TypeError, f"mapped: table=8 is not the name of a table. {_TABLES}"),
-        (
-            lambda: hs.mapped("dynamic4", 127),
-            ValueError,
-            "mapped: block_size=127 is odd, and codes of 'dynamic4' stand two to a byte. "
-            'Use an even block_size, "row" or None.',
-        ),
-        (
-            lambda: hs.mapped("dynamic8", 0),
-            ValueError,
-            'mapped: block_size=0 is not a block size. Use a positive integer, "row" or None.',
-        ),
-        (
-            lambda: hs.mapped("dynamic8", min_size=-1),
-            ValueError,
-            "mapped: min_size=-1 is negative. Use an integer >= 0.",
-        ),
-        (
-            lambda: hs.scale_by_adam(mu_dtype=hs.mapped("ulinear4")),
-            ValueError,
-            "scale_by_adam: mu_dtype=ulinear4 has no sign. Use it for nu, and a signed format for mu.",
-        ),
-        (
-            lambda: hs.scale_by_adam(nu_dtype="udynamic8"),
-            ValueError,
-            'scale_by_adam: nu_dtype=udynamic8 is a table. Use mapped("udynamic8").',
-        ),
-        (
-            lambda: hs.scale_by_adam(nu_dtype=hs.mapped("udynamic8"), nu_rounding="nearest"),
-            ValueError,
-            'scale_by_adam: nu_dtype=udynamic8 with nu_rounding="nearest" freezes at b2=0.999 '
-            '(1-b2 < 1/31.44). Use nu_rounding="stochastic", or nu_dtype="float32".',
-        ),
-    ],
-)
-def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, error, message):
-    with pytest.raises(error) as caught:
-        call()
-    assert str(caught.value) == message
-
-
 def test_four_bit_formats_are_equal_where_shapes_are_cut_alike():
     cuts = [FOUR["mu_dtype"].for_shape(shape) for shape in ((64, 256), (32, 512), (8, 8, 128))]
     assert all(a == b for a, b in itertools.pairwise(cuts))
