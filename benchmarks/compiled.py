@@ -114,10 +114,10 @@ def _settings() -> list[Setting]:
         ),
         Setting("LAMB16", hs.lamb16(1e-3, weight_decay=0.1), {}),
         Setting(
-            "8-bit code books", adamw(mu_dtype=hs.mapped("dynamic8"), nu_dtype=hs.mapped("udynamic8")), {}
+            "8-bit codebooks", adamw(mu_dtype=hs.codebook("dynamic8"), nu_dtype=hs.codebook("udynamic8")), {}
         ),
         Setting(
-            "4-bit code books", adamw(mu_dtype=hs.mapped("dynamic4"), nu_dtype=hs.mapped("ulinear4")), {}
+            "4-bit codebooks", adamw(mu_dtype=hs.codebook("dynamic4"), nu_dtype=hs.codebook("ulinear4")), {}
         ),
     ]
 

@@ -49,8 +49,8 @@ def _scaled(dtype: str) -> object:
     return hs.scaled(dtype, block_size=128, min_size=0)
 
 
-def _mapped(table: str) -> object:
-    return hs.mapped(table, block_size=128, min_size=0)
+def _codebook(table: str) -> object:
+    return hs.codebook(table, block_size=128, min_size=0)
 
 
 def _moments(mu, nu, rounding: str = "stochastic", **others) -> dict:
@@ -63,8 +63,8 @@ BF16 = _moments("bfloat16", "bfloat16")
 F32 = _moments("float32", "float32")
 FP8 = _moments(_scaled("float8_e4m3fn"), _scaled("ufloat8_e5m3"), mu_rounding="stochastic")
 FP8_E4M3 = (_scaled("float8_e4m3fn"), _scaled("float8_e4m3fn"))
-MAPPED8 = (_mapped("dynamic8"), _mapped("udynamic8"))
-MAPPED4 = (_mapped("dynamic4"), _mapped("ulinear4"))
+MAPPED8 = (_codebook("dynamic8"), _codebook("udynamic8"))
+MAPPED4 = (_codebook("dynamic4"), _codebook("ulinear4"))
 NEAREST = "nearest_unchecked"
 
 ROWS = (
@@ -83,12 +83,12 @@ ROWS = (
     Row("float32; 4-bit tables: dynamic4, ulinear4", options=_moments(*MAPPED4)),
     Row(
         "float32; 4-bit tables: dynamic4, udynamic4",
-        options=_moments(_mapped("dynamic4"), _mapped("udynamic4")),
+        options=_moments(_codebook("dynamic4"), _codebook("udynamic4")),
     ),
     Row("float32; 4-bit tables, nearest", options=_moments(*MAPPED4, NEAREST)),
-    Row("float32; mu dynamic4, nu float32", options=_moments(_mapped("dynamic4"), "float32")),
-    Row("float32; mu float32, nu ulinear4", options=_moments("float32", _mapped("ulinear4"))),
-    Row("float32; mu float32, nu udynamic4", options=_moments("float32", _mapped("udynamic4"))),
+    Row("float32; mu dynamic4, nu float32", options=_moments(_codebook("dynamic4"), "float32")),
+    Row("float32; mu float32, nu ulinear4", options=_moments("float32", _codebook("ulinear4"))),
+    Row("float32; mu float32, nu udynamic4", options=_moments("float32", _codebook("udynamic4"))),
     Row("bf16 split16; float32", "bfloat16", {**F32, "param_storage": "split16"}),
     Row("bf16 split8; float32", "bfloat16", {**F32, "param_storage": "split8"}),
     Row("bf16 compensated; float32", "bfloat16", {**F32, "param_storage": "compensated"}),

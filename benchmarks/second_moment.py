@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import halfstep_jax as hs
-from halfstep_jax.formats import Format, as_format
+from halfstep_jax.storage.formats import Format, as_format
 
 STEPS, DROP, B2 = 3500, 500, np.float32(0.999)
 SIGMAS = (0.5, 1.5, 2.0)
@@ -31,8 +31,8 @@ def _scaled(dtype: str) -> Format:
     return hs.scaled(dtype, block_size=128, min_size=0)
 
 
-def _mapped(table: str) -> Format:
-    return hs.mapped(table, block_size=128, min_size=0)
+def _codebook(table: str) -> Format:
+    return hs.codebook(table, block_size=128, min_size=0)
 
 
 def _plain(dtype: str) -> Format:
@@ -50,11 +50,11 @@ FORMATS = {
     "scaled float8_e4m3fn, nearest": (_scaled("float8_e4m3fn"), False),
     "scaled float8_e5m2": (_scaled("float8_e5m2"), True),
     "scaled int8": (_scaled("int8"), True),
-    "mapped udynamic8": (_mapped("udynamic8"), True),
-    "mapped udynamic8, nearest": (_mapped("udynamic8"), False),
-    "mapped udynamic4": (_mapped("udynamic4"), True),
-    "mapped ulinear4": (_mapped("ulinear4"), True),
-    "mapped ulinear4, nearest": (_mapped("ulinear4"), False),
+    "codebook udynamic8": (_codebook("udynamic8"), True),
+    "codebook udynamic8, nearest": (_codebook("udynamic8"), False),
+    "codebook udynamic4": (_codebook("udynamic4"), True),
+    "codebook ulinear4": (_codebook("ulinear4"), True),
+    "codebook ulinear4, nearest": (_codebook("ulinear4"), False),
 }
 
 

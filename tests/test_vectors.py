@@ -20,7 +20,7 @@ def _speed(backend: str, name: str, index: int) -> list:
     few = backend in ("jax-eager", "jax-jit") and index % 20 == 0
     if few or backend in ("spec", "torch-eager"):
         return []
-    trajectories = ("adam", "lamb", "lion", "mapped", "store_state", "trace", "weights")
+    trajectories = ("adam", "lamb", "lion", "codebook", "store_state", "trace", "weights")
     if backend in ("jax-sharded", "torch-compile") and name in trajectories and index % 3:
         return [pytest.mark.exhaustive]
     return [pytest.mark.slow]

@@ -1,26 +1,26 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding and 16-bit states."""
 
-from halfstep_jax.adam import ScaleByAdamState, scale_by_adam
-from halfstep_jax.aliases import adam, adamw, lion, sgd
-from halfstep_jax.float32_params import float32_params, set_float32_params
-from halfstep_jax.formats import mapped, scaled
-from halfstep_jax.lamb import lamb, lamb16
-from halfstep_jax.learning_rate import scale_by_learning_rate
-from halfstep_jax.lion import ScaleByLionState, scale_by_lion
-from halfstep_jax.params import (
+from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
+from halfstep_jax.numbers.rounding import round_to
+from halfstep_jax.rules.adam import ScaleByAdamState, scale_by_adam
+from halfstep_jax.rules.aliases import adam, adamw, lion, sgd
+from halfstep_jax.rules.lamb import lamb, lamb16
+from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.rules.lion import ScaleByLionState, scale_by_lion
+from halfstep_jax.rules.store_state import StoreStateState, store_state
+from halfstep_jax.rules.trace import TraceState, trace
+from halfstep_jax.rules.trust_ratio import scale_by_trust_ratio
+from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.storage.formats import codebook, scaled
+from halfstep_jax.weights.float32_params import float32_params, set_float32_params
+from halfstep_jax.weights.params import (
     CompensateState,
     RoundStochasticallyState,
     apply_updates,
     compensate,
     round_stochastically,
 )
-from halfstep_jax.random_words import Role, leaf_id, random_words
-from halfstep_jax.rounding import round_to
-from halfstep_jax.store_state import StoreStateState, store_state
-from halfstep_jax.trace import TraceState, trace
-from halfstep_jax.trust_ratio import scale_by_trust_ratio
-from halfstep_jax.weight_decay import add_decayed_weights
-from halfstep_jax.wide_params import (
+from halfstep_jax.weights.wide_params import (
     KeepMasterParamsState,
     SplitParamsState,
     keep_master_params,
@@ -41,6 +41,7 @@ __all__ = [
     "adamw",
     "add_decayed_weights",
     "apply_updates",
+    "codebook",
     "compensate",
     "float32_params",
     "keep_master_params",
@@ -48,7 +49,6 @@ __all__ = [
     "lamb16",
     "leaf_id",
     "lion",
-    "mapped",
     "random_words",
     "round_stochastically",
     "round_to",

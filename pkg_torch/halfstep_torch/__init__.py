@@ -7,23 +7,23 @@
 >>> optimizer.step(zero_grad=True)
 """
 
-from halfstep_torch.adam import scale_by_adam
-from halfstep_torch.aliases import SGD, Adam, AdamW, Lion
 from halfstep_torch.chain import chain
-from halfstep_torch.float32_params import float32_params, set_float32_params
-from halfstep_torch.formats import mapped, scaled
-from halfstep_torch.lamb import Lamb, Lamb16
-from halfstep_torch.learning_rate import scale_by_learning_rate
-from halfstep_torch.lion import scale_by_lion
-from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.params import compensate, round_stochastically
-from halfstep_torch.random_words import Role, leaf_id, random_words
-from halfstep_torch.rounding import round_to
-from halfstep_torch.store_state import store_state
-from halfstep_torch.trace import trace
-from halfstep_torch.trust_ratio import scale_by_trust_ratio
-from halfstep_torch.weight_decay import add_decayed_weights
-from halfstep_torch.wide_params import keep_master_params, split_params
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
+from halfstep_torch.numbers.rounding import round_to
+from halfstep_torch.rules.adam import scale_by_adam
+from halfstep_torch.rules.aliases import SGD, Adam, AdamW, Lion
+from halfstep_torch.rules.lamb import Lamb, Lamb16
+from halfstep_torch.rules.learning_rate import scale_by_learning_rate
+from halfstep_torch.rules.lion import scale_by_lion
+from halfstep_torch.rules.store_state import store_state
+from halfstep_torch.rules.trace import trace
+from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
+from halfstep_torch.rules.weight_decay import add_decayed_weights
+from halfstep_torch.storage.formats import codebook, scaled
+from halfstep_torch.weights.float32_params import float32_params, set_float32_params
+from halfstep_torch.weights.params import compensate, round_stochastically
+from halfstep_torch.weights.wide_params import keep_master_params, split_params
 
 __all__ = [
     "SGD",
@@ -36,11 +36,11 @@ __all__ = [
     "Role",
     "add_decayed_weights",
     "chain",
+    "codebook",
     "compensate",
     "float32_params",
     "keep_master_params",
     "leaf_id",
-    "mapped",
     "random_words",
     "round_stochastically",
     "round_to",

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from halfstep_torch.formats import Format
-from halfstep_torch.random_words import Role
+from halfstep_torch.numbers.random_words import Role
+from halfstep_torch.storage.formats import Format
 
 Words = Callable[..., Tensor]
 """From a role, and the place of a stream among those that a rule reads (0 by default), to int32 words."""

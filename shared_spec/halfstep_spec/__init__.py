@@ -8,22 +8,28 @@ The prose is in `shared_spec/README.md`; the golden vectors beside it are genera
 '0x3f80'
 """
 
-from halfstep_spec.adam import ScaleByAdam
-from halfstep_spec.aliases import PARAM_STORAGES, Step, StepState
-from halfstep_spec.formats import Encoded, Format, as_format, mapped, scaled
-from halfstep_spec.learning_rate import scale_by_learning_rate
-from halfstep_spec.lion import ScaleByLion
-from halfstep_spec.moments import bias_correction, ema
-from halfstep_spec.norms import norm
-from halfstep_spec.params import SplitWeight, apply_updates, compensate, nearest_away, round_stochastically
-from halfstep_spec.random_words import Role, fold, leaf_id, leaf_key, random_words, threefry2x32
-from halfstep_spec.rounding import decode, round_to
-from halfstep_spec.storage import StoredMoment
-from halfstep_spec.store_state import StoreState
-from halfstep_spec.trace import Trace
-from halfstep_spec.trust_ratio import TrustRatio, tempered_trust_ratio
-from halfstep_spec.update_rule import RuleState, UpdateRule
-from halfstep_spec.weight_decay import add_decayed_weights
+from halfstep_spec.numbers.moments import bias_correction, ema
+from halfstep_spec.numbers.norms import norm
+from halfstep_spec.numbers.random_words import Role, fold, leaf_id, leaf_key, random_words, threefry2x32
+from halfstep_spec.numbers.rounding import decode, round_to
+from halfstep_spec.rule import RuleState, UpdateRule
+from halfstep_spec.rules.adam import ScaleByAdam
+from halfstep_spec.rules.learning_rate import scale_by_learning_rate
+from halfstep_spec.rules.lion import ScaleByLion
+from halfstep_spec.rules.store_state import StoreState
+from halfstep_spec.rules.trace import Trace
+from halfstep_spec.rules.trust_ratio import TrustRatio, tempered_trust_ratio
+from halfstep_spec.rules.weight_decay import add_decayed_weights
+from halfstep_spec.steps import PARAM_STORAGES, Step, StepState
+from halfstep_spec.storage.formats import Encoded, Format, as_format, codebook, scaled
+from halfstep_spec.storage.stored_moment import StoredMoment
+from halfstep_spec.weights.params import (
+    SplitWeight,
+    apply_updates,
+    compensate,
+    nearest_away,
+    round_stochastically,
+)
 
 SPEC_VERSION = 1
 
@@ -48,13 +54,13 @@ __all__ = [
     "apply_updates",
     "as_format",
     "bias_correction",
+    "codebook",
     "compensate",
     "decode",
     "ema",
     "fold",
     "leaf_id",
     "leaf_key",
-    "mapped",
     "nearest_away",
     "norm",
     "random_words",

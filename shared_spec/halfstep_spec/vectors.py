@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from halfstep_spec.float_formats import FLOAT_FORMATS
+from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "vectors"
 

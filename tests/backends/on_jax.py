@@ -21,11 +21,11 @@ from backends.protocol import (
     seed_of,
     unrefused,
 )
-from halfstep_jax.formats import Format
-from halfstep_jax.moments import bias_correction
-from halfstep_jax.norms import norm
-from halfstep_jax.random_words import leaf_keys, threefry2x32
-from halfstep_jax.trust_ratio import TrustRatio
+from halfstep_jax.numbers.moments import bias_correction
+from halfstep_jax.numbers.norms import norm
+from halfstep_jax.numbers.random_words import leaf_keys, threefry2x32
+from halfstep_jax.rules.trust_ratio import TrustRatio
+from halfstep_jax.storage.formats import Format
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8

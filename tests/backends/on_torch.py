@@ -18,12 +18,12 @@ from backends.protocol import (
 )
 from halfstep_spec.vectors import Array, Case
 from halfstep_torch.chain import Weights
-from halfstep_torch.formats import Format
-from halfstep_torch.moments import bias_correction
-from halfstep_torch.norms import norm
-from halfstep_torch.params import apply_updates
-from halfstep_torch.random_words import fold, leaf_keys
-from halfstep_torch.trust_ratio import TrustRatioRule
+from halfstep_torch.numbers.moments import bias_correction
+from halfstep_torch.numbers.norms import norm
+from halfstep_torch.numbers.random_words import fold, leaf_keys
+from halfstep_torch.rules.trust_ratio import TrustRatioRule
+from halfstep_torch.storage.formats import Format
+from halfstep_torch.weights.params import apply_updates
 
 _STATE = {
     "mu": "exp_avg",

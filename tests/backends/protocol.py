@@ -65,7 +65,7 @@ def rule_arguments(case: Case, package: Any) -> dict[str, Any]:
 
     Args:
         case: of an op that takes steps.
-        package: whose `scaled` and `mapped` make the formats.
+        package: whose `scaled` and `codebook` make the formats.
     """
     values = {n: v for n, v in case.arguments.items() if n not in _STEP_ARGUMENTS}
     values = {n: format_of(v, package) for n, v in values.items()}
@@ -77,7 +77,7 @@ def format_of(value: Any, package: Any) -> Any:
     """Return what an argument says of a format; anything else as it is."""
     if not isinstance(value, dict):
         return value
-    return package.mapped(**value) if "table" in value else package.scaled(**value)
+    return package.codebook(**value) if "table" in value else package.scaled(**value)
 
 
 def unrefused(options: dict[str, Any]) -> dict[str, Any]:

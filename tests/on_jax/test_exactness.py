@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from halfstep_jax.exact import hidden_zero, hide
+from halfstep_jax.numbers.exact import hidden_zero, hide
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
 STEPS = 4

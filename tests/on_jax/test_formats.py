@@ -15,7 +15,7 @@ import halfstep_jax as hs
 import halfstep_spec as spec
 from backends.on_jax import from_jax
 from compare import assert_same
-from halfstep_jax.formats import SCALED_DTYPES, Encoded, Format
+from halfstep_jax.storage.formats import SCALED_DTYPES, Encoded, Format
 from halfstep_spec.vectors import Array
 from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
 

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from halfstep_jax.formats import Encoded
-from halfstep_jax.norms import norm
+from halfstep_jax.numbers.norms import norm
+from halfstep_jax.storage.formats import Encoded
 from on_jax.steps import assert_trees_same, gradients, moments, run, sharded, take_step, weights
 
 UNIT = 2.0**-24

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import halfstep_jax as hs
 import halfstep_spec as spec
-from halfstep_jax.formats import Format
-from halfstep_jax.moments import bias_correction, ema
+from halfstep_jax.numbers.moments import bias_correction, ema
+from halfstep_jax.storage.formats import Format
 from on_jax.steps import run
 
 RATES = (0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.999999)

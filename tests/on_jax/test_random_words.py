@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import halfstep_jax as hs
 import halfstep_spec as spec
-from halfstep_jax.random_words import _index, threefry2x32
+from halfstep_jax.numbers.random_words import _index, threefry2x32
 from on_jax.steps import sharded
 
 WORD = st.integers(0, 2**32 - 1)

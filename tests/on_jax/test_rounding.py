@@ -13,7 +13,7 @@ import halfstep_jax as hs
 import halfstep_spec as spec
 from backends.on_jax import from_jax
 from compare import assert_same
-from halfstep_jax.formats import Encoded, Format
+from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_spec.vectors import Array
 
 TARGETS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")

@@ -213,9 +213,9 @@ def test_optax_s_tree_tools_find_and_map_its_arrays():
     tx = hs.store_state(optax.adamw(RATE), FP8)
     state = tx.init(params)
     assert optax.tree.get(state, "nu")["w"].dtype == jnp.float8_e4m3fn
-    mapped = optax.tree.map_params(tx, lambda x: x.shape, state, transform_non_params=lambda x: None)
-    assert mapped.inner_state[0].mu["w"] == (8, 12)
-    assert mapped.scale[0][1]["w"] == (8, 2)
+    shapes = optax.tree.map_params(tx, lambda x: x.shape, state, transform_non_params=lambda x: None)
+    assert shapes.inner_state[0].mu["w"] == (8, 12)
+    assert shapes.scale[0][1]["w"] == (8, 2)
     shapes = jax.eval_shape(tx.init, params)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(
         lambda x: (x.shape, x.dtype), state

@@ -4,8 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from halfstep_jax.blocks import _fills_tiles, _maximum, _maximum_by_tiles, _repeated, _repeated_by_tiles
-from halfstep_jax.codes import SCALED_CODES
+from halfstep_jax.storage.blocks import (
+    _fills_tiles,
+    _maximum,
+    _maximum_by_tiles,
+    _repeated,
+    _repeated_by_tiles,
+)
+from halfstep_jax.storage.codes import SCALED_CODES
 
 _SHAPES = ((16, 512), (3, 16, 256), (9, 300), (2, 3, 5, 130), (300,))
 

@@ -9,7 +9,8 @@ import torch
 import halfstep_torch as hs
 from backends.on_torch import from_torch, to_torch
 from compare import assert_same
-from halfstep_spec import ScaleByAdam, Step, decode, random_words, round_to
+from halfstep_spec import ScaleByAdam, Step, decode, round_to
+from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.vectors import Array
 
 SEED, LEAF = 2**33 + 7, "encoder/0/weight"

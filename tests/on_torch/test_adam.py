@@ -6,7 +6,7 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_spec import ScaleByAdam, bias_correction
-from halfstep_torch import moments
+from halfstep_torch.numbers import moments
 from on_torch.steps import DEFAULT, GRID, SEED, Setting, assert_equal_runs, spec_run, torch_run
 
 # Every format and rounding of each array at least twice, every pair of formats at least once.

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.formats import Encoded, as_format
+from halfstep_torch.storage.formats import Encoded, as_format
 
 # An average of g = 1 from 0, rounded to nearest, stops where b x + (1 - b) rounds back to x.
 STOPS = {

@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import halfstep_torch as hs
-from halfstep_torch import compiling
+from halfstep_torch.engine import compiling
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
 
 

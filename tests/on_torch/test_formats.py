@@ -10,10 +10,10 @@ import halfstep_spec as spec
 import halfstep_torch as hs
 from backends.on_torch import from_torch, to_torch
 from compare import assert_same
-from halfstep_spec.formats import SCALED_DTYPES
+from halfstep_spec.storage.formats import SCALED_DTYPES
 from halfstep_spec.vectors import Array
-from halfstep_torch import batches, running
-from halfstep_torch.formats import Encoded, Format
+from halfstep_torch.engine import batches, running
+from halfstep_torch.storage.formats import Encoded, Format
 from on_torch.steps import assert_same_snapshots, snapshot, values
 
 SIGNED = ("float16", "float8_e4m3fn", "float8_e5m2", "int8")

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch import running
 from halfstep_torch.chain import Link
-from halfstep_torch.norms import norm, norms, squares
-from halfstep_torch.step import make_plan
-from halfstep_torch.trust_ratio import TrustRatioRule
+from halfstep_torch.engine import running
+from halfstep_torch.engine.step import make_plan
+from halfstep_torch.numbers.norms import norm, norms, squares
+from halfstep_torch.rules.trust_ratio import TrustRatioRule
 from on_torch.steps import assert_same_snapshots, snapshot
 
 UNIT = 2.0**-24

@@ -6,8 +6,8 @@ import torch
 
 import halfstep_spec as spec
 import halfstep_torch as hs
-from halfstep_torch.leaves import leaf_name
-from halfstep_torch.random_words import leaf_keys
+from halfstep_torch.engine.leaves import leaf_name
+from halfstep_torch.numbers.random_words import leaf_keys
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2**31 - 3, 2**32 - 5, 2**32, 3 * 2**32 + 17])

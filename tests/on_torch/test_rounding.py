@@ -11,7 +11,7 @@ import halfstep_spec as spec
 import halfstep_torch as hs
 from backends.on_torch import from_torch
 from compare import assert_same
-from halfstep_spec.float_formats import FLOAT_FORMATS
+from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.vectors import Array
 
 TARGETS = ("float32", *FLOAT_FORMATS)

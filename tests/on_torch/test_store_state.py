@@ -33,7 +33,7 @@ def test_stored_in_float32_it_is_the_transform_itself():
 
 
 @pytest.mark.parametrize(
-    "fmt", ["bfloat16", FP8, hs.mapped("dynamic4", **SMALL)], ids=["bf16", "fp8", "4 bits"]
+    "fmt", ["bfloat16", FP8, hs.codebook("dynamic4", **SMALL)], ids=["bf16", "fp8", "4 bits"]
 )
 def test_every_array_with_an_axis_is_stored_and_scalars_left_alone(fmt):
     params = parameters()

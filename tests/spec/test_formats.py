@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from halfstep_spec.blocks import block_layout, block_maximum, scale_shape
-from halfstep_spec.formats import MARKED, SCALED_DTYPES, Encoded, Format, scaled
-from halfstep_spec.moments import ema
-from halfstep_spec.random_words import random_words
-from halfstep_spec.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.numbers.moments import ema
+from halfstep_spec.numbers.random_words import random_words
+from halfstep_spec.storage.blocks import block_layout, block_maximum, scale_shape
+from halfstep_spec.storage.formats import MARKED, SCALED_DTYPES, Encoded, Format, scaled
+from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS
 
 _BYTES = {
     "float16": (40, 254),

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from halfstep_spec.formats import as_format
-from halfstep_spec.moments import bias_correction, ema
+from halfstep_spec.numbers.moments import bias_correction, ema
+from halfstep_spec.storage.formats import as_format
 
 
 @pytest.mark.parametrize("b", [0.5, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.999999])

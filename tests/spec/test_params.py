@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from halfstep_spec.params import SplitWeight, apply_updates, compensate, nearest_away
-from halfstep_spec.random_words import Role, random_words
-from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.numbers.random_words import Role, random_words
+from halfstep_spec.numbers.rounding import decode, round_to
+from halfstep_spec.weights.params import SplitWeight, apply_updates, compensate, nearest_away
 
 DTYPES = ["bfloat16", "float16"]
 

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from halfstep_spec.random_words import Role, fold, leaf_id, mix, random_words, seed_words, threefry2x32
+from halfstep_spec.numbers.random_words import (
+    Role,
+    fold,
+    leaf_id,
+    mix,
+    random_words,
+    seed_words,
+    threefry2x32,
+)
 
 # Random123, tests/kat_vectors at 9545ff6: threefry2x32 20, columns counter, key, answer.
 _PUBLISHED = [

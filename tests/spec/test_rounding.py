@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep_spec.float_formats import FLOAT_FORMATS
-from halfstep_spec.random_words import random_words
-from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
+from halfstep_spec.numbers.random_words import random_words
+from halfstep_spec.numbers.rounding import decode, round_to
 
 FORMATS = sorted(FLOAT_FORMATS)
 DTYPES = {name: np.dtype(np.float16 if name == "float16" else getattr(ml_dtypes, name)) for name in FORMATS}

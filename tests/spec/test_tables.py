@@ -1,14 +1,14 @@
-"""Code books against exact fractions, published tables and sums over every word."""
+"""Codebooks against exact fractions, published tables and sums over every word."""
 
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from halfstep_spec.blocks import pack, unpack
-from halfstep_spec.formats import MARKED, Encoded, mapped
-from halfstep_spec.random_words import random_words
-from halfstep_spec.tables import TABLES, decode_table, encode_table
+from halfstep_spec.numbers.random_words import random_words
+from halfstep_spec.storage.blocks import pack, unpack
+from halfstep_spec.storage.formats import MARKED, Encoded, codebook
+from halfstep_spec.storage.tables import TABLES, decode_table, encode_table
 
 SIGNED = [name for name, table in TABLES.items() if table.signed]
 LOWEST = {"dynamic8": 23, "udynamic8": 24, "dynamic4": 10, "udynamic4": 11, "ulinear4": 6}
@@ -136,7 +136,7 @@ def shorter_end(table) -> np.float32:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_scale_is_the_smallest_under_which_the_maximum_fits_with_either_sign(name):
-    fmt = mapped(name, None, 0, 0)
+    fmt = codebook(name, None, 0, 0)
     for exponent in (-90, -3, 0, 100):
         fits = shorter_end(TABLES[name]) * np.float32(2.0**exponent)
         for top, expected in ((fits, 0), (np.nextafter(fits, np.float32(np.inf)), 1)):
@@ -146,7 +146,7 @@ def test_the_scale_is_the_smallest_under_which_the_maximum_fits_with_either_sign
 
 @pytest.mark.parametrize("name", TABLES)
 def test_no_decoded_value_is_subnormal_or_infinite(name):
-    table, fmt = TABLES[name], mapped(name, None, 0, 0)
+    table, fmt = TABLES[name], codebook(name, None, 0, 0)
     for byte in (table.lowest, 253):
         codes = np.arange(table.values.size, dtype=np.uint8)
         packed = pack(codes, None) if table.bits == 4 else codes
@@ -157,7 +157,7 @@ def test_no_decoded_value_is_subnormal_or_infinite(name):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_zeros_decode_to_zero_or_far_below_use(name):
-    fmt = mapped(name, 4, 0, 0)
+    fmt = codebook(name, 4, 0, 0)
     stored = fmt.zeros((3, 7))
     assert not stored.codes.any()
     values = fmt.decode(stored)
@@ -171,7 +171,7 @@ def test_zeros_decode_to_zero_or_far_below_use(name):
 def test_a_positive_second_moment_is_never_stored_as_zero(name, rounding):
     x = np.float32(2.0) ** np.arange(0, -60, -1, dtype=np.float32)
     words = random_words(0, 1, "nu", 2, x.shape) if rounding == "stochastic" else None
-    fmt = mapped(name, None, 0, 0)
+    fmt = codebook(name, None, 0, 0)
     assert (fmt.decode(fmt.encode(x, words, positive=True)) > 0).all()
 
 
@@ -179,7 +179,7 @@ def test_a_positive_second_moment_is_never_stored_as_zero(name, rounding):
 def test_nan_and_infinity_mark_their_block(name):
     x = np.full((3, 8), 0.5, np.float32)
     x[0, 2], x[1, 5] = np.nan, np.inf
-    fmt = mapped(name, 4, 0, 0)
+    fmt = codebook(name, 4, 0, 0)
     stored = fmt.encode(x, None)
     marked = np.zeros((3, 2), bool)
     marked[0, 0] = marked[1, 1] = True
@@ -194,7 +194,7 @@ def test_the_mean_of_a_block_s_largest_element_is_right(name, sign):
     table, words = TABLES[name], np.arange(4096, dtype=np.uint32)[:, None] << np.uint32(20)
     if sign < 0 and not table.signed:
         return
-    fmt = mapped(name, "row", 0, 0)
+    fmt = codebook(name, "row", 0, 0)
     for magnitude in np.linspace(0.45, 2, 60, dtype=np.float32):
         x = np.full((4096, 1), sign * magnitude, np.float32)
         mean = fmt.decode(fmt.encode(x, words)).astype(np.float64).mean()
@@ -237,13 +237,13 @@ def test_two_codes_stand_in_a_byte_and_a_run_ends_with_one(shape, block_size, pa
     ],
 )
 def test_nearest_freezes_where_half_a_gap_of_the_top_decade_is_wider(name, b, freezes):
-    assert mapped(name).freezes(b) == freezes
+    assert codebook(name).freezes(b) == freezes
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_where_nearest_is_allowed_every_number_of_the_top_decade_decays(name):
     """And where it is refused, one does not. Beside a block's maximum, which holds its scale."""
-    table, fmt = TABLES[name], mapped(name, "row", 0, 0)
+    table, fmt = TABLES[name], codebook(name, "row", 0, 0)
     end = shorter_end(table)
     numbers = table.values[(table.values >= 0.1) & (table.values <= end)][1:]
     x = np.stack([numbers, np.full_like(numbers, end)], axis=1)
@@ -258,7 +258,7 @@ def test_where_nearest_is_allowed_every_number_of_the_top_decade_decays(name):
 
 def test_what_is_no_table_is_refused():
     with pytest.raises(ValueError, match="dynamic3"):
-        mapped("dynamic3")
+        codebook("dynamic3")
     with pytest.raises(ValueError, match="is odd"):
-        mapped("dynamic4", 7)
-    assert mapped("dynamic8", 7).block_size == 7
+        codebook("dynamic4", 7)
+    assert codebook("dynamic8", 7).block_size == 7

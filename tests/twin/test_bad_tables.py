@@ -1,4 +1,4 @@
-"""What `mapped` refuses, in both packages: what is wrong, and what to do."""
+"""What `codebook` refuses, in both packages: what is wrong, and what to do."""
 
 import pytest
 
@@ -12,36 +12,40 @@ _TABLES = 'Use "dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4".'
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda hs: hs.mapped("dynamic3"), ValueError, f"mapped: table='dynamic3' is not a table. {_TABLES}"),
-        (lambda hs: hs.mapped(8), TypeError, f"mapped: table=8 is not the name of a table. {_TABLES}"),
         (
-            lambda hs: hs.mapped("dynamic4", 127),
+            lambda hs: hs.codebook("dynamic3"),
             ValueError,
-            "mapped: block_size=127 is odd, and codes of 'dynamic4' stand two to a byte. "
+            f"codebook: table='dynamic3' is not a table. {_TABLES}",
+        ),
+        (lambda hs: hs.codebook(8), TypeError, f"codebook: table=8 is not the name of a table. {_TABLES}"),
+        (
+            lambda hs: hs.codebook("dynamic4", 127),
+            ValueError,
+            "codebook: block_size=127 is odd, and codes of 'dynamic4' stand two to a byte. "
             'Use an even block_size, "row" or None.',
         ),
         (
-            lambda hs: hs.mapped("dynamic8", 0),
+            lambda hs: hs.codebook("dynamic8", 0),
             ValueError,
-            'mapped: block_size=0 is not a block size. Use a positive integer, "row" or None.',
+            'codebook: block_size=0 is not a block size. Use a positive integer, "row" or None.',
         ),
         (
-            lambda hs: hs.mapped("dynamic8", min_size=-1),
+            lambda hs: hs.codebook("dynamic8", min_size=-1),
             ValueError,
-            "mapped: min_size=-1 is negative. Use an integer >= 0.",
+            "codebook: min_size=-1 is negative. Use an integer >= 0.",
         ),
         (
-            lambda hs: hs.scale_by_adam(mu_dtype=hs.mapped("ulinear4")),
+            lambda hs: hs.scale_by_adam(mu_dtype=hs.codebook("ulinear4")),
             ValueError,
             "scale_by_adam: mu_dtype=ulinear4 has no sign. Use it for nu, and a signed format for mu.",
         ),
         (
             lambda hs: hs.scale_by_adam(nu_dtype="udynamic8"),
             ValueError,
-            'scale_by_adam: nu_dtype=udynamic8 is a table. Use mapped("udynamic8").',
+            'scale_by_adam: nu_dtype=udynamic8 is a table. Use codebook("udynamic8").',
         ),
         (
-            lambda hs: hs.scale_by_adam(nu_dtype=hs.mapped("udynamic8"), nu_rounding="nearest"),
+            lambda hs: hs.scale_by_adam(nu_dtype=hs.codebook("udynamic8"), nu_rounding="nearest"),
             ValueError,
             'scale_by_adam: nu_dtype=udynamic8 with nu_rounding="nearest" freezes at b2=0.999 '
             '(1-b2 < 1/31.44). Use nu_rounding="stochastic", or nu_dtype="float32".',

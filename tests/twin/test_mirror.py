@@ -22,7 +22,7 @@ def explained(section: str) -> dict[str, set[str]]:
 
 
 def files(folder: str) -> set[str]:
-    return {path.name for path in (ROOT / folder).glob("*.py")}
+    return {path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob("*.py")}
 
 
 NAMES = {"jax": set(halfstep_jax.__all__), "torch": set(halfstep_torch.__all__)}

@@ -18,7 +18,7 @@ import halfstep_torch
 from backends.on_jax import from_jax
 from backends.on_torch import from_torch
 from compare import assert_same
-from halfstep_spec import random_words
+from halfstep_spec.numbers.random_words import random_words
 
 _LEAF, _SEED, _LR, _DECAY = "encoder/kernel", 12345, 1e-3, 0.1
 _DTYPES = {"bfloat16": (jnp.bfloat16, torch.bfloat16), "float16": (jnp.float16, torch.float16)}
@@ -30,12 +30,12 @@ SIGNED = (
     "scaled float8_e4m3fn",
     "scaled float8_e5m2",
     "scaled int8",
-    "mapped dynamic8",
-    "mapped dynamic4",
+    "codebook dynamic8",
+    "codebook dynamic4",
 )
 UNSIGNED = (
     *("ufloat8_e6m2", "scaled ufloat8_e5m3", "scaled ufloat8_e4m4"),
-    *("mapped udynamic8", "mapped udynamic4", "mapped ulinear4"),
+    *("codebook udynamic8", "codebook udynamic4", "codebook ulinear4"),
 )
 STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
 
@@ -55,15 +55,15 @@ GRID = [
     ("lion", "scaled float8_e4m3fn", "", "split16"),
     ("sgd", "bfloat16", "", "compensated"),
     ("sgd", "scaled int8", "", "stochastic"),
-    ("adam", "mapped dynamic8", "mapped udynamic8", "stochastic"),
-    ("adam", "mapped dynamic4", "mapped ulinear4", "split16"),
+    ("adam", "codebook dynamic8", "codebook udynamic8", "stochastic"),
+    ("adam", "codebook dynamic4", "codebook ulinear4", "split16"),
 ]
 
 
 def make_format(package, name: str, block_size):
     """Return a moment's dtype: a name, or a format with scales from its own package."""
     kind, _, dtype = name.partition(" ")
-    if kind == "mapped" and isinstance(block_size, int):
+    if kind == "codebook" and isinstance(block_size, int):
         block_size += block_size % 2  # two codes to a byte
     return getattr(package, kind)(dtype, block_size, min_size=0, min_ndim=0) if dtype else kind
 

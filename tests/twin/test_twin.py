@@ -12,7 +12,7 @@ import halfstep_torch
 from backends.on_jax import from_jax
 from backends.on_torch import from_torch
 from compare import assert_same
-from halfstep_spec import random_words
+from halfstep_spec.numbers.random_words import random_words
 
 _STEPS, _SIZE, _LEAF, _SEED = 1000, 100_000, "encoder/kernel", 2**40 + 5
 _LR, _DECAY = 1e-3, 0.1

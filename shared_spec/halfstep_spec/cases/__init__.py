@@ -5,9 +5,9 @@ One module per subject; inputs are chosen here and nowhere else.
 
 from halfstep_spec.cases import (
     adam,
+    codebook,
     formats,
     lamb,
-    mapped,
     moments,
     momentum,
     no_contraction,
@@ -31,7 +31,7 @@ FILES = {
     "lion": (momentum.NOTES, momentum.lion_cases),
     "trace": (momentum.NOTES, momentum.trace_cases),
     "store_state": (store_state.NOTES, store_state.cases),
-    "mapped": (mapped.NOTES, mapped.cases),
+    "codebook": (codebook.NOTES, codebook.cases),
     "lamb": (lamb.NOTES, lamb.cases),
 }
 """By file: what its flags mean, and the function that returns its cases."""

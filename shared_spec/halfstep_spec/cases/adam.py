@@ -5,11 +5,11 @@ import itertools
 
 import numpy as np
 
-from halfstep_spec.adam import ScaleByAdam
-from halfstep_spec.aliases import Step
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case
-from halfstep_spec.rounding import round_to
+from halfstep_spec.numbers.rounding import round_to
+from halfstep_spec.rules.adam import ScaleByAdam
+from halfstep_spec.steps import Step
 from halfstep_spec.vectors import Case
 
 NOTES = {

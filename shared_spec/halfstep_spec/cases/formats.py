@@ -3,9 +3,9 @@
 import numpy as np
 
 from halfstep_spec.cases.inputs import patterns, reals
-from halfstep_spec.formats import SCALED_DTYPES, Format, scaled
-from halfstep_spec.tables import TABLES
-from halfstep_spec.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.storage.formats import SCALED_DTYPES, Format, scaled
+from halfstep_spec.storage.tables import TABLES
+from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS
 from halfstep_spec.vectors import Array, Case
 
 NOTES = {

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from halfstep_spec.random_words import random_words
+from halfstep_spec.numbers.random_words import random_words
 
 _SEED = 20231
 

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from halfstep_spec.adam import ScaleByAdam
-from halfstep_spec.aliases import PARAM_STORAGES, Step
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case
-from halfstep_spec.formats import scaled
-from halfstep_spec.norms import norm
-from halfstep_spec.rounding import decode, round_to
-from halfstep_spec.trust_ratio import TrustRatio, tempered_trust_ratio
+from halfstep_spec.numbers.norms import norm
+from halfstep_spec.numbers.rounding import decode, round_to
+from halfstep_spec.rules.adam import ScaleByAdam
+from halfstep_spec.rules.trust_ratio import TrustRatio, tempered_trust_ratio
+from halfstep_spec.steps import PARAM_STORAGES, Step
+from halfstep_spec.storage.formats import scaled
 from halfstep_spec.vectors import Array, Case
 
 NOTES = {

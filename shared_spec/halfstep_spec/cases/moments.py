@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from halfstep_spec.moments import bias_correction
+from halfstep_spec.numbers.moments import bias_correction
 from halfstep_spec.vectors import Array, Case
 
 NOTES = {"Long": "a count with many bits, where the order of the products shows"}

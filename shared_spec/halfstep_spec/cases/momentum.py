@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from halfstep_spec.aliases import PARAM_STORAGES, Step, StepState
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case
-from halfstep_spec.formats import Format, as_format, scaled
-from halfstep_spec.lion import ScaleByLion
-from halfstep_spec.rounding import round_to
-from halfstep_spec.trace import Trace
-from halfstep_spec.update_rule import RuleState, UpdateRule
+from halfstep_spec.numbers.rounding import round_to
+from halfstep_spec.rule import RuleState, UpdateRule
+from halfstep_spec.rules.lion import ScaleByLion
+from halfstep_spec.rules.trace import Trace
+from halfstep_spec.steps import PARAM_STORAGES, Step, StepState
+from halfstep_spec.storage.formats import Format, as_format, scaled
 from halfstep_spec.vectors import Case
 
 NOTES = {

@@ -8,13 +8,13 @@ import dataclasses
 
 import numpy as np
 
-from halfstep_spec.adam import ScaleByAdam
-from halfstep_spec.aliases import Step, StepState
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import step_case
-from halfstep_spec.formats import Encoded, as_format
-from halfstep_spec.moments import bias_correction, ema
-from halfstep_spec.update_rule import RuleState
+from halfstep_spec.numbers.moments import bias_correction, ema
+from halfstep_spec.rule import RuleState
+from halfstep_spec.rules.adam import ScaleByAdam
+from halfstep_spec.steps import Step, StepState
+from halfstep_spec.storage.formats import Encoded, as_format
 from halfstep_spec.vectors import Case
 
 NOTES = {

@@ -3,10 +3,10 @@
 import numpy as np
 
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.params import apply_updates, param_words, round_stochastically
-from halfstep_spec.random_words import seed_words
-from halfstep_spec.rounding import round_to
+from halfstep_spec.numbers.random_words import seed_words
+from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.vectors import Array, Case
+from halfstep_spec.weights.params import apply_updates, param_words, round_stochastically
 
 NOTES = {
     "Small": "updates far below half a unit in the last place, which nearest rounding would lose",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from halfstep_spec.random_words import Role, fold, leaf_id, leaf_key, random_words, seed_words
+from halfstep_spec.numbers.random_words import Role, fold, leaf_id, leaf_key, random_words, seed_words
 from halfstep_spec.vectors import Array, Case
 
 NOTES = {

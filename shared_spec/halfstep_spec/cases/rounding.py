@@ -3,8 +3,8 @@
 import numpy as np
 
 from halfstep_spec.cases.inputs import patterns, reals
-from halfstep_spec.float_formats import FLOAT_FORMATS, FloatFormat
-from halfstep_spec.rounding import decode, round_to
+from halfstep_spec.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep_spec.numbers.rounding import decode, round_to
 from halfstep_spec.vectors import Array, Case
 
 NOTES = {

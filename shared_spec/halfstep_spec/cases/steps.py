@@ -8,16 +8,16 @@ import dataclasses
 
 import numpy as np
 
-from halfstep_spec.adam import ScaleByAdam
-from halfstep_spec.aliases import Step, StepState
-from halfstep_spec.formats import Format
-from halfstep_spec.lion import ScaleByLion
-from halfstep_spec.random_words import seed_words
-from halfstep_spec.rounding import decode, round_to
-from halfstep_spec.store_state import StoreState
-from halfstep_spec.tables import TABLES
-from halfstep_spec.trace import Trace
-from halfstep_spec.update_rule import UpdateRule
+from halfstep_spec.numbers.random_words import seed_words
+from halfstep_spec.numbers.rounding import decode, round_to
+from halfstep_spec.rule import UpdateRule
+from halfstep_spec.rules.adam import ScaleByAdam
+from halfstep_spec.rules.lion import ScaleByLion
+from halfstep_spec.rules.store_state import StoreState
+from halfstep_spec.rules.trace import Trace
+from halfstep_spec.steps import Step, StepState
+from halfstep_spec.storage.formats import Format
+from halfstep_spec.storage.tables import TABLES
 from halfstep_spec.vectors import Array, Case
 
 RULES: dict[str, type[UpdateRule]] = {
@@ -117,7 +117,7 @@ def _question(rule: UpdateRule) -> tuple[str, dict[str, float], dict[str, object
 
 
 def _plain(value: object) -> object:
-    """Return a format as the arguments of `scaled` or `mapped`, and anything else as it is."""
+    """Return a format as the arguments of `scaled` or `codebook`, and anything else as it is."""
     if not isinstance(value, Format):
         return value
     names = ("block_size", "min_size", "min_ndim")

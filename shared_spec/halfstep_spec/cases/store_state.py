@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from halfstep_spec.adam import ScaleByAdam
-from halfstep_spec.aliases import Step
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case
-from halfstep_spec.formats import mapped, scaled
-from halfstep_spec.lion import ScaleByLion
-from halfstep_spec.rounding import round_to
-from halfstep_spec.store_state import StoreState
-from halfstep_spec.trace import Trace
+from halfstep_spec.numbers.rounding import round_to
+from halfstep_spec.rules.adam import ScaleByAdam
+from halfstep_spec.rules.lion import ScaleByLion
+from halfstep_spec.rules.store_state import StoreState
+from halfstep_spec.rules.trace import Trace
+from halfstep_spec.steps import Step
+from halfstep_spec.storage.formats import codebook, scaled
 from halfstep_spec.vectors import Case
 
 NOTES = {
@@ -30,8 +30,8 @@ def cases() -> list[Case]:
     small = {"block_size": 4, "min_size": 0, "min_ndim": 0}
     formats = ["bfloat16", "float16", "float32"]
     formats += [scaled(dtype, **small) for dtype in ("float8_e4m3fn", "float8_e5m2", "int8", "float16")]
-    formats += [mapped(table, **small) for table in ("dynamic8", "dynamic4")]
-    unsigned = ["ufloat8_e6m2", scaled("ufloat8_e5m3", **small), mapped("ulinear4", **small)]
+    formats += [codebook(table, **small) for table in ("dynamic8", "dynamic4")]
+    unsigned = ["ufloat8_e6m2", scaled("ufloat8_e5m3", **small), codebook("ulinear4", **small)]
     adam, rows = ScaleByAdam(seed=42), []
     for fmt in formats:
         rows.append((adam, fmt, "stochastic", None, "All"))

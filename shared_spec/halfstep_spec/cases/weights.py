@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from halfstep_spec.adam import ScaleByAdam
-from halfstep_spec.aliases import PARAM_STORAGES, Step
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case
-from halfstep_spec.formats import SCALED_DTYPES, Format, scaled
-from halfstep_spec.rounding import round_to
-from halfstep_spec.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.numbers.rounding import round_to
+from halfstep_spec.rules.adam import ScaleByAdam
+from halfstep_spec.steps import PARAM_STORAGES, Step
+from halfstep_spec.storage.formats import SCALED_DTYPES, Format, scaled
+from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS
 from halfstep_spec.vectors import Case
 
 NOTES = {

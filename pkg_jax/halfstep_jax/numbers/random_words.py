@@ -1,0 +1,262 @@
+"""Random words: one uint32 per element, a pure function of (seed, step, leaf, role, index).
+
+Contract: section W. Nothing is drawn and nothing is kept: JAX's keys, generators and settings play no part.
+The words of a sharded array are those of the whole array; each device computes its own, without
+communication.
+"""
+
+import dataclasses
+import enum
+import math
+import operator
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from halfstep_jax.numbers.exact import hidden_zero
+from halfstep_jax.numbers.seeds import seed_words
+
+
+class Role(enum.IntEnum):
+    """What a word is used for: streams of one leaf and step that must not be shared (contract W6)."""
+
+    PARAM = 0
+    MU = 1
+    NU = 2
+    ACCUMULATOR = 3
+    STATE = 4
+
+
+# Random123, threefry.h, R_32x2_*: eight rotations, four to a group of rounds.
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+_GOLDEN_RATIO = np.uint32(0x9E3779B9)
+_LOW_HALF = np.uint32(0xFFFF)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafKey:
+    """The key of one leaf at one step, for some roles.
+
+    Attributes:
+        roles: the roles.
+        k0: uint32 scalar, shared by all roles.
+        k1: uint32[len(roles)], a role's own.
+    """
+
+    roles: tuple[Role, ...]
+    k0: jax.Array
+    k1: jax.Array
+
+    def words(self, role: Role, shape: Sequence[int], offset: int = 0) -> jax.Array:
+        """Return the words of one role: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi), of `shape` (contract W8).
+
+        Args:
+            role: one of `roles`.
+            shape: of the result.
+            offset: row-major index of its first element, in [0, 2^64).
+        """
+        hi, lo = _index(tuple(shape), offset)
+        return mix(mix(lo ^ self.k0) + (self.k1[self.roles.index(role)] + _GOLDEN_RATIO * hi))
+
+    def zero(self) -> jax.Array:
+        """Return a zero for `exact.hide`: the key came out of a loop."""
+        return hidden_zero(self.k0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafKeys:
+    """The keys of n leaves at one step, for some roles.
+
+    Attributes:
+        roles: the roles.
+        k0: uint32[n].
+        k1: uint32[len(roles), n].
+    """
+
+    roles: tuple[Role, ...]
+    k0: jax.Array
+    k1: jax.Array
+
+    def split(self) -> list[LeafKey]:
+        """Return the key of each leaf."""
+        return [LeafKey(self.roles, self.k0[i], self.k1[:, i]) for i in range(self.k0.shape[0])]
+
+
+def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
+    """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi).
+
+    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array, and (k0, k1)
+    the keys of (seed, step, leaf, role). Consumers take the top bits. Nothing is rounded: all arithmetic is
+    on uint32.
+
+    Inside `jax.shard_map` an array is one shard: give the offset of the shard. Under `jax.jit` with sharded
+    arrays there is nothing to give.
+
+    Args:
+        seed: an integer in [0, 2^64), or two uint32 words (high, low). May be traced.
+        step: the count after its increment; 1 at the first update. May be traced.
+        leaf: the leaf's name (contract W7), or its uint32 id.
+        role: a `Role`.
+        shape: of the array, or of the part of it that starts at `offset`.
+        offset: row-major index of the first element, an integer in [0, 2^64).
+
+    Returns:
+        uint32, of `shape`.
+
+    Raises:
+        TypeError: if `seed` is no seed.
+        ValueError: if `seed`, `leaf`, `role` or `offset` is out of range.
+
+    Example:
+        >>> words = random_words(seed=0, step=1, leaf="layer/kernel", role=Role.PARAM, shape=(2, 3))
+        >>> part = random_words(seed=0, step=1, leaf="layer/kernel", role=Role.PARAM, shape=(3,), offset=3)
+        >>> bool((words[1] == part).all())
+        True
+
+    Source: ours (contract W).
+    """
+    leaf = leaf_id(leaf) if isinstance(leaf, str) else _in_range("leaf", leaf, 32)
+    offset = _in_range("offset", offset, 64)
+    (key,) = leaf_keys(seed_words("random_words", seed), step, [leaf], (Role(role),)).split()
+    return key.words(Role(role), shape, offset)
+
+
+def leaf_id(name: str) -> int:
+    """Return the 32-bit FNV-1a hash of the UTF-8 bytes of a leaf's name (contract W7).
+
+    Example:
+        >>> hex(leaf_id("a"))
+        '0xe40c292c'
+
+    Source: Fowler, Noll, Vo, "The FNV non-cryptographic hash algorithm", draft-eastlake-fnv, section 2.
+    """
+    value = 0x811C9DC5
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x01000193) % 2**32
+    return value
+
+
+def leaf_keys(seed: jax.Array, step, leaves: Sequence[int], roles: Sequence[Role]) -> LeafKeys:
+    """Return the keys of `leaves` for `roles`: fold(fold(fold(seed, step), leaf), role) (contract W4).
+
+    One rolled loop of three turns over small vectors. Rolled, because XLA would fuse an unrolled Threefry
+    into every kernel that uses a word, and because the result of a loop is not folded (`exact.hidden_zero`);
+    over vectors, because a fold per leaf takes minutes to compile.
+
+    Args:
+        seed: uint32[2], (high, low).
+        step: integer scalar, the count after its increment.
+        leaves: ids of n leaves, from `leaf_id`.
+        roles: at least one.
+    """
+    shape = (len(roles), len(leaves))
+    step = jnp.asarray(step).astype(jnp.uint32)
+    leaf = np.asarray(leaves, np.uint32)
+    role = np.asarray(roles, np.uint32)[:, None]
+    numbers = jnp.stack([jnp.broadcast_to(number, shape) for number in (step, leaf, role)])
+    start = (jnp.broadcast_to(seed[0], shape), jnp.broadcast_to(seed[1], shape), jnp.zeros(shape, jnp.uint32))
+    (_, k1, k0), _ = lax.scan(_fold, start, numbers)
+    return LeafKeys(tuple(roles), k0=k0[0], k1=k1)
+
+
+def _fold(carry, number):
+    """Fold `number` into a key, and keep the first word of the key before: of the leaf, once the role is in.
+
+    At module level, so that op by op it compiles once.
+    """
+    first, second, _ = carry
+    new_first, new_second = threefry2x32((first, second), (jnp.zeros_like(number), number))
+    return (new_first, new_second, first), None
+
+
+def threefry2x32(key, counter):
+    """Encrypt `counter` under `key` with Threefry-2x32 in 20 rounds, elementwise (contract W3).
+
+    Args:
+        key: two uint32 arrays.
+        counter: two uint32 arrays.
+
+    Returns:
+        Two uint32 arrays.
+
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2.
+    """
+    k0, k1 = key
+    schedule = (k0, k1, k0 ^ k1 ^ _PARITY)
+    x0, x1 = counter[0] + k0, counter[1] + k1
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = ((x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))) ^ x0
+        x0 = x0 + schedule[(group + 1) % 3]
+        x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return x0, x1
+
+
+def mix(x: jax.Array) -> jax.Array:
+    """Return the two-multiply finaliser of uint32 `x` (contract W8).
+
+    Source: C. Wellons, hash-prospector, "lowbias32" (2018), with his later constants 0x7feb352d, 0x846ca68b.
+    """
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def _index(shape: tuple[int, ...], offset: int):
+    """Return (hi, lo): the row-major index of each element plus `offset`, in two uint32 halves.
+
+    By one iota per axis, so that a sharded array needs nothing from another device. hi is a scalar where it
+    is the same for all: always, but for more than 2^32 elements or an offset near a multiple of that.
+    """
+    size = math.prod(shape)
+    hi, lo = jnp.uint32(offset // 2**32), jnp.zeros(shape, jnp.uint32)
+    stride = size
+    for axis, length in enumerate(shape if size else ()):
+        stride //= length
+        position = lax.broadcasted_iota(jnp.uint32, shape, axis)
+        step = position * np.uint32(stride % 2**32)
+        lo = lo + step
+        if size > 2**32:
+            hi = hi + _product_high(position, stride) + (lo < step).astype(jnp.uint32)
+        if length > 2**32:
+            hi = hi + _position_high(position, axis) * np.uint32(stride % 2**32)
+    if offset:
+        low = np.uint32(offset % 2**32)
+        lo = lo + low
+        if offset % 2**32 + size > 2**32:
+            hi = hi + (lo < low).astype(jnp.uint32)
+    return hi, lo
+
+
+def _product_high(x: jax.Array, factor: int) -> jax.Array:
+    """Return the upper half of `x * factor`, the product being below 2^64: by digits of 16 bits."""
+    high, low = np.uint32(factor // 2**32), factor % 2**32
+    a1, a0 = x >> np.uint32(16), x & _LOW_HALF
+    b1, b0 = np.uint32(low >> 16), np.uint32(low & 0xFFFF)
+    middle = a1 * b0 + ((a0 * b0) >> np.uint32(16))
+    other = a0 * b1 + (middle & _LOW_HALF)
+    return a1 * b1 + (middle >> np.uint32(16)) + (other >> np.uint32(16)) + x * high
+
+
+def _position_high(low: jax.Array, axis: int) -> jax.Array:
+    """Return the upper half of the position along an axis so long that a uint32 iota wraps, given the lower.
+
+    A float32 iota is off by 2^-24 of the position, so the whole turns that `low` lacks are beyond doubt.
+    """
+    about = lax.broadcasted_iota(jnp.float32, low.shape, axis)
+    turns = (about - low.astype(jnp.float32)) * np.float32(2.0**-32)
+    return jnp.round(turns).astype(jnp.uint32)
+
+
+def _in_range(name: str, value, bits: int) -> int:
+    value = operator.index(value)
+    if not 0 <= value < 2**bits:
+        raise ValueError(
+            f"random_words: {name}={value} is outside [0, 2^{bits}). Use an integer in that range."
+        )
+    return value

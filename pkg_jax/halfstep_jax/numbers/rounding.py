@@ -1,0 +1,188 @@
+"""Rounding from float32 to a narrower format, the random words given by the caller.
+
+Contract: section R. Nothing here draws random numbers, and nothing here knows what an optimizer is.
+Everything is decided on the bit patterns of float32; the cast at the end meets only values that the target
+represents, and decides nothing. It is a cast, and not a bitcast of shifted patterns, because XLA on CPU takes
+a cast to bfloat16 for expensive and so computes a stored moment once; what ends in a bitcast it computes
+again wherever it is used.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+
+_SIGN = np.uint32(0x80000000)
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITY = np.uint32(0x7F800000)
+_NAN = np.uint32(0x7FC00000)
+_HALF = np.uint32(0x80000000)
+_ONE = np.uint32(1)
+_MANTISSA_BITS = 23
+_EXPONENT_BIAS = 127
+_TARGETS = ("float32", *FLOAT_FORMATS)
+_SOURCES = ("float32", "bfloat16", "float16")
+
+
+def round_to(x, dtype, words=None, *, saturate: bool = False) -> jax.Array:
+    """Round float32 `x` to `dtype`.
+
+    With s the significand of x and d the number of its low bits that `dtype` cannot hold, the result is (s >>
+    d) + up, in magnitude, where
+
+        nearest (`words` is None):  up = 1 if the discarded bits are over one half, or just one half and s >>
+        d odd
+        stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
+
+    f is cut to 32 bits where d > 32 (only far below the smallest number of a narrow format). Rounds once,
+    here. A value that `dtype` represents never moves; NaN stays NaN.
+
+    Args:
+        x: float32, or bfloat16 or float16, which float32 holds.
+        dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2", by
+            name or as a dtype.
+        words: uint32, one per element, or None for nearest, ties to even.
+        saturate: the rule for states. False (for parameters): past the largest finite value comes infinity,
+            or NaN where the format has none; infinity stays what it is. True: the largest finite value, and
+            infinity becomes NaN.
+
+    Returns:
+        An array of `dtype` in the shape of `x`.
+
+    Raises:
+        TypeError: if `x` is of another dtype, or `words` is not uint32.
+        ValueError: if `dtype` is not a target, or `words` has another shape than `x`.
+
+    Example:
+        >>> x = jnp.float32(1.001)
+        >>> print(round_to(x, "bfloat16"), round_to(x, "bfloat16", words=jnp.uint32(0xFFFFFFFF)))
+        1 1.00781
+
+    Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by
+    magnitude. The carry form is ours (contract R1 to R7).
+    """
+    name = _target(dtype)
+    x = _source(x)
+    if words is not None:
+        words = jnp.asarray(words)
+        if words.dtype != jnp.uint32:
+            raise TypeError(f"round_to: words are {words.dtype}. Use one uint32 word per element.")
+        if words.shape != x.shape:
+            raise ValueError(
+                f"round_to: words have shape {words.shape}, x {x.shape}. Use one uint32 word per element."
+            )
+    return round_and_cast(x, name, words, saturate=saturate)
+
+
+def round_in_float32(
+    x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False
+) -> jax.Array:
+    """Return the values of `round_to` in float32, which holds them all."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    magnitude = bits & _MAGNITUDE
+    is_nan = magnitude >= _INFINITY if saturate else magnitude > _INFINITY
+    if name == "float32":
+        return jnp.where(is_nan, np.float32(np.nan), x) if saturate else x
+    fmt = FLOAT_FORMATS[name]
+    result = _add_to_kept(magnitude, fmt, words)
+    if fmt.min_exponent > 1 - _EXPONENT_BIAS:
+        smallest_normal = np.float32(2.0**fmt.min_exponent).view(np.uint32)
+        result = jnp.where(magnitude < smallest_normal, _round_subnormal(magnitude, fmt, words), result)
+    result = jnp.where(is_nan, _NAN, _bounded(result, fmt, saturate)) | (bits & _SIGN)
+    # The mask comes last, where LLVM sees that a cast to come has nothing to round.
+    return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
+
+
+def round_to_code(x: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
+    """Return the code of the magnitude of `round_to` with `saturate`, in int32; of what is not finite, any.
+
+    For every `fmt` whose exponents are fewer than those of float32, the integers up to 127 among them.
+    """
+    magnitude = lax.bitcast_convert_type(x, jnp.uint32) & _MAGNITUDE
+    drop = np.uint32(_MANTISSA_BITS - fmt.mantissa_bits)
+    base = (_EXPONENT_BIAS + fmt.min_exponent - 1) << fmt.mantissa_bits
+    normal = (_add_to_kept(magnitude, fmt, words) >> drop).astype(jnp.int32) - np.int32(base)
+    is_normal = magnitude >= np.float32(2.0**fmt.min_exponent).view(np.uint32)
+    code = jnp.where(is_normal, normal, multiple_of_smallest(magnitude, fmt, words))
+    return jnp.minimum(code, fmt.max_code)
+
+
+def round_and_cast(x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False) -> jax.Array:
+    """Return `round_to` of arguments that need no checks.
+
+    The last operation decides whether XLA on CPU updates a donated moment in place. Where a later link reads
+    the new moment, XLA either keeps it or computes it twice, and then copies the old one first. It keeps the
+    result of a cast to bfloat16 (which it takes for expensive) and of a select, but not of a bitcast or of
+    other casts.
+    """
+    rounded = round_in_float32(x, name, words, saturate=saturate)
+    if name in ("float32", "bfloat16"):
+        return rounded.astype(name)
+    return jnp.where(jnp.isnan(rounded), np.array(np.nan, name), rounded.astype(name))
+
+
+def _add_to_kept(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
+    """Add what carries into the kept bits where they round up. A carry into the exponent is right, too."""
+    drop = _MANTISSA_BITS - fmt.mantissa_bits
+    if words is not None:
+        return magnitude + (words >> np.uint32(32 - drop))
+    odd = (magnitude >> np.uint32(drop)) & _ONE
+    return magnitude + (np.uint32(2 ** (drop - 1) - 1) + odd)
+
+
+def _round_subnormal(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
+    """Round patterns below the smallest normal number of `fmt` to a multiple of its smallest number."""
+    value = multiple_of_smallest(magnitude, fmt, words).astype(jnp.float32) * np.float32(fmt.smallest)
+    return lax.bitcast_convert_type(value, jnp.uint32)
+
+
+def multiple_of_smallest(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
+    """Return which multiple of the smallest number of `fmt` patterns below its normal ones round to.
+
+    In float32: the products and the difference are exact. What the arithmetic of XLA on CPU takes for zero,
+    numbers that are subnormal in float32, has a fraction below 2^-32 in any `fmt` that comes here.
+    """
+    bounded = jnp.minimum(magnitude, np.float32(2.0**fmt.min_exponent).view(np.uint32))
+    ratio = lax.bitcast_convert_type(bounded, jnp.float32) * np.float32(1 / fmt.smallest)
+    if words is None:
+        return lax.round(ratio, lax.RoundingMethod.TO_NEAREST_EVEN).astype(jnp.int32)
+    kept = ratio.astype(jnp.int32)
+    fraction = ((ratio - kept.astype(jnp.float32)) * np.float32(2.0**32)).astype(jnp.uint32)
+    return kept + (fraction + words < words).astype(jnp.int32)
+
+
+def _bounded(result: jax.Array, fmt: FloatFormat, saturate: bool) -> jax.Array:
+    """Apply the rules for what is past the largest finite value: contract R6 for states, R5 for weights."""
+    last = np.float32(fmt.max).view(np.uint32) | ~_kept_mask(fmt)
+    if saturate:
+        return jnp.minimum(result, last)
+    if fmt.has_infinity and fmt.max > 2.0**127:
+        return result  # the carry is the infinity of float32
+    return jnp.where(result > last, _INFINITY if fmt.has_infinity else _NAN, result)
+
+
+def _kept_mask(fmt: FloatFormat) -> np.uint32:
+    return np.uint32(2**32 - 2 ** (_MANTISSA_BITS - fmt.mantissa_bits))
+
+
+def _target(dtype) -> str:
+    way_out = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".'
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        raise TypeError(f"round_to: dtype={dtype!r} is not a rounding target. {way_out}") from None
+    if name not in _TARGETS:
+        raise ValueError(f"round_to: dtype={name} is not a rounding target. {way_out}")
+    return name
+
+
+def _source(x) -> jax.Array:
+    if isinstance(x, float):
+        return jnp.float32(x)
+    dtype = getattr(x, "dtype", None)
+    name = type(x).__name__ if dtype is None else jnp.dtype(dtype).name
+    if name not in _SOURCES:
+        raise TypeError(f"round_to: x is {name}; it is rounded from float32. Cast it to float32.")
+    return jnp.asarray(x).astype(jnp.float32)

@@ -1,0 +1,1 @@
+"""The transforms, each with its alias."""

@@ -1,0 +1,118 @@
+"""The Lion update rule as an Optax transform. Contract: A9."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from halfstep_jax.leaves import check_params
+from halfstep_jax.numbers.exact import arrived
+from halfstep_jax.numbers.hyperparameters import decay_rate
+from halfstep_jax.numbers.moments import ema
+from halfstep_jax.numbers.random_words import LeafKey, Role
+from halfstep_jax.numbers.schedules import next_count
+from halfstep_jax.numbers.seeds import seed_words
+from halfstep_jax.storage.formats import Encoded
+from halfstep_jax.storage.stored_moment import StoredMoment, update_moments
+
+
+class ScaleByLionState(NamedTuple):
+    """State of `scale_by_lion`.
+
+    Attributes:
+        count: int32 scalar, steps taken.
+        seed: uint32[2], (high, low).
+        mu: codes of the averages, in the tree of the params.
+        mu_scale: scales of `mu`, in the same tree; one byte that means nothing where a leaf has none, and
+            `optax.EmptyState()` where no leaf can have any.
+    """
+
+    count: jax.Array
+    seed: jax.Array
+    mu: optax.Updates
+    mu_scale: Any = optax.EmptyState()
+
+
+def scale_by_lion(
+    b1=0.9, b2=0.99, mu_dtype=None, *, mu_rounding: str = "auto", seed=0
+) -> optax.GradientTransformationExtraArgs:
+    """Replace updates by the sign of their average, the average kept in 16 bits or fewer, or in 32.
+
+    With m the average as it was stored at the step before:
+
+        u = sign((b1 m) + ((1 - b1) g))
+        m <- store((b2 m) + ((1 - b2) g))
+
+    All in float32, whatever the dtype of `g`, each operation rounded once. Rounds m to its dtype, once. The
+    sign is 1, -1, +0 for zero of either sign, and NaN for NaN.
+
+    Args:
+        b1: rate of the average whose sign is taken.
+        b2: decay rate of the average that is kept.
+        mu_dtype: "float32", "bfloat16", "float16" or a signed format (`scaled`, `codebook`); None: bfloat16
+            for bfloat16 params, else float32.
+        mu_rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the average:
+            stochastic then, as where `b2` is an array), or "nearest_unchecked" (nearest even so).
+        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
+
+    Returns:
+        An Optax transform. Its updates are float32; `params` may be left out.
+
+    Raises:
+        TypeError: if an argument is of the wrong type, or an array of another dtype than float32; from `init`
+            and `update`, if a leaf is not float32, bfloat16 or float16.
+        ValueError: if an argument is out of range, or the average would freeze; from `update`, if trees or
+            shapes differ.
+
+    Example:
+        >>> params = {"w": jnp.array([1.0, -2.0], jnp.bfloat16)}
+        >>> tx = scale_by_lion()
+        >>> updates, state = tx.update({"w": jnp.array([0.5, -0.5])}, tx.init(params))
+        >>> updates["w"].tolist()
+        [1.0, -1.0]
+
+    Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2. The
+    storage is ours (contract A9, F).
+    """
+    function = "scale_by_lion"
+    b1, b2 = decay_rate(function, "b1", b1), decay_rate(function, "b2", b2)
+    rule = _Lion(b1, b2, StoredMoment(function, "mu", mu_dtype, mu_rounding, "b2", b2, Role.MU))
+    seed = seed_words(function, seed)
+
+    def init(params):
+        check_params(function, params)
+        return ScaleByLionState(jnp.zeros([], jnp.int32), seed, *rule.mu.init(params))
+
+    def update(updates, state, params=None, **extra_args):
+        del params, extra_args
+        count, stored = next_count(state.count), [(state.mu, state.mu_scale)]
+        us, (mu,) = update_moments(function, [rule.mu], updates, stored, state.seed, count, rule.step)
+        return us, ScaleByLionState(count, state.seed, *mu)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lion:
+    """The rule on one leaf. Hyperparameters are float32."""
+
+    b1: Any
+    b2: Any
+    mu: StoredMoment
+
+    def step(self, key: LeafKey, g: jax.Array, mu: Encoded) -> tuple[jax.Array, Encoded]:
+        """Return the update and the new stored average."""
+        zero = key.zero()
+        g, m = arrived(g, zero), self.mu.decode(mu)
+        u = _sign(ema(m, g, self.b1, zero))
+        words = functools.partial(key.words, shape=g.shape)
+        return u, self.mu.encode(mu, ema(m, g, self.b2, zero), words)
+
+
+def _sign(x: jax.Array) -> jax.Array:
+    """Return the sign of float32 `x`; unlike `jnp.sign`, +0 for -0."""
+    u = (x > 0).astype(jnp.float32) - (x < 0).astype(jnp.float32)
+    return jnp.where(jnp.isnan(x), x, u)

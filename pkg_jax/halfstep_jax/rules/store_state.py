@@ -1,0 +1,295 @@
+"""The state of any Optax transform, kept in a format: decode it, run the transform, encode it.
+
+Contract: section S.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.core import Tracer
+
+from halfstep_jax.leaves import HELD_BY_FLOAT32, leaf_name
+from halfstep_jax.numbers.exact import arrived
+from halfstep_jax.numbers.random_words import LeafKey, Role, leaf_id, leaf_keys
+from halfstep_jax.numbers.rounding import round_and_cast
+from halfstep_jax.numbers.schedules import next_count
+from halfstep_jax.numbers.seeds import seed_words
+from halfstep_jax.storage.formats import Encoded, Format, as_format
+
+_FUNCTION = "store_state"
+_ROUNDINGS = ("stochastic", "nearest_unchecked")
+# What the fields of states are called of which it is known whether there are negative numbers in them.
+_KNOWN_FIELDS = {"mu": True, "trace": True, "nu": False}
+
+
+class StoreStateState(NamedTuple):
+    """State of `store_state`.
+
+    Attributes:
+        count: int32 scalar, steps taken.
+        seed: uint32[2], (high, low).
+        inner_state: of the wrapped transform, with codes in place of every array that is stored.
+        scale: scales of these, in the tree of `inner_state` with plain tuples for named ones (so that a name
+            is found once); one byte that means nothing where an array has none, and `optax.EmptyState()`
+            where none can have any.
+    """
+
+    count: jax.Array
+    seed: jax.Array
+    inner_state: optax.OptState
+    scale: Any = optax.EmptyState()
+
+
+def store_state(
+    inner: optax.GradientTransformation,
+    format,
+    *,
+    rounding: str = "stochastic",
+    select: Callable[[str, Any], bool] | None = None,
+    seed=0,
+) -> optax.GradientTransformationExtraArgs:
+    """Keep the state arrays of any Optax transform in a format.
+
+        s = decode(stored);  u, s <- inner.update(g, s);  stored <- encode(s)
+
+    `inner` gets its arrays in the shapes and dtypes in which it made them. Rounds each array once a step,
+    after `inner`: the update is of the array before it was stored, so the bits are not those of `mu_dtype=`
+    or `nu_dtype=`, which it cannot have for transforms that are not ours. Under `jax.jit` nothing but the
+    codes is kept between steps.
+
+    Left alone are integers, random keys, booleans, scalars (arrays without an axis), 8-bit and 64-bit floats,
+    and arrays smaller than the format is for (see `scaled`). All other arrays are stored, whatever they mean
+    to `inner`: copies of weights and gradients too. `select` says otherwise:
+
+        store_state(tx, "ufloat8_e6m2", select=lambda name, array: "nu" in name.split("/"))
+
+    Nothing is known of an array but its name. In a format with a scale, what is not zero never becomes zero
+    in a block without a negative number, so second moments are safe in "float8_e4m3fn". Formats without a
+    sign keep magnitudes: select what has no sign. As no decay rate is known, nothing is refused for freezing.
+
+    Args:
+        inner: any Optax transform.
+        format: "float32", "bfloat16", "float16", "ufloat8_e6m2", or a format from `scaled` or `codebook`.
+        rounding: "stochastic", or "nearest_unchecked", which freezes slow averages: see `scale_by_adam`.
+        select: from the name of an array in the state of `inner`, such as "0/mu/encoder/kernel", and its
+            shape and dtype (a `jax.ShapeDtypeStruct`) to whether it is stored; None stores all.
+        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
+
+    Returns:
+        An Optax transform, with the updates of `inner`. Give it `params` where `inner` makes its state from
+        them: without, dtypes are taken from the updates. The bits are the same with and without `jax.jit`
+        where those of `inner` are, as those of the transforms of this package.
+
+    Raises:
+        TypeError: if an argument is of the wrong type; from `init` and `update`, if the state of `inner`
+            holds complex numbers.
+        ValueError: if there is no such format or rounding, or `seed` is out of range; from `init`, if
+            `select` chooses nothing, or a format without a sign is to hold what has one; from `update`, if
+            the state is not of `params`.
+
+    Example:
+        >>> params = {"w": jnp.ones((64, 64))}
+        >>> tx = store_state(optax.adamax(1e-3), "bfloat16")
+        >>> state = tx.init(params)
+        >>> updates, state = tx.update(params, state, params)
+        >>> optax.tree.get(state, "nu")["w"].dtype
+        dtype(bfloat16)
+
+    Source: ours (contract S).
+    """
+    fmt = as_format(_FUNCTION, "format", format)
+    if rounding not in _ROUNDINGS:
+        raise ValueError(
+            f"{_FUNCTION}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "
+            'Use "stochastic" or "nearest_unchecked".'
+        )
+    if select is not None and not callable(select):
+        raise TypeError(f"{_FUNCTION}: select={select!r} is not a function. Use lambda name, array: ...")
+    storage = _Storage(fmt, rounding == "stochastic" and fmt.rounds, select)
+    seed = seed_words(_FUNCTION, seed)
+    inner_update = optax.with_extra_args_support(inner).update
+
+    def init(params):
+        inner_state = inner.init(params)
+        arrays = storage.arrays(inner_state)
+        storage.check(arrays)
+        return StoreStateState(jnp.zeros([], jnp.int32), seed, *storage.first(arrays, inner_state))
+
+    def update(updates, state, params=None, **extra_args):
+        arrays = storage.arrays(jax.eval_shape(inner.init, updates if params is None else params))
+        inner_state = storage.decode(arrays, state)
+        us, inner_state = inner_update(updates, inner_state, params, **extra_args)
+        count = next_count(state.count)
+        stored = storage.encode(arrays, inner_state, state.seed, count)
+        return us, StoreStateState(count, state.seed, *stored)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Array:
+    """One leaf of the state of the wrapped transform.
+
+    Attributes:
+        name: its key path.
+        value: the array, or its shape and dtype.
+        signed: whether it may hold negative numbers; None where that is not known.
+        format: how it is stored; None: it is left alone.
+    """
+
+    name: str
+    value: Any
+    signed: bool | None
+    format: Format | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Storage:
+    """How arrays are stored, and which.
+
+    Attributes:
+        format: of the arrays.
+        stochastic: how they are rounded.
+        select: which of them.
+    """
+
+    format: Format
+    stochastic: bool
+    select: Callable[[str, Any], bool] | None
+
+    def arrays(self, state) -> list[_Array]:
+        """Return the leaves of a state, or of its shapes and dtypes.
+
+        Raises:
+            TypeError: if one is complex.
+        """
+        leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+        return [
+            _Array(leaf_name(path), x, _sign(path), self._format_of(leaf_name(path), x)) for path, x in leaves
+        ]
+
+    def check(self, arrays: list[_Array]) -> None:
+        """Refuse a choice of nothing, and negative numbers in a format without a sign.
+
+        Raises:
+            ValueError: naming what was chosen.
+        """
+        held = [array for array in arrays if _is_held(array.value)]
+        if self.select and held and not any(self._chosen(array.name, array.value) for array in held):
+            raise ValueError(
+                f"{_FUNCTION}: select chooses none of {', '.join(repr(array.name) for array in held[:8])}. "
+                "Choose one of them, or leave select out."
+            )
+        for array in arrays:
+            if array.format and not self.format.signed and (array.signed or _has_negative(array.value)):
+                raise ValueError(
+                    f"{_FUNCTION}: format={self.format.dtype} has no sign, and '{array.name}' has one. "
+                    'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
+                )
+
+    def first(self, arrays: list[_Array], state) -> tuple[Any, Any]:
+        """Return the codes and the scales of a new state."""
+        stored = [self._encode(array, array.value, None, None) for array in arrays]
+        return self._trees(state, stored)
+
+    def decode(self, arrays: list[_Array], state: StoreStateState) -> Any:
+        """Return the state of the wrapped transform.
+
+        Raises:
+            ValueError: if it is not of these arrays.
+        """
+        codes: list[Any]
+        codes, treedef = jax.tree.flatten(state.inner_state)
+        scales = jax.tree.leaves(state.scale) if self.format.scaled else [None] * len(codes)
+        if not len(codes) == len(scales) == len(arrays):
+            raise ValueError(
+                f"{_FUNCTION}: the state holds {len(codes)} arrays, that of these params {len(arrays)}. "
+                "Pass the tree that init saw."
+            )
+        stored = [Encoded(*pair) for pair in zip(codes, scales, strict=True)]
+        return treedef.unflatten([self._decode(*pair) for pair in zip(arrays, stored, strict=True)])
+
+    def encode(self, arrays: list[_Array], state, seed: jax.Array, count: jax.Array) -> tuple[Any, Any]:
+        """Return the codes and the scales of what the wrapped transform made."""
+        values = jax.tree.leaves(state)
+        if not arrays:
+            return self._trees(state, [])
+        keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,)).split()
+        rows = zip(arrays, values, keys, strict=True)
+        stored = [self._encode(array, x, key.zero(), key) for array, x, key in rows]
+        return self._trees(state, stored)
+
+    def _format_of(self, name: str, x) -> Format | None:
+        if not hasattr(x, "dtype"):
+            return None
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"{_FUNCTION}: the state array '{name}' is {x.dtype}; formats hold real numbers. "
+                "Wrap a transform of real numbers."
+            )
+        chosen = _is_held(x) and self._chosen(name, x) and self.format.for_shape(x.shape) == self.format
+        return self.format if chosen else None
+
+    def _chosen(self, name: str, x) -> bool:
+        return self.select is None or bool(self.select(name, jax.ShapeDtypeStruct(x.shape, x.dtype)))
+
+    def _decode(self, array: _Array, stored: Encoded) -> jax.Array:
+        if array.format is None:
+            return stored.codes
+        fmt, shape = array.format, array.value.shape
+        if stored.codes.shape != fmt.code_shape(shape) or stored.codes.dtype != fmt.code_dtype:
+            found = f"{stored.codes.dtype}{list(stored.codes.shape)}"
+            raise ValueError(
+                f"{_FUNCTION}: the state array '{array.name}' is {found}; "
+                f"format={fmt.dtype} makes it {fmt.code_dtype}{list(fmt.code_shape(shape))}. "
+                "Pass the state that init made, and the params that it saw."
+            )
+        values = fmt.decode(dataclasses.replace(stored, shape=shape if fmt.packed else None))
+        dtype = jnp.dtype(array.value.dtype).name
+        return values if dtype == "float32" else round_and_cast(values, dtype, None, saturate=True)
+
+    def _encode(self, array: _Array, x: jax.Array, zero: jax.Array | None, key: LeafKey | None) -> Encoded:
+        """Return what is stored of one array; without a key, to nearest."""
+        nothing = jnp.zeros(1, jnp.uint8)  # Not an empty array: orbax does not save those.
+        if array.format is None:
+            return Encoded(x, nothing)
+        wide = x.astype(jnp.float32) if zero is None else arrived(x, zero)
+        wide = wide if array.format.signed else jnp.abs(wide)
+        words = key.words(Role.STATE, x.shape) if key is not None and self.stochastic else None
+        stored = array.format.encode(wide, words, positive=None)
+        return stored if array.format.scaled else dataclasses.replace(stored, scale=nothing)
+
+    def _trees(self, state, stored: list[Encoded]) -> tuple[Any, Any]:
+        codes = jax.tree.unflatten(jax.tree.structure(state), [one.codes for one in stored])
+        if not self.format.scaled:
+            return codes, optax.EmptyState()
+        unnamed = jax.tree.structure(_without_names(state))
+        return codes, jax.tree.unflatten(unnamed, [one.scale for one in stored])
+
+
+def _is_held(x) -> bool:
+    """Whether a format can hold an array at all."""
+    return hasattr(x, "dtype") and len(x.shape) > 0 and any(x.dtype == dtype for dtype in HELD_BY_FLOAT32)
+
+
+def _sign(path) -> bool | None:
+    """Return whether the array at a path may be negative, as far as the names of Optax's fields tell."""
+    fields = (key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey))
+    return next((_KNOWN_FIELDS[name] for name in fields if name in _KNOWN_FIELDS), None)
+
+
+def _has_negative(x) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, Tracer) and bool((x < 0).any())
+
+
+def _without_names(tree):
+    """Return a tree with plain tuples in place of named ones."""
+    if type(tree) is dict:
+        return {key: _without_names(value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map(_without_names, tree))
+    return [_without_names(value) for value in tree] if isinstance(tree, list) else tree

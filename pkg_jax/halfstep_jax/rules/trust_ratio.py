@@ -1,0 +1,207 @@
+"""LAMB's trust ratio as an Optax transform: one factor for each leaf, from the norms of weight and update.
+
+Contract: section L.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+
+from halfstep_jax.leaves import flatten_updates
+from halfstep_jax.numbers.exact import arrived, hidden_zero, hide
+from halfstep_jax.numbers.hyperparameters import as_float32, check_order, nonnegative
+from halfstep_jax.numbers.norms import norm
+from halfstep_jax.numbers.schedules import as_rate
+
+TEMPERED_COEFFICIENT = np.float32(1e-3)
+TEMPERED_MAX_RATIO = np.float32(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrustRatio:
+    """The ratio of one leaf, given both norms. Numbers are float32; by default bounds bound nothing.
+
+    Attributes:
+        min_norm: below it norms count as it.
+        max_norm: above it the weight's norm counts as it.
+        eps: added to the norm of the update.
+        min_ratio: the ratio is at least this.
+        max_ratio: and at most this.
+        power: to which the quotient of the norms is raised; None: as it is.
+    """
+
+    min_norm: Any = 0.0
+    max_norm: Any = np.inf
+    eps: Any = 0.0
+    min_ratio: Any = 0.0
+    max_ratio: Any = np.inf
+    power: Any = None
+
+    def of_norms(self, p_norm: jax.Array, u_norm: jax.Array, coefficient) -> jax.Array:
+        """Return the ratio in float32 (contract L2).
+
+        Args:
+            p_norm: |p|.
+            u_norm: |u|.
+            coefficient: of the weight's norm, float32.
+        """
+        p_norm = jnp.minimum(jnp.maximum(p_norm, self.min_norm), self.max_norm)
+        u_norm = jnp.maximum(u_norm, self.min_norm)
+        ratio = (coefficient * p_norm) / (u_norm + self.eps)
+        if self.power is not None:
+            ratio = jnp.power(ratio, self.power)
+        # Where a norm is 0 the quotient would freeze the leaf for ever.
+        ratio = jnp.where((p_norm == 0) | (u_norm == 0), np.float32(1), ratio)
+        return jnp.minimum(jnp.maximum(ratio, self.min_ratio), self.max_ratio)
+
+
+def scale_by_trust_ratio(
+    min_norm=0.0,
+    trust_coefficient=1.0,
+    eps=0.0,
+    *,
+    max_norm=None,
+    min_ratio=None,
+    max_ratio=None,
+) -> optax.GradientTransformationExtraArgs:
+    """Scale each leaf's update by the ratio of its weight's norm to its own.
+
+    With |p| and |u| the norms of a leaf's weight and update, both at least `min_norm`, and |p| at most
+    `max_norm`:
+
+        ratio = (trust_coefficient |p|) / (|u| + eps), but 1 where |p| or |u| is 0
+        u <- clamp(ratio, min_ratio, max_ratio) u
+
+    In float32, whatever the dtypes. The norms neither underflow nor overflow while the norm itself is a
+    float32 number (Optax's underflow to 0 where a weight's elements are 1e-20, and are in the weights'
+    dtype); they are sums, rounded in XLA's own order. Each operation after them is rounded once.
+
+    Args:
+        min_norm: a lower bound on both norms.
+        trust_coefficient: a factor of the ratio.
+        eps: added to the norm of the update.
+        max_norm: an upper bound on the norm of the weight. With `min_norm`, LAMB's phi(z) = min(max(z,
+            gamma_l), gamma_u); some published code has 10.
+        min_ratio: a lower bound on the ratio, its 1 for zero norms included.
+        max_ratio: an upper bound, likewise.
+
+    Returns:
+        An Optax transform that needs `params`. Its updates are float32. Under `optax.masked` the other leaves
+        keep their updates as they are. Sharded arrays are reduced across devices under `jax.jit`; inside
+        `jax.shard_map` a norm is that of the shard.
+
+    Raises:
+        TypeError: if an argument is no number, or an array of another dtype than float32; from `update`, if
+            a leaf is not float32, bfloat16 or float16.
+        ValueError: if one is negative, or a lower bound above its upper bound; from `update`, without
+            `params`, or if trees or shapes differ.
+
+    Example:
+        >>> tx = scale_by_trust_ratio()
+        >>> params = {"w": jnp.array([3.0, 4.0], jnp.bfloat16)}
+        >>> updates, _ = tx.update({"w": jnp.array([0.0, 0.5])}, tx.init(params), params)
+        >>> print(updates["w"])
+        [0. 5.]
+
+    Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
+        ICLR 2020, arXiv:1904.00962, algorithm 2; arguments as in `optax.scale_by_trust_ratio` (contract L2).
+    """
+    function = "scale_by_trust_ratio"
+    coefficient = nonnegative(function, "trust_coefficient", trust_coefficient)
+    ratio = TrustRatio(
+        **_bounds(function, "norm", min_norm, max_norm),
+        eps=nonnegative(function, "eps", eps),
+        **_bounds(function, "ratio", min_ratio, max_ratio),
+    )
+
+    def update(updates, state, params=None, **extra_args):
+        del extra_args
+        return _scaled(function, ratio, coefficient, updates, params), state
+
+    return optax.GradientTransformationExtraArgs(_empty_state, update)
+
+
+def scale_by_tempered_trust_ratio(
+    learning_rate, trust_power, *, max_norm=None
+) -> optax.GradientTransformationExtraArgs:
+    """Scale each leaf's update by a power of its trust ratio, relative to the learning rate: for `lamb16`.
+
+        ratio = clamp((((1e-3 / learning_rate) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
+
+    In float32, each operation rounded once, and the power to within units in the last place.
+
+    Args:
+        learning_rate: that of the link after this one: a number >= 0, a float32 scalar array, or a schedule.
+        trust_power: a number in (0, 1).
+        max_norm: as in `scale_by_trust_ratio`.
+
+    Returns:
+        An Optax transform that needs `params`. Its updates are float32.
+
+    Raises:
+        TypeError: if an argument is no number.
+        ValueError: if one is out of range; from `update`, without `params`, or if trees or shapes differ.
+
+    Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
+    """
+    function = "lamb16"
+    rate = as_rate(function, "learning_rate", learning_rate)
+    ratio = TrustRatio(
+        **_bounds(function, "norm", 0.0, max_norm),
+        max_ratio=TEMPERED_MAX_RATIO,
+        power=_power(function, trust_power),
+    )
+
+    def update(updates, state, params=None, **extra_args):
+        del extra_args
+        size, state = rate.read(state)
+        return _scaled(function, ratio, TEMPERED_COEFFICIENT / size, updates, params), state
+
+    return optax.GradientTransformationExtraArgs(rate.init, update)
+
+
+def _scaled(function: str, ratio: TrustRatio, coefficient, updates, params):
+    """Return the updates of all leaves, each times its ratio."""
+    if params is None:
+        raise ValueError(
+            f"{function}: params is None; the link compares the norms of params and updates. "
+            "Pass params to update(updates, state, params)."
+        )
+    leaves = flatten_updates(function, updates)
+    zero = hidden_zero()
+
+    def scaled(u, p):
+        u = arrived(u, zero)
+        return hide(ratio.of_norms(norm(p), norm(u), coefficient) * u, zero)
+
+    return leaves.map(scaled, leaves.weights(params))
+
+
+def _bounds(function: str, name: str, low, high) -> dict[str, Any]:
+    """Return both bounds on a norm or ratio, in float32: None bounds nothing."""
+    names = f"min_{name}", f"max_{name}"
+    low = np.float32(0) if low is None else nonnegative(function, names[0], low)
+    high = np.float32(np.inf) if high is None else nonnegative(function, names[1], high)
+    check_order(function, names[0], low, names[1], high)
+    return {names[0]: low, names[1]: high}
+
+
+def _power(function: str, value):
+    power = as_float32(function, "trust_power", value)
+    if isinstance(power, Tracer) or 0 < power < 1:
+        return power
+    fault = "cancels the learning rate: a schedule would do nothing" if power == 1 else "is outside (0, 1)"
+    raise ValueError(
+        f"{function}: trust_power={value} {fault}. "
+        "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
+    )
+
+
+def _empty_state(params) -> optax.EmptyState:
+    del params
+    return optax.EmptyState()

@@ -1,0 +1,73 @@
+"""Weight decay as an Optax transform.
+
+Contract: section D.
+"""
+
+import jax.numpy as jnp
+import optax
+
+from halfstep_jax.leaves import flatten_updates
+from halfstep_jax.numbers.exact import arrived, hidden_zero, hide
+from halfstep_jax.numbers.schedules import as_rate
+
+
+def add_decayed_weights(
+    weight_decay=0.0, mask=None, *, absolute: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """Add the decayed weights to the updates: u + (weight_decay p).
+
+    With `absolute`, u - (weight_decay p): the link then stands after `scale_by_learning_rate`, and the
+    learning rate does not scale the decay. In float32, whatever the dtype of the weights; product and sum are
+    rounded once each. (Optax's own link forms the product in the dtype of the weights.)
+
+    Args:
+        weight_decay: a number >= 0, a float32 scalar array, or a schedule of the count before its increment.
+        mask: a tree of booleans, a prefix of the params' tree, or a function of the params that gives one;
+            False leaves a leaf alone. As in Optax.
+        absolute: see above.
+
+    Returns:
+        An Optax transform that needs `params`. Its updates are float32. A `weight_decay` of the Python number
+        0 adds nothing.
+
+    Raises:
+        TypeError: if `weight_decay` is no number, or an array of another dtype than float32; from `update`,
+            if a leaf is not float32, bfloat16 or float16.
+        ValueError: if `weight_decay` is negative; from `update`, without `params`, or if trees or shapes
+            differ.
+
+    Example:
+        >>> tx = add_decayed_weights(0.5)
+        >>> updates, _ = tx.update({"w": jnp.float32(1.0)}, tx.init({}), {"w": jnp.bfloat16(4.0)})
+        >>> float(updates["w"])
+        3.0
+
+    Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019; `absolute` is its
+    equation in algorithm 2, with the schedule multiplier left to `weight_decay` (contract D1).
+    """
+    function = "add_decayed_weights"
+    rate = as_rate(function, "weight_decay", weight_decay)
+
+    def update(updates, state, params=None, **extra_args):
+        del extra_args
+        if params is None:
+            raise ValueError(
+                f"{function}: params is None; the link adds weight_decay * params. "
+                "Pass params to update(updates, state, params)."
+            )
+        leaves = flatten_updates(function, updates)
+        weights = leaves.weights(params)
+        size, state = rate.read(state)
+        if rate.is_zero:
+            return leaves.map(lambda u: u.astype(jnp.float32)), state
+        zero = hidden_zero()
+
+        def decayed(u, p):
+            u, p = arrived(u, zero), arrived(p, zero)
+            decay = hide(size * p, zero)
+            return u - decay if absolute else u + decay
+
+        return leaves.map(decayed, weights), state
+
+    link = optax.GradientTransformationExtraArgs(rate.init, update)
+    return link if mask is None else optax.masked(link, mask)

@@ -1,0 +1,372 @@
+"""What the codes of a state format are: floats with a sign or without, integers, numbers of a table.
+
+Contract: F5 to F10. Elementwise; which elements share a scale is not known here (`blocks.py`, `formats.py`).
+"""
+
+import dataclasses
+import math
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax import lax
+
+from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep_jax.numbers.rounding import round_and_cast, round_to_code
+from halfstep_jax.storage.tables import TABLES, Table, decode_table, encode_table
+from halfstep_jax.storage.unsigned_floats import (
+    NAN_CODE,
+    UNSIGNED_FLOATS,
+    UnsignedFloat,
+    decode_unsigned,
+    encode_unsigned,
+)
+
+MARKED = np.uint8(255)
+"""The scale byte of a block that holds a NaN which its codes cannot."""
+_INFINITY = np.float32(np.inf)
+_MANTISSA_BITS = np.uint32(23)
+_BIAS = 127
+
+
+Mask = bool | jax.Array
+"""Of all elements, or of each."""
+
+
+class Codes(Protocol):
+    """What a `Format` without scales asks of its codes."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the arrays."""
+        ...
+
+    @property
+    def signed(self) -> bool:
+        """Whether negative values can be stored."""
+        ...
+
+    @property
+    def resolution(self) -> float:
+        """Two over the largest relative gap between codes, above the subnormal range."""
+        ...
+
+    def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
+        """Return the codes of float32 `x`."""
+        ...
+
+    def decode(self, codes: jax.Array) -> jax.Array:
+        """Return the float32 values of codes."""
+        ...
+
+
+class ScaledCodes(Protocol):
+    """What a `Format` with scales asks of its codes. `scale` is the scale byte of every element, uint8."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the arrays."""
+        ...
+
+    @property
+    def signed(self) -> bool:
+        """Whether negative values can be stored."""
+        ...
+
+    @property
+    def resolution(self) -> float:
+        """Two over the largest relative gap between codes, above the subnormal range."""
+        ...
+
+    @property
+    def packed(self) -> bool:
+        """Whether codes are of 4 bits, two of them kept in a byte; they are packed by who calls."""
+        ...
+
+    @property
+    def marks(self) -> bool:
+        """Whether a NaN marks its block, for want of a code."""
+        ...
+
+    @property
+    def scale_range(self) -> tuple[int, int]:
+        """The lowest and the highest scale byte: no decoded value is subnormal in float32."""
+        ...
+
+    def scale(self, top: jax.Array) -> jax.Array:
+        """Return the scale bytes of blocks whose largest magnitudes are `top`."""
+        ...
+
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+        """Return the codes of float32 `x`; where `positive`, what is not zero is not stored as zero."""
+        ...
+
+    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        """Return the float32 values of codes."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlainFloats:
+    """float32, bfloat16 or float16."""
+
+    dtype: str
+    signed: bool = True
+
+    @property
+    def resolution(self) -> float:
+        return 2.0 ** (FLOAT_FORMATS[self.dtype].mantissa_bits + 1) if self.dtype in FLOAT_FORMATS else np.inf
+
+    def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
+        return round_and_cast(x, self.dtype, words, saturate=True)
+
+    def decode(self, codes: jax.Array) -> jax.Array:
+        return codes.astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlainUnsigned:
+    """Unsigned floats of a fixed base."""
+
+    numbers: UnsignedFloat
+    dtype: str = "uint8"
+    signed: bool = False
+
+    @property
+    def resolution(self) -> float:
+        return 2.0 ** (self.numbers.mantissa_bits + 1)
+
+    def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
+        codes = encode_unsigned(x, words, self.numbers, self.numbers.fixed_base)
+        return jnp.where(jnp.abs(x) < _INFINITY, codes, NAN_CODE)
+
+    def decode(self, codes: jax.Array) -> jax.Array:
+        values = decode_unsigned(codes, self.numbers, self.numbers.fixed_base)
+        return jnp.where(codes == NAN_CODE, np.float32(np.nan), values)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaledFloats:
+    """Floats with a sign: the code of y stands for y 2^(byte - 127 - e), e the exponent of the largest code.
+
+    Codes are made and read as integers. XLA on CPU has casts to and from 8-bit floats, and selects between
+    them, but ten times slower; only the bitcast at the end and the one at the beginning know the dtype.
+    """
+
+    numbers: FloatFormat
+    signed: bool = True
+    packed: bool = False
+    marks: bool = False
+
+    @property
+    def dtype(self) -> str:
+        return self.numbers.name
+
+    @property
+    def resolution(self) -> float:
+        return 2.0 ** (self.numbers.mantissa_bits + 1)
+
+    @property
+    def scale_range(self) -> tuple[int, int]:
+        return self._top_exponent - math.frexp(self.numbers.smallest)[1] + 2, 254
+
+    @property
+    def _top_exponent(self) -> int:
+        return math.frexp(self.numbers.max)[1] - 1
+
+    @property
+    def _bits(self) -> type:
+        return jnp.uint16 if np.dtype(_numpy_dtype(self.dtype)).itemsize == 2 else jnp.uint8
+
+    def scale(self, top: jax.Array) -> jax.Array:
+        # The carry takes a maximum past the largest code to the next exponent.
+        carry = np.uint32(0x7FFFFF) - (np.float32(self.numbers.max).view(np.uint32) & np.uint32(0x7FFFFF))
+        byte = (lax.bitcast_convert_type(top, jnp.uint32) + carry) >> _MANTISSA_BITS
+        return jnp.clip(byte, *self.scale_range).astype(jnp.uint8)
+
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+        width = 8 * np.dtype(self._bits).itemsize
+        code = self._magnitude(x, scale, words, positive).astype(jnp.uint32)
+        sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(width - 1)
+        finite, bits = jnp.abs(x) < _INFINITY, (code | sign).astype(self._bits)
+        return lax.platform_dependent(finite, bits, tpu=self._select_floats, default=self._select_bits)
+
+    def _select_bits(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
+        """Return the codes of magnitudes and signs, NaN where the value was not finite."""
+        nan = np.array(np.nan, _numpy_dtype(self.dtype)).view(np.dtype(self._bits))
+        return lax.bitcast_convert_type(jnp.where(finite, bits, nan), self.dtype)
+
+    def _select_floats(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
+        """Do as `_select_bits`. Where the last operation is a bitcast, XLA on TPU writes both sides of it."""
+        nan = np.array(np.nan, _numpy_dtype(self.dtype))
+        return jnp.where(finite, lax.bitcast_convert_type(bits, self.dtype), nan)
+
+    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        bits = lax.bitcast_convert_type(codes, self._bits).astype(jnp.uint32)
+        width = 8 * codes.dtype.itemsize
+        magnitude = bits & np.uint32(2 ** (width - 1) - 1)
+        sign = (bits >> np.uint32(width - 1)) << np.uint32(31)
+        value = self._value(magnitude)
+        value = lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.uint32) | sign, jnp.float32)
+        return value * self._unit(scale)
+
+    def _magnitude(self, x, scale, words, positive) -> jax.Array:
+        """Return the codes of |x|, finite, in int32."""
+        inverse = np.uint32(2 * _BIAS + self._top_exponent) - scale.astype(jnp.uint32)
+        code = round_to_code(x * _power_of_two(inverse), self.numbers, words)
+        return code if positive is False else jnp.where(_kept(x, positive), jnp.maximum(code, 1), code)
+
+    def _value(self, magnitude: jax.Array) -> jax.Array:
+        """Return the float32 values of the codes of magnitudes; NaN for what is past the largest."""
+        fmt = self.numbers
+        one = np.uint32(1) << _MANTISSA_BITS
+        bits = (magnitude << np.uint32(23 - fmt.mantissa_bits)) + np.uint32(_BIAS + fmt.min_exponent) * one
+        # A subnormal number and 2^min_exponent make a number of that binade; the difference is exact.
+        subnormal = lax.bitcast_convert_type(bits, jnp.float32) - np.float32(2.0**fmt.min_exponent)
+        normal = lax.bitcast_convert_type(bits - one, jnp.float32)
+        value = jnp.where(magnitude < 2**fmt.mantissa_bits, subnormal, normal)
+        return jnp.where(magnitude > fmt.max_code, np.float32(np.nan), value)
+
+    def _unit(self, scale: jax.Array) -> jax.Array:
+        """Return what the code of 1 stands for: 2^(byte - 127 - e); NaN in a marked block."""
+        unit = _power_of_two(scale.astype(jnp.uint32) - np.uint32(self._top_exponent))
+        return jnp.where(scale == MARKED, np.float32(np.nan), unit)
+
+
+_INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
+"""The integers as floats that are all subnormal, with 1 for the smallest: one rounding serves all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaledIntegers(_ScaledFloats):
+    """int8, from -127 to 127."""
+
+    numbers: FloatFormat = _INT8
+    marks: bool = True
+
+    @property
+    def resolution(self) -> float:
+        return 2 * self.numbers.max  # of all gaps, that below the largest code
+
+    def scale(self, top: jax.Array) -> jax.Array:
+        return jnp.where(top < _INFINITY, super().scale(top), MARKED)
+
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+        code = self._magnitude(x, scale, words, positive)
+        negative = lax.bitcast_convert_type(x, jnp.int32) < 0
+        return jnp.where(scale == MARKED, np.int8(0), jnp.where(negative, -code, code).astype(jnp.int8))
+
+    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        return codes.astype(jnp.float32) * self._unit(scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaledUnsigned:
+    """Unsigned floats whose base is their block's."""
+
+    numbers: UnsignedFloat
+    dtype: str = "uint8"
+    signed: bool = False
+    packed: bool = False
+    marks: bool = True
+
+    @property
+    def resolution(self) -> float:
+        return 2.0 ** (self.numbers.mantissa_bits + 1)
+
+    @property
+    def scale_range(self) -> tuple[int, int]:
+        return 2**self.numbers.exponent_bits - 1, 253
+
+    def scale(self, top: jax.Array) -> jax.Array:
+        byte = lax.bitcast_convert_type(top, jnp.uint32) >> _MANTISSA_BITS
+        return jnp.where(top < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), MARKED)
+
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+        del positive  # they never store as zero what is not
+        codes = encode_unsigned(x, words, self.numbers, self.numbers.base(scale))
+        return jnp.where(scale == MARKED, np.uint8(0), codes)
+
+    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        values = decode_unsigned(codes, self.numbers, self.numbers.base(scale))
+        return jnp.where(scale == MARKED, np.float32(np.nan), values)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaledTable:
+    """Numbers of a table: that of a code stands for number 2^(byte - 127)."""
+
+    table: Table
+    dtype: str = "uint8"
+    marks: bool = True
+
+    @property
+    def signed(self) -> bool:
+        return self.table.signed
+
+    @property
+    def packed(self) -> bool:
+        return self.table.bits == 4
+
+    @property
+    def resolution(self) -> float:
+        return 2 / self.table.largest_gap
+
+    @property
+    def scale_range(self) -> tuple[int, int]:
+        # Half of the smallest number is normal, so that an average which decays from it is; and so is the
+        # inverse of the largest scale.
+        return 3 - math.frexp(self.table.smallest)[1], 253
+
+    def scale(self, top: jax.Array) -> jax.Array:
+        # A maximum fits on either side of zero: a signed table ends short of -1.
+        fraction, exponent = math.frexp(self.table.shorter_end)
+        past = np.uint32(0x7FFFFF) - (np.float32(fraction).view(np.uint32) & np.uint32(0x7FFFFF))
+        byte = (lax.bitcast_convert_type(top, jnp.uint32) + past) >> _MANTISSA_BITS
+        byte = byte + np.uint32(1 - exponent)
+        return jnp.where(top < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), MARKED)
+
+    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+        y = x * _power_of_two(np.uint32(2 * _BIAS) - scale.astype(jnp.uint32))
+        codes = encode_table(y, words, self.table)
+        if positive is not False and self.table.has_zero:
+            codes = jnp.where(_kept(x, positive) & (codes == 0), np.uint8(1), codes)
+        return jnp.where(scale == MARKED, np.uint8(0), codes)
+
+    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        unit = jnp.where(scale == MARKED, np.float32(np.nan), _power_of_two(scale.astype(jnp.uint32)))
+        return decode_table(codes, self.table) * unit
+
+
+PLAIN_CODES: dict[str, Codes] = {
+    "float32": _PlainFloats("float32"),
+    "bfloat16": _PlainFloats("bfloat16"),
+    "float16": _PlainFloats("float16"),
+    "ufloat8_e6m2": _PlainUnsigned(UNSIGNED_FLOATS["ufloat8_e6m2"]),
+}
+SCALED_CODES: dict[str, ScaledCodes] = {
+    "float16": _ScaledFloats(FLOAT_FORMATS["float16"]),
+    "float8_e4m3fn": _ScaledFloats(FLOAT_FORMATS["float8_e4m3fn"]),
+    "float8_e5m2": _ScaledFloats(FLOAT_FORMATS["float8_e5m2"]),
+    "int8": _ScaledIntegers(),
+    "ufloat8_e5m3": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e5m3"]),
+    "ufloat8_e4m4": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e4m4"]),
+}
+MAPPED_CODES: dict[str, ScaledCodes] = {name: _ScaledTable(table) for name, table in TABLES.items()}
+
+
+def _numpy_dtype(name: str):
+    return getattr(ml_dtypes, name) if name.startswith("float8") else name
+
+
+def _kept(x: jax.Array, positive: Mask) -> jax.Array:
+    """Tell what must not be stored as zero."""
+    # By the bits of x: XLA on CPU takes a subnormal number for zero.
+    return (lax.bitcast_convert_type(x, jnp.int32) > 0) & positive
+
+
+def _power_of_two(field: jax.Array) -> jax.Array:
+    """Return the power of two with the exponent field `field`, uint32."""
+    return lax.bitcast_convert_type(field << _MANTISSA_BITS, jnp.float32)

@@ -1,0 +1,368 @@
+"""How a state array is stored: encode float32 to codes and scales, decode them to float32.
+
+Contract: section F. A `Format` is all that a transform knows of storage, and it knows nothing of transforms.
+"""
+
+import dataclasses
+import functools
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from halfstep_jax.storage.blocks import (
+    BlockSize,
+    block_maximum,
+    first_elements,
+    pack,
+    packed_shape,
+    per_element,
+    unpack,
+)
+from halfstep_jax.storage.codes import MAPPED_CODES, MARKED, PLAIN_CODES, SCALED_CODES, Codes, ScaledCodes
+
+PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)
+SCALED_DTYPES = tuple(SCALED_CODES)
+TABLE_NAMES = tuple(MAPPED_CODES)
+_NAMES = (*PLAIN_STATE_DTYPES, *SCALED_DTYPES)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["codes", "scale"], meta_fields=["shape"])
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """A stored array: a pytree of codes and scale.
+
+    Attributes:
+        codes: in the shape of the array, or, of 4 bits, two to a byte.
+        scale: uint8, one per block; None in a format without.
+        shape: of the array; None where that is the shape of the codes.
+    """
+
+    codes: jax.Array
+    scale: jax.Array | None
+    shape: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A way to store an array of float32. `scaled` and `codebook` make those with a scale.
+
+    Attributes:
+        dtype: of the codes: one of `PLAIN_STATE_DTYPES`, or with a scale one of `SCALED_DTYPES`, or the name
+            of a table.
+        scaled: whether blocks have a scale.
+        block_size: elements of a block, "row" or None.
+        min_size: smaller arrays are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+    """
+
+    dtype: str
+    scaled: bool = False
+    block_size: BlockSize = 128
+    min_size: int = 4096
+    min_ndim: int = 2
+
+    def for_shape(self, shape: tuple[int, ...]) -> "Format":
+        """Return the format that an array of this shape gets: float32 where it is too small for a scale."""
+        small = math.prod(shape) < self.min_size or len(shape) < self.min_ndim
+        return Format("float32") if self.scaled and small else self
+
+    def zeros_like(self, p) -> Encoded:
+        """Return the codes and scales of zeros, in the shape and with the sharding of `p`."""
+        codes = jnp.zeros_like(p, dtype=self.code_dtype)
+        if not self.scaled:
+            return Encoded(codes, None)
+        lowest, _ = self._scaled_codes.scale_range
+        scale = jnp.full_like(first_elements(codes, self.block_size), lowest, dtype=jnp.uint8)
+        return self._encoded(codes, scale)
+
+    def encode(self, x: jax.Array, words: jax.Array | None, *, positive: bool | None = False) -> Encoded:
+        """Round the float32 `x` to codes.
+
+        Finite values saturate, infinity becomes NaN (contract R6). With a scale: x / 2^s, exact, s from the
+        largest magnitude of the block, is what is rounded.
+
+        Args:
+            x: float32.
+            words: uint32 words for stochastic rounding, or None for nearest.
+            positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
+                negative number (contract S4).
+        """
+        if not self.scaled:
+            return Encoded(self._codes.encode(x, words), None)
+        codes = self._scaled_codes
+        # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
+        scale = codes.scale(block_maximum(x, self.block_size, np.inf if codes.marks else 0.0))
+        of_element = per_element(scale, x.shape, self.block_size)
+        kept = self._without_negative(x) if positive is None else positive
+        return self._encoded(codes.encode(x, of_element, words, kept), scale)
+
+    def decode(self, stored: Encoded) -> jax.Array:
+        """Return the float32 values of codes and scales: exact."""
+        codes, scale = stored.codes, stored.scale
+        if not self.scaled:
+            return self._codes.decode(codes)
+        assert scale is not None
+        if self.packed:
+            assert stored.shape is not None
+            codes = unpack(codes, stored.shape, self.block_size)
+        return self._scaled_codes.decode(codes, per_element(scale, codes.shape, self.block_size))
+
+    @property
+    def packed(self) -> bool:
+        """Whether codes stand two to a byte."""
+        return self.scaled and self._scaled_codes.packed
+
+    def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the codes of an array: its own, unless they are packed."""
+        return packed_shape(shape, self.block_size) if self.packed else shape
+
+    def freezes(self, b) -> bool:
+        """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < half the gap.
+
+        In float32; that format itself is taken as never freezing (contract F3).
+
+        Example:
+            >>> Format("bfloat16").freezes(0.999), Format("bfloat16").freezes(0.9)
+            (True, False)
+        """
+        return bool(np.float32(1) - np.float32(b) < np.float32(1 / self._any_codes.resolution))
+
+    @property
+    def rounds(self) -> bool:
+        """Whether encoding rounds at all: in float32 no word is used."""
+        return self.dtype != "float32"
+
+    @property
+    def half_gap(self) -> str:
+        """Half the relative gap between codes, as people write it: "2^-8"."""
+        exponent = math.log2(self._any_codes.resolution)
+        return f"2^-{exponent:.0f}" if exponent.is_integer() else f"1/{self._any_codes.resolution:.4g}"
+
+    @property
+    def signed(self) -> bool:
+        """Whether negative values can be stored."""
+        return self._any_codes.signed
+
+    @property
+    def code_dtype(self) -> str:
+        """The dtype of the arrays of codes."""
+        return self._any_codes.dtype
+
+    def fault_of_scale(self, scale: np.ndarray) -> str | None:
+        """Return what is wrong with scale bytes, or None."""
+        lowest, highest = self._scaled_codes.scale_range
+        wrong = (scale < lowest) | (scale > highest)
+        if self._scaled_codes.marks:
+            wrong &= scale != MARKED
+        return f"holds {scale[wrong][0]}, outside [{lowest}, {highest}]" if wrong.any() else None
+
+    def _without_negative(self, x: jax.Array) -> jax.Array:
+        """Tell of every element whether its block holds no number below zero."""
+        # By bits: XLA on CPU takes a subnormal number for zero.
+        bits = lax.bitcast_convert_type(x, jnp.uint32)
+        negative = (bits > np.uint32(0x80000000)) & (bits <= np.uint32(0xFF800000))
+        largest = block_maximum(negative.astype(jnp.float32), self.block_size)
+        return per_element((largest == 0).astype(jnp.uint8), x.shape, self.block_size) == 1
+
+    def _encoded(self, codes: jax.Array, scale: jax.Array) -> Encoded:
+        """Return what is stored, given the code of every element."""
+        if not self.packed:
+            return Encoded(codes, scale)
+        return Encoded(pack(codes, self.block_size), scale, codes.shape)
+
+    @property
+    def _codes(self) -> Codes:
+        return PLAIN_CODES[self.dtype]
+
+    @property
+    def _scaled_codes(self) -> ScaledCodes:
+        return MAPPED_CODES[self.dtype] if self.dtype in MAPPED_CODES else SCALED_CODES[self.dtype]
+
+    @property
+    def _any_codes(self) -> Codes | ScaledCodes:
+        return self._scaled_codes if self.scaled else self._codes
+
+
+def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+    """Return the format of codes of `dtype` with one power-of-two scale per block, in one byte.
+
+    With s the smallest integer for which the block's largest magnitude, divided by 2^s, is a number of
+    `dtype`, x is stored as the codes of x / 2^s, rounded once, and s. Scaling rounds nothing. 8-bit codes
+    with blocks of 128 take 1.008 bytes per element. They save memory, not time: the maximum of a block is a
+    pass over the array of its own.
+
+    Blocks run along the shortest run of trailing axes whose product reaches `block_size`; the last block of
+    a run may be short. So sharding along leading axes keeps blocks whole.
+
+    Args:
+        dtype: "float16", "float8_e4m3fn", "float8_e5m2" or "int8", or for second moments alone
+            "ufloat8_e5m3" or "ufloat8_e4m4": floats of 8 bits without a sign. The 8-bit choice for `nu` is
+            "ufloat8_e5m3": the precision of float8_e4m3fn over 32 binades in place of 18.
+        block_size: elements of a block; "row" for one block per last-axis row (inaccurate where a row spans
+            many binades), None for one block in all.
+        min_size: arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+
+    Returns:
+        A `Format`, for `mu_dtype=` and `nu_dtype=`.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if there is no such format or block size.
+
+    Example:
+        >>> fmt = scaled("float8_e4m3fn", block_size=4, min_size=0, min_ndim=1)
+        >>> stored = fmt.encode(jnp.array([1.0, -0.3, 1000.0, 0.01]), None)
+        >>> fmt.decode(stored).tolist()
+        [1.0, -0.3125, 1024.0, 0.0078125]
+
+    Source: block-wise scales, T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022,
+    section 2.1; powers of two, one byte and the unsigned formats are ours (contract F4 to F6).
+    """
+    name = _name(dtype)
+    if name not in SCALED_DTYPES:
+        raise ValueError(f"scaled: dtype={name} has no scaled format. Use {_listed(SCALED_DTYPES)}.")
+    return _with_blocks("scaled", name, block_size, min_size, min_ndim)
+
+
+def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+    """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
+
+    The tables are those of the widespread 8-bit and 4-bit optimizers: sorted numbers up to 1, T_0 < T_1 < ...
+    With s the smallest integer for which the block's largest magnitude fits the table with either sign (up to
+    2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s), y = x / 2^s is
+    stored as the number below it, T_j, or the one above, in a code of its own, and s in one byte. The one
+    above if
+
+        h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
+
+    so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. Blocks are
+    those of `scaled`. 8-bit tables follow float32 as well as 8-bit floats do; 4 bits are too few for that,
+    and to nearest worse.
+
+    | table | bits | numbers |
+    |---|--:|---|
+    | "dynamic8" | 8 | 0, 1 and +-(0.1 to 1) in seven decades: 2^i evenly spaced numbers in decade i |
+    | "udynamic8" | 8 | 0, 1 and 2^(i + 1) numbers in each of seven decades, for second moments alone |
+    | "dynamic4" | 4 | 0, 1 and +-2^i numbers in each of three decades |
+    | "udynamic4" | 4 | 0, 1 and 2^(i + 1) numbers in each of three decades, for second moments alone |
+    | "ulinear4" | 4 | 1/16, 2/16, ..., 1, for second moments alone: the usual choice, as it has no zero |
+
+    Codes of 4 bits stand two to a byte along the run of their block, whose odd end is filled up: in a state
+    they have the shape (leading axes, bytes of a run), of an 8-bit format that of the param.
+
+    Args:
+        table: one of the above.
+        block_size: elements of a block, even for codes of 4 bits; "row" for one block per last-axis row, None
+            for one block in all.
+        min_size: arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+
+    Returns:
+        A `Format`, for `mu_dtype=` and `nu_dtype=`.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if there is no such table or block size.
+
+    Example:
+        >>> fmt = codebook("ulinear4", block_size=4, min_size=0, min_ndim=1)
+        >>> stored = fmt.encode(jnp.array([1.0, 0.3, 1e-3, 7.0]), None)
+        >>> stored.codes.tolist(), fmt.decode(stored).tolist()
+        ([1, 208], [1.0, 0.5, 0.5, 7.0])
+
+    Source: dynamic maps, T. Dettmers, "8-bit approximations for parallelism in deep learning", ICLR 2016,
+    and T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022, section 2.2; 4 bits and
+    "ulinear4", B. Li, J. Chen, J. Zhu, "Memory efficient optimizers with 4-bit states", NeurIPS 2023
+    (arXiv:2309.01507). Scales of one byte, stochastic rounding and the order of codes are ours (contract F8
+    to F11).
+    """
+    names = _listed(TABLE_NAMES)
+    if not isinstance(table, str):
+        raise TypeError(f"codebook: table={table!r} is not the name of a table. Use {names}.")
+    if table not in TABLE_NAMES:
+        raise ValueError(f"codebook: table={table!r} is not a table. Use {names}.")
+    fmt = _with_blocks("codebook", table, block_size, min_size, min_ndim)
+    if fmt.packed and isinstance(block_size, int) and block_size % 2:
+        raise ValueError(
+            f"codebook: block_size={block_size} is odd, and codes of {table!r} stand two to a byte. "
+            'Use an even block_size, "row" or None.'
+        )
+    return fmt
+
+
+def as_format(function: str, argument: str, dtype) -> Format:
+    """Return the `Format` of a plain state dtype; a `Format` is returned as it is.
+
+    Args:
+        function: whose argument it is, and
+        argument: which one, for the error.
+        dtype: a name, a dtype or a `Format`.
+
+    Raises:
+        TypeError: if it is none of these.
+        ValueError: if it cannot hold a state.
+    """
+    if isinstance(dtype, Format):
+        return dtype
+    way_out = 'Use "bfloat16", "float16" or "float32".'
+    if isinstance(dtype, str) and dtype in TABLE_NAMES:
+        raise ValueError(f'{function}: {argument}={dtype} is a table. Use codebook("{dtype}").')
+    try:
+        name = dtype if isinstance(dtype, str) and dtype in _NAMES else jnp.dtype(dtype).name
+    except TypeError:
+        raise TypeError(f"{function}: {argument}={dtype!r} is not a state dtype. {way_out}") from None
+    if name in PLAIN_STATE_DTYPES:
+        return Format(name)
+    if name.startswith(("float8", "ufloat8")):
+        raise ValueError(
+            f"{function}: {argument}={name} cannot hold a moment without a block scale. {way_out}"
+        )
+    raise ValueError(f"{function}: {argument}={name} is not a state dtype. {way_out}")
+
+
+def default_format(p) -> Format:
+    """Return the format of a moment of the weight `p` where none is asked for (contract F1)."""
+    return Format("bfloat16" if p.dtype == jnp.bfloat16 else "float32")
+
+
+def _name(dtype) -> str:
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return jnp.dtype(dtype).name
+    except TypeError:
+        raise TypeError(f"scaled: dtype={dtype!r} is not a dtype. Use {_listed(SCALED_DTYPES)}.") from None
+
+
+def _with_blocks(function: str, name: str, block_size, min_size, min_ndim) -> Format:
+    """Return a format with scales; refuse sizes that are none."""
+    if block_size is not None and block_size != "row":
+        whole = isinstance(block_size, int) and not isinstance(block_size, bool)
+        if not whole or block_size < 1:
+            error = ValueError if whole or isinstance(block_size, str) else TypeError
+            raise error(
+                f"{function}: block_size={block_size!r} is not a block size. "
+                'Use a positive integer, "row" or None.'
+            )
+    sizes = (_size(function, "min_size", min_size), _size(function, "min_ndim", min_ndim))
+    return Format(name, True, block_size, *sizes)
+
+
+def _size(function: str, name: str, value) -> int:
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{function}: {name}={value!r} is not an integer. Use an integer >= 0.") from None
+    if size < 0:
+        raise ValueError(f"{function}: {name}={size} is negative. Use an integer >= 0.")
+    return size
+
+
+def _listed(names) -> str:
+    quoted = [f'"{name}"' for name in names]
+    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"

@@ -1,0 +1,1 @@
+"""The ways to store a weight."""

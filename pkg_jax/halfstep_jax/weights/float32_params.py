@@ -1,0 +1,218 @@
+"""The weights as precisely as they are known: read for an export, set from a float32 checkpoint.
+
+Contract: P4, P5.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, leaf_name
+from halfstep_jax.numbers.float_formats import FLOAT_FORMATS
+from halfstep_jax.numbers.rounding import round_and_cast
+from halfstep_jax.weights.params import CompensateState
+from halfstep_jax.weights.wide_params import (
+    KeepMasterParamsState,
+    MasterWeights,
+    SplitParamsState,
+    SplitWeights,
+    WeightRule,
+    keeps_nothing,
+)
+
+
+class _CompensatedWeights:
+    """`compensate`: the sum of a weight and its compensation, read and set; the link itself updates it."""
+
+    dtype = jnp.bfloat16
+
+    def first_kept(self, p) -> jax.Array:
+        return jnp.zeros_like(p, dtype=jnp.bfloat16)
+
+    def rounds(self, p) -> bool:
+        return False
+
+    def join(self, p: jax.Array, kept: jax.Array) -> jax.Array:
+        return p.astype(jnp.float32) + kept.astype(jnp.float32)
+
+    def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        shown = round_and_cast(w, jnp.dtype(dtype).name, None)
+        rest = jnp.where(shown == w, np.float32(0), w - shown.astype(jnp.float32))
+        return shown, round_and_cast(rest, "bfloat16", None, saturate=True)
+
+
+def _split_rule(extra: jax.Array) -> WeightRule:
+    return SplitWeights(8 * extra.dtype.itemsize)
+
+
+_RULES: dict[type, tuple[str, Callable[[jax.Array], WeightRule]]] = {
+    CompensateState: ("compensation", lambda kept: _CompensatedWeights()),
+    SplitParamsState: ("extra", _split_rule),
+    KeepMasterParamsState: ("master", lambda kept: MasterWeights()),
+}
+"""Of each state that keeps something beside the weights: where, and by which rule."""
+
+
+def float32_params(params, state):
+    """Return the weights in float32, as precisely as they are known.
+
+    What `compensate`, `split_params` or `keep_master_params` keep in `state`, at any depth, is put together
+    with the params: p + compensation (rounded to float32), the whole of p and its further bits, the float32
+    copy. Where nothing is kept it is a plain cast. For export, and for evaluation at full precision.
+
+    Args:
+        params: the weights of the model.
+        state: of the optimizer that trains them: any nesting of Optax states.
+
+    Returns:
+        The tree of `params` in float32.
+
+    Raises:
+        TypeError: if a leaf is not float32, bfloat16 or float16.
+        ValueError: if `state` is of other params, or keeps something of one weight twice.
+
+    Example:
+        >>> import optax
+        >>> from halfstep_jax.rules.aliases import adamw
+        >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
+        >>> tx = adamw(1e-3, weight_decay=0.0, param_storage="split16")
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> params = optax.apply_updates(params, updates)
+        >>> print(params["w"][0], float32_params(params, state)["w"][0])
+        1 0.999
+
+    Source: ours.
+    """
+    function = "float32_params"
+    kept = _kept(function, params, state)
+
+    def known(path, p):
+        name = leaf_name(path)
+        check_weight(function, name, p)
+        if keeps_nothing(p) or name not in kept:
+            return jnp.asarray(p).astype(jnp.float32)
+        rule, array = kept[name]
+        return rule.join(p, array)
+
+    return jax.tree_util.tree_map_with_path(known, params)
+
+
+def set_float32_params(params, state, values):
+    """Return params and state that stand for float32 `values`: to load a float32 checkpoint.
+
+    `float32_params` of the two then gives `values`: exactly under `keep_master_params` and `split_params`
+    with 16 bits and bfloat16 weights, else rounded to nearest. Where nothing is kept the params are `values`
+    rounded to nearest. Moments and counts stay.
+
+    Args:
+        params: the weights of the model: their dtypes are kept.
+        state: of the optimizer that trains them: any nesting of Optax states.
+        values: float32, in the tree of `params`.
+
+    Returns:
+        (params, state), both new.
+
+    Raises:
+        TypeError: if a leaf is not float32, bfloat16 or float16.
+        ValueError: if trees or shapes differ, or a value, where it can be read now, is past the largest
+            float16 and the weight is float16.
+
+    Example:
+        >>> params = {"w": jnp.zeros(2, jnp.bfloat16)}
+        >>> from halfstep_jax.weights.params import compensate
+        >>> values = {"w": jnp.full(2, 1.001953125)}
+        >>> params, state = set_float32_params(params, compensate().init(params), values)
+        >>> print(params["w"][0], float32_params(params, state)["w"][0])
+        1 1.0019531
+
+    Source: ours.
+    """
+    function = "set_float32_params"
+    kept = _kept(function, params, state)
+    new_params, new_kept = {}, {}
+    for name, p, value in _pairs(function, params, values):
+        w = jnp.asarray(value).astype(jnp.float32)
+        if name in kept and not keeps_nothing(p):
+            new_params[name], new_kept[name] = kept[name][0].store(w, p.dtype, None)
+        else:
+            new_params[name] = round_and_cast(w, p.dtype.name, None)
+    named = jax.tree_util.tree_map_with_path
+    params = named(lambda path, p: new_params[leaf_name(path)], params)
+
+    def renew(found):
+        if type(found) not in _RULES:
+            return found
+        field, _ = _RULES[type(found)]
+        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), getattr(found, field))
+        return found._replace(**{field: tree})
+
+    return params, jax.tree.map(renew, state, is_leaf=_keeps)
+
+
+def _keeps(x) -> bool:
+    return type(x) in _RULES
+
+
+def _kept(function: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
+    """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
+    weights = {leaf_name(path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
+    found: dict[str, tuple[WeightRule, Any]] = {}
+    for keeper in filter(_keeps, jax.tree.leaves(state, is_leaf=_keeps)):
+        field, rule = _RULES[type(keeper)]
+        for path, array in jax.tree_util.tree_leaves_with_path(getattr(keeper, field)):
+            name = leaf_name(path)
+            p = weights.get(name)
+            if p is not None and keeps_nothing(p):
+                continue
+            if p is None or p.shape != array.shape:
+                shape = "not among the params" if p is None else f"of shape {p.shape}"
+                raise ValueError(
+                    f"{function}: the state keeps {array.shape} of '{name}', which is {shape}. "
+                    "Pass the state of these params."
+                )
+            if name in found:
+                raise ValueError(f"{function}: two states keep something of '{name}'. Pass one of the two.")
+            found[name] = rule(array), array
+    return found
+
+
+def _pairs(function: str, params, values):
+    """Return (name, weight, value) of every weight, checked."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+    try:
+        all_values = treedef.flatten_up_to(values)
+    except ValueError as error:
+        raise ValueError(
+            f"{function}: params and values are different trees: {error}. Pass values in the tree of params."
+        ) from None
+    rows = [(leaf_name(path), p, value) for (path, p), value in zip(leaves, all_values, strict=True)]
+    for name, p, value in rows:
+        check_weight(function, name, p)
+        if (dtype := str(getattr(value, "dtype", type(value).__name__))) not in HELD_BY_FLOAT32:
+            raise TypeError(
+                f"{function}: the value of '{name}' is {dtype}; values are float32, bfloat16 or float16. "
+                "Cast it."
+            )
+        if p.shape != value.shape:
+            raise ValueError(
+                f"{function}: '{name}' has shape {p.shape}, its value {value.shape}. "
+                "Pass values in the shapes of params."
+            )
+        _check_range(function, name, p, value)
+    return rows
+
+
+def _check_range(function: str, name: str, p, value) -> None:
+    if p.dtype != jnp.float16 or isinstance(value, Tracer):
+        return
+    largest = FLOAT_FORMATS["float16"].max
+    value = np.asarray(value).astype(np.float32)
+    if (past := np.abs(value) > largest).any():
+        raise ValueError(
+            f"{function}: '{name}' has {value[past][0]}, past the largest float16, {largest:.0f}. "
+            "Use bfloat16 params, or clip."
+        )

@@ -1,0 +1,1 @@
+"""From parameters to the memory that a plan works on, and back."""

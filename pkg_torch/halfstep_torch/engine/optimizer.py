@@ -1,0 +1,331 @@
+"""A chain of transforms as a `torch.optim.Optimizer`."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.chain import Chain, Link, Weights, chain
+from halfstep_torch.engine.batches import Batch, Leaf, attach_keys, attach_state
+from halfstep_torch.engine.compiling import Compile
+from halfstep_torch.engine.leaves import check_grad, check_weight, leaf_name
+from halfstep_torch.engine.running import compile_batch, run_batch
+from halfstep_torch.engine.state_dict import (
+    add_headers,
+    describe_formats,
+    load_group,
+    load_state,
+    make_header,
+    read_groups,
+    replace_groups,
+)
+from halfstep_torch.engine.step import Plan, make_plan, make_rules
+from halfstep_torch.rules.learning_rate import ScheduledGroup
+
+
+class Optimizer(torch.optim.Optimizer):
+    """A `torch.optim` optimizer that applies a chain of transforms.
+
+    At each step the gradient of every parameter that has one goes through the links of the chain, in float32,
+    and the weight becomes nearest(p + u) in its own dtype. Where it rounds is said by the links. Weights and
+    state are changed in place. A step happens for all parameters or, if anything is wrong, for none.
+
+    The links' numbers are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`, `mu_dtype`,
+    ...): a group's own value wins, and lr schedulers may write them. State per parameter is a flat dict:
+    `step`, an int64 0-d tensor, and what the links keep (`exp_avg`, `exp_avg_sq`), row-major, in its own
+    dtypes, which `load_state_dict` keeps to the bit.
+
+    Random words depend on (seed, step, name, element) alone: give parameters with their names
+    (`model.named_parameters()`), and neither their order, nor freezing some, nor resuming changes a bit.
+    Without names, a parameter's index over all groups stands for its name. torch's own generators are not
+    used.
+
+    Args:
+        params: parameters, pairs (name, parameter), or dicts of groups with their own values of the entries.
+            float32, bfloat16 or float16.
+        tx: a transform, or a `chain` of them.
+        maximize: ascend.
+        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on accelerators, and on
+            CPU from a million parameters up where a C++ compiler is found. The bits are the same.
+
+    Raises:
+        TypeError: if an argument, a parameter or a group's value is of a wrong type.
+        ValueError: if a value is out of range.
+        RuntimeError: if `compile` is True, a parameter on the CPU and there is no C++ compiler.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> tx = hs.chain(
+        ...     hs.scale_by_adam(b2=0.99),
+        ...     hs.add_decayed_weights(0.1),
+        ...     hs.scale_by_learning_rate(1e-3),
+        ...     hs.round_stochastically(seed=0),
+        ... )
+        >>> optimizer = hs.Optimizer(model.named_parameters(), tx)
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state[model.weight]["exp_avg"].dtype
+        torch.bfloat16
+
+    Source: contract A6, P1.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        tx: Chain | Link,
+        *,
+        maximize: bool = False,
+        compile: bool | str = "auto",
+    ) -> None:
+        self._chain = chain(tx)
+        self._seeds = [link.seed for link in self._chain.links]
+        self._compile = Compile(self._name, compile)
+        self._schedules: list[Callable | None] = []
+        self._applies: dict[str, tuple[bool, ...]] = {}
+        defaults = {**self._chain.entries, "maximize": maximize}
+        self._schedule = defaults.pop("lr") if callable(defaults.get("lr")) else None
+        super().__init__(params, defaults)
+        self._check_choices()
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_chain", "_seeds", "_compile", "_schedule", "_schedules", "_applies")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, with its own values of the chain's entries if it has any.
+
+        Args:
+            param_group: `params`, and any of the entries. A callable `lr` is kept outside the group.
+
+        Raises:
+            TypeError: if a parameter or a value is of a wrong type; nothing is added.
+            ValueError: if a value is out of range; nothing is added.
+        """
+        schedule = param_group.get("lr", self._schedule) if isinstance(param_group, dict) else None
+        if callable(schedule):
+            param_group = ScheduledGroup(param_group)
+        else:
+            schedule = None
+        super().add_param_group(param_group)
+        if schedule is not None:
+            self.param_groups[-1].pop("lr", None)
+        self._schedules.append(schedule)
+        try:
+            self._check_new_group(self.param_groups[-1])
+        except BaseException:
+            self.param_groups.pop()
+            self._schedules.pop()
+            raise
+
+    def _check_new_group(self, group: Mapping[str, Any]) -> None:
+        last = len(self.param_groups) - 1
+        for i, name, param in self._named():
+            if i == last:
+                check_weight(self._name, name, param)
+                self._compile.check(self._name, param.device)
+        if len(set(group["params"])) < len(group["params"]):
+            raise ValueError(f"{self._name}: a parameter stands twice in param group {last}. Pass it once.")
+        values = self._read(last)
+        all_weights = {self._weights(name, param) for i, name, param in self._named() if i == last}
+        for weights in all_weights:
+            make_rules(self._chain.links, self._name, values, weights)
+
+    def _check_choices(self) -> None:
+        """Raise ValueError if a link was to choose among the parameters, and chooses nothing."""
+        named = list(self._named())
+        for i, link in enumerate(self._chain.links):
+            if link.reads_names:
+                values = self._read(0)[i]
+                applied = [(name, p) for _, name, p in named if self._applies_to(name, p)[i]]
+                link.check_choice(self._name, values, [self._weights(name, p) for name, p in applied])
+
+    def _weights(self, name: str, param: Tensor) -> Weights:
+        """Return what decides how a parameter is stepped."""
+        named = any(link.reads_names for link in self._chain.links)
+        return Weights(param.dtype, param.shape, name if named else "")
+
+    def _read(self, index: int, saved: Mapping[str, Any] | None = None) -> list[tuple]:
+        """Return of each link the checked values of a group's entries; of dtypes, those of a saved group."""
+        group, schedule = self.param_groups[index], self._schedules[index]
+        if saved is not None:
+            group = {**group, **{key: value for key, value in saved.items() if key.endswith("_dtype")}}
+        if schedule is not None:
+            if "lr" in group:
+                raise ValueError(
+                    f"{self._name}: lr={group['lr']} stands in param group {index}, whose lr is a function "
+                    "of the step. Use one of the two."
+                )
+            group = {**group, "lr": schedule}
+        return [link.read(self._name, group) for link in self._chain.links]
+
+    def _named(self) -> Iterator[tuple[int, str, Tensor]]:
+        """Yield (group index, leaf name, parameter) of all parameters (contract W7)."""
+        index = 0
+        for i, group in enumerate(self.param_groups):
+            names = group.get("param_names")
+            for j, param in enumerate(group["params"]):
+                yield i, leaf_name(names[j]) if names else str(index), param
+                index += 1
+
+    def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
+        """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""
+        values: dict[int, list[tuple]] = {}
+        for i, name, param in self._named():
+            if i not in values:
+                values[i] = self._read(i)
+            weights = self._weights(name, param)
+            yield name, param, self._plan(i, weights, self._applies_to(name, param), values[i])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
+
+        That entry, `halfstep`, holds the spec version, the links of the chain, their seeds and the
+        parameters' leaf names. All of it loads with `torch.load(weights_only=True)`. State arrays are not
+        copied.
+        """
+        state_dict = super().state_dict()
+        describe_formats(state_dict)
+        add_headers(state_dict, self._headers())
+        return state_dict
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state dict was made: every bit and dtype of the state is kept.
+
+        Numbers of the param groups and the seeds are taken from the state dict; state arrays are copied.
+
+        Args:
+            state_dict: what `state_dict` returned.
+
+        Raises:
+            TypeError: if it is not a state dict.
+            ValueError: if it is of another chain, spec version, names, shapes or formats. Nothing is changed.
+        """
+        state_dict = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        saved_groups, seeds = read_groups(state_dict, self._headers())
+        state = {}
+        ids = [saved_id for group in saved_groups for saved_id in group["params"]]
+        for saved_id, (i, name, param) in zip(ids, self._named(), strict=True):
+            saved = state_dict["state"].get(saved_id)
+            if saved:
+                of_plan = i, self._weights(name, param), self._applies_to(name, param)
+                arrays = self._plan(*of_plan, self._read(i)).arrays
+                saved_arrays = self._plan(*of_plan, self._read(i, saved_groups[i])).arrays
+                state[param] = load_state(name, param, arrays, saved_arrays, saved)
+        groups = [
+            load_group(group, saved, schedule is not None)
+            for group, saved, schedule in zip(self.param_groups, saved_groups, self._schedules, strict=True)
+        ]
+        replace_groups(self.param_groups, groups, lambda: [self._read(i) for i in range(len(groups))])
+        self.state.clear()
+        self.state.update(state)
+        self._seeds = seeds
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def _headers(self) -> list[dict[str, Any]]:
+        names: list[list[str]] = [[] for _ in self.param_groups]
+        for i, name, _ in self._named():
+            names[i].append(name)
+        return [make_header(self._chain, self._seeds, of_group) for of_group in names]
+
+    def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+            zero_grad: drop the gradients afterwards, as `zero_grad()` does.
+
+        Returns:
+            What `closure` returned, or None.
+
+        Raises:
+            TypeError: if a gradient is sparse or of a wrong dtype, or a group's value of a wrong type.
+            ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
+                range. Weights and state are then unchanged.
+        """
+        loss = None
+        if closure is not None:
+            if not callable(closure):
+                raise TypeError(
+                    f"{self._name}: closure={closure!r} is not a function. "
+                    "Use step(), or step(zero_grad=True)."
+                )
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            # Inside a compiled training step this is a graph break: Dynamo must not trace NumPy on the host.
+            # A decorator would do, and import Dynamo together with this package.
+            torch.compiler.disable(self._step)()  # pyright: ignore[reportCallIssue]
+        if zero_grad:
+            self.zero_grad()
+        return loss
+
+    def _step(self) -> None:
+        batches = self._batches()
+        attach_state(self._name, batches, self.state)
+        attach_keys(batches, self._seeds)
+        elements: dict[torch.device, int] = {}
+        for _, _, param in self._named():
+            elements[param.device] = elements.get(param.device, 0) + param.numel()
+        compiled_from = [
+            self._compile.prepare(
+                self._name, batch.device, elements[batch.device], partial(compile_batch, batch)
+            )
+            for batch in batches
+        ]
+        # Everything that can fail has been tried: from here on, weights change.
+        for batch, shortest in zip(batches, compiled_from, strict=True):
+            run_batch(batch, shortest)
+        for batch in batches:
+            for leaf in batch.leaves:
+                self.state[leaf.param]["step"] += 1
+
+    def _batches(self) -> list[Batch]:
+        """Check all gradients and numbers, and sort the parameters that have a gradient."""
+        values: dict[int, list[tuple]] = {}
+        plans: dict[tuple, Plan] = {}
+        distinct: dict[Plan, Plan] = {}
+        batches: dict[tuple, Batch] = {}
+        for i, name, param in self._named():
+            if param.grad is None:
+                continue
+            check_grad(self._name, name, param)
+            if i not in values:
+                values[i] = self._read(i)
+            of_plan = (i, self._weights(name, param), self._applies_to(name, param))
+            if of_plan not in plans:
+                plan = self._plan(*of_plan, values[i])
+                plans[of_plan] = distinct.setdefault(plan, plan)
+            plan = plans[of_plan]
+            state = self.state.get(param)
+            step = int(state["step"]) + 1 if state else 1
+            of_batch = (i, id(plan), step, param.device, param.grad.dtype)
+            if of_batch not in batches:
+                links = self._chain.links
+                numbers = [links[j].numbers(self._name, values[i][j], step) for j in plan.links]
+                batches[of_batch] = Batch(plan, numbers, param.device, param.grad.dtype)
+            batches[of_batch].leaves.append(Leaf(param, name, step))
+        return list(batches.values())
+
+    def _plan(self, group: int, weights: Weights, applies: tuple[bool, ...], values: list[tuple]) -> Plan:
+        links, maximize = self._chain.links, bool(self.param_groups[group]["maximize"])
+        rules = make_rules(links, self._name, values, weights)
+        rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
+        return make_plan(rules, self._seeds, weights.dtype, maximize, links[-1].wraps if links else 0)
+
+    def _applies_to(self, name: str, param: Tensor) -> tuple[bool, ...]:
+        if name not in self._applies:
+            self._applies[name] = tuple(link.applies_to(name, param) for link in self._chain.links)
+        return self._applies[name]

@@ -1,0 +1,191 @@
+"""Random words: one uint32 per element, a pure function of (seed, step, leaf, role, index).
+
+Contract: section W. Keys are few and made with NumPy on the host; words are many and made with torch, on the
+device, in int32 (torch has no uint32 arithmetic; the wrap gives the same bits). Nothing is drawn and nothing
+is kept: torch's own generators are never read or moved.
+"""
+
+import enum
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halfstep_torch.numbers.seeds import Seed, as_seed
+
+
+class Role(enum.IntEnum):
+    """What a word is used for: streams of one leaf and step that must not be shared (contract W6)."""
+
+    PARAM = 0
+    MU = 1
+    NU = 2
+    ACCUMULATOR = 3
+    STATE = 4
+
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+_GOLDEN_RATIO = np.uint32(0x9E3779B9)
+
+
+def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Derive keys from `key` and `x`: Threefry-2x32 in 20 rounds of the counter (0, x) under `key`.
+
+    Args:
+        key: two uint32 arrays, of shapes that broadcast with `x`.
+        x: uint32 array.
+
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2; constants as
+        in
+    Random123's threefry.h. Contract W3.
+    """
+    k0, k1 = key
+    schedule = (k0, k1, k0 ^ k1 ^ _PARITY)
+    x0, x1 = np.broadcast_arrays(k0, x)[0], x + k1
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = ((x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))) ^ x0
+        x0 = x0 + schedule[(group + 1) % 3]
+        x1 = x1 + (schedule[(group + 2) % 3] + np.uint32(group + 1))
+    return x0, x1
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def leaf_id(name: str) -> int:
+    """Return the 32-bit FNV-1a hash of the UTF-8 bytes of a leaf's name.
+
+    Example:
+        >>> hex(leaf_id("layer/w"))
+        '0x66ca8284'
+
+    Source: Fowler, Noll, Vo, "The FNV non-cryptographic hash algorithm", draft-eastlake-fnv, section 2.
+    """
+    value = 0x811C9DC5
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value
+
+
+def leaf_keys(seed: int, steps: Sequence[int], leaves: Sequence[int], roles: Sequence[int]) -> np.ndarray:
+    """Return the keys of many leaves at once: uint32 rows (k0, k1 of the first role, of the second, ...).
+
+    (k0, kx) = fold(fold(seed, step), leaf); k1 = the second word of fold((k0, kx), role): contract W4.
+
+    Args:
+        seed: in [0, 2^64).
+        steps: of each leaf, the count after its increment.
+        leaves: id of each leaf.
+        roles: the same for every leaf.
+    """
+    high, low = np.uint32(seed >> 32), np.uint32(seed & 0xFFFFFFFF)
+    step_words, inverse = np.unique(np.asarray(steps, np.uint32), return_inverse=True)
+    step_keys = fold((np.full_like(step_words, high), np.full_like(step_words, low)), step_words)
+    k0, kx = fold((step_keys[0][inverse], step_keys[1][inverse]), np.asarray(leaves, np.uint32))
+    k1 = fold((k0[:, None], kx[:, None]), np.asarray(roles, np.uint32)[None, :])[1]
+    return np.concatenate([k0[:, None], k1], axis=1)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    # int32 shifts drag the sign along; the mask makes the shift a logical one.
+    return (x >> bits) & ((1 << (32 - bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """Return the two-multiply finaliser of int32 patterns.
+
+    Source: C. Wellons, hash-prospector, "lowbias32" (2018), with his later constants 0x7feb352d, 0x846ca68b.
+    """
+    x = (x ^ _shift_right(x, 16)) * 0x7FEB352D
+    x = (x ^ _shift_right(x, 15)) * (0x846CA68B - (1 << 32))
+    return x ^ _shift_right(x, 16)
+
+
+def words_from(index: Tensor, k0, keys: dict[int, int | Tensor]) -> Callable[[int], Tensor]:
+    """Return a function from role to words: mix(mix(index ^ k0) + k1), the inner mix shared by all roles.
+
+    Args:
+        index: int32, the low half of the row-major index. Whoever cuts an array sees to it that the high half
+            is the same for all of `index`, and adds 0x9E3779B9 times that half to every k1.
+        k0: int32 number or 0-d tensor.
+        keys: of each role its k1.
+    """
+    inner = mix(index ^ k0)
+    return lambda role: mix(inner + keys[role])
+
+
+def as_int32(words: np.ndarray) -> np.ndarray:
+    """Return uint32 words as int32 of the same patterns."""
+    return words.astype(np.uint32, copy=False).view(np.int32)
+
+
+def high_key(k1: np.ndarray, high: int) -> np.ndarray:
+    """Return k1 for elements whose row-major index has the high half `high` (contract W8)."""
+    return k1 + _GOLDEN_RATIO * np.full_like(k1, high)
+
+
+def random_words(
+    seed: Seed,
+    step: int,
+    leaf: str | int,
+    role: int,
+    shape: int | Sequence[int],
+    offset: int = 0,
+    *,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi).
+
+    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array; k0 and k1
+    come from (seed, step, leaf, role) by Threefry. Consumers take the top bits. Nothing is rounded.
+
+    Args:
+        seed: an integer in [0, 2^64), or two uint32 words (high, low).
+        step: the count after its increment; 1 at the first update.
+        leaf: the leaf's name, or its uint32 id.
+        role: a `Role`.
+        shape: of the array, or of the part of it that starts at `offset`.
+        offset: row-major index of the first element.
+        device: where to make them.
+
+    Returns:
+        uint32, of `shape`.
+
+    Raises:
+        TypeError: if the seed is not an integer or a pair.
+        ValueError: if the seed, the step or a leaf's id is out of range.
+
+    Example:
+        >>> [hex(word) for word in random_words(0, 1, "w", Role.PARAM, (2,)).tolist()]
+        ['0xf0de8308', '0xe6012f71']
+
+    Source: contract W1 to W8.
+    """
+    seed = as_seed("random_words", seed)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    leaf = leaf_id(leaf) if isinstance(leaf, str) else leaf
+    if not 0 <= step < 2**32:
+        raise ValueError(
+            f"random_words: step={step} is outside [0, 2^32). Use the count of updates, 1 at the first."
+        )
+    if not 0 <= leaf < 2**32:
+        raise ValueError(
+            f"random_words: leaf={leaf} is outside [0, 2^32). Use a name, or what leaf_id gives."
+        )
+    row = leaf_keys(seed, [step], [leaf], [role])[0]
+    total, parts = math.prod(shape), []
+    start = offset
+    while start < offset + total:
+        # The high half of the index is constant within a part.
+        stop = min(offset + total, (start >> 32) + 1 << 32)
+        k0, k1 = as_int32(np.array([row[0], high_key(row[1:], start >> 32)[0]]))
+        low = start & 0xFFFFFFFF
+        index = torch.arange(low, low + stop - start, dtype=torch.int64, device=device).to(torch.int32)
+        parts.append(words_from(index, int(k0), {role: int(k1)})(role))
+        start = stop
+    flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32, device=device)
+    return flat.view(torch.uint32).reshape(shape)

@@ -1,0 +1,165 @@
+"""Rounding from float32 to a narrower format, the random words given by the caller.
+
+Contract: section R. Every decision is made on bit patterns in int32, so that eager and compiled code, on any
+device, decide alike; the cast at the end only ever sees values that the target holds, infinity or NaN.
+Nothing here draws random numbers, and nothing here knows what an optimizer is.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.numbers.float_formats import FLOAT_FORMATS, FloatFormat, dtype_name
+
+_EXPONENT_BIAS = 127
+_MANTISSA_BITS = 23
+# Patterns of float32.
+_SIGN, _LARGEST, _INFINITY, _NAN = -(1 << 31), 0x7F7FFFFF, 0x7F800000, 0x7FC00000
+
+
+def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = False) -> Tensor:
+    """Round float32 `x` to `dtype`.
+
+    With s the significand of x and d the number of its low bits that `dtype` cannot hold, the result is
+    (s >> d) + up, in magnitude, where
+
+        nearest (`words` is None):  up = 1 if the discarded bits are over one half, or just one half and s >>
+        d odd
+        stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
+
+    Rounds once, here. A value that `dtype` holds never moves; NaN stays NaN.
+
+    Args:
+        x: float32 tensor.
+        dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2", or the
+            torch dtype of that name.
+        words: one word per element (uint32, or int32 of the same pattern), or None for nearest, ties to even.
+        saturate: the rule for states. False (for parameters): past the largest finite value comes infinity,
+            or NaN where the format has none; infinity stays what it is. True: the largest finite value, and
+            infinity becomes NaN.
+
+    Returns:
+        A tensor of `dtype`, in the shape of `x`.
+
+    Raises:
+        TypeError: if `x` is not a float32 tensor, or `words` no tensor of words.
+        ValueError: if `dtype` is not one of the five, or `words` has another shape than `x`.
+
+    Example:
+        >>> words = torch.tensor([0, -(2**31), -1], dtype=torch.int32)
+        >>> round_to(torch.full((3,), 1.0 + 2**-8), "bfloat16", words)
+        tensor([1.0000, 1.0078, 1.0078], dtype=torch.bfloat16)
+
+    Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022, section 2, mode 1, by
+        magnitude.
+    The carry form is ours. Contract R1 to R7.
+    """
+    name = _check_round_to(x, dtype, words)
+    if words is not None:
+        words = words.view(torch.int32)
+    return round_value(x, name, words, saturate)
+
+
+def _check_round_to(x: Tensor, dtype, words: Tensor | None) -> str:
+    name = dtype_name(dtype)
+    if name != "float32" and name not in FLOAT_FORMATS:
+        targets = '"float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2"'
+        raise ValueError(f"round_to: dtype={name} is not a rounding target. Use {targets}.")
+    if not isinstance(x, Tensor) or x.dtype != torch.float32:
+        given = dtype_name(x.dtype) if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"round_to: x is {given}; it is rounded from float32. Cast it to float32.")
+    if words is None:
+        return name
+    if not isinstance(words, Tensor) or words.dtype not in (torch.uint32, torch.int32):
+        given = dtype_name(words.dtype) if isinstance(words, Tensor) else type(words).__name__
+        raise TypeError(f"round_to: words are {given}. Use one uint32 word per element.")
+    if words.shape != x.shape:
+        raise ValueError(
+            f"round_to: words have shape {tuple(words.shape)}, x {tuple(x.shape)}. "
+            "Use one uint32 word per element."
+        )
+    return name
+
+
+def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> Tensor:
+    """Round as `round_to` does, unchecked, `words` in int32: the form that update rules are made of."""
+    if name == "float32":
+        return torch.where(x.abs() < math.inf, x, math.nan) if saturate else x
+    if name == "bfloat16":
+        return _round_bfloat16(x, words, saturate).to(torch.bfloat16)
+    fmt = FLOAT_FORMATS[name]
+    return rounded(x, fmt, words, saturate).to(fmt.dtype)
+
+
+def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
+    """Return what `round_value` does for a format of fewer exponent bits than float32, still in float32."""
+    value = round_narrow(x, fmt, words)
+    if saturate:
+        return torch.where(x.abs() < math.inf, value.clamp(-fmt.largest, fmt.largest), math.nan)
+    value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
+    return torch.where(x == x, value, math.nan)
+
+
+def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool) -> Tensor:
+    """Round to a float32 that bfloat16 holds, in integer arithmetic throughout.
+
+    bfloat16 is the upper half of float32: a sum below the cut carries as it must, into the exponent too, and
+    out of the largest finite value into infinity. No select, no comparison: in the compiled step each costs
+    more than the arithmetic here.
+    """
+    bits = x.view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
+    addend = ((bits >> 16) & 1) + 0x7FFF if words is None else (words >> 16) & 0xFFFF
+    rounded = magnitude + addend
+    if saturate:
+        rounded = rounded.clamp(max=_LARGEST)
+    # All ones where the result is to be NaN: past infinity, or with `saturate` from infinity on.
+    to_nan = ((_LARGEST if saturate else _INFINITY) - magnitude) >> 31
+    return ((rounded & -0x10000) | (to_nan & _NAN) | (bits & _SIGN)).view(torch.float32)
+
+
+def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
+    """Round to a float32 that `fmt`, of fewer exponent bits, holds, or that lies past its range."""
+    return _nearest_narrow(x, fmt) if words is None else _stochastic_narrow(x, fmt, words)
+
+
+def _nearest_narrow(x: Tensor, fmt: FloatFormat) -> Tensor:
+    bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
+    normal = ((bits + (((bits >> drop) & 1) + (1 << (drop - 1)) - 1)) & -(1 << drop)).view(torch.float32)
+    # Of a float32 sum with this power of two the unit in the last place is the quantum of the subnormals.
+    power = 2.0 ** (fmt.min_exponent - fmt.mantissa_bits + _MANTISSA_BITS)
+    subnormal = (x.abs() + power) - power
+    subnormal = torch.where(bits < 0, -subnormal, subnormal)
+    return torch.where(x.abs() < 2.0**fmt.min_exponent, subnormal, normal)
+
+
+def _stochastic_narrow(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
+    bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
+    magnitude = bits & 0x7FFFFFFF
+    normal = (magnitude + ((words >> (32 - drop)) & ((1 << drop) - 1))) & -(1 << drop)
+    first_normal = (fmt.min_exponent + _EXPONENT_BIAS) << _MANTISSA_BITS
+    subnormal = _stochastic_subnormal(magnitude.clamp(max=first_normal).view(torch.float32), fmt, words)
+    value = torch.where(magnitude < first_normal, subnormal.view(torch.int32), normal)
+    return (value | (bits & _SIGN)).view(torch.float32)
+
+
+def _stochastic_subnormal(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
+    """Round non-negative float32 up to the smallest normal number to multiples of the smallest number.
+
+    In float32: every product is by a power of two and every difference of a number and its whole part, so
+    nothing is rounded on the way. Of the discarded part, 32 bits are kept, in two halves.
+    """
+    smallest = 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)
+    kept, part = _whole_and_part(x * (1 / smallest))
+    high, part = _whole_and_part(part * 2.0**16)
+    low, _ = _whole_and_part(part * 2.0**16)
+    fraction = (high.to(torch.int32) << 16) | low.to(torch.int32)
+    # The sum carries where it is less than a part, unsigned: that order is the signed one, sign bits flipped.
+    up = ((fraction + words) ^ _SIGN) < (fraction ^ _SIGN)
+    return (kept + up.to(torch.float32)) * smallest
+
+
+def _whole_and_part(x: Tensor) -> tuple[Tensor, Tensor]:
+    whole = x.floor()
+    return whole, x - whole

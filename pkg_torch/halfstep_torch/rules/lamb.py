@@ -1,0 +1,185 @@
+"""LAMB as a whole optimizer, and LAMB16: chains under torch's names and arguments, no arithmetic.
+
+Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb16.md`.
+"""
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+
+from halfstep_torch.chain import Chain, Link, chain
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.numbers.hyperparameters import pair
+from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.rules.adam import ScaleByAdam
+from halfstep_torch.rules.aliases import DType, stored
+from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.storage.formats import scaled
+
+LAMB16_MU = scaled("float8_e4m3fn", 128)
+LAMB16_NU = scaled("ufloat8_e5m3", 128)
+
+
+class Lamb(Optimizer):
+    """LAMB for weights and moments in 16 bits: Adam, with a learning rate for each parameter.
+
+    `chain(scale_by_adam, add_decayed_weights, scale_by_trust_ratio, scale_by_learning_rate,
+    round_stochastically)`: all arithmetic in float32; rounds each moment to its dtype, and the weight to its
+    own, once per step.
+
+    Args:
+        params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
+        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count
+            of steps so far to a number. A step moves a parameter by about this share of its norm.
+        betas: decay rates of the two moments.
+        eps: added to the square root of the second moment.
+        weight_decay: decoupled decay; it is part of the update whose norm is taken.
+        maximize: ascend.
+        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
+            a `scaled` or `codebook` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `codebook` format
+            without a sign, or "ufloat8_e6m2".
+        mu_rounding: "auto" (nearest unless that would freeze the moment), "stochastic", "nearest" or
+            "nearest_unchecked".
+        nu_rounding: likewise, for the second moment.
+        param_storage: how weights of 16 bits are stored, as in `AdamW`. Under "split8", "split16" and
+            "master" norms too are those of the float32 weights.
+        bias_correction: the paper's first version and its last have it, its third has not. Without decay and
+            `eps` the ratio cancels it, all but rounding.
+        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; what comes before the ratio has the same bits.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> matrices = {"params": [("weight", model.weight)]}
+        >>> biases = {"params": [("bias", model.bias)], "min_ratio": 1, "max_ratio": 1}  # no ratio
+        >>> optimizer = hs.Lamb([matrices, biases], lr=1e-2, weight_decay=0.01)
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step(zero_grad=True)
+
+    Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
+        ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        mu_dtype: DType = None,
+        nu_dtype: DType = None,
+        mu_rounding: str = "auto",
+        nu_rounding: str = "stochastic",
+        param_storage: str = "stochastic",
+        bias_correction: bool = True,
+        max_norm: float | None = None,
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        function = type(self).__name__
+        seed = as_seed(function, seed)
+        b1, b2 = pair(function, "betas", betas)
+        moments = (mu_dtype, nu_dtype, mu_rounding, nu_rounding)
+        adam = ScaleByAdam(b1, b2, eps, 0.0, *moments, False, seed, bias_correction)
+        trust = ScaleByTrustRatio(0.0, 1.0, 0.0, max_norm, None, None)
+        tx = _chained(adam, weight_decay, trust, lr)
+        tx = stored(function, tx, param_storage, seed)
+        super().__init__(params, tx, maximize=maximize, compile=compile)
+
+
+class Lamb16(Optimizer):
+    """LAMB with 16 bits of state per parameter: what LAMB16 set out to do, in formats that keep it.
+
+    `Lamb` with its first moment in float8_e4m3fn and its second, rounded stochastically, in ufloat8_e5m3,
+    each in blocks of 128 with a scale: 2.02 bytes per parameter. With `trust_power`, LAMB16's trust ratio:
+
+        ratio = clamp((((1e-3 / lr) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
+
+    so that a step is proportional to lr^(1 - trust_power). As published, LAMB16 keeps under 1 % of the
+    momentum of a large layer: it divides by the norm over n, where the block's largest magnitude is wanted.
+    `docs/lamb16.md` has the figures.
+
+    Args:
+        params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
+        lr: learning rate, as in `Lamb`.
+        betas: decay rates of the two moments.
+        eps: added to the square root of the second moment.
+        weight_decay: as in `Lamb`.
+        maximize: ascend.
+        mu_dtype: as in `Lamb`.
+        nu_dtype: as in `Lamb`.
+        mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked".
+        nu_rounding: likewise.
+        param_storage: how weights of 16 bits are stored, as in `Lamb`.
+        bias_correction: as in `Lamb`. The published code has none.
+        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.
+        trust_power: None for LAMB's own ratio, or a number in (0, 1); the published code has 0.382. Not 1:
+            the learning rate would cancel, and a schedule do nothing.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; what comes before the ratio has the same bits.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(128, 64, dtype=torch.bfloat16)
+        >>> optimizer = hs.Lamb16(model.named_parameters(), lr=1e-2, trust_power=0.382)
+        >>> model(torch.ones(1, 128, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state[model.weight]["exp_avg_sq_scale"].shape
+        torch.Size([64, 1])
+
+    Source: vxst, "LAMB16", 2024, https://github.com/vxst/LAMB16, for the aim and the ratio; LAMB as in `Lamb`
+        (contract L4).
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        mu_dtype: DType = LAMB16_MU,
+        nu_dtype: DType = LAMB16_NU,
+        mu_rounding: str = "auto",
+        nu_rounding: str = "stochastic",
+        param_storage: str = "stochastic",
+        bias_correction: bool = True,
+        max_norm: float | None = None,
+        trust_power: float | None = None,
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        function = type(self).__name__
+        seed = as_seed(function, seed)
+        b1, b2 = pair(function, "betas", betas)
+        moments = (mu_dtype, nu_dtype, mu_rounding, nu_rounding)
+        adam = ScaleByAdam(b1, b2, eps, 0.0, *moments, False, seed, bias_correction)
+        trust = ScaleByTemperedTrustRatio(trust_power, max_norm)
+        tx = _chained(adam, weight_decay, trust, lr)
+        tx = stored(function, tx, param_storage, seed)
+        super().__init__(params, tx, maximize=maximize, compile=compile)
+
+
+def _chained(
+    adam: Link, weight_decay: float, trust: Link, lr: float | Tensor | Callable[[int], float]
+) -> Chain:
+    """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
+    return chain(adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr))

@@ -1,0 +1,125 @@
+"""How an array is cut into blocks that share a scale. Contract: F4, F11. Vectors: formats, codebook.
+
+Everything here works on row-major order, on an array or on any stretch of it that holds whole runs.
+"""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """The cut of arrays of one shape, in the least that tells it from another.
+
+    Attributes:
+        size: elements of a block.
+        run: elements of a run, whose last block is short; None where every block is whole.
+    """
+
+    size: int
+    run: int | None = None
+
+    @property
+    def unit(self) -> int:
+        """Elements of the shortest stretch that can be cut by itself."""
+        return self.run or self.size
+
+    @property
+    def padded(self) -> int:
+        """Elements of a unit once its last block is made whole."""
+        return -(-self.unit // self.size) * self.size
+
+    def count(self, elements: int) -> int:
+        """Return the number of blocks of a stretch of whole units."""
+        return elements // self.unit * (self.padded // self.size)
+
+    @property
+    def packed(self) -> int:
+        """Bytes of a unit in codes of 4 bits."""
+        return -(-self.unit // 2)
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Return 4-bit codes two to a byte, the earlier one in the low half; a unit ends with its byte.
+
+        Args:
+            codes: uint8, whole units, in row-major order.
+
+        Returns:
+            uint8, in one row, or in rows of units if `codes` are.
+        """
+        units = codes.reshape(-1, self.unit)
+        pairs = torch.nn.functional.pad(units, (0, self.unit % 2)).view(-1, self.packed, 2)
+        packed = pairs[..., 0] | (pairs[..., 1] << 4)
+        return packed if codes.shape == units.shape else packed.view(-1)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return the codes, in one row or in rows of units as their bytes are."""
+        units = packed.reshape(-1, self.packed)
+        codes = torch.stack([units & 15, units >> 4], dim=2).view(-1, 2 * self.packed)[:, : self.unit]
+        return codes if packed.shape == units.shape else codes.reshape(-1)
+
+    def cut(self, x: Tensor) -> Tensor:
+        """Return x in the shape (blocks, size), short blocks filled up with zeros."""
+        if self.run is None:
+            return x.reshape(-1, self.size)
+        runs = x.reshape(-1, self.run)
+        return torch.nn.functional.pad(runs, (0, self.padded - self.run)).reshape(-1, self.size)
+
+    def join(self, blocks: Tensor, shape: torch.Size) -> Tensor:
+        """Return what `cut` was given, in its shape."""
+        if self.run is None:
+            return blocks.reshape(shape)
+        return blocks.reshape(-1, self.padded)[:, : self.run].reshape(shape)
+
+
+def block_layout(shape: tuple[int, ...], block_size: int | str | None) -> tuple[tuple[int, ...], int, int]:
+    """Return (leading shape, length of the run, block size) of an array.
+
+    A run is the shortest run of trailing axes whose product reaches `block_size`, or all axes where none
+    does; blocks stand along it, and the last one of a run may be short.
+
+    Args:
+        shape: of the array.
+        block_size: a number of elements, "row" (one block per last-axis row) or None (one block in all).
+
+    Example:
+        >>> block_layout((64, 16, 3, 3), 128)
+        ((64,), 144, 128)
+    """
+    shape = tuple(shape)
+    if block_size is None:
+        return (), math.prod(shape), math.prod(shape)
+    if block_size == "row":
+        return shape[:-1], shape[-1] if shape else 1, shape[-1] if shape else 1
+    assert isinstance(block_size, int)
+    axes = min(1, len(shape))
+    while axes < len(shape) and math.prod(shape[len(shape) - axes :]) < block_size:
+        axes += 1
+    return shape[: len(shape) - axes], math.prod(shape[len(shape) - axes :]), block_size
+
+
+def blocks_of(shape: tuple[int, ...], block_size: int | str | None) -> Blocks:
+    """Return the cut of arrays of a shape; equal cuts are equal, whatever the shape."""
+    _, run, size = block_layout(shape, block_size)
+    size = max(1, min(size, run))
+    return Blocks(size, run if run % size else None)
+
+
+def scale_shape(shape: tuple[int, ...], block_size: int | str | None) -> tuple[int, ...]:
+    """Return the shape of the scales: the leading shape, and the number of blocks of a run."""
+    leading, run, size = block_layout(shape, block_size)
+    return (*leading, -(-run // size) if size else 0)
+
+
+def packed_shape(shape: tuple[int, ...], block_size: int | str | None) -> tuple[int, ...]:
+    """Return the shape of 4-bit codes, two to a byte: the leading shape, and the bytes of a run.
+
+    Example:
+        >>> packed_shape((64, 32, 3, 3), 128), packed_shape((5, 7), "row")
+        ((64, 144), (5, 4))
+    """
+    leading, run, _ = block_layout(shape, block_size)
+    return (*leading, -(-run // 2))

@@ -1,0 +1,324 @@
+"""How a state array is stored: encode float32 to codes and scales, decode them to float32.
+
+Contract: section F. Vectors: formats, codebook. A `Format` is all that an update rule knows of storage, and
+it knows nothing of update rules.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.storage.blocks import Blocks, blocks_of, packed_shape, scale_shape
+from halfstep_torch.storage.codes import MAPPED_CODES, MARKED, PLAIN_CODES, SCALED_CODES, Codes
+
+_WITH_SCALES = {**SCALED_CODES, **MAPPED_CODES}
+_LISTED_TABLES = '"dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4"'
+
+
+class Encoded(NamedTuple):
+    """A stored array, or a stretch of one.
+
+    Attributes:
+        codes: in the shape of the array; of 4 bits, two to a byte and in one row, or in rows of units.
+        scale: uint8, one per block, in one row; None in a format without.
+    """
+
+    codes: Tensor
+    scale: Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A way to store an array of float32. Made by `scaled` or `codebook`, or from the name of a plain dtype.
+
+    Attributes:
+        name: of the codes: a plain state dtype, or with a scale one that `scaled` or `codebook` takes.
+        scaled: whether blocks have a scale.
+        block_size: elements of a block, "row" or None.
+        min_size: smaller arrays are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+        blocks: the cut of the arrays at hand, once `for_shape` has said of what shape they are.
+    """
+
+    name: str
+    scaled: bool = False
+    block_size: int | str | None = None
+    min_size: int = 0
+    min_ndim: int = 0
+    blocks: Blocks | None = None
+
+    def for_shape(self, shape: tuple[int, ...]) -> "Format":
+        """Return the format that an array of this shape gets: float32 where it is too small for a scale.
+
+        Formats that encode and decode alike are equal, so that shapes share compiled kernels.
+        """
+        if not self.scaled:
+            return self
+        if math.prod(shape) < self.min_size or len(shape) < self.min_ndim:
+            return Format("float32")
+        return Format(self.name, True, self.block_size, blocks=blocks_of(tuple(shape), self.block_size))
+
+    @property
+    def codes(self) -> Codes:
+        """What the codes are."""
+        return (_WITH_SCALES if self.scaled else PLAIN_CODES)[self.name]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the codes."""
+        return self.codes.dtype
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the scales of an array."""
+        return scale_shape(tuple(shape), self.block_size)
+
+    def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the codes of an array: its own, unless they are packed."""
+        return packed_shape(tuple(shape), self.block_size) if self.codes.packed else tuple(shape)
+
+    def encode(self, x: Tensor, words: Tensor | None, *, positive: bool | None = False) -> Encoded:
+        """Round the float32 `x` to codes.
+
+        Finite values saturate, infinity becomes NaN (contract R6). With a scale: y = x / 2^s, exact, s from
+        the largest magnitude of the block, then y is rounded.
+
+        Args:
+            x: float32; with a scale, whole runs of the array, in row-major order.
+            words: int32 words for stochastic rounding, or None for nearest.
+            positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
+                negative number (contract S4).
+        """
+        return self.round_trip(x, words, positive=positive)[0]
+
+    def round_trip(
+        self, x: Tensor, words: Tensor | None, *, positive: bool | None = False
+    ) -> tuple[Encoded, Tensor]:
+        """Return what `encode` gives, and what `decode` makes of that, without the cast there and back."""
+        if self.blocks is None:
+            wide = self.codes.encode(x, None, words, bool(positive))
+            return Encoded(wide.to(self.dtype), None), self.codes.decode(self.codes.widen(wide), None)
+        y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
+        # What is not finite does not count for the maximum, or marks its block.
+        magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.marks else 0.0)
+        top = magnitude.amax(1, keepdim=True)
+        byte = self.codes.byte(top)
+        kept = ~(y < 0).any(1, keepdim=True) if positive is None else positive
+        wide = self.codes.encode(y, byte, cut_words, kept)
+        if self.codes.marks:
+            finite = top < math.inf
+            wide, byte = torch.where(finite, wide, 0), torch.where(finite, byte, MARKED)
+        values = self.blocks.join(self.codes.decode(self.codes.widen(wide), byte), x.shape)
+        codes = self.blocks.join(wide.to(self.dtype), x.shape)
+        codes = self.blocks.pack(codes) if self.codes.packed else codes
+        return Encoded(codes, byte.to(torch.uint8).view(-1)), values
+
+    def decode(self, stored: Encoded) -> Tensor:
+        """Return the float32 values of codes and scales: exact."""
+        packed = self.blocks is not None and self.codes.packed
+        codes = self.blocks.unpack(stored.codes) if self.blocks and packed else stored.codes
+        # Widened before it is cut: padding knows no 8-bit floats.
+        wide = self.codes.widen(codes)
+        if self.blocks is None:
+            return self.codes.decode(wide, None)
+        assert stored.scale is not None
+        values = self.codes.decode(self.blocks.cut(wide), stored.scale.to(torch.int32)[:, None])
+        return self.blocks.join(values, codes.shape)
+
+    def freezes(self, b: float) -> bool:
+        """Whether an EMA of rate `b`, stored to nearest, stops short: 1 - b < half the relative gap.
+
+        The gap is 2^-p for p explicit mantissa bits, and 1/127 for int8 (that below its largest code).
+        float32 is taken as never freezing (contract F3).
+
+        Args:
+            b: decay rate, a float32 value.
+
+        Example:
+            >>> Format("bfloat16").freezes(0.999), Format("bfloat16").freezes(0.9)
+            (True, False)
+        """
+        return bool(np.float32(1) - np.float32(b) < np.float32(self.codes.half_gap[0]))
+
+    @property
+    def rounds(self) -> bool:
+        """Whether encoding rounds at all: in float32 no word is used."""
+        return self.codes.half_gap[0] > 0
+
+    @property
+    def description(self) -> str | dict[str, Any]:
+        """Plain types that say the same, for state dicts; `as_format` takes them back."""
+        if not self.scaled:
+            return self.name
+        names = ("block_size", "min_size", "min_ndim")
+        key = "table" if self.name in MAPPED_CODES else "dtype"
+        return {key: self.name, **{name: getattr(self, name) for name in names}}
+
+
+def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+    """Return the format of codes of `dtype` with one power-of-two scale per block.
+
+    A block's scale is the smallest power of two under which its largest finite magnitude fits, kept as one
+    byte; dividing by it is exact, so values are rounded once, to the codes. Blocks run along the shortest
+    run of trailing axes whose product reaches `block_size`; the last one of a run may be short.
+
+    State of 8 bits saves memory, not time: encoding costs more than it saves in bytes moved.
+
+    Args:
+        dtype: of the codes: "float16", "float8_e4m3fn", "float8_e5m2", "int8", a torch dtype of these, or,
+            for a second moment alone, "ufloat8_e5m3" (the best `nu` in one byte) or "ufloat8_e4m4".
+        block_size: elements of a block, "row" (one block per last-axis row) or None (one block in all).
+        min_size: arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+
+    Returns:
+        A format, for `mu_dtype` and `nu_dtype`.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if there is no such format, or a size is out of range.
+
+    Example:
+        >>> scaled("float8_e4m3fn").scale_shape((64, 256))
+        (64, 2)
+
+    Source: ours. Contract F4 to F7.
+    """
+    name = dtype_name(dtype)
+    if name not in SCALED_CODES:
+        raise ValueError(
+            f'scaled: dtype={name} has no scaled format. Use "float16", "float8_e4m3fn", "float8_e5m2", '
+            '"int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
+        )
+    return _with_blocks("scaled", name, block_size, min_size, min_ndim)
+
+
+def codebook(
+    table: str, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2
+) -> Format:
+    """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
+
+    The tables are those of the widespread 8-bit and 4-bit optimizers: sorted numbers up to 1, T_0 < T_1 < ...
+    With s the smallest integer for which the block's largest magnitude fits the table with either sign (up to
+    2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s), y = x / 2^s is
+    stored as the number below it, T_j, or the one above, in a code of its own, and s in one byte. The one
+    above if
+
+        h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
+
+    so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. Blocks are
+    those of `scaled`. 8-bit tables follow float32 as well as 8-bit floats do; 4 bits are too few for that,
+    and to nearest worse.
+
+    | table | bits | numbers |
+    |---|--:|---|
+    | "dynamic8" | 8 | 0, 1 and +-(0.1 to 1) in seven decades: 2^i evenly spaced numbers in decade i |
+    | "udynamic8" | 8 | 0, 1 and 2^(i + 1) numbers in each of seven decades, for second moments alone |
+    | "dynamic4" | 4 | 0, 1 and +-2^i numbers in each of three decades |
+    | "udynamic4" | 4 | 0, 1 and 2^(i + 1) numbers in each of three decades, for second moments alone |
+    | "ulinear4" | 4 | 1/16, 2/16, ..., 1, for second moments alone: the usual choice, as it has no zero |
+
+    Codes of 4 bits stand two to a byte along the run of their block, whose odd end is filled up: the state
+    array has the shape (leading axes, bytes of a run); of an 8-bit format that of the parameter.
+
+    Args:
+        table: one of the above.
+        block_size: elements of a block, even for codes of 4 bits; "row" (one block per last-axis row) or None
+            (one block in all).
+        min_size: arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+
+    Returns:
+        A format, for `mu_dtype` and `nu_dtype`.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if there is no such table, or a size is out of range.
+
+    Example:
+        >>> codebook("dynamic4").code_shape((64, 256)), codebook("dynamic4").scale_shape((64, 256))
+        ((64, 128), (64, 2))
+
+    Source: dynamic maps, T. Dettmers, "8-bit approximations for parallelism in deep learning", ICLR 2016,
+    and T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022, section 2.2; 4 bits and
+    "ulinear4", B. Li, J. Chen, J. Zhu, "Memory efficient optimizers with 4-bit states", NeurIPS 2023
+    (arXiv:2309.01507). Scales of one byte, stochastic rounding and the order of codes are ours. Contract F8
+    to F11.
+    """
+    use = f"Use {_LISTED_TABLES}."
+    if not isinstance(table, str):
+        raise TypeError(f"codebook: table={table!r} is not the name of a table. {use}")
+    if table not in MAPPED_CODES:
+        raise ValueError(f"codebook: table={table!r} is not a table. {use}")
+    fmt = _with_blocks("codebook", table, block_size, min_size, min_ndim)
+    if fmt.codes.packed and isinstance(block_size, int) and block_size % 2:
+        raise ValueError(
+            f"codebook: block_size={block_size} is odd, and codes of {table!r} stand two to a byte. "
+            'Use an even block_size, "row" or None.'
+        )
+    return fmt
+
+
+def _with_blocks(function: str, name: str, block_size: Any, min_size: Any, min_ndim: Any) -> Format:
+    """Return a format with scales; raise TypeError or ValueError for sizes that are none."""
+    if block_size is not None and block_size != "row":
+        fault = f"{function}: block_size={block_size!r} is not a block size. "
+        way_out = 'Use a positive integer, "row" or None.'
+        if isinstance(block_size, bool) or not isinstance(block_size, (int, str)):
+            raise TypeError(fault + way_out)
+        if isinstance(block_size, str) or block_size < 1:
+            raise ValueError(fault + way_out)
+    for argument, value in (("min_size", min_size), ("min_ndim", min_ndim)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{function}: {argument}={value!r} is not an integer. Use an integer >= 0.")
+        if value < 0:
+            raise ValueError(f"{function}: {argument}={value} is negative. Use an integer >= 0.")
+    return Format(name, True, block_size, min_size, min_ndim)
+
+
+def as_format(function: str, argument: str, dtype: Any, *, signed: bool = False) -> Format | None:
+    """Return the `Format` that an argument asks for, or None.
+
+    Args:
+        function: whose argument it is, for the message.
+        argument: which one.
+        dtype: a `Format`, "bfloat16", torch.bfloat16, ..., a `Format.description`, or None.
+        signed: whether what is stored has a sign.
+
+    Raises:
+        ValueError: if no moment can be stored so.
+    """
+    if dtype is None:
+        return None
+    fmt = _described(dtype) if isinstance(dtype, dict) else dtype
+    name = fmt.name if isinstance(fmt, Format) else dtype_name(fmt)
+    use = 'Use "bfloat16", "float16" or "float32".'
+    if not isinstance(fmt, Format) and name not in PLAIN_CODES:
+        if name in MAPPED_CODES:
+            raise ValueError(f'{function}: {argument}={name} is a table. Use codebook("{name}").')
+        if name.startswith(("float8", "ufloat8")):
+            raise ValueError(
+                f"{function}: {argument}={name} cannot hold a moment without a block scale. {use}"
+            )
+        raise ValueError(f"{function}: {argument}={name} is not a state dtype. {use}")
+    fmt = fmt if isinstance(fmt, Format) else Format(name)
+    if signed and not fmt.codes.signed:
+        raise ValueError(
+            f"{function}: {argument}={name} has no sign. "
+            f"Use it for nu, and a signed format for {argument.removesuffix('_dtype')}."
+        )
+    return fmt
+
+
+def _described(description: dict[str, Any]) -> Format:
+    """Return the format that a `Format.description` says."""
+    return codebook(**description) if "table" in description else scaled(**description)
+
+
+def default_format(param_dtype: torch.dtype) -> Format:
+    """Return the format where none is asked for: bfloat16 for bfloat16 params, else float32 (contract F1)."""
+    return Format("bfloat16" if param_dtype == torch.bfloat16 else "float32")

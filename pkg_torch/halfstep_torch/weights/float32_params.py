@@ -1,0 +1,141 @@
+"""The weights of an optimizer as precisely as they are known: for export, and for float32 checkpoints.
+
+Contract: section P.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.engine.batches import new_state
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.step import Plan
+from halfstep_torch.numbers.float_formats import dtype_name
+
+_LARGEST_HALF = 65504.0
+
+
+@torch.no_grad()
+def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
+    """Return the weights in float32, as precisely as they are known.
+
+    p + c under `compensate`; both parts under `split_params`; the copy under `keep_master_params`; else what
+    the model has. Rounds p + c to float32, nothing else.
+
+    Args:
+        optimizer: whose parameters they are.
+
+    Returns:
+        Copies, float32 and row-major, in a dict by the parameters' names or, where the optimizer was given
+        none, in a list in its order.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`.
+
+    Example:
+        >>> import halfstep_torch as hs
+        >>> model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.AdamW(model.named_parameters(), param_storage="split16")
+        >>> float32_params(optimizer)["bias"].dtype
+        torch.float32
+
+    Source: contract P4, P5.
+    """
+    _check_optimizer("float32_params", optimizer)
+    values: dict[Any, Tensor] = {}
+    for key, param, plan in _parameters(optimizer):
+        state, p32 = optimizer.state.get(param), param.detach().to(torch.float32).contiguous()
+        known = plan.weight_rule.float32(p32, state) if state else p32
+        values[key] = known.detach().clone(memory_format=torch.contiguous_format)
+    return list(values.values()) if all(isinstance(key, int) for key in values) else values
+
+
+@torch.no_grad()
+def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
+    """Set the weights, and what is kept beside them, from float32: for going on from a float32 checkpoint.
+
+    Rounds each weight to its dtype as its storage does, and the rest to what is kept beside it: `compensate`
+    to bfloat16; `split_params` of 16 bits and bfloat16, and `keep_master_params`, keep all of it. Moments and
+    steps stay as they are. All weights are set or, if anything is wrong, none.
+
+    Args:
+        optimizer: whose parameters they are.
+        values: float32 tensors, as `float32_params` returns them.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`, or a value not a float32 tensor.
+        ValueError: if names or shapes are not those of the parameters, or a value is past the largest float16
+            of a float16 parameter.
+
+    Example:
+        >>> import halfstep_torch as hs
+        >>> w = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+        >>> optimizer = hs.AdamW([("w", w)], param_storage="split16")
+        >>> set_float32_params(optimizer, {"w": torch.tensor([0.1])})
+        >>> w.item(), float32_params(optimizer)["w"].item()
+        (0.10009765625, 0.10000000149011612)
+
+    Source: contract P1, P4, P5.
+    """
+    function = "set_float32_params"
+    _check_optimizer(function, optimizer)
+    parameters = list(_parameters(optimizer))
+    given: dict[Any, Tensor] = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
+    _check_keys(function, [key for key, _, _ in parameters], list(given))
+    for key, param, _ in parameters:
+        _check_value(function, key, param, given[key])
+    for key, param, plan in parameters:
+        w = given[key].detach().to(param.device).contiguous()
+        p32, arrays = plan.weight_rule.store(w)
+        if arrays and not optimizer.state[param]:
+            optimizer.state[param].update(new_state(param, plan.arrays))
+        for name, array in arrays.items():
+            optimizer.state[param][name].copy_(array)
+        param.copy_(p32)
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[tuple[str | int, Tensor, Plan]]:
+    """Yield (name, or index where there are no names; parameter; plan) of all parameters."""
+    index = 0
+    for (_, param, plan), name in zip(optimizer.plans(), _names(optimizer), strict=True):
+        yield (index if name is None else name), param, plan
+        index += 1
+
+
+def _names(optimizer: Optimizer) -> Iterator[str | None]:
+    for group in optimizer.param_groups:
+        yield from group.get("param_names", [None] * len(group["params"]))
+
+
+def _check_optimizer(function: str, optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{function}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
+        )
+
+
+def _check_keys(function: str, ours: list, given: list) -> None:
+    missing = [key for key in ours if key not in given]
+    unknown = [key for key in given if key not in ours]
+    if missing or unknown:
+        fault = f"{missing[0]!r} is missing" if missing else f"{unknown[0]!r} is not a parameter"
+        raise ValueError(f"{function}: {fault}. Pass what float32_params returns.")
+
+
+def _check_value(function: str, key: str | int, param: Tensor, value: Any) -> None:
+    if not isinstance(value, Tensor) or value.dtype != torch.float32:
+        given = dtype_name(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{function}: {key!r} is {given}; values are float32 tensors. Pass value.float().")
+    if value.shape != param.shape:
+        raise ValueError(
+            f"{function}: {key!r} has shape {tuple(value.shape)}, its parameter {tuple(param.shape)}. "
+            "Pass the values of this model."
+        )
+    past = value[value.abs() > _LARGEST_HALF] if param.dtype == torch.float16 else value[:0]
+    if past.numel():
+        raise ValueError(
+            f"{function}: {key!r} has {past.view(-1)[0].item()}, past the largest float16, 65504. "
+            "Use bfloat16 params, or clip."
+        )
