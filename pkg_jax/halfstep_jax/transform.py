@@ -1,6 +1,7 @@
 """An update rule as an Optax transform: trees to leaves, seeds to words, state in and out."""
 
-from typing import Any
+import itertools
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,16 @@ from halfstep_jax.numbers.exact import opaque_input, opaque_zero
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import seed_words
-from halfstep_jax.rule import Moment, Moments, Rule, check_array, numbers_at, schedules, static_form
+from halfstep_jax.rule import (
+    Moment,
+    Moments,
+    Rule,
+    Scope,
+    check_array,
+    numbers_at,
+    schedules,
+    static_form,
+)
 from halfstep_jax.storage.stored_moment import StoredMoment
 
 _TRIAL_SHAPE = (8, 16)
@@ -56,7 +66,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     Source: ours.
     """
     stored = {name: StoredMoment.of(rule, field) for name, field in rule.moment_fields().items()}
-    _check_names(rule, stored)
+    _check(rule, stored)
     _try(rule, stored)
     words = seed_words(rule.name, rule.seed)
 
@@ -106,8 +116,8 @@ def _with_moments(
     rows = [
         (None, *encoded)
         if g is None
-        else call_per_shape(_step, static, keys, jnp.uint32(i), numbers, g, p, tuple(encoded))
-        for i, (g, p, *encoded) in enumerate(zip(leaves.values, weights, *columns, strict=True))
+        else call_per_shape(_step, static, keys, place, numbers, g, p, tuple(encoded))
+        for place, g, p, *encoded in zip(keys.places, leaves.values, weights, *columns, strict=True)
     ]
     us, *columns = leaves.unzip(1 + len(stored), rows)
     trees = zip(stored.items(), columns, strict=True)
@@ -132,10 +142,10 @@ def _update_all(rule: Rule, zero: jax.Array, numbers, gs: tuple, ps: tuple) -> t
     return us
 
 
-def _step(static: tuple, keys: LeafKeys, index, numbers, g: jax.Array, p, encoded: tuple) -> tuple:
+def _step(static: tuple, keys: LeafKeys, place, numbers, g: jax.Array, p, encoded: tuple) -> tuple:
     """Take the step of a rule with moments on one leaf: return its update and what is stored."""
     rule, stored = static
-    key = keys.of_leaf(index)
+    key = keys.of_leaf(place)
     zero = key.opaque_zero()
     moments = {
         name: Moment(rule.name, moment, old, key.words)
@@ -167,22 +177,27 @@ def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
     return rule.State(count=count, seed=seed, **codes, **{f"{k}_scale": s for k, (_, s) in trees.items()})
 
 
-def _check_names(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Refuse moments whose names or words collide.
+def _check(rule: Rule, stored: dict[str, StoredMoment]) -> None:
+    """Refuse a scope that there is not, and moments whose names or words collide.
 
     Raises:
         ValueError: naming them.
     """
+    if rule.scope not in get_args(Scope):
+        raise ValueError(
+            f'{rule.name}: scope="{rule.scope}" is not a scope. Use "elementwise", "parameter" or "all".'
+        )
     if stored and rule.scope == "all":
         raise ValueError(f'{rule.name}: a rule of scope "all" keeps no moments. Use scope "parameter".')
     taken = ["count", "seed", *stored, *(f"{name}_scale" for name in stored)]
     twice = {name for name in taken if taken.count(name) > 1}
     if twice:
         raise ValueError(f"{rule.name}: the state has two fields {min(twice)}. Rename the moment.")
-    roles = [moment.role for moment in stored.values()]
-    for name, moment in stored.items():
-        if roles.count(moment.role) > 1:
-            raise ValueError(f"{rule.name}: the words of {name} are those of another moment. Rename it.")
+    for one, other in itertools.combinations(stored.values(), 2):
+        if one.role == other.role:
+            raise ValueError(
+                f"{rule.name}: the words of {one.name} are those of another moment, {other.name}. Rename it."
+            )
 
 
 def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:

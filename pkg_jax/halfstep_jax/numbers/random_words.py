@@ -86,10 +86,22 @@ class LeafKeys:
     k0: jax.Array
     k1: jax.Array
 
-    def of_leaf(self, index) -> LeafKey:
-        """Return the key of the leaf at `index`, a uint32 scalar, which may be traced."""
+    def of_leaf(self, place: jax.typing.ArrayLike) -> LeafKey:
+        """Return the key of one leaf.
+
+        Args:
+            place: one of `places`.
+        """
+        # The index stays an operand: XLA then compiles what leaves of one shape do once, and not for each
+        # index. For that it may neither know the index nor take it for a scalar, which it would copy in.
+        index = (jnp.asarray(place) | opaque_zero(self.k0[0]))[0]
         k0 = lax.dynamic_index_in_dim(self.k0, index, 0, keepdims=False)
         return LeafKey(self.roles, k0, lax.dynamic_index_in_dim(self.k1, index, 1, keepdims=False))
+
+    @property
+    def places(self) -> list[np.ndarray]:
+        """The index of every leaf, for `of_leaf`: in a vector that XLA takes for no broadcast and no iota."""
+        return [np.array([i, 0, 2], np.uint32) for i in range(self.k0.shape[0])]
 
 
 def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
@@ -129,7 +141,7 @@ def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], o
     offset = _in_range("offset", offset, 64)
     role = _in_range("role", role, 32)
     keys = leaf_keys(seed_words("random_words", seed), step, [leaf], (role,))
-    return keys.of_leaf(np.uint32(0)).words(role, shape, offset)
+    return keys.of_leaf(keys.places[0]).words(role, shape, offset)
 
 
 def leaf_id(name: str) -> int:

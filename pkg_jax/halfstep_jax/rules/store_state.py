@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.core import Tracer
 
@@ -220,7 +219,7 @@ class _Storage:
         if not arrays:
             return self._trees(state, [])
         all_keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,))
-        keys = [all_keys.of_leaf(np.uint32(i)) for i in range(len(arrays))]
+        keys = map(all_keys.of_leaf, all_keys.places)
         rows = zip(arrays, values, keys, strict=True)
         stored = [self._encode(array, x, key.opaque_zero(), key) for array, x, key in rows]
         return self._trees(state, stored)

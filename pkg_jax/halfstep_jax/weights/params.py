@@ -11,9 +11,10 @@ import numpy as np
 import optax
 from jax import lax
 
+from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, flatten_updates
 from halfstep_jax.numbers.exact import opaque, opaque_input, opaque_zero
-from halfstep_jax.numbers.random_words import LeafKey, Role, leaf_id, leaf_keys
+from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast, round_in_float32
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import seed_words
@@ -237,11 +238,14 @@ def nothing_kept(dtype=jnp.uint8) -> jax.Array:
 
 def _landing_updates(leaves: Leaves, weights: list, seed: jax.Array, step):
     keys = leaf_keys(seed, step, [leaf_id(name) for name in leaves.names], (Role.PARAM,))
-    return leaves.map(_landing_update, weights, [keys.of_leaf(np.uint32(i)) for i in range(len(weights))])
+    return leaves.map(
+        lambda u, p, place: call_per_shape(_landing_update, None, keys, place, u, p), weights, keys.places
+    )
 
 
-def _landing_update(u: jax.Array, p: jax.Array, key: LeafKey) -> jax.Array:
+def _landing_update(_, keys: LeafKeys, place, u: jax.Array, p: jax.Array) -> jax.Array:
     """Return the update that lands on stochastic(p + u)."""
+    key = keys.of_leaf(place)
     u = opaque_input(u, key.opaque_zero())
     if p.dtype == jnp.float32:
         return u

@@ -293,7 +293,7 @@ class _Step:
         if self.seed is None:
             return [None for _ in names]
         keys = leaf_keys(self.seed, self.count, [leaf_id(name) for name in names], (Role.PARAM,))
-        return [functools.partial(keys.of_leaf(jnp.uint32(i)).words, Role.PARAM) for i in range(len(names))]
+        return [functools.partial(keys.of_leaf(place).words, Role.PARAM) for place in keys.places]
 
     def _land(self, zero: jax.Array, u, p, w, kept, words):
         """Return the update that lands on the new weight, and what is kept beside that."""
