@@ -139,7 +139,10 @@ class SignedCodes(PlainCodes):
         """Return the numbers times 2^s."""
         assert scale is not None
         with np.errstate(over="ignore"):
-            return np.ldexp(decode_float(codes, self.format), self._shift(scale)).astype(np.float32)
+            return np.ldexp(self._numbers(codes), self._shift(scale)).astype(np.float32)
+
+    def _numbers(self, codes: np.ndarray) -> np.ndarray:
+        return decode_float(codes, self.format)
 
     @property
     def _largest(self) -> np.float32:
@@ -177,10 +180,8 @@ class IntegerCodes(SignedCodes):
         codes = super().encode(x, scale, words, nonzero).astype(np.int64)
         return np.where(codes >= 128, 128 - codes, codes).astype(np.int8).view(np.uint8)
 
-    def decode(self, codes, scale) -> np.ndarray:
-        """Return the integers times 2^s."""
-        integers = codes.view(np.int8).astype(np.int64)
-        return super().decode(np.where(integers < 0, 128 - integers, integers), scale)
+    def _numbers(self, codes: np.ndarray) -> np.ndarray:
+        return codes.view(np.int8).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,14 +32,14 @@ class Format:
     """A way to store an array of float32.
 
     Attributes:
-        name: of the codes: in `PLAIN_CODES`, or with a scale in `SCALED_CODES` or `TABLE_CODES`.
+        dtype: of the codes: in `PLAIN_CODES`, or with a scale in `SCALED_CODES` or `TABLE_CODES`.
         scaled: whether blocks have a scale.
         block_size: elements of a block, "row" or None.
         min_size: smaller arrays are kept in float32.
         min_ndim: so are arrays of fewer axes.
     """
 
-    name: str
+    dtype: str
     scaled: bool = False
     block_size: int | str | None = 128
     min_size: int = 4096
@@ -48,7 +48,7 @@ class Format:
     @property
     def codes(self) -> Codes:
         """What the codes are."""
-        return ({**SCALED_CODES, **TABLE_CODES} if self.scaled else PLAIN_CODES)[self.name]
+        return ({**SCALED_CODES, **TABLE_CODES} if self.scaled else PLAIN_CODES)[self.dtype]
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
         """Return the format that an array of this shape gets: float32 where it is too small for a scale."""
