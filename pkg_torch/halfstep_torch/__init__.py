@@ -9,8 +9,10 @@
 
 from halfstep_torch.chain import chain
 from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.numbers.moments import ema
 from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
 from halfstep_torch.numbers.rounding import round_to
+from halfstep_torch.rule import Rule, decay_rate, moment, number
 from halfstep_torch.rules.adam import scale_by_adam
 from halfstep_torch.rules.aliases import SGD, Adam, AdamW, Lion
 from halfstep_torch.rules.lamb import Lamb, Lamb16
@@ -34,13 +36,18 @@ __all__ = [
     "Lion",
     "Optimizer",
     "Role",
+    "Rule",
     "add_decayed_weights",
     "chain",
     "codebook",
     "compensate",
+    "decay_rate",
+    "ema",
     "float32_params",
     "keep_master_params",
     "leaf_id",
+    "moment",
+    "number",
     "random_words",
     "round_stochastically",
     "round_to",

@@ -82,7 +82,16 @@ class Adam(Optimizer):
         function = type(self).__name__
         seed = as_seed(function, seed)
         b1, b2 = pair(function, "betas", betas)
-        adam = ScaleByAdam(b1, b2, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
+        adam = ScaleByAdam(
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            seed=seed,
+        )
         links = [AddDecayedWeights(weight_decay), adam, ScaleByLearningRate(lr)]
         tx = stored(function, chain(*links), param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
@@ -149,7 +158,16 @@ class AdamW(Optimizer):
         function = type(self).__name__
         seed = as_seed(function, seed)
         b1, b2 = pair(function, "betas", betas)
-        adam = ScaleByAdam(b1, b2, eps, 0.0, mu_dtype, nu_dtype, mu_rounding, nu_rounding, False, seed)
+        adam = ScaleByAdam(
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            seed=seed,
+        )
         links = [adam, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
         tx = stored(function, chain(*links), param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
@@ -205,7 +223,7 @@ class Lion(Optimizer):
         function = type(self).__name__
         seed = as_seed(function, seed)
         b1, b2 = pair(function, "betas", betas)
-        lion = ScaleByLion(b1, b2, mu_dtype, mu_rounding, seed)
+        lion = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed)
         links = [lion, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
         tx = stored(function, chain(*links), param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
@@ -269,7 +287,14 @@ class SGD(Optimizer):
                 f"{function}: nesterov=True with momentum={momentum}. Use a momentum such as 0.9."
             )
         # In the chain even if momentum is 0: a group may have a momentum of its own.
-        trace = Trace(momentum, nesterov, accumulator_dtype, rounding, seed, without_zero=True)
+        trace = Trace(
+            decay=momentum,
+            nesterov=nesterov,
+            accumulator_dtype=accumulator_dtype,
+            rounding=rounding,
+            seed=seed,
+            without_zero=True,
+        )
         links = [AddDecayedWeights(weight_decay), trace, ScaleByLearningRate(lr)]
         tx = stored(function, chain(*links), param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
@@ -288,7 +313,7 @@ def stored(function: str, tx: Chain, param_storage: str, seed: int) -> Chain:
         ValueError: if `param_storage` is no way to store weights.
     """
     ways: dict[str, Callable[[], Chain]] = {
-        "stochastic": lambda: chain(tx, RoundStochastically(seed)),
+        "stochastic": lambda: chain(tx, RoundStochastically(seed=seed)),
         "nearest": lambda: tx,
         "compensated": lambda: chain(tx, Compensate()),
         "split8": lambda: split_params(tx, 8, seed=seed),

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from halfstep_torch.chain import Chain, Link, chain
+from halfstep_torch.chain import Chain, chain
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.hyperparameters import pair
 from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.rule import Rule
 from halfstep_torch.rules.adam import ScaleByAdam
 from halfstep_torch.rules.aliases import DType, stored
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
@@ -91,9 +92,18 @@ class Lamb(Optimizer):
         function = type(self).__name__
         seed = as_seed(function, seed)
         b1, b2 = pair(function, "betas", betas)
-        moments = (mu_dtype, nu_dtype, mu_rounding, nu_rounding)
-        adam = ScaleByAdam(b1, b2, eps, 0.0, *moments, False, seed, bias_correction)
-        trust = ScaleByTrustRatio(0.0, 1.0, 0.0, max_norm, None, None)
+        adam = ScaleByAdam(
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            bias_correction=bias_correction,
+            seed=seed,
+        )
+        trust = ScaleByTrustRatio(max_norm=max_norm)
         tx = _chained(adam, weight_decay, trust, lr)
         tx = stored(function, tx, param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
@@ -170,16 +180,25 @@ class Lamb16(Optimizer):
         function = type(self).__name__
         seed = as_seed(function, seed)
         b1, b2 = pair(function, "betas", betas)
-        moments = (mu_dtype, nu_dtype, mu_rounding, nu_rounding)
-        adam = ScaleByAdam(b1, b2, eps, 0.0, *moments, False, seed, bias_correction)
-        trust = ScaleByTemperedTrustRatio(trust_power, max_norm)
+        adam = ScaleByAdam(
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            bias_correction=bias_correction,
+            seed=seed,
+        )
+        trust = ScaleByTemperedTrustRatio(trust_power=trust_power, max_norm=max_norm)
         tx = _chained(adam, weight_decay, trust, lr)
         tx = stored(function, tx, param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
 def _chained(
-    adam: Link, weight_decay: float, trust: Link, lr: float | Tensor | Callable[[int], float]
+    adam: Rule, weight_decay: float, trust: Rule, lr: float | Tensor | Callable[[int], float]
 ) -> Chain:
     """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
     return chain(adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr))
