@@ -47,7 +47,7 @@ def test_gradients_are_scaled_in_float32_and_rounded_once(dtype):
     norm = hs.clip_grad_norm_(params, 0.75, exact=True)
     assert norm.numpy() == spec_norm.global_norm(before, exact=True)
     for g, after in zip(before, gradients(params), strict=True):
-        expected = torch.from_numpy(clip(g, norm.numpy(), 0.75)).to(dtype).to(torch.float32)
+        expected = torch.from_numpy(np.asarray(clip(g, norm.numpy(), 0.75))).to(dtype).to(torch.float32)
         np.testing.assert_array_equal(after, expected.numpy())
 
 
