@@ -1,6 +1,6 @@
 """The norm of many arrays at once: in float32, or by sums of integers, which no order of adding can change.
 
-Contract: C1, C2.
+Contract: N1, N2.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False) -> jax.Arra
         >>> print(global_norm([jnp.array([3e-30]), jnp.array([[-4e-30]])], exact=True))
         5e-30
 
-    Source: ours (contract C1, C2).
+    Source: ours (contract N1, N2).
     """
     arrays = [x.astype(jnp.float32) for x in map(jnp.asarray, arrays) if x.size]
     if not arrays:

@@ -1,4 +1,4 @@
-"""Clipping by the norm of all updates, as an Optax transform. Contract: C3."""
+"""Clipping by the norm of all updates, as an Optax transform. Contract: N3."""
 
 import jax.numpy as jnp
 import optax

@@ -1,6 +1,6 @@
 """The norm of many tensors at once: in float32, or by sums of integers, which no order of adding can change.
 
-Contract: C1, C2.
+Contract: N1, N2.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
         >>> global_norm([torch.tensor([3e-30]), torch.tensor([[-4e-30]])], exact=True).item()
         5.000000015855384e-30
 
-    Source: ours (contract C1, C2).
+    Source: ours (contract N1, N2).
     """
     if not tensors:
         return torch.zeros((), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients. Contract: C3."""
+"""Clipping by the norm of all gradients. Contract: N3."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""The norm of many arrays at once, in float32 or exactly. Contract: C1, C2. Vectors: clip."""
+"""The norm of many arrays at once, in float32 or exactly. Contract: N1, N2. Vectors: clip."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def global_norm(arrays: Sequence[np.ndarray], *, exact: bool = False) -> np.floa
 
     Args:
         arrays: of any shapes and any dtypes that float32 holds.
-        exact: add integers (contract C2): the same bits in any order. Else as `norm`, of all arrays end to
+        exact: add integers (contract N2): the same bits in any order. Else as `norm`, of all arrays end to
             end.
     """
     x = np.concatenate([np.zeros(0, np.float32), *(np.asarray(a, np.float32).reshape(-1) for a in arrays)])

@@ -1,4 +1,4 @@
-"""Clipping by the norm of all updates. Contract: C3. Vectors: clip."""
+"""Clipping by the norm of all updates. Contract: N3. Vectors: clip."""
 
 import numpy as np
 
