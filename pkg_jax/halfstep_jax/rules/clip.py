@@ -1,6 +1,8 @@
 """Clipping by the norm of all updates, as an Optax transform. Contract: N3."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from halfstep_jax.leaves import flatten_updates
@@ -53,8 +55,12 @@ def clip_by_global_norm(max_norm, *, exact: bool = False) -> optax.GradientTrans
         leaves = flatten_updates(caller, updates)
         zero = hidden_zero()
         norm = global_norm([u for u in leaves.values if u is not None], exact=exact)
-        factor = jnp.where(norm <= bound, jnp.float32(1), bound / norm)
-        # A product with 1 keeps every bit.
-        return leaves.map(lambda u: hide(factor * arrived(u, zero), zero)), state
+        return leaves.map(lambda u: hide(clip(arrived(u, zero), norm, bound), zero)), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def clip(u: jax.Array, norm: jax.Array, max_norm: jax.typing.ArrayLike) -> jax.Array:
+    """Return an update, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
+    # A product with 1 keeps every bit.
+    return jnp.where(norm <= max_norm, np.float32(1), max_norm / norm) * u

@@ -62,11 +62,15 @@ def clip_grad_norm_(
             f"{caller}: the norm of the gradients is {norm.item()}. "
             "Skip the step, or pass error_if_nonfinite=False."
         )
-    factor = torch.where(norm <= bound, 1.0, bound / norm)
     for grad in grads:
-        # A product with 1 keeps every bit.
-        grad.copy_(grad.to(torch.float32) * factor.to(grad.device))
+        grad.copy_(clip(grad.to(torch.float32), norm.to(grad.device), bound))
     return norm
+
+
+def clip(u: Tensor, norm: Tensor, max_norm: float | Tensor) -> Tensor:
+    """Return a float32 update, times max_norm / norm unless the norm is at most that (contract N3)."""
+    # A product with 1 keeps every bit.
+    return torch.where(norm <= max_norm, 1.0, max_norm / norm) * u
 
 
 def _check(caller: str, grad: Tensor) -> None:
