@@ -17,10 +17,12 @@ from backends.protocol import (
     unrefused,
 )
 from halfstep_spec.vectors import Array, Case
+from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm
 from halfstep_torch.numbers.random_words import fold, leaf_keys
 from halfstep_torch.rule import ParamInfo
+from halfstep_torch.rules.clip import clip
 from halfstep_torch.rules.trust_ratio import RatioNumbers, trust_ratio
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.weights.weight_rule import apply_updates
@@ -131,13 +133,11 @@ class TorchBackend(Backend):
         fmt = Format(a["dtype"], a["scaled"], a["block_size"]).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
 
-        keep_nonzero = {True: "always", False: "never", None: "where_nonnegative"}[a["positive"]]
-
         def encode(x, words):
-            stored = fmt.encode(x, words, keep_nonzero=keep_nonzero)
+            stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
             return stored, fmt.decode(stored)
 
-        key = ("encode", fmt, a["positive"], words is None, x.shape)
+        key = ("encode", fmt, a["keep_nonzero"], words is None, x.shape)
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)
         codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
         outputs = {"codes": from_torch(codes), "values": from_torch(values)}
@@ -173,6 +173,13 @@ class TorchBackend(Backend):
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_torch(norm(to_torch(case.inputs["x"])))}
 
+    def global_norm(self, case: Case) -> dict[str, Array]:
+        tensors = [to_torch(x) for _, x in sorted(case.inputs.items())]
+        return {"norm": from_torch(global_norm(tensors, exact=True))}
+
+    def clip(self, case: Case) -> dict[str, Array]:
+        return {"u": from_torch(clip(*(to_torch(case.inputs[name]) for name in ("u", "norm", "max_norm"))))}
+
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         norms = (to_torch(case.inputs[name]) for name in ("p_norm", "u_norm"))
         return {"ratio": from_torch(trust_ratio(*norms, RatioNumbers(**ratio_numbers(case))))}
@@ -182,7 +189,7 @@ def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer
     """Return the public class that a case asks for, or its chain where the class has no such argument."""
     a, rule = case.arguments, unrefused(rule_arguments(case, hs))
     named, betas = [(_parameter_name(case), p)], (rule.pop("b1"), rule.pop("b2"))
-    eps, eps_root, nesterov = (rule.pop(name) for name in ("eps", "eps_root", "nesterov"))
+    eps, eps_root, nesterov = rule.pop("eps"), rule.pop("eps_root"), rule.pop("nesterov", False)
     decay, rate, seed = scalar(case, "weight_decay"), scalar(case, "learning_rate"), seed_of(case)
     if not eps_root and not nesterov:
         make = hs.AdamW if a["decay"] == "decoupled" else hs.Adam
