@@ -47,7 +47,7 @@ vectors: setup  ## regenerate the golden vectors in memory and compare bytes
 notebooks: setup  ## execute the notebooks; every one asserts what it claims
 	$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 -o addopts= notebooks
 
-readme: setup  ## run the README's examples
+readme: setup  ## run the examples of the README and of docs/
 	$(BIN)/python -m pytest -q tests/test_readme.py
 
 # An environment of its own: JAX looks for the devices of every compiler that it finds.

@@ -106,7 +106,7 @@ def _settings() -> list[Setting]:
         Setting("fp8, convolution", fp8, two_passes, (3, 3, 4096, 4096)),
         Setting("fp8, short last block", fp8, {"h100": 1.44}, (32768, 4000)),
         Setting("fp8 by row, 4,000 columns", row, by_row, (32768, 4000)),
-        Setting("fp8, rows not by eight", fp8, {"h100": 1.44}, (32764, 8192)),
+        Setting("fp8, row count not a multiple of 8", fp8, {"h100": 1.44}, (32764, 8192)),
         Setting("Lion, bfloat16", hs.lion(1e-4), one_pass),
         Setting("momentum, bfloat16", hs.sgd(1e-2, momentum=0.9), one_pass),
         Setting(

@@ -49,7 +49,14 @@ def over_float32(outcome: Outcome, outcomes: list[Outcome]) -> float:
 
 def table(outcomes: list[Outcome]) -> str:
     """Write one line per run, as a Markdown table."""
-    head = ["framework", "weights", "validation loss", "over float32", "bytes per parameter", "never moved"]
+    head = [
+        "framework",
+        "weights",
+        "validation loss",
+        "vs float32",
+        "bytes per parameter",
+        "unchanged weights",
+    ]
     lines = [head, ["---", "---", "--:", "--:", "--:", "--:"]]
     for outcome in outcomes:
         cells = [outcome.framework, outcome.row]

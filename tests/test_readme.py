@@ -1,5 +1,6 @@
-"""The README's Python examples run as they stand, each in a process of its own."""
+"""The Python examples of the README and of docs/ run as they stand; notebooks keep their outputs."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -7,19 +8,59 @@ import sys
 
 import pytest
 
-README = pathlib.Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.DOTALL | re.MULTILINE)
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def blocks_of(page: pathlib.Path) -> list[str]:
+    """Return the Python examples of a page, each a script of its own."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+EXAMPLES = [
+    pytest.param(block, id=f"{page.stem}-{i}") for page in PAGES for i, block in enumerate(blocks_of(page))
+]
 
 
 def test_the_readme_has_an_example_for_each_framework():
-    assert any("halfstep_jax" in block for block in BLOCKS)
-    assert any("halfstep_torch" in block for block in BLOCKS)
+    blocks = blocks_of(ROOT / "README.md")
+    assert any("halfstep_jax" in block for block in blocks)
+    assert any("halfstep_torch" in block for block in blocks)
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+@pytest.mark.parametrize("block", EXAMPLES)
 def test_examples_run(block, tmp_path):
     script = tmp_path / "example.py"
     script.write_text(block)
     command = [sys.executable, "-W", "error", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "shared_spec" / "README.md"], ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings_that_exist(page):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+        path, _, heading = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), target
+        headings = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE) if heading else []
+        assert not heading or heading in [anchor(text) for text in headings], target
+
+
+def anchor(heading: str) -> str:
+    """Return the name under which code hosts link to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_keep_the_outputs_of_one_run(notebook):
+    """They read on a code host, where nothing is executed."""
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        shows = re.search(r"plt\.show\(|print\(", "".join(cell["source"]))
+        assert bool(shows) == bool(cell["outputs"]), "".join(cell["source"])[:200]
+        assert not [
+            out for out in cell["outputs"] if out["output_type"] == "error" or out.get("name") == "stderr"
+        ]
