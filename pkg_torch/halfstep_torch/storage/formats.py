@@ -209,10 +209,10 @@ def codebook(
     """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
 
     The tables are those of bitsandbytes and of the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ...,
-    at most 1. With s the smallest integer for which the block's largest magnitude fits the table with either sign (up to
-    2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s), y = x / 2^s is
-    rounded to a neighbour in the table, T_j below it or the one above, and stored as that number's code, s in
-    one byte. It rounds up if
+    at most 1. With s the smallest integer for which the block's largest magnitude fits the table with either
+    sign (up to 2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s),
+    y = x / 2^s is rounded to a neighbour in the table, T_j below it or the one above, and stored as that
+    number's code, s in one byte. It rounds up if
 
         h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
 
