@@ -261,7 +261,7 @@ class _Storage:
         wide = x.astype(jnp.float32) if zero is None else opaque_input(x, zero)
         wide = wide if array.format.signed else jnp.abs(wide)
         words = key.words(Role.STATE, x.shape) if key is not None and self.stochastic else None
-        stored = array.format.encode(wide, words, positive=None)
+        stored = array.format.encode(wide, words, keep_nonzero="where_nonnegative")
         return stored if array.format.scaled else dataclasses.replace(stored, scale=nothing)
 
     def _trees(self, state, stored: list[Encoded]) -> tuple[Any, Any]:
