@@ -396,6 +396,14 @@ class Rule:
         blank = dict.fromkeys(found.blank)
         return BoundRule(dataclasses.replace(self, **blank), tuple(moments))  # pyright: ignore
 
+    def read_by_bind(self, h: Any) -> tuple:
+        """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
+        cls = type(self)
+        if cls.acts is not Rule.acts or cls.bind is not Rule.bind:
+            return tuple(h)
+        found = declared(cls).moments.values()
+        return tuple(getattr(h, field) for one in found for field in (one.dtype, one.rate) if field)
+
     def _storage(self, one: Moment, h: Any) -> tuple[Format | None, str, float]:
         """Return format, rounding and decay rate of a moment, as they were given."""
         rounding = getattr(self, one.rounding) if one.rounding else "auto"
