@@ -499,6 +499,22 @@ class StepMoment:
         return values if self._shape is None else values.view(self._shape)
 
 
+class Moments:
+    """The moments of a rule during one step, as attributes."""
+
+    def __init__(self, rule: str, moments: Mapping[str, StepMoment]):
+        self._rule = rule
+        self.__dict__.update(moments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{self._rule}: update reads the moment {name!r}, which the rule does not declare. "
+            f"Declare it: {name} = moment()."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class BoundRule:
     """The update of one kind of parameter by one rule: choices made, numbers not yet known.
@@ -540,17 +556,16 @@ class BoundRule:
             numbers: what `Rule.step_numbers` gave; in compiled code with 0-d tensors for floats.
             words: of each of the `sources`, from a shape to int32 words.
         """
-        moments, at = [], 0
+        moments, at = {}, 0
         for one in self.moments:
             shape = None
             if self.scope == "parameter":
                 shape_of = one.arrays[one.key].shape_of
                 shape = tuple(p.shape) if shape_of is None else tuple(shape_of(tuple(p.shape)))
-            moments.append(StepMoment(one, state, words[at : at + len(one.sources)], shape))
+            moments[one.key] = StepMoment(one, state, words[at : at + len(one.sources)], shape)
             at += len(one.sources)
-        by_name = named_tuple("Moments", tuple(one.key for one in self.moments))(*moments)
-        u = self.rule.update(u, p, numbers, by_name)
-        return u, {key: array for one in moments for key, array in one.arrays.items()}
+        u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments))
+        return u, {key: array for one in moments.values() for key, array in one.arrays.items()}
 
 
 @functools.cache

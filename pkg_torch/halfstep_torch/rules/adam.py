@@ -1,19 +1,24 @@
-"""The Adam update rule, composed of moments, formats and random words. Contract: section A."""
+"""The Adam update rule, and `Adam` and `AdamW` as optimizers. Contract: section A."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from halfstep_torch.chain import chain
+from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers import moments as averages
 from halfstep_torch.numbers.exact import sqrt
+from halfstep_torch.numbers.hyperparameters import pair
 from halfstep_torch.numbers.moments import ema
-from halfstep_torch.numbers.seeds import Seed
+from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.rule import Rule, decay_rate, host_only, moment, number
-from halfstep_torch.storage.formats import Format
+from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.storage.formats import DType
+from halfstep_torch.weights.param_storage import with_param_storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +60,9 @@ def scale_by_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     eps_root: float = 0.0,
-    mu_dtype: str | torch.dtype | Format | None = None,
+    mu_dtype: DType = None,
     *,
-    nu_dtype: str | torch.dtype | Format | None = None,
+    nu_dtype: DType = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     nesterov: bool = False,
@@ -120,3 +125,150 @@ def scale_by_adam(
         bias_correction=bias_correction,
         seed=seed,
     ).checked()
+
+
+class Adam(Optimizer):
+    """Adam with L2 decay, as `torch.optim.Adam`, with weights of 16 bits and moments of 16, 8 or 4.
+
+    `chain(add_decayed_weights, scale_by_adam, scale_by_learning_rate, round_stochastically)`: all arithmetic
+    in float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32
+    throughout it is `torch.optim.Adam` to within rounding.
+
+    Args:
+        params: as `AdamW` takes them.
+        lr: as `AdamW` takes it.
+        betas: decay rates of the two moments.
+        eps: added to the square root of the second moment.
+        weight_decay: L2 decay, added to the gradient.
+        maximize: ascend.
+        mu_dtype: as in `AdamW`.
+        nu_dtype: as in `AdamW`.
+        mu_rounding: as in `AdamW`.
+        nu_rounding: as in `AdamW`.
+        param_storage: as in `AdamW`.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; the bits are the same.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.Adam(model.named_parameters(), lr=1e-3, nu_dtype="float32")
+        >>> optimizer.param_groups[0]["nu_dtype"]
+        'float32'
+
+    Source: D. Kingma, J. Ba, "Adam", ICLR 2015. Contract A5, A6.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        mu_dtype: DType = None,
+        nu_dtype: DType = None,
+        mu_rounding: str = "auto",
+        nu_rounding: str = "stochastic",
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        b1, b2 = pair(caller, "betas", betas)
+        adam = ScaleByAdam(
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            seed=seed,
+        )
+        links = [AddDecayedWeights(weight_decay), adam, ScaleByLearningRate(lr)]
+        tx = with_param_storage(caller, chain(*links), param_storage, seed)
+        super().__init__(params, tx, maximize=maximize, compile=compile)
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled decay, as `torch.optim.AdamW`, with weights of 16 bits and moments of 16, 8 or 4.
+
+    `chain(scale_by_adam, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic
+    in float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32
+    throughout it is `torch.optim.AdamW` to within rounding.
+
+    Args:
+        params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
+        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count
+            of steps so far to a number.
+        betas: decay rates of the two moments.
+        eps: added to the square root of the second moment.
+        weight_decay: decoupled decay; it is scaled by the learning rate.
+        maximize: ascend.
+        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
+            a `scaled` or `codebook` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `codebook` format
+            without a sign, or "ufloat8_e6m2".
+        mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
+            "nearest_unchecked".
+        nu_rounding: likewise, for the second moment.
+        param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
+            (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; the bits are the same.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.AdamW(model.named_parameters(), lr=1e-3, weight_decay=0.1, seed=0)
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step(zero_grad=True)
+
+    Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract A5, A6.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        maximize: bool = False,
+        mu_dtype: DType = None,
+        nu_dtype: DType = None,
+        mu_rounding: str = "auto",
+        nu_rounding: str = "stochastic",
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        b1, b2 = pair(caller, "betas", betas)
+        adam = ScaleByAdam(
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            seed=seed,
+        )
+        links = [adam, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
+        tx = with_param_storage(caller, chain(*links), param_storage, seed)
+        super().__init__(params, tx, maximize=maximize, compile=compile)

@@ -1,15 +1,22 @@
-"""The Lion update rule. Contract: A9."""
+"""The Lion update rule, and `Lion` as an optimizer. Contract: A9."""
 
 import dataclasses
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep_torch.chain import chain
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.numbers.hyperparameters import pair
 from halfstep_torch.numbers.moments import ema
-from halfstep_torch.numbers.seeds import Seed
+from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.rule import Rule, decay_rate, moment
-from halfstep_torch.storage.formats import Format
+from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.storage.formats import DType
+from halfstep_torch.weights.param_storage import with_param_storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +46,7 @@ def _sign(x: Tensor) -> Tensor:
 def scale_by_lion(
     b1: float = 0.9,
     b2: float = 0.99,
-    mu_dtype: str | torch.dtype | Format | None = None,
+    mu_dtype: DType = None,
     *,
     mu_rounding: str = "auto",
     seed: Seed = 0,
@@ -79,3 +86,59 @@ def scale_by_lion(
     Storage and rounding: contract A9, F1 to F3.
     """
     return ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed).checked()
+
+
+class Lion(Optimizer):
+    """Lion with decoupled decay, with weights of 16 bits and an average of 16, 8 or 4.
+
+    `chain(scale_by_lion, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic
+    in float32; rounds the average to its dtype, and the weight to its own, once per step.
+
+    Args:
+        params: as `AdamW` takes them.
+        lr: as `AdamW` takes it.
+        betas: rate of the average whose sign is taken, and decay rate of the average that is kept.
+        weight_decay: decoupled decay; it is scaled by the learning rate.
+        maximize: ascend.
+        mu_dtype: how the average (`exp_avg`) is stored, as in `scale_by_lion`.
+        mu_rounding: as in `scale_by_lion`.
+        param_storage: how weights of 16 bits are stored, as in `AdamW`.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; the bits are the same.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.Lion(model.named_parameters(), lr=1e-4, mu_dtype="bfloat16")
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step(zero_grad=True)
+
+    Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
+    Contract A6, A9.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        mu_dtype: DType = None,
+        mu_rounding: str = "auto",
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        b1, b2 = pair(caller, "betas", betas)
+        lion = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed)
+        links = [lion, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
+        tx = with_param_storage(caller, chain(*links), param_storage, seed)
+        super().__init__(params, tx, maximize=maximize, compile=compile)

@@ -1,15 +1,20 @@
-"""Momentum. Contract: A10."""
+"""Momentum, and `SGD` as an optimizer. Contract: A10."""
 
 import dataclasses
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from halfstep_torch.chain import chain
+from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers import hyperparameters
-from halfstep_torch.numbers.seeds import Seed
+from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.rule import ParamInfo, Rule, host_only, moment, number
-from halfstep_torch.storage.formats import Format
+from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.storage.formats import DType
+from halfstep_torch.weights.param_storage import with_param_storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Trace(Rule):
 def trace(
     decay: float,
     nesterov: bool = False,
-    accumulator_dtype: str | torch.dtype | Format | None = None,
+    accumulator_dtype: DType = None,
     *,
     rounding: str = "auto",
     seed: Seed = 0,
@@ -88,3 +93,72 @@ def trace(
         rounding=rounding,
         seed=seed,
     ).checked()
+
+
+class SGD(Optimizer):
+    """Gradient descent with L2 decay and momentum, as `torch.optim.SGD`, with weights of 16 bits.
+
+    `chain(add_decayed_weights, trace, scale_by_learning_rate, round_stochastically)`: all arithmetic in
+    float32; rounds the momentum to its dtype, and the weight to its own, once per step. In float32 throughout
+    it is `torch.optim.SGD` without dampening to within rounding.
+
+    Args:
+        params: as `AdamW` takes them.
+        lr: as `AdamW` takes it.
+        momentum: decay of the sum of gradients; 0 keeps none.
+        weight_decay: L2 decay, added to the gradient.
+        nesterov: look one step ahead.
+        maximize: ascend.
+        accumulator_dtype: how the sum (`momentum_buffer`) is stored, as in `trace`.
+        rounding: of the sum, as in `trace`.
+        param_storage: how weights of 16 bits are stored, as in `AdamW`.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; the bits are the same.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, `nesterov` has no momentum, a dtype holds no sum, or a rounding
+            freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step(zero_grad=True)
+
+    Source: I. Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML
+    2013, in torch's form. Contract A6, A10.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        accumulator_dtype: DType = None,
+        rounding: str = "auto",
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        if nesterov and not momentum:
+            raise ValueError(f"{caller}: nesterov=True with momentum={momentum}. Use a momentum such as 0.9.")
+        # In the chain even if momentum is 0: a group may have a momentum of its own.
+        trace = Trace(
+            decay=momentum,
+            nesterov=nesterov,
+            accumulator_dtype=accumulator_dtype,
+            rounding=rounding,
+            seed=seed,
+            without_zero=True,
+        )
+        links = [AddDecayedWeights(weight_decay), trace, ScaleByLearningRate(lr)]
+        tx = with_param_storage(caller, chain(*links), param_storage, seed)
+        super().__init__(params, tx, maximize=maximize, compile=compile)

@@ -161,6 +161,10 @@ class Format:
         return {key: self.name, **{name: getattr(self, name) for name in names}}
 
 
+DType = str | torch.dtype | Format | None
+"""What `mu_dtype` and its like take."""
+
+
 def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
     """Return the format of codes of `dtype` with one power-of-two scale per block.
 
