@@ -24,7 +24,7 @@ from torch import Tensor
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.plan import Stage
 from halfstep_torch.engine.rows import Memory, Rows, Slot
-from halfstep_torch.numbers.random_words import GOLDEN_RATIO, as_int32
+from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 from halfstep_torch.rule import flat, layout, unflat
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
@@ -173,7 +173,7 @@ def row_keys(stage: Stage, rows: Rows, keys: Tensor) -> Tensor:
     if rows.high is None:
         return columns
     # Contract W8: the high half of the index is added to k1, golden ratio times.
-    high = rows.high * int(as_int32(GOLDEN_RATIO))
+    high = rows.high * (int(GOLDEN_RATIO) - (1 << 32))
     columns = columns[:, :, None].expand(-1, *high.shape).clone()
     for _, of_roles in stage.columns(columns.unbind()):
         for k1 in of_roles.values():

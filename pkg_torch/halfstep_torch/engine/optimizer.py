@@ -281,7 +281,7 @@ class Optimizer(torch.optim.Optimizer):
             run_batch(batch, compiled[batch.device])
         steps = [self.state[slot.param]["step"] for batch in batches.values() for slot in batch.slots]
         if steps:
-            torch._foreach_add_(steps, 1)
+            torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
 
     def _prepare(self, batches: Iterable[Batch]) -> dict[torch.device, bool]:
         """Compile what is to be compiled; return on which devices steps run compiled."""
@@ -302,6 +302,7 @@ class Optimizer(torch.optim.Optimizer):
         of_groups: dict[int, tuple] = {}
         slots: dict[Tensor, tuple[tuple, Slot]] = {}
         batches: dict[tuple, Batch] = {}
+        named = any(link.reads_names for link in self._chain.links)
         for i, name, param in self._named():
             grad = param.grad
             if grad is None:
@@ -310,10 +311,11 @@ class Optimizer(torch.optim.Optimizer):
             if i not in values:
                 values[i] = self._read(i)
                 of_groups[i] = self._of_group(i, values[i])
-            key = (of_groups[i], self._info(name, param), param.device, name)
+            info = ParamInfo(param.dtype, param.shape, name if named else "")
+            key = (of_groups[i], info, param.device, name)
             known, slot = self._slots.get(param, ((), None))
             if slot is None or known != key:
-                plan = self._plan(i, self._info(name, param), self._applies_to(name, param), values[i])
+                plan = self._plan(i, info, self._applies_to(name, param), values[i])
                 slot = Slot(param, name, plan)
             slots[param] = key, slot
             plan, state = slot.plan, self.state.get(param)

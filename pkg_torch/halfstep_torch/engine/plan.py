@@ -30,7 +30,7 @@ _LONGEST_BLOCK = 1 << 16
 # index.
 _WIDTH = 256
 
-Columns = Sequence[tuple[Any, Mapping[int, Any]]]
+Columns = Sequence[tuple[Any, dict[int, Any]]]
 """Of each stream of random words its k0, and of each role its k1."""
 
 
@@ -111,7 +111,7 @@ class Stage:
         """Return the new weights, or the float32 update if another stage follows, and the new state arrays.
 
         Args:
-            p: weights: rows of the stage's width, or a parameter in its shape for a rule of scope "parameter".
+            p: weights, in rows of the width; for a rule of scope "parameter" a parameter in its shape.
             u: their gradient, of any dtype that float32 holds, or the update of the stage before.
             state: state arrays, in rows, scales in one; all in one row for a rule of scope "parameter".
             numbers: of each rule, by name.
@@ -209,7 +209,7 @@ class Plan:
 
     @functools.cached_property
     def whole(self) -> tuple[Stage, ...]:
-        """The stages as they run on rows: plans that differ in their short blocks alone have the same ones."""
+        """The stages as they run on rows: plans that differ in short blocks alone have the same ones."""
         return _the_one(tuple(stage.whole for stage in self.stages))
 
     @functools.cached_property

@@ -27,7 +27,7 @@ from torch import Tensor
 from halfstep_torch.engine.plan import Plan, Stage
 from halfstep_torch.storage.blocks import Blocks
 
-
+_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 # Kinds of arrays beside those of the state, whose names are not empty.
 _P, _G, _U = ("", "p"), ("", "g"), ("", "u")
 
@@ -230,19 +230,19 @@ class PackedRows(Rows):
         if self._fills:
             for matrix in (self.p, self.g, *self.state):
                 matrix.zero_()  # what fills a block up must not be its largest element
-        torch._foreach_copy_(self._p, self._elements)
-        torch._foreach_copy_(self._g, self._parts(incoming))
+        _copy(self._p, self._elements)
+        _copy(self._g, self._parts(incoming))
         for views, entries in zip(self._views, self._entries, strict=True):
-            torch._foreach_copy_(views, entries)
+            _copy(views, entries)
 
     def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
         """Copy what was changed back."""
         if outgoing is None:
-            torch._foreach_copy_(self._elements, self._p)
+            _copy(self._elements, self._p)
         else:
-            torch._foreach_copy_(self._parts(outgoing), self._u)
+            _copy(self._parts(outgoing), self._u)
         for spec, views, entries in zip(self.stage.arrays.values(), self._views, self._entries, strict=True):
-            torch._foreach_copy_(entries, views)
+            _copy(entries, views)
             if spec.packed_of and self._fills:
                 _clear_half_bytes(self.spans, entries)
 
@@ -287,7 +287,7 @@ class Layout:
     """The rows of the slots of a batch. What it is made of stays from step to step, so it is made once.
 
     Attributes:
-        groups: of slots that go through all stages before others do: their places, and the rows of each stage.
+        groups: of slots that go through all stages together: their places, and the rows of each stage.
         signature: of the memory that the rows are of.
     """
 
@@ -299,7 +299,7 @@ class Layout:
         places = [list(range(len(slots)))]
         if len(stages) > 1:
             # Between the stages stand updates in float32: those of one long parameter, or some short ones.
-            places = _split(slots, _lengths(stages[0], slots[0].param.device, compiled)[1])
+            places = _split(slots, lengths(stages[0], slots[0].param.device, compiled)[1])
         spans = [[_spans(k, slots, group, compiled) for k in range(len(stages))] for group in places]
         self.groups = []
         memories = [
@@ -344,7 +344,7 @@ def _split(slots: Sequence[Slot], length: int) -> list[list[int]]:
     return groups
 
 
-def _lengths(stage: Stage, device: torch.device, compiled: bool) -> tuple[int, int]:
+def lengths(stage: Stage, device: torch.device, compiled: bool) -> tuple[int, int]:
     """Return how many elements are stepped at once in their own memory, and in packed memory.
 
     On CPU packed memory fits a cache. So do the temporaries of eager mode, and those between the passes over
@@ -374,7 +374,7 @@ def _spans(
         rows = span.rows(stage.width)
         if rows * stage.width > room:
             packs.append([])
-            room = _lengths(stage, slots[0].param.device, compiled)[1]
+            room = lengths(stage, slots[0].param.device, compiled)[1]
         packs[-1].append(span)
         room -= rows * stage.width
     return aliased, packs
@@ -383,7 +383,7 @@ def _spans(
 def _spans_of(slot: Slot, place: int, k: int, compiled: bool) -> tuple[list[Span], list[Span]]:
     stage, own, n = slot.plan.whole[k], slot.plan.stages[k], slot.param.numel()
     device, short = slot.param.device, None if own.whole is own else own.blocks[0]
-    at_once, packed = _lengths(stage, device, compiled)
+    at_once, packed = lengths(stage, device, compiled)
     if not n:
         return [], []
     if n <= packed and stage.width <= packed:
@@ -396,9 +396,9 @@ def _spans_of(slot: Slot, place: int, k: int, compiled: bool) -> tuple[list[Span
         length = max(packed // unit, 1) * unit
         return [], [Span(place, i, min(length, n - i), short=short) for i in range(0, n, length)]
     rows, rest = divmod(n, stage.width)
-    # No piece is a single row, unless all is.
-    pieces = max(-(-rows * stage.width // at_once), 1)
-    ends = [rows * i // pieces * stage.width for i in range(pieces + 1)]
+    # No piece is a single row, unless that is all of it.
+    pieces = min(-(-rows * stage.width // at_once), max(rows // 2, 1)) if rows else 0
+    ends = [rows * i // pieces * stage.width for i in range(pieces + 1)] if pieces else []
     aliased = [Span(place, i, j - i) for i, j in itertools.pairwise(ends)]
     return aliased, [Span(place, n - rest, rest)] if rest else []
 
