@@ -386,7 +386,7 @@ def _spans_of(slot: Slot, place: int, k: int, compiled: bool) -> tuple[list[Span
     at_once, packed = lengths(stage, device, compiled)
     if not n:
         return [], []
-    if n <= packed and stage.width <= packed:
+    if n <= (packed // 4 if compiled else packed) and stage.width <= packed:
         return [], [Span(place, 0, n, short=short)]
     if not (slot.param.is_contiguous() and slot.grad.is_contiguous()):
         return [], list(_boxes(slot, place, own, packed, short))
