@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep_torch.bound_rule import flat, layout, unflat
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.plan import Stage
 from halfstep_torch.engine.rows import Memory, Rows, Slot
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO
-from halfstep_torch.rule import flat, layout, unflat
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
 _SCRATCH = 1 << 20

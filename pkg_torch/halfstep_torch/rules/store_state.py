@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.chain import Chain, chain
+from halfstep_torch.declarations import declared
 from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import BoundRule, ParamInfo, Rule, declared
+from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.storage.formats import Format, as_format
 from halfstep_torch.storage.state_array import WordSource
-from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, StoredMoment
+from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, StoredMoment, scale_key
 
 Select = Callable[[str, Tensor], bool]
 
@@ -64,6 +66,11 @@ class StoreState(Rule):
     def entries(self) -> dict[str, Any]:
         """Those of the wrapped rule."""
         return self.inner.entries
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """Those of the wrapped rule."""
+        return self.inner.state_keys
 
     def read(self, caller: str, group: Mapping[str, Any]) -> Any:
         """Return what the wrapped rule reads."""
@@ -113,6 +120,11 @@ class StoreState(Rule):
                 f"{_CALLER}: format={self.format.name} has no sign, and {self._name(one)!r} has one. "
                 'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
             )
+        if fmt.scaled and scale_key(one.key) in one.arrays:
+            raise ValueError(
+                f"{_CALLER}: {self._name(one)!r} has block scales of its own. "
+                'Store it in a format without, as "bfloat16", or leave it out by select=...'
+            )
         source = WordSource(Role.STATE, 1, f"{self._name(one)}/") if self.stochastic and fmt.rounds else None
         outer = StoredMoment(one.key, fmt, source, "where_nonnegative", array.shape_of)
         return StoredAgain(one, outer, array.dtype)
@@ -148,14 +160,14 @@ def store_state(
     `inner`: the update is of the array before it was stored, so the bits are not those of `mu_dtype` or
     `nu_dtype`.
 
-    Left alone are integers, state of scalar parameters, 8-bit floats, and arrays smaller than the format is
-    for (see `scaled`). All other arrays are stored. `select` says otherwise:
+    Not stored: integers, state of scalar parameters, 8-bit floats, and arrays below the format's `min_size`
+    (see `scaled`). All other arrays are. `select` says otherwise:
 
         store_state(tx, "ufloat8_e6m2", select=lambda name, array: "nu" in name.split("/"))
 
-    Nothing is known of an array but its name. In a format with a scale, what is not zero never becomes zero
+    Only an array's name is known. In a format with a scale, what is not zero never becomes zero
     in a block without a negative number, so second moments are safe in "float8_e4m3fn". Formats without a
-    sign keep magnitudes: select what has no sign. As no decay rate is known, nothing is refused for freezing.
+    sign keep magnitudes: select what has no sign. Freezing is not checked.
 
     Group entries are those of `inner`. State: that of `inner` under the same keys, and of `scaled` formats
     `exp_avg_scale` and the like.

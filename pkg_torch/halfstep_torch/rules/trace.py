@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from halfstep_torch.chain import chain
+from halfstep_torch.declarations import host_only, moment, number
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import ParamInfo, Rule, host_only, moment, number
+from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.formats import DType
@@ -63,10 +64,10 @@ def trace(
     `momentum_buffer_scale`.
 
     Args:
-        decay: of the sum.
+        decay: factor on the sum at each step.
         nesterov: look one step ahead.
         accumulator_dtype: how the sum is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
-            format with a sign, or None: bfloat16 for bfloat16 params, else float32.
+            or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
         rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the sum) or
             "nearest_unchecked".
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
