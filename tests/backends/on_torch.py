@@ -16,7 +16,7 @@ from backends.protocol import (
     seed_of,
     unrefused,
 )
-from halfstep_spec.vectors import Array, Case
+from halfstep_spec.vectors import WIDTHS, Array, Case
 from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm
@@ -55,7 +55,7 @@ def from_torch(values: torch.Tensor, label: str = "") -> Array:
     signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()]
     bits = values.view(signed).numpy()
     own = str(values.dtype).removeprefix("torch.")
-    foreign = own == "uint8" and label and not hasattr(torch, label)
+    foreign = own == "uint8" and label in WIDTHS and not hasattr(torch, label)
     return Array.of(bits.view(f"uint{8 * bits.itemsize}"), label if foreign else own)
 
 
