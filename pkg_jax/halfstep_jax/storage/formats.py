@@ -22,11 +22,11 @@ from halfstep_jax.storage.blocks import (
     per_element,
     unpack,
 )
-from halfstep_jax.storage.codes import NAN_SCALE, PLAIN_CODES, SCALED_CODES, TABLE_CODES, Codes, Mask
+from halfstep_jax.storage.codes import CODEBOOK_CODES, NAN_SCALE, PLAIN_CODES, SCALED_CODES, Codes, Mask
 
 PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)
 SCALED_DTYPES = tuple(SCALED_CODES)
-TABLE_NAMES = tuple(TABLE_CODES)
+TABLE_NAMES = tuple(CODEBOOK_CODES)
 _NAMES = (*PLAIN_STATE_DTYPES, *SCALED_DTYPES)
 
 
@@ -180,7 +180,7 @@ class Format:
     def _codes(self) -> Codes:
         if not self.scaled:
             return PLAIN_CODES[self.dtype]
-        return TABLE_CODES[self.dtype] if self.dtype in TABLE_CODES else SCALED_CODES[self.dtype]
+        return CODEBOOK_CODES[self.dtype] if self.dtype in CODEBOOK_CODES else SCALED_CODES[self.dtype]
 
 
 def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
@@ -195,7 +195,8 @@ def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: i
     a run may be short. So sharding along leading axes keeps blocks whole.
 
     Args:
-        dtype: "float16", "float8_e4m3fn", "float8_e5m2" or "int8", or for second moments alone
+        dtype: "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4" (4 bits of mantissa, 10 binades: for
+            the `mu` of blocks whose values lie close together) or "int8", or for second moments alone
             "ufloat8_e5m3" or "ufloat8_e4m4": floats of 8 bits without a sign. The 8-bit choice for `nu` is
             "ufloat8_e5m3": the precision of float8_e4m3fn over 32 binades in place of 18.
         block_size: elements of a block; "row" for one block per last-axis row (inaccurate where a row spans
