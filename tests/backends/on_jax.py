@@ -52,8 +52,7 @@ _WRAPPERS = {
 
 def to_numpy(array: Array) -> np.ndarray:
     """Return an array of patterns as a NumPy array of its own dtype."""
-    names = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
-    return array.bits.view(getattr(ml_dtypes, array.dtype) if array.dtype in names else array.dtype)
+    return array.bits.view(getattr(ml_dtypes, array.dtype, array.dtype))
 
 
 def from_jax(values) -> Array:
@@ -154,7 +153,7 @@ class JaxBackend(Backend):
         x, words = (self._split_rows(case.inputs[n]) if n in case.inputs else None for n in ("x", "words"))
 
         def there_and_back(x, words):
-            stored = fmt.encode(x, words, positive=a["keep_nonzero"] == "always")
+            stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
             return stored, fmt.decode(stored)
 
         stored, values = self._compiled(there_and_back)(x, words)

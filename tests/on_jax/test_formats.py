@@ -51,7 +51,7 @@ def values(shape, seed: int, *, positive: bool) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ALL)
 def test_codes_scales_and_values_are_those_of_the_reference(dtype, rounding):
     fmt, positive = format_of(dtype), dtype in UNSIGNED
-    encode = jax.jit(functools.partial(fmt.encode, positive=positive))
+    encode = jax.jit(functools.partial(fmt.encode, keep_nonzero="always" if positive else "never"))
     for seed in range(3):
         x = values((16, 200), seed, positive=positive)
         words = spec.random_words(seed, 1, "w", 1, x.shape) if rounding == "stochastic" else None
@@ -90,29 +90,21 @@ def test_every_code_under_every_scale_is_decoded_as_in_the_reference(dtype):
     codes = np.arange(65536 if dtype == "float16" else 256).astype(
         "uint16" if dtype == "float16" else "uint8"
     )
-    if dtype in ("float16", "float8_e5m2"):
-        codes = codes[
-            codes & (0x7FFF if dtype == "float16" else 0x7F) != (0x7C00 if dtype == "float16" else 0x7C)
-        ]
+    if dtype in spec.FLOAT_FORMATS:
+        float_format = spec.FLOAT_FORMATS[dtype]
+        infinite = codes & (2 ** (float_format.bits - 1) - 1) == float_format.overflow_code
+        codes = codes[~infinite]
     if dtype == "int8":
         codes = codes[codes != 128]
-    low, high = {
-        "float16": (40, 254),
-        "float8_e4m3fn": (18, 254),
-        "float8_e5m2": (32, 254),
-        "int8": (7, 254),
-        "ufloat8_e5m3": (31, 253),
-        "ufloat8_e4m4": (15, 253),
-    }[dtype]
+    low, high = spec.SCALED_CODES[dtype].scale_range
     scales = np.array([low, low + 1, 100, 127, 150, high - 1, high], np.uint8)[:, None]
     table = np.broadcast_to(codes, (scales.size, codes.size)).copy()
-    dtypes = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
-    given = table.view(dtypes.get(dtype, fmt.code_dtype))
+    given = table.view(getattr(ml_dtypes, dtype, fmt.code_dtype))
     decoded = jax.jit(fmt.decode)(Encoded(jnp.asarray(given), jnp.asarray(scales)))
     assert_same(from_jax(decoded), Array.of(spec_format(fmt).decode(spec.Encoded(table, scales))), dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e3m4"])
 def test_every_finite_code_is_that_of_ml_dtypes_and_is_stored_as_itself(dtype):
     codes = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, dtype))
     codes = codes[np.isfinite(codes.astype(np.float32))]
@@ -136,7 +128,7 @@ def test_what_is_stored_does_not_move_when_it_is_stored_again(dtype):
 
     @jax.jit
     def there_and_back(x, words):
-        return fmt.decode(fmt.encode(x, words, positive=positive))
+        return fmt.decode(fmt.encode(x, words, keep_nonzero="always" if positive else "never"))
 
     once = there_and_back(jnp.asarray(x), words)
     again = there_and_back(once, jnp.full_like(words, 2**32 - 1))
@@ -147,7 +139,7 @@ def test_what_is_stored_does_not_move_when_it_is_stored_again(dtype):
 def test_a_second_moment_above_zero_is_never_stored_as_zero(dtype):
     x = np.exp2(-np.arange(0, 120, 0.5)).astype(np.float32).reshape(2, 120)
     fmt = format_of(dtype, None)
-    decoded = jax.jit(lambda x, words: fmt.decode(fmt.encode(x, words, positive=True)))
+    decoded = jax.jit(lambda x, words: fmt.decode(fmt.encode(x, words, keep_nonzero="always")))
     for words in (None, jnp.zeros(x.shape, jnp.uint32)):
         assert (np.asarray(decoded(jnp.asarray(x), words)) > 0).all()
     assert (np.asarray(decoded(jnp.zeros(x.shape), None)) == 0).all()
@@ -363,7 +355,9 @@ def test_nearest_averages_of_one_stop_where_theory_says(dtype, b):
 
 # --- bad input ---------------------------------------------------------------------------------------------
 
-_SCALED = 'Use "float16", "float8_e4m3fn", "float8_e5m2", "int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
+_SCALED = (
+    'Use "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4", "int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
+)
 _BLOCK = 'Use a positive integer, "row" or None.'
 
 
