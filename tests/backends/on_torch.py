@@ -9,11 +9,13 @@ import halfstep_torch as hs
 from backends.protocol import (
     Backend,
     format_of,
+    link_of,
     offset_of,
     ratio_numbers,
     rule_arguments,
     scalar,
     seed_of,
+    stored_names,
     unrefused,
 )
 from halfstep_spec.vectors import Array, Case
@@ -21,20 +23,13 @@ from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm
 from halfstep_torch.numbers.random_words import fold, leaf_keys
-from halfstep_torch.rule import ParamInfo
+from halfstep_torch.rule import ParamInfo, declared
 from halfstep_torch.rules.clip import clip
 from halfstep_torch.rules.trust_ratio import RatioNumbers, trust_ratio
 from halfstep_torch.storage.formats import Format
+from halfstep_torch.weights.param_storage import with_param_storage
 from halfstep_torch.weights.weight_rule import apply_updates
 
-_STATE = {
-    "mu": "exp_avg",
-    "mu_scale": "exp_avg_scale",
-    "trace": "momentum_buffer",
-    "trace_scale": "momentum_buffer_scale",
-    "nu": "exp_avg_sq",
-    "nu_scale": "exp_avg_sq_scale",
-}
 EXTRA = {"compensated": "compensation", "split8": "extra_bits", "split16": "extra_bits", "master": "master"}
 
 
@@ -148,9 +143,9 @@ class TorchBackend(Backend):
     def step(self, case: Case) -> dict[str, Array]:
         i = case.inputs
         p = torch.nn.Parameter(to_torch(i["p"]))
-        optimizer = _OPTIMIZERS[case.op](case, p, compile=self.mode == "compile")
-        keys = _STATE | {"extra": EXTRA.get(case.arguments["param_storage"], "")}
-        keys = {n: key for n, key in keys.items() if n in i}
+        optimizer = _OPTIMIZERS.get(case.op, _chain)(case, p, compile=self.mode == "compile")
+        keys = _keys(optimizer) | {"extra": EXTRA.get(case.arguments["param_storage"], "")}
+        keys = {n: keys[n] for n in stored_names(case)}
         state = {"step": torch.tensor(int(i["count"].bits))}
         for name, key in keys.items():
             state[key] = to_torch(i[name])
@@ -167,8 +162,6 @@ class TorchBackend(Backend):
             name: from_torch(x.view(torch.uint16) if x.dtype == torch.int16 else x)
             for name, x in columns.items()
         }
-
-    adam_step = lion_step = trace_step = lamb_step = store_state_step = step
 
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_torch(norm(to_torch(case.inputs["x"])))}
@@ -242,15 +235,12 @@ def _lamb(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer
     return hs.Optimizer(named, hs.chain(*links), **options)
 
 
-_LINKS = {"adam_step": hs.scale_by_adam, "lion_step": hs.scale_by_lion, "trace_step": hs.trace}
-
-
 def _store_state(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
     """Return a chain whose update rule has its state stored."""
     a, seed, select = case.arguments, seed_of(case), case.arguments["select"]
     rounding = "nearest_unchecked" if a["state_rounding"] == "nearest" else a["state_rounding"]
     inside = hs.store_state(
-        _LINKS[a["inner"]](**unrefused(rule_arguments(case, hs))),
+        link_of(case, hs),
         format_of(a["state_format"], hs),
         rounding=rounding,
         select=select and (lambda name, array: name.split("/")[0] in select),
@@ -260,6 +250,22 @@ def _store_state(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Op
     links = [inside, hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
     named = [(_parameter_name(case), p)]
     return hs.Optimizer(named, hs.chain(*links, hs.round_stochastically(seed)), **options)
+
+
+def _chain(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+    """Return a chain, for a rule that is no class of its own."""
+    decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
+    links = [link_of(case, hs), hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
+    tx = with_param_storage("test", hs.chain(*links), case.arguments["param_storage"], seed_of(case))
+    return hs.Optimizer([(_parameter_name(case), p)], tx, **options)
+
+
+def _keys(optimizer: hs.Optimizer) -> dict[str, str]:
+    """Return torch's keys of all state arrays, by the names that the contract has for them."""
+    links = [getattr(link, "inner", link) for link in optimizer._chain.links]
+    links = [inner for link in links for inner in getattr(link, "links", [link])]
+    found = {one.name: key for link in links for key, one in declared(type(link)).moments.items()}
+    return found | {f"{name}_scale": f"{key}_scale" for name, key in found.items()}
 
 
 _OPTIMIZERS = {
