@@ -27,7 +27,7 @@ from halfstep_spec.numbers.random_words import role_of
 from halfstep_spec.storage.formats import Encoded
 from halfstep_spec.storage.stored_moment import StoredMoment
 
-Shape = tuple[int, ...]
+_Shape = tuple[int, ...]
 
 
 class RuleState(NamedTuple):
@@ -58,7 +58,7 @@ class Moment:
     signed: bool
     dtype: str
     rounding: str
-    shape: Callable[[Shape], Shape]
+    shape: Callable[[_Shape], _Shape]
 
 
 def moment(
@@ -67,7 +67,7 @@ def moment(
     signed: bool = True,
     dtype: str = "",
     rounding: str = "",
-    shape: Callable[[Shape], Shape] = tuple,
+    shape: Callable[[_Shape], _Shape] = tuple,
 ) -> Any:
     """Return the field by which a rule declares a moment; the arguments are those of `Moment`."""
     declared = Moment(rate, signed, dtype, rounding, shape)
@@ -191,7 +191,7 @@ class Rule:
             for name, d in self.declared().items()
         }
 
-    def init(self, shape: Shape) -> RuleState:
+    def init(self, shape: _Shape) -> RuleState:
         """Return zero moments for weights of a shape."""
         return RuleState(0, {name: m.zeros(m.shape(tuple(shape))) for name, m in self.moments.items()})
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from halfstep_spec.cases.inputs import patterns, reals
-from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES, TABLE_CODES
+from halfstep_spec.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
 from halfstep_spec.storage.formats import Format, scaled
 from halfstep_spec.vectors import Array, Case
 
@@ -83,6 +83,6 @@ def encode_case(fmt: Format, flag: str, x: np.ndarray, rounding: str, notes: dic
     arguments["keep_nonzero"] = keep_nonzero
     comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
     clauses = (
-        ("F8", "F9", "F10", "F11") if fmt.dtype in TABLE_CODES else ("F4", "F5") if fmt.scaled else ("F6",)
+        ("F8", "F9", "F10", "F11") if fmt.dtype in CODEBOOK_CODES else ("F4", "F5") if fmt.scaled else ("F6",)
     )
     return Case("encode", comment, arguments, inputs, outputs, (flag,), (*clauses, "F7"))

@@ -298,10 +298,11 @@ SCALED_CODES: dict[str, Codes] = {
     "float16": SignedCodes(FLOAT_FORMATS["float16"]),
     "float8_e4m3fn": SignedCodes(FLOAT_FORMATS["float8_e4m3fn"]),
     "float8_e5m2": SignedCodes(FLOAT_FORMATS["float8_e5m2"]),
+    "float8_e3m4": SignedCodes(FLOAT_FORMATS["float8_e3m4"]),
     "int8": IntegerCodes(),
     "ufloat8_e5m3": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e5m3"]),
     "ufloat8_e4m4": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e4m4"]),
 }
 """By name: codes that `scaled` takes."""
-TABLE_CODES: dict[str, Codes] = {name: TableCodes(table) for name, table in TABLES.items()}
+CODEBOOK_CODES: dict[str, Codes] = {name: TableCodes(table) for name, table in TABLES.items()}
 """By name: codes that `codebook` takes."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from halfstep_spec.storage.blocks import block_maximum, pack, per_element, unpack
-from halfstep_spec.storage.codes import NAN_SCALE, PLAIN_CODES, SCALED_CODES, TABLE_CODES, Codes
+from halfstep_spec.storage.codes import CODEBOOK_CODES, NAN_SCALE, PLAIN_CODES, SCALED_CODES, Codes
 
 
 class Encoded(NamedTuple):
@@ -26,13 +26,18 @@ class Encoded(NamedTuple):
     scale: np.ndarray | None
     shape: tuple[int, ...] | None = None
 
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The shape of the array, wherever it stands."""
+        return self.codes.shape if self.shape is None else self.shape
+
 
 @dataclasses.dataclass(frozen=True)
 class Format:
     """A way to store an array of float32.
 
     Attributes:
-        dtype: of the codes: in `PLAIN_CODES`, or with a scale in `SCALED_CODES` or `TABLE_CODES`.
+        dtype: of the codes: in `PLAIN_CODES`, or with a scale in `SCALED_CODES` or `CODEBOOK_CODES`.
         scaled: whether blocks have a scale.
         block_size: elements of a block, "row" or None.
         min_size: smaller arrays are kept in float32.
@@ -48,7 +53,7 @@ class Format:
     @property
     def codes(self) -> Codes:
         """What the codes are."""
-        return ({**SCALED_CODES, **TABLE_CODES} if self.scaled else PLAIN_CODES)[self.dtype]
+        return ({**SCALED_CODES, **CODEBOOK_CODES} if self.scaled else PLAIN_CODES)[self.dtype]
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
         """Return the format that an array of this shape gets: float32 where it is too small for a scale."""
@@ -140,9 +145,9 @@ def codebook(
     table: str, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2
 ) -> Format:
     """Return the format of codes of a table with one power-of-two scale per block."""
-    if table not in TABLE_CODES:
-        raise ValueError(f"codebook: table={table!r} is none of {', '.join(TABLE_CODES)}.")
-    if TABLE_CODES[table].packed and isinstance(block_size, int) and block_size % 2:
+    if table not in CODEBOOK_CODES:
+        raise ValueError(f"codebook: table={table!r} is none of {', '.join(CODEBOOK_CODES)}.")
+    if CODEBOOK_CODES[table].packed and isinstance(block_size, int) and block_size % 2:
         raise ValueError(
             f"codebook: block_size={block_size} is odd; codes of 4 bits are packed two per byte. "
             'Use an even one, "row" or None.'

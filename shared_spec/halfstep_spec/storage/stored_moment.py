@@ -5,24 +5,11 @@ Contract: F1 to F3. It stands between the rules, which know moments, and the for
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.storage.formats import Encoded, Format, as_format
-
-
-class Rounded(NamedTuple):
-    """A moment that was rounded.
-
-    Attributes:
-        stored: for the state.
-        values: what the rule goes on with, float32.
-    """
-
-    stored: Encoded
-    values: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +44,10 @@ class StoredMoment:
 
     def decode(self, stored: Encoded) -> np.ndarray:
         """Return the float32 values of what is stored: exact."""
-        return self.format(shape_of(stored)).decode(stored)
+        return self.format(stored.array_shape).decode(stored)
 
-    def round(self, moment: np.ndarray, step: int, leaf: str) -> Rounded:
-        """Round a float32 moment to its format, once.
+    def round(self, moment: np.ndarray, step: int, leaf: str) -> tuple[Encoded, np.ndarray]:
+        """Round a float32 moment to its format, once; return what is stored, and its float32 values.
 
         Args:
             moment: float32.
@@ -71,14 +58,9 @@ class StoredMoment:
         if self.rounds_stochastically(fmt):
             words = random_words(self.seed, step, leaf, self.role, moment.shape)
         stored = fmt.encode(moment, words, keep_nonzero=self.keep_nonzero)
-        return Rounded(stored, fmt.decode(stored))
+        return stored, fmt.decode(stored)
 
     def rounds_stochastically(self, fmt: Format) -> bool:
         """Whether words are used: contract F3, where `rounding` is "auto"."""
         freezes = self.b is not None and fmt.freezes(self.b)
         return {"nearest": False, "stochastic": True, "auto": freezes}[self.rounding]
-
-
-def shape_of(stored: Encoded) -> tuple[int, ...]:
-    """Return the shape of the array that was stored."""
-    return stored.codes.shape if stored.shape is None else stored.shape
