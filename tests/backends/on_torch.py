@@ -12,11 +12,13 @@ import halfstep_torch as hs
 from backends.protocol import (
     Backend,
     format_of,
+    link_of,
     offset_of,
     ratio_numbers,
     rule_arguments,
     scalar,
     seed_of,
+    stored_names,
     unrefused,
 )
 from halfstep_spec.vectors import WIDTHS, Array, Case
@@ -151,7 +153,7 @@ class TorchBackend(Backend):
         make = _stored if case.op == "store_state_step" else _optimizer
         optimizer = make(case, p, compile=self.mode == "compile")
         keys = _state_keys(optimizer) | {"extra": EXTRA.get(case.arguments["param_storage"], "")}
-        keys = {n: key for n, key in keys.items() if n in i}
+        keys = {n: keys[n] for n in stored_names(case)}
         state = {"step": torch.tensor(int(i["count"].bits))}
         for name, key in keys.items():
             state[key] = to_torch(i[name])
@@ -247,7 +249,7 @@ def _stored(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimiz
     a, seed, select = case.arguments, seed_of(case), case.arguments["select"]
     rounding = "nearest_unchecked" if a["state_rounding"] == "nearest" else a["state_rounding"]
     inside = hs.store_state(
-        _link(a["inner"])(**unrefused(rule_arguments(case, hs))),
+        link_of(case, hs),
         format_of(a["state_format"], hs),
         rounding=rounding,
         select=select and (lambda name, array: name.split("/")[0] in select),
