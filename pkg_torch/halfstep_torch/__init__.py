@@ -15,6 +15,7 @@ from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
 from halfstep_torch.numbers.rounding import round_to
 from halfstep_torch.rule import Rule
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
+from halfstep_torch.rules.adan import scale_by_adan
 from halfstep_torch.rules.clip import clip_grad_norm_
 from halfstep_torch.rules.lamb import Lamb, Lamb16
 from halfstep_torch.rules.learning_rate import scale_by_learning_rate
@@ -54,6 +55,7 @@ __all__ = [
     "round_stochastically",
     "round_to",
     "scale_by_adam",
+    "scale_by_adan",
     "scale_by_learning_rate",
     "scale_by_lion",
     "scale_by_trust_ratio",
