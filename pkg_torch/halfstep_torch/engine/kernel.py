@@ -330,7 +330,11 @@ def _options(device: torch.device) -> dict:
     """Return options of Inductor for one function; the global configuration is left alone."""
     from torch._inductor import config
 
-    if device.type != "cpu" or platform.machine() != "x86_64" or sys.platform != "linux":
+    if device.type != "cpu":
+        # Triton fuses products with sums and divides approximately unless it is told to do as eager torch does.
+        wanted = ("emulate_precision_casts", "eager_numerics.division_rounding")
+        return {name: True for name in wanted if _has(config, name)}
+    if platform.machine() != "x86_64" or sys.platform != "linux":
         return {}
     if not hasattr(config.cpp, "march") or config.cpp.march is not None or "clang" in (find_cxx() or ""):
         return {}
@@ -338,3 +342,7 @@ def _options(device: torch.device) -> dict:
     # as scalar loops and makes this kernel more than twice as slow. This is the one option that can carry the
     # flag that undoes it; it changes no bit.
     return {"cpp.march": "native -ftree-loop-vectorize"}
+
+
+def _has(config: types.ModuleType, name: str) -> bool:
+    return name in config.get_config_copy()
