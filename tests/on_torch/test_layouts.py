@@ -97,6 +97,26 @@ def test_memory_outside_the_parameter_is_not_touched(name, compile):
 
 
 @pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("rows_of_9", [10, 30_000])
+def test_what_moves_between_steps_is_stepped_where_it_is(rows_of_9, compile):
+    runs = []
+    for moves in (False, True):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 9 * rows_of_9).view(-1, 9).bfloat16())
+        optimizer = hs.AdamW([("w", p)], lr=1e-2, compile=compile)
+        for step in range(4):
+            p.grad = (torch.arange(9 * rows_of_9) % (7 + step)).view(-1, 9).bfloat16()
+            if moves and step == 1:
+                p.data = p.data.clone()
+            if moves and step == 3:
+                p.grad = p.grad.t().contiguous().t()
+            if moves and step == 2:
+                optimizer.state[p]["exp_avg_sq"] = optimizer.state[p]["exp_avg_sq"].clone()
+            optimizer.step()
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(*runs)
+
+
+@pytest.mark.parametrize("compile", [False, True])
 def test_views_of_the_weights_stay_tied(compile):
     linear = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
     row = linear.weight.detach()[3]
