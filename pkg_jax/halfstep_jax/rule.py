@@ -67,7 +67,7 @@ def moment(
     return MomentField(rate, second, dtype, rounding, shape)
 
 
-class Moment:
+class StepMoment:
     """One moment of one leaf during one step.
 
     Attributes:
@@ -112,7 +112,7 @@ class Moment:
 class Moments:
     """The moments of one leaf during one step, as attributes."""
 
-    def __init__(self, caller: str, moments: dict[str, Moment]):
+    def __init__(self, caller: str, moments: dict[str, StepMoment]):
         self._caller = caller
         self.__dict__.update(moments)
 

@@ -16,10 +16,10 @@ from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.rule import (
-    Moment,
     Moments,
     Rule,
     Scope,
+    StepMoment,
     check_array,
     numbers_at,
     schedules,
@@ -168,7 +168,7 @@ def _step(static: tuple, keys: LeafKeys, place, numbers, g: jax.Array, p, encode
     key = keys.of_leaf(place)
     zero = key.opaque_zero()
     moments = {
-        name: Moment(rule.name, moment, old, key.words)
+        name: StepMoment(rule.name, moment, old, key.words)
         for (name, moment), old in zip(stored, encoded, strict=True)
     }
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)

@@ -256,6 +256,16 @@ def test_an_elementwise_chain_is_one_stage():
     assert make_plan([], [], torch.float32, False).stages[0].lands
 
 
+def test_an_empty_parameter_may_come_first():
+    params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((0,), (3,))]
+    optimizer = hs.Lamb(params, lr=LR)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    # Of equal weights the update has their length: a step of lr, to the roundings of norms and quotient.
+    assert (params[1] - (1 - LR)).abs().max() < 2 * norm_bound(3)
+
+
 def test_weights_of_any_layout_take_the_same_step():
     plain, columns = (torch.nn.Parameter(reals((30, 20)).to(torch.bfloat16)) for _ in range(2))
     columns.data = columns.data.t().contiguous().t()

@@ -155,7 +155,7 @@ class StoredMoment:
         """Round the float32 `moment` to the format of `old`. `words` makes words of a role and a shape."""
         fmt = self._format_of(old.codes, moment.shape)
         drawn = words(self.role, moment.shape) if self._stochastic(fmt) else None
-        new = fmt.encode(moment, drawn, positive=self.field.second)
+        new = fmt.encode(moment, drawn, keep_nonzero="always" if self.field.second else "never")
         return new if fmt.scaled else dataclasses.replace(new, scale=old.scale)
 
     def split_tree(self, encoded):
