@@ -112,7 +112,7 @@ def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], o
     on uint32.
 
     Inside `jax.shard_map` an array is one shard: give the offset of the shard. Under `jax.jit` with sharded
-    arrays there is nothing to give.
+    arrays no offset is needed.
 
     Args:
         seed: an integer in [0, 2^64), or two uint32 words (high, low). May be traced.

@@ -29,8 +29,8 @@ class ScaleByAdamState(NamedTuple):
         seed: uint32[2], (high, low).
         mu: codes of the first moments, in the tree of the params.
         nu: codes of the second moments, likewise.
-        mu_scale: scales of `mu`, in the same tree; one byte that means nothing where a leaf has none, and
-            `optax.EmptyState()` where no leaf can have any.
+        mu_scale: scales of `mu`, in the same tree: a placeholder byte where a leaf has no scale, and
+            `optax.EmptyState()` where no leaf can have one.
         nu_scale: scales of `nu`, likewise.
     """
 
@@ -56,7 +56,7 @@ def scale_by_adam(
     bias_correction: bool = True,
     seed=0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Rescale updates by Adam, the moments kept in 16 bits or in 32.
+    """Rescale updates by Adam, the moments kept in 4 to 32 bits.
 
     With t = count + 1, m and v the stored moments, r1 = 1 / (1 - b1^t), r2 = 1 / (1 - b2^t):
 
@@ -68,7 +68,7 @@ def scale_by_adam(
     once each; u reads what was stored. With `nesterov`, (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1'
     being r1 at t + 1.
 
-    In place of `optax.scale_by_adam`, whose arithmetic is in the dtype of the params: under bfloat16 params
+    Use it instead of `optax.scale_by_adam`, which computes in the params' dtype: under bfloat16 params
     its b2 = 0.999 is 1.0.
 
     Args:
@@ -80,8 +80,8 @@ def scale_by_adam(
             None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
             scale, and the unsigned scaled formats.
-        mu_rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the average:
-            stochastic then, as where `b1` is an array), or "nearest_unchecked" (nearest even so).
+        mu_rounding: "stochastic", "nearest", "auto" (nearest, or stochastic if nearest would freeze the
+            average or `b1` is an array), or "nearest_unchecked" (nearest even so).
         nu_rounding: likewise. Nearest freezes a bfloat16 second moment above b2 = 0.996.
         nesterov: as in Optax.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
@@ -90,8 +90,8 @@ def scale_by_adam(
     Returns:
         An Optax transform. Its updates are float32; `params` may be left out. Numbers may be float32 scalar
         arrays, so that `optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)` works (give it dtypes by
-        name: it takes `jnp.bfloat16` for a schedule). Sharded arrays get the bits of one device under
-        `jax.jit`; inside `jax.shard_map` every shard counts its words from 0.
+        name: it treats the callable `jnp.bfloat16` as a schedule). Under `jax.jit` a sharded array gets the
+        bits of a single device; in `jax.shard_map` each shard numbers its elements from 0.
 
     Raises:
         TypeError: if an argument is of the wrong type, or an array of another dtype than float32; from `init`

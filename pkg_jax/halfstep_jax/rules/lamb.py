@@ -36,8 +36,8 @@ def lamb(
 ) -> optax.GradientTransformationExtraArgs:
     """LAMB for weights in bfloat16, float16 or float32: Adam, with a learning rate for each leaf.
 
-    `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio`, `scale_by_learning_rate`, and what stores
-    the weights: by default `round_stochastically`. In float32 throughout it is `optax.lamb` to within
+    Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio`, `scale_by_learning_rate` and the
+    weight storage, by default `round_stochastically`. In float32 throughout it is `optax.lamb` to within
     rounding.
 
     Args:
@@ -57,8 +57,8 @@ def lamb(
         nu_rounding: likewise.
         param_storage: how 16-bit weights are stored, as in `adamw`. Under "split8", "split16" and "master"
             norms too are those of the float32 weights.
-        bias_correction: the paper's first version and its last have it, its third has not. Without decay and
-            `eps` the ratio cancels it, all but rounding.
+        bias_correction: present in v1 and the final paper, absent in v3. Without decay and `eps` the ratio
+            cancels it up to rounding.
         max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.
         seed: of the random words, for moments and weights alike.
 
@@ -115,7 +115,7 @@ def lamb16(
     trust_power=None,
     seed=0,
 ) -> optax.GradientTransformationExtraArgs:
-    """LAMB with 16 bits of state per parameter: what LAMB16 set out to do, in formats that keep it.
+    """LAMB with 16 bits of state per parameter: LAMB16's goal, in formats that preserve the moments.
 
     `lamb` with its first moment in float8_e4m3fn and its second, rounded stochastically, in ufloat8_e5m3,
     each in blocks of 128 with a scale: 2.02 bytes per parameter. With `trust_power`, LAMB16's trust ratio:

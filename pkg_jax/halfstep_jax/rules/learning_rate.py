@@ -20,7 +20,8 @@ def scale_by_learning_rate(learning_rate, *, flip_sign: bool = True) -> optax.Gr
     that follows.)
 
     Args:
-        learning_rate: a number >= 0, a float32 scalar array, or a schedule of the count before its increment.
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule, called with the count before it
+            is incremented.
         flip_sign: True to descend.
 
     Returns:

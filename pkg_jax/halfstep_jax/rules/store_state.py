@@ -35,8 +35,8 @@ class StoreStateState(NamedTuple):
         seed: uint32[2], (high, low).
         inner_state: of the wrapped transform, with codes in place of every array that is stored.
         scale: scales of these, in the tree of `inner_state` with plain tuples for named ones (so that a name
-            is found once); one byte that means nothing where an array has none, and `optax.EmptyState()`
-            where none can have any.
+            is found once): a placeholder byte where an array has no scale, and `optax.EmptyState()` where
+            none can have one.
     """
 
     count: jax.Array
@@ -62,15 +62,15 @@ def store_state(
     or `nu_dtype=`, which it cannot have for transforms that are not ours. Under `jax.jit` nothing but the
     codes is kept between steps.
 
-    Left alone are integers, random keys, booleans, scalars (arrays without an axis), 8-bit and 64-bit floats,
-    and arrays smaller than the format is for (see `scaled`). All other arrays are stored, whatever they mean
+    Not stored: integers, random keys, booleans, scalars (arrays without an axis), 8-bit and 64-bit floats,
+    and arrays below the format's `min_size` (see `scaled`). All other arrays are stored, whatever they mean
     to `inner`: copies of weights and gradients too. `select` says otherwise:
 
         store_state(tx, "ufloat8_e6m2", select=lambda name, array: "nu" in name.split("/"))
 
-    Nothing is known of an array but its name. In a format with a scale, what is not zero never becomes zero
-    in a block without a negative number, so second moments are safe in "float8_e4m3fn". Formats without a
-    sign keep magnitudes: select what has no sign. As no decay rate is known, nothing is refused for freezing.
+    Only an array's name is known. In a format with a scale, what is not zero never becomes zero in a block
+    without a negative number, so second moments are safe in "float8_e4m3fn". Formats without a sign keep
+    magnitudes: select what has no sign. As no decay rate is known, freezing is not checked.
 
     Args:
         inner: any Optax transform.

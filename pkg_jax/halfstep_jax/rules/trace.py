@@ -20,8 +20,8 @@ class TraceState(NamedTuple):
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
         trace: codes of the sums, in the tree of the params.
-        trace_scale: scales of `trace`, in the same tree; one byte that means nothing where a leaf has none,
-            and `optax.EmptyState()` where no leaf can have any.
+        trace_scale: scales of `trace`, in the same tree: a placeholder byte where a leaf has no scale, and
+            `optax.EmptyState()` where no leaf can have one.
     """
 
     count: jax.Array
@@ -33,7 +33,7 @@ class TraceState(NamedTuple):
 def trace(
     decay, nesterov: bool = False, accumulator_dtype=None, *, rounding: str = "auto", seed=0
 ) -> optax.GradientTransformationExtraArgs:
-    """Replace updates by their decaying sum, kept in 16 bits or fewer, or in 32: momentum.
+    """Replace updates by their decaying sum, kept in 4 to 32 bits: momentum.
 
         t <- store(g + (decay t))
         u = t, as it was stored; with `nesterov` g + (decay t)
@@ -41,12 +41,12 @@ def trace(
     All in float32, whatever the dtype of `g`, each operation rounded once. Rounds t to its dtype, once.
 
     Args:
-        decay: of the sum.
+        decay: factor on the sum at each step.
         nesterov: look one step ahead.
         accumulator_dtype: "float32", "bfloat16", "float16" or a signed format (`scaled`, `codebook`); None:
             bfloat16 for bfloat16 params, else float32.
-        rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the sum: stochastic
-            then, as where `decay` is an array), or "nearest_unchecked" (nearest even so).
+        rounding: "stochastic", "nearest", "auto" (nearest, or stochastic if nearest would freeze the sum or
+            `decay` is an array), or "nearest_unchecked" (nearest even so).
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:

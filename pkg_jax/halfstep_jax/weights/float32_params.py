@@ -26,9 +26,9 @@ _KEEPERS: dict[type, type[WeightRule]] = {
 def float32_params(params, state):
     """Return the weights in float32, as precisely as they are known.
 
-    What `compensate`, `split_params` or `keep_master_params` keep in `state`, at any depth, is put together
-    with the params: p + compensation (rounded to float32), the whole of p and its further bits, the float32
-    copy. Where nothing is kept it is a plain cast. For export, and for evaluation at full precision.
+    What `compensate`, `split_params` or `keep_master_params` keep in `state`, at any depth, is combined with
+    the params: p + compensation (rounded to float32), the whole of p and its further bits, the float32 copy.
+    Where nothing is kept it is a plain cast. For export, and for evaluation at full precision.
 
     Args:
         params: the weights of the model.
@@ -68,7 +68,7 @@ def float32_params(params, state):
 
 
 def set_float32_params(params, state, values):
-    """Return params and state that stand for float32 `values`: to load a float32 checkpoint.
+    """Return params and state that represent float32 `values`: to load a float32 checkpoint.
 
     `float32_params` of the two then gives `values`: exactly under `keep_master_params` and `split_params`
     with 16 bits and bfloat16 weights, else rounded to nearest. Where nothing is kept the params are `values`
