@@ -169,7 +169,7 @@ def role_of(name: str) -> int:
     return _MOMENT_ROLES.get(name, leaf_id(name))
 
 
-def leaf_keys(seed: jax.Array, step, leaves: Sequence[int], roles: Sequence[int]) -> LeafKeys:
+def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: Sequence[int]) -> LeafKeys:
     """Return the keys of `leaves` for `roles`: fold(fold(fold(seed, step), leaf), role) (contract W4).
 
     One rolled loop of three turns over small vectors. Rolled, because XLA would fuse an unrolled Threefry

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.numbers.exact import straight_through
 from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
 
 _SIGN = np.uint32(0x80000000)
@@ -37,7 +38,7 @@ def round_to(x, dtype, words=None, *, saturate: bool = False) -> jax.Array:
         stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
 
     f is cut to 32 bits where d > 32 (only far below the smallest number of a narrow format). Rounds once,
-    here. A value that `dtype` represents never moves; NaN stays NaN.
+    here. A value that `dtype` represents never moves; NaN stays NaN. Derivatives pass straight through.
 
     Args:
         x: float32, or bfloat16 or float16, which float32 holds.
@@ -92,7 +93,7 @@ def round_in_float32(
         result = jnp.where(magnitude < smallest_normal, _round_subnormal(magnitude, fmt, words), result)
     result = jnp.where(is_nan, _NAN, _bounded(result, fmt, saturate)) | (bits & _SIGN)
     # The mask comes last, where LLVM sees that a cast to come has nothing to round.
-    return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
+    return straight_through(x, lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32))
 
 
 def round_to_code(x: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:

@@ -4,6 +4,7 @@ Contract: section A.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from halfstep_jax.numbers.schedules import is_zero
 from halfstep_jax.rule import Rule, decay_rate, moment, number
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.storage.formats import StateDType
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weights.param_storage import with_param_storage
 
@@ -43,18 +45,18 @@ class ScaleByAdamState(NamedTuple):
 
 
 def scale_by_adam(
-    b1=0.9,
-    b2=0.999,
-    eps=1e-8,
-    eps_root=0.0,
-    mu_dtype=None,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: StateDType | None = None,
     *,
-    nu_dtype=None,
+    nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     nesterov: bool = False,
     bias_correction: bool = True,
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Rescale updates by Adam, the moments kept in 4 to 32 bits.
 
@@ -128,19 +130,19 @@ def scale_by_adam(
 
 
 def adam(
-    learning_rate,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-8,
-    eps_root=0.0,
-    mu_dtype=None,
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: StateDType | None = None,
     *,
-    nu_dtype=None,
+    nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     param_storage: str = "stochastic",
     nesterov: bool = False,
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Adam for weights in bfloat16, float16 or float32.
 
@@ -203,21 +205,21 @@ def adam(
 
 
 def adamw(
-    learning_rate,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-8,
-    eps_root=0.0,
-    mu_dtype=None,
-    weight_decay=1e-4,
-    mask=None,
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: StateDType | None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
     *,
-    nu_dtype=None,
+    nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     param_storage: str = "stochastic",
     nesterov: bool = False,
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamW for weights in bfloat16, float16 or float32: Adam with decoupled weight decay.
 

@@ -3,13 +3,17 @@
 Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb16.md`.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import optax
 
 from halfstep_jax.rules.adam import scale_by_adam
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
-from halfstep_jax.storage.formats import scaled
+from halfstep_jax.storage.formats import StateDType, scaled
 from halfstep_jax.weights.param_storage import with_param_storage
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)
@@ -17,22 +21,22 @@ LAMB16_NU = scaled("ufloat8_e5m3", 128)
 
 
 def lamb(
-    learning_rate,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-6,
-    eps_root=0.0,
-    weight_decay=0.0,
-    mask=None,
-    mu_dtype=None,
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-6,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+    mu_dtype: StateDType | None = None,
     *,
-    nu_dtype=None,
+    nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     param_storage: str = "stochastic",
     bias_correction: bool = True,
-    max_norm=None,
-    seed=0,
+    max_norm: jax.typing.ArrayLike | None = None,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """LAMB for weights in bfloat16, float16 or float32: Adam, with a learning rate for each leaf.
 
@@ -97,23 +101,23 @@ def lamb(
 
 
 def lamb16(
-    learning_rate,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-6,
-    eps_root=0.0,
-    weight_decay=0.0,
-    mask=None,
-    mu_dtype=LAMB16_MU,
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-6,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+    mu_dtype: StateDType | None = LAMB16_MU,
     *,
-    nu_dtype=LAMB16_NU,
+    nu_dtype: StateDType | None = LAMB16_NU,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     param_storage: str = "stochastic",
     bias_correction: bool = True,
-    max_norm=None,
-    trust_power=None,
-    seed=0,
+    max_norm: jax.typing.ArrayLike | None = None,
+    trust_power: jax.typing.ArrayLike | None = None,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """LAMB with 16 bits of state per parameter: LAMB16's goal, in formats that preserve the moments.
 

@@ -13,7 +13,9 @@ from halfstep_jax.rule import Rule, scalar_or_schedule
 from halfstep_jax.transform import as_transform
 
 
-def scale_by_learning_rate(learning_rate, *, flip_sign: bool = True) -> optax.GradientTransformationExtraArgs:
+def scale_by_learning_rate(
+    learning_rate: optax.ScalarOrSchedule, *, flip_sign: bool = True
+) -> optax.GradientTransformationExtraArgs:
     """Multiply the updates by the learning rate: (-learning_rate) u, or learning_rate u without `flip_sign`.
 
     In float32, rounded once. (Optax's own link does the same, but a compiler may fuse its product with a sum

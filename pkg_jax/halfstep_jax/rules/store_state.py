@@ -18,7 +18,7 @@ from halfstep_jax.numbers.exact import opaque_input
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
-from halfstep_jax.numbers.seeds import seed_words
+from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.storage.formats import Encoded, Format, as_format
 
 _FUNCTION = "store_state"
@@ -51,7 +51,7 @@ def store_state(
     *,
     rounding: str = "stochastic",
     select: Callable[[str, Any], bool] | None = None,
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Keep the state arrays of any Optax transform in a format.
 
@@ -111,14 +111,14 @@ def store_state(
     if select is not None and not callable(select):
         raise TypeError(f"{_FUNCTION}: select={select!r} is not a function. Use lambda name, array: ...")
     storage = _Storage(fmt, rounding == "stochastic" and fmt.rounds, select)
-    seed = seed_words(_FUNCTION, seed)
+    words = seed_words(_FUNCTION, seed)
     inner_update = optax.with_extra_args_support(inner).update
 
     def init(params):
         inner_state = inner.init(params)
         arrays = storage.arrays(inner_state)
         storage.check(arrays)
-        return StoreStateState(jnp.zeros([], jnp.int32), seed, *storage.first(arrays, inner_state))
+        return StoreStateState(jnp.zeros([], jnp.int32), new_seed(words), *storage.first(arrays, inner_state))
 
     def update(updates, state, params=None, **extra_args):
         arrays = storage.arrays(jax.eval_shape(inner.init, updates if params is None else params))

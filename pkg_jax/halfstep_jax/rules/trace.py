@@ -9,6 +9,7 @@ import optax
 from halfstep_jax.numbers.exact import add_product
 from halfstep_jax.rule import Rule, decay_rate, moment
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.storage.formats import StateDType
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weights.param_storage import with_param_storage
 
@@ -31,7 +32,12 @@ class TraceState(NamedTuple):
 
 
 def trace(
-    decay, nesterov: bool = False, accumulator_dtype=None, *, rounding: str = "auto", seed=0
+    decay: jax.typing.ArrayLike,
+    nesterov: bool = False,
+    accumulator_dtype: StateDType | None = None,
+    *,
+    rounding: str = "auto",
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Replace updates by their decaying sum, kept in 4 to 32 bits: momentum.
 
@@ -77,14 +83,14 @@ def trace(
 
 
 def sgd(
-    learning_rate,
-    momentum=None,
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: jax.typing.ArrayLike | None = None,
     nesterov: bool = False,
-    accumulator_dtype=None,
+    accumulator_dtype: StateDType | None = None,
     *,
     rounding: str = "auto",
     param_storage: str = "stochastic",
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient descent for weights in bfloat16, float16 or float32, with momentum or without.
 

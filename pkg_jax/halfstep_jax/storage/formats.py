@@ -183,6 +183,10 @@ class Format:
         return CODEBOOK_CODES[self.dtype] if self.dtype in CODEBOOK_CODES else SCALED_CODES[self.dtype]
 
 
+StateDType = jax.typing.DTypeLike | Format
+"""What says how a moment is stored."""
+
+
 def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
     """Return the format of codes of `dtype` with one power-of-two scale per block, in one byte.
 
@@ -229,7 +233,8 @@ def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: i
 def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
     """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
 
-    The tables are those of bitsandbytes and the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ... <= 1.
+    The tables are those of bitsandbytes and the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ..., the
+    last of them 1.
     With s the smallest integer for which the block's largest magnitude fits the table with either sign (up to
     2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s), y = x / 2^s is
     rounded to a neighbour in the table and stored as that number's code, with s in one byte. It rounds up

@@ -42,7 +42,7 @@ class CompensateState(NamedTuple):
     compensation: optax.Params
 
 
-def round_stochastically(seed=0) -> optax.GradientTransformationExtraArgs:
+def round_stochastically(seed: jax.typing.ArrayLike = 0) -> optax.GradientTransformationExtraArgs:
     """Round params + update stochastically to the dtype of the params: the last link of a chain.
 
     With q = stochastic(float32(p) + u), the link returns q - p in float32, and -0.0 where q = p;
@@ -120,7 +120,7 @@ def compensate() -> optax.GradientTransformationExtraArgs:
     return weight_transform(Compensate())
 
 
-def apply_updates(params, updates, seed, step):
+def apply_updates(params, updates, seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike):
     """Return params + updates, rounded stochastically to the dtype of the params.
 
     For custom training loops, and for Equinox; bit-identical to `round_stochastically` as the last link,

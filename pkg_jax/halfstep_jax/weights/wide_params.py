@@ -45,7 +45,7 @@ class KeepMasterParamsState(NamedTuple):
 
 
 def split_params(
-    inner: optax.GradientTransformation, extra_bits: int = 16, *, seed=0
+    inner: optax.GradientTransformation, extra_bits: int = 16, *, seed: jax.typing.ArrayLike = 0
 ) -> optax.GradientTransformationExtraArgs:
     """Store `extra_bits` more low-order bits of every 16-bit weight; `inner` sees and updates the full value.
 
