@@ -64,7 +64,7 @@ def test_flipping_one_expected_bit_of_any_element_of_any_output_fails(name):
             flipped = dataclasses.replace(
                 expected, bits=np.where(number, expected.bits ^ 1, 0).astype(expected.bits.dtype)
             )
-            assert differing(actual[output], flipped).all(), f"{name}#{case.id} {output}"
+            assert differing(actual[output], flipped).all(), f"{name}#{case.key} {output}"
             if expected.bits.size and expected.compare == "bits":
                 with pytest.raises(AssertionError, match="elements differ"):
                     assert_same(actual[output], flipped)

@@ -8,66 +8,95 @@ The prose is in `shared_spec/README.md`; the golden vectors beside it are genera
 '0x3f80'
 """
 
+from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.numbers.moments import bias_correction, ema
 from halfstep_spec.numbers.norms import norm
-from halfstep_spec.numbers.random_words import Role, fold, leaf_id, leaf_key, random_words, threefry2x32
+from halfstep_spec.numbers.random_words import (
+    Role,
+    fold,
+    leaf_id,
+    leaf_key,
+    random_words,
+    role_of,
+    threefry2x32,
+)
 from halfstep_spec.numbers.rounding import decode, round_to
-from halfstep_spec.rule import RuleState, UpdateRule
+from halfstep_spec.rule import Moment, RuleState, UpdateRule, moment
+from halfstep_spec.rules import RULES
 from halfstep_spec.rules.adam import ScaleByAdam
-from halfstep_spec.rules.learning_rate import scale_by_learning_rate
+from halfstep_spec.rules.lamb import LambStep
+from halfstep_spec.rules.learning_rate import ScaleByLearningRate
 from halfstep_spec.rules.lion import ScaleByLion
+from halfstep_spec.rules.step import Step, StepState
 from halfstep_spec.rules.store_state import StoreState
 from halfstep_spec.rules.trace import Trace
-from halfstep_spec.rules.trust_ratio import TrustRatio, tempered_trust_ratio
-from halfstep_spec.rules.weight_decay import add_decayed_weights
-from halfstep_spec.steps import PARAM_STORAGES, Step, StepState
+from halfstep_spec.rules.trust_ratio import ScaleByTrustRatio, scale_by_tempered_trust_ratio
+from halfstep_spec.rules.weight_decay import AddDecayedWeights
+from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES, TABLE_CODES
 from halfstep_spec.storage.formats import Encoded, Format, as_format, codebook, scaled
 from halfstep_spec.storage.stored_moment import StoredMoment
+from halfstep_spec.weights.param_storage import PARAM_STORAGES, param_storage
 from halfstep_spec.weights.params import (
-    SplitWeight,
+    Compensate,
+    ParamStorage,
+    RoundStochastically,
+    RoundToNearest,
     apply_updates,
-    compensate,
-    nearest_away,
-    round_stochastically,
 )
+from halfstep_spec.weights.split_weights import SplitWeight, nearest_away
+from halfstep_spec.weights.wide_params import KeepMasterParams, SplitParams
 
 SPEC_VERSION = 1
 
 __all__ = [
+    "FLOAT_FORMATS",
     "PARAM_STORAGES",
+    "PLAIN_CODES",
+    "RULES",
+    "SCALED_CODES",
     "SPEC_VERSION",
+    "TABLE_CODES",
+    "AddDecayedWeights",
+    "Compensate",
     "Encoded",
     "Format",
+    "KeepMasterParams",
+    "LambStep",
+    "Moment",
+    "ParamStorage",
     "Role",
+    "RoundStochastically",
+    "RoundToNearest",
     "RuleState",
     "ScaleByAdam",
+    "ScaleByLearningRate",
     "ScaleByLion",
+    "ScaleByTrustRatio",
+    "SplitParams",
     "SplitWeight",
     "Step",
     "StepState",
     "StoreState",
     "StoredMoment",
     "Trace",
-    "TrustRatio",
     "UpdateRule",
-    "add_decayed_weights",
     "apply_updates",
     "as_format",
     "bias_correction",
     "codebook",
-    "compensate",
     "decode",
     "ema",
     "fold",
     "leaf_id",
     "leaf_key",
+    "moment",
     "nearest_away",
     "norm",
+    "param_storage",
     "random_words",
-    "round_stochastically",
+    "role_of",
     "round_to",
-    "scale_by_learning_rate",
+    "scale_by_tempered_trust_ratio",
     "scaled",
-    "tempered_trust_ratio",
     "threefry2x32",
 ]

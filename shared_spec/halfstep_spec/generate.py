@@ -11,33 +11,39 @@ import sys
 
 from halfstep_spec import SPEC_VERSION
 from halfstep_spec.cases import FILES
-from halfstep_spec.vectors import FOLDER, file_text, manifest_text
+from halfstep_spec.schema import SCHEMA
+from halfstep_spec.vectors import FOLDER, canonical, file_text, manifest_text
 
 
 def build() -> dict[str, str]:
-    """Return the text of every vector file and of the manifest, by file name."""
+    """Return the text of every vector file, of their schema and of the manifest, by file name."""
     texts = {name: file_text(name, notes, cases(), SPEC_VERSION) for name, (notes, cases) in FILES.items()}
     named = {f"{name}.json": text for name, text in texts.items()}
-    return named | {"manifest.json": manifest_text(texts, SPEC_VERSION)}
+    others = {"schema.json": canonical(SCHEMA), "manifest.json": manifest_text(texts, SPEC_VERSION)}
+    return named | others
 
 
 def differing(built: dict[str, str], folder: pathlib.Path = FOLDER) -> list[str]:
     """Return the names of files in `folder` that are missing, superfluous, or differ by a byte."""
-    found = {path.name for path in folder.glob("*.json")} - {"schema.json"}
+    found = {path.name for path in folder.glob("*.json")}
     stale = [name for name, text in built.items() if name not in found or (folder / name).read_text() != text]
     return sorted(stale + list(found - built.keys()))
 
 
 def changed_answers(built: dict[str, str], folder: pathlib.Path = FOLDER) -> list[str]:
-    """Return "file#id" of every published case of this SPEC_VERSION that would change or go."""
+    """Return "file#key" of every published case of this SPEC_VERSION whose outputs would change, or go."""
     changed = []
     for path in sorted(folder.glob("*.json")):
         old = json.loads(path.read_text())
         if "cases" not in old or old["spec_version"] != SPEC_VERSION:
             continue
-        new = {case["id"]: case for case in json.loads(built.get(path.name, '{"cases": []}'))["cases"]}
-        changed += [f"{path.name}#{case['id']}" for case in old["cases"] if new.get(case["id"]) != case]
+        new = _answers(json.loads(built.get(path.name, '{"cases": []}')))
+        changed += [f"{path.name}#{key}" for key, outputs in _answers(old).items() if new.get(key) != outputs]
     return changed
+
+
+def _answers(data: dict) -> dict[str, dict]:
+    return {case["key"]: case["outputs"] for case in data["cases"]}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,11 +1,33 @@
-"""What a step asks of an update rule: moments by name, and the update of one leaf."""
+"""The rule protocol: hyperparameters and moments declared once, as fields; the update as arithmetic.
 
-from typing import NamedTuple
+@dataclasses.dataclass(frozen=True)
+class ScaleByLion(UpdateRule):
+    b1: float = 0.9
+    b2: float = 0.99
+    mu_dtype: str | Format = "float32"
+    mu_rounding: str = "nearest"
+    seed: int = 0
+    mu: Moment = moment("b2")
+
+    def update(self, g, p, n, moments):
+        u = sign(ema(moments.mu.value, g, n.b1))
+        moments.mu.round(ema(moments.mu.value, g, n.b2))
+        return u
+"""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from halfstep_spec.numbers.random_words import role_of
 from halfstep_spec.storage.formats import Encoded
 from halfstep_spec.storage.stored_moment import StoredMoment
+
+Shape = tuple[int, ...]
 
 
 class RuleState(NamedTuple):
@@ -20,25 +42,160 @@ class RuleState(NamedTuple):
     moments: dict[str, Encoded]
 
 
-class UpdateRule:
-    """A transform of updates that keeps moments. Subclasses are frozen dataclasses of their arguments.
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """What a rule declares of a moment.
 
     Attributes:
+        rate: the hyperparameter that is its decay rate; None where it is no average.
+        signed: False for a second moment: what is not zero is not stored as zero.
+        dtype: the argument that holds its format; "" for its name and "_dtype".
+        rounding: the argument that holds its rounding; "" for its name and "_rounding".
+        shape: of the moment, from that of the weights.
+    """
+
+    rate: str | None
+    signed: bool
+    dtype: str
+    rounding: str
+    shape: Callable[[Shape], Shape]
+
+
+def moment(
+    rate: str | None = None,
+    *,
+    signed: bool = True,
+    dtype: str = "",
+    rounding: str = "",
+    shape: Callable[[Shape], Shape] = tuple,
+) -> Any:
+    """Return the field by which a rule declares a moment; the arguments are those of `Moment`."""
+    declared = Moment(rate, signed, dtype, rounding, shape)
+    return dataclasses.field(init=False, repr=False, compare=False, default=declared)
+
+
+class StepMoment:
+    """One moment during one step.
+
+    Attributes:
+        value: float32, as it was stored at the step before.
+        stored: what `round` made; None before that.
+    """
+
+    def __init__(self, name: str, storage: StoredMoment, old: Encoded, step: int, leaf: str):
+        self.value, self.stored = storage.decode(old), None
+        self._name, self._storage, self._step, self._leaf = name, storage, step, leaf
+
+    def round(self, x: np.ndarray) -> np.ndarray:
+        """Round float32 `x` to the moment's format, once, keep the codes, and return what was stored."""
+        if self.stored is not None:
+            raise ValueError(f"round: {self._name} was rounded before in this step. Round it once.")
+        if x.shape != self.value.shape or x.dtype != np.float32:
+            raise ValueError(
+                f"round: {self._name} became {x.dtype}{x.shape} and is float32{self.value.shape}. "
+                "Return it to that, or declare its shape: moment(shape=...)."
+            )
+        self.stored, values = self._storage.round(x, self._step, self._leaf)
+        return values
+
+
+class Moments:
+    """The moments of one step, by name: `moments.mu`."""
+
+    def __init__(self, rule: str, moments: Mapping[str, StepMoment]):
+        self._rule, self._moments = rule, moments
+
+    def __getattr__(self, name: str) -> StepMoment:
+        if name not in self._moments:
+            raise AttributeError(
+                f"{self._rule}: moment {name} is not declared. Add the field `{name}: Moment = moment()`."
+            )
+        return self._moments[name]
+
+
+class UpdateRule:
+    """A transform of updates. Subclasses are frozen dataclasses of their hyperparameters and moments.
+
+    Attributes:
+        scope: what the update of an element reads of the arrays: "elementwise", that element; "parameter",
+            all of them.
         seed: of the random words.
     """
 
-    seed: int
+    scope: ClassVar[str] = "elementwise"
+    seed: int = 0
+
+    def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
+        """Return the float32 update, having rounded each moment once.
+
+        Args:
+            g: float32, the incoming update.
+            p: float32 weights, as precisely as the step sees them.
+            n: the numbers of the step, by name: see `numbers`.
+            moments: by name: `moments.mu.value`, `moments.mu.round(x)`.
+        """
+        raise NotImplementedError
+
+    def corrections(self, count: int) -> Mapping[str, Any]:
+        """Return numbers that depend on the step, by name.
+
+        Args:
+            count: 1 at the first step.
+        """
+        return {}
+
+    def numbers(self, count: int) -> Any:
+        """Return a NamedTuple of float32: the hyperparameters, and the corrections of a step."""
+        values = {name: getattr(self, name) for name in self.hyperparameters()}
+        values.update(self.corrections(count))
+        return _numbers_type(tuple(values))(*map(np.float32, values.values()))
+
+    @classmethod
+    def hyperparameters(cls) -> tuple[str, ...]:
+        """Return the names of the fields that are numbers."""
+        return tuple(field.name for field in dataclasses.fields(cls) if field.type in (float, "float"))  # pyright: ignore
+
+    @classmethod
+    def declared(cls) -> dict[str, Moment]:
+        """Return what is declared of every moment, by name; raise ValueError where a field is missing."""
+        fields = {field.name: field.default for field in dataclasses.fields(cls)}  # pyright: ignore
+        moments = {}
+        for name, d in fields.items():
+            if not isinstance(d, Moment):
+                continue
+            d = dataclasses.replace(
+                d, dtype=d.dtype or f"{name}_dtype", rounding=d.rounding or f"{name}_rounding"
+            )
+            missing = {d.dtype, d.rounding, *([d.rate] if d.rate else [])} - fields.keys()
+            if missing:
+                raise ValueError(
+                    f"{cls.__name__}: moment {name} reads {', '.join(sorted(missing))}, which is no field. "
+                    "Declare it, or name another in moment(...)."
+                )
+            moments[name] = d
+        return moments
 
     @property
     def moments(self) -> dict[str, StoredMoment]:
         """How the moments are stored, by the names that they have in JAX's state."""
-        raise NotImplementedError
+        return {
+            name: StoredMoment(
+                getattr(self, d.dtype),
+                getattr(self, d.rounding),
+                role_of(name),
+                "never" if d.signed else "always",
+                self.seed,
+                getattr(self, d.rate) if d.rate else None,
+                d.shape,
+            )
+            for name, d in self.declared().items()
+        }
 
-    def init(self, shape) -> RuleState:
-        """Return zero moments."""
-        return RuleState(0, {name: moment.zeros(shape) for name, moment in self.moments.items()})
+    def init(self, shape: Shape) -> RuleState:
+        """Return zero moments for weights of a shape."""
+        return RuleState(0, {name: m.zeros(m.shape(tuple(shape))) for name, m in self.moments.items()})
 
-    def update(
+    def step(
         self, g: np.ndarray, state: RuleState, leaf: str, p: np.ndarray | None = None
     ) -> tuple[np.ndarray, RuleState]:
         """Return the float32 update and the new state.
@@ -49,4 +206,23 @@ class UpdateRule:
             leaf: its name, for the random words.
             p: float32 values of the weights, for rules that read them.
         """
-        raise NotImplementedError
+        g, count, rule = np.asarray(g, np.float32), state.count + 1, type(self).__name__
+        moments = {
+            name: StepMoment(f"{rule}.{name}", storage, state.moments[name], count, leaf)
+            for name, storage in self.moments.items()
+        }
+        u = self.update(g, p, self.numbers(count), Moments(rule, moments))
+        if u.shape != g.shape or u.dtype != np.float32:
+            raise ValueError(f"{rule}.update: returned {u.dtype}{u.shape}. Return float32{g.shape}, as g is.")
+        return u, RuleState(count, {name: _stored(moment) for name, moment in moments.items()})
+
+
+def _stored(moment: StepMoment) -> Encoded:
+    if moment.stored is None:
+        raise ValueError(f"{moment._name}: was not rounded in this step. Call `round` once.")
+    return moment.stored
+
+
+@functools.cache
+def _numbers_type(names: tuple[str, ...]):
+    return collections.namedtuple("Numbers", names)

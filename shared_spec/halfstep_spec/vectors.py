@@ -4,9 +4,12 @@ Nothing here computes a value that a backend must give: `cases/` does, through t
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,15 +18,13 @@ from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "vectors"
 
-_WIDTHS = {"float32": 32, "uint32": 32, "int32": 32, "uint16": 16, "uint8": 8, "int8": 8} | {
-    name: f.bits for name, f in FLOAT_FORMATS.items()
-}
+WIDTHS = {"uint32": 32, "int32": 32, "uint16": 16, "uint8": 8, "int8": 8}
+WIDTHS |= {name: fmt.bits for name, fmt in FLOAT_FORMATS.items()}
+"""Bits of an element, by the label of its dtype."""
 
 
 def is_nan(bits: np.ndarray, dtype: str) -> np.ndarray:
     """Tell which patterns of `dtype` are NaN; none where `dtype` is an integer type."""
-    if dtype == "float32":
-        return (bits & 0x7FFFFFFF) > 0x7F800000
     if dtype not in FLOAT_FORMATS:
         return np.zeros(bits.shape, bool)
     fmt = FLOAT_FORMATS[dtype]
@@ -36,7 +37,7 @@ class Array:
     """An array as unsigned patterns, with the dtype as a label.
 
     Attributes:
-        dtype: "float32", an integer dtype or the name of a float format.
+        dtype: an integer dtype or the name of a float format.
         bits: unsigned patterns, in the array's shape.
         compare: for outputs: "bits", or {"ulps": k, "because": why}. None for inputs.
     """
@@ -50,11 +51,11 @@ class Array:
         """Wrap float32, uint32 or int32 values, or the unsigned patterns of `dtype`."""
         values = np.asarray(values)
         dtype = dtype or str(values.dtype)
-        return cls(dtype, values.view(np.dtype(f"uint{_WIDTHS[dtype]}")), compare)
+        return cls(dtype, values.view(np.dtype(f"uint{WIDTHS[dtype]}")), compare)
 
     def to_json(self) -> dict[str, Any]:
         """Return the array as JSON data; in outputs NaN is the word `nan`."""
-        digits = _WIDTHS[self.dtype] // 4
+        digits = WIDTHS[self.dtype] // 4
         nan = is_nan(self.bits, self.dtype) & (self.compare is not None)
         words = [
             "nan" if n else f"{int(b):0{digits}x}"
@@ -66,14 +67,8 @@ class Array:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Array":
         """Read what `to_json` wrote; the word `nan` becomes the quiet NaN of the dtype."""
-        dtype, width = data["dtype"], _WIDTHS[data["dtype"]]
-        quiet = (
-            0x7FC00000
-            if dtype == "float32"
-            else FLOAT_FORMATS[dtype].nan_code
-            if dtype in FLOAT_FORMATS
-            else 0
-        )
+        dtype, width = data["dtype"], WIDTHS[data["dtype"]]
+        quiet = FLOAT_FORMATS[dtype].nan_code if dtype in FLOAT_FORMATS else 0
         words = [quiet if word == "nan" else int(word, 16) for word in data["bits"].split()]
         bits = np.array(words, np.dtype(f"uint{width}")).reshape(data["shape"])
         return cls(dtype, bits, data.get("compare"))
@@ -91,7 +86,6 @@ class Case:
         outputs: arrays, each with its comparison.
         flags: words that the file's notes explain.
         clauses: of the contract, that the case tempts a compiler to break.
-        id: assigned when the file is written; never reused.
     """
 
     op: str
@@ -101,15 +95,27 @@ class Case:
     outputs: dict[str, Array]
     flags: tuple[str, ...] = ()
     clauses: tuple[str, ...] = ()
-    id: int = 0
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Eight hexadecimal digits of a hash of the question: op, arguments and inputs."""
+        inputs = {name: array.to_json() for name, array in self.inputs.items()}
+        question = canonical({"op": self.op, "arguments": self.arguments, "inputs": inputs})
+        return hashlib.sha256(question.encode()).hexdigest()[:8]
+
+    @property
+    def key(self) -> str:
+        """What names the case: its op, the words of its arguments, and its digest."""
+        named = {name: value for name, value in self.arguments.items() if name != "leaf"}
+        return "-".join([self.op, *(_slug(named[name], name) for name in sorted(named)), self.digest])
 
     def to_json(self) -> dict[str, Any]:
         """Return the case as JSON data."""
-        data = dataclasses.asdict(self) | {
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {
             "inputs": {name: array.to_json() for name, array in self.inputs.items()},
             "outputs": {name: array.to_json() for name, array in self.outputs.items()},
         }
-        return data | {"flags": list(self.flags), "clauses": list(self.clauses)}
+        return data | {"flags": list(self.flags), "clauses": list(self.clauses), "key": self.key}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Case":
@@ -117,24 +123,44 @@ class Case:
         values: dict[str, Any] = {key: tuple(data[key]) for key in ("flags", "clauses")}
         for part in ("inputs", "outputs"):
             values[part] = {name: Array.from_json(array) for name, array in data[part].items()}
-        return cls(**(data | values))
+        case = cls(**{name: value for name, value in (data | values).items() if name != "key"})
+        if case.key != data["key"]:
+            raise ValueError(
+                f"from_json: the case named {data['key']} asks what {case.key} asks. Regenerate the vectors."
+            )
+        return case
 
 
-def file_text(name: str, notes: dict[str, str], cases: list[Case], spec_version: int) -> str:
-    """Return the canonical text of a vector file: ids by position, keys sorted, one space of indent."""
-    unexplained = {flag for case in cases for flag in case.flags} - notes.keys()
-    if unexplained:
+def _slug(value: Any, name: str) -> str:
+    """Return an argument as a word of lower-case letters, digits and underscores."""
+    if isinstance(value, dict):
+        return "_".join(_slug(value[part], part) for part in sorted(value) if value[part])
+    if isinstance(value, list):
+        return "x".join(_slug(part, name) for part in value)
+    if isinstance(value, bool):
+        return name if value else f"no_{name}"
+    return re.sub("[^a-z0-9_]", "", str(value).lower())
+
+
+def file_text(name: str, notes: dict[str, str], cases: Iterable[Case], spec_version: int) -> str:
+    """Return the canonical text of a vector file: cases in the order of their keys."""
+    by_key: dict[str, Case] = {}
+    for case in cases:
+        if case.key in by_key:
+            raise ValueError(f"file_text: {name} asks {case.key} twice. Drop one, or change its inputs.")
+        by_key[case.key] = case
+    flags = {flag for case in by_key.values() for flag in case.flags}
+    if flags - notes.keys():
         raise ValueError(
-            f"file_text: {name} has flags without a note: {sorted(unexplained)}. Explain each in its notes."
+            f"file_text: {name} has flags without a note: {sorted(flags - notes.keys())}. "
+            "Explain each in its notes."
         )
-    notes = {flag: note for flag, note in notes.items() if any(flag in case.flags for case in cases)}
-    numbered = [dataclasses.replace(case, id=i).to_json() for i, case in enumerate(cases, start=1)]
     data = {
         "schema": "schema.json",
         "spec_version": spec_version,
         "name": name,
-        "notes": notes,
-        "cases": numbered,
+        "notes": {flag: note for flag, note in notes.items() if flag in flags},
+        "cases": [by_key[key].to_json() for key in sorted(by_key)],
     }
     return canonical(data)
 

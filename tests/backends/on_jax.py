@@ -151,7 +151,7 @@ class JaxBackend(Backend):
         x, words = (self._split_rows(case.inputs[n]) if n in case.inputs else None for n in ("x", "words"))
 
         def there_and_back(x, words):
-            stored = fmt.encode(x, words, positive=a["positive"])
+            stored = fmt.encode(x, words, positive=a["keep_nonzero"] == "always")
             return stored, fmt.decode(stored)
 
         stored, values = self._compiled(there_and_back)(x, words)

@@ -134,10 +134,10 @@ class TorchBackend(Backend):
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
 
         def encode(x, words):
-            stored = fmt.encode(x, words, positive=a["positive"])
+            stored = fmt.encode(x, words, positive=a["keep_nonzero"] == "always")
             return stored, fmt.decode(stored)
 
-        key = ("encode", fmt, a["positive"], words is None, x.shape)
+        key = ("encode", fmt, a["keep_nonzero"], words is None, x.shape)
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)
         codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
         outputs = {"codes": from_torch(codes), "values": from_torch(values)}
@@ -185,7 +185,7 @@ def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer
     """Return the public class that a case asks for, or its chain where the class has no such argument."""
     a, rule = case.arguments, unrefused(rule_arguments(case, hs))
     named, betas = [(_parameter_name(case), p)], (rule.pop("b1"), rule.pop("b2"))
-    eps, eps_root, nesterov = (rule.pop(name) for name in ("eps", "eps_root", "nesterov"))
+    eps, eps_root, nesterov = rule.pop("eps"), rule.pop("eps_root"), rule.pop("nesterov", False)
     decay, rate, seed = scalar(case, "weight_decay"), scalar(case, "learning_rate"), seed_of(case)
     if not eps_root and not nesterov:
         make = hs.AdamW if a["decay"] == "decoupled" else hs.Adam

@@ -2,40 +2,47 @@
 
 from typing import Any
 
+from halfstep_spec import RULES
 from halfstep_spec.vectors import Array, Case
 
 _STEP_NUMBERS = ("count", "learning_rate", "weight_decay")
 _STEP_ARGUMENTS = ("leaf", "decay", "param_storage", "inner", "state_format", "state_rounding", "select")
 
 
-class Backend:
-    """A backend has one method per op, which takes a case and returns its outputs by name."""
+_FUNCTIONS = (
+    "fold",
+    "leaf_id",
+    "leaf_key",
+    "random_words",
+    "round_to",
+    "bias_correction",
+    "round_stochastically",
+    "encode",
+    "norm",
+    "trust_ratio",
+)
+_STEPS = tuple(f"{name}_step" for name in (*RULES, "lamb", "store_state"))
 
-    OPS = (
-        "fold",
-        "leaf_id",
-        "leaf_key",
-        "random_words",
-        "round_to",
-        "bias_correction",
-        "round_stochastically",
-        "encode",
-        "adam_step",
-        "lion_step",
-        "trace_step",
-        "store_state_step",
-        "norm",
-        "trust_ratio",
-        "lamb_step",
-    )
+
+class Backend:
+    """A backend has one method per op, which takes a case and returns its outputs by name.
+
+    Steps without a method of their own are taken by `step`.
+    """
+
+    OPS = _FUNCTIONS + _STEPS
 
     def run(self, case: Case) -> dict[str, Array]:
         """Run one case; refuse an op that is not known."""
         if case.op not in self.OPS:
             raise LookupError(
-                f"{type(self).__name__} has no op {case.op!r} (case {case.id}: {case.comment})."
+                f"{type(self).__name__} has no op {case.op!r} (case {case.key}: {case.comment})."
             )
-        return getattr(self, case.op)(case)
+        return getattr(self, case.op, self.step)(case)
+
+    def step(self, case: Case) -> dict[str, Array]:
+        """Take the steps of a case; return what a checkpoint would hold after each."""
+        raise NotImplementedError
 
 
 def seed_of(case: Case) -> int:

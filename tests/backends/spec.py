@@ -1,10 +1,12 @@
 """The spec itself as a backend: the runner must pass it, and the meta-tests break it."""
 
+import functools
+
 import numpy as np
 
 import halfstep_spec as spec
 from backends.protocol import Backend, format_of, offset_of, ratio_numbers, rule_arguments, scalar, seed_of
-from halfstep_spec.cases.steps import RULES, stored_arrays
+from halfstep_spec.cases.steps import stored_arrays
 from halfstep_spec.vectors import Array, Case
 
 
@@ -40,10 +42,11 @@ class SpecBackend(Backend):
 
     def round_stochastically(self, case: Case) -> dict[str, Array]:
         p, u = case.inputs["p"], case.inputs["u"].bits.view(np.float32)
+        storage = spec.param_storage("stochastic", p.dtype)
         step = int(case.inputs["step"].bits)
         words = spec.random_words(seed_of(case), step, case.arguments["leaf"], spec.Role.PARAM, u.shape)
         with np.errstate(invalid="ignore", over="ignore"):
-            emitted = spec.round_stochastically(p.bits, u, p.dtype, words)
+            emitted, _ = storage.land(p.bits, u, None, words)
             landed = spec.apply_updates(p.bits, emitted, p.dtype)
         return {"u": Array.of(emitted), "p": Array.of(landed, p.dtype)}
 
@@ -51,23 +54,22 @@ class SpecBackend(Backend):
         a, x = case.arguments, case.inputs["x"].bits.view(np.float32)
         fmt = spec.Format(a["dtype"], a["scaled"], a["block_size"], 0, 0)
         words = case.inputs["words"].bits if "words" in case.inputs else None
-        stored = fmt.encode(x, words, positive=a["positive"])
-        outputs = {"codes": Array.of(stored.codes, fmt.code_dtype), "values": Array.of(fmt.decode(stored))}
+        stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
+        outputs = {"codes": Array.of(stored.codes, fmt.codes.dtype), "values": Array.of(fmt.decode(stored))}
         return outputs | ({} if stored.scale is None else {"scale": Array.of(stored.scale)})
 
     def step(self, case: Case) -> dict[str, Array]:
         a, i = case.arguments, case.inputs
         options = rule_arguments(case, spec)
-        bounds = {n: options.pop(n) for n in ("max_norm",) if n in options}
-        trust = spec.TrustRatio(**bounds) if case.op == "lamb_step" else None
-        others = (scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"], trust)
-        power = options.pop("trust_power", None)
-        rule = RULES[a.get("inner", case.op)](**options)
+        bounds = {n: options.pop(n) for n in ("max_norm", "trust_power") if n in options}
+        name = a.get("inner", case.op).removesuffix("_step")
+        rule = spec.RULES["adam" if name == "lamb" else name](**options)
         if "inner" in a:
             select = a["select"] and tuple(a["select"])
             fmt = format_of(a["state_format"], spec)
             rule = spec.StoreState(rule, fmt, a["state_rounding"], select, rule.seed)
-        step = spec.Step(rule, *others, power)
+        make = functools.partial(spec.LambStep, **bounds) if name == "lamb" else spec.Step
+        step = make(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
         stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale"), i["p"].bits.shape) for n in rule.moments}
         state = spec.StepState(spec.RuleState(int(i["count"].bits), stored), _bits(i, "extra"))
         p, rows = i["p"].bits, []
@@ -77,8 +79,6 @@ class SpecBackend(Backend):
                 rows.append(stored_arrays(step, p, state))
         return {n: Array.of(np.stack([row[n].bits for row in rows]), x.dtype) for n, x in rows[0].items()}
 
-    adam_step = lion_step = trace_step = lamb_step = store_state_step = step
-
     def norm(self, case: Case) -> dict[str, Array]:
         x = case.inputs["x"]
         with np.errstate(invalid="ignore", over="ignore"):
@@ -86,7 +86,7 @@ class SpecBackend(Backend):
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         norms = (case.inputs[name].bits.view(np.float32) for name in ("p_norm", "u_norm"))
-        return {"ratio": Array.of(spec.TrustRatio(**ratio_numbers(case)).ratio(*norms))}
+        return {"ratio": Array.of(spec.ScaleByTrustRatio(**ratio_numbers(case)).ratio(*norms))}
 
 
 def _bits(inputs: dict[str, Array], name: str) -> np.ndarray | None:

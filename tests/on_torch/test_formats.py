@@ -10,7 +10,7 @@ import halfstep_spec as spec
 import halfstep_torch as hs
 from backends.on_torch import from_torch, to_torch
 from compare import assert_same
-from halfstep_spec.storage.formats import SCALED_DTYPES
+from halfstep_spec import SCALED_CODES
 from halfstep_spec.vectors import Array
 from halfstep_torch.engine import batches, running
 from halfstep_torch.storage.formats import Encoded, Format
@@ -39,12 +39,13 @@ def test_any_layout_has_the_bits_of_the_spec(shape, block_size):
     size = int(np.prod(shape))
     x = np.concatenate([values("layout", 0, size, 40)])[:size].reshape(shape)
     words = spec.random_words(1, 1, "w", 1, shape)
-    for dtype, positive in itertools.product(SCALED_DTYPES, (False, True)):
+    for dtype, positive in itertools.product(SCALED_CODES, (False, True)):
         if dtype in UNSIGNED and not positive:
             continue
         given = np.abs(x) if positive else x
         with np.errstate(all="ignore"):
-            theirs = spec.scaled(dtype, block_size, 0, 0).encode(given, words, positive=positive)
+            keep_nonzero = "always" if positive else "never"
+            theirs = spec.scaled(dtype, block_size, 0, 0).encode(given, words, keep_nonzero=keep_nonzero)
         fmt = hs.scaled(dtype, block_size, 0, 0)
         ours = fmt.for_shape(shape).encode(
             torch.from_numpy(given.copy()), to_torch(Array.of(words)).view(torch.int32), positive=positive
@@ -56,7 +57,7 @@ def test_any_layout_has_the_bits_of_the_spec(shape, block_size):
 
 def test_no_positive_moment_is_stored_as_zero():
     x = torch.logspace(-30, 0, 4096).view(8, 512)
-    for dtype in SCALED_DTYPES:
+    for dtype in SCALED_CODES:
         fmt = hs.scaled(dtype).for_shape(x.shape)
         assert (fmt.decode(fmt.encode(x, None, positive=True)) > 0).all()
         assert (fmt.decode(fmt.encode(torch.zeros_like(x), None, positive=True)) == 0).all()

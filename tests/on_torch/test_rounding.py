@@ -14,7 +14,8 @@ from compare import assert_same
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.vectors import Array
 
-TARGETS = ("float32", *FLOAT_FORMATS)
+TARGETS = tuple(FLOAT_FORMATS)
+NARROW = [name for name, fmt in FLOAT_FORMATS.items() if fmt.bits < 32]
 _CUTS = (
     0x00000000,
     0x33800000,
@@ -67,7 +68,7 @@ def middles(dtype: str) -> np.ndarray:
     return np.concatenate([x, -x])
 
 
-@pytest.mark.parametrize("dtype", FLOAT_FORMATS)
+@pytest.mark.parametrize("dtype", NARROW)
 def test_stochastic_rounding_is_unbiased_over_all_65536_words(dtype):
     # The words (k << 16) | 0x8000 sample [0, 2^32) evenly: where j / 65536 is discarded, j of them round up,
     # so that the mean is the value itself, and float64 holds every partial sum.
@@ -81,7 +82,7 @@ def test_stochastic_rounding_is_unbiased_over_all_65536_words(dtype):
 
 
 @pytest.mark.parametrize("saturate", [False, True])
-@pytest.mark.parametrize("dtype", FLOAT_FORMATS)
+@pytest.mark.parametrize("dtype", NARROW)
 def test_every_value_of_the_format_stays_where_it_is_under_any_word(dtype, saturate):
     fmt = FLOAT_FORMATS[dtype]
     codes = np.arange(2**fmt.bits, dtype=np.int64).astype(np.uint8 if fmt.bits == 8 else np.uint16)

@@ -10,8 +10,8 @@ import halfstep_spec as spec
 import halfstep_torch as hs
 from backends.on_torch import EXTRA, from_torch, to_torch
 from compare import assert_same
+from halfstep_spec import PARAM_STORAGES
 from halfstep_spec.cases.steps import stored_arrays
-from halfstep_spec.steps import PARAM_STORAGES
 from halfstep_spec.vectors import Array
 from on_torch.steps import LEAF, LR, SEED, assert_same_snapshots, snapshot, tensor, values
 

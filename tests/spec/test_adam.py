@@ -59,7 +59,7 @@ def test_the_update_reads_the_stored_moments():
     """One step in bfloat16: u is a function of the codes alone."""
     adam = spec.ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16")
     g = np.array([0.3, -1.7, 12.5], np.float32)
-    u, state = adam.update(g, adam.init(g.shape), "w")
+    u, state = adam.step(g, adam.init(g.shape), "w")
     m, v = (spec.decode(stored.codes, "bfloat16") for stored in state.moments.values())
     r1, r2 = (np.float32(1) / spec.bias_correction(b, 1) for b in (0.9, 0.999))
     np.testing.assert_array_equal(u, m * r1 / (np.sqrt(v * r2) + np.float32(1e-8)))
@@ -74,7 +74,7 @@ def test_small_updates_move_stochastic_weights_by_the_right_mean_and_nearest_one
         updates = np.full(size, u)
         nearest = spec.apply_updates(nearest, updates, "bfloat16")
         words = spec.random_words(0, t, "w", spec.Role.PARAM, (size,))
-        landing = spec.round_stochastically(stochastic, updates, "bfloat16", words)
+        landing, _ = spec.RoundStochastically("bfloat16").land(stochastic, updates, None, words)
         stochastic = spec.apply_updates(stochastic, landing, "bfloat16")
     assert (nearest == one).all()
     moved = spec.decode(stochastic, "bfloat16").astype(np.float64) - 1

@@ -26,10 +26,8 @@ def test_the_state_is_adams(bias_correction):
     g = np.random.default_rng(0).normal(size=(5, 24)).astype(np.float32)
     p = np.linspace(1, 2, 24, dtype=np.float32).view(np.uint32)
     states = []
-    for trust in (None, spec.TrustRatio()):
-        step = spec.Step(
-            spec.ScaleByAdam(bias_correction=bias_correction), 0.1, param_dtype="float32", trust=trust
-        )
+    for make in (spec.Step, spec.LambStep):
+        step = make(spec.ScaleByAdam(bias_correction=bias_correction), 0.1, param_dtype="float32")
         codes, state = p, step.init(p)
         for row in g:
             codes, state = step.step(codes, row, state, "w", 1e-3)
@@ -49,7 +47,7 @@ def test_float32_lamb_follows_optax(weight_decay):
     for g in gradients:
         updates, state = tx.update(g, state, p)
         p = np.asarray(optax.apply_updates(p, updates))
-    step = spec.Step(spec.ScaleByAdam(eps=1e-6), weight_decay, param_dtype="float32", trust=spec.TrustRatio())
+    step = spec.LambStep(spec.ScaleByAdam(eps=1e-6), weight_decay, param_dtype="float32")
     codes = p0.view(np.uint32)
     ours = step.init(codes)
     for g in gradients:
@@ -64,7 +62,7 @@ def test_float32_lamb_follows_optax(weight_decay):
 
 
 def test_a_power_tempers_the_ratio_and_the_learning_rate():
-    trust = spec.tempered_trust_ratio(1e-2, 0.382)
+    trust = spec.scale_by_tempered_trust_ratio(1e-2, 0.382)
     assert trust.ratio(np.float32(3), np.float32(1)) == np.float32(
         np.float64(np.float32(0.3)) ** float(np.float32(0.382))
     )

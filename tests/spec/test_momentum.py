@@ -84,20 +84,20 @@ def test_the_sign_of_either_zero_is_plus_zero_and_of_nan_is_nan():
     lion = spec.ScaleByLion()
     g = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1e-30, -2.0], np.float32)
     with np.errstate(invalid="ignore"):
-        u, _ = lion.update(g, lion.init(g.shape), "w")
+        u, _ = lion.step(g, lion.init(g.shape), "w")
     expected = np.array([0.0, 0.0, np.nan, 1.0, -1.0, 1.0, -1.0], np.float32)
     assert (u.view(np.uint32) == expected.view(np.uint32)).all()
 
 
 def test_lion_reads_the_average_of_the_step_before():
     lion = spec.ScaleByLion(b1=0.5, b2=0.5, mu_dtype="bfloat16")
-    _, state = lion.update(np.array([2.0], np.float32), lion.init((1,)), "w")
-    u, _ = lion.update(np.array([-1.5], np.float32), state, "w")  # 0.5 * 1 - 0.5 * 1.5 < 0
+    _, state = lion.step(np.array([2.0], np.float32), lion.init((1,)), "w")
+    u, _ = lion.step(np.array([-1.5], np.float32), state, "w")  # 0.5 * 1 - 0.5 * 1.5 < 0
     assert u[0] == -1
 
 
 def test_momentum_gives_what_was_stored():
     """1 + 2^-8 is a tie in bfloat16, and goes to even."""
     trace = spec.Trace(0.5, accumulator_dtype="bfloat16")
-    u, state = trace.update(np.array([1 + 2.0**-8], np.float32), trace.init((1,)), "w")
+    u, state = trace.step(np.array([1 + 2.0**-8], np.float32), trace.init((1,)), "w")
     assert u[0] == spec.decode(state.moments["trace"].codes, "bfloat16")[0] == 1

@@ -5,7 +5,8 @@ import pytest
 
 from halfstep_spec.numbers.random_words import Role, random_words
 from halfstep_spec.numbers.rounding import decode, round_to
-from halfstep_spec.weights.params import SplitWeight, apply_updates, compensate, nearest_away
+from halfstep_spec.weights.params import Compensate, apply_updates
+from halfstep_spec.weights.split_weights import SplitWeight, nearest_away
 
 DTYPES = ["bfloat16", "float16"]
 
@@ -78,11 +79,12 @@ def test_nan_stays_nan_and_infinity_stays_infinity(dtype, extra_bits):
 
 def compensated(dtype: str, size: float, steps: int) -> float:
     """Return how far `steps` updates of `size` carry a weight of 1 and its compensation."""
-    p, compensation = round_to(np.ones(1, np.float32), dtype), np.zeros(1, np.uint16)
+    storage, p = Compensate(dtype), round_to(np.ones(1, np.float32), dtype)
+    compensation = storage.init(p)
     for _ in range(steps):
-        u, compensation = compensate(p, np.full(1, size, np.float32), dtype, compensation)
+        u, compensation = storage.land(p, np.full(1, size, np.float32), compensation, words(1))
         p = apply_updates(p, u, dtype)
-    return float((decode(p, dtype) + decode(compensation, "bfloat16") - 1)[0])
+    return float((storage.join(p, compensation) - 1)[0])
 
 
 @pytest.mark.parametrize(

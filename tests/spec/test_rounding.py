@@ -12,14 +12,13 @@ from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.numbers.rounding import decode, round_to
 
-FORMATS = sorted(FLOAT_FORMATS)
+FORMATS = sorted(name for name, fmt in FLOAT_FORMATS.items() if fmt.bits < 32)
 DTYPES = {name: np.dtype(np.float16 if name == "float16" else getattr(ml_dtypes, name)) for name in FORMATS}
 PATTERNS = st.integers(0, 2**32 - 1)
 
 
 def every_code(name: str) -> np.ndarray:
-    bits = FLOAT_FORMATS[name].bits
-    return np.arange(2**bits, dtype=np.uint8 if bits == 8 else np.uint16)
+    return np.arange(2 ** FLOAT_FORMATS[name].bits, dtype=FLOAT_FORMATS[name].code_dtype)
 
 
 def number(pattern: int) -> np.ndarray:

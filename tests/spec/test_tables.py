@@ -7,7 +7,8 @@ import pytest
 
 from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.storage.blocks import pack, unpack
-from halfstep_spec.storage.formats import MARKED, Encoded, codebook
+from halfstep_spec.storage.codes import NAN_SCALE
+from halfstep_spec.storage.formats import Encoded, codebook
 from halfstep_spec.storage.tables import TABLES, decode_table, encode_table
 
 SIGNED = [name for name, table in TABLES.items() if table.signed]
@@ -162,7 +163,7 @@ def test_zeros_decode_to_zero_or_far_below_use(name):
     assert not stored.codes.any()
     values = fmt.decode(stored)
     assert (values == (0 if TABLES[name].has_zero else np.float32(2.0**-125))).all()
-    again = fmt.encode(values, None, positive=not TABLES[name].signed)
+    again = fmt.encode(values, None, keep_nonzero="never" if TABLES[name].signed else "always")
     np.testing.assert_array_equal(again.codes, stored.codes)
 
 
@@ -172,7 +173,7 @@ def test_a_positive_second_moment_is_never_stored_as_zero(name, rounding):
     x = np.float32(2.0) ** np.arange(0, -60, -1, dtype=np.float32)
     words = random_words(0, 1, "nu", 2, x.shape) if rounding == "stochastic" else None
     fmt = codebook(name, None, 0, 0)
-    assert (fmt.decode(fmt.encode(x, words, positive=True)) > 0).all()
+    assert (fmt.decode(fmt.encode(x, words, keep_nonzero="always")) > 0).all()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -183,7 +184,7 @@ def test_nan_and_infinity_mark_their_block(name):
     stored = fmt.encode(x, None)
     marked = np.zeros((3, 2), bool)
     marked[0, 0] = marked[1, 1] = True
-    np.testing.assert_array_equal(stored.scale == MARKED, marked)
+    np.testing.assert_array_equal(stored.scale == NAN_SCALE, marked)
     np.testing.assert_array_equal(np.isnan(fmt.decode(stored)), np.repeat(marked, 4, axis=1))
 
 

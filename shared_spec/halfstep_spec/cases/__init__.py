@@ -1,37 +1,25 @@
 """Which questions the golden vectors ask, and why.
 
-One module per subject; inputs are chosen here and nowhere else.
+One module per subject; inputs are chosen here and nowhere else. A module's function `x_cases` returns the
+cases of x.json, and `cases` those of the file with the module's own name; `NOTES` says what their flags mean.
 """
 
-from halfstep_spec.cases import (
-    adam,
-    codebook,
-    formats,
-    lamb,
-    moments,
-    momentum,
-    no_contraction,
-    params,
-    random_words,
-    rounding,
-    store_state,
-    weights,
-)
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
 
-FILES = {
-    "random_words": (random_words.NOTES, random_words.cases),
-    "round_nearest": (rounding.NOTES, rounding.nearest_cases),
-    "round_stochastic": (rounding.NOTES, rounding.stochastic_cases),
-    "moments": (moments.NOTES, moments.cases),
-    "params": (params.NOTES, params.cases),
-    "no_contraction": (no_contraction.NOTES, no_contraction.cases),
-    "adam": (adam.NOTES, adam.cases),
-    "formats": (formats.NOTES, formats.cases),
-    "weights": (weights.NOTES, weights.cases),
-    "lion": (momentum.NOTES, momentum.lion_cases),
-    "trace": (momentum.NOTES, momentum.trace_cases),
-    "store_state": (store_state.NOTES, store_state.cases),
-    "codebook": (codebook.NOTES, codebook.cases),
-    "lamb": (lamb.NOTES, lamb.cases),
-}
+from halfstep_spec.vectors import Case
+
+Cases = Callable[[], Iterable[Case]]
+
+
+def _files() -> Iterator[tuple[str, tuple[dict[str, str], Cases]]]:
+    for found in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{found.name}")
+        for function, make in vars(module).items():
+            if function == "cases" or (function.endswith("_cases") and not function.startswith("_")):
+                yield function.removesuffix("cases").removesuffix("_") or found.name, (module.NOTES, make)
+
+
+FILES: dict[str, tuple[dict[str, str], Cases]] = dict(_files())
 """By file: what its flags mean, and the function that returns its cases."""

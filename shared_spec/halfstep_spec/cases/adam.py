@@ -9,7 +9,7 @@ from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rules.adam import ScaleByAdam
-from halfstep_spec.steps import Step
+from halfstep_spec.rules.step import Step
 from halfstep_spec.vectors import Case
 
 NOTES = {

@@ -3,9 +3,8 @@
 import numpy as np
 
 from halfstep_spec.cases.inputs import patterns, reals
-from halfstep_spec.storage.formats import SCALED_DTYPES, Format, scaled
-from halfstep_spec.storage.tables import TABLES
-from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES, TABLE_CODES
+from halfstep_spec.storage.formats import Format, scaled
 from halfstep_spec.vectors import Array, Case
 
 NOTES = {
@@ -22,13 +21,12 @@ _ROWS, _RUN, _BLOCK = 8, 12, 8
 def cases() -> list[Case]:
     """Return the cases of formats.json."""
     result = []
-    for dtype in (*SCALED_DTYPES, "ufloat8_e6m2"):
-        fmt = Format(dtype) if dtype == "ufloat8_e6m2" else scaled(dtype, _BLOCK, min_size=0, min_ndim=0)
-        unsigned = dtype in UNSIGNED_FLOATS
-        for flag, x in format_inputs(unsigned).items():
-            for positive in (True,) if unsigned or flag == "Positive" else (False,):
-                for name in ("nearest", "stochastic"):
-                    result.append(encode_case(fmt, flag, np.abs(x) if positive else x, name, positive, NOTES))
+    formats = [scaled(name, _BLOCK, min_size=0, min_ndim=0) for name in SCALED_CODES]
+    formats += [Format(name) for name, codes in PLAIN_CODES.items() if not codes.signed]
+    for fmt in formats:
+        for flag, x in format_inputs(fmt.codes.signed).items():
+            for rounding in ("nearest", "stochastic"):
+                result.append(encode_case(fmt, flag, x, rounding, NOTES))
     layouts = [
         ("row", (4, 6)),
         (None, (4, 6)),
@@ -41,15 +39,15 @@ def cases() -> list[Case]:
     for block_size, shape in layouts:
         x = reals(f"layout {shape}", int(np.prod(shape)), (-6, 2)).reshape(shape)
         fmt = scaled("float8_e4m3fn", block_size, 0, 0)
-        result.append(encode_case(fmt, "Layout", x, "stochastic", False, NOTES))
+        result.append(encode_case(fmt, "Layout", x, "stochastic", NOTES))
     return result
 
 
-def format_inputs(unsigned: bool) -> dict[str, np.ndarray]:
-    """Return arrays of 8 rows of 12, by flag."""
+def format_inputs(signed: bool) -> dict[str, np.ndarray]:
+    """Return arrays of 8 rows of 12, by flag, for codes with a sign or without."""
     size = _ROWS * _RUN
     sample = reals("format sample", size, (-9, 1)).reshape(_ROWS, _RUN)
-    extremes = reals("format extremes", size, (-60, 0) if not unsigned else (-60, 10)).reshape(_ROWS, _RUN)
+    extremes = reals("format extremes", size, (-60, 0) if signed else (-60, 10)).reshape(_ROWS, _RUN)
     extremes[0], extremes[1], extremes[2] = 0, 0.3, np.float32(-3.4028235e38)
     extremes[3, 0] = 0
     extremes[4] = np.float32(2.0**-120) * np.arange(1, _RUN + 1, dtype=np.float32)
@@ -60,29 +58,31 @@ def format_inputs(unsigned: bool) -> dict[str, np.ndarray]:
     return {"Sample": sample, "Extremes": extremes, "NotFinite": bad, "Positive": wide}
 
 
-def encode_case(
-    fmt: Format, flag: str, x: np.ndarray, rounding: str, positive: bool, notes: dict[str, str]
-) -> Case:
-    """Return a case of encoding `x` and decoding it again.
+def encode_case(fmt: Format, flag: str, x: np.ndarray, rounding: str, notes: dict[str, str]) -> Case:
+    """Return a case of encoding `x`, as a second moment where there is no sign, and decoding it again.
 
     Args:
         fmt: the format.
-        flag: of the case.
+        flag: of the case; "Positive" makes it a second moment too.
         x: float32.
         rounding: "nearest" or "stochastic".
-        positive: a second moment.
         notes: what flags mean, for the comment.
     """
+    second = not fmt.codes.signed or flag == "Positive"
+    x, keep_nonzero = (np.abs(x), "always") if second else (x, "never")
     words = patterns(f"{flag} words", x.size).reshape(x.shape) if rounding == "stochastic" else None
-    stored = fmt.encode(x, words, positive=positive)
+    stored = fmt.encode(x, words, keep_nonzero=keep_nonzero)
     inputs = {"x": Array.of(x)} | ({} if words is None else {"words": Array.of(words)})
     outputs = {
-        "codes": Array.of(stored.codes, fmt.code_dtype, "bits"),
+        "codes": Array.of(stored.codes, fmt.codes.dtype, "bits"),
         "values": Array.of(fmt.decode(stored), compare="bits"),
     }
     if stored.scale is not None:
         outputs["scale"] = Array.of(stored.scale, compare="bits")
-    arguments = {"dtype": fmt.dtype, "scaled": fmt.scaled, "block_size": fmt.block_size, "positive": positive}
-    comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
-    clauses = ("F8", "F9", "F10", "F11") if fmt.dtype in TABLES else ("F4", "F5") if fmt.scaled else ("F6",)
+    arguments = {"dtype": fmt.name, "scaled": fmt.scaled, "block_size": fmt.block_size}
+    arguments["keep_nonzero"] = keep_nonzero
+    comment = f"{fmt.name}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
+    clauses = (
+        ("F8", "F9", "F10", "F11") if fmt.name in TABLE_CODES else ("F4", "F5") if fmt.scaled else ("F6",)
+    )
     return Case("encode", comment, arguments, inputs, outputs, (flag,), (*clauses, "F7"))

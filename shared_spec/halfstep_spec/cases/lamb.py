@@ -11,10 +11,11 @@ from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.norms import norm
 from halfstep_spec.numbers.rounding import decode, round_to
 from halfstep_spec.rules.adam import ScaleByAdam
-from halfstep_spec.rules.trust_ratio import TrustRatio, tempered_trust_ratio
-from halfstep_spec.steps import PARAM_STORAGES, Step
+from halfstep_spec.rules.lamb import LambStep
+from halfstep_spec.rules.trust_ratio import ScaleByTrustRatio, scale_by_tempered_trust_ratio
 from halfstep_spec.storage.formats import scaled
 from halfstep_spec.vectors import Array, Case
+from halfstep_spec.weights.param_storage import PARAM_STORAGES
 
 NOTES = {
     "Range": "elements whose squares underflow or overflow in float32",
@@ -88,23 +89,23 @@ def _ratio_cases():
     inf, nan = np.inf, np.nan
     zero_p, zero_u = np.array([0, 0, 3, 3, 0, inf, nan, 0]), np.array([0, 5, 0, 5, inf, 0, 0, nan])
     odd_p, odd_u = np.array([inf, 1, inf, nan, 1, 1e30, 1e-30]), np.array([1, inf, inf, 1, nan, 1e-30, 1e30])
-    yield _ratio_case("plain", p, u, TrustRatio())
-    yield _ratio_case("over many binades", wide, wide[::-1], TrustRatio(), ("Range",))
-    yield _ratio_case("a coefficient and an eps", p, u, TrustRatio(trust_coefficient=0.3, eps=0.1))
-    yield _ratio_case("zeros", zero_p, zero_u, TrustRatio(), ("Zero",))
-    yield _ratio_case("zeros, eps", zero_p, zero_u, TrustRatio(eps=0.1), ("Zero",))
+    yield _ratio_case("plain", p, u, ScaleByTrustRatio())
+    yield _ratio_case("over many binades", wide, wide[::-1], ScaleByTrustRatio(), ("Range",))
+    yield _ratio_case("a coefficient and an eps", p, u, ScaleByTrustRatio(trust_coefficient=0.3, eps=0.1))
+    yield _ratio_case("zeros", zero_p, zero_u, ScaleByTrustRatio(), ("Zero",))
+    yield _ratio_case("zeros, eps", zero_p, zero_u, ScaleByTrustRatio(eps=0.1), ("Zero",))
     yield _ratio_case(
-        "zeros, raised by min_norm", zero_p, zero_u, TrustRatio(min_norm=0.7), ("Zero", "Bounds")
+        "zeros, raised by min_norm", zero_p, zero_u, ScaleByTrustRatio(min_norm=0.7), ("Zero", "Bounds")
     )
-    bounded = TrustRatio(min_ratio=0.2, max_ratio=0.9)
+    bounded = ScaleByTrustRatio(min_ratio=0.2, max_ratio=0.9)
     yield _ratio_case("zeros, ratio bounded", zero_p, zero_u, bounded, ("Zero", "Bounds"))
-    yield _ratio_case("norms that are no numbers", odd_p, odd_u, TrustRatio(), ("Special",))
+    yield _ratio_case("norms that are no numbers", odd_p, odd_u, ScaleByTrustRatio(), ("Special",))
     rows = {
-        "min_norm": TrustRatio(min_norm=2.5),
-        "max_norm": TrustRatio(max_norm=2.5),
-        "both, and they are equal": TrustRatio(min_norm=2.5, max_norm=2.5),
-        "ratio bounded": TrustRatio(min_ratio=0.5, max_ratio=1.5),
-        "everything": TrustRatio(0.5, 1.3, 1e-3, 10.0, 0.1, 5.0),
+        "min_norm": ScaleByTrustRatio(min_norm=2.5),
+        "max_norm": ScaleByTrustRatio(max_norm=2.5),
+        "both, and they are equal": ScaleByTrustRatio(min_norm=2.5, max_norm=2.5),
+        "ratio bounded": ScaleByTrustRatio(min_ratio=0.5, max_ratio=1.5),
+        "everything": ScaleByTrustRatio(0.5, 1.3, 1e-3, 10.0, 0.1, 5.0),
     }
     for comment, trust in rows.items():
         yield _ratio_case(comment, p, u, trust, ("Bounds",))
@@ -114,14 +115,16 @@ def _power_cases():
     p, u = np.abs(reals("weights' norms", 16, (-4, 4))), np.abs(reals("updates' norms", 16, (-4, 4)))
     zero_p, zero_u = np.array([0, 0, 3, np.nan]), np.array([0, 5, 0, 1])
     for lr in (1e-3, 1e-2):
-        yield _ratio_case(f"lr {lr}", p, u, tempered_trust_ratio(lr, 0.382), ("Power",))
-    yield _ratio_case("another power", p, u, tempered_trust_ratio(1e-2, 0.9), ("Power",))
-    yield _ratio_case("max_norm", p, u, tempered_trust_ratio(1e-2, 0.5, 1.0), ("Power", "Bounds"))
-    yield _ratio_case("zeros", zero_p, zero_u, tempered_trust_ratio(1e-2, 0.382), ("Power", "Zero"))
-    yield _ratio_case("a learning rate of 0: 2", p, u, tempered_trust_ratio(0.0, 0.382), ("Power", "Special"))
+        yield _ratio_case(f"lr {lr}", p, u, scale_by_tempered_trust_ratio(lr, 0.382), ("Power",))
+    yield _ratio_case("another power", p, u, scale_by_tempered_trust_ratio(1e-2, 0.9), ("Power",))
+    yield _ratio_case("max_norm", p, u, scale_by_tempered_trust_ratio(1e-2, 0.5, 1.0), ("Power", "Bounds"))
+    yield _ratio_case("zeros", zero_p, zero_u, scale_by_tempered_trust_ratio(1e-2, 0.382), ("Power", "Zero"))
+    yield _ratio_case(
+        "a learning rate of 0: 2", p, u, scale_by_tempered_trust_ratio(0.0, 0.382), ("Power", "Special")
+    )
 
 
-def _ratio_case(comment: str, p_norm, u_norm, trust: TrustRatio, flags=()) -> Case:
+def _ratio_case(comment: str, p_norm, u_norm, trust: ScaleByTrustRatio, flags=()) -> Case:
     p_norm, u_norm = (np.asarray(x, np.float32) for x in (p_norm, u_norm))
     ratio = trust.ratio(p_norm, u_norm)
     values = {name: value for name, value in vars(trust).items() if value is not None}
@@ -152,60 +155,50 @@ _LAMB16 = functools.partial(
 
 
 def _given_cases():
-    trust = TrustRatio(max_norm=0.0)
+    given = functools.partial(LambStep, weight_decay=0.1, max_norm=0.0)
     for dtype in ("bfloat16", "float32"):
         for storage in PARAM_STORAGES:
             if dtype == "bfloat16" or storage == "stochastic":
-                step = Step(_LOW(), 0.1, param_dtype=dtype, param_storage=storage, trust=trust)
+                step = given(_LOW(), param_dtype=dtype, param_storage=storage)
                 yield _step_case(step, storage, ("Given",))
-    yield _step_case(Step(_LAMB16(), 0.1, trust=trust), "lamb16's formats", ("Given",))
-    yield _step_case(Step(_LOW(bias_correction=False), 0.1, trust=trust), "no bias correction", ("Given",))
-    yield _step_case(
-        Step(_FULL(bias_correction=False, eps_root=1e-3), 0.1, trust=trust), "eps_root", ("Given",)
-    )
+    yield _step_case(given(_LAMB16()), "lamb16's formats", ("Given",))
+    yield _step_case(given(_LOW(bias_correction=False)), "no bias correction", ("Given",))
+    yield _step_case(given(_FULL(bias_correction=False, eps_root=1e-3)), "eps_root", ("Given",))
 
 
 def _step_cases():
-    wide = functools.partial(Step, weight_decay=0.1, param_dtype="float32", trust=TrustRatio())
+    low = functools.partial(LambStep, weight_decay=0.1)
+    wide = functools.partial(low, param_dtype="float32")
     rows = {
         "float32": wide(_FULL()),
         "no decay": wide(_FULL(), weight_decay=0.0),
         "no bias correction": wide(_FULL(bias_correction=False)),
-        "max_norm": wide(_FULL(), trust=TrustRatio(max_norm=2.0)),
+        "max_norm": wide(_FULL(), max_norm=2.0),
         "16-bit moments": wide(_LOW()),
         "lamb16's formats": wide(_LAMB16()),
         "lamb16's ratio": wide(_LAMB16(), trust_power=0.382),
-        "bfloat16 weights": Step(_LOW(), 0.1, trust=TrustRatio()),
-        "bfloat16 weights, nearest": Step(_LOW(), 0.1, param_storage="nearest", trust=TrustRatio()),
-        "bfloat16 weights, master": Step(_LOW(), 0.1, param_storage="master", trust=TrustRatio()),
-        "bfloat16 weights, lamb16": Step(_LAMB16(), 0.1, trust=TrustRatio(), trust_power=0.382),
+        "bfloat16 weights": low(_LOW()),
+        "bfloat16 weights, nearest": low(_LOW(), param_storage="nearest"),
+        "bfloat16 weights, master": low(_LOW(), param_storage="master"),
+        "bfloat16 weights, lamb16": low(_LAMB16(), trust_power=0.382),
     }
     for comment, step in rows.items():
         yield _step_case(step, comment, ("Order",))
 
 
-def _step_case(step: Step, comment: str, flags) -> Case:
+def _step_case(step: LambStep, comment: str, flags) -> Case:
     """Return a case of five steps; weights are compared to the bit where the ratio is given."""
-    assert step.trust
     p = round_to(reals("lamb weights", _SIZE, (-3, 0)).reshape(_SHAPE), step.param_dtype)
     g = reals("lamb gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, *_SHAPE)
     comment = f"{comment}: {step.param_dtype} {step.param_storage} weights, {describe(step.rule)}"
+    clauses = ("L3", "L4") if step.trust_power else ("L3",)
     with np.errstate(under="raise"):  # contract A8
-        case = step_case(
-            step, comment, p, g, None, 1e-3, flags, ("L3", "L4") if step.trust_power else ("L3",)
-        )
-    # `lamb` gives them no other value.
-    arguments = {name: value for name, value in case.arguments.items() if name != "nesterov"}
-    inputs = dict(case.inputs)
-    if np.isfinite(step.trust.max_norm):
-        inputs["max_norm"] = Array.of(np.float32(step.trust.max_norm))
-    if step.trust_power is not None:
-        inputs["trust_power"] = Array.of(np.float32(step.trust_power))
-    outputs = dict(case.outputs)
-    if "Order" in flags:
-        for name in {"p", "extra"} & outputs.keys():
-            outputs[name] = dataclasses.replace(outputs[name], compare=_weight_ulps(case, outputs[name]))
-    return dataclasses.replace(case, op="lamb_step", arguments=arguments, inputs=inputs, outputs=outputs)
+        case = step_case(step, comment, p, g, None, 1e-3, flags, clauses)
+    if "Order" not in flags:
+        return case
+    weights = {name: case.outputs[name] for name in ("p", "extra") if name in case.outputs}
+    ulps = {name: dataclasses.replace(x, compare=_weight_ulps(case, x)) for name, x in weights.items()}
+    return dataclasses.replace(case, outputs=case.outputs | ulps)
 
 
 def _weight_ulps(case: Case, stored: Array) -> dict:

@@ -11,10 +11,11 @@ from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rule import RuleState, UpdateRule
 from halfstep_spec.rules.lion import ScaleByLion
+from halfstep_spec.rules.step import Step, StepState
 from halfstep_spec.rules.trace import Trace
-from halfstep_spec.steps import PARAM_STORAGES, Step, StepState
 from halfstep_spec.storage.formats import Format, as_format, scaled
 from halfstep_spec.vectors import Case
+from halfstep_spec.weights.param_storage import PARAM_STORAGES
 
 NOTES = {
     "Grid": "every param dtype by every way to store the moment",
@@ -72,7 +73,7 @@ def _cases(make: Make, decay: str, clause: str, variants: dict[str, Step]):
         assert isinstance(param, str)
         step = Step(make(fmt, rounding), 0.1, decay, param)
         yield _trajectory(step, "grid", ("Grid",), (clause, "A6"))
-    for storage in PARAM_STORAGES[1:]:
+    for storage in PARAM_STORAGES.keys() - {"stochastic"}:
         step = Step(make(formats[3], "stochastic"), 0.1, decay, "bfloat16", storage)
         yield _trajectory(step, storage, ("Storage",), (clause, "P1", "P4"))
     for comment, step in variants.items():

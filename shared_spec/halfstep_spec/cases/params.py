@@ -3,10 +3,11 @@
 import numpy as np
 
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.numbers.random_words import seed_words
+from halfstep_spec.numbers.random_words import Role, random_words, seed_words
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.vectors import Array, Case
-from halfstep_spec.weights.params import apply_updates, param_words, round_stochastically
+from halfstep_spec.weights.param_storage import param_storage
+from halfstep_spec.weights.params import apply_updates
 
 NOTES = {
     "Small": "updates far below half a unit in the last place, which nearest rounding would lose",
@@ -58,9 +59,9 @@ def _special_rows(dtype: str):
 def _case(dtype: str, comment: str, p, u, flags) -> Case:
     p, u = round_to(np.array(p, np.float32), dtype), np.array(u, np.float32)
     seed, step, leaf = 11, 5, "layers/0/kernel"
-    words = param_words(seed, step, leaf, p.shape)
+    words = random_words(seed, step, leaf, Role.PARAM, p.shape)
     with np.errstate(invalid="ignore", over="ignore"):
-        emitted = round_stochastically(p, u, dtype, words)
+        emitted, _ = param_storage("stochastic", dtype).land(p, u, None, words)
         landed = apply_updates(p, emitted, dtype)
     inputs = {
         "seed": Array.of(np.array(seed_words(seed), np.uint32)),

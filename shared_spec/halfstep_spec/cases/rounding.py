@@ -20,6 +20,7 @@ NOTES = {
     "Sample": "patterns from our own random words",
 }
 
+_NARROW = [fmt for fmt in FLOAT_FORMATS.values() if fmt.bits < 32]
 _SPECIALS = {
     "Zero": (0x00000000, 0x80000000),
     "Infinity": (0x7F800000, 0xFF800000),
@@ -28,10 +29,10 @@ _SPECIALS = {
 _WORDS = (0x00000000, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x12345678)
 
 
-def nearest_cases() -> list[Case]:
+def round_nearest_cases() -> list[Case]:
     """Return the cases of round_nearest.json."""
     result = []
-    for fmt in FLOAT_FORMATS.values():
+    for fmt in _NARROW:
         for saturate in (False, True):
             for flag, x in _border_inputs(fmt).items():
                 result.append(_case(fmt.name, flag, x, None, saturate))
@@ -42,10 +43,10 @@ def nearest_cases() -> list[Case]:
     return result
 
 
-def stochastic_cases() -> list[Case]:
+def round_stochastic_cases() -> list[Case]:
     """Return the cases of round_stochastic.json."""
     result = []
-    for fmt in FLOAT_FORMATS.values():
+    for fmt in _NARROW:
         for saturate in (False, True):
             for flag, x in _border_inputs(fmt).items():
                 if flag == "Sample":
@@ -66,7 +67,7 @@ def _border_inputs(fmt: FloatFormat) -> dict[str, np.ndarray]:
         [1, 2, smallest_normal - 1, smallest_normal, smallest_normal + 1, fmt.max_code - 1, fmt.max_code]
     )
     middle = ((fmt.bias << fmt.mantissa_bits) + np.arange(4)).astype(np.int64)
-    unsigned = np.uint8 if fmt.bits == 8 else np.uint16
+    unsigned = fmt.code_dtype
     values = decode(np.concatenate([codes, middle]).astype(unsigned), fmt.name)
     grid = decode(np.arange(0, 6).astype(unsigned), fmt.name)
     near_top = decode(np.array([fmt.max_code - 1, fmt.max_code], unsigned), fmt.name)
@@ -110,9 +111,7 @@ def _floats(bits) -> np.ndarray:
 
 def _threshold_case(fmt: FloatFormat) -> Case:
     """One value a quarter above a neighbour, under the last word that stays and the first that goes."""
-    base = decode(
-        np.array([fmt.bias << fmt.mantissa_bits], np.uint8 if fmt.bits == 8 else np.uint16), fmt.name
-    )
+    base = decode(np.array([fmt.bias << fmt.mantissa_bits], fmt.code_dtype), fmt.name)
     quarter = np.float32(2.0 ** -(fmt.mantissa_bits + 2))
     x = np.repeat(base + base * quarter, 2)
     words = np.array([0xBFFFFFFF, 0xC0000000], np.uint32)

@@ -1,7 +1,7 @@
 """A case of whole steps, of any update rule: what its op is asked, and what a checkpoint would hold.
 
-The op is the rule's, such as "adam_step". The rule's numbers are inputs, as float32 patterns; its formats,
-roundings and switches are arguments.
+The op is named after the file of the rule, such as "adam_step", or after that of what is made of it, such as
+"lamb_step". Numbers are inputs, as float32 patterns; formats, roundings and switches are arguments.
 """
 
 import dataclasses
@@ -11,25 +11,11 @@ import numpy as np
 from halfstep_spec.numbers.random_words import seed_words
 from halfstep_spec.numbers.rounding import decode, round_to
 from halfstep_spec.rule import UpdateRule
-from halfstep_spec.rules.adam import ScaleByAdam
-from halfstep_spec.rules.lion import ScaleByLion
+from halfstep_spec.rules.step import Step, StepState
 from halfstep_spec.rules.store_state import StoreState
-from halfstep_spec.rules.trace import Trace
-from halfstep_spec.steps import Step, StepState
+from halfstep_spec.storage.codes import TABLE_CODES
 from halfstep_spec.storage.formats import Format
-from halfstep_spec.storage.tables import TABLES
 from halfstep_spec.vectors import Array, Case
-
-RULES: dict[str, type[UpdateRule]] = {
-    "adam_step": ScaleByAdam,
-    "lion_step": ScaleByLion,
-    "trace_step": Trace,
-    "lamb_step": ScaleByAdam,
-}
-"""By op: the update rule whose step it is."""
-
-STORE_STATE = "store_state_step"
-"""The op of a rule inside of `store_state`; its argument `inner` is the rule's own op."""
 
 LEAF = "layers/0/kernel"
 
@@ -49,15 +35,13 @@ def step_case(step: Step, comment, p, g, state: StepState | None, lr, flags, cla
     """
     state = state or step.init(p)
     gradients = round_to(g, step.param_dtype)
-    op, numbers, arguments = _question(step.rule)
     inputs = {
         "g": Array.of(gradients, step.param_dtype),
         "count": Array.of(np.int32(state.rule.count)),
         "seed": Array.of(np.array(seed_words(step.rule.seed))),
         "learning_rate": Array.of(np.float32(lr)),
-        "weight_decay": Array.of(np.float32(step.weight_decay)),
     }
-    inputs |= {name: Array.of(np.float32(value)) for name, value in numbers.items()}
+    inputs |= {name: Array.of(np.float32(value)) for name, value in _numbers(step).items()}
     inputs |= stored_arrays(step, p, state)
     rows = []
     with np.errstate(invalid="ignore", over="ignore"):
@@ -68,8 +52,8 @@ def step_case(step: Step, comment, p, g, state: StepState | None, lr, flags, cla
         name: Array.of(np.stack([row[name].bits for row in rows]), array.dtype, "bits")
         for name, array in rows[0].items()
     }
-    arguments |= {"leaf": LEAF, "decay": step.decay, "param_storage": step.param_storage}
-    return Case(op, comment, arguments, inputs, outputs, flags, clauses)
+    arguments = {"leaf": LEAF, "decay": step.decay, "param_storage": step.param_storage}
+    return Case(step_op(step), comment, _arguments(step.rule) | arguments, inputs, outputs, flags, clauses)
 
 
 def stored_arrays(step: Step, p: np.ndarray, state: StepState) -> dict[str, Array]:
@@ -77,13 +61,11 @@ def stored_arrays(step: Step, p: np.ndarray, state: StepState) -> dict[str, Arra
     arrays = {"p": Array.of(p, step.param_dtype)}
     for name, moment in step.rule.moments.items():
         stored = state.rule.moments[name]
-        arrays[name] = Array.of(stored.codes, moment.format(p.shape).code_dtype)
+        arrays[name] = Array.of(stored.codes, moment.format(moment.shape(p.shape)).codes.dtype)
         if stored.scale is not None:
             arrays[f"{name}_scale"] = Array.of(stored.scale)
     if state.extra is not None:
-        dtypes = {"compensated": "bfloat16", "master": "float32"}
-        extra = state.extra.view(np.uint32) if step.param_storage == "master" else state.extra
-        arrays["extra"] = Array.of(extra, dtypes.get(step.param_storage))
+        arrays["extra"] = Array.of(state.extra, step.storage.extra_dtype)
     return arrays
 
 
@@ -93,33 +75,52 @@ def describe(rule: UpdateRule) -> str:
     for name, moment in rule.moments.items():
         fmt = moment.dtype
         words.append(
-            f"{name} {fmt if isinstance(fmt, str) else f'{fmt.dtype}/{fmt.block_size}'} {moment.rounding}"
+            f"{name} {fmt if isinstance(fmt, str) else f'{fmt.name}/{fmt.block_size}'} {moment.rounding}"
         )
     return ", ".join(words)
 
 
-def _question(rule: UpdateRule) -> tuple[str, dict[str, float], dict[str, object]]:
-    """Return a rule's op, its numbers, and its other arguments as plain data."""
+def step_op(step: Step) -> str:
+    """Return the op of a step: that of the rule, unless the step is of a kind of its own."""
+    return f"{_file_of(step.rule if type(step) is Step else step)}_step"
+
+
+def _file_of(value: object) -> str:
+    return type(value).__module__.rsplit(".", 1)[-1]
+
+
+def _numbers(step: Step) -> dict[str, float]:
+    """Return the numbers of a step and of its rule; bounds that are not given are left out."""
+    rule = step.rule.rule if isinstance(step.rule, StoreState) else step.rule
+    values = {name: getattr(rule, name) for name in rule.hyperparameters()}
+    own = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+    given = {name: x for name, x in own.items() if isinstance(x, float) and np.isfinite(x)}
+    return given | values
+
+
+def _arguments(rule: UpdateRule) -> dict[str, object]:
+    """Return a rule's other arguments as plain data.
+
+    A switch is named where it is not as it is by default: so a case stays what it is when a rule gets one.
+    """
     if isinstance(rule, StoreState):
-        inner, numbers, arguments = _question(rule.rule)
-        arguments |= {"inner": inner, "state_format": _plain(rule.dtype), "state_rounding": rule.rounding}
-        return STORE_STATE, numbers, arguments | {"select": rule.select and list(rule.select)}
-    op = next(op for op, kind in RULES.items() if type(rule) is kind)
-    values = {
-        field.name: getattr(rule, field.name)
-        for field in dataclasses.fields(rule)  # pyright: ignore
-        # What came after vectors were published is not named where it is as it was.
-        if not field.metadata.get("later") or getattr(rule, field.name) != field.default
-    }
-    del values["seed"]
-    numbers = {name: value for name, value in values.items() if isinstance(value, float)}
-    return op, numbers, {name: _plain(value) for name, value in values.items() if name not in numbers}
+        own = {
+            "inner": f"{_file_of(rule.rule)}_step",
+            "state_format": _plain(rule.dtype),
+            "state_rounding": rule.rounding,
+            "select": rule.select and list(rule.select),
+        }
+        return _arguments(rule.rule) | own
+    others = [field for field in dataclasses.fields(rule) if field.init and field.name != "seed"]  # pyright: ignore
+    values = {f.name: getattr(rule, f.name) for f in others if f.name not in rule.hyperparameters()}
+    switched = {f.name for f in others if isinstance(f.default, bool) and values.get(f.name) == f.default}
+    return {name: _plain(value) for name, value in values.items() if name not in switched}
 
 
 def _plain(value: object) -> object:
     """Return a format as the arguments of `scaled` or `codebook`, and anything else as it is."""
-    if not isinstance(value, Format):
-        return value
+    if not isinstance(value, Format) or not value.scaled:
+        return value.name if isinstance(value, Format) else value
     names = ("block_size", "min_size", "min_ndim")
-    kind = "table" if value.dtype in TABLES else "dtype"
-    return {kind: value.dtype} | {name: getattr(value, name) for name in names}
+    kind = "table" if value.name in TABLE_CODES else "dtype"
+    return {kind: value.name} | {name: getattr(value, name) for name in names}

@@ -7,9 +7,9 @@ from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rules.adam import ScaleByAdam
 from halfstep_spec.rules.lion import ScaleByLion
+from halfstep_spec.rules.step import Step
 from halfstep_spec.rules.store_state import StoreState
 from halfstep_spec.rules.trace import Trace
-from halfstep_spec.steps import Step
 from halfstep_spec.storage.formats import codebook, scaled
 from halfstep_spec.vectors import Case
 
@@ -28,16 +28,17 @@ _SIZE = 24
 def cases() -> list[Case]:
     """Return the cases of store_state.json."""
     small = {"block_size": 4, "min_size": 0, "min_ndim": 0}
-    formats = ["bfloat16", "float16", "float32"]
-    formats += [scaled(dtype, **small) for dtype in ("float8_e4m3fn", "float8_e5m2", "int8", "float16")]
-    formats += [codebook(table, **small) for table in ("dynamic8", "dynamic4")]
+    e4m3, int8, dynamic8 = (
+        scaled("float8_e4m3fn", **small),
+        scaled("int8", **small),
+        codebook("dynamic8", **small),
+    )
+    formats = ["bfloat16", "float16", "float32", e4m3, int8, dynamic8, codebook("dynamic4", **small)]
+    formats += [scaled(dtype, **small) for dtype in ("float8_e5m2", "float16")]
     unsigned = ["ufloat8_e6m2", scaled("ufloat8_e5m3", **small), codebook("ulinear4", **small)]
-    adam, rows = ScaleByAdam(seed=42), []
-    for fmt in formats:
-        rows.append((adam, fmt, "stochastic", None, "All"))
-    for fmt in unsigned:
-        rows.append((adam, fmt, "stochastic", ("nu",), "Selected"))
-    e4m3 = formats[3]
+    adam = ScaleByAdam(seed=42)
+    rows = [(adam, fmt, "stochastic", None, "All") for fmt in formats]
+    rows += [(adam, fmt, "stochastic", ("nu",), "Selected") for fmt in unsigned]
     rows += [
         (adam, "bfloat16", "nearest", None, "All"),
         (adam, e4m3, "nearest", None, "All"),
@@ -45,15 +46,15 @@ def cases() -> list[Case]:
         (adam, scaled("float8_e4m3fn", 4), "stochastic", None, "Small"),
         (ScaleByAdam(mu_dtype="bfloat16", nu_dtype="float16", seed=42), e4m3, "stochastic", None, "Narrow"),
         (ScaleByLion(seed=42), e4m3, "stochastic", None, "All"),
-        (ScaleByLion(mu_dtype="bfloat16", seed=42), formats[5], "stochastic", None, "Narrow"),
+        (ScaleByLion(mu_dtype="bfloat16", seed=42), int8, "stochastic", None, "Narrow"),
         (Trace(0.9, True, seed=42), e4m3, "stochastic", None, "All"),
         (Trace(0.9, seed=(123 << 32) + 456), "bfloat16", "stochastic", None, "All"),
     ]
     result = [_trajectory(*row) for row in rows]
-    result += [_special(adam, fmt) for fmt in ("bfloat16", e4m3, formats[5])]
+    result += [_special(adam, fmt) for fmt in ("bfloat16", e4m3, int8)]
     # Of a table's numbers, few are numbers of the rule's dtype.
     narrow = ScaleByLion(mu_dtype="bfloat16", seed=42), ScaleByAdam(mu_dtype="float16", seed=42)
-    return result + [_trajectory(rule, formats[7], "stochastic", None, "Narrow") for rule in narrow]
+    return result + [_trajectory(rule, dynamic8, "stochastic", None, "Narrow") for rule in narrow]
 
 
 def _trajectory(rule, fmt, rounding, select, flag) -> Case:

@@ -6,10 +6,11 @@ from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rules.adam import ScaleByAdam
-from halfstep_spec.steps import PARAM_STORAGES, Step
-from halfstep_spec.storage.formats import SCALED_DTYPES, Format, scaled
-from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.rules.step import Step
+from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES
+from halfstep_spec.storage.formats import Format, scaled
 from halfstep_spec.vectors import Case
+from halfstep_spec.weights.param_storage import PARAM_STORAGES
 
 NOTES = {
     "Stall": "a learning rate at which every update is below half a unit in the last place of its weight",
@@ -19,6 +20,8 @@ NOTES = {
 }
 
 _STEPS, _SHAPE = 10, (8, 6)
+_MU = {"ufloat8_e5m3": "float16", "ufloat8_e4m4": "float8_e4m3fn", "ufloat8_e6m2": "float8_e5m2"}
+"""What mu is stored in beside a nu without a sign; beside any other it is as nu."""
 
 
 def cases() -> list[Case]:
@@ -36,15 +39,13 @@ def _weight_cases():
 
 
 def _format_cases():
-    small = {"block_size": 4, "min_size": 0, "min_ndim": 0}
-    formats = [*(scaled(dtype, **small) for dtype in SCALED_DTYPES), "ufloat8_e6m2"]
-    signed = [fmt for fmt in formats if isinstance(fmt, Format) and fmt.dtype not in UNSIGNED_FLOATS]
-    for i, nu in enumerate(formats):
+    for nu in (*SCALED_CODES, *(name for name, codes in PLAIN_CODES.items() if not codes.signed)):
         for rounding in ("nearest", "stochastic"):
-            mu = signed[i % len(signed)]
-            adam = ScaleByAdam(mu_dtype=mu, nu_dtype=nu, mu_rounding=rounding, seed=7)
+            adam = ScaleByAdam(
+                mu_dtype=_small(_MU.get(nu, nu)), nu_dtype=_small(nu), mu_rounding=rounding, seed=7
+            )
             yield trajectory(Step(adam, 0.1), 1e-3, ("Scaled",), ("F4", "F5", "F6"))
-    adam = ScaleByAdam(mu_dtype=signed[1], nu_dtype=formats[4], seed=7)
+    adam = ScaleByAdam(mu_dtype=_small("float8_e4m3fn"), nu_dtype=_small("ufloat8_e5m3"), seed=7)
     for storage in PARAM_STORAGES:
         yield trajectory(Step(adam, 0.1, param_storage=storage), 1e-3, ("Scaled",), ("F4", "P4"))
     for block_size in ("row", None, 128):
@@ -52,6 +53,10 @@ def _format_cases():
         yield trajectory(Step(ScaleByAdam(mu_dtype=fmt, nu_dtype=fmt)), 1e-3, ("Scaled",), ("F4",))
     adam = ScaleByAdam(mu_dtype=scaled("int8"), nu_dtype=scaled("ufloat8_e5m3"))
     yield trajectory(Step(adam), 1e-3, ("Scaled",), ("F4",))
+
+
+def _small(name: str) -> Format:
+    return scaled(name, 4, 0, 0) if name in SCALED_CODES else Format(name)
 
 
 def _special_cases():

@@ -1,4 +1,4 @@
-"""The 8- and 16-bit floating-point formats: a table, no functions of data.
+"""The floating-point formats of 8, 16 and 32 bits: a table, no functions of data.
 
 Names are those of ml_dtypes: the name says the bits (e4m3: four of exponent, three of mantissa;
 fn: finite, with NaN but no infinity).
@@ -6,10 +6,12 @@ fn: finite, with NaN but no infinity).
 
 import dataclasses
 
+import numpy as np
+
 
 @dataclasses.dataclass(frozen=True)
 class FloatFormat:
-    """A binary floating-point format of at most 16 bits, with a sign bit on top.
+    """A binary floating-point format of at most 32 bits, with a sign bit on top.
 
     Attributes:
         name: the ml_dtypes name.
@@ -34,10 +36,16 @@ class FloatFormat:
         """Width of a whole code, in bits."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
+    @property
+    def code_dtype(self) -> np.dtype:
+        """The narrowest unsigned integer that holds a code."""
+        return np.dtype(next(f"uint{width}" for width in (8, 16, 32) if self.bits <= width))
+
 
 FLOAT_FORMATS = {
     fmt.name: fmt
     for fmt in (
+        FloatFormat("float32", 8, 23, 127, 0x7F7FFFFF, 0x7F800000, 0x7FC00000),
         FloatFormat("bfloat16", 8, 7, 127, 0x7F7F, 0x7F80, 0x7FC0),
         FloatFormat("float16", 5, 10, 15, 0x7BFF, 0x7C00, 0x7E00),
         FloatFormat("float8_e4m3fn", 4, 3, 7, 0x7E, 0x7F, 0x7F),

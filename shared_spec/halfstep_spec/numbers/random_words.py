@@ -18,6 +18,8 @@ class Role(enum.IntEnum):
     STATE = 4
 
 
+_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
+
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
@@ -62,7 +64,7 @@ def seed_words(seed: int):
 
 
 def leaf_id(name: str) -> int:
-    """Return the 32-bit FNV-1a hash of the UTF-8 bytes of a leaf's name.
+    """Return the 32-bit FNV-1a hash of the UTF-8 bytes of a name: of a leaf, or of a moment.
 
     Source: Fowler, Noll, Vo, "The FNV non-cryptographic hash algorithm", draft-eastlake-fnv, section 2.
     """
@@ -70,6 +72,15 @@ def leaf_id(name: str) -> int:
     for byte in name.encode():
         value = ((value ^ byte) * 0x01000193) % 2**32
     return value
+
+
+def role_of(moment: str) -> int:
+    """Return the role of the words that round a moment: 1 for mu and trace, 2 for nu, else its `leaf_id`.
+
+    Args:
+        moment: its name in the contract.
+    """
+    return _ROLES.get(moment, leaf_id(moment))
 
 
 def leaf_key(seed: int, step: int, leaf: int, role: int):
@@ -101,7 +112,7 @@ def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset
         seed: in [0, 2^64).
         step: the count after its increment; 1 at the first update.
         leaf: the leaf's name, or its uint32 id.
-        role: a `Role`.
+        role: a `Role`, or `role_of` a moment.
         shape: of the array, or of the part of it that starts at `offset`.
         offset: row-major index of the first element.
 

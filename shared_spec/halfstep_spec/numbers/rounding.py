@@ -17,18 +17,20 @@ def round_to(
 ) -> np.ndarray:
     """Round float32 `x` to `dtype` and return the patterns of the result.
 
-    With s the significand of x and d the number of its low bits that `dtype` cannot hold,
-    the result is (s >> d) + up, in magnitude, where
+    With s the significand of x and d the number of its low bits that `dtype` cannot hold, the result
+    is (s >> d) + up, in magnitude, where
 
-        nearest (`words` is None):  up = 1 if the discarded bits are over one half, or one half and s >> d odd
-        stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
+        nearest (`words` is None):  up = 1 if f exceeds one half, or equals it and s >> d is odd
+        stochastic:                 up = 1 if f + word / 2^32 >= 1
 
-    f is cut to 32 bits where d > 32 (only far below the smallest number of an 8-bit format).
+    and f is the discarded bits as a fraction of the last bit that is kept.
+
+    For a word, f is cut to 32 bits where d > 32 (only far below the smallest number of an 8-bit format).
     Rounds once, here.
 
     Args:
         x: float32.
-        dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".
+        dtype: one of `FLOAT_FORMATS`; in "float32" nothing is rounded.
         words: one uint32 per element, or None for nearest, ties to even.
         saturate: the rule for states. False (for parameters): past the largest finite value comes
             infinity, or NaN where the format has none; infinity stays what it is. True: the
@@ -39,10 +41,6 @@ def round_to(
 
     Source: M. Croci et al., "Stochastic rounding", R. Soc. Open Sci. 9(3), 2022. The carry form is ours.
     """
-    if dtype == "float32":
-        return np.where(
-            saturate & np.isinf(x), np.uint32(0x7FC00000), np.asarray(x, np.float32).view(np.uint32)
-        )
     return encode_float(x, FLOAT_FORMATS[dtype], words, saturate=saturate)
 
 
@@ -60,8 +58,7 @@ def encode_float(x: np.ndarray, fmt: FloatFormat, words: np.ndarray | None, *, s
     code = np.where(np.isinf(x), fmt.nan_code if saturate else fmt.overflow_code, code)
     code = np.where(np.isnan(x), fmt.nan_code, code)
     sign = (bits >> 31).astype(np.uint64) << (fmt.bits - 1)
-    width = next(width for width in (8, 16, 32) if fmt.bits <= width)
-    return (code.astype(np.uint64) | sign).astype(f"uint{width}")
+    return (code.astype(np.uint64) | sign).astype(fmt.code_dtype)
 
 
 def decode(codes: np.ndarray, dtype: str) -> np.ndarray:
@@ -71,8 +68,6 @@ def decode(codes: np.ndarray, dtype: str) -> np.ndarray:
         codes: unsigned patterns of `dtype`.
         dtype: as in `round_to`.
     """
-    if dtype == "float32":
-        return codes.view(np.float32)
     return decode_float(codes, FLOAT_FORMATS[dtype])
 
 

@@ -1,1 +1,20 @@
-"""The transforms, each with its alias."""
+"""The transforms. `RULES` finds those that keep moments: a new rule is a new file here and nothing else."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from halfstep_spec.rule import UpdateRule
+
+
+def _rules() -> Iterator[tuple[str, type[UpdateRule]]]:
+    for found in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{found.name}")
+        for kind in vars(module).values():
+            own = isinstance(kind, type) and kind.__module__ == module.__name__
+            if own and issubclass(kind, UpdateRule) and kind.declared():
+                yield found.name, kind
+
+
+RULES: dict[str, type[UpdateRule]] = dict(_rules())
+"""By the name of its file: every rule that declares moments."""

@@ -1,15 +1,25 @@
-"""The learning rate. Contract: section D. Vectors: adam, no_contraction."""
+"""The learning rate. Contract: D2. Vectors: adam, no_contraction."""
+
+import dataclasses
+from typing import Any
 
 import numpy as np
 
+from halfstep_spec.rule import UpdateRule
 
-def scale_by_learning_rate(u: np.ndarray, learning_rate, *, flip_sign: bool = True) -> np.ndarray:
-    """Return (-learning_rate) u, or learning_rate u without `flip_sign`; rounded once.
 
-    Args:
-        u: float32 update.
-        learning_rate: becomes float32; a schedule has been read already, at the count before its increment.
+@dataclasses.dataclass(frozen=True)
+class ScaleByLearningRate(UpdateRule):
+    """Multiply updates by the learning rate.
+
+    Attributes:
+        learning_rate: a schedule has been read already, at the count before its increment.
         flip_sign: True to descend.
     """
-    rate = np.float32(learning_rate)
-    return (-rate if flip_sign else rate) * u
+
+    learning_rate: float
+    flip_sign: bool = True
+
+    def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
+        """Return (-learning_rate) g, or learning_rate g without `flip_sign`; rounded once."""
+        return (-n.learning_rate if self.flip_sign else n.learning_rate) * g

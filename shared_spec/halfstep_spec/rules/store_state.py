@@ -4,13 +4,14 @@ Vectors: store_state.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from halfstep_spec.numbers.random_words import Role
-from halfstep_spec.rule import RuleState, UpdateRule
+from halfstep_spec.rule import UpdateRule
 from halfstep_spec.storage.formats import Encoded, Format, as_format
-from halfstep_spec.storage.stored_moment import StoredMoment
+from halfstep_spec.storage.stored_moment import Rounded, StoredMoment, shape_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +19,11 @@ class ChosenArray(StoredMoment):
     """A state array of another rule: stored in a format, or, where that is not for its shape, left alone.
 
     Attributes:
+        name: of the array; its words are those of this and the leaf's name, such as "mu/w".
         inner: how the rule itself stores it: plain.
     """
 
+    name: str = dataclasses.field(kw_only=True)
     inner: StoredMoment = dataclasses.field(kw_only=True)
 
     def chosen(self, shape) -> bool:
@@ -32,10 +35,20 @@ class ChosenArray(StoredMoment):
         """Return how the array is stored."""
         return super().format(shape) if self.chosen(shape) else self.inner.format(shape)
 
-    def encode(self, moment: np.ndarray, seed: int, step: int, leaf: str) -> Encoded:
-        """Round to the format; of one without a sign, the magnitudes."""
-        unsigned = not self.format(moment.shape).signed
-        return super().encode(np.abs(moment) if unsigned else moment, seed, step, leaf)
+    def decode(self, stored: Encoded) -> np.ndarray:
+        """Return what the rule reads: rounded to the dtype in which it keeps the array."""
+        values = super().decode(stored)
+        plain = self.inner.format(shape_of(stored))
+        return plain.decode(plain.encode(values, None))
+
+    def round(self, moment: np.ndarray, step: int, leaf: str) -> Rounded:
+        """Round as the rule does, whose values those are, and then to the format; of one without a sign, |x|."""
+        made = self.inner.round(moment, step, leaf)
+        if not self.chosen(moment.shape):
+            return made
+        signed = self.format(moment.shape).codes.signed
+        values = made.values if signed else np.abs(made.values)
+        return Rounded(super().round(values, step, f"{self.name}/{leaf}").stored, made.values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,39 +71,28 @@ class StoreState(UpdateRule):
     @property
     def moments(self) -> dict[str, StoredMoment]:
         """What the rule keeps, as it is stored here."""
+        chosen = self.rule.moments.keys() if self.select is None else self.select
         return {
-            name: ChosenArray(self.dtype, self.rounding, Role.STATE, None, inner=inner)
-            if self.select is None or name in self.select
-            else inner
+            name: self._stored(name, inner) if name in chosen else inner
             for name, inner in self.rule.moments.items()
         }
 
-    def update(
-        self, g: np.ndarray, state: RuleState, leaf: str, p: np.ndarray | None = None
-    ) -> tuple[np.ndarray, RuleState]:
-        """Return the update of `rule` and the new state: `rule`'s own, encoded.
+    def numbers(self, count: int) -> Any:
+        """Return those of the rule."""
+        return self.rule.numbers(count)
 
-        Rounds what is decoded to the dtype in which `rule` keeps it, and what `rule` made to the format. The
-        words are those of the array's own name, such as "mu/w" for the leaf "w".
+    def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
+        """Return the update of the rule: from its arrays before they are stored (contract S2)."""
+        return self.rule.update(g, p, n, moments)
 
-        Args:
-            g: the incoming update.
-            state: of this leaf.
-            leaf: its name.
-            p: float32 values of the weights.
-        """
-        inner_state = dict(state.moments)
-        chosen = [
-            (name, moment)
-            for name, moment in self.moments.items()
-            if isinstance(moment, ChosenArray) and moment.chosen(g.shape)
-        ]
-        for name, moment in chosen:
-            values = moment.decode(state.moments[name])
-            inner_state[name] = moment.inner.format(g.shape).encode(values, None)
-        u, new = self.rule.update(g, RuleState(state.count, inner_state), leaf, p)
-        stored: dict[str, Encoded] = dict(new.moments)
-        for name, moment in chosen:
-            values = moment.inner.decode(new.moments[name])
-            stored[name] = moment.encode(values, self.seed, new.count, f"{name}/{leaf}")
-        return u, RuleState(new.count, stored)
+    def _stored(self, name: str, inner: StoredMoment) -> ChosenArray:
+        return ChosenArray(
+            self.dtype,
+            self.rounding,
+            Role.STATE,
+            "where_nonnegative",
+            self.seed,
+            shape=inner.shape,
+            name=name,
+            inner=inner,
+        )

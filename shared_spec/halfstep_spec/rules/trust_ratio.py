@@ -1,16 +1,18 @@
 """LAMB's trust ratio: one factor for each leaf. Contract: section L. Vectors: lamb."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from halfstep_spec.numbers.norms import norm
+from halfstep_spec.rule import UpdateRule
 
 TEMPERED_COEFFICIENT, TEMPERED_MAX_RATIO = np.float32(1e-3), 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class TrustRatio:
+class ScaleByTrustRatio(UpdateRule):
     """Scale an update by the ratio of its weight's norm to its own. Arguments as in Optax, and `power`.
 
     Attributes:
@@ -23,6 +25,8 @@ class TrustRatio:
         power: to which the quotient is raised, before it is bounded; None: as it is.
     """
 
+    scope = "parameter"
+
     min_norm: float = 0.0
     trust_coefficient: float = 1.0
     eps: float = 0.0
@@ -30,6 +34,11 @@ class TrustRatio:
     min_ratio: float = 0.0
     max_ratio: float = np.inf
     power: float | None = None
+
+    def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
+        """Return ratio g, rounded once."""
+        assert p is not None
+        return self.ratio(norm(p), norm(g)) * g
 
     def ratio(self, p_norm, u_norm) -> np.ndarray:
         """Return the float32 ratio of norms that are given (contract L2).
@@ -40,31 +49,24 @@ class TrustRatio:
             p_norm: of the weights, float32.
             u_norm: of the updates, float32.
         """
-        coefficient, eps = np.float32(self.trust_coefficient), np.float32(self.eps)
-        p_norm = np.minimum(np.maximum(p_norm, np.float32(self.min_norm)), np.float32(self.max_norm))
-        u_norm = np.maximum(u_norm, np.float32(self.min_norm))
+        n = self.numbers(1)
+        p_norm = np.minimum(np.maximum(p_norm, n.min_norm), n.max_norm)
+        u_norm = np.maximum(u_norm, n.min_norm)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratio = (coefficient * p_norm) / (u_norm + eps)
+            ratio = (n.trust_coefficient * p_norm) / (u_norm + n.eps)
         if self.power is not None:
             # In float64, and rounded once: the same bits on every machine. Backends are allowed ulps.
             ratio = np.power(ratio.astype(np.float64), np.float64(np.float32(self.power))).astype(np.float32)
         ratio = np.where((p_norm == 0) | (u_norm == 0), np.float32(1), ratio)
-        return np.minimum(np.maximum(ratio, np.float32(self.min_ratio)), np.float32(self.max_ratio))
-
-    def scale(self, u: np.ndarray, p: np.ndarray) -> np.ndarray:
-        """Return ratio u, rounded once.
-
-        Args:
-            u: float32 update of one leaf.
-            p: float32 values of its weights.
-        """
-        return self.ratio(norm(p), norm(u)) * u
+        return np.minimum(np.maximum(ratio, n.min_ratio), n.max_ratio)
 
 
-def tempered_trust_ratio(learning_rate, trust_power: float, max_norm: float = np.inf) -> TrustRatio:
+def scale_by_tempered_trust_ratio(
+    learning_rate, trust_power: float, max_norm: float = np.inf
+) -> ScaleByTrustRatio:
     """Return the ratio of `lamb16`: ((1e-3 / learning_rate) |p| / |u|)^trust_power, at most 2."""
     with np.errstate(divide="ignore"):
         coefficient = float(TEMPERED_COEFFICIENT / np.float32(learning_rate))
-    return TrustRatio(
+    return ScaleByTrustRatio(
         trust_coefficient=coefficient, max_norm=max_norm, max_ratio=TEMPERED_MAX_RATIO, power=trust_power
     )

@@ -1,17 +1,26 @@
-"""Weight decay. Contract: section D. Vectors: adam, no_contraction."""
+"""Weight decay. Contract: D1. Vectors: adam, no_contraction."""
+
+import dataclasses
+from typing import Any
 
 import numpy as np
 
+from halfstep_spec.rule import UpdateRule
 
-def add_decayed_weights(u: np.ndarray, p: np.ndarray, weight_decay, *, absolute: bool = False) -> np.ndarray:
-    """Return u + (weight_decay p), or with `absolute` u - (weight_decay p); each operation rounds once.
 
-    Args:
-        u: float32 update.
-        p: float32 values of the weights.
-        weight_decay: becomes float32.
-        absolute: the decay is not to be scaled by the learning rate: the link then stands after
-            `scale_by_learning_rate`.
+@dataclasses.dataclass(frozen=True)
+class AddDecayedWeights(UpdateRule):
+    """Add a share of the weights to updates.
+
+    Attributes:
+        weight_decay: the share.
+        absolute: for use after the learning rate, which then does not scale the decay.
     """
-    decay = np.float32(weight_decay) * p
-    return u - decay if absolute else u + decay
+
+    weight_decay: float = 0.0
+    absolute: bool = False
+
+    def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
+        """Return g + (weight_decay p), or with `absolute` g - (weight_decay p); each operation rounds once."""
+        assert p is not None
+        return g + (-n.weight_decay if self.absolute else n.weight_decay) * p

@@ -4,11 +4,25 @@ Contract: F1 to F3. It stands between the rules, which know moments, and the for
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from halfstep_spec.numbers.random_words import Role, random_words
+from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.storage.formats import Encoded, Format, as_format
+
+
+class Rounded(NamedTuple):
+    """A moment that was rounded.
+
+    Attributes:
+        stored: for the state.
+        values: what the rule goes on with, float32.
+    """
+
+    stored: Encoded
+    values: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,15 +31,21 @@ class StoredMoment:
 
     Attributes:
         dtype: a format, or the name of a plain one.
-        rounding: "nearest" or "stochastic". ("auto" is resolved before: contract F3.)
+        rounding: "nearest", "stochastic", or "auto": nearest, unless that freezes an average of rate `b`.
         role: of its random words.
-        positive: a second moment: what is not zero is not stored as zero; None where that is not known.
+        keep_nonzero: whether what is not zero may not be stored as zero: see `Format.encode`.
+        seed: of its random words.
+        b: the decay rate; None where it is no average, and nothing freezes.
+        shape: of the moment, from that of the weights.
     """
 
     dtype: str | Format
     rounding: str
-    role: Role
-    positive: bool | None = False
+    role: int
+    keep_nonzero: str = "never"
+    seed: int = 0
+    b: float | None = None
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple
 
     def format(self, shape) -> Format:
         """Return how the moment of an array of this shape is stored."""
@@ -37,19 +57,28 @@ class StoredMoment:
 
     def decode(self, stored: Encoded) -> np.ndarray:
         """Return the float32 values of what is stored: exact."""
-        shape = stored.codes.shape if stored.shape is None else stored.shape
-        return self.format(shape).decode(stored)
+        return self.format(shape_of(stored)).decode(stored)
 
-    def encode(self, moment: np.ndarray, seed: int, step: int, leaf: str) -> Encoded:
+    def round(self, moment: np.ndarray, step: int, leaf: str) -> Rounded:
         """Round a float32 moment to its format, once.
 
         Args:
             moment: float32.
-            seed: of the random words.
             step: the count after its increment.
             leaf: the leaf's name.
         """
-        words = None
-        if self.rounding == "stochastic":
-            words = random_words(seed, step, leaf, self.role, moment.shape)
-        return self.format(moment.shape).encode(moment, words, positive=self.positive)
+        fmt, words = self.format(moment.shape), None
+        if self.rounds_stochastically(fmt):
+            words = random_words(self.seed, step, leaf, self.role, moment.shape)
+        stored = fmt.encode(moment, words, keep_nonzero=self.keep_nonzero)
+        return Rounded(stored, fmt.decode(stored))
+
+    def rounds_stochastically(self, fmt: Format) -> bool:
+        """Whether words are used: contract F3, where `rounding` is "auto"."""
+        freezes = self.b is not None and fmt.freezes(self.b)
+        return {"nearest": False, "stochastic": True, "auto": freezes}[self.rounding]
+
+
+def shape_of(stored: Encoded) -> tuple[int, ...]:
+    """Return the shape of the array that was stored."""
+    return stored.codes.shape if stored.shape is None else stored.shape

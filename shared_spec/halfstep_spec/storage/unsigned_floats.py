@@ -1,7 +1,7 @@
 """Unsigned 8-bit floats for second moments: no sign, no subnormal numbers, zero for zero alone.
 
-Contract: F6. Vectors: formats. Code 0 is zero; code c > 0 is float32's own pattern, cut to M mantissa
-bits and counted from `base`: (c + base) << (23 - M).
+Contract: F6. Vectors: formats. Code 0 is zero; code c > 0 is float32's own pattern, cut to m mantissa
+bits and counted from `base`: (c + base) << (23 - m).
 """
 
 import dataclasses
@@ -29,6 +29,12 @@ class UnsignedFloat:
         """Return the base whose top but one binade is that of float32 exponent field `byte`."""
         lowest = byte - (2**self.exponent_bits - 2)
         return lowest << self.mantissa_bits
+
+    @property
+    def fixed_base(self) -> int:
+        """The base of a format without a scale."""
+        assert self.fixed is not None
+        return self.fixed << self.mantissa_bits
 
 
 UNSIGNED_FLOATS = {

@@ -4,12 +4,11 @@ Contract: section P. Vectors: params, adam.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
-from halfstep_spec.numbers.float_formats import FLOAT_FORMATS, FloatFormat
-from halfstep_spec.numbers.random_words import Role, random_words
-from halfstep_spec.numbers.rounding import decode, decode_float, encode_float, round_to
+from halfstep_spec.numbers.rounding import decode, round_to
 
 
 def apply_updates(p: np.ndarray, u: np.ndarray, dtype: str) -> np.ndarray:
@@ -18,7 +17,7 @@ def apply_updates(p: np.ndarray, u: np.ndarray, dtype: str) -> np.ndarray:
     Args:
         p: patterns of `dtype`.
         u: float32 update.
-        dtype: "float32", "bfloat16" or "float16". Past the largest finite value comes infinity.
+        dtype: "float32", "bfloat16" or "float16". Values beyond the largest finite become infinity.
     """
     return round_to(decode(p, dtype) + u, dtype)
 
@@ -36,119 +35,97 @@ def landing(p: np.ndarray, q: np.ndarray) -> np.ndarray:
         return np.where(q == p, np.float32(-0.0), q - p)
 
 
-def round_stochastically(p: np.ndarray, u: np.ndarray, dtype: str, words: np.ndarray) -> np.ndarray:
-    """Return the update that lands on p + u rounded stochastically to `dtype`.
+@dataclasses.dataclass(frozen=True)
+class ParamStorage:
+    """A way to store a weight, and perhaps an array beside it, its `extra`.
 
-    float32 weights: u itself. Rounds p + u to float32, then that to `dtype`.
-
-    Args:
-        p: patterns of `dtype`.
-        u: float32 update.
-        dtype: of the weights.
-        words: uint32, one per element (role PARAM).
+    Attributes:
+        dtype: of the weight.
     """
-    if dtype == "float32":
-        return u
-    p32 = decode(p, dtype)
-    return landing(p32, decode(round_to(p32 + u, dtype, words), dtype))
+
+    dtype: str
+
+    @property
+    def extra_dtype(self) -> str | None:
+        """The label of `extra` in golden vectors; None where nothing is kept."""
+        return None
+
+    def init(self, p: np.ndarray) -> Any:
+        """Return the first `extra` of weights with the patterns `p`."""
+        return None
+
+    def join(self, p: np.ndarray, extra: Any) -> np.ndarray:
+        """Return the weights in float32, as precisely as they are known."""
+        return decode(p, self.dtype)
+
+    def seen(self, p: np.ndarray, extra: Any) -> np.ndarray:
+        """Return the weights in float32, as the links of a step see them."""
+        return self.join(p, extra)
+
+    def land(self, p: np.ndarray, u: np.ndarray, extra: Any, words: np.ndarray) -> tuple[np.ndarray, Any]:
+        """Return the update that lands where the weight is to be stored, and the new `extra`.
+
+        Args:
+            p: patterns of `dtype`.
+            u: float32 update.
+            extra: the array beside the weight.
+            words: uint32, one per element (role PARAM).
+        """
+        raise NotImplementedError
 
 
-def compensate(p: np.ndarray, u: np.ndarray, dtype: str, compensation: np.ndarray):
-    """Return the update that lands on nearest(p + s), s = u + c, and the new compensation c.
+class RoundToNearest(ParamStorage):
+    """Leave rounding to `apply_updates`, and with it the loss of updates below half a unit in the last place.
 
-    Kahan's sum: n = nearest(p + s), c <- nearest(s - (n - p)), in bfloat16. float32 weights: u and c.
+    float32 weights are stored so whatever is asked (contract P6).
+    """
 
-    Args:
-        p: patterns of `dtype`.
-        u: float32 update.
-        dtype: of the weights.
-        compensation: patterns of bfloat16: what has been lost so far.
+    def land(self, p, u, extra, words):
+        """Return u."""
+        return u, None
+
+
+class RoundStochastically(ParamStorage):
+    """Round stochastically (contract P2)."""
+
+    def land(self, p, u, extra, words):
+        """Return the update that lands on p + u, rounded to float32 and then stochastically to the dtype."""
+        p32 = decode(p, self.dtype)
+        return landing(p32, decode(round_to(p32 + u, self.dtype, words), self.dtype)), None
+
+
+class Compensate(ParamStorage):
+    """Keep what rounding has lost, in bfloat16, and add it to the next update (contract P4).
 
     Source: W. Kahan, "Further remarks on reducing truncation errors", CACM 8(1), 1965; for bfloat16 weights
     P. Zamirai et al., "Revisiting BFloat16 training", arXiv:2010.06192, section 4.
     """
-    if dtype == "float32":
-        return u, compensation
-    p32 = decode(p, dtype)
-    s = u + decode(compensation, "bfloat16")
-    n = decode(round_to(p32 + s, dtype), dtype)
-    with np.errstate(invalid="ignore", over="ignore"):
-        lost = s - (n - p32)
-    return landing(p32, n), round_to(lost, "bfloat16", saturate=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitWeight:
-    """A weight in two parts: the model's, nearest with ties away from zero, and `extra_bits` further bits.
-
-    Together they are a number of a wider format: that of the weight with `extra_bits` more bits of mantissa.
-    With 16 more, bfloat16 becomes float32 itself. Ties go away from zero because an even weight would
-    otherwise have 2^16 + 1 numbers to tell apart by 16 bits.
-
-    Attributes:
-        dtype: of the weight: "bfloat16" or "float16".
-        extra_bits: 8 or 16.
-    """
-
-    dtype: str
-    extra_bits: int
 
     @property
-    def wide(self) -> FloatFormat:
-        """The wider format."""
-        narrow, k = FLOAT_FORMATS[self.dtype], self.extra_bits
-        overflow = narrow.overflow_code << k
-        return dataclasses.replace(
-            narrow,
-            name=f"{narrow.name}+{k}",
-            mantissa_bits=narrow.mantissa_bits + k,
-            max_code=overflow - 1,
-            overflow_code=overflow,
-            nan_code=narrow.nan_code << k,
-        )
+    def extra_dtype(self) -> str:
+        """Of the compensation."""
+        return "bfloat16"
 
-    def join(self, p: np.ndarray, extra: np.ndarray) -> np.ndarray:
-        """Return the float32 values of weights and extra bits; of fp16 + 16 bits, rounded to nearest float32.
+    def init(self, p) -> np.ndarray:
+        """Return zeros: nothing has been lost."""
+        return np.zeros(p.shape, np.uint16)
 
-        Args:
-            p: patterns of `dtype`.
-            extra: uint8 or uint16.
+    def join(self, p, extra) -> np.ndarray:
+        """Return p + c."""
+        return decode(p, self.dtype) + decode(extra, "bfloat16")
+
+    def seen(self, p, extra) -> np.ndarray:
+        """Return p: the link stands last and shows its compensation to nobody."""
+        return decode(p, self.dtype)
+
+    def land(self, p, u, extra, words):
+        """Return the update that lands on n = nearest(p + s), s = u + c, and the new c.
+
+        c <- nearest(s - (n - p)) in bfloat16.
         """
-        k, top = self.extra_bits, 1 << (FLOAT_FORMATS[self.dtype].bits - 1)
-        sign, magnitude = p.astype(np.int64) & top, p.astype(np.int64) & (top - 1)
-        magnitude = (magnitude - (extra.astype(np.int64) >> (k - 1))) << k | extra.astype(np.int64)
-        return decode_float(np.where(sign == 0, magnitude, magnitude | top << k), self.wide)
-
-    def split(self, w: np.ndarray, words: np.ndarray):
-        """Return the weight's patterns and the extra bits of float32 values.
-
-        Rounds stochastically to the wider format, then the weight to nearest.
-
-        Args:
-            w: float32.
-            words: uint32, one per element (role PARAM); read only where the wider format cannot hold w.
-        """
-        k, top = self.extra_bits, 1 << (FLOAT_FORMATS[self.dtype].bits - 1)
-        code = encode_float(w, self.wide, words, saturate=False).astype(np.int64)
-        sign, magnitude = (code >> k) & top, code & ((top << k) - 1)
-        shown = sign | (magnitude + (1 << (k - 1)) >> k)
-        narrow = np.uint8 if k == 8 else np.uint16
-        return shown.astype(np.uint16), (magnitude & ((1 << k) - 1)).astype(narrow)
-
-
-def nearest_away(w: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the patterns of `w` rounded to nearest, ties away from zero: how a float32 master copy is shown.
-
-    Args:
-        w: float32.
-        dtype: of the weights; float32 is returned as it is.
-    """
-    if dtype == "float32":
-        return np.asarray(w, np.float32).view(np.uint32)
-    half = np.full(np.shape(w), 0x80000000, np.uint32)
-    return round_to(w, dtype, half)
-
-
-def param_words(seed: int, step: int, leaf: str, shape) -> np.ndarray:
-    """Return the words that round a leaf's weights at `step` (1 at the first update)."""
-    return random_words(seed, step, leaf, Role.PARAM, shape)
+        p32 = decode(p, self.dtype)
+        s = u + decode(extra, "bfloat16")
+        n = decode(round_to(p32 + s, self.dtype), self.dtype)
+        with np.errstate(invalid="ignore", over="ignore"):
+            lost = s - (n - p32)
+        return landing(p32, n), round_to(lost, "bfloat16", saturate=True)
