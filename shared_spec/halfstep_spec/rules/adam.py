@@ -31,7 +31,7 @@ class ScaleByAdam(UpdateRule):
     nesterov: bool = False
     seed: int = 0
     bias_correction: bool = True
-    mu: Moment = moment("b1")
+    mu: Moment = moment("b1", unit="nu")
     nu: Moment = moment("b2", signed=False)
 
     def corrections(self, count: int) -> Mapping[str, Any]:

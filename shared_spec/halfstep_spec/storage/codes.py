@@ -31,6 +31,7 @@ class Codes:
         signed: whether negative values can be stored.
         packed: whether they are of 4 bits, two of them kept in a byte; `Format` packs them.
         nan_in_scale: whether a NaN marks its block, since there is no code for it.
+        dithered: whether one word serves all elements, and is asked for again by `decode`.
         half_gap: half the largest relative gap between neighbours, subnormal numbers aside (contract F3).
         carry: added to the pattern of a block's maximum: past the largest code it reaches the next exponent.
         scale_range: the lowest and the highest scale byte: no decoded value is subnormal in float32.
@@ -40,6 +41,7 @@ class Codes:
     signed: bool = True
     packed: bool = False
     nan_in_scale: bool = True
+    dithered: bool = False
 
     @property
     def half_gap(self) -> float:
@@ -153,7 +155,7 @@ class SignedCodes(PlainCodes):
         return scale.astype(np.int32) - 127 - self._exponent
 
 
-_INT8 = FloatFormat("int8", 0, 7, -6, 127, 128, 128)
+INT8 = FloatFormat("int8", 0, 7, -6, 127, 128, 128)
 """The integers as a float format whose every number is subnormal, with quantum 1: one rounding serves all.
 
 The code of NaN is that of -0, which integers do not have.
@@ -164,7 +166,7 @@ The code of NaN is that of -0, which integers do not have.
 class IntegerCodes(SignedCodes):
     """int8, from -127 to 127, in two's complement."""
 
-    format: FloatFormat = _INT8
+    format: FloatFormat = INT8
     nan_in_scale = True
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 
 from halfstep_spec.storage.blocks import block_maximum, pack, per_element, unpack
 from halfstep_spec.storage.codes import NAN_SCALE, PLAIN_CODES, SCALED_CODES, TABLE_CODES, Codes
+from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
 
 
 class Encoded(NamedTuple):
@@ -37,6 +38,8 @@ class Format:
         block_size: elements of a block, "row" or None.
         min_size: smaller arrays are kept in float32.
         min_ndim: so are arrays of fewer axes.
+        scale: "power_of_two", or "fine": of three significant bits, for integers.
+        relative: whether what is stored is in units of the root of a second moment, which is not known here.
     """
 
     name: str
@@ -44,10 +47,16 @@ class Format:
     block_size: int | str | None = 128
     min_size: int = 4096
     min_ndim: int = 2
+    scale: str = "power_of_two"
+    relative: bool = False
 
     @property
     def codes(self) -> Codes:
         """What the codes are."""
+        if self.scale == "fine":
+            return FINE_CODES[self.name]
+        if self.relative and not self.scaled:
+            return FIXED_CODES[self.name]
         return ({**SCALED_CODES, **TABLE_CODES} if self.scaled else PLAIN_CODES)[self.name]
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
@@ -67,7 +76,8 @@ class Format:
 
         Args:
             x: float32.
-            words: uint32 words for stochastic rounding, or None for nearest.
+            words: uint32 words for stochastic rounding, one for all where codes are dithered, or None for
+                nearest.
             keep_nonzero: whether what is not zero may not be stored as zero: "always" (a second moment),
                 "never", or "where_nonnegative": in blocks without a negative number (contract S4).
         """
@@ -84,17 +94,31 @@ class Format:
             return Encoded(pack(codes, self.block_size), scale, x.shape)
         return Encoded(codes, scale)
 
-    def decode(self, stored: Encoded) -> np.ndarray:
-        """Return the float32 values of codes and scales: exact."""
+    def decode(self, stored: Encoded, words: np.ndarray | None = None) -> np.ndarray:
+        """Return the float32 values of codes and scales: exact.
+
+        Args:
+            stored: what `encode` returned.
+            words: with which it was made, where codes are dithered; of no use elsewhere.
+        """
         codes, scale, shape = stored
+        own = (words,) if self.codes.dithered else ()
         if scale is None:
             return self.codes.decode(codes, None)
         if self.codes.packed:
             assert shape is not None
             codes = unpack(codes, shape, self.block_size)
         bad = self._of_elements(scale == NAN_SCALE, codes.shape)
-        values = self.codes.decode(codes, np.where(bad, 127, self._of_elements(scale, codes.shape)))
+        values = self.codes.decode(codes, np.where(bad, 127, self._of_elements(scale, codes.shape)), *own)
         return np.where(bad, np.float32(np.nan), values)
+
+    def falls_short(self, b) -> bool:
+        """Whether an average of rate `b`, stored to nearest, can stop a thousandth before its truth.
+
+        It moves while its step is over half a gap, so that it ends half a gap over 1 - b short.
+        """
+        moved = np.float32(1e-3) * (np.float32(1) - np.float32(b))
+        return not np.float32(self.codes.half_gap) < moved
 
     def freezes(self, b) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short: 1 - b is below half the relative gap.
@@ -129,11 +153,40 @@ def as_format(dtype: "str | Format") -> Format:
     return Format(dtype)
 
 
-def scaled(dtype: str, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
-    """Return the format of codes of `dtype` with one power-of-two scale per block."""
+def scaled(
+    dtype: str,
+    block_size: int | str | None = 128,
+    min_size: int = 4096,
+    min_ndim: int = 2,
+    scale: str = "power_of_two",
+) -> Format:
+    """Return the format of codes of `dtype` with one scale per block, a power of two or, of int8, a fine one."""
     if dtype not in SCALED_CODES:
         raise ValueError(f"scaled: dtype={dtype} is none of {', '.join(SCALED_CODES)}.")
-    return Format(dtype, True, block_size, min_size, min_ndim)
+    if scale != "power_of_two" and (scale, dtype) != ("fine", "int8"):
+        raise ValueError(
+            f'scaled: scale={scale!r} is not for dtype={dtype}. Use "power_of_two", or "fine" for int8.'
+        )
+    return Format(dtype, True, block_size, min_size, min_ndim, scale)
+
+
+def relative(
+    dtype: str, block_size: int | str | None = None, min_size: int = 4096, min_ndim: int = 2
+) -> Format:
+    """Return the format of a first moment in units of the root of the second one: z = m / sqrt(v).
+
+    Without a block size there is no scale, and no array is too small; with one, integers have fine scales.
+    """
+    names = FIXED_CODES if block_size is None else (*FIXED_CODES, *FINE_CODES)
+    if dtype not in names:
+        raise ValueError(
+            f"relative: dtype={dtype} with block_size={block_size} is none of {', '.join(dict.fromkeys(names))}."
+        )
+    if block_size is None:
+        return Format(dtype, relative=True)
+    _check_even("relative", FINE_CODES.get(dtype), dtype, block_size)
+    scale = "fine" if dtype in FINE_CODES else "power_of_two"
+    return Format(dtype, True, block_size, min_size, min_ndim, scale, relative=True)
 
 
 def codebook(
@@ -142,9 +195,13 @@ def codebook(
     """Return the format of codes of a table with one power-of-two scale per block."""
     if table not in TABLE_CODES:
         raise ValueError(f"codebook: table={table!r} is none of {', '.join(TABLE_CODES)}.")
-    if TABLE_CODES[table].packed and isinstance(block_size, int) and block_size % 2:
+    _check_even("codebook", TABLE_CODES[table], table, block_size)
+    return Format(table, True, block_size, min_size, min_ndim)
+
+
+def _check_even(caller: str, codes: Codes | None, name: str, block_size: int | str | None) -> None:
+    if codes is not None and codes.packed and isinstance(block_size, int) and block_size % 2:
         raise ValueError(
-            f"codebook: block_size={block_size} is odd; codes of 4 bits are packed two per byte. "
+            f"{caller}: block_size={block_size} is odd; codes of {name} stand two to a byte. "
             'Use an even one, "row" or None.'
         )
-    return Format(table, True, block_size, min_size, min_ndim)

@@ -1,6 +1,6 @@
 """How an update rule stores one of its moments: in which format, rounded how, with whose words.
 
-Contract: F1 to F3. It stands between the rules, which know moments, and the formats, which know codes.
+Contract: F1 to F3, F12, F15. It stands between the rules, which know moments, and the formats, which know codes.
 """
 
 import dataclasses
@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from halfstep_spec.numbers.random_words import random_words
+from halfstep_spec.numbers.random_words import leaf_id, leaf_key, random_words
+from halfstep_spec.storage.codes import TABLE_CODES
 from halfstep_spec.storage.formats import Encoded, Format, as_format
 
 
@@ -31,11 +32,11 @@ class StoredMoment:
 
     Attributes:
         dtype: a format, or the name of a plain one.
-        rounding: "nearest", "stochastic", or "auto": nearest, unless that freezes an average of rate `b`.
+        rounding: "nearest", "stochastic", or "auto": nearest, unless an average of rate `b` then falls short.
         role: of its random words.
         keep_nonzero: whether what is not zero may not be stored as zero: see `Format.encode`.
         seed: of its random words.
-        b: the decay rate; None where it is no average, and nothing freezes.
+        b: the decay rate; None where it is no average, and nothing falls short.
         shape: of the moment, from that of the weights.
     """
 
@@ -47,6 +48,15 @@ class StoredMoment:
     b: float | None = None
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple
 
+    def __post_init__(self):
+        fmt = as_format(self.dtype)
+        small_are_lost = fmt.name in ("float16", "int8") and not (fmt.scaled and fmt.name == "float16")
+        if self.keep_nonzero == "always" and (small_are_lost or fmt.codes.signed and fmt.name in TABLE_CODES):
+            raise ValueError(
+                f"StoredMoment: dtype={fmt.name} cannot hold a second moment: it loses or lifts small ones. "
+                'Use scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
+            )
+
     def format(self, shape) -> Format:
         """Return how the moment of an array of this shape is stored."""
         return as_format(self.dtype).for_shape(shape)
@@ -55,9 +65,16 @@ class StoredMoment:
         """Return what a rule starts from."""
         return self.format(shape).zeros(shape)
 
-    def decode(self, stored: Encoded) -> np.ndarray:
-        """Return the float32 values of what is stored: exact."""
-        return self.format(shape_of(stored)).decode(stored)
+    def decode(self, stored: Encoded, step: int, leaf: str) -> np.ndarray:
+        """Return the float32 values of what is stored: exact.
+
+        Args:
+            stored: codes and scales.
+            step: at which they were stored.
+            leaf: the leaf's name.
+        """
+        fmt = self.format(shape_of(stored))
+        return fmt.decode(stored, self._words(fmt, shape_of(stored), step, leaf) if fmt.codes.dithered else None)
 
     def round(self, moment: np.ndarray, step: int, leaf: str) -> Rounded:
         """Round a float32 moment to its format, once.
@@ -67,16 +84,23 @@ class StoredMoment:
             step: the count after its increment.
             leaf: the leaf's name.
         """
-        fmt, words = self.format(moment.shape), None
-        if self.rounds_stochastically(fmt):
-            words = random_words(self.seed, step, leaf, self.role, moment.shape)
+        fmt = self.format(moment.shape)
+        words = self._words(fmt, moment.shape, step, leaf)
         stored = fmt.encode(moment, words, keep_nonzero=self.keep_nonzero)
-        return Rounded(stored, fmt.decode(stored))
+        return Rounded(stored, fmt.decode(stored, words))
 
     def rounds_stochastically(self, fmt: Format) -> bool:
         """Whether words are used: contract F3, where `rounding` is "auto"."""
-        freezes = self.b is not None and fmt.freezes(self.b)
-        return {"nearest": False, "stochastic": True, "auto": freezes}[self.rounding]
+        falls_short = self.b is not None and fmt.falls_short(self.b)
+        return {"nearest": False, "stochastic": True, "auto": falls_short}[self.rounding]
+
+    def _words(self, fmt: Format, shape, step: int, leaf: str) -> np.ndarray | None:
+        """Return one word per element; of dithered codes k1, one for all; to nearest None."""
+        if not self.rounds_stochastically(fmt):
+            return None
+        if fmt.codes.dithered:
+            return leaf_key(self.seed, step, leaf_id(leaf), self.role)[1][0]
+        return random_words(self.seed, step, leaf, self.role, shape)
 
 
 def shape_of(stored: Encoded) -> tuple[int, ...]:
