@@ -213,16 +213,19 @@ class UpdateRule:
         }
 
     def _check_unit(self, name: str, d: Moment, declared: Mapping[str, Moment]) -> None:
-        """Raise ValueError for a moment in units of a root that is not there, or beyond the range of codes."""
+        """Raise ValueError for a moment in units of a root that is not there, or beyond what codes hold."""
         fmt, rule = as_format(getattr(self, d.dtype)), type(self).__name__
         if fmt.relative and not d.unit:
-            raise ValueError(f"{rule}: {d.dtype} is relative, and {name} has no second moment. Use scaled(...).")
+            raise ValueError(
+                f"{rule}: {d.dtype} is relative, and {name} has no second moment. Use scaled(...)."
+            )
         if fmt.relative and not fmt.scaled:
             b1, b2 = (getattr(self, x.rate or "", 0.0) for x in (d, declared[d.unit]))
-            if not bound(b1, b2) <= LARGEST_BOUND:
+            largest = bound(b1, b2)
+            if largest > LARGEST_BOUND:
                 raise ValueError(
-                    f"{rule}: {d.dtype} has no scale, and {name} is up to {bound(b1, b2):.3g} roots of {d.unit} "
-                    f"at {d.rate}={b1} and {declared[d.unit].rate}={b2}. Use relative(..., block_size=128)."
+                    f"{rule}: {d.dtype} has no scale, and {name} reaches {largest:.3g} roots of {d.unit} at "
+                    f"{d.rate}={b1} and {declared[d.unit].rate}={b2}. Use relative(..., block_size=128)."
                 )
 
     def init(self, shape: Shape) -> RuleState:

@@ -53,8 +53,8 @@ def test_blocks_run_along_the_shortest_trailing_axes(shape, block_size, expected
 def test_small_and_flat_arrays_are_kept_in_float32():
     fmt = scaled("int8")
     assert fmt.for_shape((64, 64)) == fmt
-    assert fmt.for_shape((64, 63)).name == fmt.for_shape((4096,)).name == "float32"
-    assert Format("bfloat16").for_shape((2,)).name == "bfloat16"
+    assert fmt.for_shape((64, 63)).dtype == fmt.for_shape((4096,)).dtype == "float32"
+    assert Format("bfloat16").for_shape((2,)).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("dtype", SIGNED)

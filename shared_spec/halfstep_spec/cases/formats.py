@@ -79,10 +79,10 @@ def encode_case(fmt: Format, flag: str, x: np.ndarray, rounding: str, notes: dic
     }
     if stored.scale is not None:
         outputs["scale"] = Array.of(stored.scale, compare="bits")
-    arguments = {"dtype": fmt.name, "scaled": fmt.scaled, "block_size": fmt.block_size}
+    arguments = {"dtype": fmt.dtype, "scaled": fmt.scaled, "block_size": fmt.block_size}
     arguments["keep_nonzero"] = keep_nonzero
-    comment = f"{fmt.name}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
+    comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
     clauses = (
-        ("F8", "F9", "F10", "F11") if fmt.name in TABLE_CODES else ("F4", "F5") if fmt.scaled else ("F6",)
+        ("F8", "F9", "F10", "F11") if fmt.dtype in TABLE_CODES else ("F4", "F5") if fmt.scaled else ("F6",)
     )
     return Case("encode", comment, arguments, inputs, outputs, (flag,), (*clauses, "F7"))

@@ -75,7 +75,7 @@ def describe(rule: UpdateRule) -> str:
     for name, moment in rule.moments.items():
         fmt = moment.dtype
         words.append(
-            f"{name} {fmt if isinstance(fmt, str) else f'{fmt.name}/{fmt.block_size}'} {moment.rounding}"
+            f"{name} {fmt if isinstance(fmt, str) else f'{fmt.dtype}/{fmt.block_size}'} {moment.rounding}"
         )
     return ", ".join(words)
 
@@ -120,7 +120,7 @@ def _arguments(rule: UpdateRule) -> dict[str, object]:
 def _plain(value: object) -> object:
     """Return a format as the arguments of `scaled` or `codebook`, and anything else as it is."""
     if not isinstance(value, Format) or not value.scaled:
-        return value.name if isinstance(value, Format) else value
+        return value.dtype if isinstance(value, Format) else value
     names = ("block_size", "min_size", "min_ndim")
-    kind = "table" if value.name in TABLE_CODES else "dtype"
-    return {kind: value.name} | {name: getattr(value, name) for name in names}
+    kind = "table" if value.dtype in TABLE_CODES else "dtype"
+    return {kind: value.dtype} | {name: getattr(value, name) for name in names}

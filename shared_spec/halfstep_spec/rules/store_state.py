@@ -42,7 +42,7 @@ class ChosenArray(StoredMoment):
         return plain.decode(plain.encode(values, None))
 
     def round(self, moment: np.ndarray, step: int, leaf: str) -> Rounded:
-        """Round as the rule does, whose values those are, and then to the format; of one without a sign, |x|."""
+        """Round as the rule does, which goes on with that, and then to the format; without a sign, |x|."""
         made = self.inner.round(moment, step, leaf)
         if not self.chosen(moment.shape):
             return made

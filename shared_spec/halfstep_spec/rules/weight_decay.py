@@ -21,6 +21,6 @@ class AddDecayedWeights(UpdateRule):
     absolute: bool = False
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
-        """Return g + (weight_decay p), or with `absolute` g - (weight_decay p); each operation rounds once."""
+        """Return g + (weight_decay p), or with `absolute` g - (weight_decay p): two roundings."""
         assert p is not None
         return g + (-n.weight_decay if self.absolute else n.weight_decay) * p

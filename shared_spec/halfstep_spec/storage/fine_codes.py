@@ -29,6 +29,7 @@ class FixedCodes(Codes):
 
     scaled: SignedCodes
     nan_in_scale = False
+    for_second_moments = False
 
     @property
     def dtype(self) -> str:
@@ -69,7 +70,12 @@ class FineIntegerCodes(Codes):
 
     largest: int = 127
     dtype = "int8"
-    scale_range = (1, NAN_SCALE - 1)
+    for_second_moments = False
+
+    @property
+    def scale_range(self) -> tuple[int, int]:
+        """Those of `ufloat8_e6m2` that are numbers."""
+        return 1, NAN_SCALE - 1
 
     @property
     def half_gap(self) -> float:
@@ -85,6 +91,7 @@ class FineIntegerCodes(Codes):
 
     def encode(self, x, scale, words, nonzero) -> np.ndarray:
         """Return x / s, rounded to integers that stop at K."""
+        assert scale is not None
         codes = encode_float(self._ratio(x, scale), INT8, words, saturate=True).astype(np.int64)
         sign, magnitude = codes >> 7, np.minimum(codes & 127, self.largest)
         magnitude = np.where(nonzero & (magnitude == 0), 1, magnitude)
@@ -123,6 +130,7 @@ class DitheredCodes(FineIntegerCodes):
             words: one uint32 word for all elements, or None: d is 0.
             nonzero: of no use: only zero is stored as zero.
         """
+        assert scale is not None
         q = np.clip(np.rint(self._ratio(x, scale) + _dither(words)), -self.largest, self.largest)
         return np.where((x == 0) | (scale == NAN_SCALE), 0, q + 8).astype(np.uint8)
 

@@ -33,7 +33,7 @@ class Format:
     """A way to store an array of float32.
 
     Attributes:
-        name: of the codes: in `PLAIN_CODES`, or with a scale in `SCALED_CODES` or `TABLE_CODES`.
+        dtype: of the codes: in `PLAIN_CODES`, or with a scale in `SCALED_CODES` or `TABLE_CODES`.
         scaled: whether blocks have a scale.
         block_size: elements of a block, "row" or None.
         min_size: smaller arrays are kept in float32.
@@ -42,7 +42,7 @@ class Format:
         relative: whether what is stored is in units of the root of a second moment, which is not known here.
     """
 
-    name: str
+    dtype: str
     scaled: bool = False
     block_size: int | str | None = 128
     min_size: int = 4096
@@ -54,10 +54,10 @@ class Format:
     def codes(self) -> Codes:
         """What the codes are."""
         if self.scale == "fine":
-            return FINE_CODES[self.name]
+            return FINE_CODES[self.dtype]
         if self.relative and not self.scaled:
-            return FIXED_CODES[self.name]
-        return ({**SCALED_CODES, **TABLE_CODES} if self.scaled else PLAIN_CODES)[self.name]
+            return FIXED_CODES[self.dtype]
+        return ({**SCALED_CODES, **TABLE_CODES} if self.scaled else PLAIN_CODES)[self.dtype]
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
         """Return the format that an array of this shape gets: float32 where it is too small for a scale."""
@@ -102,14 +102,13 @@ class Format:
             words: with which it was made, where codes are dithered; of no use elsewhere.
         """
         codes, scale, shape = stored
-        own = (words,) if self.codes.dithered else ()
         if scale is None:
-            return self.codes.decode(codes, None)
+            return self.codes.decode(codes, None, words)
         if self.codes.packed:
             assert shape is not None
             codes = unpack(codes, shape, self.block_size)
         bad = self._of_elements(scale == NAN_SCALE, codes.shape)
-        values = self.codes.decode(codes, np.where(bad, 127, self._of_elements(scale, codes.shape)), *own)
+        values = self.codes.decode(codes, np.where(bad, 127, self._of_elements(scale, codes.shape)), words)
         return np.where(bad, np.float32(np.nan), values)
 
     def falls_short(self, b) -> bool:
@@ -160,7 +159,7 @@ def scaled(
     min_ndim: int = 2,
     scale: str = "power_of_two",
 ) -> Format:
-    """Return the format of codes of `dtype` with one scale per block, a power of two or, of int8, a fine one."""
+    """Return the format of codes of `dtype` with one scale per block: a power of two, or of int8 a fine one."""
     if dtype not in SCALED_CODES:
         raise ValueError(f"scaled: dtype={dtype} is none of {', '.join(SCALED_CODES)}.")
     if scale != "power_of_two" and (scale, dtype) != ("fine", "int8"):
@@ -177,10 +176,12 @@ def relative(
 
     Without a block size there is no scale, and no array is too small; with one, integers have fine scales.
     """
-    names = FIXED_CODES if block_size is None else (*FIXED_CODES, *FINE_CODES)
+    names = (
+        set(FIXED_CODES) if block_size is None else FIXED_CODES.keys() & SCALED_CODES.keys() | {*FINE_CODES}
+    )
     if dtype not in names:
         raise ValueError(
-            f"relative: dtype={dtype} with block_size={block_size} is none of {', '.join(dict.fromkeys(names))}."
+            f"relative: dtype={dtype} with block_size={block_size} is none of {', '.join(sorted(names))}."
         )
     if block_size is None:
         return Format(dtype, relative=True)

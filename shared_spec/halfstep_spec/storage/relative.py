@@ -29,7 +29,7 @@ def from_unit(z: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def bound(b1: float, b2: float) -> float:
-    """Return the largest |z| of averages of g and g g, by Cauchy and Schwarz; infinity where there is none."""
+    """Return the largest |z| of averages of g and g g, by Cauchy and Schwarz; infinity if there is none."""
     if b1 * b1 >= b2:
         return math.inf
     return (1 - b1) / math.sqrt((1 - b2) * (1 - b1 * b1 / b2))

@@ -1,6 +1,6 @@
 """How an update rule stores one of its moments: in which format, rounded how, with whose words.
 
-Contract: F1 to F3, F12, F15. It stands between the rules, which know moments, and the formats, which know codes.
+Contract: F1 to F3, F15. It stands between the rules, which know moments, and the formats, which know codes.
 """
 
 import dataclasses
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from halfstep_spec.numbers.random_words import leaf_id, leaf_key, random_words
-from halfstep_spec.storage.codes import TABLE_CODES
 from halfstep_spec.storage.formats import Encoded, Format, as_format
 
 
@@ -50,10 +49,9 @@ class StoredMoment:
 
     def __post_init__(self):
         fmt = as_format(self.dtype)
-        small_are_lost = fmt.name in ("float16", "int8") and not (fmt.scaled and fmt.name == "float16")
-        if self.keep_nonzero == "always" and (small_are_lost or fmt.codes.signed and fmt.name in TABLE_CODES):
+        if self.keep_nonzero == "always" and not fmt.codes.for_second_moments:
             raise ValueError(
-                f"StoredMoment: dtype={fmt.name} cannot hold a second moment: it loses or lifts small ones. "
+                f"StoredMoment: dtype={fmt.dtype} cannot hold a second moment: it loses or lifts small ones. "
                 'Use scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
             )
 
@@ -74,7 +72,9 @@ class StoredMoment:
             leaf: the leaf's name.
         """
         fmt = self.format(shape_of(stored))
-        return fmt.decode(stored, self._words(fmt, shape_of(stored), step, leaf) if fmt.codes.dithered else None)
+        return fmt.decode(
+            stored, self._words(fmt, shape_of(stored), step, leaf) if fmt.codes.dithered else None
+        )
 
     def round(self, moment: np.ndarray, step: int, leaf: str) -> Rounded:
         """Round a float32 moment to its format, once.
