@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def trace_cases() -> list[Case]:
 
 
 def _cases(make: Make, decay: str, clause: str, variants: dict[str, Step]):
-    small = {"block_size": 4, "min_size": 0, "min_ndim": 0}
+    small: dict[str, Any] = {"block_size": 4, "min_size": 0, "min_ndim": 0}
     formats = ("float32", "bfloat16", "float16", scaled("float8_e4m3fn", **small), scaled("int8", **small))
     for param, fmt, rounding in itertools.product(formats[:3], formats, ("nearest", "stochastic")):
         if (fmt, rounding) == ("float32", "stochastic"):

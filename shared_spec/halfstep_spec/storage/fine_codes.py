@@ -99,6 +99,7 @@ class FineIntegerCodes(Codes):
 
     def decode(self, codes, scale, words=None) -> np.ndarray:
         """Return the integers times s: exact."""
+        assert scale is not None
         return codes.view(np.int8).astype(np.float32) * self._unit(scale)
 
     def _ratio(self, x: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -142,6 +143,7 @@ class DitheredCodes(FineIntegerCodes):
             scale: of every element.
             words: that with which they were made.
         """
+        assert scale is not None
         values = (codes.astype(np.float32) - np.float32(8) - _dither(words)) * self._unit(scale)
         return np.where(codes == 0, np.float32(0), values)
 

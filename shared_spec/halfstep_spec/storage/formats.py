@@ -159,7 +159,7 @@ def scaled(
     min_ndim: int = 2,
     scale: str = "power_of_two",
 ) -> Format:
-    """Return the format of codes of `dtype` with one scale per block: a power of two, or of int8 a fine one."""
+    """Return the format of codes of `dtype` with one scale per block: a power of two, or a fine one."""
     if dtype not in SCALED_CODES:
         raise ValueError(f"scaled: dtype={dtype} is none of {', '.join(SCALED_CODES)}.")
     if scale != "power_of_two" and (scale, dtype) != ("fine", "int8"):
