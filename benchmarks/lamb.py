@@ -14,11 +14,8 @@ nearest, where s = sqrt(sum(min(x^2, 10))) / n + 1e-6 for n elements: the norm o
 of m / s are about sqrt(n), and all but the smallest are clipped in layers above 15^2 elements.
 """
 
-import argparse
 import dataclasses
 import functools
-import json
-import pathlib
 import sys
 from typing import Any, NamedTuple
 
@@ -30,7 +27,8 @@ from quality import data, initial, loss
 from tqdm import tqdm
 
 import halfstep_jax as hs
-from halfstep_jax.storage.formats import Encoded, Format, as_format
+import report
+from halfstep_jax.storage.formats import Format, as_format
 
 SEEDS, BATCH, LR, DECAY, POWER = 8, 128, 1e-2, 0.01, 0.382
 LAYERS, LAYER_STEPS, SIZE_OF_GRADIENTS = (400_000, 10_000_000), 30, 0.1
@@ -213,7 +211,7 @@ def averages(n: int):
             stored = mu.astype(jnp.float32) * mu_scale, nu.astype(jnp.float32) * nu_scale
         else:
             pairs = zip(FORMATS[name], kept[name], strict=True)
-            stored = tuple(fmt.decode(Encoded(*array)) for fmt, array in pairs)
+            stored = tuple(fmt.decode(array) for fmt, array in pairs)
         rows[name] = compared(*stored, m, v)
     return rows
 
@@ -275,29 +273,23 @@ def claims(training: list[dict], layers: list[dict]) -> dict[str, bool]:
 
 def main() -> int:
     """Print the tables, and whether they show what they must."""
-    parser = argparse.ArgumentParser(
-        description="LAMB with low-precision state, against LAMB16 as published."
-    )
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    arguments = report.arguments("LAMB with low-precision state, against LAMB16 as published.", steps=600)
     x, y = data()
     training = [train(row, arguments.steps, x, y) for row in tqdm(ROWS, unit="row")]
     layers = layer_figures()
-    print("| optimizer | bytes of state per parameter | training loss | spread |\n|---|--:|--:|--:|")
-    for row in training:
-        print(f"| {row['name']} | {row['bytes']:.2f} | {row['loss']:.6f} | {row['spread']:.6f} |")
-    print("\n| elements | first moment | length | projection | cosine of the update |\n|--:|---|--:|--:|--:|")
-    for row in layers:
-        figures = " | ".join(f"{row[key]:.4f}" for key in ("length", "projection", "cosine"))
-        print(f"| {row['elements']:,} | {row['format']} | {figures} |")
-    print()
-    held = claims(training, layers)
-    for sentence, holds in held.items():
-        print(f"{'holds' if holds else 'FAILS'}: {sentence}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"training": training, "layers": layers}, indent=1) + "\n")
-    return 0 if all(held.values()) else 1
+    report.print_table(
+        "<optimizer | bytes of state per parameter | training loss | spread",
+        (
+            (row["name"], f"{row['bytes']:.2f}", f"{row['loss']:.6f}", f"{row['spread']:.6f}")
+            for row in training
+        ),
+    )
+    keys = ("length", "projection", "cosine")
+    report.print_table(
+        "elements | <first moment | length | projection | cosine of the update",
+        ((f"{row['elements']:,}", row["format"], *(f"{row[key]:.4f}" for key in keys)) for row in layers),
+    )
+    return report.finish(claims(training, layers), {"training": training, "layers": layers}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,7 @@ block does not hold, and the mean of the others; the RMS of sqrt(nu32 / nu) - 1,
 update. Rounding is stochastic but where it says nearest.
 """
 
-import argparse
 import functools
-import json
-import pathlib
 import sys
 
 import jax
@@ -20,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import halfstep_jax as hs
+import report
 from halfstep_jax.storage.formats import Format, as_format
 
 STEPS, DROP, B2 = 3500, 500, np.float32(0.999)
@@ -114,23 +112,14 @@ def claims(rows: list[dict]) -> dict[str, bool]:
 
 def main() -> int:
     """Print the table, and whether it shows what it must."""
-    parser = argparse.ArgumentParser(description="Keep a second moment through a tenfold drop.")
-    parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    arguments = report.arguments("Keep a second moment through a tenfold drop.")
     rows = [row for sigma in SIGMAS for row in figures(sigma)]
-    print("| sigma | format | median | 5 % | 95 % | lifted | mean | RMS error of the update |")
-    print("|--:|---|--:|--:|--:|--:|--:|--:|")
-    for row in rows:
-        keys = ("median", "low", "high", "lifted", "mean", "error")
-        numbers = " | ".join(f"{row[key]:.3f}" for key in keys)
-        print(f"| {row['sigma']} | {row['format']} | {numbers} |")
-    print()
-    held = claims(rows)
-    for sentence, holds in held.items():
-        print(f"{'holds' if holds else 'FAILS'}: {sentence}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return 0 if all(held.values()) else 1
+    keys = ("median", "low", "high", "lifted", "mean", "error")
+    report.print_table(
+        "sigma | <format | median | 5 % | 95 % | lifted | mean | RMS error of the update",
+        ((row["sigma"], row["format"], *(f"{row[key]:.3f}" for key in keys)) for row in rows),
+    )
+    return report.finish(claims(rows), rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,7 @@ Muon is the exception: it makes all directions of its momentum equally long, tho
 rounding. In 8 bits it goes another way.
 """
 
-import argparse
 import dataclasses
-import json
-import pathlib
 import sys
 from collections.abc import Callable
 
@@ -27,6 +24,7 @@ from quality import BATCH, data, flat, initial, loss
 from tqdm import tqdm
 
 import halfstep_jax as hs
+import report
 
 SEEDS = 2
 # Copies of weights in a state: in 8 bits they are worth nothing, and stay in float32.
@@ -161,26 +159,20 @@ def claims(results: list[dict]) -> dict[str, bool]:
 
 def main() -> int:
     """Print the table, and whether it shows what it must."""
-    parser = argparse.ArgumentParser(description="Train digits by Optax's transforms with low-bit state.")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    arguments = report.arguments("Train digits by Optax's transforms with low-bit state.", steps=400)
     results = run_all(arguments.steps)
-    print(
-        "| transform | bytes: float32, bf16, fp8 | bf16: dist, proj | fp8: dist, proj | dist, another order |"
+    report.print_table(
+        "<transform | bytes: float32, bf16, fp8 | bf16: dist, proj | fp8: dist, proj | dist, another order",
+        map(cells, results),
     )
-    print("|---|--:|--:|--:|--:|")
-    for row in results:
-        stored = ", ".join(f"{row[name]['bytes']:.2f}" for name in STATES)
-        figures = (f"{row[name]['dist']:.4f}, {row[name]['proj']:.4f}" for name in ("bfloat16", "fp8"))
-        print(f"| {row['name']} | {stored} | {' | '.join(figures)} | {row['another order']['dist']:.3f} |")
-    print()
-    held = claims(results)
-    for sentence, holds in held.items():
-        print(f"{'holds' if holds else 'FAILS'}: {sentence}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-    return 0 if all(held.values()) else 1
+    return report.finish(claims(results), results, arguments.json)
+
+
+def cells(row: dict) -> tuple[str, ...]:
+    """Return the cells of a transform."""
+    stored = ", ".join(f"{row[name]['bytes']:.2f}" for name in STATES)
+    figures = (f"{row[name]['dist']:.4f}, {row[name]['proj']:.4f}" for name in ("bfloat16", "fp8"))
+    return row["name"], stored, *figures, f"{row['another order']['dist']:.3f}"
 
 
 if __name__ == "__main__":

@@ -9,15 +9,16 @@
 
 from halfstep_torch.chain import chain
 from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.numbers.moments import ema
 from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
 from halfstep_torch.numbers.rounding import round_to
-from halfstep_torch.rules.adam import scale_by_adam
-from halfstep_torch.rules.aliases import SGD, Adam, AdamW, Lion
+from halfstep_torch.rule import Rule, decay_rate, moment, number
+from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
 from halfstep_torch.rules.lamb import Lamb, Lamb16
 from halfstep_torch.rules.learning_rate import scale_by_learning_rate
-from halfstep_torch.rules.lion import scale_by_lion
+from halfstep_torch.rules.lion import Lion, scale_by_lion
 from halfstep_torch.rules.store_state import store_state
-from halfstep_torch.rules.trace import trace
+from halfstep_torch.rules.trace import SGD, trace
 from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.rules.weight_decay import add_decayed_weights
 from halfstep_torch.storage.formats import codebook, scaled
@@ -34,13 +35,18 @@ __all__ = [
     "Lion",
     "Optimizer",
     "Role",
+    "Rule",
     "add_decayed_weights",
     "chain",
     "codebook",
     "compensate",
+    "decay_rate",
+    "ema",
     "float32_params",
     "keep_master_params",
     "leaf_id",
+    "moment",
+    "number",
     "random_words",
     "round_stochastically",
     "round_to",

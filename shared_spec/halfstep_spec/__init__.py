@@ -21,7 +21,7 @@ from halfstep_spec.numbers.random_words import (
     threefry2x32,
 )
 from halfstep_spec.numbers.rounding import decode, round_to
-from halfstep_spec.rule import Moment, RuleState, UpdateRule, moment
+from halfstep_spec.rule import Moment, Rule, RuleState, moment
 from halfstep_spec.rules import RULES
 from halfstep_spec.rules.adam import ScaleByAdam
 from halfstep_spec.rules.lamb import LambStep
@@ -67,6 +67,7 @@ __all__ = [
     "Role",
     "RoundStochastically",
     "RoundToNearest",
+    "Rule",
     "RuleState",
     "ScaleByAdam",
     "ScaleByLearningRate",
@@ -79,7 +80,6 @@ __all__ = [
     "StoreState",
     "StoredMoment",
     "Trace",
-    "UpdateRule",
     "apply_updates",
     "as_format",
     "bias_correction",

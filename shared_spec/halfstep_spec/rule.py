@@ -1,7 +1,7 @@
 """The rule protocol: hyperparameters and moments declared once, as fields; the update as arithmetic.
 
 @dataclasses.dataclass(frozen=True)
-class ScaleByLion(UpdateRule):
+class ScaleByLion(Rule):
     b1: float = 0.9
     b2: float = 0.99
     mu_dtype: str | Format = "float32"
@@ -131,7 +131,7 @@ class Moments:
         return self._moments[name]
 
 
-class UpdateRule:
+class Rule:
     """A transform of updates. Subclasses are frozen dataclasses of their hyperparameters and moments.
 
     Attributes:

@@ -17,13 +17,13 @@ from backends.protocol import (
     unrefused,
 )
 from halfstep_spec.vectors import Array, Case
-from halfstep_torch.chain import Weights
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm
 from halfstep_torch.numbers.random_words import fold, leaf_keys
-from halfstep_torch.rules.trust_ratio import TrustRatioRule
+from halfstep_torch.rule import ParamInfo
+from halfstep_torch.rules.trust_ratio import RatioNumbers, trust_ratio
 from halfstep_torch.storage.formats import Format
-from halfstep_torch.weights.params import apply_updates
+from halfstep_torch.weights.weight_rule import apply_updates
 
 _STATE = {
     "mu": "exp_avg",
@@ -115,14 +115,12 @@ class TorchBackend(Backend):
         words = hs.random_words(seed_of(case), step, case.arguments["leaf"], hs.Role.PARAM, p.shape).view(
             torch.int32
         )
-        rule = hs.round_stochastically(seed_of(case)).rule(
-            "round_stochastically", (), Weights(p.dtype, p.shape)
-        )
+        rule = hs.round_stochastically(seed_of(case)).bind("test", (), ParamInfo(p.dtype, p.shape))
 
         def land(p, u, words):
             p32 = p.to(torch.float32)
             if rule is not None:
-                u, _ = rule.update(u, p32, {}, (), lambda role: words)
+                u, _ = rule.update(u, p32, {}, (), [lambda shape: words])
             return u, apply_updates(p32, u, p.dtype)
 
         emitted, landed = self._compiled(("land", p.dtype), land)(p, u, words)
@@ -134,7 +132,7 @@ class TorchBackend(Backend):
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
 
         def encode(x, words):
-            stored = fmt.encode(x, words, positive=a["keep_nonzero"] == "always")
+            stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
             return stored, fmt.decode(stored)
 
         key = ("encode", fmt, a["keep_nonzero"], words is None, x.shape)
@@ -174,11 +172,8 @@ class TorchBackend(Backend):
         return {"norm": from_torch(norm(to_torch(case.inputs["x"])))}
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
-        numbers = {"coefficient": 1.0, "power": 1.0} | ratio_numbers(case)
-        numbers["coefficient"] = numbers.pop("trust_coefficient")
-        rule = TrustRatioRule(tempered="power" in case.inputs)
         norms = (to_torch(case.inputs[name]) for name in ("p_norm", "u_norm"))
-        return {"ratio": from_torch(rule.measure(*norms, [numbers[name] for name in rule.number_names]))}
+        return {"ratio": from_torch(trust_ratio(*norms, RatioNumbers(**ratio_numbers(case))))}
 
 
 def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:

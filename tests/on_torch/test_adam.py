@@ -81,7 +81,7 @@ def test_eps_root_and_nesterov_are_those_of_the_spec(nesterov, eps_root):
         before = p.detach().clone()
         p.grad = torch.from_numpy(g.copy())
         optimizer.step()
-        u, state = reference.update(g, state, "w")
+        u, state = reference.step(g, state, "w")
         assert torch.equal(p.detach(), before + torch.from_numpy(u))
 
 

@@ -253,7 +253,7 @@ CALLS = [
     (
         lambda: hs.AdamW([parameter()], param_storage="kahan"),
         ValueError,
-        "AdamW: param_storage='kahan' is not a way to store weights. "
+        "AdamW: param_storage='kahan' is not a weight storage. "
         'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
     ),
     (

@@ -56,7 +56,7 @@ def test_the_classes_are_chains(compile):
 def test_a_chain_of_chains_is_flat():
     inner = hs.chain(hs.scale_by_adam(), hs.add_decayed_weights(0.1))
     nested = hs.chain(inner, hs.chain(hs.scale_by_learning_rate(0.1), hs.round_stochastically()))
-    assert [link.function for link in nested.links] == [
+    assert [link.name for link in nested.links] == [
         "scale_by_adam",
         "add_decayed_weights",
         "scale_by_learning_rate",

@@ -23,7 +23,7 @@ UNSIGNED = ("ufloat8_e5m3", "ufloat8_e4m4")
 def test_every_code_decodes_as_in_the_spec():
     codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
     for dtype in (*SIGNED[1:], *UNSIGNED):
-        lowest, highest = Format(dtype, True).codes.bytes
+        lowest, highest = Format(dtype, True).codes.scale_range
         for byte in (lowest, lowest + 1, 127, highest, 255):
             scale = np.full((2, 1), byte, np.uint8)
             theirs = spec.scaled(dtype, 128, 0, 0).decode(spec.Encoded(codes, scale))
@@ -48,9 +48,11 @@ def test_any_layout_has_the_bits_of_the_spec(shape, block_size):
             theirs = spec.scaled(dtype, block_size, 0, 0).encode(given, words, keep_nonzero=keep_nonzero)
         fmt = hs.scaled(dtype, block_size, 0, 0)
         ours = fmt.for_shape(shape).encode(
-            torch.from_numpy(given.copy()), to_torch(Array.of(words)).view(torch.int32), positive=positive
+            torch.from_numpy(given.copy()),
+            to_torch(Array.of(words)).view(torch.int32),
+            keep_nonzero="always" if positive else "never",
         )
-        label = spec.scaled(dtype).code_dtype
+        label = spec.scaled(dtype).codes.dtype
         assert_same(from_torch(ours.codes), Array.of(theirs.codes, label), f"{dtype} {block_size} {shape}")
         assert_same(from_torch(ours.scale.view(fmt.scale_shape(shape))), Array.of(theirs.scale), "scales")
 
@@ -59,8 +61,8 @@ def test_no_positive_moment_is_stored_as_zero():
     x = torch.logspace(-30, 0, 4096).view(8, 512)
     for dtype in SCALED_CODES:
         fmt = hs.scaled(dtype).for_shape(x.shape)
-        assert (fmt.decode(fmt.encode(x, None, positive=True)) > 0).all()
-        assert (fmt.decode(fmt.encode(torch.zeros_like(x), None, positive=True)) == 0).all()
+        assert (fmt.decode(fmt.encode(x, None, keep_nonzero="always")) > 0).all()
+        assert (fmt.decode(fmt.encode(torch.zeros_like(x), None, keep_nonzero="always")) == 0).all()
 
 
 # --- leaves of every shape, stepped in every way ---

@@ -122,11 +122,11 @@ def test_a_scalar_has_the_bits_of_an_array_of_one():
 def test_pieces_of_a_huge_leaf_count_their_index_past_2_to_the_32():
     # No array of 2^32 elements is made: what a piece reads of its leaf is its first index, and the keys.
     from halfstep_spec import random_words as spec_words
-    from halfstep_torch.chain import Weights
     from halfstep_torch.engine.step import keys_at, make_plan, stream_keys
     from halfstep_torch.numbers.random_words import Role, as_int32, words_from
+    from halfstep_torch.rule import ParamInfo
 
-    rule = hs.round_stochastically().rule("f", (), Weights(torch.bfloat16, (8,)))
+    rule = hs.round_stochastically().bind("f", (), ParamInfo(torch.bfloat16, (8,)))
     plan = make_plan([rule], [9], torch.bfloat16, False)
     row = stream_keys(plan.streams([9]), [3], ["w"])[0]
     for start in (0, 2**31 - 8, 2**32 - 8, 2**32, 5 * 2**32 + 2**30):

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import StateArray
 from halfstep_torch.engine.leaves import check_state_array
 from halfstep_torch.engine.step import Plan, stream_keys
+from halfstep_torch.rule import flat
+from halfstep_torch.storage.state_array import StateArray
 
 
 @dataclasses.dataclass
-class Leaf:
+class Slot:
     """A parameter on its way through one step.
 
     Attributes:
@@ -45,39 +46,35 @@ class Batch:
 
     Attributes:
         plan: of the leaves.
-        numbers: of each rule.
+        numbers: of each rule, by name.
         device: of the leaves.
         grad_dtype: of their gradients.
         leaves: the parameters.
     """
 
     plan: Plan
-    numbers: list[tuple[float, ...]]
+    numbers: list[Any]
     device: torch.device
     grad_dtype: torch.dtype
-    leaves: list[Leaf] = dataclasses.field(default_factory=list)
+    leaves: list[Slot] = dataclasses.field(default_factory=list)
 
     @functools.cached_property
-    def stage_numbers(self) -> list[list[tuple[float, ...]]]:
+    def stage_numbers(self) -> list[list[Any]]:
         """The numbers of the rules of each stage."""
         return [[self.numbers[i] for i in stage.own] for stage in self.plan.stages]
 
     @functools.cached_property
     def stage_vectors(self) -> list[Tensor]:
-        """The same as float32 vectors, without those of a rule that measures, which stands first."""
-        known = [
-            numbers[1:] if stage.measures else numbers
-            for stage, numbers in zip(self.plan.stages, self.stage_numbers, strict=True)
-        ]
-        flat_numbers = [[x for of_rule in numbers for x in of_rule] for numbers in known]
-        return [torch.tensor(x, dtype=torch.float32).to(self.device) for x in flat_numbers]
+        """The same as float32 vectors."""
+        vectors = [torch.tensor(flat(numbers), dtype=torch.float32) for numbers in self.stage_numbers]
+        return [vector.to(self.device) for vector in vectors]
 
 
-def attach_state(function: str, batches: Sequence[Batch], states: MutableMapping[Tensor, Any]) -> None:
+def attach_state(caller: str, batches: Sequence[Batch], states: MutableMapping[Tensor, Any]) -> None:
     """Give leaves their state arrays: new parameters get zeros, those of others are checked.
 
     Args:
-        function: for messages.
+        caller: for messages.
         batches: of leaves.
         states: an optimizer's state, from parameter to its flat dict.
     """
@@ -90,7 +87,7 @@ def attach_state(function: str, batches: Sequence[Batch], states: MutableMapping
             # A momentum that was 0 until now had no buffer.
             state.update({key: kept.new(leaf.param) for key, kept in arrays.items() if key not in state})
             for key, kept in arrays.items():
-                check_state_array(function, leaf.name, key, kept, state[key], leaf.param)
+                check_state_array(caller, leaf.name, key, kept, state[key], leaf.param)
             leaf.state = {key: state[key] for key in arrays}
 
 
@@ -112,7 +109,7 @@ def attach_keys(batches: Sequence[Batch], seeds: Sequence) -> None:
         batches: of leaves.
         seeds: of each link of the chain.
     """
-    by_streams: dict[tuple, list[Leaf]] = {}
+    by_streams: dict[tuple, list[Slot]] = {}
     for batch in batches:
         by_streams.setdefault(batch.plan.streams(seeds), []).extend(batch.leaves)
     for streams, leaves in by_streams.items():

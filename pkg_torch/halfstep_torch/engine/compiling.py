@@ -6,7 +6,6 @@ fails leaves everything as it was.
 """
 
 import functools
-import itertools
 import os
 import platform
 import shutil
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.step import Plan
+from halfstep_torch.rule import flat, unflat
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
 _SCRATCH = 1 << 20
@@ -104,11 +104,12 @@ def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 @functools.cache
-def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -> Callable:
+def compiled_kernel(plan: Plan, layouts: tuple, device: torch.device, grad_dtype: torch.dtype) -> Callable:
     """Return a function (p, g, u, state, numbers, keys, offsets) that steps flat tensors in place.
 
     Args:
         plan: of the leaf, or a stage of it; all its blocks are whole.
+        layouts: of the numbers of its rules (`rule.layout`).
         device: of its memory.
         grad_dtype: of what comes in: of the gradient, or float32.
 
@@ -137,7 +138,7 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
         first, *others = keys.unbind()
         if offsets is not None:
             first = (first + offsets)[:, None]
-        out, new = plan.run(p, g, old, _by_rule(plan, numbers.unbind()), [first, *others])
+        out, new = plan.run(p, g, old, unflat(layouts, numbers.unbind()), [first, *others])
         (p if u is None else u).copy_(out)
         for name, array in new.items():
             old[name].copy_(array)
@@ -159,7 +160,7 @@ def compiled_kernel(plan: Plan, device: torch.device, grad_dtype: torch.dtype) -
     ]
     p, g = (scratch(dtype, unit, rows) for dtype in (plan.dtype, grad_dtype))
     offsets = torch.zeros(units, dtype=torch.int32, device=device) if plan.blocks else None
-    numbers = torch.ones(sum(plan.number_counts), dtype=torch.float32, device=device)
+    numbers = torch.ones(len(flat(layouts)), dtype=torch.float32, device=device)
     u = None if plan.lands else scratch(torch.float32, unit, rows)
     keys = torch.zeros(1 + sum(1 + len(roles) for roles in plan.roles), dtype=torch.int32, device=device)
     with warnings.catch_warnings():
@@ -181,11 +182,6 @@ def alias(x: Tensor, start: int, length: int, width: int | None = None) -> Tenso
     shape, strides = ((length,), (1,)) if width is None else ((length // width, width), (width, 1))
     same = torch.empty(0, dtype=x.dtype, device=x.device)
     return same.set_(x.untyped_storage(), x.storage_offset() + start, shape, strides)
-
-
-def _by_rule(plan: Plan, numbers: Sequence) -> list[Sequence]:
-    ends = itertools.accumulate(plan.number_counts)
-    return [numbers[end - n : end] for n, end in zip(plan.number_counts, ends, strict=True)]
 
 
 def _own_code(function: Callable) -> Callable:

@@ -8,9 +8,9 @@ import functools
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import StateArray
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.storage.codes import MARKED
+from halfstep_torch.storage.codes import NAN_SCALE
+from halfstep_torch.storage.state_array import StateArray
 
 _WRAPPERS = ("module.", "_orig_mod.")
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,31 +29,31 @@ def leaf_name(name: str) -> str:
     return name.replace(".", "/")
 
 
-def check_weight(function: str, name: str, param: Tensor) -> None:
+def check_weight(caller: str, name: str, param: Tensor) -> None:
     """Raise TypeError or ValueError unless weights like these can be stepped in place.
 
     Args:
-        function: for the message.
+        caller: for the message.
         name: of the parameter.
         param: the weights.
     """
     if hasattr(param, "__tensor_flatten__") or param.layout != torch.strided:
         kind = f"a {type(param).__name__}" if param.layout == torch.strided else "sparse"
-        raise TypeError(f"{function}: the weight {name!r} is {kind}. Pass plain dense tensors.")
+        raise TypeError(f"{caller}: the weight {name!r} is {kind}. Pass plain dense tensors.")
     if param.dtype not in _HELD_BY_FLOAT32:
         raise TypeError(
-            f"{function}: the weight {name!r} is {dtype_name(param.dtype)}; "
+            f"{caller}: the weight {name!r} is {dtype_name(param.dtype)}; "
             "weights are float32, bfloat16 or float16. Cast it."
         )
     if any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True)):
-        raise ValueError(f"{function}: elements of the weight {name!r} share memory. Pass a clone of it.")
+        raise ValueError(f"{caller}: elements of the weight {name!r} share memory. Pass a clone of it.")
 
 
-def check_grad(function: str, name: str, param: Tensor) -> None:
+def check_grad(caller: str, name: str, param: Tensor) -> None:
     """Raise TypeError or ValueError unless the gradient of `param` can be used.
 
     Args:
-        function: for the message.
+        caller: for the message.
         name: of the parameter.
         param: the weights.
     """
@@ -61,71 +61,71 @@ def check_grad(function: str, name: str, param: Tensor) -> None:
     assert grad is not None
     if grad.layout != torch.strided:
         raise TypeError(
-            f"{function}: the gradient of {name!r} is sparse; gradients are dense. "
+            f"{caller}: the gradient of {name!r} is sparse; gradients are dense. "
             "Use sparse=False in the layer."
         )
     if grad.dtype not in _HELD_BY_FLOAT32:
         raise TypeError(
-            f"{function}: the gradient of {name!r} is {dtype_name(grad.dtype)}; "
+            f"{caller}: the gradient of {name!r} is {dtype_name(grad.dtype)}; "
             "gradients are float32, bfloat16 or float16. Cast it."
         )
     if grad.shape != param.shape or grad.device != param.device:
         raise ValueError(
-            f"{function}: the gradient of {name!r} has shape {tuple(grad.shape)} on {grad.device}, "
+            f"{caller}: the gradient of {name!r} has shape {tuple(grad.shape)} on {grad.device}, "
             f"its weight {tuple(param.shape)} on {param.device}. Run backward again."
         )
 
 
 def check_state_array(
-    function: str, name: str, key: str, kept: StateArray, array: Tensor, param: Tensor
+    caller: str, name: str, key: str, spec: StateArray, array: Tensor, param: Tensor
 ) -> None:
     """Raise ValueError unless a state array fits its parameter and format.
 
     Args:
-        function: for the message.
+        caller: for the message.
         name: of the parameter.
         key: of the state array.
-        kept: what it is to be.
+        spec: what it is to be.
         array: the state.
         param: the weights.
     """
-    if array.dtype != kept.dtype:
+    if array.dtype != spec.dtype:
         raise ValueError(
-            f"{function}: {key} of {name!r} is stored in {dtype_name(array.dtype)}, its group says "
-            f"{dtype_name(kept.dtype)}. Set formats before the first step."
+            f"{caller}: {key} of {name!r} is stored in {dtype_name(array.dtype)}, its group says "
+            f"{dtype_name(spec.dtype)}. Set formats before the first step."
         )
-    if array.shape != kept.shape(param.shape) or array.device != param.device:
+    if array.shape != spec.shape(param.shape) or array.device != param.device:
         raise ValueError(
-            f"{function}: {key} of {name!r} has shape {tuple(array.shape)} on {array.device}, "
-            f"its weight {tuple(param.shape)} on {param.device}{_cut(kept)}. "
+            f"{caller}: {key} of {name!r} has shape {tuple(array.shape)} on {array.device}, "
+            f"its weight {tuple(param.shape)} on {param.device}{_cut(spec)}. "
             "Make the optimizer once the model has its shape and device."
         )
 
 
-def check_scale_bytes(function: str, name: str, key: str, kept: StateArray, array: Tensor) -> None:
+def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array: Tensor) -> None:
     """Raise ValueError unless every scale byte is one that encoding writes.
 
     Args:
-        function: for the message.
+        caller: for the message.
         name: of the parameter.
         key: of the state array.
-        kept: what it is to be.
+        spec: what it is to be.
         array: the state.
     """
-    fmt = kept.scale_of
+    fmt = spec.scale_of
     if fmt is None or not array.numel():
         return
-    lowest, highest = fmt.codes.bytes
+    lowest, highest = fmt.codes.scale_range
     wrong = (array < lowest) | (array > highest)
-    if fmt.codes.marks:
-        wrong &= array != MARKED
+    if fmt.codes.nan_in_scale:
+        wrong &= array != NAN_SCALE
     if wrong.any():
         raise ValueError(
-            f"{function}: {key} of {name!r} holds the byte {int(array[wrong][0])}; scales of {fmt.name} are "
-            f"{lowest} to {highest}{f', or {MARKED}' if fmt.codes.marks else ''}. "
+            f"{caller}: {key} of {name!r} holds the byte {int(array[wrong][0])}; scales of {fmt.name} are "
+            f"{lowest} to {highest}{f', or {NAN_SCALE}' if fmt.codes.nan_in_scale else ''}. "
             "The file is damaged: load another."
         )
 
 
-def _cut(kept: StateArray) -> str:
-    return f" in blocks of {kept.scale_of.block_size}" if kept.scale_of else ""
+def _cut(spec: StateArray) -> str:
+    return f" in blocks of {spec.scale_of.block_size}" if spec.scale_of else ""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Chain, Link, Weights, chain
-from halfstep_torch.engine.batches import Batch, Leaf, attach_keys, attach_state
+from halfstep_torch.chain import Chain, chain
+from halfstep_torch.engine.batches import Batch, Slot, attach_keys, attach_state
 from halfstep_torch.engine.compiling import Compile
 from halfstep_torch.engine.leaves import check_grad, check_weight, leaf_name
 from halfstep_torch.engine.running import compile_batch, run_batch
@@ -21,8 +21,8 @@ from halfstep_torch.engine.state_dict import (
     read_groups,
     replace_groups,
 )
-from halfstep_torch.engine.step import Plan, make_plan, make_rules
-from halfstep_torch.rules.learning_rate import ScheduledGroup
+from halfstep_torch.engine.step import Plan, bind_rules, make_plan
+from halfstep_torch.rule import ParamInfo, Rule
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -76,13 +76,12 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable,
-        tx: Chain | Link,
+        tx: Chain | Rule,
         *,
         maximize: bool = False,
         compile: bool | str = "auto",
     ) -> None:
         self._chain = chain(tx)
-        self._seeds = [link.seed for link in self._chain.links]
         self._compile = Compile(self._name, compile)
         self._schedules: list[Callable | None] = []
         self._applies: dict[str, tuple[bool, ...]] = {}
@@ -96,7 +95,7 @@ class Optimizer(torch.optim.Optimizer):
         return type(self).__name__
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_chain", "_seeds", "_compile", "_schedule", "_schedules", "_applies")
+        own = ("_chain", "_compile", "_schedule", "_schedules", "_applies")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -134,9 +133,8 @@ class Optimizer(torch.optim.Optimizer):
         if len(set(group["params"])) < len(group["params"]):
             raise ValueError(f"{self._name}: a parameter stands twice in param group {last}. Pass it once.")
         values = self._read(last)
-        all_weights = {self._weights(name, param) for i, name, param in self._named() if i == last}
-        for weights in all_weights:
-            make_rules(self._chain.links, self._name, values, weights)
+        for info in {self._info(name, param) for i, name, param in self._named() if i == last}:
+            bind_rules(self._chain.links, self._name, values, info)
 
     def _check_choices(self) -> None:
         """Raise ValueError if a link was to choose among the parameters, and chooses nothing."""
@@ -145,14 +143,14 @@ class Optimizer(torch.optim.Optimizer):
             if link.reads_names:
                 values = self._read(0)[i]
                 applied = [(name, p) for _, name, p in named if self._applies_to(name, p)[i]]
-                link.check_choice(self._name, values, [self._weights(name, p) for name, p in applied])
+                link.check_choice(self._name, values, [self._info(name, p) for name, p in applied])
 
-    def _weights(self, name: str, param: Tensor) -> Weights:
+    def _info(self, name: str, param: Tensor) -> ParamInfo:
         """Return what decides how a parameter is stepped."""
         named = any(link.reads_names for link in self._chain.links)
-        return Weights(param.dtype, param.shape, name if named else "")
+        return ParamInfo(param.dtype, param.shape, name if named else "")
 
-    def _read(self, index: int, saved: Mapping[str, Any] | None = None) -> list[tuple]:
+    def _read(self, index: int, saved: Mapping[str, Any] | None = None) -> list[Any]:
         """Return of each link the checked values of a group's entries; of dtypes, those of a saved group."""
         group, schedule = self.param_groups[index], self._schedules[index]
         if saved is not None:
@@ -177,12 +175,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
         """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""
-        values: dict[int, list[tuple]] = {}
+        values: dict[int, list[Any]] = {}
         for i, name, param in self._named():
             if i not in values:
                 values[i] = self._read(i)
-            weights = self._weights(name, param)
-            yield name, param, self._plan(i, weights, self._applies_to(name, param), values[i])
+            info = self._info(name, param)
+            yield name, param, self._plan(i, info, self._applies_to(name, param), values[i])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
@@ -219,7 +217,7 @@ class Optimizer(torch.optim.Optimizer):
         for saved_id, (i, name, param) in zip(ids, self._named(), strict=True):
             saved = state_dict["state"].get(saved_id)
             if saved:
-                of_plan = i, self._weights(name, param), self._applies_to(name, param)
+                of_plan = i, self._info(name, param), self._applies_to(name, param)
                 arrays = self._plan(*of_plan, self._read(i)).arrays
                 saved_arrays = self._plan(*of_plan, self._read(i, saved_groups[i])).arrays
                 state[param] = load_state(name, param, arrays, saved_arrays, saved)
@@ -230,7 +228,7 @@ class Optimizer(torch.optim.Optimizer):
         replace_groups(self.param_groups, groups, lambda: [self._read(i) for i in range(len(groups))])
         self.state.clear()
         self.state.update(state)
-        self._seeds = seeds
+        self._chain = self._chain.with_seeds(seeds)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
@@ -238,7 +236,7 @@ class Optimizer(torch.optim.Optimizer):
         names: list[list[str]] = [[] for _ in self.param_groups]
         for i, name, _ in self._named():
             names[i].append(name)
-        return [make_header(self._chain, self._seeds, of_group) for of_group in names]
+        return [make_header(self._chain, of_group) for of_group in names]
 
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
         """Update every parameter that has a gradient.
@@ -275,7 +273,7 @@ class Optimizer(torch.optim.Optimizer):
     def _step(self) -> None:
         batches = self._batches()
         attach_state(self._name, batches, self.state)
-        attach_keys(batches, self._seeds)
+        attach_keys(batches, [link.seed for link in self._chain.links])
         elements: dict[torch.device, int] = {}
         for _, _, param in self._named():
             elements[param.device] = elements.get(param.device, 0) + param.numel()
@@ -294,7 +292,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _batches(self) -> list[Batch]:
         """Check all gradients and numbers, and sort the parameters that have a gradient."""
-        values: dict[int, list[tuple]] = {}
+        values: dict[int, list[Any]] = {}
         plans: dict[tuple, Plan] = {}
         distinct: dict[Plan, Plan] = {}
         batches: dict[tuple, Batch] = {}
@@ -304,7 +302,7 @@ class Optimizer(torch.optim.Optimizer):
             check_grad(self._name, name, param)
             if i not in values:
                 values[i] = self._read(i)
-            of_plan = (i, self._weights(name, param), self._applies_to(name, param))
+            of_plan = (i, self._info(name, param), self._applies_to(name, param))
             if of_plan not in plans:
                 plan = self._plan(*of_plan, values[i])
                 plans[of_plan] = distinct.setdefault(plan, plan)
@@ -314,18 +312,31 @@ class Optimizer(torch.optim.Optimizer):
             of_batch = (i, id(plan), step, param.device, param.grad.dtype)
             if of_batch not in batches:
                 links = self._chain.links
-                numbers = [links[j].numbers(self._name, values[i][j], step) for j in plan.links]
+                numbers = [links[j].step_numbers(values[i][j], step) for j in plan.links]
                 batches[of_batch] = Batch(plan, numbers, param.device, param.grad.dtype)
-            batches[of_batch].leaves.append(Leaf(param, name, step))
+            batches[of_batch].leaves.append(Slot(param, name, step))
         return list(batches.values())
 
-    def _plan(self, group: int, weights: Weights, applies: tuple[bool, ...], values: list[tuple]) -> Plan:
+    def _plan(self, group: int, info: ParamInfo, applies: tuple[bool, ...], values: list[Any]) -> Plan:
         links, maximize = self._chain.links, bool(self.param_groups[group]["maximize"])
-        rules = make_rules(links, self._name, values, weights)
+        rules = bind_rules(links, self._name, values, info)
         rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
-        return make_plan(rules, self._seeds, weights.dtype, maximize, links[-1].wraps if links else 0)
+        seeds, wrapped = [link.seed for link in links], links[-1].wrapped_links if links else 0
+        return make_plan(rules, seeds, info.dtype, maximize, wrapped)
 
     def _applies_to(self, name: str, param: Tensor) -> tuple[bool, ...]:
         if name not in self._applies:
             self._applies[name] = tuple(link.applies_to(name, param) for link in self._chain.links)
         return self._applies[name]
+
+
+class ScheduledGroup(dict):
+    """A param group whose lr is a function of the step."""
+
+    def __missing__(self, key: str) -> Any:
+        if key == "lr":
+            raise KeyError(
+                "lr: it is a function of the step here, kept outside the param groups, and lr schedulers "
+                "write into them. Pass lr as a number to use one."
+            )
+        raise KeyError(key)

@@ -6,24 +6,31 @@ logical array, whatever the layout in memory: that order gives the random words 
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.batches import Batch, Leaf
+from halfstep_torch.engine.batches import Batch, Slot
 from halfstep_torch.engine.compiling import alias, compiled_kernel, kernel_dtype
 from halfstep_torch.engine.step import Plan, keys_at
-from halfstep_torch.numbers.norms import Squares, norms, per_element, squares
 from halfstep_torch.numbers.random_words import as_int32
+from halfstep_torch.rule import layout
 
 
 def compile_batch(batch: Batch, compiled_from: int) -> None:
     """Compile the kernels that `run_batch` will call, if any; raise what torch.compile raises."""
     for i, stage in enumerate(batch.plan.stages):
         if any(_is_compiled(stage, leaf, compiled_from) for leaf in batch.leaves):
-            compiled_kernel(stage.whole, batch.device, torch.float32 if i else batch.grad_dtype)
+            _kernel(batch, i)
+
+
+def _kernel(batch: Batch, i: int) -> Callable:
+    """Return the kernel of the i-th stage."""
+    whole = batch.plan.stages[i].whole
+    assert whole is not None
+    layouts = layout(tuple(batch.stage_numbers[i]))
+    return compiled_kernel(whole, layouts, batch.device, torch.float32 if i else batch.grad_dtype)
 
 
 def run_batch(batch: Batch, compiled_from: int | None) -> None:
@@ -53,11 +60,12 @@ def run_batch(batch: Batch, compiled_from: int | None) -> None:
         _run_alone(batch, leaf, compiled_from)
 
 
-def _is_compiled(stage: Plan, leaf: Leaf, compiled_from: int | None) -> bool:
+def _is_compiled(stage: Plan, leaf: Slot, compiled_from: int | None) -> bool:
     """Whether a stage of a leaf is stepped by a compiled kernel."""
     # One unit alone would be a graph of its own.
-    long_enough = compiled_from is not None and leaf.param.numel() >= max(compiled_from, 2 * stage.unit)
-    return long_enough and stage.whole is not None
+    if compiled_from is None or stage.scope != "elementwise":
+        return False
+    return leaf.param.numel() >= max(compiled_from, 2 * stage.unit) and stage.whole is not None
 
 
 def eager_piece(device: torch.device) -> int:
@@ -77,7 +85,7 @@ def compiled_piece(device: torch.device, plan: Plan) -> int:
     return 1 << 18 if device.type == "cpu" else 1 << 26
 
 
-def _run_together(batch: Batch, leaves: Sequence[Leaf]) -> None:
+def _run_together(batch: Batch, leaves: Sequence[Slot]) -> None:
     """Step short leaves end to end, as one array whose keys vary."""
     params = [leaf.param.detach() for leaf in leaves]
     lengths = [p.numel() for p in params]
@@ -85,11 +93,11 @@ def _run_together(batch: Batch, leaves: Sequence[Leaf]) -> None:
     u = torch.cat([leaf.grad.reshape(-1) for leaf in leaves])
     keys = _keys_together(leaves, lengths, batch.device)
     for stage, numbers in zip(batch.plan.stages, batch.stage_numbers, strict=True):
+        if stage.scope == "parameter":
+            parts = zip(leaves, params, u.split(lengths), strict=True)
+            u = torch.cat([_run_whole(stage, numbers, leaf, p, part).view(-1) for leaf, p, part in parts])
+            continue
         state = {name: torch.cat([leaf.state[name].view(-1) for leaf in leaves]) for name in stage.arrays}
-        if stage.measures:
-            of_weights = squares(stage.weights_seen(p.to(torch.float32), state)[0], lengths)
-            measured = _measured(stage, numbers, [of_weights], [squares(u, lengths)])
-            numbers = [(per_element(measured, lengths),), *numbers[1:]]
         u, new_state = stage.run(p, u, state, numbers, keys)
         for name, array in new_state.items():
             sizes = [leaf.state[name].numel() for leaf in leaves]
@@ -99,22 +107,17 @@ def _run_together(batch: Batch, leaves: Sequence[Leaf]) -> None:
         param.copy_(new.view(param.shape))
 
 
-def _measured(
-    stage: Plan, numbers: Sequence[Sequence], weights: Sequence[Squares], updates: Sequence[Squares]
-) -> Tensor:
-    """Return of each leaf the number that the first rule of a stage reads.
-
-    Args:
-        stage: that begins with a rule that measures.
-        numbers: of its rules.
-        weights: squares of the pieces of the leaves' weights.
-        updates: of their updates.
-    """
-    rule: Any = stage.rules[stage.first]
-    return rule.measure(norms(weights), norms(updates), numbers[0])
+def _run_whole(stage: Plan, numbers: Sequence, leaf: Slot, param: Tensor, u: Tensor) -> Tensor:
+    """Run a stage that sees a whole leaf, in its shape; return what `Plan.run` does."""
+    state = {name: leaf.state[name].view(-1) for name in stage.arrays}
+    keys = as_int32(leaf.keys).tolist()
+    out, new_state = stage.run(param, u.view(param.shape), state, numbers, keys)
+    for name, array in new_state.items():
+        leaf.state[name].view(-1).copy_(array.view(-1))
+    return out
 
 
-def _keys_together(leaves: Sequence[Leaf], lengths: Sequence[int], device: torch.device) -> Sequence:
+def _keys_together(leaves: Sequence[Slot], lengths: Sequence[int], device: torch.device) -> Sequence:
     """Return the columns of keys, one row per element; of a single leaf, plain numbers."""
     rows = np.stack([leaf.keys for leaf in leaves])
     if len(leaves) == 1:
@@ -145,19 +148,23 @@ class _Piece:
     stop: int
 
 
-def _run_alone(batch: Batch, leaf: Leaf, compiled_from: int | None) -> None:
+def _run_alone(batch: Batch, leaf: Slot, compiled_from: int | None) -> None:
     """Step one leaf, stage after stage."""
     param, incoming = leaf.param.detach(), leaf.grad.contiguous()
     rows = param.contiguous()
     for i, stage in enumerate(batch.plan.stages):
+        if stage.scope == "parameter":
+            incoming = _run_whole(stage, batch.stage_numbers[i], leaf, rows, incoming).contiguous()
+            if stage.lands:
+                rows.copy_(incoming)
+            continue
         u = None if stage.lands else torch.empty(param.numel(), dtype=torch.float32, device=batch.device)
         arrays = rows, incoming, u
-        measured = _measured_alone(batch, i, leaf, arrays) if stage.measures else None
         if _is_compiled(stage, leaf, compiled_from):
-            _run_compiled(batch, i, leaf, arrays, measured)
+            _run_compiled(batch, i, leaf, arrays)
         else:
-            _run_in_pieces(batch, i, leaf, arrays, measured)
-        incoming = u
+            _run_in_pieces(batch, i, leaf, arrays)
+        incoming = incoming if u is None else u
     if rows.data_ptr() == param.data_ptr():
         # The aliases have version counters of their own: autograd must learn that the weights changed.
         torch.autograd.graph.increment_version(leaf.param)
@@ -165,7 +172,7 @@ def _run_alone(batch: Batch, leaf: Leaf, compiled_from: int | None) -> None:
         param.copy_(rows)
 
 
-def _pieces(stage: Plan, leaf: Leaf, arrays: Sequence, length: int) -> Iterator[_Piece]:
+def _pieces(stage: Plan, leaf: Slot, arrays: Sequence, length: int) -> Iterator[_Piece]:
     """Yield flat aliases of a leaf's memory.
 
     Args:
@@ -188,30 +195,14 @@ def _pieces(stage: Plan, leaf: Leaf, arrays: Sequence, length: int) -> Iterator[
         yield _Piece(p, g, u, state, start, stop)
 
 
-def _measured_alone(batch: Batch, i: int, leaf: Leaf, arrays: Sequence) -> Tensor:
-    """Return what the first rule of the i-th stage reads of a leaf, 0-d."""
-    stage, numbers, weights, updates = batch.plan.stages[i], batch.stage_numbers[i], [], []
-    for piece in _pieces(stage, leaf, arrays, eager_piece(batch.device)):
-        p = stage.weights_seen(piece.p.to(torch.float32), piece.state)[0]
-        weights.append(squares(p, [p.numel()]))
-        updates.append(squares(piece.g, [p.numel()]))
-    return _measured(stage, numbers, weights, updates)[0]
-
-
-def _run_in_pieces(batch: Batch, i: int, leaf: Leaf, arrays: Sequence, measured: Tensor | None) -> None:
+def _run_in_pieces(batch: Batch, i: int, leaf: Slot, arrays: Sequence) -> None:
     """Run the i-th stage of a long leaf in eager mode."""
-    stage, numbers = batch.plan.stages[i], _with_measured(batch, i, measured)
+    stage, numbers = batch.plan.stages[i], batch.stage_numbers[i]
     for piece in _pieces(stage, leaf, arrays, eager_piece(batch.device)):
         _run_piece(stage, numbers, leaf, piece)
 
 
-def _with_measured(batch: Batch, i: int, measured: Tensor | None) -> list:
-    """Return the numbers of the i-th stage's rules, with the one that was measured if there is one."""
-    numbers = batch.stage_numbers[i]
-    return numbers if measured is None else [(measured,), *numbers[1:]]
-
-
-def _run_piece(stage: Plan, numbers: Sequence[Sequence], leaf: Leaf, piece: _Piece) -> None:
+def _run_piece(stage: Plan, numbers: Sequence, leaf: Slot, piece: _Piece) -> None:
     keys = _keys_of(stage, leaf, piece, piece.p.device)
     out, new_state = stage.run(piece.p, piece.g, piece.state, numbers, keys)
     (piece.p if piece.u is None else piece.u).copy_(out)
@@ -219,7 +210,7 @@ def _run_piece(stage: Plan, numbers: Sequence[Sequence], leaf: Leaf, piece: _Pie
         piece.state[name].copy_(array)
 
 
-def _keys_of(plan: Plan, leaf: Leaf, piece: _Piece, device: torch.device) -> Sequence:
+def _keys_of(plan: Plan, leaf: Slot, piece: _Piece, device: torch.device) -> Sequence:
     """Return the keys of a piece: plain numbers, or, where the high half of the index changes, columns."""
     row, edge = keys_at(plan, leaf.keys, piece.start), (piece.start >> 32) + 1 << 32
     if piece.stop <= edge:
@@ -231,16 +222,14 @@ def _keys_of(plan: Plan, leaf: Leaf, piece: _Piece, device: torch.device) -> Seq
     return torch.from_numpy(columns).to(device).unbind()
 
 
-def _run_compiled(batch: Batch, i: int, leaf: Leaf, arrays: Sequence, measured: Tensor | None) -> None:
+def _run_compiled(batch: Batch, i: int, leaf: Slot, arrays: Sequence) -> None:
     """Run the i-th stage of a leaf by its compiled kernel, one call for every piece."""
     stage, vector = batch.plan.stages[i], batch.stage_vectors[i]
     whole = stage.whole
-    assert whole is not None
-    kernel = compiled_kernel(whole, batch.device, torch.float32 if i else batch.grad_dtype)
-    vector = vector if measured is None else torch.cat([measured.view(1), vector])
+    kernel = _kernel(batch, i)
     for piece in _pieces(stage, leaf, arrays, compiled_piece(batch.device, stage)):
         if piece.start >> 32 != (piece.stop - 1) >> 32:
-            _run_piece(stage, _with_measured(batch, i, measured), leaf, piece)  # too rare to have a kernel
+            _run_piece(stage, batch.stage_numbers[i], leaf, piece)  # too rare to have a kernel
             continue
         row = keys_at(stage, leaf.keys, piece.start) if piece.start else leaf.keys
         keys = torch.from_numpy(as_int32(row)).to(batch.device)

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Chain, StateArray
+from halfstep_torch.chain import Chain
 from halfstep_torch.engine.leaves import check_scale_bytes
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.formats import Format
+from halfstep_torch.storage.state_array import StateArray
 
 SPEC_VERSION = 1
 
@@ -25,16 +26,20 @@ SPEC_VERSION = 1
 _HEADER = "halfstep"
 
 
-def make_header(chain: Chain, seeds: Sequence[int | None], names: Sequence[str]) -> dict[str, Any]:
+def make_header(chain: Chain, names: Sequence[str]) -> dict[str, Any]:
     """Return what a saved group says besides its values; plain types, so that `weights_only=True` loads it.
 
     Args:
         chain: the transform.
-        seeds: of each link.
         names: leaf names of the group's parameters.
     """
-    links = [link.function for link in chain.links]
-    return {"spec_version": SPEC_VERSION, "links": links, "seeds": list(seeds), "names": list(names)}
+    links = [link.name for link in chain.links]
+    return {
+        "spec_version": SPEC_VERSION,
+        "links": links,
+        "seeds": [link.seed for link in chain.links],
+        "names": list(names),
+    }
 
 
 def add_headers(state_dict: dict[str, Any], headers: Sequence[dict[str, Any]]) -> None:
@@ -178,26 +183,26 @@ def load_state(
             f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved."
         )
     state: dict[str, Any] = {"step": torch.tensor(int(saved["step"]), dtype=torch.int64)}
-    for key, kept in arrays.items():
+    for key, spec in arrays.items():
         array = saved[key]
-        if array.dtype != kept.dtype:
+        if array.dtype != spec.dtype:
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "
-                f"{dtype_name(kept.dtype)} here. "
+                f"{dtype_name(spec.dtype)} here. "
                 "Build the optimizer with the dtypes of the run that was saved."
             )
-        theirs, ours = saved_arrays.get(key, kept).scale_of, kept.scale_of
+        theirs, ours = saved_arrays.get(key, spec).scale_of, spec.scale_of
         if theirs != ours and theirs and ours:
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} is of {theirs.name} in blocks of {theirs.block_size} in "
                 f"the state dict, of {ours.name} in blocks of {ours.block_size} here. "
                 "Build the optimizer with the dtypes of the run that was saved."
             )
-        if array.shape != kept.shape(param.shape):
+        if array.shape != spec.shape(param.shape):
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} has shape {tuple(array.shape)} in the state dict, "
-                f"{kept.shape(param.shape)} here. Build the model of the run that was saved."
+                f"{spec.shape(param.shape)} here. Build the model of the run that was saved."
             )
-        check_scale_bytes("load_state_dict", name, key, kept, array)
+        check_scale_bytes("load_state_dict", name, key, spec, array)
         state[key] = array.detach().to(param.device, copy=True, memory_format=torch.contiguous_format)
     return state

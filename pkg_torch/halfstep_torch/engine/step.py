@@ -8,18 +8,20 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Link, MeasuringRule, Rule, StateArray, Weights, Words, streams_of
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import Role, high_key, leaf_id, leaf_keys, words_from
+from halfstep_torch.numbers.random_words import high_key, leaf_id, leaf_keys, whole_words, words_from
+from halfstep_torch.rule import BoundRule, ParamInfo, Rule
 from halfstep_torch.storage.blocks import Blocks
-from halfstep_torch.weights.params import NearestRule, WeightRule, apply_updates
+from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.storage.stored_moment import Words
+from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights, apply_updates
 
 # A compiled kernel has the unit as a constant.
 _LONGEST_UNIT = 1 << 16
@@ -32,7 +34,7 @@ class Plan:
     Attributes:
         rules: in the order of the chain.
         links: of each rule, the index of its link in the chain.
-        sources: of each rule, which of the plan's distinct streams it reads.
+        sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
         roles: of each distinct stream, the roles that are read.
         prefixes: of each distinct stream, what stands before the name of the leaf.
         wrapped: how many rules before the last see the float32 weights that it keeps.
@@ -42,10 +44,10 @@ class Plan:
         stop: the rule before which it ends, or None.
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[BoundRule, ...]
     links: tuple[int, ...]
-    sources: tuple[tuple[int, ...], ...]
-    roles: tuple[tuple[Role, ...], ...]
+    sources: tuple[tuple[tuple[int, int], ...], ...]
+    roles: tuple[tuple[int, ...], ...]
     prefixes: tuple[str, ...]
     wrapped: int
     dtype: torch.dtype
@@ -55,21 +57,21 @@ class Plan:
 
     @functools.cached_property
     def stages(self) -> tuple["Plan", ...]:
-        """The step, cut in front of every rule that measures: by itself where none does.
+        """The step, cut around every rule that is not elementwise: by itself where there is none.
 
         A stage is run on all of a parameter before the next begins. All but the last leave an update in
         float32 and the weights alone.
         """
-        cuts = [i for i, rule in enumerate(self.rules) if isinstance(rule, MeasuringRule)]
-        ends = [0, *cuts, len(self.rules)] if cuts else []
-        return tuple(dataclasses.replace(self, first=i, stop=j) for i, j in itertools.pairwise(ends)) or (
+        alone = [i for i, rule in enumerate(self.rules) if rule.scope != "elementwise"]
+        cuts = sorted({0, len(self.rules), *alone, *(i + 1 for i in alone)}) if alone else []
+        return tuple(dataclasses.replace(self, first=i, stop=j) for i, j in itertools.pairwise(cuts)) or (
             self,
         )
 
     @property
-    def measures(self) -> bool:
-        """Whether this stage begins with a rule that measures."""
-        return self.stop is not None and bool(self.own) and isinstance(self.rules[self.first], MeasuringRule)
+    def scope(self) -> str:
+        """What the stage's rules see, as `Rule.scope` has it."""
+        return self.rules[self.first].scope if len(self.own) == 1 else "elementwise"
 
     @property
     def lands(self) -> bool:
@@ -82,12 +84,6 @@ class Plan:
         return range(len(self.rules))[self.first : self.stop]
 
     @functools.cached_property
-    def number_counts(self) -> tuple[int, ...]:
-        """How many numbers each of the stage's rules reads."""
-        measuring = self.first if self.measures else None
-        return tuple(1 if i == measuring else len(self.rules[i].number_names) for i in self.own)
-
-    @functools.cached_property
     def arrays(self) -> dict[str, StateArray]:
         """State arrays of the stage's rules, by name, and those that its weights are read from."""
         rules = [self.rules[i] for i in self.own]
@@ -98,6 +94,8 @@ class Plan:
     @property
     def blocks(self) -> frozenset[Blocks]:
         """The cuts of all formats with scales."""
+        if self.scope != "elementwise":
+            return frozenset()
         scales = (array.scale_of for array in self.arrays.values())
         return frozenset(fmt.blocks for fmt in scales if fmt and fmt.blocks)
 
@@ -119,69 +117,80 @@ class Plan:
         return self if all(blocks.run is None for blocks in self.blocks) else _with_whole_blocks(self)
 
     @property
-    def weight_rule(self) -> WeightRule:
+    def weights(self) -> BoundWeights:
         """What knows the weights best."""
         last = self.rules[-1] if self.rules else None
-        return last if isinstance(last, WeightRule) else NearestRule(dtype_name(self.dtype))
+        return (
+            last
+            if isinstance(last, BoundWeights)
+            else BoundWeights(NearestWeights(), dtype=dtype_name(self.dtype))
+        )
 
-    def streams(self, seeds: Sequence) -> tuple[tuple[int, str, tuple[Role, ...]], ...]:
+    def streams(self, seeds: Sequence) -> tuple[tuple[int, str, tuple[int, ...]], ...]:
         """Return the random streams that a step reads: seed, prefix of the names, and the roles read.
 
         Args:
             seeds: of each link of the chain.
         """
-        of_source = {}
+        of_stream = {}
         for rule, link, sources in zip(self.rules, self.links, self.sources, strict=True):
-            for stream, source in zip(streams_of(rule), sources, strict=True):
-                of_source[source] = _seed_of(seeds[link], stream.seed)
+            for source, (stream, _) in zip(rule.sources, sources, strict=True):
+                of_stream[stream] = _seed_of(seeds[link], source.seed)
         rows = enumerate(zip(self.prefixes, self.roles, strict=True))
-        return tuple((of_source[i] or 0, prefix, roles) for i, (prefix, roles) in rows)
+        return tuple((of_stream[i] or 0, prefix, roles) for i, (prefix, roles) in rows)
 
-    def weights_seen(self, p32: Tensor, state: Mapping[str, Tensor]) -> list[Tensor]:
+    def master_view(self, p32: Tensor, state: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the float32 weights that each of the stage's rules sees, given those of the model."""
         wrapped = range(len(self.rules) - 1 - self.wrapped, len(self.rules) - 1)
         if not any(i in wrapped for i in self.own):
             return [p32] * len(self.own)
-        known = self.weight_rule.float32(p32, state)
+        known = p32
+        if self.scope == "parameter":  # its state arrays are in one row
+            known = p32.reshape(-1)
+        known = self.weights.join(known, state).view(p32.shape)
         return [known if i in wrapped else p32 for i in self.own]
 
     def run(
-        self, p: Tensor, u: Tensor, state: Mapping[str, Tensor], numbers: Sequence[Sequence], keys: Sequence
+        self, p: Tensor, u: Tensor, state: Mapping[str, Tensor], numbers: Sequence, keys: Sequence
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the new weights, or the float32 update if another stage follows, and the new state arrays.
 
         Args:
             p: weights, a stretch of whole blocks: a leaf, a piece of one, or many leaves end to end; in one
-                row, or in rows of the plan's unit.
+                row, or in rows of the plan's unit. For a rule of scope "parameter", a leaf in its shape.
             u: their gradient, of any dtype that float32 holds, or the update of the stage before.
-            state: state arrays, in the shape of `p`, scales in one row.
-            numbers: of each of the stage's rules.
+            state: state arrays, in the shape of `p`, scales in one row; all in one row for such a stage.
+            numbers: of each of the stage's rules, by name.
             keys: the columns of `stream_keys`: int32 numbers or 0-d tensors, or tensors that broadcast with
                 `p`. The first is the row-major index minus the position in `p`.
         """
-        words = self._words(p, keys)
+        words_of = self._words(p, keys)
         u, p32, new_state = u.to(torch.float32), p.to(torch.float32), {}
-        if self.maximize and self.first == 0 and not self.measures:
+        if self.maximize and self.first == 0:
             u = -u
-        seen = self.weights_seen(p32, state)
-        for i, known, of_rule in zip(self.own, seen, numbers, strict=True):
-            u, arrays = self.rules[i].update(u, known, state, of_rule, _words_of(words, self.sources[i]))
+        views = self.master_view(p32, state)
+        for i, view, of_rule in zip(self.own, views, numbers, strict=True):
+            words = [words_of(stream, role) for stream, role in self.sources[i]]
+            u, arrays = self.rules[i].update(u, view, state, of_rule, words)
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
 
-    def _words(self, p: Tensor, keys: Sequence) -> dict[int, Words]:
-        """Return the random words of each distinct stream that the stage reads."""
-        read = {source for i in self.own for source in self.sources[i]}
-        if not read:
-            return {}
-        index = torch.arange(p.numel(), dtype=torch.int32, device=p.device).view(p.shape) + keys[0]
-        words, at = {}, 1
-        for source, roles in enumerate(self.roles):
-            if source in read:
-                k1: dict[int, Any] = dict(zip(roles, keys[at + 1 : at + 1 + len(roles)], strict=True))
-                words[source] = words_from(index, keys[at], k1)
+    def _words(self, p: Tensor, keys: Sequence) -> Callable[[int, int], Words]:
+        """Return a function from a stream and a role of the stage to its words."""
+        columns, at = {}, 1
+        for stream, roles in enumerate(self.roles):
+            columns[stream] = keys[at], dict(zip(roles, keys[at + 1 : at + 1 + len(roles)], strict=True))
             at += 1 + len(roles)
-        return words
+        if self.scope == "parameter":
+            return lambda stream, role: (
+                lambda shape: whole_words(columns[stream][0], columns[stream][1][role], shape, p.device)
+            )
+        words = {}
+        if any(self.sources[i] for i in self.own):
+            index = torch.arange(p.numel(), dtype=torch.int32, device=p.device).view(p.shape) + keys[0]
+            for stream in {stream for i in self.own for stream, _ in self.sources[i]}:
+                words[stream] = words_from(index, *columns[stream])
+        return lambda stream, role: lambda shape: words[stream](role)
 
 
 def _with_whole_blocks(x: Any) -> Any:
@@ -196,22 +205,17 @@ def _with_whole_blocks(x: Any) -> Any:
     return dataclasses.replace(x, **fields)
 
 
-def _words_of(words: Mapping[int, Words], sources: Sequence[int]) -> Words:
-    """Return the words that one rule reads, by role and stream."""
-    return lambda role, stream=0: words[sources[stream]](role)
-
-
 def _seed_of(seed: Any, which: int) -> int | None:
     """Return one seed of a link."""
     return seed[which] if isinstance(seed, (tuple, list)) else seed
 
 
 def make_plan(
-    rules: Sequence[Rule | None],
+    rules: Sequence[BoundRule | None],
     seeds: Sequence,
     dtype: torch.dtype,
     maximize: bool,
-    wraps: int = 0,
+    wrapped_links: int = 0,
 ) -> Plan:
     """Put the rules of one parameter together.
 
@@ -220,19 +224,19 @@ def make_plan(
         seeds: of each link.
         dtype: of the weights.
         maximize: ascend.
-        wraps: how many links before the last see the float32 weights that it keeps.
+        wrapped_links: how many links before the last see the float32 weights that it keeps.
     """
     chosen = [(i, rule) for i, rule in enumerate(rules) if rule is not None]
-    distinct: dict[tuple[int | None, str], list[Role]] = {}
+    distinct: dict[tuple[int | None, str], list[int]] = {}
     sources = []
     for i, rule in chosen:
-        read = [((_seed_of(seeds[i], k), prefix), roles) for k, prefix, roles in streams_of(rule)]
-        for source, of_rule in read:
-            roles = distinct.setdefault(source, [])
-            roles.extend(role for role in of_rule if role not in roles)
-        sources.append(tuple(list(distinct).index(source) for source, _ in read))
+        read = [((_seed_of(seeds[i], seed), prefix), role) for role, seed, prefix in rule.sources]
+        for stream, role in read:
+            roles = distinct.setdefault(stream, [])
+            roles.extend([] if role in roles else [role])
+        sources.append(tuple((list(distinct).index(stream), role) for stream, role in read))
     last = len(rules) - 1
-    wrapped = range(last - wraps, last) if rules and rules[last] is not None else range(0)
+    wrapped = range(last - wrapped_links, last) if rules and rules[last] is not None else range(0)
     return Plan(
         rules=tuple(rule for _, rule in chosen),
         links=tuple(i for i, _ in chosen),
@@ -245,24 +249,24 @@ def make_plan(
     )
 
 
-def make_rules(
-    links: Sequence[Link], function: str, values: Sequence[tuple], weights: Weights
-) -> list[Rule | None]:
+def bind_rules(
+    links: Sequence[Rule], caller: str, values: Sequence[Any], info: ParamInfo
+) -> list[BoundRule | None]:
     """Return of each link what it does to a parameter.
 
     Args:
         links: of the chain.
-        function: for messages.
+        caller: for messages.
         values: of each link, what `read` gave.
-        weights: of the parameter.
+        info: of the parameter.
     """
-    rules: list[Rule | None] = []
+    rules: list[BoundRule | None] = []
     wrapped_from = len(links)
     for i, (link, own) in reversed(list(enumerate(zip(links, values, strict=True)))):
-        seen = weights._replace(dtype=torch.float32) if i >= wrapped_from else weights
-        rules.append(link.rule(function, own, seen))
-        if link.wraps and rules[-1] is not None:
-            wrapped_from = min(wrapped_from, i - link.wraps)
+        seen = info._replace(dtype=torch.float32) if i >= wrapped_from else info
+        rules.append(link.bind(caller, own, seen))
+        if link.wrapped_links and rules[-1] is not None:
+            wrapped_from = min(wrapped_from, i - link.wrapped_links)
     return rules[::-1]
 
 

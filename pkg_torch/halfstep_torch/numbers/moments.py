@@ -4,23 +4,47 @@ Contract: section M. How a moment is stored is not decided here (`formats.py` do
 """
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 
-def ema(average, value, b, one_minus_b):
+class DecayRate(NamedTuple):
+    """The decay rate of an average.
+
+    Attributes:
+        b: the rate, a float32 number.
+        one_minus_b: 1 - b, computed in float32.
+    """
+
+    b: float
+    one_minus_b: float
+
+    @classmethod
+    def of(cls, b: float) -> "DecayRate":
+        """Return both numbers of a rate."""
+        b32 = np.float32(b)
+        return cls(float(b32), float(np.float32(1) - b32))
+
+
+def ema(average: Tensor, value: Tensor, rate: DecayRate) -> Tensor:
     """Return (b average) + ((1 - b) value): two products and a sum, each rounded once to float32.
 
     Args:
         average: float32 tensor.
         value: float32 tensor.
-        b: a float32 number.
-        one_minus_b: 1 - b, computed in float32.
+        rate: b, and 1 - b; in a rule the number of a `decay_rate` field.
+
+    Example:
+        >>> import torch
+        >>> ema(torch.zeros(1), torch.ones(1), DecayRate.of(0.75))
+        tensor([0.2500])
 
     Source: contract M1.
     """
     # Written out: lerp, addcmul and add(alpha=) may fuse the product and the sum.
-    return (b * average) + (one_minus_b * value)
+    return (rate.b * average) + (rate.one_minus_b * value)
 
 
 @functools.lru_cache(maxsize=1024)

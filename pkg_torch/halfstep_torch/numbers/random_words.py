@@ -27,6 +27,21 @@ class Role(enum.IntEnum):
     STATE = 4
 
 
+_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
+
+
+def role_of(name: str) -> int:
+    """Return the role of a moment's words, given its name in the contract.
+
+    1 for "mu" and "trace", 2 for "nu"; of any other name its `leaf_id` (contract W6).
+
+    Example:
+        >>> role_of("nu"), hex(role_of("layer/w"))
+        (<Role.NU: 2>, '0x66ca8284')
+    """
+    return _ROLES[name] if name in _ROLES else leaf_id(name)
+
+
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
@@ -176,16 +191,32 @@ def random_words(
         raise ValueError(
             f"random_words: leaf={leaf} is outside [0, 2^32). Use a name, or what leaf_id gives."
         )
-    row = leaf_keys(seed, [step], [leaf], [role])[0]
+    k0, k1 = as_int32(leaf_keys(seed, [step], [leaf], [role])[0]).tolist()
+    return whole_words(k0, k1, shape, device, offset).view(torch.uint32)
+
+
+def whole_words(
+    k0: int, k1: int, shape: Sequence[int], device: torch.device | str | None, offset: int = 0
+) -> Tensor:
+    """Return the int32 words of an array, or of the part of it that starts at a row-major index.
+
+    Args:
+        k0: int32.
+        k1: int32, of one role.
+        shape: of the array or part.
+        device: where to make them.
+        offset: row-major index of the first element.
+    """
+    row = np.array([k1], np.int64).astype(np.uint32)
     total, parts = math.prod(shape), []
     start = offset
     while start < offset + total:
         # The high half of the index is constant within a part.
         stop = min(offset + total, (start >> 32) + 1 << 32)
-        k0, k1 = as_int32(np.array([row[0], high_key(row[1:], start >> 32)[0]]))
+        high = int(as_int32(high_key(row, start >> 32))[0])
         low = start & 0xFFFFFFFF
         index = torch.arange(low, low + stop - start, dtype=torch.int64, device=device).to(torch.int32)
-        parts.append(words_from(index, int(k0), {role: int(k1)})(role))
+        parts.append(words_from(index, k0, {0: high})(0))
         start = stop
     flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32, device=device)
-    return flat.view(torch.uint32).reshape(shape)
+    return flat.reshape(tuple(shape))

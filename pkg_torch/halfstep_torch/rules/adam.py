@@ -1,125 +1,58 @@
-"""The Adam update rule, composed of moments, formats and random words. Contract: section A."""
+"""The Adam update rule, and `Adam` and `AdamW` as optimizers. Contract: section A."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Link, State, StateArray, Update, Weights, Words
+from halfstep_torch.chain import chain
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.numbers import moments as averages
 from halfstep_torch.numbers.exact import sqrt
-from halfstep_torch.numbers.hyperparameters import decay_rate, nonnegative, pair
-from halfstep_torch.numbers.moments import bias_correction, ema
-from halfstep_torch.numbers.random_words import Role
+from halfstep_torch.numbers.hyperparameters import pair
+from halfstep_torch.numbers.moments import ema
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.storage.formats import Format, as_format
-from halfstep_torch.storage.stored_moment import MomentArguments, StoredMoment, group_value
-
-_MU = MomentArguments(Role.MU, "exp_avg", "mu_dtype", "mu_rounding", "b1")
-_NU = MomentArguments(Role.NU, "exp_avg_sq", "nu_dtype", "nu_rounding", "b2")
-
-
-@dataclasses.dataclass(frozen=True)
-class AdamRule:
-    """Adam on one parameter.
-
-    Attributes:
-        mu: how the first moment is stored.
-        nu: how the second is.
-        nesterov: look one step ahead.
-    """
-
-    number_names: ClassVar[tuple[str, ...]] = (
-        *("b1", "1 - b1", "b2", "1 - b2"),
-        *("r1", "r2", "r1 of the next step"),
-        *("eps", "eps_root"),
-    )
-    mu: StoredMoment
-    nu: StoredMoment
-    nesterov: bool
-
-    @property
-    def arrays(self) -> Mapping[str, StateArray]:
-        """Both moments."""
-        return {**self.mu.arrays, **self.nu.arrays}
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """Roles of the moments that are rounded stochastically."""
-        return self.mu.roles + self.nu.roles
-
-    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
-        """Return u = (m r1) / (sqrt((v r2) + eps_root) + eps) and the stored moments (contract A5)."""
-        b1, one_minus_b1, b2, one_minus_b2, r1, r2, r1_next, eps, eps_root = numbers
-        g = u
-        mu = ema(self.mu.decode(state), g, b1, one_minus_b1)
-        nu = ema(self.nu.decode(state), g * g, b2, one_minus_b2)
-        # The update reads what was stored: a step is a function of what a checkpoint holds (contract A7).
-        (mus, m), (nus, v) = self.mu.store(mu, words), self.nu.store(nu, words)
-        m_hat = ema(m * r1_next, g * r1, b1, one_minus_b1) if self.nesterov else m * r1
-        u = m_hat / (sqrt((v * r2) + eps_root) + eps)
-        return u, {**mus, **nus}
+from halfstep_torch.rule import Rule, decay_rate, host_only, moment, number
+from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.storage.formats import DType
+from halfstep_torch.weights.param_storage import with_param_storage
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleByAdam(Link):
+class ScaleByAdam(Rule):
     """The transform that `scale_by_adam` returns; its arguments, unchecked."""
 
-    function: ClassVar[str] = "scale_by_adam"
-    b1: Any
-    b2: Any
-    eps: Any
-    eps_root: Any
-    mu_dtype: Any
-    nu_dtype: Any
-    mu_rounding: str
-    nu_rounding: str
-    nesterov: bool
-    seed: int
-    bias_correction: bool = True
+    b1: Any = decay_rate(0.9, "betas[0]")
+    b2: Any = decay_rate(0.999, "betas[1]")
+    eps: Any = number(1e-8)
+    eps_root: Any = number(0.0)
+    mu_dtype: Any = None
+    nu_dtype: Any = None
+    mu_rounding: str = "auto"
+    nu_rounding: str = "stochastic"
+    nesterov: bool = False
+    bias_correction: bool = host_only(True)
+    seed: Any = 0
+    exp_avg = moment("mu", rate="b1")
+    exp_avg_sq = moment("nu", rate="b2", signed=False)
 
-    @property
-    def entries(self) -> dict[str, Any]:
-        """`betas`, `eps`, `eps_root` and the dtypes of the moments."""
-        return {
-            "betas": (self.b1, self.b2),
-            "eps": self.eps,
-            "eps_root": self.eps_root,
-            "mu_dtype": self.mu_dtype,
-            "nu_dtype": self.nu_dtype,
-        }
+    def numbers(self, h: Any, step: int) -> Mapping[str, Any]:
+        """Return r1, r2 and r1 of the next step: the inverse bias corrections."""
+        if not self.bias_correction:
+            return {"r1": 1.0, "r2": 1.0, "r1_next": 1.0}
+        inverse = lambda b, count: np.float32(1) / averages.bias_correction(b, count)  # noqa: E731
+        return {"r1": inverse(h.b1, step), "r2": inverse(h.b2, step), "r1_next": inverse(h.b1, step + 1)}
 
-    def read(self, function: str, group: Mapping[str, Any]) -> tuple:
-        """Return (b1, b2, eps, eps_root, mu_dtype, nu_dtype)."""
-        b1, b2 = pair(function, "betas", group["betas"])
-        return (
-            decay_rate(function, "betas[0]", b1),
-            decay_rate(function, "betas[1]", b2),
-            nonnegative(function, "eps", group["eps"]),
-            nonnegative(function, "eps_root", group["eps_root"]),
-            as_format(function, "mu_dtype", group["mu_dtype"], signed=True),
-            as_format(function, "nu_dtype", group["nu_dtype"]),
-        )
-
-    def rule(self, function: str, values: tuple, weights: Weights) -> AdamRule:
-        """Resolve formats and roundings."""
-        b1, b2, _, _, mu, nu = values
-        mu = _MU.stored(function, mu, self.mu_rounding, weights, b1)
-        nu = _NU.stored(function, nu, self.nu_rounding, weights, b2)
-        return AdamRule(mu, nu, self.nesterov)
-
-    def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
-        """Return `AdamRule.number_names`, all computed in float32."""
-        one = np.float32(1)
-        b1, b2, eps, eps_root = map(np.float32, values[:4])
-        if self.bias_correction:
-            r1, r2 = one / bias_correction(b1, step), one / bias_correction(b2, step)
-            r1_next = one / bias_correction(b1, step + 1)
-        else:
-            r1, r2, r1_next = one, one, one
-        return tuple(map(float, (b1, one - b1, b2, one - b2, r1, r2, r1_next, eps, eps_root)))
+    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
+        """Return u = (m r1) / (sqrt((v r2) + eps_root) + eps), m and v as stored (contract A5, A7)."""
+        mu, nu = moments.exp_avg, moments.exp_avg_sq
+        v = nu.round(ema(nu.value, g * g, n.b2))
+        m = mu.round(ema(mu.value, g, n.b1))
+        m_hat = ema(m * n.r1_next, g * n.r1, n.b1) if self.nesterov else m * n.r1
+        return m_hat / (sqrt((v * n.r2) + n.eps_root) + n.eps)
 
 
 def scale_by_adam(
@@ -127,15 +60,15 @@ def scale_by_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     eps_root: float = 0.0,
-    mu_dtype: str | torch.dtype | Format | None = None,
+    mu_dtype: DType = None,
     *,
-    nu_dtype: str | torch.dtype | Format | None = None,
+    nu_dtype: DType = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     nesterov: bool = False,
     bias_correction: bool = True,
     seed: Seed = 0,
-) -> Link:
+) -> Rule:
     """Rescale updates by Adam.
 
     With t the parameter's step, m and v the stored moments, r1 = 1 / (1 - b1^t), r2 = 1 / (1 - b2^t):
@@ -174,18 +107,168 @@ def scale_by_adam(
         ValueError: for a number out of range, a dtype that holds no moment, or a rounding that freezes it.
 
     Example:
-        >>> scale_by_adam(b2=0.99, nu_dtype="bfloat16").function
+        >>> scale_by_adam(b2=0.99, nu_dtype="bfloat16").name
         'scale_by_adam'
 
     Source: D. Kingma, J. Ba, "Adam", ICLR 2015, algorithm 1; storage and rounding: contract A5, F1 to F3.
     """
-    function = "scale_by_adam"
-    rates = decay_rate(function, "b1", b1), decay_rate(function, "b2", b2)
-    nonnegative(function, "eps", eps)
-    nonnegative(function, "eps_root", eps_root)
-    mu, nu = as_format(function, "mu_dtype", mu_dtype, signed=True), as_format(function, "nu_dtype", nu_dtype)
-    _MU.check(function, mu, mu_rounding, rates[0])
-    _NU.check(function, nu, nu_rounding, rates[1])
-    seed = as_seed(function, seed)
-    moments = (group_value(mu), group_value(nu), mu_rounding, nu_rounding)
-    return ScaleByAdam(b1, b2, eps, eps_root, *moments, nesterov, seed, bias_correction)
+    return ScaleByAdam(
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        eps_root=eps_root,
+        mu_dtype=mu_dtype,
+        nu_dtype=nu_dtype,
+        mu_rounding=mu_rounding,
+        nu_rounding=nu_rounding,
+        nesterov=nesterov,
+        bias_correction=bias_correction,
+        seed=seed,
+    ).checked()
+
+
+class Adam(Optimizer):
+    """Adam with L2 decay, as `torch.optim.Adam`, with weights of 16 bits and moments of 16, 8 or 4.
+
+    `chain(add_decayed_weights, scale_by_adam, scale_by_learning_rate, round_stochastically)`: all arithmetic
+    in float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32
+    throughout it is `torch.optim.Adam` to within rounding.
+
+    Args:
+        params: as `AdamW` takes them.
+        lr: as `AdamW` takes it.
+        betas: decay rates of the two moments.
+        eps: added to the square root of the second moment.
+        weight_decay: L2 decay, added to the gradient.
+        maximize: ascend.
+        mu_dtype: as in `AdamW`.
+        nu_dtype: as in `AdamW`.
+        mu_rounding: as in `AdamW`.
+        nu_rounding: as in `AdamW`.
+        param_storage: as in `AdamW`.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; the bits are the same.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.Adam(model.named_parameters(), lr=1e-3, nu_dtype="float32")
+        >>> optimizer.param_groups[0]["nu_dtype"]
+        'float32'
+
+    Source: D. Kingma, J. Ba, "Adam", ICLR 2015. Contract A5, A6.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        mu_dtype: DType = None,
+        nu_dtype: DType = None,
+        mu_rounding: str = "auto",
+        nu_rounding: str = "stochastic",
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        b1, b2 = pair(caller, "betas", betas)
+        adam = ScaleByAdam(
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            seed=seed,
+        )
+        links = [AddDecayedWeights(weight_decay), adam, ScaleByLearningRate(lr)]
+        tx = with_param_storage(caller, chain(*links), param_storage, seed)
+        super().__init__(params, tx, maximize=maximize, compile=compile)
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled decay, as `torch.optim.AdamW`, with weights of 16 bits and moments of 16, 8 or 4.
+
+    `chain(scale_by_adam, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic
+    in float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32
+    throughout it is `torch.optim.AdamW` to within rounding.
+
+    Args:
+        params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
+        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count
+            of steps so far to a number.
+        betas: decay rates of the two moments.
+        eps: added to the square root of the second moment.
+        weight_decay: decoupled decay; it is scaled by the learning rate.
+        maximize: ascend.
+        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
+            a `scaled` or `codebook` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
+        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `codebook` format
+            without a sign, or "ufloat8_e6m2".
+        mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
+            "nearest_unchecked".
+        nu_rounding: likewise, for the second moment.
+        param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
+            (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; the bits are the same.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.AdamW(model.named_parameters(), lr=1e-3, weight_decay=0.1, seed=0)
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step(zero_grad=True)
+
+    Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract A5, A6.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        maximize: bool = False,
+        mu_dtype: DType = None,
+        nu_dtype: DType = None,
+        mu_rounding: str = "auto",
+        nu_rounding: str = "stochastic",
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        b1, b2 = pair(caller, "betas", betas)
+        adam = ScaleByAdam(
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            seed=seed,
+        )
+        links = [adam, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
+        tx = with_param_storage(caller, chain(*links), param_storage, seed)
+        super().__init__(params, tx, maximize=maximize, compile=compile)

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from halfstep_torch.chain import Chain, Link, chain
+from halfstep_torch.chain import Chain, chain
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.hyperparameters import pair
 from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.rule import Rule
 from halfstep_torch.rules.adam import ScaleByAdam
-from halfstep_torch.rules.aliases import DType, stored
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
-from halfstep_torch.storage.formats import scaled
+from halfstep_torch.storage.formats import DType, scaled
+from halfstep_torch.weights.param_storage import with_param_storage
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)
 LAMB16_NU = scaled("ufloat8_e5m3", 128)
@@ -30,24 +31,20 @@ class Lamb(Optimizer):
     own, once per step.
 
     Args:
-        params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
-        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count
-            of steps so far to a number. A step moves a parameter by about this share of its norm.
+        params: as `AdamW` takes them.
+        lr: as `AdamW` takes it. A step moves a parameter by about this share of its norm.
         betas: decay rates of the two moments.
         eps: added to the square root of the second moment.
         weight_decay: decoupled decay; it is part of the update whose norm is taken.
         maximize: ascend.
-        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
-            a `scaled` or `codebook` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
-        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `codebook` format
-            without a sign, or "ufloat8_e6m2".
-        mu_rounding: "auto" (nearest unless that would freeze the moment), "stochastic", "nearest" or
-            "nearest_unchecked".
-        nu_rounding: likewise, for the second moment.
+        mu_dtype: as in `AdamW`.
+        nu_dtype: as in `AdamW`.
+        mu_rounding: as in `AdamW`.
+        nu_rounding: as in `AdamW`.
         param_storage: how weights of 16 bits are stored, as in `AdamW`. Under "split8", "split16" and
             "master" norms too are those of the float32 weights.
-        bias_correction: the paper's first version and its last have it, its third has not. Without decay and
-            `eps` the ratio cancels it, all but rounding.
+        bias_correction: present in v1 and the final paper, absent in v3; without decay and `eps` the ratio
+            cancels it up to rounding.
         max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; what comes before the ratio has the same bits.
@@ -88,19 +85,28 @@ class Lamb(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
     ) -> None:
-        function = type(self).__name__
-        seed = as_seed(function, seed)
-        b1, b2 = pair(function, "betas", betas)
-        moments = (mu_dtype, nu_dtype, mu_rounding, nu_rounding)
-        adam = ScaleByAdam(b1, b2, eps, 0.0, *moments, False, seed, bias_correction)
-        trust = ScaleByTrustRatio(0.0, 1.0, 0.0, max_norm, None, None)
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        b1, b2 = pair(caller, "betas", betas)
+        adam = ScaleByAdam(
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            bias_correction=bias_correction,
+            seed=seed,
+        )
+        trust = ScaleByTrustRatio(max_norm=max_norm)
         tx = _chained(adam, weight_decay, trust, lr)
-        tx = stored(function, tx, param_storage, seed)
+        tx = with_param_storage(caller, tx, param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
 class Lamb16(Optimizer):
-    """LAMB with 16 bits of state per parameter: what LAMB16 set out to do, in formats that keep it.
+    """LAMB with 16 bits of state per parameter: LAMB16's goal, in formats that preserve the moments.
 
     `Lamb` with its first moment in float8_e4m3fn and its second, rounded stochastically, in ufloat8_e5m3,
     each in blocks of 128 with a scale: 2.02 bytes per parameter. With `trust_power`, LAMB16's trust ratio:
@@ -112,19 +118,19 @@ class Lamb16(Optimizer):
     `docs/lamb16.md` has the figures.
 
     Args:
-        params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
-        lr: learning rate, as in `Lamb`.
-        betas: decay rates of the two moments.
-        eps: added to the square root of the second moment.
+        params: as `AdamW` takes them.
+        lr: as in `Lamb`.
+        betas: as in `Lamb`.
+        eps: as in `Lamb`.
         weight_decay: as in `Lamb`.
         maximize: ascend.
         mu_dtype: as in `Lamb`.
         nu_dtype: as in `Lamb`.
-        mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked".
-        nu_rounding: likewise.
-        param_storage: how weights of 16 bits are stored, as in `Lamb`.
+        mu_rounding: as in `Lamb`.
+        nu_rounding: as in `Lamb`.
+        param_storage: as in `Lamb`.
         bias_correction: as in `Lamb`. The published code has none.
-        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.
+        max_norm: as in `Lamb`.
         trust_power: None for LAMB's own ratio, or a number in (0, 1); the published code has 0.382. Not 1:
             the learning rate would cancel, and a schedule do nothing.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
@@ -167,19 +173,28 @@ class Lamb16(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
     ) -> None:
-        function = type(self).__name__
-        seed = as_seed(function, seed)
-        b1, b2 = pair(function, "betas", betas)
-        moments = (mu_dtype, nu_dtype, mu_rounding, nu_rounding)
-        adam = ScaleByAdam(b1, b2, eps, 0.0, *moments, False, seed, bias_correction)
-        trust = ScaleByTemperedTrustRatio(trust_power, max_norm)
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        b1, b2 = pair(caller, "betas", betas)
+        adam = ScaleByAdam(
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            bias_correction=bias_correction,
+            seed=seed,
+        )
+        trust = ScaleByTemperedTrustRatio(trust_power=trust_power, max_norm=max_norm)
         tx = _chained(adam, weight_decay, trust, lr)
-        tx = stored(function, tx, param_storage, seed)
+        tx = with_param_storage(caller, tx, param_storage, seed)
         super().__init__(params, tx, maximize=maximize, compile=compile)
 
 
 def _chained(
-    adam: Link, weight_decay: float, trust: Link, lr: float | Tensor | Callable[[int], float]
+    adam: Rule, weight_decay: float, trust: Rule, lr: float | Tensor | Callable[[int], float]
 ) -> Chain:
     """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
     return chain(adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr))

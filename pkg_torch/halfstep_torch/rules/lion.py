@@ -1,51 +1,40 @@
-"""The Lion update rule. Contract: A9."""
+"""The Lion update rule, and `Lion` as an optimizer. Contract: A9."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Link, State, StateArray, Update, Weights, Words
-from halfstep_torch.numbers.hyperparameters import decay_rate, pair
+from halfstep_torch.chain import chain
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.numbers.hyperparameters import pair
 from halfstep_torch.numbers.moments import ema
-from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.storage.formats import Format, as_format
-from halfstep_torch.storage.stored_moment import MomentArguments, StoredMoment, group_value
-
-_MU = MomentArguments(Role.MU, "exp_avg", "mu_dtype", "mu_rounding", "b2")
+from halfstep_torch.rule import Rule, decay_rate, moment
+from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.storage.formats import DType
+from halfstep_torch.weights.param_storage import with_param_storage
 
 
 @dataclasses.dataclass(frozen=True)
-class LionRule:
-    """Lion on one parameter.
+class ScaleByLion(Rule):
+    """The transform that `scale_by_lion` returns; its arguments, unchecked."""
 
-    Attributes:
-        mu: how the average is stored.
-    """
+    b1: Any = decay_rate(0.9, "betas[0]")
+    b2: Any = decay_rate(0.99, "betas[1]")
+    mu_dtype: Any = None
+    mu_rounding: str = "auto"
+    seed: Any = 0
+    exp_avg = moment("mu", rate="b2")
 
-    number_names: ClassVar[tuple[str, ...]] = ("b1", "1 - b1", "b2", "1 - b2")
-    mu: StoredMoment
-
-    @property
-    def arrays(self) -> Mapping[str, StateArray]:
-        """The average."""
-        return self.mu.arrays
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """The role of the average, if it is rounded stochastically."""
-        return self.mu.roles
-
-    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
-        """Return the sign of (b1 m) + ((1 - b1) g) and the stored average (contract A9)."""
-        b1, one_minus_b1, b2, one_minus_b2 = numbers
-        g, m = u, self.mu.decode(state)
-        stored, _ = self.mu.store(ema(m, g, b2, one_minus_b2), words)
-        return _sign(ema(m, g, b1, one_minus_b1)), stored
+    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
+        """Return the sign of (b1 m) + ((1 - b1) g), and store (b2 m) + ((1 - b2) g) (contract A9)."""
+        mu = moments.exp_avg
+        mu.round(ema(mu.value, g, n.b2))
+        return _sign(ema(mu.value, g, n.b1))
 
 
 def _sign(x: Tensor) -> Tensor:
@@ -54,50 +43,14 @@ def _sign(x: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), x, u)
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaleByLion(Link):
-    """The transform that `scale_by_lion` returns; its arguments, unchecked."""
-
-    function: ClassVar[str] = "scale_by_lion"
-    b1: Any
-    b2: Any
-    mu_dtype: Any
-    mu_rounding: str
-    seed: int
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        """`betas` and the dtype of the average."""
-        return {"betas": (self.b1, self.b2), "mu_dtype": self.mu_dtype}
-
-    def read(self, function: str, group: Mapping[str, Any]) -> tuple:
-        """Return (b1, b2, mu_dtype)."""
-        b1, b2 = pair(function, "betas", group["betas"])
-        return (
-            decay_rate(function, "betas[0]", b1),
-            decay_rate(function, "betas[1]", b2),
-            as_format(function, "mu_dtype", group["mu_dtype"], signed=True),
-        )
-
-    def rule(self, function: str, values: tuple, weights: Weights) -> LionRule:
-        """Resolve format and rounding."""
-        _, b2, mu = values
-        return LionRule(_MU.stored(function, mu, self.mu_rounding, weights, b2))
-
-    def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
-        """Return `LionRule.number_names`, all computed in float32."""
-        b1, b2 = map(np.float32, values[:2])
-        return tuple(map(float, (b1, np.float32(1) - b1, b2, np.float32(1) - b2)))
-
-
 def scale_by_lion(
     b1: float = 0.9,
     b2: float = 0.99,
-    mu_dtype: str | torch.dtype | Format | None = None,
+    mu_dtype: DType = None,
     *,
     mu_rounding: str = "auto",
     seed: Seed = 0,
-) -> Link:
+) -> Rule:
     """Replace updates by the sign of their average.
 
     With m the average as it was stored at the step before:
@@ -126,14 +79,66 @@ def scale_by_lion(
         ValueError: for a number out of range, a dtype that holds no moment, or a rounding that freezes it.
 
     Example:
-        >>> scale_by_lion(mu_dtype="bfloat16").function
+        >>> scale_by_lion(mu_dtype="bfloat16").name
         'scale_by_lion'
 
     Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
     Storage and rounding: contract A9, F1 to F3.
     """
-    function = "scale_by_lion"
-    decay_rate(function, "b1", b1)
-    mu = as_format(function, "mu_dtype", mu_dtype, signed=True)
-    _MU.check(function, mu, mu_rounding, decay_rate(function, "b2", b2))
-    return ScaleByLion(b1, b2, group_value(mu), mu_rounding, as_seed(function, seed))
+    return ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed).checked()
+
+
+class Lion(Optimizer):
+    """Lion with decoupled decay, with weights of 16 bits and an average of 16, 8 or 4.
+
+    `chain(scale_by_lion, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic
+    in float32; rounds the average to its dtype, and the weight to its own, once per step.
+
+    Args:
+        params: as `AdamW` takes them.
+        lr: as `AdamW` takes it.
+        betas: rate of the average whose sign is taken, and decay rate of the average that is kept.
+        weight_decay: decoupled decay; it is scaled by the learning rate.
+        maximize: ascend.
+        mu_dtype: how the average (`exp_avg`) is stored, as in `scale_by_lion`.
+        mu_rounding: as in `scale_by_lion`.
+        param_storage: how weights of 16 bits are stored, as in `AdamW`.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; the bits are the same.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.Lion(model.named_parameters(), lr=1e-4, mu_dtype="bfloat16")
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step(zero_grad=True)
+
+    Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
+    Contract A6, A9.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        mu_dtype: DType = None,
+        mu_rounding: str = "auto",
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        b1, b2 = pair(caller, "betas", betas)
+        lion = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed)
+        links = [lion, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
+        tx = with_param_storage(caller, chain(*links), param_storage, seed)
+        super().__init__(params, tx, maximize=maximize, compile=compile)

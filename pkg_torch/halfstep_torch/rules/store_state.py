@@ -5,137 +5,40 @@ Contract: section S.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import (
-    Chain,
-    Link,
-    Rule,
-    State,
-    StateArray,
-    Stream,
-    Update,
-    Weights,
-    Words,
-    chain,
-    streams_of,
-)
-from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.chain import Chain, chain
 from halfstep_torch.numbers.random_words import Role
-from halfstep_torch.numbers.rounding import round_value
 from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.rule import BoundRule, ParamInfo, Rule, declared
 from halfstep_torch.storage.formats import Format, as_format
-from halfstep_torch.storage.stored_moment import StoredMoment
+from halfstep_torch.storage.state_array import WordSource
+from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, StoredMoment
 
 Select = Callable[[str, Tensor], bool]
 
-_FUNCTION = "store_state"
+_CALLER = "store_state"
 _ROUNDINGS = ("stochastic", "nearest_unchecked")
 _HELD = (torch.float32, torch.bfloat16, torch.float16)
-# What the contract calls torch's state arrays (S3).
-_NAMES = {"exp_avg": "mu", "exp_avg_sq": "nu", "momentum_buffer": "trace"}
-_SIGNED = ("exp_avg", "momentum_buffer")
-
-
-class _Candidate(NamedTuple):
-    """A state array that a format may hold.
-
-    Attributes:
-        key: in the state.
-        name: of the array, without the parameter's.
-        dtype: in which the wrapped rule keeps it.
-    """
-
-    key: str
-    name: str
-    dtype: torch.dtype
 
 
 @dataclasses.dataclass(frozen=True)
-class StoreStateRule:
-    """Another rule, whose state arrays are stored.
-
-    Attributes:
-        inner: the rule.
-        stored: how its arrays are stored.
-        dtypes: in which it keeps them.
-        names: of these arrays, in front of the parameter's.
-    """
-
-    inner: Rule
-    stored: tuple[StoredMoment, ...]
-    dtypes: tuple[torch.dtype, ...]
-    names: tuple[str, ...]
-
-    @property
-    def arrays(self) -> Mapping[str, StateArray]:
-        """The rule's own, codes in place of those that are stored."""
-        arrays = dict(self.inner.arrays)
-        for one in self.stored:
-            arrays |= one.arrays
-        return arrays
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """Those of the rule; see `streams`."""
-        return self.inner.roles
-
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        """The rule's words, and those of every array that is rounded stochastically."""
-        named = zip(self.stored, self.names, strict=True)
-        own = tuple(Stream(1, f"{name}/", one.roles) for one, name in named if one.roles)
-        return streams_of(self.inner) + own
-
-    @property
-    def number_names(self) -> tuple[str, ...]:
-        """Those of the rule."""
-        return self.inner.number_names
-
-    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
-        """Decode, run the rule, encode (contract S2)."""
-        inner_state = dict(state)
-        for one, dtype in zip(self.stored, self.dtypes, strict=True):
-            inner_state[one.key] = _as_kept(one.decode(state), dtype)
-        u, new = self.inner.update(u, p, inner_state, numbers, words)
-        arrays = dict(new)
-        stream = len(streams_of(self.inner))
-        for one in self.stored:
-            x = new[one.key].to(torch.float32)
-            codes, _ = one.store(x if one.format.codes.signed else x.abs(), _words_of(words, stream))
-            arrays |= codes
-            stream += len(one.roles)
-        return u, arrays
-
-
-def _as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return float32 values in the dtype of the wrapped rule: to nearest, decided on bits."""
-    if dtype == torch.float32:
-        return x
-    return round_value(x, dtype_name(dtype), None, saturate=True).to(dtype)
-
-
-def _words_of(words: Words, stream: int) -> Callable[[Role], Tensor]:
-    return lambda role: words(role, stream)
-
-
-@dataclasses.dataclass(frozen=True)
-class StoreState(Link):
+class StoreState(Rule):
     """One link of what `store_state` returns.
 
     Attributes:
-        inner: the wrapped link.
+        inner: the wrapped rule.
         format: of its arrays.
         stochastic: how they are rounded.
         select: which of them; None for all.
-        prefix: of their names: the place of the link in a wrapped chain.
-        seeds: of the wrapped link, and of the arrays' words.
+        prefix: of their names: the place of the rule in a wrapped chain.
+        seed: of the wrapped rule, and of the arrays' words.
     """
 
-    inner: Link
+    inner: Rule
     format: Format
     stochastic: bool
     select: Select | None
@@ -143,9 +46,14 @@ class StoreState(Link):
     seed: Any
 
     @property
-    def function(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What state dicts and messages call it: the formats must agree."""
-        return f"{_FUNCTION}({self.inner.function}, {_described(self.format)})"
+        return f"{_CALLER}({self.inner.name}, {_description(self.format)})"
+
+    @property
+    def scope(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of the wrapped rule."""
+        return self.inner.scope
 
     @property
     def reads_names(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -154,75 +62,78 @@ class StoreState(Link):
 
     @property
     def entries(self) -> dict[str, Any]:
-        """Those of the wrapped link."""
+        """Those of the wrapped rule."""
         return self.inner.entries
 
-    def read(self, function: str, group: Mapping[str, Any]) -> tuple:
-        """Return what the wrapped link reads."""
-        return self.inner.read(function, group)
+    def read(self, caller: str, group: Mapping[str, Any]) -> Any:
+        """Return what the wrapped rule reads."""
+        return self.inner.read(caller, group)
 
     def applies_to(self, name: str, param: Tensor) -> bool:
-        """Whether the wrapped link touches this parameter."""
+        """Whether the wrapped rule touches this parameter."""
         return self.inner.applies_to(name, param)
 
-    def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
-        """Return those of the wrapped link."""
-        return self.inner.numbers(function, values, step)
+    def step_numbers(self, h: Any, step: int) -> Any:
+        """Return those of the wrapped rule."""
+        return self.inner.step_numbers(h, step)
 
-    def rule(self, function: str, values: tuple, weights: Weights) -> Rule | None:
-        """Wrap the rule of the wrapped link, if any of its arrays is stored."""
-        inner = self.inner.rule(function, values, weights)
-        fmt = self.format.for_shape(weights.shape)
-        small = self.format.scaled and not fmt.scaled
-        if inner is None or small:
-            return inner
-        chosen = [one for one in self._candidates(inner, weights) if self._chooses(one, weights)]
-        for one in chosen:
-            if one.key in _SIGNED and not self.format.codes.signed:
-                raise ValueError(
-                    f"{_FUNCTION}: format={self.format.name} has no sign, and {one.name!r} has one. "
-                    'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
-                )
-        if not chosen:
-            return inner
-        stochastic = self.stochastic and fmt.rounds
-        stored = tuple(StoredMoment(one.key, fmt, stochastic, Role.STATE) for one in chosen)
-        dtypes, names = (one.dtype for one in chosen), (one.name for one in chosen)
-        return StoreStateRule(inner, stored, tuple(dtypes), tuple(names))
+    def bind(self, caller: str, h: Any, info: ParamInfo) -> BoundRule | None:
+        """Bind the wrapped rule, with the moments that are chosen stored once more."""
+        bound = self.inner.bind(caller, h, info)
+        if bound is None:
+            return None
+        moments = tuple(self._stored(one, info) for one in bound.moments)
+        return dataclasses.replace(bound, moments=moments)
 
-    def check_choice(self, function: str, values: tuple, all_weights: Sequence[Weights]) -> None:
+    def check_choice(self, caller: str, h: Any, infos: Sequence[ParamInfo]) -> None:
         """Raise ValueError if there are arrays to choose from, and `select` chooses none."""
         asked = []
-        for weights in all_weights if self.select is not None else ():
-            inner = self.inner.rule(function, values, weights)
-            for one in self._candidates(inner, weights) if inner is not None else ():
-                if self._chooses(one, weights):
-                    return
-                asked.append(f"{one.name}/{weights.name}")
+        for info in infos if self.select is not None else ():
+            bound = self.inner.bind(caller, h, info)
+            for one in bound.moments if bound is not None else ():
+                if self._may_store(one, info):
+                    if self._chooses(one, info):
+                        return
+                    asked.append(f"{self._name(one)}/{info.name}")
         if asked:
             raise ValueError(
-                f"{_FUNCTION}: select chooses none of {', '.join(map(repr, asked[:8]))}. "
+                f"{_CALLER}: select chooses none of {', '.join(map(repr, asked[:8]))}. "
                 "Choose one of them, or leave select out."
             )
 
-    def _candidates(self, inner: Rule, weights: Weights) -> list[_Candidate]:
-        if not weights.shape:
-            return []
-        return [
-            _Candidate(key, f"{self.prefix}{_NAMES.get(key, key)}", array.dtype)
-            for key, array in inner.arrays.items()
-            if array.dtype in _HELD
-        ]
+    def _stored(self, one: MomentStorage, info: ParamInfo) -> MomentStorage:
+        """Return how a moment of the wrapped rule is stored: as that has it, unless it is chosen."""
+        array = one.arrays[one.key]
+        fmt = self.format.for_shape(array.shape(info.shape))
+        too_small = self.format.scaled and not fmt.scaled
+        if too_small or not self._may_store(one, info) or not self._chooses(one, info):
+            return one
+        if not self.format.codes.signed and declared(type(self.inner)).moments[one.key].signed:
+            raise ValueError(
+                f"{_CALLER}: format={self.format.name} has no sign, and {self._name(one)!r} has one. "
+                'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
+            )
+        source = WordSource(Role.STATE, 1, f"{self._name(one)}/") if self.stochastic and fmt.rounds else None
+        outer = StoredMoment(one.key, fmt, source, "where_nonnegative", array.shape_of)
+        return StoredAgain(one, outer, array.dtype)
 
-    def _chooses(self, one: _Candidate, weights: Weights) -> bool:
+    def _may_store(self, one: MomentStorage, info: ParamInfo) -> bool:
+        array = one.arrays[one.key]
+        return array.dtype in _HELD and bool(array.shape(info.shape))
+
+    def _name(self, one: MomentStorage) -> str:
+        return f"{self.prefix}{declared(type(self.inner)).moments[one.key].name}"
+
+    def _chooses(self, one: MomentStorage, info: ParamInfo) -> bool:
         if self.select is None:
             return True
-        array = torch.empty(weights.shape, dtype=one.dtype, device="meta")
-        return bool(self.select(f"{one.name}/{weights.name}", array))
+        array = one.arrays[one.key]
+        meta = torch.empty(array.shape(info.shape), dtype=array.dtype, device="meta")
+        return bool(self.select(f"{self._name(one)}/{info.name}", meta))
 
 
 def store_state(
-    inner: Chain | Link,
+    inner: Chain | Rule,
     format: str | torch.dtype | Format,
     *,
     rounding: str = "stochastic",
@@ -280,21 +191,21 @@ def store_state(
 
     Source: ours (contract S).
     """
-    fmt = as_format(_FUNCTION, "format", format)
+    fmt = as_format(_CALLER, "format", format)
     if fmt is None:
-        raise TypeError(f'{_FUNCTION}: format=None is not a format. Use "bfloat16", or what scaled returns.')
+        raise TypeError(f'{_CALLER}: format=None is not a format. Use "bfloat16", or what scaled returns.')
     if rounding not in _ROUNDINGS:
         raise ValueError(
-            f"{_FUNCTION}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "
+            f"{_CALLER}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "
             'Use "stochastic" or "nearest_unchecked".'
         )
     if select is not None and not callable(select):
-        raise TypeError(f"{_FUNCTION}: select={select!r} is not a function. Use lambda name, array: ...")
-    own, links = as_seed(_FUNCTION, seed), chain(inner).links
+        raise TypeError(f"{_CALLER}: select={select!r} is not a function. Use lambda name, array: ...")
+    own, links = as_seed(_CALLER, seed), chain(inner).links
     for link in links:
         if link.last or isinstance(link, StoreState):
             raise ValueError(
-                f"{_FUNCTION}: {link.function} stands in the wrapped chain. "
+                f"{_CALLER}: {link.name} stands in the wrapped chain. "
                 "Wrap the transforms before it, and put it after store_state(...)."
             )
     stored = []
@@ -304,5 +215,5 @@ def store_state(
     return Chain(tuple(stored))
 
 
-def _described(fmt: Format) -> str:
+def _description(fmt: Format) -> str:
     return f"{fmt.name} in blocks of {fmt.block_size}" if fmt.scaled else fmt.name

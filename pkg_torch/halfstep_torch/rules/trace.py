@@ -1,102 +1,57 @@
-"""Momentum. Contract: A10."""
+"""Momentum, and `SGD` as an optimizer. Contract: A10."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Link, State, StateArray, Update, Weights, Words
-from halfstep_torch.numbers.hyperparameters import decay_rate
-from halfstep_torch.numbers.random_words import Role
+from halfstep_torch.chain import chain
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.storage.formats import Format, as_format
-from halfstep_torch.storage.stored_moment import MomentArguments, StoredMoment, group_value
-
-_TRACE = MomentArguments(Role.MU, "momentum_buffer", "accumulator_dtype", "rounding", "decay")
-_MOMENTUM = dataclasses.replace(_TRACE, rate="momentum")
-
-
-@dataclasses.dataclass(frozen=True)
-class TraceRule:
-    """Momentum on one parameter.
-
-    Attributes:
-        trace: how the sum is stored.
-        nesterov: look one step ahead.
-    """
-
-    number_names: ClassVar[tuple[str, ...]] = ("decay",)
-    trace: StoredMoment
-    nesterov: bool
-
-    @property
-    def arrays(self) -> Mapping[str, StateArray]:
-        """The sum."""
-        return self.trace.arrays
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """The role of the sum, if it is rounded stochastically."""
-        return self.trace.roles
-
-    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
-        """Return t as it was stored, t <- store(g + (decay t)), or g + (decay t) (contract A10)."""
-        (decay,) = numbers
-        g = u
-        stored, u = self.trace.store(g + (decay * self.trace.decode(state)), words)
-        return g + (decay * u) if self.nesterov else u, stored
+from halfstep_torch.rule import ParamInfo, Rule, host_only, moment, number
+from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.storage.formats import DType
+from halfstep_torch.weights.param_storage import with_param_storage
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace(Link):
+class Trace(Rule):
     """The transform that `trace` returns; its arguments, unchecked.
 
     Attributes:
         without_zero: a momentum of 0 keeps no sum.
     """
 
-    function: ClassVar[str] = "trace"
-    decay: Any
-    nesterov: bool
-    accumulator_dtype: Any
-    rounding: str
-    seed: int
-    without_zero: bool = False
+    decay: Any = number(entry="momentum", check=hyperparameters.decay_rate)
+    nesterov: bool = False
+    accumulator_dtype: Any = None
+    rounding: str = "auto"
+    seed: Any = 0
+    without_zero: bool = host_only(False)
+    momentum_buffer = moment("trace", rate="decay", dtype="accumulator_dtype", rounding="rounding")
 
-    @property
-    def entries(self) -> dict[str, Any]:
-        """`momentum` and the dtype of the sum."""
-        return {"momentum": self.decay, "accumulator_dtype": self.accumulator_dtype}
+    def acts(self, h: Any, info: ParamInfo) -> bool:
+        """Whether there is a sum to keep."""
+        return not (self.without_zero and h.decay == 0)
 
-    def read(self, function: str, group: Mapping[str, Any]) -> tuple:
-        """Return (momentum, accumulator_dtype)."""
-        return (
-            decay_rate(function, "momentum", group["momentum"]),
-            as_format(function, "accumulator_dtype", group["accumulator_dtype"], signed=True),
-        )
-
-    def rule(self, function: str, values: tuple, weights: Weights) -> TraceRule | None:
-        """Resolve format and rounding."""
-        momentum, fmt = values
-        if self.without_zero and momentum == 0:
-            return None
-        return TraceRule(_MOMENTUM.stored(function, fmt, self.rounding, weights, momentum), self.nesterov)
-
-    def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
-        """Return the momentum."""
-        return values[:1]
+    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
+        """Return t as it was stored, t <- store(g + (decay t)), or g + (decay t) (contract A10)."""
+        trace = moments.momentum_buffer
+        t = trace.round(g + (n.decay * trace.value))
+        return g + (n.decay * t) if self.nesterov else t
 
 
 def trace(
     decay: float,
     nesterov: bool = False,
-    accumulator_dtype: str | torch.dtype | Format | None = None,
+    accumulator_dtype: DType = None,
     *,
     rounding: str = "auto",
     seed: Seed = 0,
-) -> Link:
+) -> Rule:
     """Replace updates by their decaying sum: momentum.
 
         t <- store(g + (decay t))
@@ -131,7 +86,79 @@ def trace(
     et al., "On the importance of initialization and momentum in deep learning", ICML 2013, for `nesterov`.
     Storage and rounding: contract A10, F1 to F3.
     """
-    function = "trace"
-    fmt = as_format(function, "accumulator_dtype", accumulator_dtype, signed=True)
-    _TRACE.check(function, fmt, rounding, decay_rate(function, "decay", decay))
-    return Trace(decay, nesterov, group_value(fmt), rounding, as_seed(function, seed))
+    return Trace(
+        decay=decay,
+        nesterov=nesterov,
+        accumulator_dtype=accumulator_dtype,
+        rounding=rounding,
+        seed=seed,
+    ).checked()
+
+
+class SGD(Optimizer):
+    """Gradient descent with L2 decay and momentum, as `torch.optim.SGD`, with weights of 16 bits.
+
+    `chain(add_decayed_weights, trace, scale_by_learning_rate, round_stochastically)`: all arithmetic in
+    float32; rounds the momentum to its dtype, and the weight to its own, once per step. In float32 throughout
+    it is `torch.optim.SGD` without dampening to within rounding.
+
+    Args:
+        params: as `AdamW` takes them.
+        lr: as `AdamW` takes it.
+        momentum: decay of the sum of gradients; 0 keeps none.
+        weight_decay: L2 decay, added to the gradient.
+        nesterov: look one step ahead.
+        maximize: ascend.
+        accumulator_dtype: how the sum (`momentum_buffer`) is stored, as in `trace`.
+        rounding: of the sum, as in `trace`.
+        param_storage: how weights of 16 bits are stored, as in `AdamW`.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: True, False or "auto"; the bits are the same.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, `nesterov` has no momentum, a dtype holds no sum, or a rounding
+            freezes it.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step(zero_grad=True)
+
+    Source: I. Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML
+    2013, in torch's form. Contract A6, A10.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        accumulator_dtype: DType = None,
+        rounding: str = "auto",
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+    ) -> None:
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        if nesterov and not momentum:
+            raise ValueError(f"{caller}: nesterov=True with momentum={momentum}. Use a momentum such as 0.9.")
+        # In the chain even if momentum is 0: a group may have a momentum of its own.
+        trace = Trace(
+            decay=momentum,
+            nesterov=nesterov,
+            accumulator_dtype=accumulator_dtype,
+            rounding=rounding,
+            seed=seed,
+            without_zero=True,
+        )
+        links = [AddDecayedWeights(weight_decay), trace, ScaleByLearningRate(lr)]
+        tx = with_param_storage(caller, chain(*links), param_storage, seed)
+        super().__init__(params, tx, maximize=maximize, compile=compile)

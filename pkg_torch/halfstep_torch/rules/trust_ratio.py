@@ -1,95 +1,91 @@
 """LAMB's trust ratio: one factor per parameter, from the norms of weight and update. Contract: section L."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Link, State, StateArray, Update, Weights, Words
 from halfstep_torch.numbers.hyperparameters import as_float32, check_order, nonnegative
-from halfstep_torch.numbers.random_words import Role
-from halfstep_torch.rules.learning_rate import rate_at, read_rate
+from halfstep_torch.numbers.norms import norm
+from halfstep_torch.rule import Rule, number
+from halfstep_torch.rules.learning_rate import read_rate
 
 TEMPERED_COEFFICIENT = np.float32(1e-3)
 TEMPERED_MAX_RATIO = 2.0
 
 
-@dataclasses.dataclass(frozen=True)
-class TrustRatioRule:
-    """A product with the ratio of two norms.
+class RatioNumbers(NamedTuple):
+    """What a trust ratio is computed with, besides the norms: float32 values."""
 
-    Attributes:
-        tempered: whether the ratio is raised to a power.
+    trust_coefficient: float = 1.0
+    min_norm: float = 0.0
+    max_norm: float = math.inf
+    eps: float = 0.0
+    min_ratio: float = 0.0
+    max_ratio: float = math.inf
+    power: float = 1.0
+
+
+def trust_ratio(p_norm: Tensor, u_norm: Tensor, n: RatioNumbers) -> Tensor:
+    """Return the ratio of a weight's norm to that of its update, within its bounds (contract L2).
+
+    Args:
+        p_norm: of the weight, float32.
+        u_norm: of the update, float32.
+        n: coefficient and bounds; a power of 1 is none.
     """
+    p_norm = p_norm.clamp(n.min_norm, n.max_norm)
+    u_norm = u_norm.clamp(n.min_norm)
+    ratio = (n.trust_coefficient * p_norm) / (u_norm + n.eps)
+    if n.power != 1:
+        ratio = torch.pow(ratio, n.power)
+    # Where a norm is 0 the quotient would freeze the parameter for ever.
+    ratio = torch.where((p_norm == 0) | (u_norm == 0), 1.0, ratio)
+    return ratio.clamp(n.min_ratio, n.max_ratio)
 
-    arrays: ClassVar[Mapping[str, StateArray]] = {}
-    roles: ClassVar[tuple[Role, ...]] = ()
-    number_names: ClassVar[tuple[str, ...]] = (
-        *("coefficient", "min_norm", "max_norm", "eps"),
-        *("min_ratio", "max_ratio", "power"),
-    )
-    tempered: bool = False
 
-    def measure(self, p_norms: Tensor, u_norms: Tensor, numbers: Sequence[float]) -> Tensor:
-        """Return the ratios (contract L2)."""
-        coefficient, min_norm, max_norm, eps, min_ratio, max_ratio, power = numbers
-        p_norms = p_norms.clamp(min_norm, max_norm)
-        u_norms = u_norms.clamp(min_norm)
-        ratios = (coefficient * p_norms) / (u_norms + eps)
-        if self.tempered:
-            ratios = torch.pow(ratios, power)
-        # Where a norm is 0 the quotient would freeze the parameter for ever.
-        ratios = torch.where((p_norms == 0) | (u_norms == 0), 1.0, ratios)
-        return ratios.clamp(min_ratio, max_ratio)
+def _bound(caller: str, name: str, value: Any, *, none: float) -> float:
+    """Return a bound on a norm or ratio: None bounds nothing."""
+    return none if value is None else nonnegative(caller, name, value)
 
-    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
-        """Return ratio u, rounded once."""
-        (ratio,) = numbers
-        return ratio * u, {}
+
+_lower = functools.partial(_bound, none=0.0)
+_upper = functools.partial(_bound, none=math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleByTrustRatio(Link):
+class ScaleByTrustRatio(Rule):
     """The transform that `scale_by_trust_ratio` returns; its arguments, unchecked."""
 
-    function: ClassVar[str] = "scale_by_trust_ratio"
-    min_norm: Any
-    trust_coefficient: Any
-    eps: Any
-    max_norm: Any
-    min_ratio: Any
-    max_ratio: Any
+    scope: ClassVar[str] = "parameter"
+    min_norm: Any = number(0.0, check=_lower)
+    trust_coefficient: Any = number(1.0)
+    eps: Any = number(0.0, entry=None)  # the entry `eps` is another rule's
+    max_norm: Any = number(None, check=_upper)
+    min_ratio: Any = number(None, check=_lower)
+    max_ratio: Any = number(None, check=_upper)
 
-    @property
-    def entries(self) -> dict[str, Any]:
-        """All arguments but `eps`, which is the name of another link's entry."""
-        names = ("min_norm", "trust_coefficient", "max_norm", "min_ratio", "max_ratio")
-        return {name: getattr(self, name) for name in names}
+    def check(self, caller: str, h: Any) -> None:
+        """Raise ValueError for a lower bound above its upper bound."""
+        check_order(caller, "min_norm", h.min_norm, "max_norm", h.max_norm)
+        check_order(caller, "min_ratio", h.min_ratio, "max_ratio", h.max_ratio)
 
-    def read(self, function: str, group: Mapping[str, Any]) -> tuple:
-        """Return the rule's numbers but the power."""
-        return (
-            nonnegative(function, "trust_coefficient", group["trust_coefficient"]),
-            *_bounds(function, "norm", group["min_norm"], group["max_norm"]),
-            nonnegative(function, "eps", self.eps),
-            *_bounds(function, "ratio", group["min_ratio"], group["max_ratio"]),
-        )
+    def numbers(self, h: Any, step: int) -> Mapping[str, Any]:
+        """Return the power: none."""
+        return {"power": 1.0}
 
-    def rule(self, function: str, values: tuple, weights: Weights) -> TrustRatioRule:
-        """Return the product."""
-        return TrustRatioRule()
-
-    def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
-        """Return `TrustRatioRule.number_names`."""
-        return (*values, 1.0)
+    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
+        """Return ratio u, rounded once."""
+        return trust_ratio(norm(p), norm(g), n) * g
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleByTemperedTrustRatio(Link):
+class ScaleByTemperedTrustRatio(Rule):
     """Scale by a power of the trust ratio, relative to the learning rate: for `Lamb16`.
 
     clamp((((1e-3 / lr) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0; rounded to float32 at
@@ -99,34 +95,23 @@ class ScaleByTemperedTrustRatio(Link):
     Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
     """
 
-    function: ClassVar[str] = "scale_by_tempered_trust_ratio"
-    trust_power: Any
-    max_norm: Any
+    scope: ClassVar[str] = "parameter"
+    trust_power: Any = number(None, check=lambda *value: _power(*value))
+    max_norm: Any = number(None, check=_upper)
+    lr: Any = number(None, check=read_rate, owned=False)
 
-    @property
-    def entries(self) -> dict[str, Any]:
-        """`trust_power` and `max_norm`."""
-        return {"trust_power": self.trust_power, "max_norm": self.max_norm}
-
-    def read(self, function: str, group: Mapping[str, Any]) -> tuple:
-        """Return (trust_power or None, max_norm, lr)."""
-        power = group["trust_power"]
-        power = power if power is None else _power(function, power)
-        _, max_norm = _bounds(function, "norm", 0.0, group["max_norm"])
-        return power, max_norm, read_rate(function, group)
-
-    def rule(self, function: str, values: tuple, weights: Weights) -> TrustRatioRule:
-        """Return the product."""
-        return TrustRatioRule(tempered=values[0] is not None)
-
-    def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
-        """Return `TrustRatioRule.number_names`."""
-        power, max_norm, lr = values
-        if power is None:
-            return 1.0, 0.0, max_norm, 0.0, 0.0, math.inf, 1.0
+    def numbers(self, h: Any, step: int) -> Mapping[str, Any]:
+        """Return coefficient and bounds of the ratio."""
+        if h.trust_power is None:
+            return RatioNumbers(max_norm=h.max_norm)._asdict()
         with np.errstate(divide="ignore"):  # at lr = 0 nothing moves, whatever the ratio
-            coefficient = TEMPERED_COEFFICIENT / np.float32(rate_at(function, lr, step))
-        return float(coefficient), 0.0, max_norm, 0.0, 0.0, TEMPERED_MAX_RATIO, power
+            coefficient = TEMPERED_COEFFICIENT / np.float32(h.lr.at(step))
+        tempered = RatioNumbers(coefficient, max_norm=h.max_norm, power=h.trust_power)
+        return tempered._replace(max_ratio=TEMPERED_MAX_RATIO)._asdict()
+
+    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
+        """Return ratio u, rounded once."""
+        return trust_ratio(norm(p), norm(g), n) * g
 
 
 def scale_by_trust_ratio(
@@ -137,7 +122,7 @@ def scale_by_trust_ratio(
     max_norm: float | None = None,
     min_ratio: float | None = None,
     max_ratio: float | None = None,
-) -> Link:
+) -> Rule:
     """Scale each parameter's update by the ratio of its weight's norm to its own.
 
     With |p| and |u| the norms of a parameter's weight and update, both at least `min_norm`, and |p| at most
@@ -182,26 +167,24 @@ def scale_by_trust_ratio(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, arXiv:1904.00962, algorithm 2; arguments as in Optax (contract L2).
     """
-    link = ScaleByTrustRatio(min_norm, trust_coefficient, eps, max_norm, min_ratio, max_ratio)
-    link.read(link.function, link.entries)
-    return link
+    return ScaleByTrustRatio(
+        min_norm=min_norm,
+        trust_coefficient=trust_coefficient,
+        eps=eps,
+        max_norm=max_norm,
+        min_ratio=min_ratio,
+        max_ratio=max_ratio,
+    ).checked()
 
 
-def _bounds(function: str, name: str, low: Any, high: Any) -> tuple[float, float]:
-    """Return both bounds on a norm or ratio: None bounds nothing."""
-    names = f"min_{name}", f"max_{name}"
-    lowest = 0.0 if low is None else nonnegative(function, names[0], low)
-    highest = math.inf if high is None else nonnegative(function, names[1], high)
-    check_order(function, names[0], lowest, names[1], highest)
-    return lowest, highest
-
-
-def _power(function: str, value: Any) -> float:
-    power = as_float32(function, "trust_power", value)
+def _power(caller: str, name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    power = as_float32(caller, name, value)
     if 0 < power < 1:
         return power
-    fault = "cancels the learning rate: a schedule would do nothing" if power == 1 else "is outside (0, 1)"
+    problem = "cancels the learning rate: a schedule would do nothing" if power == 1 else "is outside (0, 1)"
     raise ValueError(
-        f"{function}: trust_power={value} {fault}. "
+        f"{caller}: {name}={value} {problem}. "
         "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
     )

@@ -1,72 +1,41 @@
 """Weight decay. Contract: section D."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.chain import Link, State, StateArray, Update, Weights, Words
-from halfstep_torch.numbers.hyperparameters import nonnegative
-from halfstep_torch.numbers.random_words import Role
+from halfstep_torch.rule import ParamInfo, Rule, host_only, number
 
 Mask = Callable[[str, Tensor], bool]
 
 
 @dataclasses.dataclass(frozen=True)
-class DecayRule:
-    """u + (wd p), or u - (wd p).
-
-    Attributes:
-        absolute: which of the two.
-    """
-
-    arrays: ClassVar[Mapping[str, StateArray]] = {}
-    roles: ClassVar[tuple[Role, ...]] = ()
-    number_names: ClassVar[tuple[str, ...]] = ("weight_decay",)
-    absolute: bool
-
-    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
-        """Return u + (wd p): product and sum rounded once each (contract D1)."""
-        (weight_decay,) = numbers
-        decay = weight_decay * p
-        return (u - decay if self.absolute else u + decay), {}
-
-
-@dataclasses.dataclass(frozen=True)
-class AddDecayedWeights(Link):
+class AddDecayedWeights(Rule):
     """The transform that `add_decayed_weights` returns; its arguments, unchecked."""
 
-    function: ClassVar[str] = "add_decayed_weights"
-    weight_decay: Any
-    mask: Mask | None = None
+    weight_decay: Any = number(0.0)
+    mask: Mask | None = host_only(None)
     absolute: bool = False
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        """`weight_decay`."""
-        return {"weight_decay": self.weight_decay}
-
-    def read(self, function: str, group: Mapping[str, Any]) -> tuple[float]:
-        """Return (weight_decay,)."""
-        return (nonnegative(function, "weight_decay", group["weight_decay"]),)
 
     def applies_to(self, name: str, param: Tensor) -> bool:
         """Ask the mask."""
         return self.mask is None or bool(self.mask(name, param))
 
-    def rule(self, function: str, values: tuple, weights: Weights) -> DecayRule | None:
-        """No decay, no rule: 0 times an infinite weight would be NaN."""
-        return DecayRule(self.absolute) if values[0] else None
+    def acts(self, h: Any, info: ParamInfo) -> bool:
+        """Whether there is a decay: 0 times an infinite weight would be NaN."""
+        return h.weight_decay != 0
 
-    def numbers(self, function: str, values: tuple, step: int) -> tuple[float, ...]:
-        """Return the decay."""
-        return values
+    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
+        """Return u + (wd p), or u - (wd p): product and sum rounded once each (contract D1)."""
+        decay = n.weight_decay * p
+        return g - decay if self.absolute else g + decay
 
 
 def add_decayed_weights(
     weight_decay: float = 0.0, mask: Mask | None = None, *, absolute: bool = False
-) -> Link:
+) -> Rule:
     """Add the decayed weights to the update: u + (weight_decay p), p the weight in float32.
 
     Rounds product and sum to float32, once each. A decay of 0 leaves the update alone. Before
@@ -92,10 +61,10 @@ def add_decayed_weights(
 
     Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract D1.
     """
-    nonnegative("add_decayed_weights", "weight_decay", weight_decay)
+    tx = AddDecayedWeights(weight_decay=weight_decay, mask=mask, absolute=absolute).checked()
     if mask is not None and not callable(mask):
         raise TypeError(
             f"add_decayed_weights: mask={mask!r} is not a function. "
             "Use one of (name, param), or param groups."
         )
-    return AddDecayedWeights(weight_decay, mask, absolute)
+    return tx

@@ -22,14 +22,14 @@ from halfstep_torch.storage.unsigned_floats import (
     encode_unsigned,
 )
 
-MARKED = 255
+NAN_SCALE = 255
 """The scale byte of a block that holds a NaN which its codes cannot."""
 
 
 class Codes(Protocol):
     """What a `Format` asks of its codes.
 
-    Bytes are int32, of a shape that broadcasts with the values; None where there is no scale.
+    Scales are int32 bytes, of a shape that broadcasts with the values; None in a format without.
     """
 
     @property
@@ -53,28 +53,28 @@ class Codes(Protocol):
         ...
 
     @property
-    def marks(self) -> bool:
+    def nan_in_scale(self) -> bool:
         """Whether a NaN marks its block, since there is no code for it."""
         ...
 
     @property
-    def bytes(self) -> tuple[int, int]:
-        """The lowest and the highest scale byte; `MARKED` apart."""
+    def scale_range(self) -> tuple[int, int]:
+        """The lowest and the highest scale byte; `NAN_SCALE` apart."""
         ...
 
-    def byte(self, top: Tensor) -> Tensor:
-        """Return the scale of blocks whose largest magnitudes are `top`."""
+    def scale(self, block_max: Tensor) -> Tensor:
+        """Return the scale of blocks whose largest magnitudes are `block_max`."""
         ...
 
-    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Round float32 to the numbers that codes are: float32 or int32, for a cast to `dtype`."""
         ...
 
-    def widen(self, codes: Tensor) -> Tensor:
+    def to_wide(self, codes: Tensor) -> Tensor:
         """Undo the cast."""
         ...
 
-    def decode(self, wide: Tensor, byte: Tensor | None) -> Tensor:
+    def decode(self, wide: Tensor, scale: Tensor | None) -> Tensor:
         """Return the float32 values: exact."""
         ...
 
@@ -105,44 +105,44 @@ class SignedCodes:
     @property
     def half_gap(self) -> tuple[float, str]:
         """2^-(p + 1) for p explicit mantissa bits; 1/254 for int8: that below its largest code."""
-        if self.marks:
+        if self.nan_in_scale:
             return 1 / 254, "1/254"
         return 2.0 ** -(self.format.mantissa_bits + 1), f"2^-{self.format.mantissa_bits + 1}"
 
     @property
-    def marks(self) -> bool:
+    def nan_in_scale(self) -> bool:
         """Integers have no NaN."""
         return not self.dtype.is_floating_point
 
     @property
-    def bytes(self) -> tuple[int, int]:
+    def scale_range(self) -> tuple[int, int]:
         """No decoded value is subnormal in float32, and none is infinite."""
         return self.lowest, 254
 
-    def byte(self, top: Tensor) -> Tensor:
-        """Return (bits(top) + c) >> 23: the smallest power of two under which `top` fits."""
-        return (top.view(torch.int32) + self.carry >> 23).clamp(*self.bytes)
+    def scale(self, block_max: Tensor) -> Tensor:
+        """Return (bits(block_max) + c) >> 23: the smallest power of two under which `block_max` fits."""
+        return (block_max.view(torch.int32) + self.carry >> 23).clamp(*self.scale_range)
 
-    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return x / 2^s, rounded."""
-        assert byte is not None
+        assert scale is not None
         # Powers of two within the normal numbers of float32, both ways: the product is exact.
-        y = x * ((254 + self.exponent - byte) << 23).view(torch.float32)
+        y = x * ((254 + self.exponent - scale) << 23).view(torch.float32)
         codes = rounded(y, self.format, words, saturate=True)
-        if positive is False:
+        if nonzero is False:
             return codes
         smallest = 2.0 ** (self.format.min_exponent - self.format.mantissa_bits)
-        return torch.where((x > 0) & (codes == 0) & positive, smallest, codes)
+        return torch.where((x > 0) & (codes == 0) & nonzero, smallest, codes)
 
-    def widen(self, codes: Tensor) -> Tensor:
+    def to_wide(self, codes: Tensor) -> Tensor:
         """Return float32."""
         return codes.to(torch.float32)
 
-    def decode(self, wide: Tensor, byte: Tensor | None) -> Tensor:
+    def decode(self, wide: Tensor, scale: Tensor | None) -> Tensor:
         """Return codes times 2^s."""
-        assert byte is not None
-        unit = ((byte - self.exponent) << 23).view(torch.float32)
-        return wide * torch.where(byte == MARKED, math.nan, unit)
+        assert scale is not None
+        unit = ((scale - self.exponent) << 23).view(torch.float32)
+        return wide * torch.where(scale == NAN_SCALE, math.nan, unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +159,7 @@ class UnsignedCodes:
     packed = False
 
     @property
-    def marks(self) -> bool:
+    def nan_in_scale(self) -> bool:
         """Where there is a scale, all codes are numbers."""
         return self.format.fixed is None
 
@@ -169,31 +169,31 @@ class UnsignedCodes:
         return 2.0 ** -(self.format.mantissa_bits + 1), f"2^-{self.format.mantissa_bits + 1}"
 
     @property
-    def bytes(self) -> tuple[int, int]:
+    def scale_range(self) -> tuple[int, int]:
         """All binades of a block are those of normal float32 numbers."""
         return 2**self.format.exponent_bits - 1, 253
 
-    def byte(self, top: Tensor) -> Tensor:
-        """Return the exponent field of `top`: one binade of room is left above it."""
-        return (top.view(torch.int32) >> 23).clamp(*self.bytes)
+    def scale(self, block_max: Tensor) -> Tensor:
+        """Return the exponent field of `block_max`: one binade of room is left above it."""
+        return (block_max.view(torch.int32) >> 23).clamp(*self.scale_range)
 
-    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return codes counted from the base of their block; only zero gets 0."""
-        codes = encode_unsigned(x, words, self.format, self._base(byte))
-        return codes if self.marks else torch.where(x < math.inf, codes, NAN_CODE)
+        codes = encode_unsigned(x, words, self.format, self._base(scale))
+        return codes if self.nan_in_scale else torch.where(x < math.inf, codes, NAN_CODE)
 
-    def widen(self, codes: Tensor) -> Tensor:
+    def to_wide(self, codes: Tensor) -> Tensor:
         """Return int32."""
         return codes.to(torch.int32)
 
-    def decode(self, wide: Tensor, byte: Tensor | None) -> Tensor:
+    def decode(self, wide: Tensor, scale: Tensor | None) -> Tensor:
         """Return the numbers from the base of their block up."""
-        values = decode_unsigned(wide, self.format, self._base(byte))
-        return torch.where(wide == NAN_CODE if byte is None else byte == MARKED, math.nan, values)
+        values = decode_unsigned(wide, self.format, self._base(scale))
+        return torch.where(wide == NAN_CODE if scale is None else scale == NAN_SCALE, math.nan, values)
 
-    def _base(self, byte: Tensor | None):
+    def _base(self, scale: Tensor | None):
         """Return what code 0 stands on: of every block, or one for all."""
-        return self.format.base(byte) if byte is not None else self.format.fixed_base
+        return self.format.base(scale) if scale is not None else self.format.fixed_base
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +206,7 @@ class TableCodes:
 
     table: Table
     dtype = torch.uint8
-    marks = True
+    nan_in_scale = True
 
     @property
     def signed(self) -> bool:
@@ -226,31 +226,31 @@ class TableCodes:
         return self.table.half_gap, words
 
     @property
-    def bytes(self) -> tuple[int, int]:
+    def scale_range(self) -> tuple[int, int]:
         """Half of the smallest number, and the inverse of the largest scale, are normal in float32."""
         return self.table.lowest, 253
 
-    def byte(self, top: Tensor) -> Tensor:
-        """Return the exponent field of the smallest power of two under which `top` fits the table."""
+    def scale(self, block_max: Tensor) -> Tensor:
+        """Return the exponent field of the smallest power of two under which `block_max` fits the table."""
         carry, step = self.table.past
-        return ((top.view(torch.int32) + carry >> 23) + step).clamp(*self.bytes)
+        return ((block_max.view(torch.int32) + carry >> 23) + step).clamp(*self.scale_range)
 
-    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return the codes of x over its block's scale."""
-        assert byte is not None
-        codes = encode_table(x * ((254 - byte) << 23).view(torch.float32), words, self.table)
-        if positive is False or not self.table.has_zero:
+        assert scale is not None
+        codes = encode_table(x * ((254 - scale) << 23).view(torch.float32), words, self.table)
+        if nonzero is False or not self.table.has_zero:
             return codes
-        return torch.where((x > 0) & (codes == 0) & positive, 1, codes)
+        return torch.where((x > 0) & (codes == 0) & nonzero, 1, codes)
 
-    def widen(self, codes: Tensor) -> Tensor:
+    def to_wide(self, codes: Tensor) -> Tensor:
         """Return int32."""
         return codes.to(torch.int32)
 
-    def decode(self, wide: Tensor, byte: Tensor | None) -> Tensor:
+    def decode(self, wide: Tensor, scale: Tensor | None) -> Tensor:
         """Return the numbers times their block's scale."""
-        assert byte is not None
-        unit = torch.where(byte == MARKED, math.nan, (byte << 23).view(torch.float32))
+        assert scale is not None
+        unit = torch.where(scale == NAN_SCALE, math.nan, (scale << 23).view(torch.float32))
         return decode_table(wide, self.table) * unit
 
 
@@ -265,8 +265,8 @@ class PlainCodes:
     name: str
     signed = True
     packed = False
-    marks = False
-    bytes = (0, 0)
+    nan_in_scale = False
+    scale_range = (0, 0)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -281,19 +281,19 @@ class PlainCodes:
         bits = FLOAT_FORMATS[self.name].mantissa_bits
         return 2.0 ** -(bits + 1), f"2^-{bits + 1}"
 
-    def byte(self, top: Tensor) -> Tensor:
+    def scale(self, block_max: Tensor) -> Tensor:
         """Not for these."""
         raise NotImplementedError
 
-    def encode(self, x: Tensor, byte: Tensor | None, words: Tensor | None, positive: bool | Tensor) -> Tensor:
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return x, rounded."""
         return round_value(x, self.name, words, saturate=True)
 
-    def widen(self, codes: Tensor) -> Tensor:
+    def to_wide(self, codes: Tensor) -> Tensor:
         """Return float32."""
         return codes.to(torch.float32)
 
-    def decode(self, wide: Tensor, byte: Tensor | None) -> Tensor:
+    def decode(self, wide: Tensor, scale: Tensor | None) -> Tensor:
         """Return the numbers themselves."""
         return wide
 
@@ -313,5 +313,5 @@ SCALED_CODES: dict[str, Codes] = {
     "ufloat8_e4m4": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e4m4"]),
 }
 """Codes that `scaled` takes; F5 has the constants: exponent of the largest code, carry and lowest byte."""
-MAPPED_CODES: dict[str, Codes] = {name: TableCodes(table) for name, table in TABLES.items()}
+CODEBOOK_CODES: dict[str, Codes] = {name: TableCodes(table) for name, table in TABLES.items()}
 """Codes that `codebook` takes."""

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.blocks import Blocks, blocks_of, packed_shape, scale_shape
-from halfstep_torch.storage.codes import MAPPED_CODES, MARKED, PLAIN_CODES, SCALED_CODES, Codes
+from halfstep_torch.storage.codes import CODEBOOK_CODES, NAN_SCALE, PLAIN_CODES, SCALED_CODES, Codes
 
-_WITH_SCALES = {**SCALED_CODES, **MAPPED_CODES}
+_WITH_SCALES = {**SCALED_CODES, **CODEBOOK_CODES}
 _LISTED_TABLES = '"dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4"'
 
 
@@ -81,7 +81,7 @@ class Format:
         """Return the shape of the codes of an array: its own, unless they are packed."""
         return packed_shape(tuple(shape), self.block_size) if self.codes.packed else tuple(shape)
 
-    def encode(self, x: Tensor, words: Tensor | None, *, positive: bool | None = False) -> Encoded:
+    def encode(self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never") -> Encoded:
         """Round the float32 `x` to codes.
 
         Finite values saturate, infinity becomes NaN (contract R6). With a scale: y = x / 2^s, exact, s from
@@ -90,43 +90,45 @@ class Format:
         Args:
             x: float32; with a scale, whole runs of the array, in row-major order.
             words: int32 words for stochastic rounding, or None for nearest.
-            positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
-                negative number (contract S4).
+            keep_nonzero: whether what is not zero is not stored as zero: "always" (a second moment), "never",
+                or "where_nonnegative": in blocks without a negative number (contract S4).
         """
-        return self.round_trip(x, words, positive=positive)[0]
+        return self.round_trip(x, words, keep_nonzero=keep_nonzero)[0]
 
     def round_trip(
-        self, x: Tensor, words: Tensor | None, *, positive: bool | None = False
+        self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never"
     ) -> tuple[Encoded, Tensor]:
         """Return what `encode` gives, and what `decode` makes of that, without the cast there and back."""
         if self.blocks is None:
-            wide = self.codes.encode(x, None, words, bool(positive))
-            return Encoded(wide.to(self.dtype), None), self.codes.decode(self.codes.widen(wide), None)
+            wide = self.codes.encode(x, None, words, keep_nonzero == "always")
+            return Encoded(wide.to(self.dtype), None), self.codes.decode(self.codes.to_wide(wide), None)
         y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
         # What is not finite does not count for the maximum, or marks its block.
-        magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.marks else 0.0)
-        top = magnitude.amax(1, keepdim=True)
-        byte = self.codes.byte(top)
-        kept = ~(y < 0).any(1, keepdim=True) if positive is None else positive
-        wide = self.codes.encode(y, byte, cut_words, kept)
-        if self.codes.marks:
-            finite = top < math.inf
-            wide, byte = torch.where(finite, wide, 0), torch.where(finite, byte, MARKED)
-        values = self.blocks.join(self.codes.decode(self.codes.widen(wide), byte), x.shape)
+        magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)
+        block_max = magnitude.amax(1, keepdim=True)
+        scale = self.codes.scale(block_max)
+        nonzero: bool | Tensor = keep_nonzero == "always"
+        if keep_nonzero == "where_nonnegative":
+            nonzero = ~(y < 0).any(1, keepdim=True)
+        wide = self.codes.encode(y, scale, cut_words, nonzero)
+        if self.codes.nan_in_scale:
+            finite = block_max < math.inf
+            wide, scale = torch.where(finite, wide, 0), torch.where(finite, scale, NAN_SCALE)
+        values = self.blocks.join(self.codes.decode(self.codes.to_wide(wide), scale), x.shape)
         codes = self.blocks.join(wide.to(self.dtype), x.shape)
         codes = self.blocks.pack(codes) if self.codes.packed else codes
-        return Encoded(codes, byte.to(torch.uint8).view(-1)), values
+        return Encoded(codes, scale.to(torch.uint8).view(-1)), values
 
-    def decode(self, stored: Encoded) -> Tensor:
+    def decode(self, encoded: Encoded) -> Tensor:
         """Return the float32 values of codes and scales: exact."""
         packed = self.blocks is not None and self.codes.packed
-        codes = self.blocks.unpack(stored.codes) if self.blocks and packed else stored.codes
+        codes = self.blocks.unpack(encoded.codes) if self.blocks and packed else encoded.codes
         # Widened before it is cut: padding knows no 8-bit floats.
-        wide = self.codes.widen(codes)
+        wide = self.codes.to_wide(codes)
         if self.blocks is None:
             return self.codes.decode(wide, None)
-        assert stored.scale is not None
-        values = self.codes.decode(self.blocks.cut(wide), stored.scale.to(torch.int32)[:, None])
+        assert encoded.scale is not None
+        values = self.codes.decode(self.blocks.cut(wide), encoded.scale.to(torch.int32)[:, None])
         return self.blocks.join(values, codes.shape)
 
     def freezes(self, b: float) -> bool:
@@ -155,8 +157,12 @@ class Format:
         if not self.scaled:
             return self.name
         names = ("block_size", "min_size", "min_ndim")
-        key = "table" if self.name in MAPPED_CODES else "dtype"
+        key = "table" if self.name in CODEBOOK_CODES else "dtype"
         return {key: self.name, **{name: getattr(self, name) for name in names}}
+
+
+DType = str | torch.dtype | Format | None
+"""What `mu_dtype` and its like take."""
 
 
 def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
@@ -252,7 +258,7 @@ def codebook(
     use = f"Use {_LISTED_TABLES}."
     if not isinstance(table, str):
         raise TypeError(f"codebook: table={table!r} is not the name of a table. {use}")
-    if table not in MAPPED_CODES:
+    if table not in CODEBOOK_CODES:
         raise ValueError(f"codebook: table={table!r} is not a table. {use}")
     fmt = _with_blocks("codebook", table, block_size, min_size, min_ndim)
     if fmt.codes.packed and isinstance(block_size, int) and block_size % 2:
@@ -263,28 +269,28 @@ def codebook(
     return fmt
 
 
-def _with_blocks(function: str, name: str, block_size: Any, min_size: Any, min_ndim: Any) -> Format:
+def _with_blocks(caller: str, name: str, block_size: Any, min_size: Any, min_ndim: Any) -> Format:
     """Return a format with scales; raise TypeError or ValueError for sizes that are none."""
     if block_size is not None and block_size != "row":
-        fault = f"{function}: block_size={block_size!r} is not a block size. "
-        way_out = 'Use a positive integer, "row" or None.'
+        problem = f"{caller}: block_size={block_size!r} is not a block size. "
+        hint = 'Use a positive integer, "row" or None.'
         if isinstance(block_size, bool) or not isinstance(block_size, (int, str)):
-            raise TypeError(fault + way_out)
+            raise TypeError(problem + hint)
         if isinstance(block_size, str) or block_size < 1:
-            raise ValueError(fault + way_out)
+            raise ValueError(problem + hint)
     for argument, value in (("min_size", min_size), ("min_ndim", min_ndim)):
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{function}: {argument}={value!r} is not an integer. Use an integer >= 0.")
+            raise TypeError(f"{caller}: {argument}={value!r} is not an integer. Use an integer >= 0.")
         if value < 0:
-            raise ValueError(f"{function}: {argument}={value} is negative. Use an integer >= 0.")
+            raise ValueError(f"{caller}: {argument}={value} is negative. Use an integer >= 0.")
     return Format(name, True, block_size, min_size, min_ndim)
 
 
-def as_format(function: str, argument: str, dtype: Any, *, signed: bool = False) -> Format | None:
+def as_format(caller: str, argument: str, dtype: Any, *, signed: bool = False) -> Format | None:
     """Return the `Format` that an argument asks for, or None.
 
     Args:
-        function: whose argument it is, for the message.
+        caller: whose argument it is, for the message.
         argument: which one.
         dtype: a `Format`, "bfloat16", torch.bfloat16, ..., a `Format.description`, or None.
         signed: whether what is stored has a sign.
@@ -298,17 +304,15 @@ def as_format(function: str, argument: str, dtype: Any, *, signed: bool = False)
     name = fmt.name if isinstance(fmt, Format) else dtype_name(fmt)
     use = 'Use "bfloat16", "float16" or "float32".'
     if not isinstance(fmt, Format) and name not in PLAIN_CODES:
-        if name in MAPPED_CODES:
-            raise ValueError(f'{function}: {argument}={name} is a table. Use codebook("{name}").')
+        if name in CODEBOOK_CODES:
+            raise ValueError(f'{caller}: {argument}={name} is a table. Use codebook("{name}").')
         if name.startswith(("float8", "ufloat8")):
-            raise ValueError(
-                f"{function}: {argument}={name} cannot hold a moment without a block scale. {use}"
-            )
-        raise ValueError(f"{function}: {argument}={name} is not a state dtype. {use}")
+            raise ValueError(f"{caller}: {argument}={name} cannot hold a moment without a block scale. {use}")
+        raise ValueError(f"{caller}: {argument}={name} is not a state dtype. {use}")
     fmt = fmt if isinstance(fmt, Format) else Format(name)
     if signed and not fmt.codes.signed:
         raise ValueError(
-            f"{function}: {argument}={name} has no sign. "
+            f"{caller}: {argument}={name} has no sign. "
             f"Use it for nu, and a signed format for {argument.removesuffix('_dtype')}."
         )
     return fmt

@@ -1,137 +1,152 @@
-"""How a link stores one of its moments: in which format, rounded how, with whose words.
+"""How one moment is stored: in which format, rounded how, with whose words.
 
 Contract: F1 to F3. It stands between the update rules, which know moments, and the formats, which know codes.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import StateArray, Weights
-from halfstep_torch.numbers.random_words import Role
-from halfstep_torch.storage.formats import Encoded, Format, default_format
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.numbers.rounding import round_value
+from halfstep_torch.storage.formats import Encoded, Format
+from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
+Arrays = Mapping[str, Tensor]
+Words = Callable[[Shape], Tensor]
+"""From the shape of what is to be rounded to int32 words, one per element."""
 
-# Of a second moment, what is not zero is not stored as zero; of another transform's state it is not known
-# what is one.
-_POSITIVE = {Role.NU: True, Role.STATE: None}
+
+class MomentStorage(Protocol):
+    """What a rule's moment is decoded from and encoded to, all choices made. Hashable."""
+
+    @property
+    def key(self) -> str:
+        """Of its codes in the state."""
+        ...
+
+    @property
+    def arrays(self) -> Mapping[str, StateArray]:
+        """The state arrays that hold it."""
+        ...
+
+    @property
+    def sources(self) -> tuple[WordSource, ...]:
+        """The words that `encode` reads."""
+        ...
+
+    def decode(self, state: Arrays) -> Tensor:
+        """Return the float32 values of the state arrays: exact."""
+        ...
+
+    def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[Arrays, Tensor]:
+        """Return the state arrays of float32 `x`, and the float32 values that the rule is to go on with.
+
+        Args:
+            x: what is to be stored.
+            words: of each of the `sources`.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredMoment:
-    """The storage of one moment of one rule, all choices made.
+    """A moment in a format.
 
     Attributes:
         key: of its codes in the state.
         format: of the codes.
-        stochastic: whether it is rounded stochastically.
-        role: of its random words.
+        source: of the words that round it; None where it is rounded to nearest.
+        keep_nonzero: where what is not zero is not stored as zero, as `Format.encode` takes it.
+        shape_of: from the shape of the parameter to that of the moment; None where they are the same.
     """
 
     key: str
     format: Format
-    stochastic: bool
-    role: Role
+    source: WordSource | None
+    keep_nonzero: str
+    shape_of: Callable[[Shape], Shape] | None = None
 
     @property
     def arrays(self) -> Mapping[str, StateArray]:
         """The codes, and the scales where there are any."""
         packed_of = self.format if self.format.codes.packed else None
-        arrays = {self.key: StateArray(self.format.dtype, packed_of=packed_of)}
+        arrays = {self.key: StateArray(self.format.dtype, packed_of=packed_of, shape_of=self.shape_of)}
         if self.format.scaled:
-            arrays[self._scale] = StateArray(torch.uint8, scale_of=self.format)
+            scale = StateArray(torch.uint8, scale_of=self.format, shape_of=self.shape_of)
+            arrays[scale_key(self.key)] = scale
         return arrays
 
     @property
-    def roles(self) -> tuple[Role, ...]:
-        """The roles of which it reads words: its own or none."""
-        return (self.role,) if self.stochastic else ()
+    def sources(self) -> tuple[WordSource, ...]:
+        """One, or none."""
+        return () if self.source is None else (self.source,)
 
-    def store(self, moment: Tensor, words: Callable[[Role], Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the state arrays of the float32 `moment`, and the float32 values that they stand for.
+    def decode(self, state: Arrays) -> Tensor:
+        """Return the float32 values of codes and scales: exact."""
+        return self.format.decode(Encoded(state[self.key], state.get(scale_key(self.key))))
 
-        Args:
-            moment: what is to be stored.
-            words: makes the words of a role.
-        """
-        chosen = words(self.role) if self.stochastic else None
-        positive = _POSITIVE.get(self.role, False)
-        (codes, scale), values = self.format.round_trip(moment, chosen, positive=positive)
-        return {self.key: codes} if scale is None else {self.key: codes, self._scale: scale}, values
-
-    def decode(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Return the float32 values of the state arrays: exact."""
-        return self.format.decode(Encoded(state[self.key], state.get(self._scale)))
-
-    @property
-    def _scale(self) -> str:
-        return f"{self.key}_scale"
+    def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
+        """Round `x` to the format, once; return codes and scales, and the values that they stand for."""
+        chosen = words[0](tuple(x.shape)) if words else None
+        (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=self.keep_nonzero)
+        return ({self.key: codes} if scale is None else {self.key: codes, scale_key(self.key): scale}), values
 
 
 @dataclasses.dataclass(frozen=True)
-class MomentArguments:
-    """What a moment is called: in the state, and in the arguments of its link.
+class StoredAgain:
+    """A moment whose codes are themselves kept in a format, between the steps (contract S2).
 
     Attributes:
-        role: of its random words.
-        key: of its codes in the state.
-        dtype: the argument that says how it is stored.
-        rounding: the argument that says how it is rounded.
-        rate: the argument that holds its decay rate.
+        inner: how the rule stores the moment.
+        outer: how the array of codes is stored, under the same key.
+        dtype: of that array, as the rule keeps it.
     """
 
-    role: Role
-    key: str
-    dtype: str
-    rounding: str
-    rate: str
+    inner: MomentStorage
+    outer: StoredMoment
+    dtype: torch.dtype
 
-    def check(self, function: str, fmt: Format | None, rounding: str, rate: float) -> None:
-        """Raise ValueError for what is no rounding (contract F2), or would freeze the moment (F3).
+    @property
+    def key(self) -> str:
+        """Of the codes in the state."""
+        return self.inner.key
 
-        Args:
-            function: whose arguments they are, for the message.
-            fmt: how the moment is to be stored; None, where the weights' dtype decides, cannot freeze yet.
-            rounding: of the moment.
-            rate: its decay rate, a float32 value.
-        """
-        if rounding not in ROUNDINGS:
-            raise ValueError(
-                f"{function}: {self.rounding}={rounding!r} is not a rounding. "
-                'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
-            )
-        if fmt is not None and rounding == "nearest" and fmt.freezes(rate):
-            raise ValueError(
-                f'{function}: {self.dtype}={fmt.name} with {self.rounding}="nearest" freezes at '
-                f"{self.rate}={rate:.7g} (1-{self.rate} < {fmt.codes.half_gap[1]}). "
-                f'Use {self.rounding}="stochastic", or {self.dtype}="float32".'
-            )
+    @property
+    def arrays(self) -> Mapping[str, StateArray]:
+        """Those of the rule, the codes as they are stored."""
+        return {**self.inner.arrays, **self.outer.arrays}
 
-    def stored(
-        self, function: str, fmt: Format | None, rounding: str, weights: Weights, rate: float
-    ) -> StoredMoment:
-        """Return how the moment of a parameter is stored; "auto" is nearest unless that would freeze.
+    @property
+    def sources(self) -> tuple[WordSource, ...]:
+        """The rule's words, then those of the format."""
+        return self.inner.sources + self.outer.sources
 
-        Args:
-            function: whose arguments they are, for messages.
-            fmt: how it is to be stored, or None for the default.
-            rounding: one of `ROUNDINGS`.
-            weights: whose moment it is.
-            rate: its decay rate, a float32 value.
+    def decode(self, state: Arrays) -> Tensor:
+        """Decode the array, then the moment."""
+        kept = _as_kept(self.outer.decode(state), self.dtype)
+        return self.inner.decode({**state, self.key: kept})
 
-        Raises:
-            ValueError: as `check`.
-        """
-        fmt = fmt or default_format(weights.dtype)
-        self.check(function, fmt, rounding, rate)
-        fmt = fmt.for_shape(weights.shape)
-        stochastic = rounding == "stochastic" or (rounding == "auto" and fmt.freezes(rate))
-        return StoredMoment(self.key, fmt, stochastic and fmt.rounds, self.role)
+    def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
+        """Round as the rule does, and what that leaves once more; the rule goes on with its own values."""
+        own = len(self.inner.sources)
+        arrays, values = self.inner.encode(x, words[:own])
+        codes = arrays[self.key].to(torch.float32)
+        codes = codes if self.outer.format.codes.signed else codes.abs()
+        stored, _ = self.outer.encode(codes, words[own:])
+        return {**arrays, **stored}, values
 
 
-def group_value(fmt: Format | None) -> Format | str | None:
-    """Return a format as it stands in a param group: a plain one by its name."""
-    return fmt if fmt is None or fmt.scaled else fmt.name
+def scale_key(key: str) -> str:
+    """Return the key of the scales of a moment in the state."""
+    return f"{key}_scale"
+
+
+def _as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return float32 values in the dtype of the wrapped rule: to nearest, decided on bits."""
+    if dtype == torch.float32:
+        return x
+    return round_value(x, dtype_name(dtype), None, saturate=True).to(dtype)

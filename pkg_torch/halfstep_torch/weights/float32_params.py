@@ -47,7 +47,7 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
     values: dict[Any, Tensor] = {}
     for key, param, plan in _parameters(optimizer):
         state, p32 = optimizer.state.get(param), param.detach().to(torch.float32).contiguous()
-        known = plan.weight_rule.float32(p32, state) if state else p32
+        known = plan.weights.join(p32, state) if state else p32
         values[key] = known.detach().clone(memory_format=torch.contiguous_format)
     return list(values.values()) if all(isinstance(key, int) for key in values) else values
 
@@ -88,7 +88,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
         _check_value(function, key, param, given[key])
     for key, param, plan in parameters:
         w = given[key].detach().to(param.device).contiguous()
-        p32, arrays = plan.weight_rule.store(w)
+        p32, arrays = plan.weights.store(w)
         if arrays and not optimizer.state[param]:
             optimizer.state[param].update(new_state(param, plan.arrays))
         for name, array in arrays.items():
@@ -109,33 +109,33 @@ def _names(optimizer: Optimizer) -> Iterator[str | None]:
         yield from group.get("param_names", [None] * len(group["params"]))
 
 
-def _check_optimizer(function: str, optimizer: Any) -> None:
+def _check_optimizer(caller: str, optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"{function}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
+            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
 
 
-def _check_keys(function: str, ours: list, given: list) -> None:
+def _check_keys(caller: str, ours: list, given: list) -> None:
     missing = [key for key in ours if key not in given]
     unknown = [key for key in given if key not in ours]
     if missing or unknown:
-        fault = f"{missing[0]!r} is missing" if missing else f"{unknown[0]!r} is not a parameter"
-        raise ValueError(f"{function}: {fault}. Pass what float32_params returns.")
+        problem = f"{missing[0]!r} is missing" if missing else f"{unknown[0]!r} is not a parameter"
+        raise ValueError(f"{caller}: {problem}. Pass what float32_params returns.")
 
 
-def _check_value(function: str, key: str | int, param: Tensor, value: Any) -> None:
+def _check_value(caller: str, key: str | int, param: Tensor, value: Any) -> None:
     if not isinstance(value, Tensor) or value.dtype != torch.float32:
         given = dtype_name(value.dtype) if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{function}: {key!r} is {given}; values are float32 tensors. Pass value.float().")
+        raise TypeError(f"{caller}: {key!r} is {given}; values are float32 tensors. Pass value.float().")
     if value.shape != param.shape:
         raise ValueError(
-            f"{function}: {key!r} has shape {tuple(value.shape)}, its parameter {tuple(param.shape)}. "
+            f"{caller}: {key!r} has shape {tuple(value.shape)}, its parameter {tuple(param.shape)}. "
             "Pass the values of this model."
         )
     past = value[value.abs() > _LARGEST_HALF] if param.dtype == torch.float16 else value[:0]
     if past.numel():
         raise ValueError(
-            f"{function}: {key!r} has {past.view(-1)[0].item()}, past the largest float16, 65504. "
+            f"{caller}: {key!r} has {past.view(-1)[0].item()}, past the largest float16, 65504. "
             "Use bfloat16 params, or clip."
         )

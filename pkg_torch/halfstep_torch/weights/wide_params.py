@@ -1,119 +1,73 @@
-"""Weights kept to more bits than the model sees, which the links inside read and update.
+"""Weights kept to more bits than the model sees, which the rules inside read and update.
 
 Contract: P5, P6. Two ways to keep them, `split_params` and `keep_master_params`: wrappers of a whole chain.
-The links that one wraps stay links of the one flat chain, in front of that which keeps the weights.
+The rules that one wraps stay links of the one flat chain, in front of that which keeps the weights.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Chain, Link, State, StateArray, Update, Weights, Words, chain
-from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import Role
-from halfstep_torch.numbers.seeds import as_seed
-from halfstep_torch.weights.params import landing
+from halfstep_torch.chain import Chain, chain
+from halfstep_torch.rule import Rule
+from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.storage.stored_moment import Arrays
 from halfstep_torch.weights.split_weights import SplitWeight, nearest_away
+from halfstep_torch.weights.weight_rule import WeightRule
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitRule:
-    """A weight in two parts.
-
-    Attributes:
-        split: how they make one.
-    """
-
-    number_names: ClassVar[tuple[str, ...]] = ()
-    split: SplitWeight
-
-    @property
-    def arrays(self) -> Mapping[str, StateArray]:
-        """The low bits."""
-        return {"extra_bits": StateArray(self.split.extra_dtype)}
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """Words round what the two parts cannot hold."""
-        return (Role.PARAM,) if self.split.rounds else ()
-
-    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
-        """Return p' - p and the low bits, of w + u rounded to the wider format (contract P5)."""
-        w = self.float32(p, state) + u
-        shown, extra = self.split.split(w, words(Role.PARAM) if self.split.rounds else None)
-        return landing(p, shown), {"extra_bits": extra}
-
-    def float32(self, p: Tensor, state: State) -> Tensor:
-        """Return the weight of both parts."""
-        return self.split.join(p, state["extra_bits"])
-
-    def store(self, w: Tensor) -> tuple[Tensor, State]:
-        """Return both parts of w, rounded to nearest where they cannot hold it."""
-        shown, extra = self.split.split(w, None)
-        return shown, {"extra_bits": extra}
-
-
-@dataclasses.dataclass(frozen=True)
-class MasterRule:
-    """A float32 copy of the weights.
-
-    Attributes:
-        dtype: name of the weights' dtype.
-    """
-
-    arrays: ClassVar[Mapping[str, StateArray]] = {"master": StateArray(torch.float32, copies_weights=True)}
-    roles: ClassVar[tuple[Role, ...]] = ()
-    number_names: ClassVar[tuple[str, ...]] = ()
-    dtype: str
-
-    def update(self, u: Tensor, p: Tensor, state: State, numbers: Sequence, words: Words) -> Update:
-        """Return p' - p and w + u, p' being w + u rounded to nearest, ties away from zero (contract P5)."""
-        w = state["master"] + u
-        return landing(p, nearest_away(w, self.dtype)), {"master": w}
-
-    def float32(self, p: Tensor, state: State) -> Tensor:
-        """Return the copy."""
-        return state["master"]
-
-    def store(self, w: Tensor) -> tuple[Tensor, State]:
-        """Return w to nearest, ties away from zero, and w."""
-        return nearest_away(w, self.dtype), {"master": w}
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitParams(Link):
+class SplitParams(WeightRule):
     """The last link of what `split_params` returns; those that it wraps stand before it."""
 
-    function: ClassVar[str] = "split_params"
-    last: ClassVar[bool] = True
-    extra_bits: int
-    wraps: int
-    seed: int
+    extra_bits: int = 16
+    wrapped_links: Any = 0
+    seed: Any = 0
 
-    def rule(self, function: str, values: tuple, weights: Weights) -> SplitRule | None:
-        """Float32 weights pass through."""
-        if weights.dtype == torch.float32:
-            return None
-        return SplitRule(SplitWeight(dtype_name(weights.dtype), self.extra_bits))
+    def extra(self, dtype: str) -> Mapping[str, StateArray]:
+        """The low bits."""
+        return {"extra_bits": StateArray(self._split(dtype).extra_dtype)}
+
+    def rounds(self, dtype: str) -> bool:
+        """Whether there is something that the two parts cannot hold."""
+        return self._split(dtype).rounds
+
+    def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
+        """Return the weight of both parts."""
+        return self._split(dtype).join(p, extra["extra_bits"])
+
+    def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
+        """Return both parts of w, rounded to the wider format where they cannot hold it (contract P5)."""
+        shown, extra = self._split(dtype).split(w, words)
+        return shown, {"extra_bits": extra}
+
+    def _split(self, dtype: str) -> SplitWeight:
+        return SplitWeight(dtype, self.extra_bits)
 
 
 @dataclasses.dataclass(frozen=True)
-class KeepMasterParams(Link):
+class KeepMasterParams(WeightRule):
     """The last link of what `keep_master_params` returns; those that it wraps stand before it."""
 
-    function: ClassVar[str] = "keep_master_params"
-    last: ClassVar[bool] = True
-    wraps: int
+    wrapped_links: Any = 0
 
-    def rule(self, function: str, values: tuple, weights: Weights) -> MasterRule | None:
-        """Float32 weights pass through."""
-        return None if weights.dtype == torch.float32 else MasterRule(dtype_name(weights.dtype))
+    def extra(self, dtype: str) -> Mapping[str, StateArray]:
+        """A float32 copy of the weights."""
+        return {"master": StateArray(torch.float32, copies_weights=True)}
+
+    def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
+        """Return the copy."""
+        return extra["master"]
+
+    def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
+        """Return w to nearest, ties away from zero, and w (contract P5)."""
+        return nearest_away(w, dtype), {"master": w}
 
 
-def split_params(inner: Chain | Link, extra_bits: int = 16, *, seed: int | Sequence[int] = 0) -> Chain:
+def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Sequence[int] = 0) -> Chain:
     """Keep further mantissa bits of the weights beside them, and let `inner` see both as one float32 weight.
 
     The model's weight p is the nearest to w, ties away from zero; the low `extra_bits` of w are kept beside
@@ -140,7 +94,7 @@ def split_params(inner: Chain | Link, extra_bits: int = 16, *, seed: int | Seque
     Example:
         >>> import halfstep_torch as hs
         >>> tx = split_params(hs.chain(hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3)), 8)
-        >>> [link.function for link in tx.links]
+        >>> [link.name for link in tx.links]
         ['scale_by_adam', 'scale_by_learning_rate', 'split_params']
 
     Source: TransformerEngine's `store_param_remainders`, for 16 bits; the rest ours. Contract P5.
@@ -151,10 +105,11 @@ def split_params(inner: Chain | Link, extra_bits: int = 16, *, seed: int | Seque
             "Use 16 for all of float32, 8 for 24 bits in all."
         )
     links = chain(inner).links
-    return Chain((*links, SplitParams(extra_bits, len(links), as_seed("split_params", seed))))
+    last = SplitParams(extra_bits=extra_bits, wrapped_links=len(links), seed=seed).checked()
+    return Chain((*links, last))
 
 
-def keep_master_params(inner: Chain | Link) -> Chain:
+def keep_master_params(inner: Chain | Rule) -> Chain:
     """Keep a float32 copy of the weights, step it by `inner`, and round it for the model.
 
     The model's weight is the copy rounded to nearest, ties away from zero: the same as `split_params` of 16
@@ -181,4 +136,4 @@ def keep_master_params(inner: Chain | Link) -> Chain:
     Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1. Contract P5.
     """
     links = chain(inner).links
-    return Chain((*links, KeepMasterParams(len(links))))
+    return Chain((*links, KeepMasterParams(wrapped_links=len(links))))

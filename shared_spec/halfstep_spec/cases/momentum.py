@@ -10,7 +10,7 @@ import numpy as np
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.rounding import round_to
-from halfstep_spec.rule import RuleState, UpdateRule
+from halfstep_spec.rule import Rule, RuleState
 from halfstep_spec.rules.lion import ScaleByLion
 from halfstep_spec.rules.step import Step, StepState
 from halfstep_spec.rules.trace import Trace
@@ -29,7 +29,7 @@ NOTES = {
 _STEPS, _SHAPE = 5, (4, 6)
 _SIZE = 24
 
-Make = Callable[[str | Format, str], UpdateRule]
+Make = Callable[[str | Format, str], Rule]
 
 
 def lion_cases() -> list[Case]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from halfstep_spec.numbers.random_words import seed_words
 from halfstep_spec.numbers.rounding import decode, round_to
-from halfstep_spec.rule import UpdateRule
+from halfstep_spec.rule import Rule
 from halfstep_spec.rules.step import Step, StepState
 from halfstep_spec.rules.store_state import StoreState
 from halfstep_spec.storage.codes import TABLE_CODES
@@ -69,7 +69,7 @@ def stored_arrays(step: Step, p: np.ndarray, state: StepState) -> dict[str, Arra
     return arrays
 
 
-def describe(rule: UpdateRule) -> str:
+def describe(rule: Rule) -> str:
     """Return how a rule's moments are stored, for comments."""
     words = []
     for name, moment in rule.moments.items():
@@ -101,7 +101,7 @@ def _numbers(step: Step) -> dict[str, float]:
     return given | values
 
 
-def _arguments(rule: UpdateRule) -> dict[str, object]:
+def _arguments(rule: Rule) -> dict[str, object]:
     """Return a rule's other arguments as plain data.
 
     A switch is named where it is not as it is by default: so a case stays what it is when a rule gets one.

@@ -4,17 +4,17 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from halfstep_spec.rule import UpdateRule
+from halfstep_spec.rule import Rule
 
 
-def _rules() -> Iterator[tuple[str, type[UpdateRule]]]:
+def _rules() -> Iterator[tuple[str, type[Rule]]]:
     for found in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{found.name}")
         for kind in vars(module).values():
             own = isinstance(kind, type) and kind.__module__ == module.__name__
-            if own and issubclass(kind, UpdateRule) and kind.declared():
+            if own and issubclass(kind, Rule) and kind.declared():
                 yield found.name, kind
 
 
-RULES: dict[str, type[UpdateRule]] = dict(_rules())
+RULES: dict[str, type[Rule]] = dict(_rules())
 """By the name of its file: every rule that declares moments."""

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from halfstep_spec.numbers.moments import bias_correction, ema
-from halfstep_spec.rule import Moment, UpdateRule, moment
+from halfstep_spec.rule import Moment, Rule, moment
 from halfstep_spec.storage.formats import Format
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleByAdam(UpdateRule):
+class ScaleByAdam(Rule):
     """Rescale updates by Adam. Arguments as in `optax.scale_by_adam`, plus dtypes, roundings and seed.
 
     Attributes:

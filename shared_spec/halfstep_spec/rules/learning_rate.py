@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from halfstep_spec.rule import UpdateRule
+from halfstep_spec.rule import Rule
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleByLearningRate(UpdateRule):
+class ScaleByLearningRate(Rule):
     """Multiply updates by the learning rate.
 
     Attributes:

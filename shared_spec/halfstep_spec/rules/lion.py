@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from halfstep_spec.numbers.moments import ema
-from halfstep_spec.rule import Moment, UpdateRule, moment
+from halfstep_spec.rule import Moment, Rule, moment
 from halfstep_spec.storage.formats import Format
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleByLion(UpdateRule):
+class ScaleByLion(Rule):
     """The sign of an average of the gradients. Arguments as in `optax.scale_by_lion`, plus rounding and seed.
 
     Attributes:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from halfstep_spec.numbers.random_words import Role, random_words
-from halfstep_spec.rule import RuleState, UpdateRule
+from halfstep_spec.rule import Rule, RuleState
 from halfstep_spec.rules.learning_rate import ScaleByLearningRate
 from halfstep_spec.rules.weight_decay import AddDecayedWeights
 from halfstep_spec.weights.param_storage import ParamStorage, param_storage
 from halfstep_spec.weights.params import apply_updates
 
-Links = tuple[UpdateRule, ...]
+Links = tuple[Rule, ...]
 
 
 class StepState(NamedTuple):
@@ -42,7 +42,7 @@ class Step:
         param_storage: the name of one of `PARAM_STORAGES`.
     """
 
-    rule: UpdateRule
+    rule: Rule
     weight_decay: float = 0.0
     decay: str = "decoupled"
     param_dtype: str = "bfloat16"

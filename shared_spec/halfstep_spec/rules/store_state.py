@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from halfstep_spec.numbers.random_words import Role
-from halfstep_spec.rule import UpdateRule
+from halfstep_spec.rule import Rule
 from halfstep_spec.storage.formats import Encoded, Format, as_format
 from halfstep_spec.storage.stored_moment import Rounded, StoredMoment, shape_of
 
@@ -52,7 +52,7 @@ class ChosenArray(StoredMoment):
 
 
 @dataclasses.dataclass(frozen=True)
-class StoreState(UpdateRule):
+class StoreState(Rule):
     """Keep the state arrays of `rule` in a format.
 
     Attributes:
@@ -62,7 +62,7 @@ class StoreState(UpdateRule):
         select: names of the moments that are stored; None for all.
     """
 
-    rule: UpdateRule
+    rule: Rule
     dtype: str | Format = "bfloat16"
     rounding: str = "stochastic"
     select: tuple[str, ...] | None = None

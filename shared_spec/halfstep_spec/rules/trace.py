@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from halfstep_spec.rule import Moment, UpdateRule, moment
+from halfstep_spec.rule import Moment, Rule, moment
 from halfstep_spec.storage.formats import Format
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace(UpdateRule):
+class Trace(Rule):
     """A decaying sum of the gradients. Arguments as in `optax.trace`, plus rounding and seed.
 
     Attributes:

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from halfstep_spec.numbers.norms import norm
-from halfstep_spec.rule import UpdateRule
+from halfstep_spec.rule import Rule
 
 TEMPERED_COEFFICIENT, TEMPERED_MAX_RATIO = np.float32(1e-3), 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaleByTrustRatio(UpdateRule):
+class ScaleByTrustRatio(Rule):
     """Scale an update by the ratio of its weight's norm to its own. Arguments as in Optax, and `power`.
 
     Attributes:

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from halfstep_spec.rule import UpdateRule
+from halfstep_spec.rule import Rule
 
 
 @dataclasses.dataclass(frozen=True)
-class AddDecayedWeights(UpdateRule):
+class AddDecayedWeights(Rule):
     """Add a share of the weights to updates.
 
     Attributes:

@@ -1,0 +1,65 @@
+"""One array of a parameter's state, and the random words that whoever writes it reads."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.storage.formats import Format
+
+Shape = tuple[int, ...]
+
+
+class WordSource(NamedTuple):
+    """Random words that a rule reads: one per element of the array that they round.
+
+    Attributes:
+        role: of the words.
+        seed: which seed of its rule, where that has several.
+        prefix: of the name whose words they are; the parameter's follows.
+    """
+
+    role: int
+    seed: int = 0
+    prefix: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StateArray:
+    """One array of a parameter's state.
+
+    Attributes:
+        dtype: of the array.
+        scale_of: the format whose scales it holds, one byte per block; None: one entry per element.
+        packed_of: the format whose codes it holds, two to a byte; None where no byte is shared.
+        copies_weights: it starts as the weights; else as zeros, scales as those of zeros.
+        shape_of: from the shape of the parameter to that of what is stored; None where they are the same.
+    """
+
+    dtype: torch.dtype
+    scale_of: Format | None = None
+    packed_of: Format | None = None
+    copies_weights: bool = False
+    shape_of: Callable[[Shape], Shape] | None = None
+
+    def shape(self, shape: Shape) -> Shape:
+        """Return its shape, given that of the parameter."""
+        shape = tuple(self.shape_of(tuple(shape)) if self.shape_of else shape)
+        if self.packed_of:
+            return self.packed_of.code_shape(shape)
+        return self.scale_of.scale_shape(shape) if self.scale_of else shape
+
+    def size(self, elements: int) -> int:
+        """Return how many of its entries belong to a stretch of whole blocks."""
+        if self.packed_of and self.packed_of.blocks:
+            return elements // self.packed_of.blocks.unit * self.packed_of.blocks.packed
+        return self.scale_of.blocks.count(elements) if self.scale_of and self.scale_of.blocks else elements
+
+    def new(self, param: Tensor) -> Tensor:
+        """Return the array of a parameter that was never stepped; row-major, whatever the layout of that."""
+        if self.copies_weights:
+            return param.detach().to(self.dtype, memory_format=torch.contiguous_format, copy=True)
+        start = self.scale_of.codes.scale_range[0] if self.scale_of else 0
+        return torch.full(self.shape(param.shape), start, dtype=self.dtype, device=param.device)

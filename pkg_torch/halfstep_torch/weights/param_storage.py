@@ -1,0 +1,36 @@
+"""How an alias stores its weights: the argument `param_storage`, as links of a chain."""
+
+from collections.abc import Callable
+
+from halfstep_torch.chain import Chain, chain
+from halfstep_torch.weights.params import Compensate, RoundStochastically
+from halfstep_torch.weights.wide_params import keep_master_params, split_params
+
+
+def with_param_storage(caller: str, tx: Chain, param_storage: str, seed: int) -> Chain:
+    """Return a chain that ends with a weight storage.
+
+    Args:
+        caller: the alias, for the message.
+        tx: the links before.
+        param_storage: its argument.
+        seed: of the random words.
+
+    Raises:
+        ValueError: if `param_storage` is not a weight storage.
+    """
+    storages: dict[str, Callable[[], Chain]] = {
+        "stochastic": lambda: chain(tx, RoundStochastically(seed=seed)),
+        "nearest": lambda: tx,
+        "compensated": lambda: chain(tx, Compensate()),
+        "split8": lambda: split_params(tx, 8, seed=seed),
+        "split16": lambda: split_params(tx, 16, seed=seed),
+        "master": lambda: keep_master_params(tx),
+    }
+    if param_storage not in storages:
+        names = [f'"{name}"' for name in storages]
+        raise ValueError(
+            f"{caller}: param_storage={param_storage!r} is not a weight storage. "
+            f"Use {', '.join(names[:-1])} or {names[-1]}."
+        )
+    return storages[param_storage]()

@@ -1,0 +1,136 @@
+"""What a way to store weights is: the last rule of a chain, which may know the weights better than the model.
+
+Contract: section P.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.numbers.random_words import Role
+from halfstep_torch.numbers.rounding import round_value
+from halfstep_torch.rule import BoundRule, ParamInfo, Rule
+from halfstep_torch.storage.state_array import StateArray, WordSource
+from halfstep_torch.storage.stored_moment import Arrays, Words
+
+
+class WeightRule(Rule):
+    """A way to store weights of 16 bits; float32 weights pass through. Subclasses are frozen dataclasses."""
+
+    last: ClassVar[bool] = True
+
+    def extra(self, dtype: str) -> Mapping[str, StateArray]:
+        """Return what is kept beside weights of that dtype."""
+        return {}
+
+    def rounds(self, dtype: str) -> bool:
+        """Whether weights of that dtype are rounded stochastically."""
+        return False
+
+    def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
+        """Return the weights as precisely as they are known, in float32.
+
+        Args:
+            p: the model's weights, in float32.
+            extra: what is kept beside them.
+            dtype: of the model's weights.
+        """
+        return p
+
+    def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
+        """Return the model's weights, in float32, and what is kept beside them, of float32 `w`.
+
+        Args:
+            w: what is to be stored.
+            dtype: of the model's weights.
+            words: int32, for stochastic rounding; None for nearest.
+        """
+        return nearest(w, dtype), {}
+
+    def land(
+        self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
+    ) -> tuple[Tensor, Arrays]:
+        """Return the weights that p becomes by an update, and what is kept beside them, as `store` does."""
+        return self.store(self.join(p, extra, dtype) + u, dtype, words)
+
+    def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundWeights | None":
+        """Return what is done to weights of 16 bits."""
+        if info.dtype == torch.float32:
+            return None
+        own = {name: None for name in ("seed", "wrapped_links") if self._has(name)}
+        return BoundWeights(dataclasses.replace(self, **own), dtype=dtype_name(info.dtype))  # pyright: ignore
+
+
+@dataclasses.dataclass(frozen=True)
+class NearestWeights(WeightRule):
+    """What lands on weights where no rule does: nearest, and nothing kept beside them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundWeights(BoundRule):
+    """How weights of one dtype are stored.
+
+    Attributes:
+        dtype: name of the weights' dtype.
+    """
+
+    dtype: str = "float32"
+
+    @property
+    def arrays(self) -> Mapping[str, StateArray]:
+        """What is kept beside the weights."""
+        return self.rule.extra(self.dtype)
+
+    @property
+    def sources(self) -> tuple[WordSource, ...]:
+        """The weights' words, where they are rounded stochastically."""
+        return (WordSource(Role.PARAM),) if self.rule.rounds(self.dtype) else ()
+
+    def update(
+        self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words]
+    ) -> tuple[Tensor, Arrays]:
+        """Return q - p for the weights q that `land` gives, and -0.0 where q = p (contract P2)."""
+        chosen = words[0](p.shape) if words else None
+        q, extra = self.rule.land(u, p, state, self.dtype, chosen)
+        return landing(p, q), extra
+
+    def join(self, p: Tensor, state: Arrays) -> Tensor:
+        """Return the float32 weights of the model's, in float32, and the state arrays of all rules."""
+        return self.rule.join(p, state, self.dtype)
+
+    def store(self, w: Tensor) -> tuple[Tensor, Arrays]:
+        """Return the model's weights, in float32, and the state arrays that know `w` best."""
+        return self.rule.store(w, self.dtype, None)
+
+
+def apply_updates(p: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return nearest(p + u) in `dtype`: the weight as it is stored, in every backend (contract P1).
+
+    Args:
+        p: the weights, float32.
+        u: the update, float32.
+        dtype: of the weights.
+    """
+    # Here a cast may decide: nearest even, and infinity past the largest finite value, is what IEEE 754 asks
+    # of one, what the contract says (R2, R5), and, in compiled code, part of the store.
+    return (p + u).to(dtype)
+
+
+def landing(p: Tensor, q: Tensor) -> Tensor:
+    """Return the update that takes the weight p to q: q - p, and -0.0 where they are equal (contract P2).
+
+    Args:
+        p: the weights, float32.
+        q: float32 values that the weights' dtype holds.
+    """
+    # -0.0 is the one number that moves no weight: neither an infinity nor a zero of either sign.
+    return torch.where(q == p, -0.0, q - p)
+
+
+def nearest(w: Tensor, dtype: str) -> Tensor:
+    """Return float32 `w` rounded to nearest in `dtype`, still in float32."""
+    return round_value(w, dtype, None, saturate=False).to(torch.float32)

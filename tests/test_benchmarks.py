@@ -1,0 +1,84 @@
+"""The benchmarks of quality run, cut to a row or two: what they import and call still exists."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Return a function that runs a benchmark's `main` and returns the figures that it writes."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    # examples/ has a `report` too.
+    for name in ("report", "quality", "gradients", "second_moment", "store_state", "lamb"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def run(module, *arguments):
+        record = tmp_path / "record.json"
+        monkeypatch.setattr(sys, "argv", [module.__name__, "--json", str(record), *arguments])
+        status = module.main()
+        return status, json.loads(record.read_text())
+
+    yield run
+    for name in ("report", "quality", "gradients", "second_moment", "store_state", "lamb"):
+        sys.modules.pop(name, None)
+
+
+def test_quality_prints_paths_and_movements(run, monkeypatch, capsys):
+    import gradients
+    import quality
+
+    monkeypatch.setattr(quality, "ROWS", [quality.ROWS[0], quality.ROWS[4]])
+    monkeypatch.setattr(gradients, "ROWS", [gradients.ROWS[1], gradients.ROWS[-1]])
+    monkeypatch.setattr(gradients, "STEPS", 4)
+    monkeypatch.setattr(gradients, "STOP", 2)
+    monkeypatch.setattr(
+        quality, "claims", lambda results: {"the first row is the reference": results[0]["dist"] == 0}
+    )
+    monkeypatch.setattr(gradients, "claims", lambda results: {"this fails": False})
+    status, figures = run(quality, "--steps", "3")
+    assert status == 1
+    assert [row["name"] for row in figures["digits"]] == [row.name for row in quality.ROWS]
+    assert [row["name"] for row in figures["gradients"]] == [row.name for row in gradients.ROWS]
+    assert abs(figures["gradients"][0]["steady"] - 1) < 0.1
+    assert "holds: the first row is the reference\nFAILS: this fails" in capsys.readouterr().out
+
+
+def test_second_moments_are_kept(run, monkeypatch):
+    import second_moment
+
+    formats = {name: second_moment.FORMATS[name] for name in ("bfloat16", "scaled ufloat8_e5m3")}
+    monkeypatch.setattr(second_moment, "FORMATS", formats)
+    monkeypatch.setattr(second_moment, "STEPS", 4)
+    monkeypatch.setattr(second_moment, "SIGMAS", (0.5,))
+    monkeypatch.setattr(second_moment, "claims", lambda rows: {"a row for each": len(rows) == len(formats)})
+    status, rows = run(second_moment)
+    assert status == 0
+    assert all(0.9 < row["mean"] < 1.1 for row in rows)
+
+
+def test_transforms_of_optax_are_trained(run, monkeypatch):
+    import store_state
+
+    monkeypatch.setattr(store_state.run_all, "__defaults__", (store_state.ROWS[:1],))
+    status, (row,) = run(store_state, "--steps", "3")
+    assert status == 0
+    assert row["fp8"]["bytes"] < 2.2 < row["bfloat16"]["bytes"]
+
+
+def test_lamb_is_trained_and_its_momentum_measured(run, monkeypatch):
+    import lamb
+
+    monkeypatch.setattr(lamb, "ROWS", lamb.ROWS[:1])
+    monkeypatch.setattr(lamb, "LAYERS", (4000,))
+    monkeypatch.setattr(
+        lamb, "claims", lambda training, layers: {"all formats": len(layers) == len(lamb.FORMATS) + 1}
+    )
+    status, figures = run(lamb, "--steps", "3")
+    assert status == 0
+    assert figures["layers"][0]["length"] == pytest.approx(1, abs=0.01)
