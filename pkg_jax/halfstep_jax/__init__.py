@@ -1,7 +1,11 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding and 16-bit states."""
 
+from halfstep_jax.numbers.exact import add_product, opaque
+from halfstep_jax.numbers.moments import ema
 from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
 from halfstep_jax.numbers.rounding import round_to
+from halfstep_jax.numbers.schedules import ScheduleState
+from halfstep_jax.rule import Rule, decay_rate, moment, number, scalar_or_schedule
 from halfstep_jax.rules.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.rules.aliases import adam, adamw, lion, sgd
 from halfstep_jax.rules.lamb import lamb, lamb16
@@ -11,7 +15,8 @@ from halfstep_jax.rules.store_state import StoreStateState, store_state
 from halfstep_jax.rules.trace import TraceState, trace
 from halfstep_jax.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
-from halfstep_jax.storage.formats import codebook, scaled
+from halfstep_jax.storage.formats import Format, codebook, scaled
+from halfstep_jax.transform import as_transform
 from halfstep_jax.weights.float32_params import float32_params, set_float32_params
 from halfstep_jax.weights.params import (
     CompensateState,
@@ -29,29 +34,40 @@ from halfstep_jax.weights.wide_params import (
 
 __all__ = [
     "CompensateState",
+    "Format",
     "KeepMasterParamsState",
     "Role",
     "RoundStochasticallyState",
+    "Rule",
     "ScaleByAdamState",
     "ScaleByLionState",
+    "ScheduleState",
     "SplitParamsState",
     "StoreStateState",
     "TraceState",
     "adam",
     "adamw",
     "add_decayed_weights",
+    "add_product",
     "apply_updates",
+    "as_transform",
     "codebook",
     "compensate",
+    "decay_rate",
+    "ema",
     "float32_params",
     "keep_master_params",
     "lamb",
     "lamb16",
     "leaf_id",
     "lion",
+    "moment",
+    "number",
+    "opaque",
     "random_words",
     "round_stochastically",
     "round_to",
+    "scalar_or_schedule",
     "scale_by_adam",
     "scale_by_learning_rate",
     "scale_by_lion",

@@ -18,41 +18,41 @@ class Leaves:
     """A flattened tree of updates. Here None is a leaf; it stays None.
 
     Attributes:
-        function: the link that got the updates, for errors.
+        caller: the link that got the updates, for errors.
         names: one per leaf.
         values: the leaves.
         treedef: their tree.
     """
 
-    function: str
+    caller: str
     names: list[str]
     values: list[Any]
     treedef: Any
 
-    def of(self, tree, owner: str, way_out: str, shape_of: Callable = tuple) -> list[Any]:
+    def match(self, tree, owner: str, hint: str, shape_of: Callable = tuple) -> list[Any]:
         """Return what another tree holds for every leaf.
 
         Args:
             tree: of the same structure.
             owner: what it is, for the error: "state" or "weight".
-            way_out: the last sentence of the error.
+            hint: the last sentence of the error.
             shape_of: the shape that it has for an update of a shape: the same, unless it says otherwise.
 
         Raises:
             ValueError: if its structure or a shape differs.
         """
-        values = self.arrays_of(tree, owner, way_out)
+        values = self.match_any_shape(tree, owner, hint)
         for name, update, value in zip(self.names, self.values, values, strict=True):
             shape = getattr(value, "shape", None)
             if update is not None and shape_of(update.shape) != shape:
                 raise ValueError(
-                    f"{self.function}: the update of '{name}' has shape {update.shape}, its {owner} {shape}. "
-                    f"{way_out}"
+                    f"{self.caller}: the update of '{name}' has shape {update.shape}, its {owner} {shape}. "
+                    f"{hint}"
                 )
         return values
 
-    def arrays_of(self, tree, owner: str, way_out: str) -> list[Any]:
-        """Do as `of`, but for arrays of any shape.
+    def match_any_shape(self, tree, owner: str, hint: str) -> list[Any]:
+        """Do as `match`, but for arrays of any shape.
 
         Raises:
             ValueError: if the structure differs.
@@ -61,7 +61,7 @@ class Leaves:
             return self.treedef.flatten_up_to(tree)
         except ValueError as error:
             raise ValueError(
-                f"{self.function}: updates and {owner}s are different trees: {error}. {way_out}"
+                f"{self.caller}: updates and {owner}s are different trees: {error}. {hint}"
             ) from None
 
     def weights(self, params) -> list[Any]:
@@ -71,13 +71,13 @@ class Leaves:
             TypeError: if float32 does not hold one.
             ValueError: if its tree or a shape differs.
         """
-        weights = self.of(params, "weight", "Pass the params that the updates are for.")
+        weights = self.match(params, "weight", "Pass the params that the updates are for.")
         for name, update, weight in zip(self.names, self.values, weights, strict=True):
             if update is not None:
-                check_weight(self.function, name, weight)
+                check_weight(self.caller, name, weight)
         return weights
 
-    def trees(self, columns: int, rows: list[tuple]) -> tuple[Any, ...]:
+    def unzip(self, columns: int, rows: list[tuple]) -> tuple[Any, ...]:
         """Return `columns` trees, the k-th of what stands k-th in each leaf's row."""
         transposed = zip(*rows, strict=True) if rows else [()] * columns
         return tuple(self.treedef.unflatten(list(column)) for column in transposed)
@@ -88,7 +88,7 @@ class Leaves:
         return self.treedef.unflatten([None if row[0] is None else rule(*row) for row in rows])
 
 
-def flatten_updates(function: str, updates) -> Leaves:
+def flatten_updates(caller: str, updates) -> Leaves:
     """Flatten `updates`; float32 holds every leaf.
 
     Raises:
@@ -96,8 +96,8 @@ def flatten_updates(function: str, updates) -> Leaves:
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(updates, is_leaf=lambda x: x is None)
     names = [leaf_name(path) for path, _ in paths]
-    values = [_checked(function, name, value) for name, (_, value) in zip(names, paths, strict=True)]
-    return Leaves(function, names, values, treedef)
+    values = [_checked(caller, name, value) for name, (_, value) in zip(names, paths, strict=True)]
+    return Leaves(caller, names, values, treedef)
 
 
 def leaf_name(path) -> str:
@@ -115,17 +115,17 @@ def leaf_name(path) -> str:
     return "/".join(_part(key) for key in path)
 
 
-def check_params(function: str, params) -> None:
+def check_params(caller: str, params) -> None:
     """Refuse weights that float32 does not hold.
 
     Raises:
         TypeError: naming the first one.
     """
     for path, p in jax.tree_util.tree_flatten_with_path(params)[0]:
-        check_weight(function, leaf_name(path), p)
+        check_weight(caller, leaf_name(path), p)
 
 
-def check_weight(function: str, name: str, p) -> None:
+def check_weight(caller: str, name: str, p) -> None:
     """Refuse one weight that float32 does not hold.
 
     Raises:
@@ -133,17 +133,17 @@ def check_weight(function: str, name: str, p) -> None:
     """
     if (dtype := _dtype_name(p)) not in HELD_BY_FLOAT32:
         raise TypeError(
-            f"{function}: the weight '{name}' is {dtype}; weights are float32, bfloat16 or float16. "
+            f"{caller}: the weight '{name}' is {dtype}; weights are float32, bfloat16 or float16. "
             "Cast it, or mask the leaf out."
         )
 
 
-def _checked(function: str, name: str, update):
+def _checked(caller: str, name: str, update):
     if update is None:
         return None
     if (dtype := _dtype_name(update)) not in HELD_BY_FLOAT32:
         raise TypeError(
-            f"{function}: the update of '{name}' is {dtype}; updates are float32, bfloat16 or float16. "
+            f"{caller}: the update of '{name}' is {dtype}; updates are float32, bfloat16 or float16. "
             "Cast it, or mask the leaf out."
         )
     return jnp.asarray(update)

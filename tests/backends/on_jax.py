@@ -24,7 +24,8 @@ from backends.protocol import (
 from halfstep_jax.numbers.moments import bias_correction
 from halfstep_jax.numbers.norms import norm
 from halfstep_jax.numbers.random_words import leaf_keys, threefry2x32
-from halfstep_jax.rules.trust_ratio import TrustRatio
+from halfstep_jax.rule import numbers_at
+from halfstep_jax.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_jax.storage.formats import Format
 from halfstep_spec.vectors import Array, Case
 
@@ -194,8 +195,10 @@ class JaxBackend(Backend):
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         numbers = {name: np.float32(value) for name, value in ratio_numbers(case).items()}
-        coefficient = numbers.pop("trust_coefficient")
-        ratio = functools.partial(TrustRatio(**numbers).of_norms, coefficient=coefficient)
+        rule = (ScaleByTemperedTrustRatio if "power" in numbers else ScaleByTrustRatio)(**numbers)
+        # A case gives the coefficient that a learning rate would make.
+        n = numbers_at(rule, None, None)._replace(trust_coefficient=rule.trust_coefficient)
+        ratio = functools.partial(rule.ratio, n=n)
         norms = (jnp.asarray(to_numpy(case.inputs[name])) for name in ("p_norm", "u_norm"))
         return {"ratio": from_jax(self._compiled(ratio)(*norms))}
 

@@ -163,7 +163,11 @@ ROWS = [
         ValueError,
         f"random_words: offset={2**64} is outside [0, 2^64). Use an integer in that range.",
     ),
-    (lambda: hs.random_words(0, 1, "w", 7, (3,)), ValueError, "7 is not a valid Role"),
+    (
+        lambda: hs.random_words(0, 1, "w", 2**32, (3,)),
+        ValueError,
+        f"random_words: role={2**32} is outside [0, 2^32). Use an integer in that range.",
+    ),
     (lambda: hs.apply_updates(W, G, -1, 1), ValueError, f"apply_updates: seed=-1 is outside [0, 2^64). {_SEED}"),
     # Rounding.
     (lambda: hs.round_to(1.0, "int8"), ValueError, f"round_to: dtype=int8 is not a rounding target. {_TARGETS}"),

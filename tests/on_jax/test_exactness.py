@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from halfstep_jax.numbers.exact import hidden_zero, hide
+from halfstep_jax.numbers.exact import opaque, opaque_zero
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
 STEPS = 4
@@ -218,10 +218,10 @@ def test_hiding_a_product_keeps_it_from_being_fused_with_a_sum(a_b_c):
     if (fused == separate).all():
         pytest.skip("this compiler does not fuse products with sums: there is nothing to hide from")
     for zero in (
-        lambda a: hidden_zero(),
-        lambda a: hidden_zero(jax.lax.bitcast_convert_type(a[0], jnp.uint32)),
+        lambda a: opaque_zero(),
+        lambda a: opaque_zero(jax.lax.bitcast_convert_type(a[0], jnp.uint32)),
     ):
-        hidden = jax.jit(lambda a, b, c, zero=zero: hide(a * b, zero(a)) + c)(a, b, c)
+        hidden = jax.jit(lambda a, b, c, zero=zero: opaque(a * b, zero(a)) + c)(a, b, c)
         np.testing.assert_array_equal(np.asarray(hidden), separate)
 
 
@@ -231,7 +231,7 @@ def test_hiding_what_arrives_keeps_its_factors_from_being_gathered(a_b_c):
     folded = np.asarray(jax.jit(lambda x: x * np.float32(0.3) * np.float32(0.7))(x))
     if (folded == separate).all():
         pytest.skip("this compiler does not gather factors: there is nothing to hide from")
-    hidden = jax.jit(lambda x: hide(x * np.float32(0.3), hidden_zero()) * np.float32(0.7))(x)
+    hidden = jax.jit(lambda x: opaque(x * np.float32(0.3), opaque_zero()) * np.float32(0.7))(x)
     np.testing.assert_array_equal(np.asarray(hidden), separate)
 
 
@@ -241,5 +241,5 @@ PATTERNS = [0, 1, 0x80000000, 0x80000001, 0x7F800001, 0x7FFFFFFF, 0xFF800000, 0x
 @pytest.mark.parametrize("bits", PATTERNS)
 def test_hiding_keeps_every_pattern(bits):
     x = jax.lax.bitcast_convert_type(jnp.uint32(bits), jnp.float32)
-    hidden = jax.jit(lambda x: jax.lax.bitcast_convert_type(hide(x, hidden_zero()), jnp.uint32))(x)
+    hidden = jax.jit(lambda x: jax.lax.bitcast_convert_type(opaque(x, opaque_zero()), jnp.uint32))(x)
     assert int(hidden) == bits

@@ -4,10 +4,10 @@ Contract: A1, A2. Under `jax.jit`, XLA on CPU turns `a * b + c` into a fused mul
 into `x * (c1 * c2)`, and `a / sqrt(b)` into `a * rsqrt(b)`; run op by op it does nothing of the kind, so the
 bits would depend on how a step is compiled. `lax.optimization_barrier`, `lax.reduce_precision` and round
 trips through integers do not stop it. An OR with a zero that no compiler can prove to be zero does, for one
-instruction.
+instruction: the value becomes opaque.
 
-What to hide: a product that feeds a sum; an array that arrives from another link, which may be a product; a
-constant that could vanish if it were seen.
+What to make opaque: a product that feeds a sum; an array that arrives from another link, which may be a
+product; a constant that could vanish if it were seen.
 """
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 
-def hidden_zero(word: jax.Array | None = None) -> jax.Array:
+def opaque_zero(word: jax.Array | None = None) -> jax.Array:
     """Return the uint32 zero (word (word + 1)) & 1: one of two neighbours is even, which no compiler proves.
 
     Args:
@@ -29,17 +29,17 @@ def hidden_zero(word: jax.Array | None = None) -> jax.Array:
     return (word * (word + np.uint32(1))) & np.uint32(1)
 
 
-def hide(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
+def opaque(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
     """Return float32 `x` with its bits ORed with `zero`: the same value, of unknown origin.
 
-    Not XORed: two links that hide one value with one zero would cancel each other.
+    Not XORed: two links that do so to one value with one zero would cancel each other.
 
     Args:
         x: float32.
-        zero: from `hidden_zero`.
+        zero: from `opaque_zero`.
 
     Example:
-        >>> float(hide(np.float32(0.3), hidden_zero())) == float(np.float32(0.3))
+        >>> float(opaque(np.float32(0.3), opaque_zero())) == float(np.float32(0.3))
         True
 
     Source: ours.
@@ -47,19 +47,35 @@ def hide(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) | zero, jnp.float32)
 
 
-def arrived(x: jax.Array, zero: jax.Array) -> jax.Array:
-    """Return in float32 what another link or the caller gave, hidden.
+def opaque_input(x: jax.Array, zero: jax.Array) -> jax.Array:
+    """Return in float32, opaque, what another link or the caller gave.
 
     In 16 bits too: a product in bfloat16 that is then cast to float32 would not be rounded to bfloat16.
 
     Args:
         x: float32, bfloat16 or float16.
-        zero: from `hidden_zero`.
+        zero: from `opaque_zero`.
     """
     if x.dtype == jnp.float32:
-        return hide(x, zero)
+        return opaque(x, zero)
     bits = lax.bitcast_convert_type(x, jnp.uint16) | zero.astype(jnp.uint16)
     return lax.bitcast_convert_type(bits, x.dtype).astype(jnp.float32)
+
+
+def add_product(c, a, b, zero: jax.Array) -> jax.Array:
+    """Return c + (a b) in float32: product and sum, each rounded once.
+
+    Args:
+        c: float32; opaque, if it may be a product (`opaque_input`).
+        a: float32.
+        b: float32.
+        zero: from `opaque_zero`.
+
+    Example:
+        >>> float(add_product(np.float32(1.0), np.float32(2.0), np.float32(3.0), opaque_zero()))
+        7.0
+    """
+    return c + opaque(a * b, zero)
 
 
 def _word_of_a_loop() -> jax.Array:

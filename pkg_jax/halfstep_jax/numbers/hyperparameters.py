@@ -9,11 +9,11 @@ import numpy as np
 from jax.core import Tracer
 
 
-def as_float32(function: str, name: str, value):
+def as_float32(caller: str, name: str, value):
     """Return a hyperparameter in float32: a NumPy scalar, or the float32 array that was given.
 
     Args:
-        function: whose argument it is, and
+        caller: whose argument it is, and
         name: which one, for the error.
         value: a number, or a float32 array of shape (), which may be traced.
 
@@ -23,54 +23,54 @@ def as_float32(function: str, name: str, value):
     """
     if not isinstance(value, jax.Array | np.ndarray):
         if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-            raise TypeError(f"{function}: {name}={value!r} is not a number. Use a float.")
+            raise TypeError(f"{caller}: {name}={value!r} is not a number. Use a float.")
         return np.float32(value)
     if jnp.issubdtype(value.dtype, jnp.integer):
         raise TypeError(
-            f"{function}: {name} is an integer array ({value.dtype}); hyperparameters are float32. "
+            f"{caller}: {name} is an integer array ({value.dtype}); hyperparameters are float32. "
             "Use a float, such as 1.0 for 1."
         )
     if value.dtype != jnp.float32:
         raise TypeError(
-            f"{function}: {name} is a {value.dtype} array; hyperparameters are float32 "
+            f"{caller}: {name} is a {value.dtype} array; hyperparameters are float32 "
             "(0.999 in bfloat16 is 1.0). Use inject_hyperparams(..., hyperparam_dtype=jnp.float32)."
         )
     if value.shape != ():
         raise ValueError(
-            f"{function}: {name} has shape {value.shape}; a hyperparameter is a scalar. Use shape ()."
+            f"{caller}: {name} has shape {value.shape}; a hyperparameter is a scalar. Use shape ()."
         )
     return value
 
 
-def decay_rate(function: str, name: str, value):
+def as_decay_rate(caller: str, name: str, value):
     """Return a decay rate in float32: in [0, 1), as far as it can be read now.
 
     Raises:
         TypeError: as `as_float32`.
         ValueError: if it is out of range.
     """
-    rate = as_float32(function, name, value)
+    rate = as_float32(caller, name, value)
     if not _traced(rate) and not 0 <= rate < 1:
         held = "" if not 0 <= value < 1 else " in float32"
-        raise ValueError(f"{function}: {name}={value} is outside [0, 1){held}. Use a decay rate such as 0.9.")
+        raise ValueError(f"{caller}: {name}={value} is outside [0, 1){held}. Use a decay rate such as 0.9.")
     return rate
 
 
-def nonnegative(function: str, name: str, value, way_out: str = "Use a number >= 0."):
+def as_nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0."):
     """Return a hyperparameter in float32: a number >= 0, as far as it can be read now.
 
     Raises:
         TypeError: as `as_float32`.
         ValueError: if it is negative or NaN.
     """
-    number = as_float32(function, name, value)
+    number = as_float32(caller, name, value)
     if not _traced(number) and not number >= 0:
-        fault = "negative" if number < 0 else "not a number"
-        raise ValueError(f"{function}: {name}={value} is {fault}. {way_out}")
+        problem = "negative" if number < 0 else "not a number"
+        raise ValueError(f"{caller}: {name}={value} is {problem}. {hint}")
     return number
 
 
-def check_order(function: str, low_name: str, low, high_name: str, high) -> None:
+def check_order(caller: str, low_name: str, low, high_name: str, high) -> None:
     """Refuse a lower bound above its upper bound, as far as both can be read now.
 
     Raises:
@@ -78,7 +78,7 @@ def check_order(function: str, low_name: str, low, high_name: str, high) -> None
     """
     if not _traced(low) and not _traced(high) and low > high:
         raise ValueError(
-            f"{function}: {low_name}={low!s} is above {high_name}={high!s}. "
+            f"{caller}: {low_name}={low!s} is above {high_name}={high!s}. "
             f"Use {low_name} <= {high_name}, or None for no bound."
         )
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import hidden_zero, hide
+from halfstep_jax.numbers.exact import opaque, opaque_zero
 
 
 def ema(average: jax.Array, value: jax.Array, b, zero: jax.Array | None = None) -> jax.Array:
@@ -16,17 +16,17 @@ def ema(average: jax.Array, value: jax.Array, b, zero: jax.Array | None = None) 
 
     Args:
         average: float32.
-        value: float32, in the shape of `average`; hidden, if it comes from elsewhere (`exact.arrived`).
+        value: float32, in the shape of `average`; opaque, if it comes from elsewhere (`exact.opaque_input`).
         b: decay rate, a number or a float32 scalar.
-        zero: from `exact.hidden_zero`, where the caller has one.
+        zero: from `exact.opaque_zero`, where the caller has one.
 
     Example:
         >>> float(ema(jnp.float32(1.0), jnp.float32(3.0), 0.5))
         2.0
     """
-    zero = hidden_zero() if zero is None else zero
+    zero = opaque_zero() if zero is None else zero
     b = jnp.asarray(b, jnp.float32)
-    return hide(b * average, zero) + hide((np.float32(1) - b) * value, zero)
+    return opaque(b * average, zero) + opaque((np.float32(1) - b) * value, zero)
 
 
 def bias_correction(b, count) -> jax.Array:
@@ -53,7 +53,7 @@ def bias_correction(b, count) -> jax.Array:
     b, count = jnp.broadcast_arrays(jnp.asarray(b, jnp.float32), jnp.asarray(count).astype(jnp.uint32))
     # Rolled, or XLA would fuse two hundred scalar operations into every kernel that uses the result; eight
     # bits a turn, because on a GPU every turn is a kernel launch.
-    start = (jnp.zeros_like(b), np.float32(1) - b, count, hidden_zero())
+    start = (jnp.zeros_like(b), np.float32(1) - b, count, opaque_zero())
     return lax.fori_loop(0, 32, _next_bit, start, unroll=8)[0]
 
 
@@ -61,5 +61,5 @@ def _next_bit(k: jax.Array, carry):
     """Take bit k of the count into q; at module level, so that op by op it compiles once."""
     q, power, count, zero = carry
     set_bit = (count >> k.astype(jnp.uint32)) & np.uint32(1)
-    q = jnp.where(set_bit == 1, q + hide(power * (np.float32(1) - q), zero), q)
-    return q, (power + power) - hide(power * power, zero), count, zero
+    q = jnp.where(set_bit == 1, q + opaque(power * (np.float32(1) - q), zero), q)
+    return q, (power + power) - opaque(power * power, zero), count, zero

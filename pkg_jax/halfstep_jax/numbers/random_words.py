@@ -7,6 +7,7 @@ communication.
 
 import dataclasses
 import enum
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import hidden_zero
+from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.seeds import seed_words
 
 
@@ -28,6 +29,9 @@ class Role(enum.IntEnum):
     NU = 2
     ACCUMULATOR = 3
     STATE = 4
+
+
+_MOMENT_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 
 
 # Random123, threefry.h, R_32x2_*: eight rotations, four to a group of rounds.
@@ -47,11 +51,11 @@ class LeafKey:
         k1: uint32[len(roles)], a role's own.
     """
 
-    roles: tuple[Role, ...]
+    roles: tuple[int, ...]
     k0: jax.Array
     k1: jax.Array
 
-    def words(self, role: Role, shape: Sequence[int], offset: int = 0) -> jax.Array:
+    def words(self, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
         """Return the words of one role: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi), of `shape` (contract W8).
 
         Args:
@@ -62,11 +66,12 @@ class LeafKey:
         hi, lo = _index(tuple(shape), offset)
         return mix(mix(lo ^ self.k0) + (self.k1[self.roles.index(role)] + _GOLDEN_RATIO * hi))
 
-    def zero(self) -> jax.Array:
-        """Return a zero for `exact.hide`: the key came out of a loop."""
-        return hidden_zero(self.k0)
+    def opaque_zero(self) -> jax.Array:
+        """Return a zero for `exact.opaque`: the key came out of a loop."""
+        return opaque_zero(self.k0)
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["k0", "k1"], meta_fields=["roles"])
 @dataclasses.dataclass(frozen=True)
 class LeafKeys:
     """The keys of n leaves at one step, for some roles.
@@ -77,13 +82,26 @@ class LeafKeys:
         k1: uint32[len(roles), n].
     """
 
-    roles: tuple[Role, ...]
+    roles: tuple[int, ...]
     k0: jax.Array
     k1: jax.Array
 
-    def split(self) -> list[LeafKey]:
-        """Return the key of each leaf."""
-        return [LeafKey(self.roles, self.k0[i], self.k1[:, i]) for i in range(self.k0.shape[0])]
+    def of_leaf(self, place: jax.typing.ArrayLike) -> LeafKey:
+        """Return the key of one leaf.
+
+        Args:
+            place: one of `places`.
+        """
+        # The index stays an operand: XLA then compiles what leaves of one shape do once, and not for each
+        # index. For that it may neither know the index nor take it for a scalar, which it would copy in.
+        index = (jnp.asarray(place) | opaque_zero(self.k0[0]))[0]
+        k0 = lax.dynamic_index_in_dim(self.k0, index, 0, keepdims=False)
+        return LeafKey(self.roles, k0, lax.dynamic_index_in_dim(self.k1, index, 1, keepdims=False))
+
+    @property
+    def places(self) -> list[np.ndarray]:
+        """The index of every leaf, for `of_leaf`: in a vector that XLA takes for no broadcast and no iota."""
+        return [np.array([i, 0, 2], np.uint32) for i in range(self.k0.shape[0])]
 
 
 def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
@@ -100,7 +118,7 @@ def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], o
         seed: an integer in [0, 2^64), or two uint32 words (high, low). May be traced.
         step: the count after its increment; 1 at the first update. May be traced.
         leaf: the leaf's name (contract W7), or its uint32 id.
-        role: a `Role`.
+        role: a `Role`, or that of a further moment (`role_of`).
         shape: of the array, or of the part of it that starts at `offset`.
         offset: row-major index of the first element, an integer in [0, 2^64).
 
@@ -121,8 +139,9 @@ def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], o
     """
     leaf = leaf_id(leaf) if isinstance(leaf, str) else _in_range("leaf", leaf, 32)
     offset = _in_range("offset", offset, 64)
-    (key,) = leaf_keys(seed_words("random_words", seed), step, [leaf], (Role(role),)).split()
-    return key.words(Role(role), shape, offset)
+    role = _in_range("role", role, 32)
+    keys = leaf_keys(seed_words("random_words", seed), step, [leaf], (role,))
+    return keys.of_leaf(keys.places[0]).words(role, shape, offset)
 
 
 def leaf_id(name: str) -> int:
@@ -140,11 +159,21 @@ def leaf_id(name: str) -> int:
     return value
 
 
-def leaf_keys(seed: jax.Array, step, leaves: Sequence[int], roles: Sequence[Role]) -> LeafKeys:
+def role_of(name: str) -> int:
+    """Return the role of a moment's words: of mu and nu a `Role`, of any other the hash of its name.
+
+    Example:
+        >>> role_of("trace") == Role.MU, role_of("a") == leaf_id("a")
+        (True, True)
+    """
+    return _MOMENT_ROLES.get(name, leaf_id(name))
+
+
+def leaf_keys(seed: jax.Array, step, leaves: Sequence[int], roles: Sequence[int]) -> LeafKeys:
     """Return the keys of `leaves` for `roles`: fold(fold(fold(seed, step), leaf), role) (contract W4).
 
     One rolled loop of three turns over small vectors. Rolled, because XLA would fuse an unrolled Threefry
-    into every kernel that uses a word, and because the result of a loop is not folded (`exact.hidden_zero`);
+    into every kernel that uses a word, and because the result of a loop is not folded (`exact.opaque_zero`);
     over vectors, because a fold per leaf takes minutes to compile.
 
     Args:
@@ -160,7 +189,7 @@ def leaf_keys(seed: jax.Array, step, leaves: Sequence[int], roles: Sequence[Role
     numbers = jnp.stack([jnp.broadcast_to(number, shape) for number in (step, leaf, role)])
     start = (jnp.broadcast_to(seed[0], shape), jnp.broadcast_to(seed[1], shape), jnp.zeros(shape, jnp.uint32))
     (_, k1, k0), _ = lax.scan(_fold, start, numbers)
-    return LeafKeys(tuple(roles), k0=k0[0], k1=k1)
+    return LeafKeys(tuple(map(int, roles)), k0=k0[0], k1=k1)
 
 
 def _fold(carry, number):

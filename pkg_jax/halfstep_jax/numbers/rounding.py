@@ -168,13 +168,13 @@ def _kept_mask(fmt: FloatFormat) -> np.uint32:
 
 
 def _target(dtype) -> str:
-    way_out = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".'
+    hint = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".'
     try:
         name = jnp.dtype(dtype).name
     except TypeError:
-        raise TypeError(f"round_to: dtype={dtype!r} is not a rounding target. {way_out}") from None
+        raise TypeError(f"round_to: dtype={dtype!r} is not a rounding target. {hint}") from None
     if name not in _TARGETS:
-        raise ValueError(f"round_to: dtype={name} is not a rounding target. {way_out}")
+        raise ValueError(f"round_to: dtype={name} is not a rounding target. {hint}")
     return name
 
 

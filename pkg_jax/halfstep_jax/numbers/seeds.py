@@ -14,11 +14,11 @@ from jax.core import Tracer
 _WORDS = "two uint32 words (high, low)"
 
 
-def seed_words(function: str, seed) -> jax.Array:
+def seed_words(caller: str, seed) -> jax.Array:
     """Return `seed` as uint32[2], (high, low).
 
     Args:
-        function: whose argument it is, for the error.
+        caller: whose argument it is, for the error.
         seed: an integer in [0, 2^64), two uint32 words, or a scalar integer array, as which
             `optax.inject_hyperparams` passes an integer on. Arrays may be traced.
 
@@ -31,35 +31,34 @@ def seed_words(function: str, seed) -> jax.Array:
         [1, 5]
     """
     if isinstance(seed, jax.Array | np.ndarray):
-        return _of_array(function, seed)
-    return jnp.asarray(np.array(divmod(_of_integer(function, seed), 2**32), np.uint32))
+        return _of_array(caller, seed)
+    return jnp.asarray(np.array(divmod(_of_integer(caller, seed), 2**32), np.uint32))
 
 
-def _of_integer(function: str, seed) -> int:
+def _of_integer(caller: str, seed) -> int:
     try:
         if isinstance(seed, bool):
             raise TypeError
         value = operator.index(seed)
     except TypeError:
         raise TypeError(
-            f"{function}: seed={seed!r} is not an integer. Use an integer in [0, 2^64), or {_WORDS}."
+            f"{caller}: seed={seed!r} is not an integer. Use an integer in [0, 2^64), or {_WORDS}."
         ) from None
     if not 0 <= value < 2**64:
         raise ValueError(
-            f"{function}: seed={value} is outside [0, 2^64). Use an integer in that range, or {_WORDS}."
+            f"{caller}: seed={value} is outside [0, 2^64). Use an integer in that range, or {_WORDS}."
         )
     return value
 
 
-def _of_array(function: str, seed) -> jax.Array:
+def _of_array(caller: str, seed) -> jax.Array:
     if seed.shape == (2,) and seed.dtype == jnp.uint32:
         return jnp.asarray(seed)
     if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):
         raise TypeError(
-            f"{function}: seed is {seed.dtype} of shape {seed.shape}. "
-            f"Use an integer in [0, 2^64), or {_WORDS}."
+            f"{caller}: seed is {seed.dtype} of shape {seed.shape}. Use an integer in [0, 2^64), or {_WORDS}."
         )
     if not isinstance(seed, Tracer):
-        return seed_words(function, int(seed))
+        return seed_words(caller, int(seed))
     low = seed.astype(jnp.uint32)
     return jnp.stack([jnp.zeros_like(low), low])

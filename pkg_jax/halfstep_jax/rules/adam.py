@@ -4,7 +4,6 @@ Contract: section A.
 """
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,15 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.leaves import check_params
-from halfstep_jax.numbers.exact import arrived, hide
-from halfstep_jax.numbers.hyperparameters import decay_rate, nonnegative
+from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import bias_correction, ema
-from halfstep_jax.numbers.random_words import LeafKey, Role
-from halfstep_jax.numbers.schedules import next_count
-from halfstep_jax.numbers.seeds import seed_words
-from halfstep_jax.storage.formats import Encoded
-from halfstep_jax.storage.stored_moment import StoredMoment, update_moments
+from halfstep_jax.numbers.schedules import is_zero
+from halfstep_jax.rule import Rule, decay_rate, moment, number
+from halfstep_jax.transform import as_transform
 
 
 class ScaleByAdamState(NamedTuple):
@@ -113,78 +108,59 @@ def scale_by_adam(
     Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016, for `nesterov`. The storage is
     ours (contract A5, F).
     """
-    function = "scale_by_adam"
-    b1, b2 = decay_rate(function, "b1", b1), decay_rate(function, "b2", b2)
-    rule = _Adam(
+    rule = ScaleByAdam(
         b1=b1,
         b2=b2,
-        eps=nonnegative(function, "eps", eps),
-        eps_root=nonnegative(function, "eps_root", eps_root),
+        eps=eps,
+        eps_root=eps_root,
+        mu_dtype=mu_dtype,
+        nu_dtype=nu_dtype,
+        mu_rounding=mu_rounding,
+        nu_rounding=nu_rounding,
         nesterov=nesterov,
         bias_correction=bias_correction,
-        mu=StoredMoment(function, "mu", mu_dtype, mu_rounding, "b1", b1, Role.MU),
-        nu=StoredMoment(function, "nu", nu_dtype, nu_rounding, "b2", b2, Role.NU, positive=True),
+        seed=seed,
     )
-    seed = seed_words(function, seed)
-
-    def init(params):
-        check_params(function, params)
-        mu, mu_scale = rule.mu.init(params)
-        nu, nu_scale = rule.nu.init(params)
-        return ScaleByAdamState(jnp.zeros([], jnp.int32), seed, mu, nu, mu_scale, nu_scale)
-
-    def update(updates, state, params=None, **extra_args):
-        del params, extra_args
-        count = next_count(state.count)
-        stored = ((state.mu, state.mu_scale), (state.nu, state.nu_scale))
-        step = functools.partial(rule.step, rule.corrections(count))
-        moments = (rule.mu, rule.nu)
-        us, stored = update_moments(function, moments, updates, stored, state.seed, count, step)
-        (mu, mu_scale), (nu, nu_scale) = stored
-        return us, ScaleByAdamState(count, state.seed, mu, nu, mu_scale, nu_scale)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return as_transform(rule)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Adam:
-    """The rule on one leaf. Hyperparameters are float32."""
+class ScaleByAdam(Rule):
+    """The rule of `scale_by_adam`."""
 
-    b1: Any
-    b2: Any
-    eps: Any
-    eps_root: Any
-    nesterov: bool
-    bias_correction: bool
-    mu: StoredMoment
-    nu: StoredMoment
+    name = "scale_by_adam"
+    State = ScaleByAdamState
 
-    def corrections(self, count: jax.Array) -> jax.Array:
-        """Return r1, r2 and r1', the reciprocals of the bias corrections: float32[3]."""
+    b1: Any = decay_rate(0.9)
+    b2: Any = decay_rate(0.999)
+    eps: Any = number(1e-8)
+    eps_root: Any = number(0.0)
+    mu_dtype: Any = None
+    nu_dtype: Any = None
+    mu_rounding: str = "auto"
+    nu_rounding: str = "stochastic"
+    nesterov: bool = False
+    bias_correction: bool = True
+    seed: Any = 0
+    mu = moment(rate="b1")
+    nu = moment(rate="b2", second=True)
+
+    def numbers(self, h, count) -> dict[str, Any]:
+        """Return r1, r2 and r1 of the next step: reciprocals of the bias corrections."""
         if not self.bias_correction:
-            return jnp.ones(3, jnp.float32)
-        rates = jnp.stack([jnp.asarray(b) for b in (self.b1, self.b2, self.b1)])
-        return np.float32(1) / bias_correction(rates, count + np.array([0, 0, 1], np.int32))
+            return dict.fromkeys(("r1", "r2", "r1_next"), np.float32(1))
+        rates = jnp.stack([jnp.asarray(b) for b in (h.b1, h.b2, h.b1)])
+        r1, r2, r1_next = np.float32(1) / bias_correction(rates, count + np.array([0, 0, 1], np.int32))
+        return {"r1": r1, "r2": r2, "r1_next": r1_next}
 
-    def step(self, corrections: jax.Array, key: LeafKey, g: jax.Array, mu: Encoded, nu: Encoded):
-        """Return the update and the new stored moments."""
-        zero = key.zero()
-        g = arrived(g, zero)
-        words = functools.partial(key.words, shape=g.shape)
-        mu = self.mu.encode(mu, ema(self.mu.decode(mu), g, self.b1, zero), words)
-        nu = self.nu.encode(nu, ema(self.nu.decode(nu), g * g, self.b2, zero), words)
-        # From here on the moments are what a checkpoint would hold.
-        m, v = self.mu.decode(mu), self.nu.decode(nu)
-        r1, r2, r1_next = corrections
+    def update(self, g, p, n, moments, zero):
+        """Return the quotient of both averages, as they are stored from now on."""
+        v = moments.nu.round(ema(moments.nu.value, g * g, n.b2, zero))
+        m = moments.mu.round(ema(moments.mu.value, g, n.b1, zero))
         if self.nesterov:
-            m_hat = ema(hide(m * r1_next, zero), hide(g * r1, zero), self.b1, zero)
+            m_hat = ema(opaque(m * n.r1_next, zero), opaque(g * n.r1, zero), n.b1, zero)
         else:
-            m_hat = m * r1
+            m_hat = m * n.r1
+        v_hat = v * n.r2 if is_zero(self.eps_root) else add_product(n.eps_root, v, n.r2, zero)
         # A visible eps of 0 goes, and a quotient by a bare root becomes a product with an approximate rsqrt.
-        eps = hide(self.eps, zero)
-        return m_hat / (jnp.sqrt(self._plus_eps_root(v * r2, zero)) + eps), mu, nu
-
-    def _plus_eps_root(self, v_hat: jax.Array, zero: jax.Array) -> jax.Array:
-        if isinstance(self.eps_root, np.floating) and self.eps_root == 0:
-            return v_hat
-        return hide(v_hat, zero) + self.eps_root
+        return m_hat / (jnp.sqrt(v_hat) + opaque(n.eps, zero))

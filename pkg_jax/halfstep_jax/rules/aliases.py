@@ -272,11 +272,11 @@ def sgd(
     return stored("sgd", param_storage, links, seed)
 
 
-def stored(function: str, param_storage: str, links, seed) -> optax.GradientTransformationExtraArgs:
+def stored(caller: str, param_storage: str, links, seed) -> optax.GradientTransformationExtraArgs:
     """Return a chain with what stores its weights: a last link, or a wrapper of the whole.
 
     Args:
-        function: the alias, for the error.
+        caller: the alias, for the error.
         param_storage: its argument.
         links: of the chain.
         seed: of the random words.
@@ -295,7 +295,7 @@ def stored(function: str, param_storage: str, links, seed) -> optax.GradientTran
     if param_storage not in ways:
         names = ", ".join(f'"{name}"' for name in list(ways)[:-1])
         raise ValueError(
-            f"{function}: param_storage={param_storage!r} is not a way to store weights. "
+            f"{caller}: param_storage={param_storage!r} is not a way to store weights. "
             f'Use {names} or "{list(ways)[-1]}".'
         )
     return ways[param_storage]()

@@ -182,7 +182,7 @@ def lamb16(
     return _chained("lamb16", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
 
 
-def _chained(function: str, adam, weight_decay, mask, trust, learning_rate, param_storage: str, seed):
+def _chained(caller: str, adam, weight_decay, mask, trust, learning_rate, param_storage: str, seed):
     """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
     links = [adam, add_decayed_weights(weight_decay, mask), trust, scale_by_learning_rate(learning_rate)]
-    return stored(function, param_storage, links, seed)
+    return stored(caller, param_storage, links, seed)

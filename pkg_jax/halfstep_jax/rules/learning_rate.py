@@ -3,11 +3,14 @@
 Contract: section D.
 """
 
+import dataclasses
+from typing import Any
+
 import optax
 
-from halfstep_jax.leaves import flatten_updates
-from halfstep_jax.numbers.exact import arrived, hidden_zero, hide
-from halfstep_jax.numbers.schedules import as_rate
+from halfstep_jax.numbers.exact import opaque
+from halfstep_jax.rule import Rule, scalar_or_schedule
+from halfstep_jax.transform import as_transform
 
 
 def scale_by_learning_rate(learning_rate, *, flip_sign: bool = True) -> optax.GradientTransformationExtraArgs:
@@ -37,16 +40,19 @@ def scale_by_learning_rate(learning_rate, *, flip_sign: bool = True) -> optax.Gr
 
     Source: as `optax.scale_by_learning_rate` (contract D2).
     """
-    function = "scale_by_learning_rate"
-    way_out = "Use a number >= 0, or flip_sign=False to ascend."
-    rate = as_rate(function, "learning_rate", learning_rate, way_out)
+    return as_transform(ScaleByLearningRate(learning_rate, flip_sign))
 
-    def update(updates, state, params=None, **extra_args):
-        del params, extra_args
-        leaves = flatten_updates(function, updates)
-        size, state = rate.read(state)
-        zero = hidden_zero()
-        factor = -size if flip_sign else size
-        return leaves.map(lambda u: hide(factor * arrived(u, zero), zero)), state
 
-    return optax.GradientTransformationExtraArgs(rate.init, update)
+@dataclasses.dataclass(frozen=True)
+class ScaleByLearningRate(Rule):
+    """The rule of `scale_by_learning_rate`."""
+
+    name = "scale_by_learning_rate"
+
+    learning_rate: Any = scalar_or_schedule(hint="Use a number >= 0, or flip_sign=False to ascend.")
+    flip_sign: bool = True
+
+    def update(self, g, p, n, moments, zero):
+        """Return the product."""
+        rate = -n.learning_rate if self.flip_sign else n.learning_rate
+        return opaque(rate * g, zero)

@@ -1,22 +1,15 @@
 """The Lion update rule as an Optax transform. Contract: A9."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from halfstep_jax.leaves import check_params
-from halfstep_jax.numbers.exact import arrived
-from halfstep_jax.numbers.hyperparameters import decay_rate
 from halfstep_jax.numbers.moments import ema
-from halfstep_jax.numbers.random_words import LeafKey, Role
-from halfstep_jax.numbers.schedules import next_count
-from halfstep_jax.numbers.seeds import seed_words
-from halfstep_jax.storage.formats import Encoded
-from halfstep_jax.storage.stored_moment import StoredMoment, update_moments
+from halfstep_jax.rule import Rule, decay_rate, moment
+from halfstep_jax.transform import as_transform
 
 
 class ScaleByLionState(NamedTuple):
@@ -77,39 +70,29 @@ def scale_by_lion(
     Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2. The
     storage is ours (contract A9, F).
     """
-    function = "scale_by_lion"
-    b1, b2 = decay_rate(function, "b1", b1), decay_rate(function, "b2", b2)
-    rule = _Lion(b1, b2, StoredMoment(function, "mu", mu_dtype, mu_rounding, "b2", b2, Role.MU))
-    seed = seed_words(function, seed)
-
-    def init(params):
-        check_params(function, params)
-        return ScaleByLionState(jnp.zeros([], jnp.int32), seed, *rule.mu.init(params))
-
-    def update(updates, state, params=None, **extra_args):
-        del params, extra_args
-        count, stored = next_count(state.count), [(state.mu, state.mu_scale)]
-        us, (mu,) = update_moments(function, [rule.mu], updates, stored, state.seed, count, rule.step)
-        return us, ScaleByLionState(count, state.seed, *mu)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    rule = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed)
+    return as_transform(rule)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Lion:
-    """The rule on one leaf. Hyperparameters are float32."""
+class ScaleByLion(Rule):
+    """The rule of `scale_by_lion`."""
 
-    b1: Any
-    b2: Any
-    mu: StoredMoment
+    name = "scale_by_lion"
+    State = ScaleByLionState
 
-    def step(self, key: LeafKey, g: jax.Array, mu: Encoded) -> tuple[jax.Array, Encoded]:
-        """Return the update and the new stored average."""
-        zero = key.zero()
-        g, m = arrived(g, zero), self.mu.decode(mu)
-        u = _sign(ema(m, g, self.b1, zero))
-        words = functools.partial(key.words, shape=g.shape)
-        return u, self.mu.encode(mu, ema(m, g, self.b2, zero), words)
+    b1: Any = decay_rate(0.9)
+    b2: Any = decay_rate(0.99)
+    mu_dtype: Any = None
+    mu_rounding: str = "auto"
+    seed: Any = 0
+    mu = moment(rate="b2")
+
+    def update(self, g, p, n, moments, zero):
+        """Return the sign of the average of rate b1, and keep that of rate b2."""
+        mu = moments.mu
+        mu.round(ema(mu.value, g, n.b2, zero))
+        return _sign(ema(mu.value, g, n.b1, zero))
 
 
 def _sign(x: jax.Array) -> jax.Array:

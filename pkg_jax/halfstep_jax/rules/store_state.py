@@ -13,7 +13,7 @@ import optax
 from jax.core import Tracer
 
 from halfstep_jax.leaves import HELD_BY_FLOAT32, leaf_name
-from halfstep_jax.numbers.exact import arrived
+from halfstep_jax.numbers.exact import opaque_input
 from halfstep_jax.numbers.random_words import LeafKey, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
@@ -218,9 +218,10 @@ class _Storage:
         values = jax.tree.leaves(state)
         if not arrays:
             return self._trees(state, [])
-        keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,)).split()
+        all_keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,))
+        keys = map(all_keys.of_leaf, all_keys.places)
         rows = zip(arrays, values, keys, strict=True)
-        stored = [self._encode(array, x, key.zero(), key) for array, x, key in rows]
+        stored = [self._encode(array, x, key.opaque_zero(), key) for array, x, key in rows]
         return self._trees(state, stored)
 
     def _format_of(self, name: str, x) -> Format | None:
@@ -257,7 +258,7 @@ class _Storage:
         nothing = jnp.zeros(1, jnp.uint8)  # Not an empty array: orbax does not save those.
         if array.format is None:
             return Encoded(x, nothing)
-        wide = x.astype(jnp.float32) if zero is None else arrived(x, zero)
+        wide = x.astype(jnp.float32) if zero is None else opaque_input(x, zero)
         wide = wide if array.format.signed else jnp.abs(wide)
         words = key.words(Role.STATE, x.shape) if key is not None and self.stochastic else None
         stored = array.format.encode(wide, words, positive=None)

@@ -1,21 +1,14 @@
 """Momentum as an Optax transform. Contract: A10."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from halfstep_jax.leaves import check_params
-from halfstep_jax.numbers.exact import arrived, hide
-from halfstep_jax.numbers.hyperparameters import decay_rate
-from halfstep_jax.numbers.random_words import LeafKey, Role
-from halfstep_jax.numbers.schedules import next_count
-from halfstep_jax.numbers.seeds import seed_words
-from halfstep_jax.storage.formats import Encoded
-from halfstep_jax.storage.stored_moment import StoredMoment, update_moments
+from halfstep_jax.numbers.exact import add_product
+from halfstep_jax.rule import Rule, decay_rate, moment
+from halfstep_jax.transform import as_transform
 
 
 class TraceState(NamedTuple):
@@ -64,6 +57,7 @@ def trace(
             shapes differ.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> params = {"w": jnp.zeros(1, jnp.bfloat16)}
         >>> tx = trace(0.5)
         >>> state = tx.init(params)
@@ -76,52 +70,25 @@ def trace(
     et al., "On the importance of initialization and momentum in deep learning", ICML 2013, for `nesterov`.
     The form is Optax's, the storage ours (contract A10, F).
     """
-    function = "trace"
-    decay = decay_rate(function, "decay", decay)
-    stored = StoredMoment(
-        function,
-        "trace",
-        accumulator_dtype,
-        rounding,
-        "decay",
-        decay,
-        Role.MU,
-        dtype_name="accumulator_dtype",
-        rounding_name="rounding",
-    )
-    rule = _Trace(decay, nesterov, stored)
-    seed = seed_words(function, seed)
-
-    def init(params):
-        check_params(function, params)
-        return TraceState(jnp.zeros([], jnp.int32), seed, *rule.stored.init(params))
-
-    def update(updates, state, params=None, **extra_args):
-        del params, extra_args
-        count, trees = next_count(state.count), [(state.trace, state.trace_scale)]
-        us, (new,) = update_moments(function, [rule.stored], updates, trees, state.seed, count, rule.step)
-        return us, TraceState(count, state.seed, *new)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    rule = Trace(decay, nesterov, accumulator_dtype, rounding, seed)
+    return as_transform(rule)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Trace:
-    """The rule on one leaf. `decay` is float32."""
+class Trace(Rule):
+    """The rule of `trace`."""
 
-    decay: Any
-    nesterov: bool
-    stored: StoredMoment
+    name = "trace"
+    State = TraceState
 
-    def step(self, key: LeafKey, g: jax.Array, old: Encoded) -> tuple[jax.Array, Encoded]:
-        """Return the update and the new stored sum."""
-        zero = key.zero()
-        g = arrived(g, zero)
-        words = functools.partial(key.words, shape=g.shape)
-        new = self.stored.encode(old, self._sum(g, self.stored.decode(old), zero), words)
-        # From here on the sum is what a checkpoint would hold.
-        u = self.stored.decode(new)
-        return self._sum(g, u, zero) if self.nesterov else u, new
+    decay: Any = decay_rate()
+    nesterov: bool = False
+    accumulator_dtype: Any = None
+    rounding: str = "auto"
+    seed: Any = 0
+    trace = moment(rate="decay", dtype="accumulator_dtype", rounding="rounding")
 
-    def _sum(self, g: jax.Array, total: jax.Array, zero: jax.Array) -> jax.Array:
-        return g + hide(jnp.asarray(self.decay, jnp.float32) * total, zero)
+    def update(self, g, p, n, moments, zero):
+        """Return the sum as it is stored from now on, or one step ahead of it."""
+        t = moments.trace.round(add_product(g, n.decay, moments.trace.value, zero))
+        return add_product(g, n.decay, t, zero) if self.nesterov else t

@@ -12,52 +12,14 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from halfstep_jax.leaves import flatten_updates
-from halfstep_jax.numbers.exact import arrived, hidden_zero, hide
-from halfstep_jax.numbers.hyperparameters import as_float32, check_order, nonnegative
+from halfstep_jax.numbers.exact import opaque
+from halfstep_jax.numbers.hyperparameters import as_float32, as_nonnegative, check_order
 from halfstep_jax.numbers.norms import norm
-from halfstep_jax.numbers.schedules import as_rate
+from halfstep_jax.rule import Rule, number, scalar_or_schedule
+from halfstep_jax.transform import as_transform
 
 TEMPERED_COEFFICIENT = np.float32(1e-3)
 TEMPERED_MAX_RATIO = np.float32(2)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrustRatio:
-    """The ratio of one leaf, given both norms. Numbers are float32; by default bounds bound nothing.
-
-    Attributes:
-        min_norm: below it norms count as it.
-        max_norm: above it the weight's norm counts as it.
-        eps: added to the norm of the update.
-        min_ratio: the ratio is at least this.
-        max_ratio: and at most this.
-        power: to which the quotient of the norms is raised; None: as it is.
-    """
-
-    min_norm: Any = 0.0
-    max_norm: Any = np.inf
-    eps: Any = 0.0
-    min_ratio: Any = 0.0
-    max_ratio: Any = np.inf
-    power: Any = None
-
-    def of_norms(self, p_norm: jax.Array, u_norm: jax.Array, coefficient) -> jax.Array:
-        """Return the ratio in float32 (contract L2).
-
-        Args:
-            p_norm: |p|.
-            u_norm: |u|.
-            coefficient: of the weight's norm, float32.
-        """
-        p_norm = jnp.minimum(jnp.maximum(p_norm, self.min_norm), self.max_norm)
-        u_norm = jnp.maximum(u_norm, self.min_norm)
-        ratio = (coefficient * p_norm) / (u_norm + self.eps)
-        if self.power is not None:
-            ratio = jnp.power(ratio, self.power)
-        # Where a norm is 0 the quotient would freeze the leaf for ever.
-        ratio = jnp.where((p_norm == 0) | (u_norm == 0), np.float32(1), ratio)
-        return jnp.minimum(jnp.maximum(ratio, self.min_ratio), self.max_ratio)
 
 
 def scale_by_trust_ratio(
@@ -111,19 +73,14 @@ def scale_by_trust_ratio(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, arXiv:1904.00962, algorithm 2; arguments as in `optax.scale_by_trust_ratio` (contract L2).
     """
-    function = "scale_by_trust_ratio"
-    coefficient = nonnegative(function, "trust_coefficient", trust_coefficient)
-    ratio = TrustRatio(
-        **_bounds(function, "norm", min_norm, max_norm),
-        eps=nonnegative(function, "eps", eps),
-        **_bounds(function, "ratio", min_ratio, max_ratio),
+    caller = "scale_by_trust_ratio"
+    rule = ScaleByTrustRatio(
+        trust_coefficient=trust_coefficient,
+        **_bounds(caller, "norm", min_norm, max_norm),
+        eps=eps,
+        **_bounds(caller, "ratio", min_ratio, max_ratio),
     )
-
-    def update(updates, state, params=None, **extra_args):
-        del extra_args
-        return _scaled(function, ratio, coefficient, updates, params), state
-
-    return optax.GradientTransformationExtraArgs(_empty_state, update)
+    return as_transform(rule)
 
 
 def scale_by_tempered_trust_ratio(
@@ -149,59 +106,95 @@ def scale_by_tempered_trust_ratio(
 
     Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
     """
-    function = "lamb16"
-    rate = as_rate(function, "learning_rate", learning_rate)
-    ratio = TrustRatio(
-        **_bounds(function, "norm", 0.0, max_norm),
+    rule = ScaleByTemperedTrustRatio(
+        **_bounds("lamb16", "norm", 0.0, max_norm),
         max_ratio=TEMPERED_MAX_RATIO,
-        power=_power(function, trust_power),
+        power=_power("lamb16", trust_power),
+        learning_rate=learning_rate,
     )
-
-    def update(updates, state, params=None, **extra_args):
-        del extra_args
-        size, state = rate.read(state)
-        return _scaled(function, ratio, TEMPERED_COEFFICIENT / size, updates, params), state
-
-    return optax.GradientTransformationExtraArgs(rate.init, update)
+    return as_transform(rule)
 
 
-def _scaled(function: str, ratio: TrustRatio, coefficient, updates, params):
-    """Return the updates of all leaves, each times its ratio."""
-    if params is None:
-        raise ValueError(
-            f"{function}: params is None; the link compares the norms of params and updates. "
-            "Pass params to update(updates, state, params)."
-        )
-    leaves = flatten_updates(function, updates)
-    zero = hidden_zero()
+@dataclasses.dataclass(frozen=True)
+class ScaleByTrustRatio(Rule):
+    """The rule of `scale_by_trust_ratio`. By default bounds bound nothing.
 
-    def scaled(u, p):
-        u = arrived(u, zero)
-        return hide(ratio.of_norms(norm(p), norm(u), coefficient) * u, zero)
+    Attributes:
+        trust_coefficient: of the weight's norm.
+        min_norm: below it norms count as it.
+        max_norm: above it the weight's norm counts as it.
+        eps: added to the norm of the update.
+        min_ratio: the ratio is at least this.
+        max_ratio: and at most this.
+    """
 
-    return leaves.map(scaled, leaves.weights(params))
+    name = "scale_by_trust_ratio"
+    scope = "parameter"
+    reads_params = "the link compares the norms of params and updates"
+
+    trust_coefficient: Any = number(1.0)
+    min_norm: Any = number(0.0)
+    max_norm: Any = number(np.inf)
+    eps: Any = number(0.0)
+    min_ratio: Any = number(0.0)
+    max_ratio: Any = number(np.inf)
+
+    def update(self, g, p, n, moments, zero):
+        """Return the update times the ratio of the norms."""
+        return opaque(self.ratio(norm(p), norm(g), n) * g, zero)
+
+    def ratio(self, p_norm: jax.Array, u_norm: jax.Array, n) -> jax.Array:
+        """Return the ratio in float32, given both norms (contract L2)."""
+        p_norm = jnp.minimum(jnp.maximum(p_norm, n.min_norm), n.max_norm)
+        u_norm = jnp.maximum(u_norm, n.min_norm)
+        ratio = self.power_of((n.trust_coefficient * p_norm) / (u_norm + n.eps), n)
+        # Where a norm is 0 the quotient would freeze the leaf for ever.
+        ratio = jnp.where((p_norm == 0) | (u_norm == 0), np.float32(1), ratio)
+        return jnp.minimum(jnp.maximum(ratio, n.min_ratio), n.max_ratio)
+
+    def power_of(self, quotient: jax.Array, n) -> jax.Array:
+        """Return the quotient of the norms as it is."""
+        return quotient
 
 
-def _bounds(function: str, name: str, low, high) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class ScaleByTemperedTrustRatio(ScaleByTrustRatio):
+    """The rule of `scale_by_tempered_trust_ratio`.
+
+    Attributes:
+        power: to which the quotient of the norms is raised.
+        learning_rate: by which the trust coefficient is divided.
+    """
+
+    name = "lamb16"
+
+    power: Any = number(1.0)
+    learning_rate: Any = scalar_or_schedule(1.0)
+
+    def numbers(self, h, count) -> dict[str, Any]:
+        """Set the coefficient: 1e-3 / learning_rate."""
+        return {"trust_coefficient": TEMPERED_COEFFICIENT / jnp.asarray(h.learning_rate)}
+
+    def power_of(self, quotient: jax.Array, n) -> jax.Array:
+        """Return quotient^power."""
+        return jnp.power(quotient, n.power)
+
+
+def _bounds(caller: str, name: str, low, high) -> dict[str, Any]:
     """Return both bounds on a norm or ratio, in float32: None bounds nothing."""
     names = f"min_{name}", f"max_{name}"
-    low = np.float32(0) if low is None else nonnegative(function, names[0], low)
-    high = np.float32(np.inf) if high is None else nonnegative(function, names[1], high)
-    check_order(function, names[0], low, names[1], high)
+    low = np.float32(0) if low is None else as_nonnegative(caller, names[0], low)
+    high = np.float32(np.inf) if high is None else as_nonnegative(caller, names[1], high)
+    check_order(caller, names[0], low, names[1], high)
     return {names[0]: low, names[1]: high}
 
 
-def _power(function: str, value):
-    power = as_float32(function, "trust_power", value)
+def _power(caller: str, value):
+    power = as_float32(caller, "trust_power", value)
     if isinstance(power, Tracer) or 0 < power < 1:
         return power
-    fault = "cancels the learning rate: a schedule would do nothing" if power == 1 else "is outside (0, 1)"
+    problem = "cancels the learning rate: a schedule would do nothing" if power == 1 else "is outside (0, 1)"
     raise ValueError(
-        f"{function}: trust_power={value} {fault}. "
+        f"{caller}: trust_power={value} {problem}. "
         "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
     )
-
-
-def _empty_state(params) -> optax.EmptyState:
-    del params
-    return optax.EmptyState()

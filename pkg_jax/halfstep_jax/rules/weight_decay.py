@@ -3,12 +3,15 @@
 Contract: section D.
 """
 
-import jax.numpy as jnp
+import dataclasses
+from typing import Any
+
 import optax
 
-from halfstep_jax.leaves import flatten_updates
-from halfstep_jax.numbers.exact import arrived, hidden_zero, hide
-from halfstep_jax.numbers.schedules import as_rate
+from halfstep_jax.numbers.exact import add_product
+from halfstep_jax.numbers.schedules import is_zero
+from halfstep_jax.rule import Rule, scalar_or_schedule
+from halfstep_jax.transform import as_transform
 
 
 def add_decayed_weights(
@@ -37,6 +40,7 @@ def add_decayed_weights(
             differ.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> tx = add_decayed_weights(0.5)
         >>> updates, _ = tx.update({"w": jnp.float32(1.0)}, tx.init({}), {"w": jnp.bfloat16(4.0)})
         >>> float(updates["w"])
@@ -45,29 +49,22 @@ def add_decayed_weights(
     Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019; `absolute` is its
     equation in algorithm 2, with the schedule multiplier left to `weight_decay` (contract D1).
     """
-    function = "add_decayed_weights"
-    rate = as_rate(function, "weight_decay", weight_decay)
-
-    def update(updates, state, params=None, **extra_args):
-        del extra_args
-        if params is None:
-            raise ValueError(
-                f"{function}: params is None; the link adds weight_decay * params. "
-                "Pass params to update(updates, state, params)."
-            )
-        leaves = flatten_updates(function, updates)
-        weights = leaves.weights(params)
-        size, state = rate.read(state)
-        if rate.is_zero:
-            return leaves.map(lambda u: u.astype(jnp.float32)), state
-        zero = hidden_zero()
-
-        def decayed(u, p):
-            u, p = arrived(u, zero), arrived(p, zero)
-            decay = hide(size * p, zero)
-            return u - decay if absolute else u + decay
-
-        return leaves.map(decayed, weights), state
-
-    link = optax.GradientTransformationExtraArgs(rate.init, update)
+    link = as_transform(AddDecayedWeights(weight_decay, absolute))
     return link if mask is None else optax.masked(link, mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class AddDecayedWeights(Rule):
+    """The rule of `add_decayed_weights`."""
+
+    name = "add_decayed_weights"
+    reads_params = "the link adds weight_decay * params"
+
+    weight_decay: Any = scalar_or_schedule(0.0)
+    absolute: bool = False
+
+    def update(self, g, p, n, moments, zero):
+        """Return the sum with the decayed weight, or the difference."""
+        if is_zero(self.weight_decay):
+            return g
+        return add_product(g, -n.weight_decay if self.absolute else n.weight_decay, p, zero)

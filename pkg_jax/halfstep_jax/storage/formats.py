@@ -152,7 +152,7 @@ class Format:
         """The dtype of the arrays of codes."""
         return self._any_codes.dtype
 
-    def fault_of_scale(self, scale: np.ndarray) -> str | None:
+    def problem_of_scale(self, scale: np.ndarray) -> str | None:
         """Return what is wrong with scale bytes, or None."""
         lowest, highest = self._scaled_codes.scale_range
         wrong = (scale < lowest) | (scale > highest)
@@ -295,11 +295,11 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
     return fmt
 
 
-def as_format(function: str, argument: str, dtype) -> Format:
+def as_format(caller: str, argument: str, dtype) -> Format:
     """Return the `Format` of a plain state dtype; a `Format` is returned as it is.
 
     Args:
-        function: whose argument it is, and
+        caller: whose argument it is, and
         argument: which one, for the error.
         dtype: a name, a dtype or a `Format`.
 
@@ -309,20 +309,18 @@ def as_format(function: str, argument: str, dtype) -> Format:
     """
     if isinstance(dtype, Format):
         return dtype
-    way_out = 'Use "bfloat16", "float16" or "float32".'
+    hint = 'Use "bfloat16", "float16" or "float32".'
     if isinstance(dtype, str) and dtype in TABLE_NAMES:
-        raise ValueError(f'{function}: {argument}={dtype} is a table. Use codebook("{dtype}").')
+        raise ValueError(f'{caller}: {argument}={dtype} is a table. Use codebook("{dtype}").')
     try:
         name = dtype if isinstance(dtype, str) and dtype in _NAMES else jnp.dtype(dtype).name
     except TypeError:
-        raise TypeError(f"{function}: {argument}={dtype!r} is not a state dtype. {way_out}") from None
+        raise TypeError(f"{caller}: {argument}={dtype!r} is not a state dtype. {hint}") from None
     if name in PLAIN_STATE_DTYPES:
         return Format(name)
     if name.startswith(("float8", "ufloat8")):
-        raise ValueError(
-            f"{function}: {argument}={name} cannot hold a moment without a block scale. {way_out}"
-        )
-    raise ValueError(f"{function}: {argument}={name} is not a state dtype. {way_out}")
+        raise ValueError(f"{caller}: {argument}={name} cannot hold a moment without a block scale. {hint}")
+    raise ValueError(f"{caller}: {argument}={name} is not a state dtype. {hint}")
 
 
 def default_format(p) -> Format:
@@ -339,27 +337,27 @@ def _name(dtype) -> str:
         raise TypeError(f"scaled: dtype={dtype!r} is not a dtype. Use {_listed(SCALED_DTYPES)}.") from None
 
 
-def _with_blocks(function: str, name: str, block_size, min_size, min_ndim) -> Format:
+def _with_blocks(caller: str, name: str, block_size, min_size, min_ndim) -> Format:
     """Return a format with scales; refuse sizes that are none."""
     if block_size is not None and block_size != "row":
         whole = isinstance(block_size, int) and not isinstance(block_size, bool)
         if not whole or block_size < 1:
             error = ValueError if whole or isinstance(block_size, str) else TypeError
             raise error(
-                f"{function}: block_size={block_size!r} is not a block size. "
+                f"{caller}: block_size={block_size!r} is not a block size. "
                 'Use a positive integer, "row" or None.'
             )
-    sizes = (_size(function, "min_size", min_size), _size(function, "min_ndim", min_ndim))
+    sizes = (_size(caller, "min_size", min_size), _size(caller, "min_ndim", min_ndim))
     return Format(name, True, block_size, *sizes)
 
 
-def _size(function: str, name: str, value) -> int:
+def _size(caller: str, name: str, value) -> int:
     try:
         size = operator.index(value)
     except TypeError:
-        raise TypeError(f"{function}: {name}={value!r} is not an integer. Use an integer >= 0.") from None
+        raise TypeError(f"{caller}: {name}={value!r} is not an integer. Use an integer >= 0.") from None
     if size < 0:
-        raise ValueError(f"{function}: {name}={size} is negative. Use an integer >= 0.")
+        raise ValueError(f"{caller}: {name}={size} is negative. Use an integer >= 0.")
     return size
 
 

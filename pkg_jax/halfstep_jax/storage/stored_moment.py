@@ -5,8 +5,7 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +13,40 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from halfstep_jax.leaves import Leaves, flatten_updates
-from halfstep_jax.numbers.random_words import Role, leaf_id, leaf_keys
+from halfstep_jax.leaves import Leaves
+from halfstep_jax.numbers.random_words import role_of
 from halfstep_jax.storage.blocks import scale_shape
 from halfstep_jax.storage.formats import Encoded, Format, as_format, default_format
 
-_WAY_OUT = "Pass the tree that init saw."
+_HINT = "Pass the tree that init saw."
 
 ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentField:
+    """A moment as a rule declares it (`rule.moment`).
+
+    Attributes:
+        rate_name: the field of the rule that holds its decay rate; "" where there is none.
+        second: whether it is never negative, and never to be stored as zero where it is not.
+        dtype_name: the field that holds its dtype or format; "" for "mu_dtype" and the like.
+        rounding_name: the field that holds its rounding; "" for "mu_rounding" and the like.
+        shape: from the shape of a weight to its own; None: the same.
+        name: of the moment in the state.
+    """
+
+    rate_name: str
+    second: bool = False
+    dtype_name: str = ""
+    rounding_name: str = ""
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
+    name: str = ""
+
+    def __set_name__(self, owner: type, name: str):
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "dtype_name", self.dtype_name or f"{name}_dtype")
+        object.__setattr__(self, "rounding_name", self.rounding_name or f"{name}_rounding")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,47 +54,66 @@ class StoredMoment:
     """The storage of one moment of one link; checked when the link is built.
 
     Attributes:
-        function: the link, for errors.
-        name: of the moment in the link's state: "mu", "nu" or "trace".
-        dtype: as the caller gave it; None takes bfloat16 for bfloat16 params, else float32.
+        caller: the link, for errors.
+        field: the moment as its rule declares it.
+        asked_for: its format; None takes bfloat16 for bfloat16 params, else float32.
         rounding: one of `ROUNDINGS`.
-        rate_name: the argument that holds the decay rate.
-        rate: the decay rate, a NumPy float32, or an array, which counts as not known (contract F3).
-        role: of its random words.
-        positive: a second moment, never negative and never stored as zero where it is not.
-        dtype_name: the argument that holds `dtype`; "" for "mu_dtype" and the like.
-        rounding_name: the argument that holds `rounding`; "" for "mu_rounding" and the like.
+        rate: the decay rate; None where it is an array, which counts as not known (contract F3).
 
     Raises:
-        TypeError: if `dtype` is no dtype.
         ValueError: if the format cannot hold a state, or nearest would freeze it.
     """
 
-    function: str
-    name: str
-    dtype: Any
+    caller: str
+    field: MomentField
+    asked_for: Format | None
     rounding: str
-    rate_name: str
-    rate: Any
-    role: Role
-    positive: bool = False
-    dtype_name: str = ""
-    rounding_name: str = ""
+    rate: np.float32 | None
+
+    @classmethod
+    def of(cls, rule, field: MomentField) -> "StoredMoment":
+        """Return the storage of a moment of `rule`, from the fields that its declaration names.
+
+        Raises:
+            TypeError: if its dtype is no dtype.
+            ValueError: if a field is missing, the format cannot hold a state, or nearest would freeze it.
+        """
+        if field.rate_name and not hasattr(rule, field.rate_name):
+            raise ValueError(
+                f"{rule.name}: the decay rate of the moment {field.name}, {field.rate_name}, is no field. "
+                "Declare it, or name another one: moment(rate=...)."
+            )
+        dtype, rate = getattr(rule, field.dtype_name, None), getattr(rule, field.rate_name, np.float32(0))
+        asked_for = None if dtype is None else as_format(rule.name, field.dtype_name, dtype)
+        # Known when the link is built, and the same under `jax.jit` as without it.
+        constant = np.float32(rate) if isinstance(rate, np.floating | np.ndarray) else None
+        return cls(rule.name, field, asked_for, getattr(rule, field.rounding_name, "auto"), constant)
 
     def __post_init__(self):
         if self.rounding not in ROUNDINGS:
             raise ValueError(
-                f"{self.function}: {self._rounding_name}={self.rounding!r} is not a rounding. "
+                f"{self.caller}: {self.field.rounding_name}={self.rounding!r} is not a rounding. "
                 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
             )
-        if self.dtype is None:
+        if self.asked_for is None:
             return
-        if not self.positive and not self._asked_for.signed:
+        if not self.field.second and not self.asked_for.signed:
+            dtype_name = self.field.dtype_name
             raise ValueError(
-                f"{self.function}: {self._dtype_name}={self._asked_for.dtype} has no sign. "
-                f"Use it for nu, and a signed format for {self._dtype_name.removesuffix('_dtype')}."
+                f"{self.caller}: {dtype_name}={self.asked_for.dtype} has no sign. "
+                f"Use it for nu, and a signed format for {dtype_name.removesuffix('_dtype')}."
             )
-        self._refuse_freezing(self._asked_for)
+        self._refuse_freezing(self.asked_for)
+
+    @property
+    def name(self) -> str:
+        """Of the moment in the state."""
+        return self.field.name
+
+    @property
+    def role(self) -> int:
+        """Of its random words."""
+        return role_of(self.name)
 
     def init(self, params):
         """Return the codes and the scales of new moments, in the tree of `params`.
@@ -77,7 +121,7 @@ class StoredMoment:
         A leaf of a format without scales has a byte that means nothing in the tree of scales; where no leaf
         can have a scale, that tree is an `optax.EmptyState`.
         """
-        return self.trees(jax.tree.map(self._zeros_like, params))
+        return self.split_tree(jax.tree.map(self._zeros_for, params))
 
     def read(self, leaves: Leaves, codes, scales) -> list[Encoded]:
         """Return what is stored for every leaf, and refuse what `init` would not have made.
@@ -92,31 +136,32 @@ class StoredMoment:
             ValueError: if a tree or a shape differs, or a scale is out of range; under `jax.jit` its value
                 cannot be read, and is not checked.
         """
-        all_codes = leaves.of(codes, "state", _WAY_OUT, self._code_shape)
-        all_scales = (
-            leaves.arrays_of(scales, "state", _WAY_OUT) if self._has_scales else [None] * len(all_codes)
-        )
+        all_codes = leaves.match(codes, "state", _HINT, self._code_shape)
+        all_scales = [None] * len(all_codes)
+        if self._has_scales:
+            all_scales = leaves.match_any_shape(scales, "state", _HINT)
         rows = zip(leaves.names, leaves.values, all_codes, all_scales, strict=True)
         return [
-            Encoded(code, scale) if g is None else self._checked(name, g.shape, code, scale)
+            Encoded(code, scale) if g is None else self._checked(name, self._shape(g.shape), code, scale)
             for name, g, code, scale in rows
         ]
 
-    def decode(self, stored: Encoded) -> jax.Array:
+    def decode(self, encoded: Encoded) -> jax.Array:
         """Return the float32 values of what is stored."""
-        shape = stored.codes.shape if stored.shape is None else stored.shape
-        return self._format_of(stored.codes, shape).decode(stored)
+        shape = encoded.codes.shape if encoded.shape is None else encoded.shape
+        return self._format_of(encoded.codes, shape).decode(encoded)
 
-    def encode(self, old: Encoded, moment: jax.Array, words: Callable[[Role], jax.Array]) -> Encoded:
-        """Round the float32 `moment` to the format of `old`. `words` makes the words of a role, if needed."""
+    def encode(self, old: Encoded, moment: jax.Array, words: Callable[..., jax.Array]) -> Encoded:
+        """Round the float32 `moment` to the format of `old`. `words` makes words of a role and a shape."""
         fmt = self._format_of(old.codes, moment.shape)
-        new = fmt.encode(moment, words(self.role) if self._stochastic(fmt) else None, positive=self.positive)
+        drawn = words(self.role, moment.shape) if self._stochastic(fmt) else None
+        new = fmt.encode(moment, drawn, positive=self.field.second)
         return new if fmt.scaled else dataclasses.replace(new, scale=old.scale)
 
-    def trees(self, stored):
+    def split_tree(self, encoded):
         """Return the tree of codes and the tree of scales of a tree of `Encoded`."""
         codes, scales = (
-            jax.tree.map(operator.attrgetter(name), stored, is_leaf=lambda x: isinstance(x, Encoded))
+            jax.tree.map(operator.attrgetter(name), encoded, is_leaf=lambda x: isinstance(x, Encoded))
             for name in ("codes", "scale")
         )
         return codes, scales if self._has_scales else optax.EmptyState()
@@ -125,106 +170,73 @@ class StoredMoment:
         if not fmt.rounds:
             return False
         if self.rounding == "auto":
-            return not _is_constant(self.rate) or fmt.freezes(self.rate)
+            return self.rate is None or fmt.freezes(self.rate)
         return self.rounding == "stochastic"
 
     @property
     def _has_scales(self) -> bool:
-        return self.dtype is not None and self._asked_for.scaled
+        return self.asked_for is not None and self.asked_for.scaled
 
-    def _zeros_like(self, p) -> Encoded:
-        fmt = default_format(p) if self.dtype is None else self._asked_for.for_shape(p.shape)
+    def _zeros_for(self, p) -> Encoded:
+        if self.field.shape is not None:
+            p = jnp.zeros(self._shape(p.shape), p.dtype)
+        fmt = default_format(p) if self.asked_for is None else self.asked_for.for_shape(p.shape)
         self._refuse_freezing(fmt)
         zeros = fmt.zeros_like(p)
         # Not an empty array: orbax does not save those.
         return zeros if fmt.scaled else dataclasses.replace(zeros, scale=jnp.zeros(1, jnp.uint8))
 
+    def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the moment of a weight."""
+        if self.field.shape is None:
+            return shape
+        own = self.field.shape(shape)
+        if not isinstance(own, tuple) or not all(isinstance(n, int) and n >= 0 for n in own):
+            raise ValueError(
+                f"{self.caller}: the shape of {self.name} for weights of {shape} is {own!r}. "
+                "Return a tuple of integers."
+            )
+        return own
+
     def _code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the codes of a leaf."""
-        return shape if self.dtype is None else self._asked_for.for_shape(shape).code_shape(shape)
+        """Return the shape of the codes of the moment of a weight."""
+        shape = self._shape(shape)
+        return shape if self.asked_for is None else self.asked_for.for_shape(shape).code_shape(shape)
 
     def _format_of(self, codes: jax.Array, shape: tuple[int, ...]) -> Format:
         """Return the format of a leaf's codes: the one asked for, or the plain one of their dtype."""
-        if self.dtype is not None:
-            return self._asked_for.for_shape(shape)
-        return as_format(self.function, self._dtype_name, codes.dtype)
+        if self.asked_for is not None:
+            return self.asked_for.for_shape(shape)
+        return as_format(self.caller, self.field.dtype_name, codes.dtype)
 
     def _checked(self, leaf: str, shape: tuple[int, ...], codes, scale) -> Encoded:
         fmt = self._format_of(codes, shape)
         if codes.dtype != fmt.code_dtype:
             raise TypeError(
-                f"{self.function}: the {self.name} of '{leaf}' is {codes.dtype}, {self._dtype_name} is "
+                f"{self.caller}: the {self.name} of '{leaf}' is {codes.dtype}, {self.field.dtype_name} is "
                 f"{fmt.dtype}. Pass the state that init made."
             )
-        if fmt.scaled and (fault := _fault(fmt, shape, scale)):
+        if fmt.scaled and (problem := _problem(fmt, shape, scale)):
             raise ValueError(
-                f"{self.function}: the {self.name}_scale of '{leaf}' {fault}. "
+                f"{self.caller}: the {self.name}_scale of '{leaf}' {problem}. "
                 "Pass the state that init made, and the block_size that it was made with."
             )
         return Encoded(codes, scale, shape if fmt.packed else None)
 
-    @property
-    def _dtype_name(self) -> str:
-        return self.dtype_name or f"{self.name}_dtype"
-
-    @property
-    def _rounding_name(self) -> str:
-        return self.rounding_name or f"{self.name}_rounding"
-
-    @property
-    def _asked_for(self) -> Format:
-        return as_format(self.function, self._dtype_name, self.dtype)
-
     def _refuse_freezing(self, fmt: Format) -> None:
-        if self.rounding == "nearest" and _is_constant(self.rate) and fmt.freezes(self.rate):
-            dtype, rounding = self._dtype_name, self._rounding_name
+        if self.rounding == "nearest" and self.rate is not None and fmt.freezes(self.rate):
+            dtype, rounding, rate = self.field.dtype_name, self.field.rounding_name, self.field.rate_name
             raise ValueError(
-                f'{self.function}: {dtype}={fmt.dtype} with {rounding}="nearest" freezes '
-                f"at {self.rate_name}={self.rate!s} (1-{self.rate_name} < {fmt.half_gap}). "
+                f'{self.caller}: {dtype}={fmt.dtype} with {rounding}="nearest" freezes '
+                f"at {rate}={self.rate!s} (1-{rate} < {fmt.half_gap}). "
                 f'Use {rounding}="stochastic", or {dtype}="float32".'
             )
 
 
-def update_moments(function: str, moments: Sequence[StoredMoment], updates, stored, seed, count, step):
-    """Take the step of a link with stored moments on every leaf.
-
-    Args:
-        function: the link, for errors.
-        moments: how each moment is stored.
-        updates: the incoming tree.
-        stored: of each moment, its trees of codes and of scales.
-        seed: uint32[2], of the random words.
-        count: int32 scalar, this step counted.
-        step: from the key of a leaf, its update and its stored moments to its new update and stored moments.
-
-    Returns:
-        The tree of updates, and of each moment its trees of codes and of scales.
-
-    Raises:
-        TypeError: as `StoredMoment.read`, or if float32 does not hold an update.
-        ValueError: as `StoredMoment.read`.
-    """
-    leaves = flatten_updates(function, updates)
-    columns = [moment.read(leaves, *trees) for moment, trees in zip(moments, stored, strict=True)]
-    ids = [leaf_id(name) for name in leaves.names]
-    keys = leaf_keys(seed, count, ids, [moment.role for moment in moments]).split()
-    rows = [
-        (None, *arrays) if g is None else step(key, g, *arrays)
-        for key, g, *arrays in zip(keys, leaves.values, *columns, strict=True)
-    ]
-    us, *columns = leaves.trees(1 + len(moments), rows)
-    return us, [moment.trees(column) for moment, column in zip(moments, columns, strict=True)]
-
-
-def _is_constant(rate) -> bool:
-    """Whether a rate is known when the link is built, and the same under `jax.jit` as without it."""
-    return isinstance(rate, np.floating | np.ndarray)
-
-
-def _fault(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
+def _problem(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
     """Return what is wrong with the scales of an array of `shape`, as far as it can be read now."""
     expected = scale_shape(shape, fmt.block_size)
     if scale.shape != expected or scale.dtype != jnp.uint8:
         found, made = f"{scale.dtype}{list(scale.shape)}", f"uint8{list(expected)}"
         return f"is {found}; block_size={fmt.block_size!r} makes it {made}"
-    return None if isinstance(scale, Tracer) else fmt.fault_of_scale(np.asarray(scale))
+    return None if isinstance(scale, Tracer) else fmt.problem_of_scale(np.asarray(scale))

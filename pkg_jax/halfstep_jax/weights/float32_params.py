@@ -87,12 +87,12 @@ def float32_params(params, state):
 
     Source: ours.
     """
-    function = "float32_params"
-    kept = _kept(function, params, state)
+    caller = "float32_params"
+    kept = _kept(caller, params, state)
 
     def known(path, p):
         name = leaf_name(path)
-        check_weight(function, name, p)
+        check_weight(caller, name, p)
         if keeps_nothing(p) or name not in kept:
             return jnp.asarray(p).astype(jnp.float32)
         rule, array = kept[name]
@@ -131,10 +131,10 @@ def set_float32_params(params, state, values):
 
     Source: ours.
     """
-    function = "set_float32_params"
-    kept = _kept(function, params, state)
+    caller = "set_float32_params"
+    kept = _kept(caller, params, state)
     new_params, new_kept = {}, {}
-    for name, p, value in _pairs(function, params, values):
+    for name, p, value in _pairs(caller, params, values):
         w = jnp.asarray(value).astype(jnp.float32)
         if name in kept and not keeps_nothing(p):
             new_params[name], new_kept[name] = kept[name][0].store(w, p.dtype, None)
@@ -157,7 +157,7 @@ def _keeps(x) -> bool:
     return type(x) in _RULES
 
 
-def _kept(function: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
+def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
     """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
     weights = {leaf_name(path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
     found: dict[str, tuple[WeightRule, Any]] = {}
@@ -171,48 +171,48 @@ def _kept(function: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
             if p is None or p.shape != array.shape:
                 shape = "not among the params" if p is None else f"of shape {p.shape}"
                 raise ValueError(
-                    f"{function}: the state keeps {array.shape} of '{name}', which is {shape}. "
+                    f"{caller}: the state keeps {array.shape} of '{name}', which is {shape}. "
                     "Pass the state of these params."
                 )
             if name in found:
-                raise ValueError(f"{function}: two states keep something of '{name}'. Pass one of the two.")
+                raise ValueError(f"{caller}: two states keep something of '{name}'. Pass one of the two.")
             found[name] = rule(array), array
     return found
 
 
-def _pairs(function: str, params, values):
+def _pairs(caller: str, params, values):
     """Return (name, weight, value) of every weight, checked."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
     try:
         all_values = treedef.flatten_up_to(values)
     except ValueError as error:
         raise ValueError(
-            f"{function}: params and values are different trees: {error}. Pass values in the tree of params."
+            f"{caller}: params and values are different trees: {error}. Pass values in the tree of params."
         ) from None
     rows = [(leaf_name(path), p, value) for (path, p), value in zip(leaves, all_values, strict=True)]
     for name, p, value in rows:
-        check_weight(function, name, p)
+        check_weight(caller, name, p)
         if (dtype := str(getattr(value, "dtype", type(value).__name__))) not in HELD_BY_FLOAT32:
             raise TypeError(
-                f"{function}: the value of '{name}' is {dtype}; values are float32, bfloat16 or float16. "
+                f"{caller}: the value of '{name}' is {dtype}; values are float32, bfloat16 or float16. "
                 "Cast it."
             )
         if p.shape != value.shape:
             raise ValueError(
-                f"{function}: '{name}' has shape {p.shape}, its value {value.shape}. "
+                f"{caller}: '{name}' has shape {p.shape}, its value {value.shape}. "
                 "Pass values in the shapes of params."
             )
-        _check_range(function, name, p, value)
+        _check_range(caller, name, p, value)
     return rows
 
 
-def _check_range(function: str, name: str, p, value) -> None:
+def _check_range(caller: str, name: str, p, value) -> None:
     if p.dtype != jnp.float16 or isinstance(value, Tracer):
         return
     largest = FLOAT_FORMATS["float16"].max
     value = np.asarray(value).astype(np.float32)
     if (past := np.abs(value) > largest).any():
         raise ValueError(
-            f"{function}: '{name}' has {value[past][0]}, past the largest float16, {largest:.0f}. "
+            f"{caller}: '{name}' has {value[past][0]}, past the largest float16, {largest:.0f}. "
             "Use bfloat16 params, or clip."
         )

@@ -11,9 +11,10 @@ import numpy as np
 import optax
 from jax import lax
 
+from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, flatten_updates
-from halfstep_jax.numbers.exact import arrived, hidden_zero, hide
-from halfstep_jax.numbers.random_words import LeafKey, Role, leaf_id, leaf_keys
+from halfstep_jax.numbers.exact import opaque, opaque_input, opaque_zero
+from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast, round_in_float32
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import seed_words
@@ -81,17 +82,17 @@ def round_stochastically(seed=0) -> optax.GradientTransformationExtraArgs:
     Source: ours (contract P2, P3); for the effect, P. Zamirai et al., "Revisiting BFloat16 training",
     arXiv:2010.06192, section 4.
     """
-    function = "round_stochastically"
-    seed = seed_words(function, seed)
+    caller = "round_stochastically"
+    seed = seed_words(caller, seed)
 
     def init(params):
-        check_params(function, params)
+        check_params(caller, params)
         return RoundStochasticallyState(jnp.zeros([], jnp.int32), seed)
 
     def update(updates, state, params=None, **extra_args):
         del extra_args
-        need_params(function, params, "the link rounds params + update")
-        leaves = flatten_updates(function, updates)
+        need_params(caller, params, "the link rounds params + update")
+        leaves = flatten_updates(caller, updates)
         count = next_count(state.count)
         us = _landing_updates(leaves, leaves.weights(params), state.seed, count)
         return us, RoundStochasticallyState(count, state.seed)
@@ -131,24 +132,24 @@ def compensate() -> optax.GradientTransformationExtraArgs:
     Source: W. Kahan, "Further remarks on reducing truncation errors", CACM 8(1), 1965; for bfloat16 weights
     P. Zamirai et al., "Revisiting BFloat16 training", arXiv:2010.06192, section 4 (contract P4).
     """
-    function = "compensate"
+    caller = "compensate"
 
     def init(params):
-        check_params(function, params)
+        check_params(caller, params)
         return CompensateState(jax.tree.map(_no_compensation, params))
 
     def update(updates, state, params=None, **extra_args):
         del extra_args
-        need_params(function, params, "the link rounds params + update")
-        leaves = flatten_updates(function, updates)
+        need_params(caller, params, "the link rounds params + update")
+        leaves = flatten_updates(caller, updates)
         weights = leaves.weights(params)
         compensations = kept_arrays(leaves, weights, state.compensation, jnp.bfloat16)
-        zero = hidden_zero()
+        zero = opaque_zero()
         rows = [
-            (None, c) if u is None else _compensated(arrived(u, zero), p, c, zero)
+            (None, c) if u is None else _compensated(opaque_input(u, zero), p, c, zero)
             for u, p, c in zip(leaves.values, weights, compensations, strict=True)
         ]
-        us, compensation = leaves.trees(2, rows)
+        us, compensation = leaves.unzip(2, rows)
         return us, CompensateState(compensation)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -181,10 +182,10 @@ def apply_updates(params, updates, seed, step):
 
     Source: ours (contract P1, P2).
     """
-    function = "apply_updates"
-    leaves = flatten_updates(function, updates)
+    caller = "apply_updates"
+    leaves = flatten_updates(caller, updates)
     weights = leaves.weights(params)
-    us = leaves.treedef.flatten_up_to(_landing_updates(leaves, weights, seed_words(function, seed), step))
+    us = leaves.treedef.flatten_up_to(_landing_updates(leaves, weights, seed_words(caller, seed), step))
     new = [p if u is None else _nearest_sum(p, u) for p, u in zip(weights, us, strict=True)]
     return leaves.treedef.unflatten(new)
 
@@ -197,14 +198,14 @@ def landing(p: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.where(q == p, np.float32(-0.0), q - p)
 
 
-def need_params(function: str, params, why: str) -> None:
+def need_params(caller: str, params, why: str) -> None:
     """Refuse an `update` without params.
 
     Raises:
         ValueError: if `params` is None.
     """
     if params is None:
-        raise ValueError(f"{function}: params is None; {why}. Pass params to update(updates, state, params).")
+        raise ValueError(f"{caller}: params is None; {why}. Pass params to update(updates, state, params).")
 
 
 def kept_arrays(leaves: Leaves, weights: list, kept, dtype) -> list:
@@ -219,12 +220,12 @@ def kept_arrays(leaves: Leaves, weights: list, kept, dtype) -> list:
     Raises:
         ValueError: if the tree, a shape or a dtype differs.
     """
-    arrays = leaves.arrays_of(kept, "state", "Pass the tree that init saw.")
+    arrays = leaves.match_any_shape(kept, "state", "Pass the tree that init saw.")
     for name, u, p, array in zip(leaves.names, leaves.values, weights, arrays, strict=True):
         if u is None or p.dtype == jnp.float32 or (array.shape, array.dtype) == (p.shape, dtype):
             continue
         raise ValueError(
-            f"{leaves.function}: the state keeps {array.dtype}{list(array.shape)} beside '{name}', not "
+            f"{leaves.caller}: the state keeps {array.dtype}{list(array.shape)} beside '{name}', not "
             f"{jnp.dtype(dtype).name}{list(p.shape)}. Pass the state that init made."
         )
     return arrays
@@ -237,12 +238,15 @@ def nothing_kept(dtype=jnp.uint8) -> jax.Array:
 
 def _landing_updates(leaves: Leaves, weights: list, seed: jax.Array, step):
     keys = leaf_keys(seed, step, [leaf_id(name) for name in leaves.names], (Role.PARAM,))
-    return leaves.map(_landing_update, weights, keys.split())
+    return leaves.map(
+        lambda u, p, place: call_per_shape(_landing_update, None, keys, place, u, p), weights, keys.places
+    )
 
 
-def _landing_update(u: jax.Array, p: jax.Array, key: LeafKey) -> jax.Array:
+def _landing_update(_, keys: LeafKeys, place, u: jax.Array, p: jax.Array) -> jax.Array:
     """Return the update that lands on stochastic(p + u)."""
-    u = arrived(u, key.zero())
+    key = keys.of_leaf(place)
+    u = opaque_input(u, key.opaque_zero())
     if p.dtype == jnp.float32:
         return u
     p32 = p.astype(jnp.float32)
@@ -266,7 +270,7 @@ def _compensated(
     compensation = round_and_cast(s - (n - p32), "bfloat16", None, saturate=True)
     # XLA on TPU fuses one result that reads another, not two that read a third: one reads zero bits.
     read = lax.bitcast_convert_type(compensation, jnp.uint16).astype(jnp.uint32) & zero
-    return hide(landing(p32, n), read), compensation
+    return opaque(landing(p32, n), read), compensation
 
 
 def _nearest_sum(p: jax.Array, u: jax.Array) -> jax.Array:

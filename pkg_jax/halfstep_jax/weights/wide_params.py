@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from halfstep_jax.leaves import check_params, flatten_updates
-from halfstep_jax.numbers.exact import arrived, hidden_zero
+from halfstep_jax.numbers.exact import opaque_input, opaque_zero
 from halfstep_jax.numbers.random_words import Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
@@ -170,22 +170,22 @@ def split_params(
     Source: ours (contract P5); for the idea, P. Zamirai et al., "Revisiting BFloat16 training",
     arXiv:2010.06192, section 4, and the split in "FlashOptim", arXiv:2602.23349.
     """
-    function = "split_params"
+    caller = "split_params"
     if isinstance(extra_bits, bool) or extra_bits not in (8, 16):
         raise ValueError(
-            f"{function}: extra_bits={extra_bits!r} is not 8 or 16. "
+            f"{caller}: extra_bits={extra_bits!r} is not 8 or 16. "
             "Use 16 for all of float32, 8 for 24 bits in all."
         )
     rule = SplitWeights(extra_bits)
-    seed = seed_words(function, seed)
+    seed = seed_words(caller, seed)
 
     def init(params):
-        extra, inner_state = _init(function, rule, inner, params)
+        extra, inner_state = _init(caller, rule, inner, params)
         return SplitParamsState(jnp.zeros([], jnp.int32), seed, extra, inner_state)
 
     def update(updates, state, params=None, **extra_args):
         count = next_count(state.count)
-        step = _Step(function, rule, seed=state.seed, count=count)
+        step = _Step(caller, rule, seed=state.seed, count=count)
         us, extra, inner_state = step.take(inner, updates, params, state.extra, state.inner_state, extra_args)
         return us, SplitParamsState(count, state.seed, extra, inner_state)
 
@@ -225,14 +225,14 @@ def keep_master_params(inner: optax.GradientTransformation) -> optax.GradientTra
     Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1; the rounding is ours
     (contract P5).
     """
-    function = "keep_master_params"
+    caller = "keep_master_params"
     rule = MasterWeights()
 
     def init(params):
-        return KeepMasterParamsState(*_init(function, rule, inner, params))
+        return KeepMasterParamsState(*_init(caller, rule, inner, params))
 
     def update(updates, state, params=None, **extra_args):
-        step = _Step(function, rule)
+        step = _Step(caller, rule)
         us, master, inner_state = step.take(
             inner, updates, params, state.master, state.inner_state, extra_args
         )
@@ -246,9 +246,9 @@ def keeps_nothing(p) -> bool:
     return p.dtype == jnp.float32
 
 
-def _init(function: str, rule: WeightRule, inner: optax.GradientTransformation, params):
+def _init(caller: str, rule: WeightRule, inner: optax.GradientTransformation, params):
     """Return what is kept beside the weights, and the state of `inner`, which sees them in float32."""
-    check_params(function, params)
+    check_params(caller, params)
     kept = jax.tree.map(lambda p: nothing_kept() if keeps_nothing(p) else rule.first_kept(p), params)
     return kept, inner.init(jax.tree.map(lambda p: jnp.asarray(p).astype(jnp.float32), params))
 
@@ -258,31 +258,31 @@ class _Step:
     """One step of a wrapper.
 
     Attributes:
-        function: the wrapper, for errors.
+        caller: the wrapper, for errors.
         rule: how a weight is kept.
         seed: uint32[2] for random words; None where the rule needs none.
         count: int32 scalar, steps taken, this one counted.
     """
 
-    function: str
+    caller: str
     rule: WeightRule
     seed: jax.Array | None = None
     count: Any = None
 
     def take(self, inner, updates, params, kept, inner_state, extra_args):
         """Return the updates, what is kept, and the state of `inner` after its step."""
-        need_params(self.function, params, "the wrapper keeps further bits of params")
-        incoming = flatten_updates(self.function, updates)
+        need_params(self.caller, params, "the wrapper keeps further bits of params")
+        incoming = flatten_updates(self.caller, updates)
         weights = incoming.weights(params)
         kepts = kept_arrays(incoming, weights, kept, self.rule.dtype)
         rows = zip(incoming.values, weights, kepts, strict=True)
         wide = [p if u is None else self._join(p, k) for u, p, k in rows]
         update = optax.with_extra_args_support(inner).update
         us, inner_state = update(updates, inner_state, incoming.treedef.unflatten(wide), **extra_args)
-        leaves = flatten_updates(self.function, us)
-        zero, words = hidden_zero(), self._words(leaves.names)
+        leaves = flatten_updates(self.caller, us)
+        zero, words = opaque_zero(), self._words(leaves.names)
         rows = zip(leaves.values, weights, wide, kepts, words, strict=True)
-        us, kept = leaves.trees(2, [self._land(zero, *row) for row in rows])
+        us, kept = leaves.unzip(2, [self._land(zero, *row) for row in rows])
         return us, kept, inner_state
 
     def _join(self, p: jax.Array, kept: jax.Array) -> jax.Array:
@@ -292,14 +292,14 @@ class _Step:
         """Return, for every leaf, a function of its shape that makes its words."""
         if self.seed is None:
             return [None for _ in names]
-        keys = leaf_keys(self.seed, self.count, [leaf_id(name) for name in names], (Role.PARAM,)).split()
-        return [functools.partial(key.words, Role.PARAM) for key in keys]
+        keys = leaf_keys(self.seed, self.count, [leaf_id(name) for name in names], (Role.PARAM,))
+        return [functools.partial(keys.of_leaf(place).words, Role.PARAM) for place in keys.places]
 
     def _land(self, zero: jax.Array, u, p, w, kept, words):
         """Return the update that lands on the new weight, and what is kept beside that."""
         if u is None:
             return u, kept
-        u = arrived(u, zero)
+        u = opaque_input(u, zero)
         if keeps_nothing(p):
             return u, kept
         made = words(p.shape) if words is not None and self.rule.rounds(p) else None

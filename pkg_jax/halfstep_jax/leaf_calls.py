@@ -1,0 +1,37 @@
+"""One program for all leaves of one shape: what a step traces and lowers once, however many leaves it has."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+
+def call_per_shape(function: Callable[..., Any], static, *arrays) -> Any:
+    """Return function(static, *arrays); under a trace as a `jax.jit` of its own.
+
+    Leaves whose arrays have the same shapes and dtypes then share what JAX traces and lowers; XLA inlines the
+    calls, so that the compiled step is what it would be without. Op by op nothing is compiled.
+
+    Args:
+        function: at module level, or JAX would trace it anew at every step.
+        static: what else it reads, hashable; where it is not, nothing is shared.
+        arrays: pytrees of arrays; numbers of the step and keys are among them, so that these differ.
+    """
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves(arrays)) or not _is_hashable(static):
+        return function(static, *arrays)
+    return _jitted(function)(static, *arrays)
+
+
+@functools.cache
+def _jitted(function: Callable[..., Any]):
+    return jax.jit(function, static_argnums=0)
+
+
+def _is_hashable(value) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

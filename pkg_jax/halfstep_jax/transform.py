@@ -1,0 +1,219 @@
+"""An update rule as an Optax transform: trees to leaves, seeds to words, state in and out."""
+
+import itertools
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from halfstep_jax.leaf_calls import call_per_shape
+from halfstep_jax.leaves import Leaves, check_params, flatten_updates
+from halfstep_jax.numbers.exact import opaque_input, opaque_zero
+from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
+from halfstep_jax.numbers.schedules import ScheduleState, next_count
+from halfstep_jax.numbers.seeds import seed_words
+from halfstep_jax.rule import (
+    Moment,
+    Moments,
+    Rule,
+    Scope,
+    check_array,
+    numbers_at,
+    schedules,
+    static_form,
+)
+from halfstep_jax.storage.stored_moment import StoredMoment
+
+_TRIAL_SHAPE = (8, 16)
+
+
+def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
+    """Return the Optax transform of an update rule, of this package or of your own.
+
+    Args:
+        rule: an instance of a frozen dataclass that derives from `Rule`.
+
+    Returns:
+        An Optax transform. Its updates are float32. Its state is `rule.State` where the rule has moments,
+        else a count or nothing.
+
+    Raises:
+        TypeError: if a hyperparameter or dtype is of the wrong type; from `init` and `update`, if a leaf is
+            not float32, bfloat16 or float16.
+        ValueError: if a moment would freeze, or one step on zeros shows that the rule returns another shape
+            or dtype, reads a moment that it does not declare, or leaves one unrounded; from `update`, if
+            trees or shapes differ.
+
+    Example:
+        >>> import dataclasses
+        >>> from halfstep_jax import Rule, add_product, as_transform, decay_rate, ema, moment
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Lookahead(Rule):
+        ...     b1: float = decay_rate(0.9)
+        ...     mu_dtype: str = "bfloat16"
+        ...     mu_rounding: str = "auto"
+        ...     mu = moment(rate="b1")
+        ...
+        ...     def update(self, g, p, n, moments, zero):
+        ...         m = moments.mu.round(ema(moments.mu.value, g, n.b1, zero))
+        ...         return add_product(g, n.b1, m, zero)
+        >>> tx = as_transform(Lookahead(b1=0.5))
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))
+        >>> print(updates["w"], state.mu["w"].dtype)
+        [1.25 1.25] bfloat16
+
+    Source: ours.
+    """
+    stored = {name: StoredMoment.of(rule, field) for name, field in rule.moment_fields().items()}
+    _check(rule, stored)
+    _try(rule, stored)
+    words = seed_words(rule.name, rule.seed)
+
+    def init(params):
+        if not stored:
+            return ScheduleState(jnp.zeros([], jnp.int32)) if schedules(rule) else optax.EmptyState()
+        check_params(rule.name, params)
+        trees = {name: moment.init(params) for name, moment in stored.items()}
+        return _state(rule, jnp.zeros([], jnp.int32), words, trees)
+
+    def update(updates, state, params=None, **extra_args):
+        del extra_args
+        leaves = flatten_updates(rule.name, updates)
+        weights = _weights(rule, leaves, params)
+        before = state.count if stored or schedules(rule) else None
+        count = None if before is None else next_count(before)
+        numbers = numbers_at(rule, before, count)
+        if not stored:
+            after = state if count is None else ScheduleState(count)
+            return _without_moments(rule, leaves, weights, numbers), after
+        us, trees = _with_moments(rule, stored, leaves, weights, numbers, state, count)
+        return us, _state(rule, count, state.seed, trees)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):
+    zero, form = opaque_zero(), static_form(rule)
+    if rule.scope == "all":
+        here = [i for i, g in enumerate(leaves.values) if g is not None]
+        gs, ps = (tuple(column[i] for i in here) for column in (leaves.values, weights))
+        made = dict(zip(here, _update_all(form, zero, numbers, gs, ps), strict=True))
+        return leaves.treedef.unflatten([made.get(i) for i in range(len(leaves.values))])
+    return leaves.map(lambda g, p: call_per_shape(_update, form, zero, numbers, g, p), weights)
+
+
+def _with_moments(
+    rule: Rule, stored: dict[str, StoredMoment], leaves: Leaves, weights, numbers, state, count
+):
+    columns = [
+        moment.read(leaves, getattr(state, name), getattr(state, f"{name}_scale"))
+        for name, moment in stored.items()
+    ]
+    ids = [leaf_id(name) for name in leaves.names]
+    keys = leaf_keys(state.seed, count, ids, [moment.role for moment in stored.values()])
+    static = static_form(rule), tuple(stored.items())
+    rows = [
+        (None, *encoded)
+        if g is None
+        else call_per_shape(_step, static, keys, place, numbers, g, p, tuple(encoded))
+        for place, g, p, *encoded in zip(keys.places, leaves.values, weights, *columns, strict=True)
+    ]
+    us, *columns = leaves.unzip(1 + len(stored), rows)
+    trees = zip(stored.items(), columns, strict=True)
+    return us, {name: moment.split_tree(column) for (name, moment), column in trees}
+
+
+def _update(rule: Rule, zero: jax.Array, numbers, g: jax.Array, p) -> jax.Array:
+    """Take the step of a rule without moments on one leaf."""
+    g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
+    u = rule.update(g, p, numbers, Moments(rule.name, {}), zero)
+    check_array(rule.name, "the update that the rule returns", u, g.shape)
+    return u
+
+
+def _update_all(rule: Rule, zero: jax.Array, numbers, gs: tuple, ps: tuple) -> tuple:
+    """Take the step of a rule of scope "all"."""
+    gs = tuple(opaque_input(g, zero) for g in gs)
+    ps = tuple(None if p is None else opaque_input(p, zero) for p in ps)
+    us = tuple(rule.update(gs, ps, numbers, Moments(rule.name, {}), zero))
+    for g, u in zip(gs, us, strict=True):
+        check_array(rule.name, "an update that the rule returns", u, g.shape)
+    return us
+
+
+def _step(static: tuple, keys: LeafKeys, place, numbers, g: jax.Array, p, encoded: tuple) -> tuple:
+    """Take the step of a rule with moments on one leaf: return its update and what is stored."""
+    rule, stored = static
+    key = keys.of_leaf(place)
+    zero = key.opaque_zero()
+    moments = {
+        name: Moment(rule.name, moment, old, key.words)
+        for (name, moment), old in zip(stored, encoded, strict=True)
+    }
+    g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
+    u = rule.update(g, p, numbers, Moments(rule.name, moments), zero)
+    check_array(rule.name, "the update that the rule returns", u, g.shape)
+    for moment in moments.values():
+        moment.check_rounded()
+    return u, *(moment.encoded for moment in moments.values())
+
+
+def _weights(rule: Rule, leaves: Leaves, params) -> list[Any]:
+    """Return the weight of every leaf; None of each where the rule reads none."""
+    if not rule.reads_params:
+        return [None] * len(leaves.values)
+    if params is None:
+        raise ValueError(
+            f"{rule.name}: params is None; {rule.reads_params}. "
+            "Pass params to update(updates, state, params)."
+        )
+    return leaves.weights(params)
+
+
+def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
+    """Return the state, given of each moment its trees of codes and scales."""
+    codes = {name: tree for name, (tree, _) in trees.items()}
+    return rule.State(count=count, seed=seed, **codes, **{f"{k}_scale": s for k, (_, s) in trees.items()})
+
+
+def _check(rule: Rule, stored: dict[str, StoredMoment]) -> None:
+    """Refuse a scope that there is not, and moments whose names or words collide.
+
+    Raises:
+        ValueError: naming them.
+    """
+    if rule.scope not in get_args(Scope):
+        raise ValueError(
+            f'{rule.name}: scope="{rule.scope}" is not a scope. Use "elementwise", "parameter" or "all".'
+        )
+    if stored and rule.scope == "all":
+        raise ValueError(f'{rule.name}: a rule of scope "all" keeps no moments. Use scope "parameter".')
+    taken = ["count", "seed", *stored, *(f"{name}_scale" for name in stored)]
+    twice = {name for name in taken if taken.count(name) > 1}
+    if twice:
+        raise ValueError(f"{rule.name}: the state has two fields {min(twice)}. Rename the moment.")
+    for one, other in itertools.combinations(stored.values(), 2):
+        if one.role == other.role:
+            raise ValueError(
+                f"{rule.name}: the words of {one.name} are those of another moment, {other.name}. Rename it."
+            )
+
+
+def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
+    """Take one step on shapes alone, so that a rule which cannot be run is refused when it is built."""
+    x = jax.ShapeDtypeStruct(_TRIAL_SHAPE, jnp.float32)
+    weight = x if rule.reads_params else None
+    # Not by its schedules, which may be for numbers alone that are known.
+    fixed = {name: jnp.float32(1) for name in schedules(rule)}
+
+    def trial(count, g, p):
+        leaves = Leaves(rule.name, ["trial"], [g], jax.tree.structure(0))
+        numbers = numbers_at(rule, count, count, **fixed)
+        if not stored:
+            return _without_moments(rule, leaves, [p], numbers)
+        trees = {name: moment.init(g) for name, moment in stored.items()}
+        state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
+        return _with_moments(rule, stored, leaves, [p], numbers, state, count)
+
+    jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight)
