@@ -4,6 +4,7 @@ Contract: C2. Magnitudes become integers of 24 bits, which are squared and added
 rounding: squares as three products of halves, sums as digits of 16 bits.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -48,7 +49,7 @@ def exact_norm(arrays: Sequence[jax.Array]) -> jax.Array:
     field = lax.bitcast_convert_type(largest, jnp.uint32) >> np.uint32(23)
     field = jnp.clip(field, np.uint32(_LOWEST), np.uint32(_HIGHEST))
     up = _power_of_two(np.uint32(277) - field)
-    digits = _carried(sum(_digits_of_squares(x * up) for x in magnitudes))
+    digits = _carried(functools.reduce(jnp.add, [_digits_of_squares(x * up) for x in magnitudes]))
     s = jnp.zeros([], jnp.float32)
     for i in reversed(range(_DIGITS)):
         # The product is exact, so that fusing it with the sum changes nothing.

@@ -53,11 +53,21 @@ class Codes(Protocol):
         """Two over the largest relative gap between codes, above the subnormal range."""
         ...
 
+    @property
+    def for_second_moments(self) -> bool:
+        """Whether small positive numbers are held well enough beside large ones."""
+        ...
+
+    @property
+    def dithered(self) -> bool:
+        """Whether one word serves all elements, and is asked for again by `decode`."""
+        ...
+
     def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
         """Return the codes of float32 `x`."""
         ...
 
-    def decode(self, codes: jax.Array) -> jax.Array:
+    def decode(self, codes: jax.Array, words: jax.Array | None = None) -> jax.Array:
         """Return the float32 values of codes."""
         ...
 
@@ -78,6 +88,16 @@ class ScaledCodes(Protocol):
     @property
     def resolution(self) -> float:
         """Two over the largest relative gap between codes, above the subnormal range."""
+        ...
+
+    @property
+    def for_second_moments(self) -> bool:
+        """Whether small positive numbers are held well enough beside large ones."""
+        ...
+
+    @property
+    def dithered(self) -> bool:
+        """Whether one word serves all elements, and is asked for again by `decode`."""
         ...
 
     @property
@@ -103,8 +123,8 @@ class ScaledCodes(Protocol):
         """Return the codes of float32 `x`; where `positive`, what is not zero is not stored as zero."""
         ...
 
-    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
-        """Return the float32 values of codes."""
+    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
+        """Return the float32 values of codes; `words`: with which dithered ones were made."""
         ...
 
 
@@ -114,6 +134,11 @@ class _PlainFloats:
 
     dtype: str
     signed: bool = True
+    dithered: bool = False
+
+    @property
+    def for_second_moments(self) -> bool:
+        return self.dtype != "float16"  # squares go down to 1e-20
 
     @property
     def resolution(self) -> float:
@@ -122,7 +147,7 @@ class _PlainFloats:
     def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
         return round_and_cast(x, self.dtype, words, saturate=True)
 
-    def decode(self, codes: jax.Array) -> jax.Array:
+    def decode(self, codes: jax.Array, words: jax.Array | None = None) -> jax.Array:
         return codes.astype(jnp.float32)
 
 
@@ -133,6 +158,8 @@ class _PlainUnsigned:
     numbers: UnsignedFloat
     dtype: str = "uint8"
     signed: bool = False
+    dithered: bool = False
+    for_second_moments: bool = True
 
     @property
     def resolution(self) -> float:
@@ -142,13 +169,13 @@ class _PlainUnsigned:
         codes = encode_unsigned(x, words, self.numbers, self.numbers.fixed_base)
         return jnp.where(jnp.abs(x) < _INFINITY, codes, NAN_CODE)
 
-    def decode(self, codes: jax.Array) -> jax.Array:
+    def decode(self, codes: jax.Array, words: jax.Array | None = None) -> jax.Array:
         values = decode_unsigned(codes, self.numbers, self.numbers.fixed_base)
         return jnp.where(codes == NAN_CODE, np.float32(np.nan), values)
 
 
 @dataclasses.dataclass(frozen=True)
-class _ScaledFloats:
+class ScaledFloats:
     """Floats with a sign: the code of y stands for y 2^(byte - 127 - e), e the exponent of the largest code.
 
     Codes are made and read as integers. XLA on CPU has casts to and from 8-bit floats, and selects between
@@ -159,18 +186,28 @@ class _ScaledFloats:
     signed: bool = True
     packed: bool = False
     marks: bool = False
+    dithered: bool = False
+    for_second_moments: bool = True
 
     @property
     def dtype(self) -> str:
+        """That of the format."""
         return self.numbers.name
 
     @property
     def resolution(self) -> float:
+        """Two over the gap between neighbours."""
         return 2.0 ** (self.numbers.mantissa_bits + 1)
 
     @property
     def scale_range(self) -> tuple[int, int]:
+        """No decoded value is subnormal in float32, and no scale infinite."""
         return self._top_exponent - math.frexp(self.numbers.smallest)[1] + 2, 254
+
+    @property
+    def nan(self) -> np.ndarray:
+        """The code of NaN, as an unsigned integer."""
+        return np.array(np.nan, _numpy_dtype(self.dtype)).view(np.dtype(self._bits))
 
     @property
     def _top_exponent(self) -> int:
@@ -181,42 +218,48 @@ class _ScaledFloats:
         return jnp.uint16 if np.dtype(_numpy_dtype(self.dtype)).itemsize == 2 else jnp.uint8
 
     def scale(self, top: jax.Array) -> jax.Array:
+        """Return the exponent fields of the smallest powers of two under which `top` fits."""
         # The carry takes a maximum past the largest code to the next exponent.
         carry = np.uint32(0x7FFFFF) - (np.float32(self.numbers.max).view(np.uint32) & np.uint32(0x7FFFFF))
         byte = (lax.bitcast_convert_type(top, jnp.uint32) + carry) >> _MANTISSA_BITS
         return jnp.clip(byte, *self.scale_range).astype(jnp.uint8)
 
     def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+        """Return the codes of x / 2^s, rounded."""
         width = 8 * np.dtype(self._bits).itemsize
-        code = self._magnitude(x, scale, words, positive).astype(jnp.uint32)
+        code = self.magnitude(x, scale, words, positive).astype(jnp.uint32)
         sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(width - 1)
         finite, bits = jnp.abs(x) < _INFINITY, (code | sign).astype(self._bits)
         return lax.platform_dependent(finite, bits, tpu=self._select_floats, default=self._select_bits)
 
     def _select_bits(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Return the codes of magnitudes and signs, NaN where the value was not finite."""
-        nan = np.array(np.nan, _numpy_dtype(self.dtype)).view(np.dtype(self._bits))
-        return lax.bitcast_convert_type(jnp.where(finite, bits, nan), self.dtype)
+        return lax.bitcast_convert_type(jnp.where(finite, bits, self.nan), self.dtype)
 
     def _select_floats(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Do as `_select_bits`. Where the last operation is a bitcast, XLA on TPU writes both sides of it."""
         nan = np.array(np.nan, _numpy_dtype(self.dtype))
         return jnp.where(finite, lax.bitcast_convert_type(bits, self.dtype), nan)
 
-    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
-        bits = lax.bitcast_convert_type(codes, self._bits).astype(jnp.uint32)
-        width = 8 * codes.dtype.itemsize
+    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
+        """Return the numbers times 2^s."""
+        return self.decode_bits(lax.bitcast_convert_type(codes, self._bits), scale)
+
+    def decode_bits(self, bits: jax.Array, scale: jax.Array) -> jax.Array:
+        """Do as `decode`, of codes as unsigned integers."""
+        width = 8 * bits.dtype.itemsize
+        bits = bits.astype(jnp.uint32)
         magnitude = bits & np.uint32(2 ** (width - 1) - 1)
         sign = (bits >> np.uint32(width - 1)) << np.uint32(31)
         value = self._value(magnitude)
         value = lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.uint32) | sign, jnp.float32)
         return value * self._unit(scale)
 
-    def _magnitude(self, x, scale, words, positive) -> jax.Array:
-        """Return the codes of |x|, finite, in int32."""
+    def magnitude(self, x, scale, words, positive) -> jax.Array:
+        """Return the codes of |x|, finite, in int32; `scale` of every element, or one for all."""
         inverse = np.uint32(2 * _BIAS + self._top_exponent) - scale.astype(jnp.uint32)
         code = round_to_code(x * _power_of_two(inverse), self.numbers, words)
-        return code if positive is False else jnp.where(_kept(x, positive), jnp.maximum(code, 1), code)
+        return code if positive is False else jnp.where(keep(x, positive), jnp.maximum(code, 1), code)
 
     def _value(self, magnitude: jax.Array) -> jax.Array:
         """Return the float32 values of the codes of magnitudes; NaN for what is past the largest."""
@@ -235,30 +278,35 @@ class _ScaledFloats:
         return jnp.where(scale == MARKED, np.float32(np.nan), unit)
 
 
-_INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
+INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
 """The integers as floats that are all subnormal, with 1 for the smallest: one rounding serves all."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _ScaledIntegers(_ScaledFloats):
+class ScaledIntegers(ScaledFloats):
     """int8, from -127 to 127."""
 
-    numbers: FloatFormat = _INT8
+    numbers: FloatFormat = INT8
     marks: bool = True
+    for_second_moments: bool = False
 
     @property
     def resolution(self) -> float:
+        """Two over the gap between neighbours."""
         return 2 * self.numbers.max  # of all gaps, that below the largest code
 
     def scale(self, top: jax.Array) -> jax.Array:
+        """Return the exponent fields of the smallest powers of two under which `top` fits."""
         return jnp.where(top < _INFINITY, super().scale(top), MARKED)
 
     def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
-        code = self._magnitude(x, scale, words, positive)
+        """Return the codes of x / 2^s, rounded."""
+        code = self.magnitude(x, scale, words, positive)
         negative = lax.bitcast_convert_type(x, jnp.int32) < 0
         return jnp.where(scale == MARKED, np.int8(0), jnp.where(negative, -code, code).astype(jnp.int8))
 
-    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
+        """Return the numbers times 2^s."""
         return codes.astype(jnp.float32) * self._unit(scale)
 
 
@@ -269,6 +317,8 @@ class _ScaledUnsigned:
     numbers: UnsignedFloat
     dtype: str = "uint8"
     signed: bool = False
+    dithered: bool = False
+    for_second_moments: bool = True
     packed: bool = False
     marks: bool = True
 
@@ -289,7 +339,7 @@ class _ScaledUnsigned:
         codes = encode_unsigned(x, words, self.numbers, self.numbers.base(scale))
         return jnp.where(scale == MARKED, np.uint8(0), codes)
 
-    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
         values = decode_unsigned(codes, self.numbers, self.numbers.base(scale))
         return jnp.where(scale == MARKED, np.float32(np.nan), values)
 
@@ -301,10 +351,15 @@ class _ScaledTable:
     table: Table
     dtype: str = "uint8"
     marks: bool = True
+    dithered: bool = False
 
     @property
     def signed(self) -> bool:
         return self.table.signed
+
+    @property
+    def for_second_moments(self) -> bool:
+        return not self.table.signed
 
     @property
     def packed(self) -> bool:
@@ -332,10 +387,10 @@ class _ScaledTable:
         y = x * _power_of_two(np.uint32(2 * _BIAS) - scale.astype(jnp.uint32))
         codes = encode_table(y, words, self.table)
         if positive is not False and self.table.has_zero:
-            codes = jnp.where(_kept(x, positive) & (codes == 0), np.uint8(1), codes)
+            codes = jnp.where(keep(x, positive) & (codes == 0), np.uint8(1), codes)
         return jnp.where(scale == MARKED, np.uint8(0), codes)
 
-    def decode(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
         unit = jnp.where(scale == MARKED, np.float32(np.nan), _power_of_two(scale.astype(jnp.uint32)))
         return decode_table(codes, self.table) * unit
 
@@ -347,10 +402,10 @@ PLAIN_CODES: dict[str, Codes] = {
     "ufloat8_e6m2": _PlainUnsigned(UNSIGNED_FLOATS["ufloat8_e6m2"]),
 }
 SCALED_CODES: dict[str, ScaledCodes] = {
-    "float16": _ScaledFloats(FLOAT_FORMATS["float16"]),
-    "float8_e4m3fn": _ScaledFloats(FLOAT_FORMATS["float8_e4m3fn"]),
-    "float8_e5m2": _ScaledFloats(FLOAT_FORMATS["float8_e5m2"]),
-    "int8": _ScaledIntegers(),
+    "float16": ScaledFloats(FLOAT_FORMATS["float16"]),
+    "float8_e4m3fn": ScaledFloats(FLOAT_FORMATS["float8_e4m3fn"]),
+    "float8_e5m2": ScaledFloats(FLOAT_FORMATS["float8_e5m2"]),
+    "int8": ScaledIntegers(),
     "ufloat8_e5m3": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e5m3"]),
     "ufloat8_e4m4": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e4m4"]),
 }
@@ -361,7 +416,7 @@ def _numpy_dtype(name: str):
     return getattr(ml_dtypes, name) if name.startswith("float8") else name
 
 
-def _kept(x: jax.Array, positive: Mask) -> jax.Array:
+def keep(x: jax.Array, positive: Mask) -> jax.Array:
     """Tell what must not be stored as zero."""
     # By the bits of x: XLA on CPU takes a subnormal number for zero.
     return (lax.bitcast_convert_type(x, jnp.int32) > 0) & positive
