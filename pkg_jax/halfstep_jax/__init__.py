@@ -8,6 +8,7 @@ from halfstep_jax.numbers.schedules import ScheduleState
 from halfstep_jax.rule import Rule, decay_rate, moment, number, scalar_or_schedule
 from halfstep_jax.rules.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.rules.aliases import adam, adamw, lion, sgd
+from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.lion import ScaleByLionState, scale_by_lion
@@ -52,6 +53,7 @@ __all__ = [
     "add_product",
     "apply_updates",
     "as_transform",
+    "clip_by_global_norm",
     "codebook",
     "compensate",
     "decay_rate",
