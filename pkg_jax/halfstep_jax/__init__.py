@@ -4,6 +4,7 @@ from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
 from halfstep_jax.numbers.rounding import round_to
 from halfstep_jax.rules.adam import ScaleByAdamState, scale_by_adam
 from halfstep_jax.rules.aliases import adam, adamw, lion, sgd
+from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.lion import ScaleByLionState, scale_by_lion
@@ -41,6 +42,7 @@ __all__ = [
     "adamw",
     "add_decayed_weights",
     "apply_updates",
+    "clip_by_global_norm",
     "codebook",
     "compensate",
     "float32_params",

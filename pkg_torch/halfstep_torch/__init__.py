@@ -14,6 +14,7 @@ from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
 from halfstep_torch.numbers.rounding import round_to
 from halfstep_torch.rule import Rule, decay_rate, moment, number
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
+from halfstep_torch.rules.clip import clip_grad_norm_
 from halfstep_torch.rules.lamb import Lamb, Lamb16
 from halfstep_torch.rules.learning_rate import scale_by_learning_rate
 from halfstep_torch.rules.lion import Lion, scale_by_lion
@@ -38,6 +39,7 @@ __all__ = [
     "Rule",
     "add_decayed_weights",
     "chain",
+    "clip_grad_norm_",
     "codebook",
     "compensate",
     "decay_rate",

@@ -38,7 +38,7 @@ _CASE = _object(
         "flags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
         "clauses": {
             "type": "array",
-            "items": {"type": "string", "pattern": "^[AMWRFDPLS][0-9]+$"},
+            "items": {"type": "string", "pattern": "^[A-Z][0-9]+$"},
             "minItems": 1,
         },
         "arguments": {"type": "object"},

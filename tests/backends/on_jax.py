@@ -21,9 +21,11 @@ from backends.protocol import (
     seed_of,
     unrefused,
 )
+from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
 from halfstep_jax.numbers.norms import norm
 from halfstep_jax.numbers.random_words import leaf_keys, threefry2x32
+from halfstep_jax.rules.clip import clip
 from halfstep_jax.rules.trust_ratio import TrustRatio
 from halfstep_jax.storage.formats import Format
 from halfstep_spec.vectors import Array, Case
@@ -191,6 +193,14 @@ class JaxBackend(Backend):
 
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_jax(self._compiled(norm)(self._put(case.inputs["x"])))}
+
+    def global_norm(self, case: Case) -> dict[str, Array]:
+        arrays = [self._put(x) for _, x in sorted(case.inputs.items())]
+        return {"norm": from_jax(self._compiled(functools.partial(global_norm, exact=True))(arrays))}
+
+    def clip(self, case: Case) -> dict[str, Array]:
+        u, norm, max_norm = (self._put(case.inputs[name]) for name in ("u", "norm", "max_norm"))
+        return {"u": from_jax(self._compiled(clip)(u, norm, max_norm))}
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         numbers = {name: np.float32(value) for name, value in ratio_numbers(case).items()}

@@ -17,10 +17,12 @@ from backends.protocol import (
     unrefused,
 )
 from halfstep_spec.vectors import Array, Case
+from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm
 from halfstep_torch.numbers.random_words import fold, leaf_keys
 from halfstep_torch.rule import ParamInfo
+from halfstep_torch.rules.clip import clip
 from halfstep_torch.rules.trust_ratio import RatioNumbers, trust_ratio
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.weights.weight_rule import apply_updates
@@ -170,6 +172,13 @@ class TorchBackend(Backend):
 
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_torch(norm(to_torch(case.inputs["x"])))}
+
+    def global_norm(self, case: Case) -> dict[str, Array]:
+        tensors = [to_torch(x) for _, x in sorted(case.inputs.items())]
+        return {"norm": from_torch(global_norm(tensors, exact=True))}
+
+    def clip(self, case: Case) -> dict[str, Array]:
+        return {"u": from_torch(clip(*(to_torch(case.inputs[name]) for name in ("u", "norm", "max_norm"))))}
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         norms = (to_torch(case.inputs[name]) for name in ("p_norm", "u_norm"))

@@ -19,6 +19,8 @@ _FUNCTIONS = (
     "round_stochastically",
     "encode",
     "norm",
+    "global_norm",
+    "clip",
     "trust_ratio",
 )
 _STEPS = tuple(f"{name}_step" for name in (*RULES, "lamb", "store_state"))

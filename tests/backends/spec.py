@@ -7,6 +7,8 @@ import numpy as np
 import halfstep_spec as spec
 from backends.protocol import Backend, format_of, offset_of, ratio_numbers, rule_arguments, scalar, seed_of
 from halfstep_spec.cases.steps import stored_arrays
+from halfstep_spec.numbers.global_norm import global_norm
+from halfstep_spec.rules.clip import clip
 from halfstep_spec.vectors import Array, Case
 
 
@@ -83,6 +85,16 @@ class SpecBackend(Backend):
         x = case.inputs["x"]
         with np.errstate(invalid="ignore", over="ignore"):
             return {"norm": Array.of(spec.norm(spec.decode(x.bits, x.dtype)))}
+
+    def global_norm(self, case: Case) -> dict[str, Array]:
+        arrays = [x.bits.view(np.float32) for _, x in sorted(case.inputs.items())]
+        with np.errstate(over="ignore"):
+            return {"norm": Array.of(global_norm(arrays, exact=True))}
+
+    def clip(self, case: Case) -> dict[str, Array]:
+        u, norm, max_norm = (case.inputs[name].bits.view(np.float32) for name in ("u", "norm", "max_norm"))
+        with np.errstate(invalid="ignore"):
+            return {"u": Array.of(clip(u, norm, max_norm))}
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         norms = (case.inputs[name].bits.view(np.float32) for name in ("p_norm", "u_norm"))

@@ -37,10 +37,10 @@ def norm(x: jax.Array) -> jax.Array:
         return jnp.zeros([], jnp.float32)
     largest = lax.bitcast_convert_type(jnp.max(jnp.abs(x)), jnp.uint32)
     field = jnp.clip(largest >> np.uint32(23), np.uint32(_LOWEST), np.uint32(_HIGHEST))
-    scaled = x * _power_of_two(np.uint32(254) - field)
-    return _power_of_two(field) * jnp.sqrt(jnp.sum(scaled * scaled))
+    scaled = x * power_of_two(np.uint32(254) - field)
+    return power_of_two(field) * jnp.sqrt(jnp.sum(scaled * scaled))
 
 
-def _power_of_two(field: jax.Array) -> jax.Array:
+def power_of_two(field: jax.Array) -> jax.Array:
     """Return the float32 number of an exponent field, with no mantissa."""
     return lax.bitcast_convert_type(field << np.uint32(23), jnp.float32)

@@ -1,0 +1,121 @@
+"""The norm of many arrays at once: in float32, or by sums of integers, which no order of adding can change.
+
+Contract: N1, N2.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from halfstep_jax.numbers.norms import power_of_two
+
+_INFINITY = np.uint32(0x7F800000)
+_MANTISSA = np.uint32(0x7FFFFF)
+# Numbers below 2^24 whose sum is below 2^32, and numbers below 2^16.
+_CHUNK, _GROUP = 1 << 8, 1 << 16
+# Of 16 bits: squares of 48 bits, of up to 2^48 elements.
+_LIMBS = 6
+
+
+def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False) -> jax.Array:
+    """Return the Euclidean norm of all elements of all arrays.
+
+    In float32, whatever the dtypes, and scaled by a power of two as `norm` is: n = 2^e sqrt(sum((x 2^-e)^2)),
+    e the exponent of the largest magnitude of all. The sum is XLA's: rounded in an order of its own.
+
+    With `exact` the sum is one of integers: |x| is rounded to a multiple of 2^(e - 23), and the squares of
+    these multiples are added without rounding. Any order, any partition over devices and either framework
+    then gives the same bits. Elements below 2^-25 of the largest count as 0, as do subnormal ones.
+
+    Args:
+        arrays: float32, bfloat16 or float16, of any shapes.
+        exact: see above.
+
+    Returns:
+        A float32 scalar: 0 where there is no element or all are zero, NaN where an element is NaN, infinity
+        where one is infinite.
+
+    Example:
+        >>> print(global_norm([jnp.array([3e-30]), jnp.array([[-4e-30]])], exact=True))
+        5e-30
+
+    Source: ours (contract N1, N2).
+    """
+    arrays = [x.astype(jnp.float32) for x in map(jnp.asarray, arrays) if x.size]
+    if not arrays:
+        return jnp.zeros([], jnp.float32)
+    if exact:
+        return _exact_norm([lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0x7FFFFFFF) for x in arrays])
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in arrays]))
+    field = jnp.clip(lax.bitcast_convert_type(largest, jnp.uint32) >> np.uint32(23), 1, 253)
+    scaled = [x * power_of_two(np.uint32(254) - field) for x in arrays]
+    return power_of_two(field) * jnp.sqrt(sum(jnp.sum(x * x) for x in scaled))
+
+
+def _exact_norm(patterns: list[jax.Array]) -> jax.Array:
+    """Return the norm of float32 numbers, given their patterns without the sign."""
+    largest = jnp.max(jnp.stack([jnp.max(bits) for bits in patterns]))
+    field = largest >> np.uint32(23)
+    chunks = [_chunks_of_squares(_integers(bits, field)) for bits in patterns]
+    root = jnp.sqrt(_as_float32(_total(jnp.concatenate(chunks, axis=1))))
+    norm = root * np.float32(2.0**-23) * power_of_two(field)
+    norm = jnp.where(field == 0, np.float32(0), norm)
+    special = jnp.where(largest == _INFINITY, np.float32(np.inf), np.float32(np.nan))
+    return jnp.where(largest >= _INFINITY, special, norm)
+
+
+def _integers(bits: jax.Array, field: jax.Array) -> jax.Array:
+    """Return numbers in units of the last place of the largest, to nearest, halves up; subnormals as 0."""
+    own = bits >> np.uint32(23)
+    mantissa = jnp.where(own > 0, (bits & _MANTISSA) | np.uint32(1 << 23), np.uint32(0))
+    shift = jnp.minimum(field - own, np.uint32(25))
+    return (mantissa + ((np.uint32(1) << shift) >> np.uint32(1))) >> shift
+
+
+def _chunks_of_squares(r: jax.Array) -> jax.Array:
+    """Return sums over chunks of high^2, high low and low^2, r = 2^12 high + low: uint32 (3, chunks)."""
+    chunks = jnp.pad(r.reshape(-1), (0, -r.size % _CHUNK)).reshape(-1, _CHUNK)
+    high, low = chunks >> np.uint32(12), chunks & np.uint32(0xFFF)
+    products = (high * high, high * low, low * low)
+    return jnp.stack([jnp.sum(x, axis=1, dtype=jnp.uint32) for x in products])
+
+
+def _total(chunks: jax.Array) -> jax.Array:
+    """Return the sum of all r^2 as limbs of 16 bits, the lowest first."""
+    high = jnp.zeros((_LIMBS - 2, *chunks.shape), jnp.uint32)
+    limbs = jnp.concatenate([(chunks & np.uint32(0xFFFF))[None], (chunks >> np.uint32(16))[None], high])
+    while limbs.shape[2] > 1:
+        group = min(limbs.shape[2], _GROUP)
+        padded = jnp.pad(limbs, ((0, 0), (0, 0), (0, -limbs.shape[2] % group)))
+        limbs = _carried(jnp.sum(padded.reshape(_LIMBS, 3, -1, group), axis=3, dtype=jnp.uint32))
+    top, middle, bottom = limbs[:, 0, 0], limbs[:, 1, 0], limbs[:, 2, 0]
+    # r^2 = 2^24 high^2 + 2^13 high low + low^2, and a shift by 24 is one limb and 8 bits.
+    shifted = jnp.concatenate([jnp.zeros(1, jnp.uint32), top[:-1] << np.uint32(8)])
+    return _carried(shifted + (middle << np.uint32(13)) + bottom)
+
+
+def _carried(limbs: jax.Array) -> jax.Array:
+    """Return the same number with every limb below 2^16."""
+    carry, whole = jnp.zeros_like(limbs[0]), []
+    for limb in limbs:
+        total = limb + carry
+        whole.append(total & np.uint32(0xFFFF))
+        carry = total >> np.uint32(16)
+    return jnp.stack(whole)
+
+
+def _as_float32(limbs: jax.Array) -> jax.Array:
+    """Return float32 of the top 32 bits of a number, in their place."""
+    place = jnp.arange(_LIMBS)
+    highest = jnp.max(jnp.where(limbs > 0, place, 0))
+    padded = jnp.concatenate([jnp.zeros(2, jnp.uint32), limbs])
+    top, second, third = (padded[highest + k] for k in (2, 1, 0))
+    zeros = lax.clz(top) - np.uint32(16)
+    # In two steps: a shift by 32 would not be defined.
+    third = (third >> (np.uint32(15) - zeros)) >> np.uint32(1)
+    bits = (top << (np.uint32(16) + zeros)) | (second << zeros) | third
+    field = 127 + 16 * (highest - 1) - zeros.astype(jnp.int32)
+    return bits.astype(jnp.float32) * power_of_two(field.astype(jnp.uint32))

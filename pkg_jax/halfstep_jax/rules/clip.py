@@ -1,0 +1,66 @@
+"""Clipping by the norm of all updates, as an Optax transform. Contract: N3."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from halfstep_jax.leaves import flatten_updates
+from halfstep_jax.numbers.exact import arrived, hidden_zero, hide
+from halfstep_jax.numbers.global_norm import global_norm
+from halfstep_jax.numbers.hyperparameters import nonnegative
+
+
+def clip_by_global_norm(max_norm, *, exact: bool = False) -> optax.GradientTransformationExtraArgs:
+    """Scale all updates so that their norm is at most `max_norm`.
+
+        u <- (max_norm / norm) u   where norm > max_norm
+
+    Norm, quotient and product are float32, each operation rounded once, whatever the dtype of the updates.
+    Updates whose norm is not above `max_norm` are passed on as they are, in float32. In place of
+    `optax.clip_by_global_norm`, which adds squares in the dtype of the updates: of 1000 equal leaves in
+    bfloat16 it sees half the norm.
+
+    Args:
+        max_norm: the largest norm that is left as it is; a number >= 0, or a float32 scalar array.
+        exact: add integers, so that the norm has the same bits in any order, on any mesh, and in torch; see
+            `global_norm`. It reads the updates twice, and takes some 20 times the time on a CPU.
+
+    Returns:
+        An Optax transform. Its updates are float32. A norm of NaN makes every update NaN.
+
+    Raises:
+        TypeError: if `max_norm` is no number, or an array of another dtype than float32; from `update`, if a
+            leaf is not float32, bfloat16 or float16.
+        ValueError: if `max_norm` is negative.
+
+    Example:
+        >>> tx = clip_by_global_norm(1.0)
+        >>> updates, _ = tx.update({"a": jnp.bfloat16(3.0), "b": jnp.bfloat16(-4.0)}, tx.init({}))
+        >>> print(updates["a"], updates["b"])
+        0.6 -0.8
+
+    Source: R. Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013,
+        algorithm 1; the name and argument are Optax's.
+    """
+    caller = "clip_by_global_norm"
+    bound = nonnegative(caller, "max_norm", max_norm)
+
+    def init(params):
+        del params
+        return optax.EmptyState()
+
+    def update(updates, state, params=None, **extra_args):
+        del params, extra_args
+        leaves = flatten_updates(caller, updates)
+        zero = hidden_zero()
+        norm = global_norm([u for u in leaves.values if u is not None], exact=exact)
+        return leaves.map(lambda u: hide(clip(arrived(u, zero), norm, bound), zero)), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def clip(u: jax.Array, norm: jax.Array, max_norm: jax.typing.ArrayLike) -> jax.Array:
+    """Return an update, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
+    # A product with 1 keeps every bit.
+    return jnp.where(norm <= max_norm, np.float32(1), max_norm / norm) * u

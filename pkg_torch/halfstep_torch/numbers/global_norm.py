@@ -1,0 +1,98 @@
+"""The norm of many tensors at once: in float32, or by sums of integers, which no order of adding can change.
+
+Contract: N1, N2.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.numbers.exact import sqrt
+from halfstep_torch.numbers.norms import norm
+
+_INFINITY = 0x7F800000
+# Squares below 2^48, whose sum is below 2^63.
+_CHUNK = 1 << 15
+# What fits a cache.
+_PIECE = 1 << 17
+
+
+def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
+    """Return the Euclidean norm of all elements of all tensors, on the device of the first.
+
+    In float32, whatever the dtypes: the norm of the norms, which neither underflows nor overflows while the
+    result is a float32 number. The sums are torch's: rounded in an order of its own.
+
+    With `exact` the sum is one of integers: |x| is rounded to a multiple of 2^(e - 23), e the exponent of the
+    largest magnitude of all, and the squares of these multiples are added without rounding. Any order, any
+    partition over devices and either framework then gives the same bits. Elements below 2^-25 of the largest
+    count as 0, as do subnormal ones.
+
+    Args:
+        tensors: float32, bfloat16 or float16, of any shapes.
+        exact: see above.
+
+    Returns:
+        A float32 0-d tensor: 0 where there is no element or all are zero, NaN where an element is NaN,
+        infinity where one is infinite.
+
+    Example:
+        >>> global_norm([torch.tensor([3e-30]), torch.tensor([[-4e-30]])], exact=True).item()
+        5.000000015855384e-30
+
+    Source: ours (contract N1, N2).
+    """
+    if not tensors:
+        return torch.zeros((), dtype=torch.float32)
+    device = tensors[0].device
+    if not exact:
+        return norm(torch.stack([norm(x).to(device) for x in tensors]))
+    patterns = [_pattern(x) for x in tensors]
+    largest = torch.stack([bits.amax().to(device) if bits.numel() else _zero(device) for bits in patterns])
+    return _exact_norm(patterns, largest.amax())
+
+
+def _zero(device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=torch.int32, device=device)
+
+
+def _pattern(x: Tensor) -> Tensor:
+    """Return the bits of float32 numbers without their sign, in one row."""
+    return x.detach().to(torch.float32).reshape(-1).view(torch.int32) & 0x7FFFFFFF
+
+
+def _exact_norm(patterns: Sequence[Tensor], largest: Tensor) -> Tensor:
+    field = largest >> 23
+    sums = torch.stack([_sum_of_squares(bits, field.to(bits.device)).to(largest.device) for bits in patterns])
+    low, high = sums.sum(0).unbind()
+    root = sqrt(_as_float32(high + (low >> 32), low & 0xFFFFFFFF))
+    norm = root * 2.0**-23 * (field << 23).view(torch.float32)
+    norm = torch.where(field == 0, 0.0, norm)
+    special = torch.where(largest == _INFINITY, torch.inf, torch.nan)
+    return torch.where(largest >= _INFINITY, special, norm)
+
+
+def _sum_of_squares(bits: Tensor, field: Tensor) -> Tensor:
+    """Return the sum of squares, in units of the last place of the largest: (low 32 bits, the rest)."""
+    sums = [_sum_of_piece(piece, field) for piece in bits.split(_PIECE) if piece.numel()]
+    return torch.stack(sums).sum(0) if sums else torch.zeros(2, dtype=torch.int64, device=bits.device)
+
+
+def _sum_of_piece(bits: Tensor, field: Tensor) -> Tensor:
+    own = bits >> 23
+    mantissa = torch.where(own > 0, (bits & 0x7FFFFF) | 1 << 23, 0)
+    shift = (field - own).clamp_(max=25)
+    r = ((mantissa + ((1 << shift) >> 1)) >> shift).to(torch.int64)
+    chunks = torch.stack([chunk.sum() for chunk in (r * r).split(_CHUNK)])
+    return torch.stack([(chunks & 0xFFFFFFFF).sum(), (chunks >> 32).sum()])
+
+
+def _as_float32(high: Tensor, low: Tensor) -> Tensor:
+    """Return float32 of the top 32 bits of 2^32 high + low, in their place."""
+    powers = 1 << torch.arange(62, device=high.device)
+    length = (high >= powers).sum()
+    bits = torch.where(length > 0, (high << 32 - length.clamp(max=32)) | (low >> length), low)
+    # Past 2^64 the top 32 bits lie in the high half alone.
+    bits = torch.where(length > 32, high >> (length - 32).clamp(min=0), bits)
+    return bits.to(torch.float32) * ((127 + length) << 23).to(torch.int32).view(torch.float32)

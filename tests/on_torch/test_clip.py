@@ -1,0 +1,89 @@
+"""`clip_grad_norm_`: float32 norms of 16-bit gradients, and norms that no order of adding changes."""
+
+import numpy as np
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_spec.numbers import global_norm as spec_norm
+from halfstep_spec.rules.clip import clip
+from halfstep_torch.numbers.global_norm import global_norm
+
+
+def parameters(dtype=torch.float32, scale: float = 1.0) -> list[torch.nn.Parameter]:
+    rng = np.random.default_rng(0)
+    found = []
+    for shape in [(3, 70), (), (300,), (0, 4), (2, 9, 17)]:
+        p = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+        values = np.exp(2 * rng.normal(size=shape)) * rng.normal(size=shape) * scale
+        p.grad = torch.as_tensor(values, dtype=torch.float32).to(dtype)
+        found.append(p)
+    return [*found, torch.nn.Parameter(torch.zeros(3, dtype=dtype))]
+
+
+def gradients(params) -> list[np.ndarray]:
+    return [p.grad.to(torch.float32, copy=True).numpy() for p in params if p.grad is not None]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_an_exact_norm_has_the_bits_of_the_spec(scale):
+    grads = gradients(parameters(scale=scale))
+    expected = spec_norm.global_norm(grads, exact=True)
+    tensors = [torch.from_numpy(g) for g in grads]
+    for order in (tensors, tensors[::-1]):
+        assert global_norm(order, exact=True).numpy().tobytes() == expected.tobytes()
+
+
+def test_an_exact_norm_of_many_elements_passes_32_bits():
+    x = torch.full(((1 << 20) + 77,), 1.9999999)
+    expected = spec_norm.global_norm([x.numpy()], exact=True)
+    assert global_norm([x], exact=True).numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_scaled_in_float32_and_rounded_once(dtype):
+    params = parameters(dtype)
+    before = gradients(params)
+    norm = hs.clip_grad_norm_(params, 0.75, exact=True)
+    assert norm.numpy() == spec_norm.global_norm(before, exact=True)
+    for g, after in zip(before, gradients(params), strict=True):
+        expected = torch.from_numpy(np.asarray(clip(g, norm.numpy(), 0.75))).to(dtype).to(torch.float32)
+        np.testing.assert_array_equal(after, expected.numpy())
+
+
+def test_it_follows_torch_in_float32():
+    ours, theirs = parameters(), parameters()
+    norm = hs.clip_grad_norm_(ours, 0.5)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, 0.5)
+    # Sums of 800 squares in two orders; torch adds 1e-6 to the norm.
+    rtol = 806 * 2.0**-24 + 1e-6 / expected.item()
+    np.testing.assert_allclose(norm, expected, rtol=rtol)
+    for ours_g, theirs_g in zip(gradients(ours), gradients(theirs), strict=True):
+        np.testing.assert_allclose(ours_g, theirs_g, rtol=rtol)
+
+
+def test_a_norm_within_the_bound_leaves_every_bit():
+    params = parameters(torch.bfloat16)
+    before = gradients(params)
+    hs.clip_grad_norm_(iter(params), 1e9)
+    for g, after in zip(before, gradients(params), strict=True):
+        np.testing.assert_array_equal(after, g)
+
+
+def test_a_norm_that_is_not_finite_is_said_if_asked_for():
+    params = parameters()
+    params[0].grad[0, 0] = torch.inf
+    with pytest.raises(RuntimeError, match="the norm of the gradients is inf"):
+        hs.clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
+    assert torch.isinf(params[0].grad[0, 0])
+
+
+def test_no_gradient_is_a_norm_of_zero():
+    assert hs.clip_grad_norm_([torch.nn.Parameter(torch.ones(2))], 1.0) == 0
+
+
+def test_gradients_that_float32_does_not_hold_are_refused():
+    p = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    p.grad = torch.ones(2, dtype=torch.float64)
+    with pytest.raises(TypeError, match="a gradient is float64"):
+        hs.clip_grad_norm_(p, 1.0)
