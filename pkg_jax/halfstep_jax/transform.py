@@ -231,8 +231,8 @@ def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
         largest = bound(float(moment.rate), float(unit.rate))
         if largest > LARGEST_BOUND:
             raise ValueError(
-                f"{rule.name}: {moment.field.dtype_name} has no scale, and {name} reaches {largest:.3g} roots "
-                f"of {unit.name} at {moment.field.rate_name}={moment.rate!s} and "
+                f"{rule.name}: {moment.field.dtype_name} has no scale, and {name} reaches {largest:.3g} "
+                f"roots of {unit.name} at {moment.field.rate_name}={moment.rate!s} and "
                 f"{unit.field.rate_name}={unit.rate!s}. Use relative(..., block_size=128)."
             )
 

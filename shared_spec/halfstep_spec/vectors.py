@@ -126,7 +126,7 @@ class Case:
         case = cls(**{name: value for name, value in (data | values).items() if name != "key"})
         if case.key != data["key"]:
             raise ValueError(
-                f"from_json: the case named {data['key']} asks what {case.key} asks. Regenerate the vectors."
+                f"from_json: the case named {data['key']} asks what {case.key} would. Regenerate the vectors."
             )
         return case
 

@@ -52,8 +52,7 @@ _WRAPPERS = {
 
 def to_numpy(array: Array) -> np.ndarray:
     """Return an array of patterns as a NumPy array of its own dtype."""
-    names = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
-    return array.bits.view(getattr(ml_dtypes, array.dtype) if array.dtype in names else array.dtype)
+    return array.bits.view(getattr(ml_dtypes, array.dtype, array.dtype))
 
 
 def from_jax(values) -> Array:

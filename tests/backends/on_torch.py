@@ -46,15 +46,17 @@ def to_torch(array: Array) -> torch.Tensor:
         if bits.itemsize > 1
         else torch.from_numpy(bits)
     )
-    return signed.view(getattr(torch, array.dtype))
+    return signed.view(getattr(torch, array.dtype, torch.uint8))
 
 
-def from_torch(values: torch.Tensor) -> Array:
-    """Return a tensor as patterns."""
+def from_torch(values: torch.Tensor, label: str = "") -> Array:
+    """Return a tensor as patterns; under a label for which torch has no dtype, patterns that are in uint8."""
     values = values.detach().contiguous()
     signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()]
     bits = values.view(signed).numpy()
-    return Array.of(bits.view(f"uint{8 * bits.itemsize}"), str(values.dtype).removeprefix("torch."))
+    own = str(values.dtype).removeprefix("torch.")
+    foreign = own == "uint8" and label and not hasattr(torch, label)
+    return Array.of(bits.view(f"uint{8 * bits.itemsize}"), label if foreign else own)
 
 
 class TorchBackend(Backend):
@@ -102,10 +104,10 @@ class TorchBackend(Backend):
     def round_to(self, case: Case) -> dict[str, Array]:
         a = case.arguments
         words = to_torch(case.inputs["words"]) if "words" in case.inputs else None
-        dtype = getattr(torch, a["dtype"])
+        dtype = getattr(torch, a["dtype"], a["dtype"])
         key = ("round_to", dtype, a["saturate"], words is None)
         function = self._compiled(key, lambda x, words: hs.round_to(x, dtype, words, saturate=a["saturate"]))
-        return {"y": from_torch(function(to_torch(case.inputs["x"]), words))}
+        return {"y": from_torch(function(to_torch(case.inputs["x"]), words), a["dtype"])}
 
     def bias_correction(self, case: Case) -> dict[str, Array]:
         values = [bias_correction(scalar(case, "b"), int(t)) for t in case.inputs["count"].bits]
@@ -140,7 +142,7 @@ class TorchBackend(Backend):
         key = ("encode", fmt, a["keep_nonzero"], words is None, x.shape)
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)
         codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
-        outputs = {"codes": from_torch(codes), "values": from_torch(values)}
+        outputs = {"codes": from_torch(codes, a["dtype"]), "values": from_torch(values)}
         if stored.scale is None:
             return outputs
         return outputs | {"scale": from_torch(stored.scale.view(fmt.scale_shape(x.shape)))}
@@ -164,7 +166,7 @@ class TorchBackend(Backend):
             rows.append([p.detach().clone(), *(optimizer.state[p][key].clone() for key in keys.values())])
         columns = dict(zip(("p", *keys), map(torch.stack, zip(*rows, strict=True)), strict=True))
         return {
-            name: from_torch(x.view(torch.uint16) if x.dtype == torch.int16 else x)
+            name: from_torch(x.view(torch.uint16) if x.dtype == torch.int16 else x, case.outputs[name].dtype)
             for name, x in columns.items()
         }
 

@@ -41,7 +41,7 @@ _INJECT = (
     "hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
     "Use inject_hyperparams(..., hyperparam_dtype=jnp.float32)."
 )
-_TARGETS = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".'
+_TARGETS = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4".'
 _ASCEND = "Use a number >= 0, or flip_sign=False to ascend."
 
 ROWS = [

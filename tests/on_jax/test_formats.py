@@ -90,29 +90,21 @@ def test_every_code_under_every_scale_is_decoded_as_in_the_reference(dtype):
     codes = np.arange(65536 if dtype == "float16" else 256).astype(
         "uint16" if dtype == "float16" else "uint8"
     )
-    if dtype in ("float16", "float8_e5m2"):
-        codes = codes[
-            codes & (0x7FFF if dtype == "float16" else 0x7F) != (0x7C00 if dtype == "float16" else 0x7C)
-        ]
+    if dtype in spec.FLOAT_FORMATS:
+        float_format = spec.FLOAT_FORMATS[dtype]
+        infinite = codes & (2 ** (float_format.bits - 1) - 1) == float_format.overflow_code
+        codes = codes[~infinite]
     if dtype == "int8":
         codes = codes[codes != 128]
-    low, high = {
-        "float16": (40, 254),
-        "float8_e4m3fn": (18, 254),
-        "float8_e5m2": (32, 254),
-        "int8": (7, 254),
-        "ufloat8_e5m3": (31, 253),
-        "ufloat8_e4m4": (15, 253),
-    }[dtype]
+    low, high = spec.SCALED_CODES[dtype].scale_range
     scales = np.array([low, low + 1, 100, 127, 150, high - 1, high], np.uint8)[:, None]
     table = np.broadcast_to(codes, (scales.size, codes.size)).copy()
-    dtypes = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
-    given = table.view(dtypes.get(dtype, fmt.code_dtype))
+    given = table.view(getattr(ml_dtypes, dtype, fmt.code_dtype))
     decoded = jax.jit(fmt.decode)(Encoded(jnp.asarray(given), jnp.asarray(scales)))
     assert_same(from_jax(decoded), Array.of(spec_format(fmt).decode(spec.Encoded(table, scales))), dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e3m4"])
 def test_every_finite_code_is_that_of_ml_dtypes_and_is_stored_as_itself(dtype):
     codes = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, dtype))
     codes = codes[np.isfinite(codes.astype(np.float32))]
@@ -363,7 +355,9 @@ def test_nearest_averages_of_one_stop_where_theory_says(dtype, b):
 
 # --- bad input ---------------------------------------------------------------------------------------------
 
-_SCALED = 'Use "float16", "float8_e4m3fn", "float8_e5m2", "int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
+_SCALED = (
+    'Use "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4", "int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
+)
 _BLOCK = 'Use a positive integer, "row" or None.'
 
 

@@ -16,7 +16,7 @@ from compare import assert_same
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_spec.vectors import Array
 
-TARGETS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+TARGETS = tuple(spec.FLOAT_FORMATS)
 NARROW = TARGETS[1:]
 ROUND = jax.jit(hs.round_to, static_argnames=("dtype", "saturate"))
 

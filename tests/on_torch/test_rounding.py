@@ -53,19 +53,23 @@ def test_rounding_is_that_of_the_spec(dtype, saturate, bits, words, stochastic):
     expected = spec.round_to(x, dtype, words if stochastic else None, saturate=saturate)
     given_words = torch.from_numpy(words.copy()) if stochastic else None
     ours = hs.round_to(torch.from_numpy(x.copy()), dtype, given_words, saturate=saturate)
-    assert_same(from_torch(ours), Array(dtype, expected))
+    assert_same(from_torch(ours, dtype), Array(dtype, expected))
 
 
 def middles(dtype: str) -> np.ndarray:
     """Return float32 values that `dtype` does not hold, normal and subnormal in it, of either sign."""
     fmt = FLOAT_FORMATS[dtype]
     codes = np.array([0, 1, fmt.max_code // 3, fmt.max_code - 1], np.int64)
-    unsigned = np.uint8 if fmt.bits == 8 else np.uint16
-    low, high = (spec.decode(c.astype(unsigned), dtype).astype(np.float64) for c in (codes, codes + 1))
-    # float32 holds these exactly: float16, the finest of the four, leaves 13 bits to discard.
+    low, high = (spec.decode(c.astype(fmt.code_dtype), dtype).astype(np.float64) for c in (codes, codes + 1))
+    # float32 holds these exactly: float16, the finest of them, leaves 13 bits to discard.
     between = [low + (high - low) * np.float64(part) / 8192 for part in (1, 4097, 8191)]
     x = np.concatenate(between).astype(np.float32)
     return np.concatenate([x, -x])
+
+
+def numbers(rounded: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Return the values of what was rounded, some of it to patterns, in float64."""
+    return torch.from_numpy(spec.decode(from_torch(rounded, dtype).bits, dtype)).double()
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -74,7 +78,7 @@ def test_stochastic_rounding_is_unbiased_over_all_65536_words(dtype):
     # so that the mean is the value itself, and float64 holds every partial sum.
     words = torch.from_numpy(((np.arange(65536, dtype=np.int64) << 16) | 0x8000).astype(np.uint32))
     for value in middles(dtype).tolist():
-        rounded = hs.round_to(torch.full((65536,), value), dtype, words).float().double()
+        rounded = numbers(hs.round_to(torch.full((65536,), value), dtype, words), dtype)
         low, high = rounded.min().item(), rounded.max().item()
         assert low < value < high
         assert ((rounded == low) | (rounded == high)).all()
@@ -99,7 +103,7 @@ def test_every_value_of_the_format_stays_where_it_is_under_any_word(dtype, satur
 def test_nan_stays_nan_under_any_word(dtype, nan):
     x = torch.from_numpy(np.full(3, nan, np.uint32).view(np.float32))
     for words in (None, torch.tensor([0, -1, 2**31 - 1], dtype=torch.int32)):
-        assert hs.round_to(x, dtype, words).float().isnan().all()
+        assert numbers(hs.round_to(x, dtype, words), dtype).isnan().all()
 
 
 def test_rounding_works_on_slices_scalars_and_nothing():

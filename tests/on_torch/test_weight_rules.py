@@ -10,15 +10,15 @@ import halfstep_spec as spec
 import halfstep_torch as hs
 from backends.on_torch import EXTRA, from_torch, to_torch
 from compare import assert_same
-from halfstep_spec import PARAM_STORAGES
+from halfstep_spec import PARAM_STORAGES, SCALED_CODES
 from halfstep_spec.cases.steps import stored_arrays
 from halfstep_spec.vectors import Array
 from halfstep_spec.weights.split_weights import nearest_away
 from on_torch.steps import LEAF, LR, SEED, assert_same_snapshots, snapshot, tensor, values
 
 _SHAPES = [(8, 6), (3, 200), (5, 4, 3, 3), (40,)]
-_SIGNED = ["float16", "float8_e4m3fn", "float8_e5m2", "int8"]
-_UNSIGNED = ["ufloat8_e5m3", "ufloat8_e4m4"]
+_SIGNED = [name for name, codes in SCALED_CODES.items() if codes.signed]
+_UNSIGNED = [name for name, codes in SCALED_CODES.items() if not codes.signed]
 _PLAIN = ["float32", "bfloat16", "float16"]
 _BLOCKS = [4, 8, 5, 128, "row", None]
 
@@ -100,7 +100,10 @@ def torch_steps(setting, p, g, **options):
     keys |= {"mu_scale": "exp_avg_scale", "nu_scale": "exp_avg_sq_scale"}
     arrays = {"p": p.detach(), **{name: state[key] for name, key in keys.items() if key in state}}
     arrays = {n: x.view(torch.uint16) if x.dtype == torch.int16 else x for n, x in arrays.items()}
-    return {name: from_torch(x) for name, x in arrays.items()}, hs.float32_params(optimizer)
+    labels = [spec.as_format(fmt).codes.dtype for fmt in formats(spec, setting)]
+    labels = dict(zip(("mu", "nu"), labels, strict=True))
+    arrays = {name: from_torch(x, labels.get(name, "")) for name, x in arrays.items()}
+    return arrays, hs.float32_params(optimizer)
 
 
 def assert_bits_of_the_spec(setting, steps, **options):

@@ -16,6 +16,7 @@ from halfstep_spec.storage.unsigned_floats import NAN_CODE, UNSIGNED_FLOATS
 _BYTES = {
     "float16": (40, 254),
     "float8_e4m3fn": (18, 254),
+    "float8_e3m4": (10, 254),
     "float8_e5m2": (32, 254),
     "int8": (7, 254),
     "ufloat8_e5m3": (31, 253),
@@ -24,7 +25,7 @@ _BYTES = {
 """The lowest and the highest scale byte of each format."""
 SIGNED = [name for name, codes in SCALED_CODES.items() if codes.signed]
 ALL = [*SCALED_CODES, *(name for name, codes in PLAIN_CODES.items() if not codes.signed)]
-_LARGEST = {"float16": 65504, "float8_e4m3fn": 448, "float8_e5m2": 57344, "int8": 127}
+_LARGEST = {"float16": 65504, "float8_e4m3fn": 448, "float8_e5m2": 57344, "float8_e3m4": 15.5, "int8": 127}
 
 
 def whole(dtype: str, block_size=None) -> Format:
@@ -79,11 +80,11 @@ def test_no_decoded_value_is_subnormal_or_infinite(dtype):
         values = np.abs(
             fmt.decode(Encoded(codes, None if dtype == "ufloat8_e6m2" else np.array([byte], np.uint8)))
         )
-        assert np.isinf(values).sum() == (2 if dtype in ("float16", "float8_e5m2") else 0)
+        assert np.isinf(values).sum() == (2 if dtype in ("float16", "float8_e5m2", "float8_e3m4") else 0)
         assert not ((values > 0) & (values < 2.0**-126)).any()
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e3m4"])
 def test_all_codes_of_a_block_are_those_of_ml_dtypes(dtype):
     """Every finite code, scaled by a power of two, is encoded as itself."""
     codes = np.arange(256, dtype=np.uint8)

@@ -1,14 +1,16 @@
 """The vector files: form, freshness, and what guards them."""
 
+import dataclasses
 import json
 import shutil
 
 import jsonschema
 import pytest
 
-from halfstep_spec import SPEC_VERSION
+from halfstep_spec import RULES, SPEC_VERSION
+from halfstep_spec.cases import FILES as FILES_OF_CASES
 from halfstep_spec.generate import build, changed_answers, differing
-from halfstep_spec.vectors import FOLDER, load
+from halfstep_spec.vectors import FOLDER, Case, file_text, load
 
 FILES = sorted(
     path.name for path in FOLDER.glob("*.json") if path.name not in ("manifest.json", "schema.json")
@@ -51,6 +53,41 @@ def test_a_changed_byte_is_found(copied):
     assert changed_answers(build(), copied)
     with pytest.raises(ValueError, match=r"moments.json has sha256"):
         load(SPEC_VERSION, copied)
+
+
+def test_every_rule_has_vectors():
+    """A rule is found by its file, and its cases by theirs."""
+    assert RULES.keys() <= FILES_OF_CASES.keys()
+    asked = {case.op for cases in load(SPEC_VERSION).values() for case in cases}
+    assert {f"{name}_step" for name in RULES} <= asked
+
+
+def test_a_new_case_changes_no_answer_and_one_that_goes_or_differs_does(copied):
+    built = {name: (FOLDER / name).read_text() for name in FILES}
+    data = json.loads(built["moments.json"])
+    gone = data["cases"].pop(3)
+    (copied / "moments.json").write_text(json.dumps(data))
+    assert changed_answers(built, copied) == []
+    assert changed_answers(built | {"moments.json": json.dumps(data)}) == [f"moments.json#{gone['key']}"]
+    data["cases"][0]["comment"] = "another comment"
+    assert changed_answers(built | {"moments.json": json.dumps(data)}, copied) == []
+    data["cases"][0]["outputs"]["correction"]["bits"] = "3f800000"
+    key = data["cases"][0]["key"]
+    assert changed_answers(built | {"moments.json": json.dumps(data)}, copied) == [f"moments.json#{key}"]
+
+
+def test_a_question_is_asked_once():
+    case = load(SPEC_VERSION)["moments"][0]
+    notes = dict.fromkeys(case.flags, "a note of ten letters")
+    with pytest.raises(ValueError, match=f"twice asks {case.key} twice"):
+        file_text("twice", notes, [case, dataclasses.replace(case, comment="in other words")], SPEC_VERSION)
+
+
+def test_a_key_that_is_not_that_of_its_question_is_refused():
+    data = json.loads((FOLDER / "moments.json").read_text())["cases"][0]
+    data["inputs"]["b"]["bits"] = "3f000001"
+    with pytest.raises(ValueError, match=f"the case named {data['key']} asks"):
+        Case.from_json(data)
 
 
 @pytest.mark.slow

@@ -45,5 +45,6 @@ FLOAT_FORMATS = {
         FloatFormat("float16", 10, -14, 65504.0),
         FloatFormat("float8_e4m3fn", 3, -6, 448.0, has_infinity=False),
         FloatFormat("float8_e5m2", 2, -14, 57344.0),
+        FloatFormat("float8_e3m4", 4, -2, 15.5),
     )
 }

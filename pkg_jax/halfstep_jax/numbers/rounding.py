@@ -41,8 +41,8 @@ def round_to(x, dtype, words=None, *, saturate: bool = False) -> jax.Array:
 
     Args:
         x: float32, or bfloat16 or float16, which float32 holds.
-        dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2", by
-            name or as a dtype.
+        dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or
+            "float8_e3m4", by name or as a dtype.
         words: uint32, one per element, or None for nearest, ties to even.
         saturate: the rule for states. False (for parameters): past the largest finite value comes infinity,
             or NaN where the format has none; infinity stays what it is. True: the largest finite value, and
@@ -168,7 +168,7 @@ def _kept_mask(fmt: FloatFormat) -> np.uint32:
 
 
 def _target(dtype) -> str:
-    hint = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".'
+    hint = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4".'
     try:
         name = jnp.dtype(dtype).name
     except TypeError:

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 
 from halfstep_jax.leaves import flatten_updates
-from halfstep_jax.numbers.exact import arrived, hidden_zero, hide
+from halfstep_jax.numbers.exact import opaque, opaque_input, opaque_zero
 from halfstep_jax.numbers.global_norm import global_norm
-from halfstep_jax.numbers.hyperparameters import nonnegative
+from halfstep_jax.numbers.hyperparameters import as_nonnegative
 
 
 def clip_by_global_norm(max_norm, *, exact: bool = False) -> optax.GradientTransformationExtraArgs:
@@ -44,7 +44,7 @@ def clip_by_global_norm(max_norm, *, exact: bool = False) -> optax.GradientTrans
         algorithm 1; the name and argument are Optax's.
     """
     caller = "clip_by_global_norm"
-    bound = nonnegative(caller, "max_norm", max_norm)
+    bound = as_nonnegative(caller, "max_norm", max_norm)
 
     def init(params):
         del params
@@ -53,9 +53,9 @@ def clip_by_global_norm(max_norm, *, exact: bool = False) -> optax.GradientTrans
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
         leaves = flatten_updates(caller, updates)
-        zero = hidden_zero()
+        zero = opaque_zero()
         norm = global_norm([u for u in leaves.values if u is not None], exact=exact)
-        return leaves.map(lambda u: hide(clip(arrived(u, zero), norm, bound), zero)), state
+        return leaves.map(lambda u: opaque(clip(opaque_input(u, zero), norm, bound), zero)), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 

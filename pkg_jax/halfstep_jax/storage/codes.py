@@ -405,6 +405,7 @@ SCALED_CODES: dict[str, ScaledCodes] = {
     "float16": ScaledFloats(FLOAT_FORMATS["float16"]),
     "float8_e4m3fn": ScaledFloats(FLOAT_FORMATS["float8_e4m3fn"]),
     "float8_e5m2": ScaledFloats(FLOAT_FORMATS["float8_e5m2"]),
+    "float8_e3m4": ScaledFloats(FLOAT_FORMATS["float8_e3m4"]),
     "int8": ScaledIntegers(),
     "ufloat8_e5m3": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e5m3"]),
     "ufloat8_e4m4": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e4m4"]),

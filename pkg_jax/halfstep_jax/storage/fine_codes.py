@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep_jax.numbers.float_formats import FLOAT_FORMATS
 from halfstep_jax.numbers.rounding import round_to_code
 from halfstep_jax.storage.codes import (
     INT8,
@@ -27,7 +27,6 @@ from halfstep_jax.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigne
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
 # What the range of codes without a scale must hold: 7.27 at b1 = 0.9 and b2 = 0.999, and some.
 _BOUND = np.float32(7.5)
-_E3M4 = FloatFormat("float8_e3m4", mantissa_bits=4, min_exponent=-2, max=15.5, has_infinity=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +165,7 @@ def _dither(word: jax.Array | None):
 
 
 FIXED_CODES: dict[str, Codes] = {
-    "float8_e3m4": _FixedFloats(ScaledFloats(_E3M4)),
+    "float8_e3m4": _FixedFloats(ScaledFloats(FLOAT_FORMATS["float8_e3m4"])),
     "float8_e4m3fn": _FixedFloats(ScaledFloats(FLOAT_FORMATS["float8_e4m3fn"])),
     "int8": _FixedIntegers(ScaledIntegers()),
 }

@@ -244,7 +244,8 @@ def scaled(
     a run may be short. So sharding along leading axes keeps blocks whole.
 
     Args:
-        dtype: "float16", "float8_e4m3fn", "float8_e5m2" or "int8", or for second moments alone
+        dtype: "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4" (4 bits of mantissa, 10 binades: for
+            the `mu` of blocks whose values lie close together) or "int8", or for second moments alone
             "ufloat8_e5m3" or "ufloat8_e4m4": floats of 8 bits without a sign. The 8-bit choice for `nu` is
             "ufloat8_e5m3": the precision of float8_e4m3fn over 32 binades in place of 18.
         block_size: elements of a block; "row" for one block per last-axis row (inaccurate where a row spans

@@ -15,7 +15,7 @@ class FloatFormat:
     """A binary floating-point format of at most 16 bits.
 
     Attributes:
-        dtype: the torch dtype that holds it.
+        dtype: the torch dtype that holds it; uint8, for its patterns, where torch has none.
         mantissa_bits: explicit bits of the significand (p in the contract).
         min_exponent: exponent of the smallest normal number.
         largest: the largest finite value.
@@ -34,6 +34,7 @@ FLOAT_FORMATS = {
     "float16": FloatFormat(torch.float16, 10, -14, 65504.0, math.inf),
     "float8_e4m3fn": FloatFormat(torch.float8_e4m3fn, 3, -6, 448.0, math.nan),
     "float8_e5m2": FloatFormat(torch.float8_e5m2, 2, -14, 57344.0, math.inf),
+    "float8_e3m4": FloatFormat(torch.uint8, 4, -2, 15.5, math.inf),
 }
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.numbers.float_formats import FLOAT_FORMATS, FloatFormat, dtype_name
+from halfstep_torch.numbers.patterns import to_patterns
 
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
@@ -33,18 +34,18 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
     Args:
         x: float32 tensor.
         dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2", or the
-            torch dtype of that name.
+            torch dtype of that name; or "float8_e3m4", for which torch has none.
         words: one word per element (uint32, or int32 of the same pattern), or None for nearest, ties to even.
         saturate: the rule for states. False (for parameters): past the largest finite value comes infinity,
             or NaN where the format has none; infinity stays what it is. True: the largest finite value, and
             infinity becomes NaN.
 
     Returns:
-        A tensor of `dtype`, in the shape of `x`.
+        A tensor of `dtype`, in the shape of `x`; of "float8_e3m4" its patterns, in uint8.
 
     Raises:
         TypeError: if `x` is not a float32 tensor, or `words` no tensor of words.
-        ValueError: if `dtype` is not one of the five, or `words` has another shape than `x`.
+        ValueError: if `dtype` is not one of the six, or `words` has another shape than `x`.
 
     Example:
         >>> words = torch.tensor([0, -(2**31), -1], dtype=torch.int32)
@@ -64,7 +65,7 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
 def _check_round_to(x: Tensor, dtype, words: Tensor | None) -> str:
     name = dtype_name(dtype)
     if name != "float32" and name not in FLOAT_FORMATS:
-        targets = '"float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2"'
+        targets = '"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4"'
         raise ValueError(f"round_to: dtype={name} is not a rounding target. Use {targets}.")
     if not isinstance(x, Tensor) or x.dtype != torch.float32:
         given = dtype_name(x.dtype) if isinstance(x, Tensor) else type(x).__name__
@@ -89,7 +90,8 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
     if name == "bfloat16":
         return _round_bfloat16(x, words, saturate).to(torch.bfloat16)
     fmt = FLOAT_FORMATS[name]
-    return rounded(x, fmt, words, saturate).to(fmt.dtype)
+    value = rounded(x, fmt, words, saturate)
+    return (value if fmt.dtype.is_floating_point else to_patterns(value, fmt)).to(fmt.dtype)
 
 
 def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep_torch.numbers.patterns import from_patterns, to_patterns
 from halfstep_torch.numbers.rounding import round_value, rounded
 from halfstep_torch.storage.tables import TABLES, Table, decode_table, encode_table
 from halfstep_torch.storage.unsigned_floats import (
@@ -143,6 +144,23 @@ class SignedCodes:
         assert scale is not None
         unit = ((scale - self.exponent) << 23).view(torch.float32)
         return wide * torch.where(scale == NAN_SCALE, math.nan, unit)
+
+
+class PatternCodes(SignedCodes):
+    """Floats for which torch has no dtype: their patterns."""
+
+    @property
+    def nan_in_scale(self) -> bool:
+        """Patterns have a NaN."""
+        return False
+
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
+        """Return the patterns of x / 2^s, rounded."""
+        return to_patterns(super().encode(x, scale, words, nonzero), self.format)
+
+    def to_wide(self, codes: Tensor) -> Tensor:
+        """Return the numbers of the patterns."""
+        return from_patterns(codes.to(torch.int32), self.format)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,6 +326,7 @@ SCALED_CODES: dict[str, Codes] = {
     "float16": SignedCodes(FLOAT_FORMATS["float16"], 15, 0x1FFF, 40),
     "float8_e4m3fn": SignedCodes(FLOAT_FORMATS["float8_e4m3fn"], 8, 0x1FFFFF, 18),
     "float8_e5m2": SignedCodes(FLOAT_FORMATS["float8_e5m2"], 15, 0x1FFFFF, 32),
+    "float8_e3m4": PatternCodes(FLOAT_FORMATS["float8_e3m4"], 3, 0x7FFFF, 10),
     "int8": SignedCodes(FloatFormat(torch.int8, 7, 7, 127.0, math.nan), 6, 0x1FFFF, 7),
     "ufloat8_e5m3": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e5m3"]),
     "ufloat8_e4m4": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e4m4"]),

@@ -175,8 +175,10 @@ def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096,
     State of 8 bits saves memory, not time: encoding costs more than it saves in bytes moved.
 
     Args:
-        dtype: of the codes: "float16", "float8_e4m3fn", "float8_e5m2", "int8", a torch dtype of these, or,
-            for a second moment alone, "ufloat8_e5m3" (the best `nu` in one byte) or "ufloat8_e4m4".
+        dtype: of the codes: "float16", "float8_e4m3fn", "float8_e5m2", "int8", a torch dtype of these,
+            "float8_e3m4" (in uint8: 4 bits of mantissa, 10 binades, for the `mu` of blocks whose values lie
+            close together) or, for a second moment alone, "ufloat8_e5m3" (the best `nu` in one byte) or
+            "ufloat8_e4m4".
         block_size: elements of a block, "row" (one block per last-axis row) or None (one block in all).
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
@@ -198,7 +200,7 @@ def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096,
     if name not in SCALED_CODES:
         raise ValueError(
             f'scaled: dtype={name} has no scaled format. Use "float16", "float8_e4m3fn", "float8_e5m2", '
-            '"int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
+            '"float8_e3m4", "int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
         )
     return _with_blocks("scaled", name, block_size, min_size, min_ndim)
 

@@ -6,6 +6,7 @@ cases of x.json, and `cases` those of the file with the module's own name; `NOTE
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from halfstep_spec.vectors import Case
@@ -17,7 +18,7 @@ def _files() -> Iterator[tuple[str, tuple[dict[str, str], Cases]]]:
     for found in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{found.name}")
         for function, make in vars(module).items():
-            if function == "cases" or (function.endswith("_cases") and not function.startswith("_")):
+            if re.fullmatch("([a-z].*_)?cases", function) and make.__module__ == module.__name__:
                 yield function.removesuffix("cases").removesuffix("_") or found.name, (module.NOTES, make)
 
 

@@ -50,5 +50,6 @@ FLOAT_FORMATS = {
         FloatFormat("float16", 5, 10, 15, 0x7BFF, 0x7C00, 0x7E00),
         FloatFormat("float8_e4m3fn", 4, 3, 7, 0x7E, 0x7F, 0x7F),
         FloatFormat("float8_e5m2", 5, 2, 15, 0x7B, 0x7C, 0x7E),
+        FloatFormat("float8_e3m4", 3, 4, 3, 0x6F, 0x70, 0x78),
     )
 }

@@ -7,12 +7,11 @@ import dataclasses
 
 import numpy as np
 
-from halfstep_spec.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.numbers.rounding import encode_float
 from halfstep_spec.storage.codes import INT8, NAN_SCALE, Codes, IntegerCodes, SignedCodes
 from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
-_E3M4 = FloatFormat("float8_e3m4", 3, 4, 3, 0x6F, 0x70, 0x78)
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
 # What the range of codes without a scale must hold: 7.27 at b1 = 0.9 and b2 = 0.999, and some.
 _BOUND = np.float32(7.5)
@@ -157,7 +156,7 @@ def _dither(word: np.ndarray | None) -> np.float32:
 
 
 FIXED_CODES: dict[str, Codes] = {
-    "float8_e3m4": FixedCodes(SignedCodes(_E3M4)),
+    "float8_e3m4": FixedCodes(SignedCodes(FLOAT_FORMATS["float8_e3m4"])),
     "float8_e4m3fn": FixedCodes(SignedCodes(FLOAT_FORMATS["float8_e4m3fn"])),
     "int8": FixedCodes(IntegerCodes()),
 }
