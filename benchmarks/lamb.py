@@ -12,6 +12,8 @@ it), and the cosine between the Adam update that follows from what is stored and
 LAMB16 as published keeps m / s in float8_e4m3fn, clipped to 15, and v / s in float8_e5m2, both rounded to
 nearest, where s = sqrt(sum(min(x^2, 10))) / n + 1e-6 for n elements: the norm over n, so that the elements
 of m / s are about sqrt(n), and all but the smallest are clipped in layers above 15^2 elements.
+
+Last, a constant rate (`epochs.py`), at which LAMB's steps grow with the weights.
 """
 
 import dataclasses
@@ -19,6 +21,7 @@ import functools
 import sys
 from typing import Any, NamedTuple
 
+import epochs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -289,7 +292,11 @@ def main() -> int:
         "elements | <first moment | length | projection | cosine of the update",
         ((f"{row['elements']:,}", row["format"], *(f"{row[key]:.4f}" for key in keys)) for row in layers),
     )
-    return report.finish(claims(training, layers), {"training": training, "layers": layers}, arguments.json)
+    lasting = epochs.run_all()
+    head = " | ".join(f"after {n} epochs" for n in epochs.EPOCHS)
+    report.print_table(f"<optimizer | rate | {head} | growth", map(epochs.cells, lasting))
+    figures = {"training": training, "layers": layers, "epochs": lasting}
+    return report.finish(claims(training, layers) | epochs.claims(lasting), figures, arguments.json)
 
 
 if __name__ == "__main__":

@@ -124,14 +124,19 @@ def initial(seed: jax.Array, dtype: str):
     return jax.tree.map(lambda w: w.astype(jnp.bfloat16).astype(dtype), layers)
 
 
-def loss(params, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the mean cross-entropy; arithmetic in float32, whatever the weights are stored in."""
+def logits(params, x: jax.Array) -> jax.Array:
+    """Return what the network makes of images; arithmetic in float32, whatever the weights are stored in."""
     for i in range(len(SIZES) - 1):
         layer = params[f"layer{i}"]
         x = x @ layer["kernel"].astype(jnp.float32) + layer["bias"].astype(jnp.float32)
         # Smooth: at relu's kinks paths part, and the table would measure chaos (dist 0.09 for bf16).
         x = jax.nn.gelu(x) if i < len(SIZES) - 2 else x
-    return optax.losses.softmax_cross_entropy_with_integer_labels(x, y).mean()
+    return x
+
+
+def loss(params, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the mean cross-entropy."""
+    return optax.losses.softmax_cross_entropy_with_integer_labels(logits(params, x), y).mean()
 
 
 def transform(row: Row, steps: int) -> optax.GradientTransformationExtraArgs:

@@ -8,11 +8,12 @@
 """
 
 from halfstep_torch.chain import chain
+from halfstep_torch.declarations import decay_rate, moment, number
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.moments import ema
 from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
 from halfstep_torch.numbers.rounding import round_to
-from halfstep_torch.rule import Rule, decay_rate, moment, number
+from halfstep_torch.rule import Rule
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
 from halfstep_torch.rules.clip import clip_grad_norm_
 from halfstep_torch.rules.lamb import Lamb, Lamb16

@@ -46,7 +46,8 @@ def chain(*links: Rule | Chain) -> Chain:
 
     Raises:
         TypeError: if something else than a transform is given.
-        ValueError: if two links own one param-group entry, or if `round_stochastically` is not the last.
+        ValueError: if two links own one param-group entry or state array, or if one that lands on the weights
+            is not the last.
 
     Example:
         >>> import halfstep_torch as hs
@@ -74,12 +75,14 @@ def chain(*links: Rule | Chain) -> Chain:
 
 
 def _check_owners(links: Sequence[Rule]) -> None:
-    owners: dict[str, str] = {}
+    """Raise ValueError if two links own one entry of the param groups, or one array of the state."""
+    owners: dict[tuple[str, str], str] = {}
     for link in links:
-        for entry in link.entries:
-            if entry in owners:
+        owned = [("group entry", entry) for entry in link.entries]
+        for one in owned + [("state array", key) for key in link.state_keys]:
+            if one in owners:
+                what, key = one
                 raise ValueError(
-                    f"chain: {owners[entry]} and {link.name} both own the group entry {entry!r}. "
-                    "Keep one of them."
+                    f"chain: {owners[one]} and {link.name} both own the {what} {key!r}. Keep one of them."
                 )
-            owners[entry] = link.name
+            owners[one] = link.name

@@ -1,14 +1,17 @@
 """Clipping by the norm of all updates, as an Optax transform. Contract: N3."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.leaves import flatten_updates
-from halfstep_jax.numbers.exact import opaque, opaque_input, opaque_zero
+from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.global_norm import global_norm
-from halfstep_jax.numbers.hyperparameters import as_nonnegative
+from halfstep_jax.rule import Rule, number
+from halfstep_jax.transform import as_transform
 
 
 def clip_by_global_norm(max_norm, *, exact: bool = False) -> optax.GradientTransformationExtraArgs:
@@ -43,21 +46,23 @@ def clip_by_global_norm(max_norm, *, exact: bool = False) -> optax.GradientTrans
     Source: R. Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013,
         algorithm 1; the name and argument are Optax's.
     """
-    caller = "clip_by_global_norm"
-    bound = as_nonnegative(caller, "max_norm", max_norm)
+    return as_transform(ClipByGlobalNorm(max_norm, exact))
 
-    def init(params):
-        del params
-        return optax.EmptyState()
 
-    def update(updates, state, params=None, **extra_args):
-        del params, extra_args
-        leaves = flatten_updates(caller, updates)
-        zero = opaque_zero()
-        norm = global_norm([u for u in leaves.values if u is not None], exact=exact)
-        return leaves.map(lambda u: opaque(clip(opaque_input(u, zero), norm, bound), zero)), state
+@dataclasses.dataclass(frozen=True)
+class ClipByGlobalNorm(Rule):
+    """The rule of `clip_by_global_norm`."""
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    name = "clip_by_global_norm"
+    scope = "all"
+
+    max_norm: Any = number()
+    exact: bool = False
+
+    def update(self, g, p, n, moments, zero):
+        """Return the clipped updates of all leaves."""
+        norm = global_norm(g, exact=self.exact)
+        return tuple(opaque(clip(u, norm, n.max_norm), zero) for u in g)
 
 
 def clip(u: jax.Array, norm: jax.Array, max_norm: jax.typing.ArrayLike) -> jax.Array:

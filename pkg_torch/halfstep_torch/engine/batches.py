@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep_torch.bound_rule import flat
 from halfstep_torch.engine.leaves import check_state_array
 from halfstep_torch.engine.step import Plan, stream_keys
-from halfstep_torch.rule import flat
 from halfstep_torch.storage.state_array import StateArray
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from halfstep_torch.bound_rule import flat, unflat
 from halfstep_torch.engine.step import Plan
-from halfstep_torch.rule import flat, unflat
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
 _SCRATCH = 1 << 20

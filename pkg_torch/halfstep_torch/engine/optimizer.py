@@ -23,6 +23,7 @@ from halfstep_torch.engine.state_dict import (
 )
 from halfstep_torch.engine.step import Plan, bind_rules, make_plan
 from halfstep_torch.rule import ParamInfo, Rule
+from halfstep_torch.rule_check import check_rule
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -135,6 +136,9 @@ class Optimizer(torch.optim.Optimizer):
         values = self._read(last)
         for info in {self._info(name, param) for i, name, param in self._named() if i == last}:
             bind_rules(self._chain.links, self._name, values, info)
+            for link, h in zip(self._chain.links, values, strict=True):
+                if not type(link).__module__.startswith("halfstep_torch."):
+                    check_rule(self._name, link, h, info)
 
     def _check_choices(self) -> None:
         """Raise ValueError if a link was to choose among the parameters, and chooses nothing."""

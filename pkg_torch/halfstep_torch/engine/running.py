@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep_torch.bound_rule import layout
 from halfstep_torch.engine.batches import Batch, Slot
 from halfstep_torch.engine.compiling import alias, compiled_kernel, kernel_dtype
 from halfstep_torch.engine.step import Plan, keys_at
 from halfstep_torch.numbers.random_words import as_int32
-from halfstep_torch.rule import layout
 
 
 def compile_batch(batch: Batch, compiled_from: int) -> None:

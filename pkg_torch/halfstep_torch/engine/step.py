@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import high_key, leaf_id, leaf_keys, whole_words, words_from
-from halfstep_torch.rule import BoundRule, ParamInfo, Rule
+from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Words

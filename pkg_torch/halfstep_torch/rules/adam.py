@@ -8,13 +8,14 @@ import numpy as np
 from torch import Tensor
 
 from halfstep_torch.chain import chain
+from halfstep_torch.declarations import decay_rate, host_only, moment, number
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers import moments as averages
 from halfstep_torch.numbers.exact import sqrt
 from halfstep_torch.numbers.hyperparameters import pair
 from halfstep_torch.numbers.moments import ema
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import Rule, decay_rate, host_only, moment, number
+from halfstep_torch.rule import Rule
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.formats import DType

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep_torch.declarations import host_only, number
 from halfstep_torch.numbers.hyperparameters import nonnegative
-from halfstep_torch.rule import Rule, host_only, number
+from halfstep_torch.rule import Rule
 
 Schedule = Callable[[int], float]
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.chain import chain
+from halfstep_torch.declarations import decay_rate, moment
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.hyperparameters import pair
 from halfstep_torch.numbers.moments import ema
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import Rule, decay_rate, moment
+from halfstep_torch.rule import Rule
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.formats import DType

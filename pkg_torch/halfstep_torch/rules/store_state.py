@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.chain import Chain, chain
+from halfstep_torch.declarations import declared
 from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import BoundRule, ParamInfo, Rule, declared
+from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.storage.formats import Format, as_format
 from halfstep_torch.storage.state_array import WordSource
-from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, StoredMoment
+from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, StoredMoment, scale_key
 
 Select = Callable[[str, Tensor], bool]
 
@@ -65,6 +67,11 @@ class StoreState(Rule):
         """Those of the wrapped rule."""
         return self.inner.entries
 
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """Those of the wrapped rule."""
+        return self.inner.state_keys
+
     def read(self, caller: str, group: Mapping[str, Any]) -> Any:
         """Return what the wrapped rule reads."""
         return self.inner.read(caller, group)
@@ -112,6 +119,11 @@ class StoreState(Rule):
             raise ValueError(
                 f"{_CALLER}: format={self.format.name} has no sign, and {self._name(one)!r} has one. "
                 'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
+            )
+        if fmt.scaled and scale_key(one.key) in one.arrays:
+            raise ValueError(
+                f"{_CALLER}: {self._name(one)!r} has block scales of its own. "
+                'Store it in a format without, as "bfloat16", or leave it out by select=...'
             )
         source = WordSource(Role.STATE, 1, f"{self._name(one)}/") if self.stochastic and fmt.rounds else None
         outer = StoredMoment(one.key, fmt, source, "where_nonnegative", array.shape_of)

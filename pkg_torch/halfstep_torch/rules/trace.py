@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from halfstep_torch.chain import chain
+from halfstep_torch.declarations import host_only, moment, number
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import ParamInfo, Rule, host_only, moment, number
+from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.formats import DType

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep_torch.declarations import number
 from halfstep_torch.numbers.hyperparameters import as_float32, check_order, nonnegative
 from halfstep_torch.numbers.norms import norm
-from halfstep_torch.rule import Rule, number
+from halfstep_torch.rule import Rule
 from halfstep_torch.rules.learning_rate import read_rate
 
 TEMPERED_COEFFICIENT = np.float32(1e-3)

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.rule import ParamInfo, Rule, host_only, number
+from halfstep_torch.declarations import host_only, number
+from halfstep_torch.rule import ParamInfo, Rule
 
 Mask = Callable[[str, Tensor], bool]
 

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.rounding import round_value
-from halfstep_torch.rule import BoundRule, ParamInfo, Rule
+from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.storage.state_array import StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, Words
 
@@ -22,6 +23,11 @@ class WeightRule(Rule):
     """A way to store weights of 16 bits; float32 weights pass through. Subclasses are frozen dataclasses."""
 
     last: ClassVar[bool] = True
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """What is kept beside weights of 16 bits."""
+        return tuple(self.extra("bfloat16"))
 
     def extra(self, dtype: str) -> Mapping[str, StateArray]:
         """Return what is kept beside weights of that dtype."""
