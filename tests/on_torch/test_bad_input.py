@@ -414,7 +414,9 @@ def test_a_parameter_that_stands_twice_is_refused():
     p = parameter()
     with (
         pytest.warns(UserWarning, match="duplicate parameters"),
-        pytest.raises(ValueError, match=r"^AdamW: a parameter stands twice in param group 0. Pass it once.$"),
+        pytest.raises(
+            ValueError, match=r"^AdamW: a parameter appears twice in param group 0. Pass it once.$"
+        ),
     ):
         hs.AdamW([("a", p), ("b", p)])
 

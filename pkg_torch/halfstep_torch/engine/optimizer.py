@@ -30,16 +30,17 @@ class Optimizer(torch.optim.Optimizer):
     """A `torch.optim` optimizer that applies a chain of transforms.
 
     At each step the gradient of every parameter that has one goes through the links of the chain, in float32,
-    and the weight becomes nearest(p + u) in its own dtype. Where it rounds is said by the links. Weights and
-    state are changed in place. A step happens for all parameters or, if anything is wrong, for none.
+    and the weight becomes nearest(p + u) in its own dtype. Each link documents where it rounds. Weights and
+    state are changed in place. Gradients, state and numbers of all parameters are checked before any weight
+    changes.
 
     The links' numbers are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`, `mu_dtype`,
     ...): a group's own value wins, and lr schedulers may write them. State per parameter is a flat dict:
     `step`, an int64 0-d tensor, and what the links keep (`exp_avg`, `exp_avg_sq`), row-major, in its own
     dtypes, which `load_state_dict` keeps to the bit.
 
-    Random words depend on (seed, step, name, element) alone: give parameters with their names
-    (`model.named_parameters()`), and neither their order, nor freezing some, nor resuming changes a bit.
+    Random words depend on (seed, step, name, element) alone: pass named parameters
+    (`model.named_parameters()`); reordering, freezing or resuming then changes no bit.
     Without names, a parameter's index over all groups stands for its name. torch's own generators are not
     used.
 
@@ -54,7 +55,7 @@ class Optimizer(torch.optim.Optimizer):
     Raises:
         TypeError: if an argument, a parameter or a group's value is of a wrong type.
         ValueError: if a value is out of range.
-        RuntimeError: if `compile` is True, a parameter on the CPU and there is no C++ compiler.
+        RuntimeError: if `compile` is True, a parameter is on the CPU, and there is no C++ compiler.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -132,7 +133,7 @@ class Optimizer(torch.optim.Optimizer):
                 check_weight(self._name, name, param)
                 self._compile.check(self._name, param.device)
         if len(set(group["params"])) < len(group["params"]):
-            raise ValueError(f"{self._name}: a parameter stands twice in param group {last}. Pass it once.")
+            raise ValueError(f"{self._name}: a parameter appears twice in param group {last}. Pass it once.")
         values = self._read(last)
         for info in {self._info(name, param) for i, name, param in self._named() if i == last}:
             bind_rules(self._chain.links, self._name, values, info)
@@ -200,7 +201,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a state dict was made: every bit and dtype of the state is kept.
+        """Restore from a state dict, bit for bit.
 
         Numbers of the param groups and the seeds are taken from the state dict; state arrays are copied.
 

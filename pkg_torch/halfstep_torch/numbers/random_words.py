@@ -55,8 +55,7 @@ def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray,
         x: uint32 array.
 
     Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2; constants as
-        in
-    Random123's threefry.h. Contract W3.
+        in Random123's threefry.h. Contract W3.
     """
     k0, k1 = key
     schedule = (k0, k1, k0 ^ k1 ^ _PARITY)

@@ -25,8 +25,8 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
     With s the significand of x and d the number of its low bits that `dtype` cannot hold, the result is
     (s >> d) + up, in magnitude, where
 
-        nearest (`words` is None):  up = 1 if the discarded bits are over one half, or just one half and s >>
-        d odd
+        nearest (`words` is None):  up = 1 if the discarded part exceeds one half, or equals it and s >> d
+                                    is odd
         stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
 
     Rounds once, here. A value that `dtype` holds never moves; NaN stays NaN.
@@ -36,9 +36,9 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
         dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2", or the
             torch dtype of that name; or "float8_e3m4", for which torch has none.
         words: one word per element (uint32, or int32 of the same pattern), or None for nearest, ties to even.
-        saturate: the rule for states. False (for parameters): past the largest finite value comes infinity,
-            or NaN where the format has none; infinity stays what it is. True: the largest finite value, and
-            infinity becomes NaN.
+        saturate: the rule for states. False (for parameters): values beyond the largest finite become
+            infinity, or NaN where the format has none; infinity stays what it is. True: they become the
+            largest finite value, and infinity becomes NaN.
 
     Returns:
         A tensor of `dtype`, in the shape of `x`; of "float8_e3m4" its patterns, in uint8.

@@ -90,7 +90,7 @@ def scale_by_adam(
         eps: added outside the square root.
         eps_root: added inside it.
         mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
-            format with a sign, or None: bfloat16 for bfloat16 params, else float32.
+            or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: how the second is stored: any of these, a `scaled` or `codebook` format without a sign, or
             "ufloat8_e6m2".
         mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or

@@ -160,14 +160,14 @@ def store_state(
     `inner`: the update is of the array before it was stored, so the bits are not those of `mu_dtype` or
     `nu_dtype`.
 
-    Left alone are integers, state of scalar parameters, 8-bit floats, and arrays smaller than the format is
-    for (see `scaled`). All other arrays are stored. `select` says otherwise:
+    Not stored: integers, state of scalar parameters, 8-bit floats, and arrays below the format's `min_size`
+    (see `scaled`). All other arrays are. `select` says otherwise:
 
         store_state(tx, "ufloat8_e6m2", select=lambda name, array: "nu" in name.split("/"))
 
-    Nothing is known of an array but its name. In a format with a scale, what is not zero never becomes zero
+    Only an array's name is known. In a format with a scale, what is not zero never becomes zero
     in a block without a negative number, so second moments are safe in "float8_e4m3fn". Formats without a
-    sign keep magnitudes: select what has no sign. As no decay rate is known, nothing is refused for freezing.
+    sign keep magnitudes: select what has no sign. Freezing is not checked.
 
     Group entries are those of `inner`. State: that of `inner` under the same keys, and of `scaled` formats
     `exp_avg_scale` and the like.

@@ -64,10 +64,10 @@ def trace(
     `momentum_buffer_scale`.
 
     Args:
-        decay: of the sum.
+        decay: factor on the sum at each step.
         nesterov: look one step ahead.
         accumulator_dtype: how the sum is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
-            format with a sign, or None: bfloat16 for bfloat16 params, else float32.
+            or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
         rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the sum) or
             "nearest_unchecked".
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).

@@ -136,8 +136,8 @@ def scale_by_trust_ratio(
     float32 number; they are sums, rounded in torch's own order. Each operation after them is rounded once.
     A step keeps the update of one parameter (of many short ones) in float32 until its norm is known.
 
-    Group entries: all arguments but `eps`. A group with `min_ratio=1, max_ratio=1` goes without the ratio, as
-    biases often do.
+    Group entries: all arguments but `eps`. A group with `min_ratio=1, max_ratio=1` skips the ratio, as is
+    common for biases.
 
     Args:
         min_norm: a lower bound on both norms.

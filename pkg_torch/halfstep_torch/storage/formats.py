@@ -169,8 +169,8 @@ def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096,
     """Return the format of codes of `dtype` with one power-of-two scale per block.
 
     A block's scale is the smallest power of two under which its largest finite magnitude fits, kept as one
-    byte; dividing by it is exact, so values are rounded once, to the codes. Blocks run along the shortest
-    run of trailing axes whose product reaches `block_size`; the last one of a run may be short.
+    byte; dividing by it is exact, so values are rounded once, to the codes. Blocks lie along the fewest
+    trailing axes whose product reaches `block_size`; the last one of a run may be short.
 
     State of 8 bits saves memory, not time: encoding costs more than it saves in bytes moved.
 
@@ -179,7 +179,7 @@ def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096,
             "float8_e3m4" (in uint8: 4 bits of mantissa, 10 binades, for the `mu` of blocks whose values lie
             close together) or, for a second moment alone, "ufloat8_e5m3" (the best `nu` in one byte) or
             "ufloat8_e4m4".
-        block_size: elements of a block, "row" (one block per last-axis row) or None (one block in all).
+        block_size: elements of a block, "row" (one block per last-axis row) or None (a single block).
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
 
@@ -210,17 +210,17 @@ def codebook(
 ) -> Format:
     """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
 
-    The tables are those of the widespread 8-bit and 4-bit optimizers: sorted numbers up to 1, T_0 < T_1 < ...
-    With s the smallest integer for which the block's largest magnitude fits the table with either sign (up to
-    2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s), y = x / 2^s is
-    stored as the number below it, T_j, or the one above, in a code of its own, and s in one byte. The one
-    above if
+    The tables are those of bitsandbytes and of the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ...,
+    at most 1. With s the smallest integer for which the block's largest magnitude fits the table with either
+    sign (up to 2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s),
+    y = x / 2^s is rounded to a neighbour in the table, T_j below it or the one above, and stored as that
+    number's code, s in one byte. It rounds up if
 
         h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
 
     so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. Blocks are
-    those of `scaled`. 8-bit tables follow float32 as well as 8-bit floats do; 4 bits are too few for that,
-    and to nearest worse.
+    those of `scaled`. 8-bit tables follow float32 as well as 8-bit floats do; 4 bits are not enough,
+    least of all with nearest rounding.
 
     | table | bits | numbers |
     |---|--:|---|
@@ -230,13 +230,13 @@ def codebook(
     | "udynamic4" | 4 | 0, 1 and 2^(i + 1) numbers in each of three decades, for second moments alone |
     | "ulinear4" | 4 | 1/16, 2/16, ..., 1, for second moments alone: the usual choice, as it has no zero |
 
-    Codes of 4 bits stand two to a byte along the run of their block, whose odd end is filled up: the state
+    4-bit codes are packed two per byte along the run; an odd run is padded: the state
     array has the shape (leading axes, bytes of a run); of an 8-bit format that of the parameter.
 
     Args:
         table: one of the above.
         block_size: elements of a block, even for codes of 4 bits; "row" (one block per last-axis row) or None
-            (one block in all).
+            (a single block).
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
 

@@ -21,8 +21,8 @@ _LARGEST_HALF = 65504.0
 def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
     """Return the weights in float32, as precisely as they are known.
 
-    p + c under `compensate`; both parts under `split_params`; the copy under `keep_master_params`; else what
-    the model has. Rounds p + c to float32, nothing else.
+    p + c under `compensate`; both parts under `split_params`; the copy under `keep_master_params`; otherwise
+    the model's weights. Rounds p + c to float32, nothing else.
 
     Args:
         optimizer: whose parameters they are.
@@ -54,7 +54,7 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
 
 @torch.no_grad()
 def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
-    """Set the weights, and what is kept beside them, from float32: for going on from a float32 checkpoint.
+    """Set the weights, and what is kept beside them, from float32: to continue from a float32 checkpoint.
 
     Rounds each weight to its dtype as its storage does, and the rest to what is kept beside it: `compensate`
     to bfloat16; `split_params` of 16 bits and bfloat16, and `keep_master_params`, keep all of it. Moments and
@@ -79,13 +79,13 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
 
     Source: contract P1, P4, P5.
     """
-    function = "set_float32_params"
-    _check_optimizer(function, optimizer)
+    caller = "set_float32_params"
+    _check_optimizer(caller, optimizer)
     parameters = list(_parameters(optimizer))
     given: dict[Any, Tensor] = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
-    _check_keys(function, [key for key, _, _ in parameters], list(given))
+    _check_keys(caller, [key for key, _, _ in parameters], list(given))
     for key, param, _ in parameters:
-        _check_value(function, key, param, given[key])
+        _check_value(caller, key, param, given[key])
     for key, param, plan in parameters:
         w = given[key].detach().to(param.device).contiguous()
         p32, arrays = plan.weights.store(w)

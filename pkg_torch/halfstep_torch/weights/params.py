@@ -61,7 +61,7 @@ class Compensate(WeightRule):
 
 
 def round_stochastically(seed: Seed = 0) -> Rule:
-    """Land on weights that are rounded stochastically; the last link of a chain.
+    """Round the new weights stochastically; the last link of a chain.
 
     q = stochastic(p + u) in the dtype of p; the link emits q - p in float32, and -0.0 where q = p, so that
     nearest(p + u), which is how every weight is stored, gives q. float32 weights pass through.
@@ -89,13 +89,15 @@ def round_stochastically(seed: Seed = 0) -> Rule:
 
 
 def compensate() -> Rule:
-    """Keep what rounding the weights has lost, in bfloat16, and add it to the next update (Kahan's sum).
+    """Keep what rounding the weights loses, in bfloat16, and add it to the next update (Kahan's sum).
 
     s = u + c, n = nearest(p + s); c becomes nearest(s - (n - p)), and the link emits n - p, or -0.0 where
     n = p. float32 weights pass through.
 
-    Rounds p + s to the dtype of p, and what that loses to bfloat16: 8 bits more than the weights have. An
-    update under about 2^-9 of the compensation, so 2^-17 of the weight, can be lost all the same.
+    Rounds p + s to the dtype of p, and what that loses to bfloat16: 8 bits more than the weights have. What
+    rounding c loses is gone; this sets the limit. c grows to about 2^-8 of the weight, and what is under 2^-9
+    of c can vanish: updates from 2^-12 of the weight up arrive to within 2 %, those under about 2^-17 may
+    stall, and those below 2^-18 do.
 
     State: `compensation`.
 

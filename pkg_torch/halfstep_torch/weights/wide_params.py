@@ -68,7 +68,7 @@ class KeepMasterParams(WeightRule):
 
 
 def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Sequence[int] = 0) -> Chain:
-    """Keep further mantissa bits of the weights beside them, and let `inner` see both as one float32 weight.
+    """Store extra low-order bits of each weight, and let `inner` see and update the full value in float32.
 
     The model's weight p is the nearest to w, ties away from zero; the low `extra_bits` of w are kept beside
     it. bfloat16 and 16 bits are float32 itself, in 4 bytes and without a copy: training gives float32's
@@ -85,7 +85,7 @@ def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Seque
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:
-        A chain, for `Optimizer`, or to stand last in a `chain`.
+        A chain, for `Optimizer`, or as the last link of a `chain`.
 
     Raises:
         TypeError: if `inner` is not a transform.
@@ -122,7 +122,7 @@ def keep_master_params(inner: Chain | Rule) -> Chain:
         inner: a transform, or a chain of them, with the learning rate.
 
     Returns:
-        A chain, for `Optimizer`, or to stand last in a `chain`.
+        A chain, for `Optimizer`, or as the last link of a `chain`.
 
     Raises:
         TypeError: if `inner` is not a transform.
