@@ -12,7 +12,6 @@ from halfstep_spec.storage.relative import bound
 
 FORMATS = {
     "e3m4": relative("float8_e3m4"),
-    "e4m3fn": relative("float8_e4m3fn"),
     "int8": relative("int8"),
     "int8, blocks": relative("int8", 8, 0, 0),
     "int4, blocks": relative("int4", 8, 0, 0),

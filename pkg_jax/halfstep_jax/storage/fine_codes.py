@@ -166,7 +166,6 @@ def _dither(word: jax.Array | None):
 
 FIXED_CODES: dict[str, Codes] = {
     "float8_e3m4": _FixedFloats(ScaledFloats(FLOAT_FORMATS["float8_e3m4"])),
-    "float8_e4m3fn": _FixedFloats(ScaledFloats(FLOAT_FORMATS["float8_e4m3fn"])),
     "int8": _FixedIntegers(ScaledIntegers()),
 }
 """By name: codes that `relative` takes without a block size."""

@@ -12,7 +12,6 @@ import numpy as np
 
 from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.storage.blocks import BlockSize
-from halfstep_jax.storage.codes import SCALED_CODES
 from halfstep_jax.storage.fine_codes import FINE_CODES, FIXED_CODES
 from halfstep_jax.storage.formats import Format, dtype_name, listed, with_blocks
 
@@ -33,11 +32,11 @@ def relative(dtype, block_size: BlockSize = None, min_size: int = 4096, min_ndim
     bits need no scale at all. Rounds once, z; the quotient, the root and the product are float32's.
 
     Args:
-        dtype: without a block size "float8_e3m4" (the best in 8 bits without a scale), "float8_e4m3fn" or
-            "int8", in steps of 1/16; with one "int8" or "int4" (two to a byte, dithered: with one random
-            number per array and step added before rounding and subtracted after it), or "float8_e4m3fn".
+        dtype: without a block size "float8_e3m4" (the better one, in uint8) or "int8", in steps of 1/16; with
+            one "int8" or "int4" (two to a byte, dithered: with one random number per array and step added
+            before rounding and subtracted after it).
         block_size: None for no scales, also for small arrays; else as in `scaled`, elements of a block or
-            "row". The scales of integers have three significant bits.
+            "row". The scales have three significant bits.
         min_size: with scales, arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
 
@@ -59,15 +58,14 @@ def relative(dtype, block_size: BlockSize = None, min_size: int = 4096, min_ndim
     Roberts, "Picture coding using pseudo-random noise", IRE Trans. Inf. Theory 8(2), 1962.
     """
     name = dtype if dtype == "int4" else dtype_name(dtype)
-    names = list(FIXED_CODES) if block_size is None else [*FINE_CODES, *(FIXED_CODES.keys() & SCALED_CODES)]
+    names = FIXED_CODES if block_size is None else FINE_CODES
     if name not in names:
-        names = listed(dict.fromkeys(name for name in names))
-        raise ValueError(f"relative: dtype={name} with block_size={block_size} is not a format. Use {names}.")
+        raise ValueError(
+            f"relative: dtype={name} with block_size={block_size} is not a format. Use {listed(names)}."
+        )
     if block_size is None:
         return Format(name, relative=True)
-    fmt = with_blocks("relative", name, block_size, min_size, min_ndim)
-    scale = "fine" if name in FINE_CODES else "power_of_two"
-    return fmt.replace(scale=scale, relative=True)
+    return with_blocks("relative", name, block_size, min_size, min_ndim).replace(scale="fine", relative=True)
 
 
 def to_unit(m: jax.Array, v: jax.Array, zero: jax.Array) -> jax.Array:

@@ -157,7 +157,6 @@ def _dither(word: np.ndarray | None) -> np.float32:
 
 FIXED_CODES: dict[str, Codes] = {
     "float8_e3m4": FixedCodes(SignedCodes(FLOAT_FORMATS["float8_e3m4"])),
-    "float8_e4m3fn": FixedCodes(SignedCodes(FLOAT_FORMATS["float8_e4m3fn"])),
     "int8": FixedCodes(IntegerCodes()),
 }
 """By name: codes that `relative` takes without a block size."""

@@ -176,18 +176,15 @@ def relative(
 
     Without a block size there is no scale, and no array is too small; with one, integers have fine scales.
     """
-    names = (
-        set(FIXED_CODES) if block_size is None else FIXED_CODES.keys() & SCALED_CODES.keys() | {*FINE_CODES}
-    )
+    names = FIXED_CODES if block_size is None else FINE_CODES
     if dtype not in names:
         raise ValueError(
-            f"relative: dtype={dtype} with block_size={block_size} is none of {', '.join(sorted(names))}."
+            f"relative: dtype={dtype} with block_size={block_size} is none of {', '.join(names)}."
         )
     if block_size is None:
         return Format(dtype, relative=True)
-    _check_even("relative", FINE_CODES.get(dtype), dtype, block_size)
-    scale = "fine" if dtype in FINE_CODES else "power_of_two"
-    return Format(dtype, True, block_size, min_size, min_ndim, scale, relative=True)
+    _check_even("relative", FINE_CODES[dtype], dtype, block_size)
+    return Format(dtype, True, block_size, min_size, min_ndim, "fine", relative=True)
 
 
 def codebook(
@@ -200,8 +197,8 @@ def codebook(
     return Format(table, True, block_size, min_size, min_ndim)
 
 
-def _check_even(caller: str, codes: Codes | None, name: str, block_size: int | str | None) -> None:
-    if codes is not None and codes.packed and isinstance(block_size, int) and block_size % 2:
+def _check_even(caller: str, codes: Codes, name: str, block_size: int | str | None) -> None:
+    if codes.packed and isinstance(block_size, int) and block_size % 2:
         raise ValueError(
             f"{caller}: block_size={block_size} is odd; codes of {name} stand two to a byte. "
             'Use an even one, "row" or None.'
