@@ -238,6 +238,14 @@ class Rule:
         blank = dict.fromkeys(found.blank)
         return BoundRule(dataclasses.replace(self, **blank), tuple(moments))  # pyright: ignore
 
+    def read_by_bind(self, h: Any) -> tuple:
+        """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
+        cls = type(self)
+        if cls.acts is not Rule.acts or cls.bind is not Rule.bind:
+            return tuple(h)
+        found = declared(cls).moments.values()
+        return tuple(getattr(h, field) for one in found for field in (one.dtype, one.rate) if field)
+
     def _shape(self, key: str, one: Moment, shape: Shape) -> Shape:
         """Return the shape of a moment of such a parameter."""
         own = one.shape(shape) if one.shape else shape

@@ -11,16 +11,16 @@ import torch
 from torch._dynamo.utils import counters
 
 import halfstep_torch as hs
-from halfstep_torch.engine import compiling
+from halfstep_torch.engine import kernel
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
 
 
 @pytest.fixture
 def fresh():
     """Forget compiled kernels before and after."""
-    compiling.compiled_kernel.cache_clear()
+    kernel.compiled_kernel.cache_clear()
     yield
-    compiling.compiled_kernel.cache_clear()
+    kernel.compiled_kernel.cache_clear()
 
 
 def graphs() -> int:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine import running
-from halfstep_torch.engine.step import make_plan
+from halfstep_torch.engine import rows
+from halfstep_torch.engine.plan import make_plan
 from halfstep_torch.numbers import norms
 from halfstep_torch.numbers.norms import norm
 from on_torch.steps import assert_same_snapshots, snapshot
@@ -170,7 +170,7 @@ STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master
 @pytest.mark.parametrize("storage", STORAGES)
 def test_steps_in_pieces_are_those_of_a_whole(storage, monkeypatch):
     whole = run(hs.Lamb16, param_storage=storage, trust_power=0.382)
-    monkeypatch.setattr(running, "eager_piece", lambda device: 1000)
+    monkeypatch.setattr(rows, "lengths", lambda *_: (1000, 1000))
     pieces = run(hs.Lamb16, param_storage=storage, trust_power=0.382)
     for a, b in zip(float32_of(whole), float32_of(pieces), strict=True):
         # The order of a sum may decide a rounding, to one more unit of what holds the weight, and it changes
@@ -238,7 +238,7 @@ class Normalize(hs.Rule):
 @pytest.mark.parametrize(("maximize", "last"), [(False, 9.0), (True, -1.0)])
 def test_a_chain_may_see_whole_parameters_twice_first_and_last(maximize, last, piece, monkeypatch):
     if piece:
-        monkeypatch.setattr(running, "eager_piece", lambda device: piece)
+        monkeypatch.setattr(rows, "lengths", lambda *_: (piece, piece))
     p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     optimizer = hs.Optimizer([p], hs.chain(Normalize(), hs.scale_by_trust_ratio()), maximize=maximize)
     p.grad = torch.tensor([0.0, 7.0])
@@ -248,7 +248,7 @@ def test_a_chain_may_see_whole_parameters_twice_first_and_last(maximize, last, p
 
 def test_an_elementwise_chain_is_one_stage():
     plans = [plan for _, _, plan in run(hs.AdamW, steps=0).plans()]
-    assert all(plan.stages == (plan,) for plan in plans)
+    assert all(len(plan.stages) == 1 for plan in plans)
     scopes = ["elementwise", "parameter", "elementwise"]
     for _, _, plan in run(hs.Lamb, steps=0).plans():
         assert [stage.scope for stage in plan.stages] == scopes
@@ -256,14 +256,14 @@ def test_an_elementwise_chain_is_one_stage():
 
 
 def test_weights_of_any_layout_take_the_same_step():
-    rows, columns = (torch.nn.Parameter(reals((30, 20)).to(torch.bfloat16)) for _ in range(2))
+    plain, columns = (torch.nn.Parameter(reals((30, 20)).to(torch.bfloat16)) for _ in range(2))
     columns.data = columns.data.t().contiguous().t()
-    for p in (rows, columns):
+    for p in (plain, columns):
         optimizer = hs.Lamb([("w", p)], lr=LR, compile=False)
         p.grad = reals((30, 20), 1.0, 5).to(torch.bfloat16)
         optimizer.step()
     assert not columns.is_contiguous()
-    assert torch.equal(rows, columns)
+    assert torch.equal(plain, columns)
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path):

@@ -1,5 +1,7 @@
 """Layouts: the bits are those of a row-major copy, and weights stay in the memory that they have."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -119,18 +121,27 @@ def test_a_scalar_has_the_bits_of_an_array_of_one():
     assert_same_snapshots(runs[0], runs[2])
 
 
-def test_pieces_of_a_huge_leaf_count_their_index_past_2_to_the_32():
-    # No array of 2^32 elements is made: what a piece reads of its leaf is its first index, and the keys.
+@pytest.mark.parametrize("width", [8, 12])
+def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
+    # No array of 2^32 elements is made: what rows read of their leaf is where they start, and its keys. Of
+    # rows of 12 elements some begin before a multiple of 2^32 and end after it.
     from halfstep_spec import random_words as spec_words
-    from halfstep_torch.engine.step import keys_at, make_plan, stream_keys
-    from halfstep_torch.numbers.random_words import Role, as_int32, words_from
+    from halfstep_torch.engine.kernel import row_keys
+    from halfstep_torch.engine.plan import make_plan, stream_keys
+    from halfstep_torch.engine.rows import Rows, Span
+    from halfstep_torch.numbers.random_words import Role, as_int32
     from halfstep_torch.rule import ParamInfo
 
     rule = hs.round_stochastically().bind("f", (), ParamInfo(torch.bfloat16, (8,)))
     plan = make_plan([rule], [9], torch.bfloat16, False)
-    row = stream_keys(plan.streams([9]), [3], ["w"])[0]
-    for start in (0, 2**31 - 8, 2**32 - 8, 2**32, 5 * 2**32 + 2**30):
-        first, k0, k1 = as_int32(keys_at(plan, row, start)).tolist()
-        index = torch.arange(8, dtype=torch.int32) + first
-        ours = words_from(index, k0, {Role.PARAM: k1})(Role.PARAM).view(torch.uint32)
-        assert ours.tolist() == spec_words(9, 3, "w", Role.PARAM, (8,), start).tolist()
+    keys = torch.from_numpy(as_int32(stream_keys(plan.streams([9]), [3, 3], ["v", "w"])).T.copy())
+    stage = dataclasses.replace(plan.stages[0])
+    stage.__dict__["width"] = width
+    for start in (0, 2**31 - width, 2**32 // width * width, 2**32, 5 * 2**32 + 2**30):
+        rows = Rows(stage, [Span(0, 0, width), Span(1, start, 3 * width)], torch.device("cpu"))
+        of_rows = row_keys(stage, rows, keys)
+        index = rows.low[:, None] + torch.arange(width, dtype=torch.int32)
+        columns = (of_rows if of_rows.dim() == 3 else of_rows[:, :, None]).unbind()
+        ours = stage.row_words(lambda index=index: index, columns)(0, Role.PARAM)(index.shape)
+        expected = spec_words(9, 3, "w", Role.PARAM, (3 * width,), start)
+        assert ours.view(torch.uint32)[1:].reshape(-1).tolist() == expected.tolist()

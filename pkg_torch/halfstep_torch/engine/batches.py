@@ -1,7 +1,7 @@
-"""Parameters on their way through one step, with their state arrays and the keys of their words."""
+"""Parameters that are stepped together: who shares a kernel, with their state arrays and their keys."""
 
+import collections
 import dataclasses
-import functools
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -9,86 +9,73 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.bound_rule import flat
 from halfstep_torch.engine.leaves import check_state_array
-from halfstep_torch.engine.step import Plan, stream_keys
+from halfstep_torch.engine.plan import Plan, Stage, stream_keys
+from halfstep_torch.engine.rows import Layout, Slot, signature
+from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.storage.state_array import StateArray
 
 
 @dataclasses.dataclass
-class Slot:
-    """A parameter on its way through one step.
-
-    Attributes:
-        param: the weights, with a gradient.
-        name: the leaf name.
-        step: the count after this step.
-        state: state arrays, row-major.
-        keys: for the random words; uint32, as `stream_keys` gives them.
-    """
-
-    param: Tensor
-    name: str
-    step: int
-    state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    keys: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1, np.uint32))
-
-    @property
-    def grad(self) -> Tensor:
-        """The gradient, detached."""
-        assert self.param.grad is not None
-        return self.param.grad.detach()
-
-
-@dataclasses.dataclass
 class Batch:
-    """Leaves that share a plan, its numbers, a device and the dtype of their gradients.
+    """Slots that go through the same stages with the same numbers, on one device.
 
     Attributes:
-        plan: of the leaves.
+        plan: of the slots, but for short blocks.
         numbers: of each rule, by name.
-        device: of the leaves.
-        grad_dtype: of their gradients.
-        leaves: the parameters.
+        slots: the parameters, with gradients of one dtype.
+        keys: of their random words, int32: a row for every column of `stream_keys`, an entry per slot.
+        layout: the rows of the slots.
     """
 
     plan: Plan
     numbers: list[Any]
-    device: torch.device
-    grad_dtype: torch.dtype
-    leaves: list[Slot] = dataclasses.field(default_factory=list)
+    slots: list[Slot] = dataclasses.field(default_factory=list)
+    keys: Any = None
+    layout: Any = None
 
-    @functools.cached_property
-    def stage_numbers(self) -> list[list[Any]]:
-        """The numbers of the rules of each stage."""
-        return [[self.numbers[i] for i in stage.own] for stage in self.plan.stages]
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages on rows."""
+        return self.plan.whole
 
-    @functools.cached_property
-    def stage_vectors(self) -> list[Tensor]:
-        """The same as float32 vectors."""
-        vectors = [torch.tensor(flat(numbers), dtype=torch.float32) for numbers in self.stage_numbers]
-        return [vector.to(self.device) for vector in vectors]
+    @property
+    def device(self) -> torch.device:
+        """That of all slots."""
+        return self.slots[0].param.device
+
+    @property
+    def grad_dtype(self) -> torch.dtype:
+        """That of all gradients."""
+        return self.slots[0].grad.dtype
+
+    def stage_numbers(self, k: int) -> list[Any]:
+        """Return the numbers of the rules of the k-th stage."""
+        own = self.plan.bounds[k]
+        return self.numbers[own.start : own.stop]
 
 
 def attach_state(caller: str, batches: Sequence[Batch], states: MutableMapping[Tensor, Any]) -> None:
-    """Give leaves their state arrays: new parameters get zeros, those of others are checked.
+    """Give slots their state arrays: new parameters get zeros, those of others are checked.
 
     Args:
         caller: for messages.
-        batches: of leaves.
+        batches: of slots.
         states: an optimizer's state, from parameter to its flat dict.
     """
     for batch in batches:
-        arrays = batch.plan.arrays
-        for leaf in batch.leaves:
-            state = states[leaf.param]
+        for slot in batch.slots:
+            state = states[slot.param]
+            if slot.state and all(state.get(key) is array for key, array in slot.state.items()):
+                continue  # as they were checked
+            arrays = slot.plan.arrays
             if not state:
-                state.update(new_state(leaf.param, arrays))
+                state.update(new_state(slot.param, arrays))
             # A momentum that was 0 until now had no buffer.
-            state.update({key: kept.new(leaf.param) for key, kept in arrays.items() if key not in state})
-            for key, kept in arrays.items():
-                check_state_array(caller, leaf.name, key, kept, state[key], leaf.param)
-            leaf.state = {key: state[key] for key in arrays}
+            state.update({key: spec.new(slot.param) for key, spec in arrays.items() if key not in state})
+            for key, spec in arrays.items():
+                check_state_array(caller, slot.name, key, spec, state[key], slot.param)
+            slot.state = {key: state[key] for key in arrays}
 
 
 def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tensor]:
@@ -99,20 +86,46 @@ def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tens
         arrays: what is kept for it.
     """
     step = torch.zeros((), dtype=torch.int64)
-    return {"step": step, **{key: kept.new(param) for key, kept in arrays.items()}}
+    return {"step": step, **{key: spec.new(param) for key, spec in arrays.items()}}
 
 
 def attach_keys(batches: Sequence[Batch], seeds: Sequence) -> None:
-    """Give leaves the keys of their random words, those of equal streams derived at once.
+    """Give batches the keys of their random words, those of equal streams derived at once.
 
     Args:
-        batches: of leaves.
+        batches: of slots.
         seeds: of each link of the chain.
     """
-    by_streams: dict[tuple, list[Slot]] = {}
+    by_streams: dict[tuple, list[Batch]] = {}
     for batch in batches:
-        by_streams.setdefault(batch.plan.streams(seeds), []).extend(batch.leaves)
-    for streams, leaves in by_streams.items():
-        rows = stream_keys(streams, [leaf.step for leaf in leaves], [leaf.name for leaf in leaves])
-        for leaf, row in zip(leaves, rows, strict=True):
-            leaf.keys = row
+        by_streams.setdefault(batch.plan.streams(seeds), []).append(batch)
+    for streams, sharing in by_streams.items():
+        slots = [slot for batch in sharing for slot in batch.slots]
+        keys = stream_keys(streams, [slot.step for slot in slots], [slot.name for slot in slots])
+        start = 0
+        for batch in sharing:
+            stop = start + len(batch.slots)
+            columns = np.ascontiguousarray(as_int32(keys[start:stop]).T)
+            batch.keys, start = torch.from_numpy(columns).to(batch.device), stop
+
+
+def attach_layouts(
+    batches: Mapping[tuple, Batch], compiled: Mapping[torch.device, bool], layouts: dict[tuple, Layout]
+) -> None:
+    """Give batches their rows: those of the step before where all is where it was.
+
+    Args:
+        batches: with state, by what tells them apart; a step last.
+        compiled: on which devices steps run compiled.
+        layouts: of the step before; they become those of this one.
+    """
+    before, places = dict(layouts), collections.Counter()
+    layouts.clear()
+    for (*key, _), batch in batches.items():
+        # Batches that differ in their steps alone come in the order of the parameters.
+        kind = (*key, compiled[batch.device])
+        kind, places[kind] = (*kind, places[kind]), places[kind] + 1
+        now, layout = signature(batch.slots), before.get(kind)
+        if layout is None or layout.signature != now:
+            layout = Layout(batch.slots, now, batch.grad_dtype, compiled[batch.device])
+        layouts[kind] = batch.layout = layout

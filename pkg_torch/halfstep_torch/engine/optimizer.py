@@ -1,17 +1,18 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep_torch.chain import Chain, chain
-from halfstep_torch.engine.batches import Batch, Slot, attach_keys, attach_state
-from halfstep_torch.engine.compiling import Compile
+from halfstep_torch.engine.batches import Batch, attach_keys, attach_layouts, attach_state
+from halfstep_torch.engine.kernel import Compile, compile_batch, run_batch
 from halfstep_torch.engine.leaves import check_grad, check_weight, leaf_name
-from halfstep_torch.engine.running import compile_batch, run_batch
+from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
+from halfstep_torch.engine.rows import Layout, Slot
 from halfstep_torch.engine.state_dict import (
     add_headers,
     describe_formats,
@@ -21,7 +22,6 @@ from halfstep_torch.engine.state_dict import (
     read_groups,
     replace_groups,
 )
-from halfstep_torch.engine.step import Plan, bind_rules, make_plan
 from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.rule_check import check_rule
 
@@ -277,50 +277,78 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step(self) -> None:
         batches = self._batches()
-        attach_state(self._name, batches, self.state)
-        attach_keys(batches, [link.seed for link in self._chain.links])
+        attach_state(self._name, list(batches.values()), self.state)
+        attach_keys(list(batches.values()), [link.seed for link in self._chain.links])
+        compiled = self._prepare(batches.values())
+        attach_layouts(batches, compiled, self._layouts)
+        # Everything that can fail has been tried: from here on, weights change.
+        for batch in batches.values():
+            run_batch(batch, compiled[batch.device])
+        steps = [self.state[slot.param]["step"] for batch in batches.values() for slot in batch.slots]
+        if steps:
+            torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
+
+    def _prepare(self, batches: Iterable[Batch]) -> dict[torch.device, bool]:
+        """Compile what is to be compiled; return on which devices steps run compiled."""
         elements: dict[torch.device, int] = {}
         for _, _, param in self._named():
             elements[param.device] = elements.get(param.device, 0) + param.numel()
-        compiled_from = [
-            self._compile.prepare(
-                self._name, batch.device, elements[batch.device], partial(compile_batch, batch)
-            )
-            for batch in batches
-        ]
-        # Everything that can fail has been tried: from here on, weights change.
-        for batch, shortest in zip(batches, compiled_from, strict=True):
-            run_batch(batch, shortest)
+        compiled = {}
         for batch in batches:
-            for leaf in batch.leaves:
-                self.state[leaf.param]["step"] += 1
+            make = functools.partial(compile_batch, batch)
+            compiled[batch.device] = self._compile.prepare(
+                self._name, batch.device, elements[batch.device], make
+            )
+        return compiled
 
-    def _batches(self) -> list[Batch]:
+    def _batches(self) -> dict[tuple, Batch]:
         """Check all gradients and numbers, and sort the parameters that have a gradient."""
         values: dict[int, list[Any]] = {}
-        plans: dict[tuple, Plan] = {}
-        distinct: dict[Plan, Plan] = {}
+        of_groups: dict[int, tuple] = {}
+        slots: dict[Tensor, tuple[tuple, Slot]] = {}
         batches: dict[tuple, Batch] = {}
+        named = any(link.reads_names for link in self._chain.links)
         for i, name, param in self._named():
-            if param.grad is None:
+            grad = param.grad
+            if grad is None:
                 continue
             check_grad(self._name, name, param)
             if i not in values:
                 values[i] = self._read(i)
-            of_plan = (i, self._info(name, param), self._applies_to(name, param))
-            if of_plan not in plans:
-                plan = self._plan(*of_plan, values[i])
-                plans[of_plan] = distinct.setdefault(plan, plan)
-            plan = plans[of_plan]
-            state = self.state.get(param)
-            step = int(state["step"]) + 1 if state else 1
-            of_batch = (i, id(plan), step, param.device, param.grad.dtype)
+                of_groups[i] = self._of_group(i, values[i])
+            info = ParamInfo(param.dtype, param.shape, name if named else "")
+            key = (of_groups[i], info, param.device, name)
+            known, slot = self._slots.get(param, ((), None))
+            if slot is None or known != key:
+                plan = self._plan(i, info, self._applies_to(name, param), values[i])
+                slot = Slot(param, name, plan)
+            slots[param] = key, slot
+            plan, state = slot.plan, self.state.get(param)
+            slot.step = int(state["step"]) + 1 if state else 1
+            of_batch = (i, plan.links, plan.prefixes, id(plan.whole), param.device, grad.dtype, slot.step)
             if of_batch not in batches:
                 links = self._chain.links
-                numbers = [links[j].step_numbers(values[i][j], step) for j in plan.links]
-                batches[of_batch] = Batch(plan, numbers, param.device, param.grad.dtype)
-            batches[of_batch].leaves.append(Slot(param, name, step))
-        return list(batches.values())
+                numbers = [links[j].step_numbers(values[i][j], slot.step) for j in plan.links]
+                batches[of_batch] = Batch(plan, numbers)
+            batches[of_batch].slots.append(slot)
+        self._slots = slots
+        return batches
+
+    def _of_group(self, index: int, values: list[Any]) -> tuple:
+        """Return what the plans of a group's parameters depend on, besides the parameters."""
+        links = self._chain.links
+        read = tuple(link.read_by_bind(h) for link, h in zip(links, values, strict=True))
+        return index, bool(self.param_groups[index]["maximize"]), tuple(link.seed for link in links), read
+
+    @functools.cached_property
+    def _slots(self) -> dict[Tensor, tuple[tuple, Slot]]:  # pyright: ignore[reportRedeclaration]
+        """Of each parameter that the last step stepped what its plan was made from, and its slot."""
+        return {}
+
+    @functools.cached_property
+    def _layouts(self) -> dict[tuple, Layout]:
+        """The rows of the last step."""
+        return {}
 
     def _plan(self, group: int, info: ParamInfo, applies: tuple[bool, ...], values: list[Any]) -> Plan:
         links, maximize = self._chain.links, bool(self.param_groups[group]["maximize"])

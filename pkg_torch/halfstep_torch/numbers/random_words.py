@@ -44,7 +44,7 @@ def role_of(name: str) -> int:
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
-_GOLDEN_RATIO = np.uint32(0x9E3779B9)
+GOLDEN_RATIO = np.uint32(0x9E3779B9)
 
 
 def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -139,7 +139,7 @@ def as_int32(words: np.ndarray) -> np.ndarray:
 
 def high_key(k1: np.ndarray, high: int) -> np.ndarray:
     """Return k1 for elements whose row-major index has the high half `high` (contract W8)."""
-    return k1 + _GOLDEN_RATIO * np.full_like(k1, high)
+    return k1 + GOLDEN_RATIO * np.full_like(k1, high)
 
 
 def random_words(

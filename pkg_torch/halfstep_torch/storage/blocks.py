@@ -48,18 +48,18 @@ class Blocks:
             codes: uint8, whole units, in row-major order.
 
         Returns:
-            uint8, in one row, or in rows of units if `codes` are.
+            uint8, in one row, or in as many as `codes`.
         """
         units = codes.reshape(-1, self.unit)
         pairs = torch.nn.functional.pad(units, (0, self.unit % 2)).view(-1, self.packed, 2)
         packed = pairs[..., 0] | (pairs[..., 1] << 4)
-        return packed if codes.shape == units.shape else packed.view(-1)
+        return packed.reshape(*codes.shape[:-1], -1)
 
     def unpack(self, packed: Tensor) -> Tensor:
-        """Return the codes, in one row or in rows of units as their bytes are."""
+        """Return the codes, in one row or in as many as their bytes."""
         units = packed.reshape(-1, self.packed)
         codes = torch.stack([units & 15, units >> 4], dim=2).view(-1, 2 * self.packed)[:, : self.unit]
-        return codes if packed.shape == units.shape else codes.reshape(-1)
+        return codes.reshape(*packed.shape[:-1], -1)
 
     def cut(self, x: Tensor) -> Tensor:
         """Return x in the shape (blocks, size), short blocks filled up with zeros."""

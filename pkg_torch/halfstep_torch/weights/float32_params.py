@@ -11,7 +11,7 @@ from torch import Tensor
 
 from halfstep_torch.engine.batches import new_state
 from halfstep_torch.engine.optimizer import Optimizer
-from halfstep_torch.engine.step import Plan
+from halfstep_torch.engine.plan import Plan
 from halfstep_torch.numbers.float_formats import dtype_name
 
 _LARGEST_HALF = 65504.0

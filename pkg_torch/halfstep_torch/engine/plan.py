@@ -1,0 +1,339 @@
+"""The step of one kind of parameter: the rules of a chain in order, then the weight as it is stored.
+
+A `Plan` is all that is fixed before numbers are known. It is cut into stages, each of which sees all of a
+parameter before the next begins. `Stage.run` is a pure function of tensors, the same one in eager mode and
+under torch.compile.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halfstep_torch.bound_rule import BoundRule
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.numbers.random_words import leaf_id, leaf_keys, whole_words, words_from
+from halfstep_torch.rule import ParamInfo, Rule
+from halfstep_torch.storage.blocks import Blocks
+from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.storage.stored_moment import Words
+from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights, apply_updates
+
+# A compiled kernel has the length of a block as a constant.
+_LONGEST_BLOCK = 1 << 16
+# Elements of a row where no format asks for a length. 2^32 is a multiple: no row has two high halves of an
+# index.
+_WIDTH = 256
+
+Columns = Sequence[tuple[Any, dict[int, Any]]]
+"""Of each stream of random words its k0, and of each role its k1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Rules that run as one. Equal stages share a compiled kernel: no seed and no number is part of one.
+
+    Attributes:
+        rules: of the stage, in the order of the chain.
+        sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
+        roles: of each distinct stream of the plan, the roles that are read.
+        weights: what lands on the weights, or knows them best.
+        wrapped: of each rule, whether it sees the weights as `weights` knows them.
+        dtype: of the weights.
+        negates: whether what comes in is to be negated.
+        lands: whether the stage changes the weights; else it leaves an update in float32.
+    """
+
+    rules: tuple[BoundRule, ...]
+    sources: tuple[tuple[tuple[int, int], ...], ...]
+    roles: tuple[tuple[int, ...], ...]
+    weights: BoundWeights
+    wrapped: tuple[bool, ...]
+    dtype: torch.dtype
+    negates: bool
+    lands: bool
+
+    def __hash__(self) -> int:
+        return self._hash  # asked for at every step
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.rules, self.sources, self.roles, self.wrapped, self.dtype))
+
+    @property
+    def scope(self) -> str:
+        """What the rules see, as `Rule.scope` has it; a rule of another scope than "elementwise" is alone."""
+        return self.rules[0].scope if self.rules else "elementwise"
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, StateArray]:
+        """State arrays of the rules, by name, and those that the weights are read from."""
+        rules = [*self.rules, self.weights] if any(self.wrapped) else self.rules
+        return {name: array for rule in rules for name, array in rule.arrays.items()}
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Blocks, ...]:
+        """The distinct cuts of formats with scales, as far as the stage is cut."""
+        if self.scope != "elementwise":
+            return ()
+        scales = (array.scale_of for array in self.arrays.values())
+        return tuple({fmt.blocks for fmt in scales if fmt and fmt.blocks})
+
+    @functools.cached_property
+    def whole(self) -> "Stage":
+        """The stage as it runs on rows of one block each, where a short block is filled up.
+
+        The stage itself where formats cut blocks differently (Inductor takes minutes over two cuts), or where
+        blocks are too long to be a constant of a kernel: then a row holds whole runs.
+        """
+        if len(self.blocks) != 1 or self.blocks[0].size > _LONGEST_BLOCK:
+            return self
+        return self if self.blocks[0].run is None else _with_whole_blocks(self)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the stage, of whole blocks, can be a compiled kernel."""
+        return self.scope == "elementwise" and len(self.blocks) < 2 and self.width <= _LONGEST_BLOCK
+
+    @functools.cached_property
+    def width(self) -> int:
+        """Elements of a row."""
+        return math.lcm(*(blocks.unit for blocks in self.blocks)) if self.blocks else _WIDTH
+
+    def run(
+        self, p: Tensor, u: Tensor, state: Mapping[str, Tensor], numbers: Sequence, words: Callable
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the new weights, or the float32 update if another stage follows, and the new state arrays.
+
+        Args:
+            p: weights, in rows of the width; for a rule of scope "parameter" a parameter in its shape.
+            u: their gradient, of any dtype that float32 holds, or the update of the stage before.
+            state: state arrays, in rows, scales in one; all in one row for a rule of scope "parameter".
+            numbers: of each rule, by name.
+            words: from a stream and a role to the `Words` of a rule.
+        """
+        u, p32, new_state = u.to(torch.float32), p.to(torch.float32), {}
+        if self.negates:
+            u = -u
+        known = self._known(p32, state) if any(self.wrapped) else p32
+        for rule, sources, wrapped, n in zip(self.rules, self.sources, self.wrapped, numbers, strict=True):
+            u, arrays = rule.update(u, known if wrapped else p32, state, n, [words(*x) for x in sources])
+            new_state.update(arrays)
+        return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
+
+    def _known(self, p32: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """Return the weights as precisely as they are known, given those of the model."""
+        if self.scope == "elementwise":
+            return self.weights.join(p32, state)
+        return self.weights.join(p32.reshape(-1), state).view(p32.shape)
+
+    def columns(self, keys: Sequence) -> Columns:
+        """Return the columns of `stream_keys` by stream and role."""
+        rest = iter(keys)
+        return [(next(rest), {role: next(rest) for role in roles}) for roles in self.roles]
+
+    def row_words(self, index: Callable[[], Tensor], keys: Sequence) -> Callable[[int, int], Words]:
+        """Return the words of rows.
+
+        Args:
+            index: makes the int32 row-major index of each element of the rows.
+            keys: the columns of `stream_keys`, each of a number per row.
+        """
+        columns = self.columns(keys)
+        read = {stream for sources in self.sources for stream, _ in sources}
+        at = index() if read else None
+        words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
+        return lambda stream, role: lambda shape: words[stream](role)
+
+    def whole_words(self, keys: Sequence[int], device: torch.device) -> Callable[[int, int], Words]:
+        """Return the words of arrays of any shape, given the keys of their leaf."""
+        columns = self.columns(keys)
+        return lambda stream, role: (
+            lambda shape: whole_words(columns[stream][0], columns[stream][1][role], shape, device)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The step of one parameter.
+
+    Attributes:
+        rules: in the order of the chain.
+        links: of each rule, the index of its link in the chain.
+        sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
+        roles: of each distinct stream, the roles that are read.
+        prefixes: of each distinct stream, what stands before the name of the leaf.
+        wrapped: how many rules before the last see the float32 weights that it keeps.
+        dtype: of the weights.
+        maximize: ascend.
+    """
+
+    rules: tuple[BoundRule, ...]
+    links: tuple[int, ...]
+    sources: tuple[tuple[tuple[int, int], ...], ...]
+    roles: tuple[tuple[int, ...], ...]
+    prefixes: tuple[str, ...]
+    wrapped: int
+    dtype: torch.dtype
+    maximize: bool
+
+    @functools.cached_property
+    def bounds(self) -> list[range]:
+        """Which rules each stage has: the step is cut around every rule that is not elementwise."""
+        alone = [i for i, rule in enumerate(self.rules) if rule.scope != "elementwise"]
+        cuts = sorted({0, len(self.rules), *alone, *(i + 1 for i in alone)})
+        return [range(i, j) for i, j in itertools.pairwise(cuts)] or [range(0)]
+
+    @functools.cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The step in stages. All but the last leave the weights alone."""
+        return tuple(self._stage(own) for own in self.bounds)
+
+    def _stage(self, own: range) -> Stage:
+        count = len(self.rules)
+        return Stage(
+            rules=self.rules[own.start : own.stop],
+            sources=self.sources[own.start : own.stop],
+            roles=self.roles,
+            weights=self.weights,
+            wrapped=tuple(count - 1 - self.wrapped <= i < count - 1 for i in own),
+            dtype=self.dtype,
+            negates=self.maximize and own.start == 0,
+            lands=own.stop == count,
+        )
+
+    @functools.cached_property
+    def whole(self) -> tuple[Stage, ...]:
+        """The stages as they run on rows: plans that differ in short blocks alone have the same ones."""
+        return _the_one(tuple(stage.whole for stage in self.stages))
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, StateArray]:
+        """State arrays of all rules, by name."""
+        return {name: array for rule in self.rules for name, array in rule.arrays.items()}
+
+    @property
+    def weights(self) -> BoundWeights:
+        """What knows the weights best."""
+        last = self.rules[-1] if self.rules else None
+        nearest = BoundWeights(NearestWeights(), dtype=dtype_name(self.dtype))
+        return last if isinstance(last, BoundWeights) else nearest
+
+    def streams(self, seeds: Sequence) -> tuple[tuple[int, str, tuple[int, ...]], ...]:
+        """Return the random streams that a step reads: seed, prefix of the names, and the roles read.
+
+        Args:
+            seeds: of each link of the chain.
+        """
+        of_stream = {}
+        for rule, link, sources in zip(self.rules, self.links, self.sources, strict=True):
+            for source, (stream, _) in zip(rule.sources, sources, strict=True):
+                of_stream[stream] = _seed_of(seeds[link], source.seed)
+        rows = enumerate(zip(self.prefixes, self.roles, strict=True))
+        return tuple((of_stream[i] or 0, prefix, roles) for i, (prefix, roles) in rows)
+
+
+@functools.cache
+def _the_one(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Return, of equal stages, always the same object."""
+    return stages
+
+
+def _with_whole_blocks(x: Any) -> Any:
+    """Return a stage, or any part of one, with no short blocks."""
+    if isinstance(x, Blocks):
+        return Blocks(x.size)
+    if isinstance(x, tuple):
+        parts = map(_with_whole_blocks, x)
+        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+    if not dataclasses.is_dataclass(x) or isinstance(x, type):
+        return x
+    fields = {field.name: _with_whole_blocks(getattr(x, field.name)) for field in dataclasses.fields(x)}
+    return dataclasses.replace(x, **fields)
+
+
+def _seed_of(seed: Any, which: int) -> int | None:
+    """Return one seed of a link."""
+    return seed[which] if isinstance(seed, (tuple, list)) else seed
+
+
+def make_plan(
+    rules: Sequence[BoundRule | None],
+    seeds: Sequence,
+    dtype: torch.dtype,
+    maximize: bool,
+    wrapped_links: int = 0,
+) -> Plan:
+    """Put the rules of one parameter together.
+
+    Args:
+        rules: of each link of the chain, None where the link does nothing.
+        seeds: of each link.
+        dtype: of the weights.
+        maximize: ascend.
+        wrapped_links: how many links before the last see the float32 weights that it keeps.
+    """
+    chosen = [(i, rule) for i, rule in enumerate(rules) if rule is not None]
+    distinct: dict[tuple[int | None, str], list[int]] = {}
+    sources = []
+    for i, rule in chosen:
+        read = [((_seed_of(seeds[i], seed), prefix), role) for role, seed, prefix in rule.sources]
+        for stream, role in read:
+            roles = distinct.setdefault(stream, [])
+            roles.extend([] if role in roles else [role])
+        sources.append(tuple((list(distinct).index(stream), role) for stream, role in read))
+    last = len(rules) - 1
+    wrapped = range(last - wrapped_links, last) if rules and rules[last] is not None else range(0)
+    return Plan(
+        rules=tuple(rule for _, rule in chosen),
+        links=tuple(i for i, _ in chosen),
+        sources=tuple(sources),
+        roles=tuple(map(tuple, distinct.values())),
+        prefixes=tuple(prefix for _, prefix in distinct),
+        wrapped=sum(i in wrapped for i, _ in chosen),
+        dtype=dtype,
+        maximize=maximize,
+    )
+
+
+def bind_rules(
+    links: Sequence[Rule], caller: str, values: Sequence[Any], info: ParamInfo
+) -> list[BoundRule | None]:
+    """Return of each link what it does to a parameter.
+
+    Args:
+        links: of the chain.
+        caller: for messages.
+        values: of each link, what `read` gave.
+        info: of the parameter.
+    """
+    rules: list[BoundRule | None] = []
+    wrapped_from = len(links)
+    for i, (link, own) in reversed(list(enumerate(zip(links, values, strict=True)))):
+        seen = info._replace(dtype=torch.float32) if i >= wrapped_from else info
+        rules.append(link.bind(caller, own, seen))
+        if link.wrapped_links and rules[-1] is not None:
+            wrapped_from = min(wrapped_from, i - link.wrapped_links)
+    return rules[::-1]
+
+
+def stream_keys(streams: Sequence, steps: Sequence[int], names: Sequence[str]) -> np.ndarray:
+    """Return the keys of leaves that read the same streams: uint32, a row each.
+
+    Columns: of every stream k0 and each role's k1.
+
+    Args:
+        streams: what `Plan.streams` gives.
+        steps: of each leaf, the count after its increment.
+        names: of each leaf.
+    """
+    columns = [np.zeros((len(names), 0), np.uint32)]
+    for seed, prefix, roles in streams:
+        columns.append(leaf_keys(seed, steps, [leaf_id(prefix + name) for name in names], roles))
+    return np.concatenate(columns, axis=1)

@@ -1,0 +1,476 @@
+"""Rows: parameters, their gradients and their state as matrices whose rows are whole blocks.
+
+    parameter   its elements in row-major order, whatever its layout in memory: index 0 to n - 1
+    span        a stretch of it, or a box of its leading axes
+    row         a block of a span; `_WIDTH` elements of it where no format has blocks
+    keys        of each row: the index of its first element, and k0, k1, ... of its parameter
+    aliased     a span that is rows in its own memory: nothing is copied
+    packed      many spans end to end, in memory of ours; what is short is filled up, and not written back
+
+                    parameter a               b           c              rows 0 to 2 of a could be aliased
+                |-----|-----|-----|---  |  |-----|--   |  |---   |
+                 row 0 row 1 row 2 row 3    row 4 row 5    row 6
+
+So one array, many arrays, short blocks and indices past 2^32 are one case: rows that start where they start.
+Shards of a larger array would be, too.
+"""
+
+import dataclasses
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.engine.plan import Plan, Stage
+from halfstep_torch.storage.blocks import Blocks
+
+_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+# Kinds of arrays beside those of the state, whose names are not empty.
+_P, _G, _U = ("", "p"), ("", "g"), ("", "u")
+
+
+@dataclasses.dataclass(eq=False)
+class Slot:
+    """A parameter that is stepped.
+
+    Attributes:
+        param: the weights, with a gradient.
+        name: the leaf name.
+        plan: of its step.
+        step: the count after this step.
+        state: its state arrays, row-major.
+    """
+
+    param: Tensor
+    name: str
+    plan: Plan
+    step: int = 0
+    state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+    @property
+    def grad(self) -> Tensor:
+        """The gradient, detached."""
+        assert self.param.grad is not None
+        return self.param.grad.detach()
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Some whole runs of a slot, next to each other in row-major order.
+
+    Attributes:
+        slot: its place among the slots.
+        start: row-major index of the first element.
+        length: in elements.
+        box: an index into the leading axes of any array of the slot; None for a stretch of memory.
+        short: the cut of its blocks where runs end in a short one, which is to be filled up.
+    """
+
+    slot: int
+    start: int
+    length: int
+    box: tuple | None = None
+    short: Blocks | None = None
+
+    def rows(self, width: int) -> int:
+        """Return the number of its rows."""
+        if self.short is None:
+            return -(-self.length // width)
+        return self.short.count(self.length)
+
+    def firsts(self, width: int) -> Tensor:
+        """Return the row-major index of the first element of every row, int64."""
+        if self.short is None:
+            return torch.arange(self.start, self.start + self.length, width)
+        runs = torch.arange(self.start, self.start + self.length, self.short.unit)
+        return (runs[:, None] + torch.arange(0, self.short.padded, self.short.size)).view(-1)
+
+    def of(self, x: Tensor, entries: int) -> Tensor:
+        """Return the span's part of an array of the slot, of which so many entries belong to it."""
+        if self.box is not None:
+            return x[self.box]
+        if x.numel() == entries:
+            return x
+        start = self.start * entries // self.length
+        stretch = x.view(-1)[start : start + entries]
+        return stretch if self.short is None else stretch.view(self.length // self.short.unit, -1)
+
+    def within(self, rows: Tensor, x: Tensor) -> Tensor:
+        """Return the view of its `rows` in which the entries of its part `x` of an array belong."""
+        if self.short is None:
+            return rows.view(-1)[: x.numel()].view(x.shape)
+        runs = self.length // self.short.unit
+        products = itertools.accumulate(x.shape, operator.mul, initial=1)
+        leading = next(k for k, product in enumerate(products) if product == runs)
+        ours = rows.view(*x.shape[:leading], -1)[..., : x.numel() // runs]
+        return ours.unflatten(-1, x.shape[leading:])
+
+
+class Rows:
+    """Spans as matrices of a stage's width, one for every kind of array.
+
+    Attributes:
+        stage: that steps them.
+        p: weights.
+        g: the incoming gradient or update.
+        u: the update that the stage leaves; None where it changes the weights.
+        state: state arrays in the order of the stage's; scales in one row.
+        slots: of each row, the place of its slot; None where there is one span.
+        low: of each row, the low half of the row-major index of its first element, int32.
+        high: the high half, in a column; of each element, where a row has two; None where all are 0.
+    """
+
+    p: Tensor
+    g: Tensor
+    u: Tensor | None = None
+    state: list[Tensor]
+
+    def __init__(self, stage: Stage, spans: Sequence[Span], device: torch.device, least: int = 0) -> None:
+        counts = torch.tensor([span.rows(stage.width) for span in spans])
+        slots = torch.tensor([span.slot for span in spans]).repeat_interleave(counts)
+        firsts = torch.cat([span.firsts(stage.width) for span in spans])
+        # Packed, a single row would be a graph of its own.
+        spare = max(least - len(slots), 0)
+        firsts = torch.nn.functional.pad(firsts, (0, spare))
+        self.stage, self.spans, self._count = stage, spans, len(firsts)
+        self.slots = None if len(spans) == 1 else torch.nn.functional.pad(slots, (0, spare)).to(device)
+        self.low = firsts.to(torch.int32).to(device)
+        self.high = _high_halves(firsts, stage.width, device)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def load(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor] | None) -> None:
+        """Bring everything into the matrices.
+
+        Args:
+            incoming: of each slot, its gradient or the update of the stage before.
+            outgoing: of each slot, where the update of this stage goes; None where it changes the weights.
+        """
+        raise NotImplementedError
+
+    def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
+        """Bring what the stage has changed to where it belongs."""
+        raise NotImplementedError
+
+
+def _high_halves(firsts: Tensor, width: int, device: torch.device) -> Tensor | None:
+    first, last = firsts >> 32, (firsts + (width - 1)) >> 32
+    if not last.any():
+        return None
+    # Only rows of an odd width have two.
+    high = first[:, None] if torch.equal(first, last) else (firsts[:, None] + torch.arange(width)) >> 32
+    return high.to(torch.int32).to(device)
+
+
+class AliasedRows(Rows):
+    """Rows of one slot, in its own memory."""
+
+    def __init__(self, stage: Stage, span: Span, slot: Slot) -> None:
+        super().__init__(stage, [span], slot.param.device)
+        self.p = self._alias(slot.param, stage.width)
+        self.state = [
+            self._alias(slot.state[name], spec.size(stage.width), flat=spec.scale_of is not None)
+            for name, spec in stage.arrays.items()
+        ]
+
+    def _alias(self, x: Tensor, per_row: int, flat: bool = False) -> Tensor:
+        (span,), rows = self.spans, len(self)
+        start = span.start // self.stage.width * per_row
+        return alias(x, start, (rows * per_row,) if flat else (rows, per_row))
+
+    def load(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor] | None) -> None:
+        """Alias what comes in and where it goes; weights and state are in place."""
+        slot = self.spans[0].slot
+        self.g = self._alias(incoming[slot], self.stage.width)
+        self.u = None if outgoing is None else self._alias(outgoing[slot], self.stage.width)
+
+    def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
+        """Nothing is elsewhere. Forget the gradient, which others may want to free."""
+        del self.g
+        self.u = None
+
+
+class PackedRows(Rows):
+    """Rows of many spans, copied to memory of ours and back."""
+
+    def __init__(self, stage: Stage, spans: Sequence[Span], slots: Sequence[Slot], memory: "Memory") -> None:
+        super().__init__(stage, spans, memory.device, least=2)
+        counts = [span.rows(stage.width) for span in spans]
+        self._ends = list(itertools.accumulate(counts))
+        self._elements = [span.of(slots[span.slot].param.detach(), span.length) for span in spans]
+        self.p, self._p = self._matrix(memory, _P, self._elements)
+        self.g, self._g = self._matrix(memory, _G, self._elements)
+        if not stage.lands:
+            self.u, self._u = self._matrix(memory, _U, self._elements)
+        self._entries = [
+            [span.of(slots[span.slot].state[name], _entries(slots[span.slot], name, span)) for span in spans]
+            for name in stage.arrays
+        ]
+        located = [
+            self._matrix(memory, *of_array) for of_array in zip(stage.arrays, self._entries, strict=True)
+        ]
+        self.state, self._views = [matrix for matrix, _ in located], [views for _, views in located]
+        self._fills = any(span.short for span in spans)
+
+    def _matrix(
+        self, memory: "Memory", name: str | tuple, parts: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the matrix of a kind of array, and the views of it where the spans' parts belong."""
+        matrix = memory.matrix(name, len(self))
+        rows = matrix.view(len(self), -1)
+        located = zip(self.spans, [0, *self._ends], self._ends, parts, strict=False)
+        return matrix, [span.within(rows[start:stop], x) for span, start, stop, x in located]
+
+    def load(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor] | None) -> None:
+        """Copy everything into the matrices."""
+        if self._fills:
+            for matrix in (self.p, self.g, *self.state):
+                matrix.zero_()  # what fills a block up must not be its largest element
+        _copy(self._p, self._elements)
+        _copy(self._g, self._parts(incoming))
+        for views, entries in zip(self._views, self._entries, strict=True):
+            _copy(views, entries)
+
+    def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
+        """Copy what was changed back."""
+        if outgoing is None:
+            _copy(self._elements, self._p)
+        else:
+            _copy(self._parts(outgoing), self._u)
+        for spec, views, entries in zip(self.stage.arrays.values(), self._views, self._entries, strict=True):
+            _copy(entries, views)
+            if spec.packed_of and self._fills:
+                _clear_half_bytes(self.spans, entries)
+
+    def _parts(self, arrays: Mapping[int, Tensor]) -> list[Tensor]:
+        return [span.of(arrays[span.slot], span.length) for span in self.spans]
+
+
+class Memory:
+    """Memory for packed rows, used by one pack after the other.
+
+    Attributes:
+        device: where it is.
+    """
+
+    def __init__(self, stage: Stage, rows: int, device: torch.device, grad_dtype: torch.dtype, wide: bool):
+        self.device = device
+        self._per_row: dict[str | tuple, int] = dict.fromkeys((_P, _G, _U), stage.width)
+        dtypes: dict[str | tuple, torch.dtype] = {_P: stage.dtype, _G: grad_dtype, _U: torch.float32}
+        self._flat = {name for name, spec in stage.arrays.items() if spec.scale_of}
+        for name, spec in stage.arrays.items():
+            self._per_row[name] = spec.size(stage.width)
+            dtypes[name] = kernel_dtype(spec.dtype, device) if wide else spec.dtype
+        self._memory = {
+            name: torch.zeros(rows * self._per_row[name], dtype=dtype, device=device)
+            for name, dtype in dtypes.items()
+            if name != _U or not stage.lands
+        }
+
+    def matrices(self, rows: int) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
+        """Return so many rows of weights, what comes in, what the stage leaves if it does, and the state."""
+        u = self.matrix(_U, rows) if _U in self._memory else None
+        state = [self.matrix(name, rows) for name in self._per_row if name not in (_P, _G, _U)]
+        return self.matrix(_P, rows), self.matrix(_G, rows), u, state
+
+    def matrix(self, name: str | tuple, rows: int) -> Tensor:
+        """Return so many rows of an array; of scales in one row."""
+        per_row = self._per_row[name]
+        return alias(self._memory[name], 0, (rows * per_row,) if name in self._flat else (rows, per_row))
+
+
+class Layout:
+    """The rows of the slots of a batch. What it is made of stays from step to step, so it is made once.
+
+    Attributes:
+        groups: of slots that go through all stages together: their places, and the rows of each stage.
+        signature: of the memory that the rows are of.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], signature: list[tuple], grad_dtype: torch.dtype, compiled: bool
+    ) -> None:
+        self.signature = signature
+        stages = slots[0].plan.whole
+        places = [list(range(len(slots)))]
+        if len(stages) > 1:
+            # Between the stages stand updates in float32: those of one long parameter, or some short ones.
+            places = _split(slots, lengths(stages[0], slots[0].param.device, compiled)[1])
+        spans = [[_spans(k, slots, group, compiled) for k in range(len(stages))] for group in places]
+        self.groups = []
+        memories = [
+            _memory(
+                k, slots, [of_group[k][1] for of_group in spans], torch.float32 if k else grad_dtype, compiled
+            )
+            for k in range(len(stages))
+        ]
+        for group, of_group in zip(places, spans, strict=True):
+            rows = [
+                _rows(stage, slots, *of_stage, memory)
+                for stage, of_stage, memory in zip(stages, of_group, memories, strict=True)
+            ]
+            self.groups.append((group, rows))
+
+
+def signature(slots: Sequence[Slot]) -> list[tuple]:
+    """Return what the rows of slots depend on, besides their plans: where they are in memory, and how."""
+    return [
+        (
+            slot.param.data_ptr(),
+            slot.param.shape,
+            slot.param.stride(),
+            slot.grad.is_contiguous(),
+            *(array.data_ptr() for array in slot.state.values()),
+        )
+        for slot in slots
+    ]
+
+
+def _split(slots: Sequence[Slot], length: int) -> list[list[int]]:
+    """Return the places of slots in groups: the long ones alone."""
+    groups: list[list[int]] = []
+    room = 0
+    for place, slot in enumerate(slots):
+        n = slot.param.numel()
+        if n > room:
+            groups.append([])
+            room = length
+        groups[-1].append(place)
+        room -= n
+    return groups
+
+
+def lengths(stage: Stage, device: torch.device, compiled: bool) -> tuple[int, int]:
+    """Return how many elements are stepped at once in their own memory, and in packed memory.
+
+    On CPU packed memory fits a cache. So do the temporaries of eager mode, and those between the passes over
+    a block. A short array costs less to copy than to call a kernel for.
+    """
+    if device.type != "cpu":
+        return (1 << 26, 1 << 22) if compiled else (1 << 24, 1 << 22)
+    if not compiled:
+        return 1 << 17, 1 << 17
+    return 1 << 18 if stage.blocks else 1 << 24, 1 << 18
+
+
+def _spans(
+    k: int, slots: Sequence[Slot], places: Sequence[int], compiled: bool
+) -> tuple[list[Span], list[list[Span]]]:
+    """Return the spans of the k-th stage that are rows in their own memory, and packs of the others."""
+    aliased, packed = [], []
+    stage = slots[0].plan.whole[k]
+    if stage.scope != "elementwise":
+        return [], []
+    for place in places:
+        of_slot = _spans_of(slots[place], place, k, compiled)
+        aliased += of_slot[0]
+        packed += of_slot[1]
+    packs, room = [], 0
+    for span in packed:
+        rows = span.rows(stage.width)
+        if rows * stage.width > room:
+            packs.append([])
+            room = lengths(stage, slots[0].param.device, compiled)[1]
+        packs[-1].append(span)
+        room -= rows * stage.width
+    return aliased, packs
+
+
+def _spans_of(slot: Slot, place: int, k: int, compiled: bool) -> tuple[list[Span], list[Span]]:
+    stage, own, n = slot.plan.whole[k], slot.plan.stages[k], slot.param.numel()
+    device, short = slot.param.device, None if own.whole is own else own.blocks[0]
+    at_once, packed = lengths(stage, device, compiled)
+    if not n:
+        return [], []
+    if n <= (packed // 4 if compiled else packed) and stage.width <= packed:
+        return [], [Span(place, 0, n, short=short)]
+    if not (slot.param.is_contiguous() and slot.grad.is_contiguous()):
+        return [], list(_boxes(slot, place, own, packed, short))
+    as_they_are = all(not compiled or kernel_dtype(x.dtype, device) == x.dtype for x in slot.state.values())
+    if short or not as_they_are:
+        unit = short.unit if short else stage.width
+        length = max(packed // unit, 1) * unit
+        return [], [Span(place, i, min(length, n - i), short=short) for i in range(0, n, length)]
+    rows, rest = divmod(n, stage.width)
+    # No piece is a single row, unless that is all of it.
+    pieces = min(-(-rows * stage.width // at_once), max(rows // 2, 1)) if rows else 0
+    ends = [rows * i // pieces * stage.width for i in range(pieces + 1)] if pieces else []
+    aliased = [Span(place, i, j - i) for i, j in itertools.pairwise(ends)]
+    return aliased, [Span(place, n - rest, rest)] if rest else []
+
+
+def _boxes(slot: Slot, place: int, stage: Stage, length: int, short: Blocks | None) -> Iterator[Span]:
+    """Yield boxes of about so many elements of an array that is not row-major: whole runs."""
+    shape = slot.param.shape
+    scales = [spec.shape(shape) for spec in stage.arrays.values() if spec.scale_of]
+    axes = min((len(of_array) - 1 for of_array in scales), default=len(shape))
+    rest = [math.prod(shape[axis + 1 :]) for axis in range(axes)]
+    if not rest:
+        yield Span(place, 0, slot.param.numel(), short=short)
+        return
+    cut = next((axis for axis in range(axes) if rest[axis] <= length), axes - 1)
+    step, start = max(length // rest[cut], 1), 0
+    for fixed in itertools.product(*map(range, shape[:cut])):
+        for i in range(0, shape[cut], step):
+            j = min(i + step, shape[cut])
+            yield Span(place, start, (j - i) * rest[cut], (*fixed, slice(i, j)), short)
+            start += (j - i) * rest[cut]
+
+
+def _memory(
+    k: int,
+    slots: Sequence[Slot],
+    packs: Sequence[Sequence[Sequence[Span]]],
+    dtype: torch.dtype,
+    compiled: bool,
+) -> Memory:
+    """Return memory for the largest pack of the k-th stage."""
+    stage = slots[0].plan.whole[k]
+    counts = [sum(span.rows(stage.width) for span in pack) for of_group in packs for pack in of_group]
+    rows = max(2, *counts) if counts else 0
+    return Memory(stage, rows, slots[0].param.device, dtype, compiled)
+
+
+def _rows(
+    stage: Stage,
+    slots: Sequence[Slot],
+    aliased: Sequence[Span],
+    packs: Sequence[Sequence[Span]],
+    memory: Memory,
+) -> list[Rows]:
+    """Return the rows of a stage of a group."""
+    return [
+        *(AliasedRows(stage, span, slots[span.slot]) for span in aliased),
+        *(PackedRows(stage, pack, slots, memory) for pack in packs),
+    ]
+
+
+def _entries(slot: Slot, name: str, span: Span) -> int:
+    """Return how many entries of a state array belong to a span."""
+    return slot.plan.arrays[name].size(span.length)
+
+
+def _clear_half_bytes(spans: Sequence[Span], entries: Sequence[Tensor]) -> None:
+    """Clear the half bytes that are no element's, of codes of 4 bits of runs of an odd length."""
+    for span, codes in zip(spans, entries, strict=True):
+        if span.short and span.short.unit % 2:
+            codes.view(span.length // span.short.unit, -1)[:, -1] &= 15
+
+
+def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype in which a kernel wants a state array: its own, or one that Inductor can vectorise."""
+    return torch.int32 if dtype == torch.int16 and device.type == "cpu" else dtype
+
+
+def alias(x: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
+    """Return an alias of a stretch of a row-major tensor, from its entry `start` on, in a shape.
+
+    Not a view: a view has a base, and Dynamo, where it is shown one, compiles once for every rank of bases.
+    """
+    strides = tuple(itertools.accumulate(shape[:0:-1], operator.mul, initial=1))[::-1]
+    same = torch.empty(0, dtype=x.dtype, device=x.device)
+    return same.set_(x.untyped_storage(), x.storage_offset() + start, shape, strides)
