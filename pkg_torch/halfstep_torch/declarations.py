@@ -152,8 +152,9 @@ class Moment:
         """
         fmt = fmt.for_shape(shape)
         stochastic = rounding == "stochastic" or (rounding == "auto" and fmt.falls_short(rate))
+        unit = self.unit if fmt.relative else ""
         source = WordSource(role_of(self.name)) if stochastic and fmt.rounds else None
-        return StoredMoment(key, fmt, source, "never" if self.signed else "always", self.shape, self.unit)
+        return StoredMoment(key, fmt, source, "never" if self.signed else "always", self.shape, unit)
 
 
 def moment(

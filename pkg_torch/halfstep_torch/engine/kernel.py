@@ -175,8 +175,8 @@ def row_keys(stage: Stage, rows: Rows, keys: Tensor) -> Tensor:
     # Contract W8: the high half of the index is added to k1, golden ratio times.
     high = rows.high * (int(GOLDEN_RATIO) - (1 << 32))
     columns = columns[:, :, None].expand(-1, *high.shape).clone()
-    for _, of_roles in stage.columns(columns.unbind()):
-        for k1 in of_roles.values():
+    for (_, of_roles), shared in zip(stage.columns(columns.unbind()), stage.shared, strict=True):
+        for k1 in () if shared else of_roles.values():
             k1 += high
     return columns if high.shape[1] > 1 else columns[:, :, 0].contiguous()
 

@@ -325,7 +325,7 @@ class Optimizer(torch.optim.Optimizer):
             slots[param] = key, slot
             plan, state = slot.plan, self.state.get(param)
             slot.step = int(state["step"]) + 1 if state else 1
-            of_batch = (i, plan.links, plan.prefixes, id(plan.whole), param.device, grad.dtype, slot.step)
+            of_batch = (i, plan.links, plan.kinds, id(plan.whole), param.device, grad.dtype, slot.step)
             if of_batch not in batches:
                 links = self._chain.links
                 numbers = [links[j].step_numbers(values[i][j], slot.step) for j in plan.links]

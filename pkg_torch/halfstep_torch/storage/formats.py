@@ -149,6 +149,12 @@ class Format:
         values = self.codes.decode(self.blocks.cut(wide), encoded.scale.to(torch.int32)[:, None], cut_words)
         return self.blocks.join(values, codes.shape)
 
+    def decoded_shape(self, codes: Tensor) -> tuple[int, ...]:
+        """Return the shape of what codes decode to: two to a byte make twice as many, less ends of runs."""
+        if self.blocks is None or not self.codes.packed:
+            return tuple(codes.shape)
+        return self.blocks.unpacked_shape(tuple(codes.shape))
+
     def falls_short(self, b: float) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, can end a thousandth before its mean (contract F3).
 
