@@ -250,7 +250,7 @@ class Rule:
         return tuple(getattr(h, field) for one in found for field in (one.dtype, one.rate) if field)
 
     def _check_unit(self, caller: str, one: Moment, fmt: Format | None, h: Any, found: Declared) -> None:
-        """Raise ValueError for a moment in units of a root that is past what its codes without scales hold."""
+        """Raise ValueError for a moment in units of a root, past what its codes without scales hold."""
         if fmt is None or not fmt.relative or fmt.scaled or not one.unit:
             return
         unit = found.moments[one.unit]

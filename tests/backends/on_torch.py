@@ -8,6 +8,7 @@ import torch
 import halfstep_torch as hs
 from backends.protocol import (
     Backend,
+    codes_of,
     format_of,
     offset_of,
     ratio_numbers,
@@ -132,12 +133,13 @@ class TorchBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, to_torch(case.inputs["x"])
-        fmt = Format(a["dtype"], a["scaled"], a["block_size"]).for_shape(x.shape)
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"], **codes_of(case)).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
+        words = words.expand(x.shape) if fmt.codes.dithered and words is not None else words
 
         def encode(x, words):
             stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
-            return stored, fmt.decode(stored)
+            return stored, fmt.decode(stored, words)
 
         key = ("encode", fmt, a["keep_nonzero"], words is None, x.shape)
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)

@@ -11,7 +11,8 @@ from halfstep_spec.rules.lamb import LambStep
 from halfstep_spec.rules.lion import ScaleByLion
 from halfstep_spec.rules.step import Step
 from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
-from halfstep_spec.storage.formats import relative, scaled
+from halfstep_spec.storage.formats import scaled
+from halfstep_spec.storage.relative import relative
 from halfstep_spec.vectors import Case
 
 NOTES = {
@@ -39,8 +40,10 @@ def _encode_cases():
     for fmt in formats:
         for flag, x in format_inputs(signed=True).items():
             for rounding in ("nearest", "stochastic"):
-                # A case of codes, whatever their unit: magnitudes are those of a first moment.
-                yield encode_case(fmt, flag, x, rounding, NOTES, second=False)
+                # In the unit of a root nothing is near the largest float: it need not have a reciprocal scale.
+                z = x if fmt.scaled else np.clip(x, np.float32(-(2.0**100)), np.float32(2.0**100))
+                z = np.where(np.isinf(x), x, z)
+                yield encode_case(fmt, flag, z, rounding, NOTES, second=False)
     yield encode_case(scaled("int8", None, 0, 0, "fine"), "Sample", _sample(), "stochastic", NOTES)
 
 

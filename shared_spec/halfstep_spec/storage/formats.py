@@ -169,35 +169,18 @@ def scaled(
     return Format(dtype, True, block_size, min_size, min_ndim, scale)
 
 
-def relative(
-    dtype: str, block_size: int | str | None = None, min_size: int = 4096, min_ndim: int = 2
-) -> Format:
-    """Return the format of a first moment in units of the root of the second one: z = m / sqrt(v).
-
-    Without a block size there is no scale, and no array is too small; with one, integers have fine scales.
-    """
-    names = FIXED_CODES if block_size is None else FINE_CODES
-    if dtype not in names:
-        raise ValueError(
-            f"relative: dtype={dtype} with block_size={block_size} is none of {', '.join(names)}."
-        )
-    if block_size is None:
-        return Format(dtype, relative=True)
-    _check_even("relative", FINE_CODES[dtype], dtype, block_size)
-    return Format(dtype, True, block_size, min_size, min_ndim, "fine", relative=True)
-
-
 def codebook(
     table: str, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2
 ) -> Format:
     """Return the format of codes of a table with one power-of-two scale per block."""
     if table not in TABLE_CODES:
         raise ValueError(f"codebook: table={table!r} is none of {', '.join(TABLE_CODES)}.")
-    _check_even("codebook", TABLE_CODES[table], table, block_size)
+    check_even("codebook", TABLE_CODES[table], table, block_size)
     return Format(table, True, block_size, min_size, min_ndim)
 
 
-def _check_even(caller: str, codes: Codes, name: str, block_size: int | str | None) -> None:
+def check_even(caller: str, codes: Codes, name: str, block_size: int | str | None) -> None:
+    """Raise ValueError for blocks of an odd length, where codes are of 4 bits."""
     if codes.packed and isinstance(block_size, int) and block_size % 2:
         raise ValueError(
             f"{caller}: block_size={block_size} is odd; codes of {name} stand two to a byte. "

@@ -7,9 +7,30 @@ import math
 
 import numpy as np
 
+from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
+from halfstep_spec.storage.formats import Format, check_even
+
 LARGEST_BOUND = 7.5
 """What codes without a scale hold."""
 _SMALLEST_NORMAL = np.float32(2.0**-126)
+
+
+def relative(
+    dtype: str, block_size: int | str | None = None, min_size: int = 4096, min_ndim: int = 2
+) -> Format:
+    """Return the format of a first moment in units of the root of the second one: z = m / sqrt(v).
+
+    Without a block size there is no scale, and no array is too small; with one, integers have fine scales.
+    """
+    names = FIXED_CODES if block_size is None else FINE_CODES
+    if dtype not in names:
+        raise ValueError(
+            f"relative: dtype={dtype} with block_size={block_size} is none of {', '.join(names)}."
+        )
+    if block_size is None:
+        return Format(dtype, relative=True)
+    check_even("relative", FINE_CODES[dtype], dtype, block_size)
+    return Format(dtype, True, block_size, min_size, min_ndim, "fine", relative=True)
 
 
 def to_unit(m: np.ndarray, v: np.ndarray) -> np.ndarray:
