@@ -53,6 +53,7 @@ ROWS = (
     Row("lamb16, trust_power None, no bound", _lamb(hs.lamb16, trust_power=None, max_norm=None)),
     Row("lamb16, trust_power None, max_norm 10", _lamb(hs.lamb16, trust_power=None, max_norm=BOUND)),
     Row("lamb16, trust_power 0.382, no bound", _lamb(hs.lamb16, trust_power=POWER, max_norm=None)),
+    Row("lamb16, trust_power 0.382, max_norm 10", _lamb(hs.lamb16, trust_power=POWER, max_norm=BOUND)),
 )
 NAMES = tuple(row.name for row in ROWS)
 HOLDING = tuple(name for name in NAMES if "max_norm" in name or "0.382" in name)

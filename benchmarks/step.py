@@ -4,8 +4,8 @@
 
 Everything runs interleaved in one process. Prints the median nanoseconds per parameter and step, the
 processor time behind it (of all threads, divided by their number: steadier on a shared machine), and the
-ratio to a copy of as many bytes. Then a row for every way to store a moment or a weight, against the
-default of the same package: what saves memory costs time.
+ratio to a copy of as many bytes. Then torch's steps of 300 short arrays, and a row for every way to store a
+moment or a weight, against the default of the same package: what saves memory costs time.
 """
 
 import argparse
@@ -31,6 +31,7 @@ import halfstep_jax
 import halfstep_torch
 
 LAYOUTS = {"1 x 16M": (1, (4096, 4096)), "100 x 160k": (100, (400, 400))}
+MANY = {"300 x 1k to 50k": (1_000, 50_000), "300 x 64 to 4k": (64, 4_000)}
 STORED = (2048, 2048)
 _LR, _DECAY = 1e-4, 0.1
 
@@ -44,7 +45,7 @@ def contenders(layout: str) -> list[Contender]:
         return jax_contender(name, tx, dtypes[0], leaves, shape, moved)
 
     def on_torch(name, make, dtypes, moved):
-        return torch_contender(name, make, dtypes[1], leaves, shape, moved)
+        return torch_contender(name, make, dtypes[1], [shape] * leaves, moved)
 
     def fused(params):
         return torch.optim.AdamW(params, lr=_LR, weight_decay=_DECAY, fused=True)
@@ -68,6 +69,39 @@ def contenders(layout: str) -> list[Contender]:
         on_torch("halfstep_torch.AdamW, bfloat16, nearest", ours(compile=True, **forced), bf16, 14),
         on_torch("halfstep_torch.AdamW, bfloat16 (default)", ours(compile=True), bf16, 14),
     ]
+
+
+def lengths(layout: str) -> list[int]:
+    """Return the lengths of the many arrays of a layout."""
+    shortest, longest = MANY[layout]
+    return np.random.default_rng(0).integers(shortest, longest + 1, 300).tolist()
+
+
+def many_contenders(layout: str) -> list[Contender]:
+    """Return torch's steps of many short arrays in bfloat16: what a call for each of them costs."""
+    shapes = [(length,) for length in lengths(layout)]
+    scaled = {"min_size": 128, "min_ndim": 1}
+    fp8 = {
+        "mu_dtype": halfstep_torch.scaled("float8_e4m3fn", **scaled),
+        "nu_dtype": halfstep_torch.scaled("ufloat8_e5m3", **scaled),
+    }
+
+    def peer(**options):
+        return lambda params: torch.optim.AdamW(params, lr=_LR, weight_decay=_DECAY, **options)
+
+    def ours(**options):
+        return lambda params: halfstep_torch.AdamW(
+            params, lr=_LR, weight_decay=_DECAY, compile=True, **options
+        )
+
+    makes = {
+        "torch AdamW(foreach)": peer(foreach=True),
+        "torch AdamW(fused)": peer(fused=True),
+        "halfstep_torch.AdamW (default)": ours(),
+        "halfstep_torch.AdamW, fp8": ours(**fp8),
+    }
+    entries = [torch_contender(name, make, torch.bfloat16, shapes, 14) for name, make in makes.items()]
+    return [copy_contender(14, 1, (1, sum(lengths(layout)))), *entries]
 
 
 def storages(hs) -> dict[str, dict]:
@@ -117,7 +151,7 @@ def storage_contenders(package: str) -> list[Contender]:
         )
 
     return [
-        torch_contender(name, make(options), torch.bfloat16, 1, STORED, 0)
+        torch_contender(name, make(options), torch.bfloat16, [STORED], 0)
         for name, options in storages(halfstep_torch).items()
     ]
 
@@ -169,6 +203,14 @@ def ratios(rows: list[dict]) -> None:
                 print(f"{layout}: {ours} / {peer} = {ns[layout, ours] / ns[layout, peer]:.2f}")
 
 
+def against(rows: list[dict], peers: tuple[str, ...]) -> None:
+    """Print our rows of one layout against each peer."""
+    ns = {row["name"]: row["ns"] for row in rows}
+    for name in ns:
+        for peer in peers if name.startswith("halfstep") else ():
+            print(f"{name} / {peer} = {ns[name] / ns[peer]:.2f}")
+
+
 def main() -> None:
     """Run the benchmark, in a process whose thread settings stood before it began."""
     threads = in_quiet_process()
@@ -187,6 +229,12 @@ def main() -> None:
         rows += table(layout, entries)
     if rows:
         ratios(rows)
+    for layout in () if arguments.storages else MANY:
+        entries = many_contenders(layout)
+        measure(entries, arguments.rounds, sum(lengths(layout)), threads)
+        of_layout = table(layout, entries)
+        against(of_layout, ("torch AdamW(foreach)", "torch AdamW(fused)"))
+        rows += of_layout
     for package in ("JAX", "torch"):
         entries = storage_contenders(package)
         measure(entries, arguments.rounds, int(np.prod(STORED)), threads)

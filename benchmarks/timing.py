@@ -7,7 +7,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -71,10 +71,10 @@ def jax_contender(name: str, tx, dtype, leaves: int, shape, bytes_per_param: int
     return Contender(name, bytes_per_param, step)
 
 
-def torch_contender(name: str, make, dtype, leaves: int, shape, bytes_per_param: int) -> Contender:
+def torch_contender(name: str, make, dtype, shapes: Sequence, bytes_per_param: int) -> Contender:
     """A torch.optim optimizer."""
     generator = torch.Generator().manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for _ in range(leaves)]
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
     for p in params:
         p.grad = (p.detach() * 1e-2).to(dtype)
     return Contender(name, bytes_per_param, make(params).step)

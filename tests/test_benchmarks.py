@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
+MODULES = ("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs")
 pytestmark = pytest.mark.slow
 
 
@@ -15,7 +16,7 @@ def run(monkeypatch, tmp_path):
     """Return a function that runs a benchmark's `main` and returns the figures that it writes."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     # examples/ has a `report` too.
-    for name in ("report", "quality", "gradients", "second_moment", "store_state", "lamb"):
+    for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
     def run(module, *arguments):
@@ -25,7 +26,7 @@ def run(monkeypatch, tmp_path):
         return status, json.loads(record.read_text())
 
     yield run
-    for name in ("report", "quality", "gradients", "second_moment", "store_state", "lamb"):
+    for name in MODULES:
         sys.modules.pop(name, None)
 
 
@@ -71,14 +72,20 @@ def test_transforms_of_optax_are_trained(run, monkeypatch):
     assert row["fp8"]["bytes"] < 2.2 < row["bfloat16"]["bytes"]
 
 
-def test_lamb_is_trained_and_its_momentum_measured(run, monkeypatch):
+def test_lamb_is_trained_its_momentum_measured_and_its_lasting(run, monkeypatch):
+    import epochs
     import lamb
 
     monkeypatch.setattr(lamb, "ROWS", lamb.ROWS[:1])
     monkeypatch.setattr(lamb, "LAYERS", (4000,))
     monkeypatch.setattr(
-        lamb, "claims", lambda training, layers: {"all formats": len(layers) == len(lamb.FORMATS) + 1}
+        lamb, "claims", lambda training, layers: {"all": len(layers) == len(lamb.FORMATS) + 1}
     )
+    monkeypatch.setattr(epochs, "ROWS", epochs.ROWS[:1])
+    monkeypatch.setattr(epochs, "RATES", (0.01,))
+    monkeypatch.setattr(epochs, "EPOCHS", (2,))
+    monkeypatch.setattr(epochs, "claims", lambda results: {"it learns": results[0]["after 2"] > 0.2})
     status, figures = run(lamb, "--steps", "3")
     assert status == 0
     assert figures["layers"][0]["length"] == pytest.approx(1, abs=0.01)
+    assert figures["epochs"][0]["growth"] > 1

@@ -24,7 +24,7 @@ from halfstep_spec.numbers.rounding import decode, round_to
 from halfstep_spec.rule import Moment, Rule, RuleState, moment
 from halfstep_spec.rules import RULES
 from halfstep_spec.rules.adam import ScaleByAdam
-from halfstep_spec.rules.lamb import LambStep
+from halfstep_spec.rules.lamb import Lamb
 from halfstep_spec.rules.learning_rate import ScaleByLearningRate
 from halfstep_spec.rules.lion import ScaleByLion
 from halfstep_spec.rules.step import Step, StepState
@@ -32,42 +32,36 @@ from halfstep_spec.rules.store_state import StoreState
 from halfstep_spec.rules.trace import Trace
 from halfstep_spec.rules.trust_ratio import ScaleByTrustRatio, scale_by_tempered_trust_ratio
 from halfstep_spec.rules.weight_decay import AddDecayedWeights
-from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES, TABLE_CODES
+from halfstep_spec.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
 from halfstep_spec.storage.formats import Encoded, Format, as_format, codebook, scaled
 from halfstep_spec.storage.relative import relative
 from halfstep_spec.storage.stored_moment import StoredMoment
 from halfstep_spec.weights.param_storage import PARAM_STORAGES, param_storage
-from halfstep_spec.weights.params import (
-    Compensate,
-    ParamStorage,
-    RoundStochastically,
-    RoundToNearest,
-    apply_updates,
-)
+from halfstep_spec.weights.params import Compensate, RoundStochastically
 from halfstep_spec.weights.split_weights import SplitWeight, nearest_away
+from halfstep_spec.weights.weight_rule import NearestWeights, WeightRule, apply_updates
 from halfstep_spec.weights.wide_params import KeepMasterParams, SplitParams
 
 SPEC_VERSION = 1
 
 __all__ = [
+    "CODEBOOK_CODES",
     "FLOAT_FORMATS",
     "PARAM_STORAGES",
     "PLAIN_CODES",
     "RULES",
     "SCALED_CODES",
     "SPEC_VERSION",
-    "TABLE_CODES",
     "AddDecayedWeights",
     "Compensate",
     "Encoded",
     "Format",
     "KeepMasterParams",
-    "LambStep",
+    "Lamb",
     "Moment",
-    "ParamStorage",
+    "NearestWeights",
     "Role",
     "RoundStochastically",
-    "RoundToNearest",
     "Rule",
     "RuleState",
     "ScaleByAdam",
@@ -81,6 +75,7 @@ __all__ = [
     "StoreState",
     "StoredMoment",
     "Trace",
+    "WeightRule",
     "apply_updates",
     "as_format",
     "bias_correction",

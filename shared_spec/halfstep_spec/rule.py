@@ -28,7 +28,7 @@ from halfstep_spec.storage.formats import Encoded, as_format
 from halfstep_spec.storage.relative import LARGEST_BOUND, bound, from_unit, to_unit
 from halfstep_spec.storage.stored_moment import StoredMoment
 
-Shape = tuple[int, ...]
+_Shape = tuple[int, ...]
 
 
 class RuleState(NamedTuple):
@@ -60,7 +60,7 @@ class Moment:
     signed: bool
     dtype: str
     rounding: str
-    shape: Callable[[Shape], Shape]
+    shape: Callable[[_Shape], _Shape]
     unit: str
 
 
@@ -70,7 +70,7 @@ def moment(
     signed: bool = True,
     dtype: str = "",
     rounding: str = "",
-    shape: Callable[[Shape], Shape] = tuple,
+    shape: Callable[[_Shape], _Shape] = tuple,
     unit: str = "",
 ) -> Any:
     """Return the field by which a rule declares a moment; the arguments are those of `Moment`."""
@@ -228,7 +228,7 @@ class Rule:
                     f"{d.rate}={b1} and {declared[d.unit].rate}={b2}. Use relative(..., block_size=128)."
                 )
 
-    def init(self, shape: Shape) -> RuleState:
+    def init(self, shape: _Shape) -> RuleState:
         """Return zero moments for weights of a shape."""
         return RuleState(0, {name: m.zeros(m.shape(tuple(shape))) for name, m in self.moments.items()})
 

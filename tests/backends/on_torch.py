@@ -17,7 +17,7 @@ from backends.protocol import (
     seed_of,
     unrefused,
 )
-from halfstep_spec.vectors import Array, Case
+from halfstep_spec.vectors import WIDTHS, Array, Case
 from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm
@@ -56,7 +56,7 @@ def from_torch(values: torch.Tensor, label: str = "") -> Array:
     signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()]
     bits = values.view(signed).numpy()
     own = str(values.dtype).removeprefix("torch.")
-    foreign = own == "uint8" and label and not hasattr(torch, label)
+    foreign = own == "uint8" and label in WIDTHS and not hasattr(torch, label)
     return Array.of(bits.view(f"uint{8 * bits.itemsize}"), label if foreign else own)
 
 
@@ -144,7 +144,10 @@ class TorchBackend(Backend):
         key = ("encode", fmt, a["keep_nonzero"], words is None, x.shape)
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)
         codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
-        outputs = {"codes": from_torch(codes, a["dtype"]), "values": from_torch(values)}
+        outputs = {
+            "codes": from_torch(codes, None if fmt.relative else a["dtype"]),
+            "values": from_torch(values),
+        }
         if stored.scale is None:
             return outputs
         return outputs | {"scale": from_torch(stored.scale.view(fmt.scale_shape(x.shape)))}

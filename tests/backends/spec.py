@@ -82,7 +82,7 @@ class SpecBackend(Backend):
             select = a["select"] and tuple(a["select"])
             fmt = format_of(a["state_format"], spec)
             rule = spec.StoreState(rule, fmt, a["state_rounding"], select, rule.seed)
-        make = functools.partial(spec.LambStep, **bounds) if name == "lamb" else spec.Step
+        make = functools.partial(spec.Lamb, **bounds) if name == "lamb" else spec.Step
         step = make(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
         stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale"), i["p"].bits.shape) for n in rule.moments}
         state = spec.StepState(spec.RuleState(int(i["count"].bits), stored), _bits(i, "extra"))

@@ -422,10 +422,73 @@ def test_a_parameter_that_stands_twice_is_refused():
 
 
 def test_a_sharded_tensor_is_refused_by_its_name():
-    class Wrapper(torch.Tensor):
-        def __tensor_flatten__(self):
-            raise NotImplementedError
-
     p = torch.ones(3).as_subclass(Wrapper)
     with pytest.raises(TypeError, match=r"^AdamW: the weight 'w' is a Wrapper. Pass plain dense tensors.$"):
         hs.AdamW([("w", p)])
+
+
+class Wrapper(torch.Tensor):
+    """A tensor whose memory is elsewhere, as DTensor's is."""
+
+    def __tensor_flatten__(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("what", ["weight", "gradient of"])
+def test_a_tensor_subclass_that_arrives_later_is_refused_before_any_weight_moves(what):
+    p, q = parameter(), parameter()
+    optimizer = hs.AdamW([("p", p), ("q", q)])
+    p.grad = torch.ones_like(p)
+    if what == "weight":
+        q = torch.ones(4, dtype=torch.bfloat16).as_subclass(Wrapper).requires_grad_()
+        optimizer.param_groups[0]["params"][1] = q
+        q.grad = torch.ones(4, dtype=torch.bfloat16)
+    else:
+        q.grad = torch.ones(4, dtype=torch.bfloat16).as_subclass(Wrapper)
+    with pytest.raises(TypeError) as error:
+        optimizer.step()
+    assert str(error.value) == f"AdamW: the {what} 'q' is a Wrapper. Pass plain dense tensors."
+    assert (p == 1).all()
+
+
+def test_a_tensor_subclass_in_a_state_dict_is_refused():
+    p = parameter()
+    optimizer = hs.AdamW([("p", p)])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["exp_avg"] = saved["state"][0]["exp_avg"].as_subclass(Wrapper)
+    with pytest.raises(TypeError, match=r"^load_state_dict: exp_avg of 'p' is a Wrapper\. Pass plain dense"):
+        optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(("first", "second"), [("a.w", "a.w"), ("a.b", "a/b"), ("module.x", "x")])
+def test_two_parameters_of_one_name_are_refused(first, second):
+    leaf = second.replace(".", "/")
+    with pytest.raises(ValueError, match="names decide the random words") as error:
+        hs.AdamW([(first, parameter()), (second, parameter())])
+    assert f"the parameters {first!r} and {second!r} have one name, {leaf!r}" in str(error.value)
+    groups = [{"params": [(name, parameter())]} for name in (first, second)]
+    with pytest.raises(ValueError, match="names decide the random words"):
+        hs.AdamW(groups)
+
+
+@pytest.mark.parametrize("entry", ["param_storage", "mu_rounding", "nu_rounding", "seed", "compile"])
+def test_what_holds_for_all_groups_is_refused_in_one(entry):
+    with pytest.raises(ValueError, match=f"^AdamW: {entry}='x' in a param group; it is one for all groups"):
+        hs.AdamW([{"params": [parameter()], entry: "x"}])
+
+
+def test_a_group_may_have_tags_of_its_own():
+    optimizer = hs.AdamW([{"params": [parameter()], "group_name": "encoder"}])
+    assert optimizer.param_groups[0]["group_name"] == "encoder"
+
+
+def test_sgd_takes_its_arguments_in_the_order_of_torch():
+    theirs = torch.optim.SGD([parameter()], 0.1, 0.9, 0, 5e-4, True).param_groups[0]
+    ours = hs.SGD([parameter()], 0.1, 0.9, 0, 5e-4, True).param_groups[0]
+    assert all(ours[name] == theirs[name] for name in ("lr", "momentum", "weight_decay"))
+    with pytest.raises(ValueError, match=r"^SGD: dampening=0\.5 is not supported\. Use dampening=0\.$"):
+        hs.SGD([parameter()], 0.1, 0.9, 0.5)
+    with pytest.raises(TypeError, match=r"^SGD: nesterov=0\.0005 is not a bool\. Use True or False\.$"):
+        hs.SGD([parameter()], 0.1, 0.9, 0, 0, 5e-4)

@@ -58,9 +58,12 @@ def test_keys_of_many_leaves_are_those_of_each():
         ("a.module.b", "a/module/b"),
         ("modules.a", "modules/a"),
         ("module", "module"),
+        ("layers.0._orig_mod.w", "layers/0/w"),
+        ("a._fsdp_wrapped_module.b._checkpoint_wrapped_module.w", "a/b/w"),
+        ("encoder.module.w", "encoder/module/w"),
     ],
 )
-def test_leaf_names_drop_leading_wrappers_alone(name, leaf):
+def test_leaf_names_drop_wrappers_but_no_module_of_that_name(name, leaf):
     assert leaf_name(name) == leaf
 
 

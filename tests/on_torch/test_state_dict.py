@@ -57,6 +57,33 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(mu_dtype, nu_dtype
     assert_same_snapshots(snapshot(optimizer), snapshot(other))
 
 
+def test_state_is_loaded_by_name_whatever_the_order():
+    params = parameters()
+    optimizer = hs.AdamW(params, seed=4)
+    run(params, optimizer, range(3))
+    turned = [(name, torch.nn.Parameter(p.detach().clone())) for name, p in params[::-1]]
+    other = hs.AdamW(turned, seed=4)
+    other.load_state_dict(through_a_file(optimizer.state_dict()))
+    run(params, optimizer, [3])
+    for (_, p), (_, q) in zip(params, turned[::-1], strict=True):
+        q.grad = p.grad
+    other.step()
+    for (_, p), (_, q) in zip(params, turned[::-1], strict=True):
+        assert torch.equal(p, q)
+        assert all(torch.equal(x, other.state[q][key]) for key, x in optimizer.state[p].items())
+
+
+def test_the_step_is_kept_on_the_cpu_whatever_the_default_device():
+    params = parameters()
+    optimizer = hs.AdamW(params)
+    with torch.device("meta"):
+        for _, p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert {state["step"].device.type for state in optimizer.state.values()} == {"cpu"}
+
+
 def test_the_state_is_torchs_flat_dict_in_its_own_dtypes():
     params = parameters()
     optimizer = hs.AdamW(params, mu_dtype="float32", nu_dtype="float16")
@@ -238,8 +265,8 @@ EDITS = [
     ),
     (
         edit((*HEADER, "names"), ["a/w", "a/bias", "scale"]),
-        "load_state_dict: parameter 'a/bias' of the state dict stands where 'a/b' stands here, and names "
-        "decide the random words. Pass the parameters with the names and order of that run.",
+        "load_state_dict: parameter 'a/b' is not in group 0 of the state dict, and names decide the random "
+        "words. Pass the parameters with the names of the run that was saved.",
     ),
     (
         edit(("state", 0, "exp_avg"), None),

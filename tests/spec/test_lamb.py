@@ -26,7 +26,7 @@ def test_the_state_is_adams(bias_correction):
     g = np.random.default_rng(0).normal(size=(5, 24)).astype(np.float32)
     p = np.linspace(1, 2, 24, dtype=np.float32).view(np.uint32)
     states = []
-    for make in (spec.Step, spec.LambStep):
+    for make in (spec.Step, spec.Lamb):
         step = make(spec.ScaleByAdam(bias_correction=bias_correction), 0.1, param_dtype="float32")
         codes, state = p, step.init(p)
         for row in g:
@@ -47,7 +47,7 @@ def test_float32_lamb_follows_optax(weight_decay):
     for g in gradients:
         updates, state = tx.update(g, state, p)
         p = np.asarray(optax.apply_updates(p, updates))
-    step = spec.LambStep(spec.ScaleByAdam(eps=1e-6), weight_decay, param_dtype="float32")
+    step = spec.Lamb(spec.ScaleByAdam(eps=1e-6), weight_decay, param_dtype="float32")
     codes = p0.view(np.uint32)
     ours = step.init(codes)
     for g in gradients:

@@ -9,9 +9,9 @@ from halfstep_spec.numbers.random_words import (
     leaf_id,
     mix,
     random_words,
-    seed_words,
     threefry2x32,
 )
+from halfstep_spec.numbers.seeds import seed_words
 
 # Random123, tests/kat_vectors at 9545ff6: threefry2x32 20, columns counter, key, answer.
 _PUBLISHED = [

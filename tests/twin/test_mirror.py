@@ -1,36 +1,83 @@
-"""Both packages have the same public names and the same files, or `docs/mirror.md` says why not."""
+"""The packages and the reference have the same names in the same files, or `docs/mirror.md` says why not."""
 
+import ast
 import pathlib
 import re
-
-import pytest
 
 import halfstep_jax
 import halfstep_torch
 
 ROOT = pathlib.Path(__file__).parents[2]
+FOLDERS = {
+    "jax": "pkg_jax/halfstep_jax",
+    "torch": "pkg_torch/halfstep_torch",
+    "spec": "shared_spec/halfstep_spec",
+}
 
 
 def explained(section: str) -> dict[str, set[str]]:
-    """Return the names that a section of docs/mirror.md lists, by the column of the package that has them."""
+    """Return what a section of docs/mirror.md lists: of every name, what stands in its second column."""
     text = (ROOT / "docs" / "mirror.md").read_text()
     table = text.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
-    found = {"jax": set(), "torch": set()}
-    for row in re.findall(r"^\| `([^`]+)` \| (jax|torch) \|", table, flags=re.MULTILINE):
-        found[row[1]].add(row[0])
+    rows = re.findall(r"^\| `([^`]+)` \| ([a-z, ]+) \|", table, flags=re.MULTILINE)
+    listed = [name for name, _ in rows]
+    assert len(listed) == len(set(listed)), f"{section} lists a name twice"
+    return {name: set(column.split(", ")) for name, column in rows}
+
+
+def files(package: str) -> dict[str, pathlib.Path]:
+    folder = ROOT / FOLDERS[package]
+    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
+
+
+def holders() -> dict[str, set[str]]:
+    """Return which packages have a file, for every file of any."""
+    found: dict[str, set[str]] = {}
+    for package in FOLDERS:
+        for file in files(package):
+            found.setdefault(file, set()).add(package)
     return found
 
 
-def files(folder: str) -> set[str]:
-    return {path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob("*.py")}
+def public_names(path: pathlib.Path) -> dict[str, str]:
+    """Return the public definitions of a file, by name without case: `ScaleByLion` is `scale_by_lion`."""
+    nodes = ast.parse(path.read_text()).body
+    names = [n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    names += [t.id for n in nodes if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
+    names += [n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    return {name.replace("_", "").lower(): name for name in names if not name.startswith("_")}
 
 
-NAMES = {"jax": set(halfstep_jax.__all__), "torch": set(halfstep_torch.__all__)}
-FILES = {"jax": files("pkg_jax/halfstep_jax"), "torch": files("pkg_torch/halfstep_torch")}
+def test_a_public_name_of_one_package_alone_is_explained():
+    names = {"jax": set(halfstep_jax.__all__), "torch": set(halfstep_torch.__all__)}
+    both = names["jax"] & names["torch"]
+    alone = {name: {package} for package in names for name in names[package] - both}
+    assert alone == explained("Public names")
 
 
-@pytest.mark.parametrize(("section", "found"), [("Public names", NAMES), ("Files", FILES)])
-def test_a_difference_between_the_packages_is_explained(section, found):
-    docs = explained(section)
-    assert found["jax"] - found["torch"] == docs["jax"]
-    assert found["torch"] - found["jax"] == docs["torch"]
+def test_a_file_that_not_all_three_have_is_explained():
+    """A row that ends in a slash explains a folder."""
+    rows, used = explained("Files"), set()
+    for file, found in holders().items():
+        row = next((r for r in rows if file == r or (r.endswith("/") and file.startswith(r))), None)
+        if found == FOLDERS.keys():
+            assert row is None, f"{file} is in all three packages"
+            continue
+        assert row is not None, f"{file} is in {found} alone"
+        assert rows[row] == found, f"{file} is in {found}"
+        used.add(row)
+    assert used == rows.keys()
+
+
+def test_a_name_of_the_reference_that_a_package_lacks_is_explained():
+    """In the files that all three have; what is a function in one may be a class in another."""
+    missing: dict[str, set[str]] = {}
+    for file, found in holders().items():
+        if found != FOLDERS.keys() or file.endswith("__init__.py"):
+            continue
+        names = {package: public_names(files(package)[file]) for package in FOLDERS}
+        for key, name in names["spec"].items():
+            lacking = {package for package in ("jax", "torch") if key not in names[package]}
+            if lacking:
+                missing[name] = lacking
+    assert missing == explained("Names of the reference")

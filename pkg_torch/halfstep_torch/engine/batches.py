@@ -85,7 +85,7 @@ def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tens
         param: the weights.
         arrays: what is kept for it.
     """
-    step = torch.zeros((), dtype=torch.int64)
+    step = torch.zeros((), dtype=torch.int64, device="cpu")
     return {"step": step, **{key: spec.new(param) for key, spec in arrays.items()}}
 
 

@@ -192,7 +192,10 @@ def _step_of(batch: Batch, k: int, compiled: bool) -> Callable[[Rows, Tensor], N
 
     if not compiled or not stage.compiles:
         return eager
-    kernel, vector = _kernel(batch, k), torch.tensor(flat(numbers), dtype=torch.float32).to(device)
+    kernel, vector = (
+        _kernel(batch, k),
+        torch.tensor(flat(numbers), dtype=torch.float32, device="cpu").to(device),
+    )
 
     def by_kernel(rows: Rows, keys: Tensor) -> None:
         if keys.dim() > 2:

@@ -12,21 +12,24 @@ from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 
-_WRAPPERS = ("module.", "_orig_mod.")
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def leaf_name(name: str) -> str:
-    """Return the leaf name of a torch parameter: "." becomes "/", leading wrappers are dropped (contract W7).
+    """Return the leaf name of a torch parameter: "." becomes "/", wrappers are dropped (contract W7).
+
+    Those of torch.compile, checkpointing and FSDP are dropped anywhere; "module", which may be a module's own
+    name, in front alone.
 
     Example:
-        >>> leaf_name("module._orig_mod.encoder.0.weight")
+        >>> leaf_name("module._orig_mod.encoder.0._checkpoint_wrapped_module.weight")
         'encoder/0/weight'
     """
-    while name.startswith(_WRAPPERS):
-        name = name.partition(".")[2]
-    return name.replace(".", "/")
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    first = next((i for i, part in enumerate(parts[:-1]) if part != "module"), len(parts) - 1)
+    return "/".join(parts[first:])
 
 
 def check_weight(caller: str, name: str, param: Tensor) -> None:
@@ -37,9 +40,8 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
         name: of the parameter.
         param: the weights.
     """
-    if hasattr(param, "__tensor_flatten__") or param.layout != torch.strided:
-        kind = f"a {type(param).__name__}" if param.layout == torch.strided else "sparse"
-        raise TypeError(f"{caller}: the weight {name!r} is {kind}. Pass plain dense tensors.")
+    if not _is_plain(param):
+        raise TypeError(f"{caller}: the weight {name!r} is {_kind(param)}. Pass plain dense tensors.")
     if param.dtype not in _HELD_BY_FLOAT32:
         raise TypeError(
             f"{caller}: the weight {name!r} is {dtype_name(param.dtype)}; "
@@ -59,6 +61,10 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
     """
     grad = param.grad
     assert grad is not None
+    # A wrapper may have put other tensors into the groups since they were added.
+    for what, tensor in (("weight", param), ("gradient of", grad)):
+        if hasattr(tensor, "__tensor_flatten__"):
+            raise TypeError(f"{caller}: the {what} {name!r} is {_kind(tensor)}. Pass plain dense tensors.")
     if grad.layout != torch.strided:
         raise TypeError(
             f"{caller}: the gradient of {name!r} is sparse; gradients are dense. "
@@ -125,6 +131,15 @@ def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array:
             f"{lowest} to {highest}{f', or {NAN_SCALE}' if fmt.codes.nan_in_scale else ''}. "
             "The file is damaged: load another."
         )
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor's memory is its own: no subclass that wraps others, as DTensor does."""
+    return not hasattr(x, "__tensor_flatten__") and x.layout == torch.strided
+
+
+def _kind(x: Tensor) -> str:
+    return f"a {type(x).__name__}" if x.layout == torch.strided else "sparse"
 
 
 def _cut(spec: StateArray) -> str:

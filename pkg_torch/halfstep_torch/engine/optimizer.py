@@ -1,6 +1,7 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -134,12 +135,35 @@ class Optimizer(torch.optim.Optimizer):
                 self._compile.check(self._name, param.device)
         if len(set(group["params"])) < len(group["params"]):
             raise ValueError(f"{self._name}: a parameter appears twice in param group {last}. Pass it once.")
+        self._check_entries(group)
+        self._check_names()
         values = self._read(last)
         for info in {self._info(name, param) for i, name, param in self._named() if i == last}:
             bind_rules(self._chain.links, self._name, values, info)
             for link, h in zip(self._chain.links, values, strict=True):
                 if not type(link).__module__.startswith("halfstep_torch."):
                     check_rule(self._name, link, h, info)
+
+    def _check_entries(self, group: Mapping[str, Any]) -> None:
+        """Raise ValueError for a group's own value of an argument that holds for all groups."""
+        arguments = set(inspect.signature(type(self)).parameters) - {"params", "maximize"}
+        for entry in sorted(arguments & set(group) - set(self._chain.entries)):
+            raise ValueError(
+                f"{self._name}: {entry}={group[entry]!r} in a param group; it is one for all groups. "
+                "Give it to the optimizer, or use an optimizer of its own for these parameters."
+            )
+
+    def _check_names(self) -> None:
+        """Raise ValueError if two parameters have one name: they would be rounded by the same words."""
+        taken: dict[str, str] = {}
+        for group in self.param_groups:
+            for name in group.get("param_names", ()):
+                if (leaf := leaf_name(name)) in taken:
+                    raise ValueError(
+                        f"{self._name}: the parameters {taken[leaf]!r} and {name!r} have one name, {leaf!r}, "
+                        "and names decide the random words. Put a prefix before the names of each model."
+                    )
+                taken[leaf] = name
 
     def _check_choices(self) -> None:
         """Raise ValueError if a link was to choose among the parameters, and chooses nothing."""
@@ -216,11 +240,10 @@ class Optimizer(torch.optim.Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
-        saved_groups, seeds = read_groups(state_dict, self._headers())
+        saved_groups, ids, seeds = read_groups(state_dict, self._headers())
         state = {}
-        ids = [saved_id for group in saved_groups for saved_id in group["params"]]
-        for saved_id, (i, name, param) in zip(ids, self._named(), strict=True):
-            saved = state_dict["state"].get(saved_id)
+        for i, name, param in self._named():
+            saved = state_dict["state"].get(ids[i][name])
             if saved:
                 of_plan = i, self._info(name, param), self._applies_to(name, param)
                 arrays = self._plan(*of_plan, self._read(i)).arrays

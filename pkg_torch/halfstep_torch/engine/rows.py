@@ -84,9 +84,9 @@ class Span:
     def firsts(self, width: int) -> Tensor:
         """Return the row-major index of the first element of every row, int64."""
         if self.short is None:
-            return torch.arange(self.start, self.start + self.length, width)
-        runs = torch.arange(self.start, self.start + self.length, self.short.unit)
-        return (runs[:, None] + torch.arange(0, self.short.padded, self.short.size)).view(-1)
+            return torch.arange(self.start, self.start + self.length, width, device="cpu")
+        runs = torch.arange(self.start, self.start + self.length, self.short.unit, device="cpu")
+        return (runs[:, None] + torch.arange(0, self.short.padded, self.short.size, device="cpu")).view(-1)
 
     def of(self, x: Tensor, entries: int) -> Tensor:
         """Return the span's part of an array of the slot, of which so many entries belong to it."""
@@ -129,8 +129,8 @@ class Rows:
     state: list[Tensor]
 
     def __init__(self, stage: Stage, spans: Sequence[Span], device: torch.device, least: int = 0) -> None:
-        counts = torch.tensor([span.rows(stage.width) for span in spans])
-        slots = torch.tensor([span.slot for span in spans]).repeat_interleave(counts)
+        counts = torch.tensor([span.rows(stage.width) for span in spans], device="cpu")
+        slots = torch.tensor([span.slot for span in spans], device="cpu").repeat_interleave(counts)
         firsts = torch.cat([span.firsts(stage.width) for span in spans])
         # Packed, a single row would be a graph of its own.
         spare = max(least - len(slots), 0)
@@ -162,7 +162,9 @@ def _high_halves(firsts: Tensor, width: int, device: torch.device) -> Tensor | N
     if not last.any():
         return None
     # Only rows of an odd width have two.
-    high = first[:, None] if torch.equal(first, last) else (firsts[:, None] + torch.arange(width)) >> 32
+    high = first[:, None]
+    if not torch.equal(first, last):
+        high = (firsts[:, None] + torch.arange(width, device="cpu")) >> 32
     return high.to(torch.int32).to(device)
 
 

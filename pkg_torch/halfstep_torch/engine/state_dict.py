@@ -58,8 +58,8 @@ def describe_formats(state_dict: dict[str, Any]) -> None:
 
 def read_groups(
     state_dict: Mapping[str, Any], headers: Sequence[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[int | None]]:
-    """Return copies of the saved param groups, without their headers, and the saved seeds.
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:
+    """Return copies of the saved param groups, without headers; ids of the state by leaf name; and the seeds.
 
     Args:
         state_dict: what is to be loaded.
@@ -80,7 +80,8 @@ def read_groups(
             f"load_state_dict: the state dict has {len(groups)} param groups, this optimizer "
             f"{len(headers)}. Build it with the groups of the run that was saved."
         )
-    seeds: list[int | None] = []
+    ids: list[dict[str, Any]] = []
+    seeds: list[Any] = []
     for i, (group, mine) in enumerate(zip(groups, headers, strict=True)):
         saved = group.pop(_HEADER, None)
         if saved is None:
@@ -89,8 +90,9 @@ def read_groups(
                 "entry. Pass a state dict of the same optimizer class."
             )
         _compare(saved, mine, i)
+        ids.append(dict(zip(saved["names"], group["params"], strict=True)))
         seeds = saved["seeds"]
-    return groups, seeds
+    return groups, ids, seeds
 
 
 def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int) -> None:
@@ -109,11 +111,11 @@ def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int) -> N
             f"load_state_dict: param group {group} has {len(saved['names'])} parameters in the state dict, "
             f"{len(mine['names'])} here. Build the optimizer with the parameters of the run that was saved."
         )
-    for theirs, ours in zip(saved["names"], mine["names"], strict=True):
-        if theirs != ours:
+    for name in mine["names"]:
+        if name not in saved["names"]:
             raise ValueError(
-                f"load_state_dict: parameter {theirs!r} of the state dict stands where {ours!r} stands here, "
-                "and names decide the random words. Pass the parameters with the names and order of that run."
+                f"load_state_dict: parameter {name!r} is not in group {group} of the state dict, and names "
+                "decide the random words. Pass the parameters with the names of the run that was saved."
             )
 
 
@@ -182,9 +184,13 @@ def load_state(
             f"load_state_dict: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
             f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved."
         )
-    state: dict[str, Any] = {"step": torch.tensor(int(saved["step"]), dtype=torch.int64)}
+    state: dict[str, Any] = {"step": torch.tensor(int(saved["step"]), dtype=torch.int64, device="cpu")}
     for key, spec in arrays.items():
         array = saved[key]
+        if hasattr(array, "__tensor_flatten__"):
+            raise TypeError(
+                f"load_state_dict: {key} of {name!r} is a {type(array).__name__}. Pass plain dense tensors."
+            )
         if array.dtype != spec.dtype:
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "

@@ -107,6 +107,7 @@ class SGD(Optimizer):
         params: as `AdamW` takes them.
         lr: as `AdamW` takes it.
         momentum: decay of the sum of gradients; 0 keeps none.
+        dampening: 0; it stands where `torch.optim.SGD` has it.
         weight_decay: L2 decay, added to the gradient.
         nesterov: look one step ahead.
         maximize: ascend.
@@ -118,8 +119,8 @@ class SGD(Optimizer):
 
     Raises:
         TypeError: if an argument is of a wrong type.
-        ValueError: if one is out of range, `nesterov` has no momentum, a dtype holds no sum, or a rounding
-            freezes it.
+        ValueError: if one is out of range, `dampening` is not 0, `nesterov` has no momentum, a dtype holds no
+            sum, or a rounding freezes it.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -137,6 +138,7 @@ class SGD(Optimizer):
         params: Iterable,
         lr: float | Tensor | Callable[[int], float] = 1e-3,
         momentum: float = 0.0,
+        dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
         *,
@@ -149,6 +151,10 @@ class SGD(Optimizer):
     ) -> None:
         caller = type(self).__name__
         seed = as_seed(caller, seed)
+        if isinstance(dampening, bool) or dampening != 0:
+            raise ValueError(f"{caller}: dampening={dampening!r} is not supported. Use dampening=0.")
+        if not isinstance(nesterov, bool):
+            raise TypeError(f"{caller}: nesterov={nesterov!r} is not a bool. Use True or False.")
         if nesterov and not momentum:
             raise ValueError(f"{caller}: nesterov=True with momentum={momentum}. Use a momentum such as 0.9.")
         # In the chain even if momentum is 0: a group may have a momentum of its own.

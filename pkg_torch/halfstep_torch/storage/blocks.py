@@ -48,18 +48,18 @@ class Blocks:
             codes: uint8, whole units, in row-major order.
 
         Returns:
-            uint8, in one row, or in as many as `codes`.
+            uint8, in one row, or in as many as `codes` if each holds whole units.
         """
         units = codes.reshape(-1, self.unit)
         pairs = torch.nn.functional.pad(units, (0, self.unit % 2)).view(-1, self.packed, 2)
         packed = pairs[..., 0] | (pairs[..., 1] << 4)
-        return packed.reshape(*codes.shape[:-1], -1)
+        return packed.reshape(_rows(codes, self.unit, self.packed))
 
     def unpack(self, packed: Tensor) -> Tensor:
         """Return the codes, in one row or in as many as their bytes."""
         units = packed.reshape(-1, self.packed)
         codes = torch.stack([units & 15, units >> 4], dim=2).view(-1, 2 * self.packed)[:, : self.unit]
-        return codes.reshape(*packed.shape[:-1], -1)
+        return codes.reshape(_rows(packed, self.packed, self.unit))
 
     def unpacked_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of what `unpack` returns, given that of the bytes."""
@@ -77,6 +77,12 @@ class Blocks:
         if self.run is None:
             return blocks.reshape(shape)
         return blocks.reshape(-1, self.padded)[:, : self.run].reshape(shape)
+
+
+def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
+    """Return the shape of an array once units have another length; one row where units cross its rows."""
+    *leading, last = x.shape
+    return (*leading, last // unit * becomes) if last % unit == 0 else (-1,)
 
 
 def block_layout(shape: tuple[int, ...], block_size: int | str | None) -> tuple[tuple[int, ...], int, int]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from halfstep_spec.cases.inputs import patterns, reals
-from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES, TABLE_CODES
+from halfstep_spec.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
 from halfstep_spec.storage.formats import Format, scaled
 from halfstep_spec.vectors import Array, Case
 
@@ -92,6 +92,6 @@ def encode_case(
     comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
     clauses = ("F13",) if fmt.relative and not fmt.scaled else ("F14", "F15") if fmt.scale == "fine" else None
     clauses = clauses or (
-        ("F8", "F9", "F10", "F11") if fmt.dtype in TABLE_CODES else ("F4", "F5") if fmt.scaled else ("F6",)
+        ("F8", "F9", "F10", "F11") if fmt.dtype in CODEBOOK_CODES else ("F4", "F5") if fmt.scaled else ("F6",)
     )
     return Case("encode", comment, arguments, inputs, outputs, (flag,), (*clauses, "F7"))

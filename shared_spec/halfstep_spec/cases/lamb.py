@@ -12,7 +12,7 @@ from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.norms import norm
 from halfstep_spec.numbers.rounding import decode, round_to
 from halfstep_spec.rules.adam import ScaleByAdam
-from halfstep_spec.rules.lamb import LambStep
+from halfstep_spec.rules.lamb import Lamb
 from halfstep_spec.rules.trust_ratio import ScaleByTrustRatio, scale_by_tempered_trust_ratio
 from halfstep_spec.storage.formats import scaled
 from halfstep_spec.vectors import Array, Case
@@ -156,7 +156,7 @@ _LAMB16 = functools.partial(
 
 
 def _given_cases():
-    given = functools.partial(LambStep, weight_decay=0.1, max_norm=0.0)
+    given = functools.partial(Lamb, weight_decay=0.1, max_norm=0.0)
     for dtype in ("bfloat16", "float32"):
         for storage in PARAM_STORAGES:
             if dtype == "bfloat16" or storage == "stochastic":
@@ -168,7 +168,7 @@ def _given_cases():
 
 
 def _step_cases():
-    low = functools.partial(LambStep, weight_decay=0.1)
+    low = functools.partial(Lamb, weight_decay=0.1)
     wide = functools.partial(low, param_dtype="float32")
     rows = {
         "float32": wide(_FULL()),
@@ -187,7 +187,7 @@ def _step_cases():
         yield _step_case(step, comment, ("Order",))
 
 
-def _step_case(step: LambStep, comment: str, flags) -> Case:
+def _step_case(step: Lamb, comment: str, flags) -> Case:
     """Return a case of five steps; weights are compared to the bit where the ratio is given."""
     p = round_to(reals("lamb weights", _SIZE, (-3, 0)).reshape(_SHAPE), step.param_dtype)
     g = reals("lamb gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, *_SHAPE)

@@ -3,11 +3,12 @@
 import numpy as np
 
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.numbers.random_words import Role, random_words, seed_words
+from halfstep_spec.numbers.random_words import Role, random_words
 from halfstep_spec.numbers.rounding import round_to
+from halfstep_spec.numbers.seeds import seed_words
 from halfstep_spec.vectors import Array, Case
 from halfstep_spec.weights.param_storage import param_storage
-from halfstep_spec.weights.params import apply_updates
+from halfstep_spec.weights.weight_rule import apply_updates
 
 NOTES = {
     "Small": "updates far below half a unit in the last place, which nearest rounding would lose",

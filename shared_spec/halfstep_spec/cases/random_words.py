@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from halfstep_spec.numbers.random_words import Role, fold, leaf_id, leaf_key, random_words, seed_words
+from halfstep_spec.numbers.random_words import Role, fold, leaf_id, leaf_key, random_words
+from halfstep_spec.numbers.seeds import seed_words
 from halfstep_spec.vectors import Array, Case
 
 NOTES = {

@@ -8,12 +8,12 @@ import dataclasses
 
 import numpy as np
 
-from halfstep_spec.numbers.random_words import seed_words
 from halfstep_spec.numbers.rounding import decode, round_to
+from halfstep_spec.numbers.seeds import seed_words
 from halfstep_spec.rule import Rule
 from halfstep_spec.rules.step import Step, StepState
 from halfstep_spec.rules.store_state import StoreState
-from halfstep_spec.storage.codes import TABLE_CODES
+from halfstep_spec.storage.codes import CODEBOOK_CODES
 from halfstep_spec.storage.formats import Format
 from halfstep_spec.vectors import Array, Case
 
@@ -127,7 +127,7 @@ def _plain(value: object) -> object:
         return {"relative": value.dtype, "block_size": block_size} | _sizes(value)
     if not isinstance(value, Format) or not value.scaled:
         return value.dtype if isinstance(value, Format) else value
-    kind = "table" if value.dtype in TABLE_CODES else "dtype"
+    kind = "table" if value.dtype in CODEBOOK_CODES else "dtype"
     fine = {"scale": "fine"} if value.scale == "fine" else {}
     return {kind: value.dtype, "block_size": value.block_size} | _sizes(value) | fine
 

@@ -7,6 +7,8 @@ import enum
 
 import numpy as np
 
+from halfstep_spec.numbers.seeds import seed_words
+
 
 class Role(enum.IntEnum):
     """What a word is used for: streams of one leaf and step that must not be shared."""
@@ -54,13 +56,6 @@ def threefry2x32(key, counter):
 def fold(key, x):
     """Derive a key from `key` and the uint32 `x`: threefry2x32 of the counter (0, x), JAX's `fold_in`."""
     return threefry2x32(key, (np.uint32(0), np.asarray(x, np.uint32)))
-
-
-def seed_words(seed: int):
-    """Return a seed in [0, 2^64) as two uint32 words, (high, low)."""
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed_words: seed={seed} is outside [0, 2^64).")
-    return np.uint32(seed >> 32), np.uint32(seed & 0xFFFFFFFF)
 
 
 def leaf_id(name: str) -> int:

@@ -9,7 +9,7 @@ from halfstep_spec.rules.trust_ratio import ScaleByTrustRatio, scale_by_tempered
 
 
 @dataclasses.dataclass(frozen=True)
-class LambStep(Step):
+class Lamb(Step):
     """One step of LAMB on one leaf: Adam, decoupled decay, trust ratio, learning rate, landing.
 
     Attributes:

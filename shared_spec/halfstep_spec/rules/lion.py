@@ -34,12 +34,12 @@ class ScaleByLion(Rule):
         Rounds m to its format, once. The sign of zero, of either sign, is +0, that of NaN is NaN.
         """
         mu = moments.mu
-        u = sign(ema(mu.value, g, n.b1))
+        u = _sign(ema(mu.value, g, n.b1))
         mu.round(ema(mu.value, g, n.b2))
         return u
 
 
-def sign(x: np.ndarray) -> np.ndarray:
+def _sign(x: np.ndarray) -> np.ndarray:
     """Return 1, -1, +0 for zero of either sign, and NaN for NaN."""
     u = (x > 0).astype(np.float32) - (x < 0).astype(np.float32)
     return np.where(np.isnan(x), np.float32(np.nan), u)

@@ -11,11 +11,11 @@ import numpy as np
 from halfstep_spec.numbers.random_words import Role
 from halfstep_spec.rule import Rule
 from halfstep_spec.storage.formats import Encoded, Format, as_format
-from halfstep_spec.storage.stored_moment import Rounded, StoredMoment, shape_of
+from halfstep_spec.storage.stored_moment import StoredMoment
 
 
 @dataclasses.dataclass(frozen=True)
-class ChosenArray(StoredMoment):
+class _ChosenArray(StoredMoment):
     """A state array of another rule: stored in a format, or, where that is not for its shape, left alone.
 
     Attributes:
@@ -38,17 +38,16 @@ class ChosenArray(StoredMoment):
     def decode(self, stored: Encoded, step: int, leaf: str) -> np.ndarray:
         """Return what the rule reads: rounded to the dtype in which it keeps the array."""
         values = super().decode(stored, step, leaf)
-        plain = self.inner.format(shape_of(stored))
+        plain = self.inner.format(stored.array_shape)
         return plain.decode(plain.encode(values, None))
 
-    def round(self, moment: np.ndarray, step: int, leaf: str) -> Rounded:
+    def round(self, moment: np.ndarray, step: int, leaf: str) -> tuple[Encoded, np.ndarray]:
         """Round as the rule does, which goes on with that, and then to the format; without a sign, |x|."""
-        made = self.inner.round(moment, step, leaf)
-        if not self.chosen(moment.shape):
-            return made
-        signed = self.format(moment.shape).codes.signed
-        values = made.values if signed else np.abs(made.values)
-        return Rounded(super().round(values, step, f"{self.name}/{leaf}").stored, made.values)
+        stored, values = self.inner.round(moment, step, leaf)
+        if self.chosen(moment.shape):
+            signed = self.format(moment.shape).codes.signed
+            stored, _ = super().round(values if signed else np.abs(values), step, f"{self.name}/{leaf}")
+        return stored, values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +84,8 @@ class StoreState(Rule):
         """Return the update of the rule: from its arrays before they are stored (contract S2)."""
         return self.rule.update(g, p, n, moments)
 
-    def _stored(self, name: str, inner: StoredMoment) -> ChosenArray:
-        return ChosenArray(
+    def _stored(self, name: str, inner: StoredMoment) -> _ChosenArray:
+        return _ChosenArray(
             self.dtype,
             self.rounding,
             Role.STATE,

@@ -336,5 +336,5 @@ SCALED_CODES: dict[str, Codes] = {
     "ufloat8_e4m4": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e4m4"]),
 }
 """By name: codes that `scaled` takes."""
-TABLE_CODES: dict[str, Codes] = {name: TableCodes(table) for name, table in TABLES.items()}
+CODEBOOK_CODES: dict[str, Codes] = {name: TableCodes(table) for name, table in TABLES.items()}
 """By name: codes that `codebook` takes."""

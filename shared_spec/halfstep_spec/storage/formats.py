@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from halfstep_spec.storage.blocks import block_maximum, pack, per_element, unpack
-from halfstep_spec.storage.codes import NAN_SCALE, PLAIN_CODES, SCALED_CODES, TABLE_CODES, Codes
+from halfstep_spec.storage.codes import CODEBOOK_CODES, NAN_SCALE, PLAIN_CODES, SCALED_CODES, Codes
 from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
 
 
@@ -27,13 +27,18 @@ class Encoded(NamedTuple):
     scale: np.ndarray | None
     shape: tuple[int, ...] | None = None
 
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """The shape of the array, wherever it stands."""
+        return self.codes.shape if self.shape is None else self.shape
+
 
 @dataclasses.dataclass(frozen=True)
 class Format:
     """A way to store an array of float32.
 
     Attributes:
-        dtype: of the codes: in `PLAIN_CODES`, or with a scale in `SCALED_CODES` or `TABLE_CODES`.
+        dtype: of the codes: in `PLAIN_CODES`, or with a scale in `SCALED_CODES` or `CODEBOOK_CODES`.
         scaled: whether blocks have a scale.
         block_size: elements of a block, "row" or None.
         min_size: smaller arrays are kept in float32.
@@ -57,7 +62,7 @@ class Format:
             return FINE_CODES[self.dtype]
         if self.relative and not self.scaled:
             return FIXED_CODES[self.dtype]
-        return ({**SCALED_CODES, **TABLE_CODES} if self.scaled else PLAIN_CODES)[self.dtype]
+        return ({**SCALED_CODES, **CODEBOOK_CODES} if self.scaled else PLAIN_CODES)[self.dtype]
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
         """Return the format that an array of this shape gets: float32 where it is too small for a scale."""
@@ -173,9 +178,9 @@ def codebook(
     table: str, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2
 ) -> Format:
     """Return the format of codes of a table with one power-of-two scale per block."""
-    if table not in TABLE_CODES:
-        raise ValueError(f"codebook: table={table!r} is none of {', '.join(TABLE_CODES)}.")
-    check_even("codebook", TABLE_CODES[table], table, block_size)
+    if table not in CODEBOOK_CODES:
+        raise ValueError(f"codebook: table={table!r} is none of {', '.join(CODEBOOK_CODES)}.")
+    check_even("codebook", CODEBOOK_CODES[table], table, block_size)
     return Format(table, True, block_size, min_size, min_ndim)
 
 

@@ -5,24 +5,11 @@ Contract: F1 to F3, F15. It stands between the rules, which know moments, and th
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from halfstep_spec.numbers.random_words import leaf_id, leaf_key, random_words
 from halfstep_spec.storage.formats import Encoded, Format, as_format
-
-
-class Rounded(NamedTuple):
-    """A moment that was rounded.
-
-    Attributes:
-        stored: for the state.
-        values: what the rule goes on with, float32.
-    """
-
-    stored: Encoded
-    values: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +58,13 @@ class StoredMoment:
             step: at which they were stored.
             leaf: the leaf's name.
         """
-        fmt = self.format(shape_of(stored))
+        fmt = self.format(stored.array_shape)
         return fmt.decode(
-            stored, self._words(fmt, shape_of(stored), step, leaf) if fmt.codes.dithered else None
+            stored, self._words(fmt, stored.array_shape, step, leaf) if fmt.codes.dithered else None
         )
 
-    def round(self, moment: np.ndarray, step: int, leaf: str) -> Rounded:
-        """Round a float32 moment to its format, once.
+    def round(self, moment: np.ndarray, step: int, leaf: str) -> tuple[Encoded, np.ndarray]:
+        """Round a float32 moment to its format, once; return what is stored, and its float32 values.
 
         Args:
             moment: float32.
@@ -87,7 +74,7 @@ class StoredMoment:
         fmt = self.format(moment.shape)
         words = self._words(fmt, moment.shape, step, leaf)
         stored = fmt.encode(moment, words, keep_nonzero=self.keep_nonzero)
-        return Rounded(stored, fmt.decode(stored, words))
+        return stored, fmt.decode(stored, words)
 
     def rounds_stochastically(self, fmt: Format) -> bool:
         """Whether words are used: contract F3, where `rounding` is "auto"."""
@@ -101,8 +88,3 @@ class StoredMoment:
         if fmt.codes.dithered:
             return leaf_key(self.seed, step, leaf_id(leaf), self.role)[1][0]
         return random_words(self.seed, step, leaf, self.role, shape)
-
-
-def shape_of(stored: Encoded) -> tuple[int, ...]:
-    """Return the shape of the array that was stored."""
-    return stored.codes.shape if stored.shape is None else stored.shape

@@ -30,7 +30,7 @@ class Table:
     @functools.cached_property
     def values(self) -> np.ndarray:
         """The numbers, float32, in ascending order."""
-        return np.array([nearest_float32(x) for x in self.exact], np.float32)
+        return np.array([_nearest_float32(x) for x in self.exact], np.float32)
 
     @property
     def has_zero(self) -> bool:
@@ -66,7 +66,7 @@ class Table:
         return float(((top[1:] - top[:-1]) / top[1:]).max()) / 2
 
 
-def nearest_float32(x: Fraction) -> np.float32:
+def _nearest_float32(x: Fraction) -> np.float32:
     """Return the float32 number nearest to `x`, ties to even; for normal numbers."""
     if not x:
         return np.float32(0)
@@ -75,7 +75,7 @@ def nearest_float32(x: Fraction) -> np.float32:
     return np.float32(float(round(x / ulp) * ulp))
 
 
-def dynamic(name: str, bits: int, signed: bool) -> Table:
+def _dynamic(name: str, bits: int, signed: bool) -> Table:
     """Return the dynamic map: zero, one, and d decades of evenly spaced numbers.
 
     Decade i = 0 .. d - 1 has n = 2^i numbers of either sign, or without a sign n = 2^(i + 1):
@@ -93,10 +93,10 @@ def dynamic(name: str, bits: int, signed: bool) -> Table:
 TABLES = {
     table.name: table
     for table in (
-        dynamic("dynamic8", 8, signed=True),
-        dynamic("udynamic8", 8, signed=False),
-        dynamic("dynamic4", 4, signed=True),
-        dynamic("udynamic4", 4, signed=False),
+        _dynamic("dynamic8", 8, signed=True),
+        _dynamic("udynamic8", 8, signed=False),
+        _dynamic("dynamic4", 4, signed=True),
+        _dynamic("udynamic4", 4, signed=False),
         Table("ulinear4", 4, False, tuple(Fraction(i + 1, 16) for i in range(16))),
     )
 }

@@ -4,12 +4,13 @@ import functools
 from collections.abc import Callable
 
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
-from halfstep_spec.weights.params import Compensate, ParamStorage, RoundStochastically, RoundToNearest
+from halfstep_spec.weights.params import Compensate, RoundStochastically
+from halfstep_spec.weights.weight_rule import NearestWeights, WeightRule
 from halfstep_spec.weights.wide_params import KeepMasterParams, SplitParams
 
-PARAM_STORAGES: dict[str, Callable[[str], ParamStorage]] = {
+PARAM_STORAGES: dict[str, Callable[[str], WeightRule]] = {
     "stochastic": RoundStochastically,
-    "nearest": RoundToNearest,
+    "nearest": NearestWeights,
     "compensated": Compensate,
     "split8": functools.partial(SplitParams, extra_bits=8),
     "split16": functools.partial(SplitParams, extra_bits=16),
@@ -18,7 +19,7 @@ PARAM_STORAGES: dict[str, Callable[[str], ParamStorage]] = {
 """By name: the storage of weights of a dtype."""
 
 
-def param_storage(name: str, dtype: str) -> ParamStorage:
+def param_storage(name: str, dtype: str) -> WeightRule:
     """Return how weights of a dtype are stored; those that hold all of float32 need none (contract P6)."""
     wide = FLOAT_FORMATS[dtype].bits == 32
-    return RoundToNearest(dtype) if wide else PARAM_STORAGES[name](dtype)
+    return NearestWeights(dtype) if wide else PARAM_STORAGES[name](dtype)

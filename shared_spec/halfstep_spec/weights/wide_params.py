@@ -8,12 +8,12 @@ import dataclasses
 import numpy as np
 
 from halfstep_spec.numbers.rounding import decode
-from halfstep_spec.weights.params import ParamStorage, landing
 from halfstep_spec.weights.split_weights import SplitWeight, nearest_away
+from halfstep_spec.weights.weight_rule import WeightRule, landing
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitParams(ParamStorage):
+class SplitParams(WeightRule):
     """Keep further bits of the mantissa beside the weight.
 
     Attributes:
@@ -47,7 +47,7 @@ class SplitParams(ParamStorage):
 
 
 @dataclasses.dataclass(frozen=True)
-class KeepMasterParams(ParamStorage):
+class KeepMasterParams(WeightRule):
     """Keep a float32 copy of the weight."""
 
     @property
