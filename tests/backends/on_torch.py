@@ -145,7 +145,7 @@ class TorchBackend(Backend):
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)
         codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
         outputs = {
-            "codes": from_torch(codes, None if fmt.relative else a["dtype"]),
+            "codes": from_torch(codes, "" if fmt.relative else a["dtype"]),
             "values": from_torch(values),
         }
         if stored.scale is None:

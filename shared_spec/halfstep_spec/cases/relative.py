@@ -7,7 +7,7 @@ from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rules.adam import ScaleByAdam
-from halfstep_spec.rules.lamb import LambStep
+from halfstep_spec.rules.lamb import Lamb
 from halfstep_spec.rules.lion import ScaleByLion
 from halfstep_spec.rules.step import Step
 from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
@@ -40,7 +40,7 @@ def _encode_cases():
     for fmt in formats:
         for flag, x in format_inputs(signed=True).items():
             for rounding in ("nearest", "stochastic"):
-                # In the unit of a root nothing is near the largest float: it need not have a reciprocal scale.
+                # In the unit of a root nothing is near the largest float.
                 z = x if fmt.scaled else np.clip(x, np.float32(-(2.0**100)), np.float32(2.0**100))
                 z = np.where(np.isinf(x), x, z)
                 yield encode_case(fmt, flag, z, rounding, NOTES, second=False)
@@ -65,7 +65,7 @@ def _step_cases():
             yield _case(Step(_adam(mu, e6m2, "auto"), 0.1), flag)
     yield _case(Step(_adam(e3m4, e6m2, "auto", nesterov=True), 0.1), "Grid")
     yield _case(Step(_adam(e3m4, e6m2, "auto", b2=0.95), 0.0, param_dtype="float32"), "Grid")
-    yield _case(LambStep(_adam(e3m4, e6m2, "auto", eps=1e-6), 0.1, max_norm=0.0), "Grid")
+    yield _case(Lamb(_adam(e3m4, e6m2, "auto", eps=1e-6), 0.1, max_norm=0.0), "Grid")
     fine = scaled("int8", 4, 0, 0, "fine")
     yield _case(Step(ScaleByLion(mu_dtype=fine, mu_rounding="auto", seed=42), 0.1), "Fine")
 
