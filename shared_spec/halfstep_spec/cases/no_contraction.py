@@ -76,6 +76,7 @@ def _case(temptation: _Temptation) -> Case:
     adam = ScaleByAdam(
         mu_dtype=temptation.dtype,
         nu_dtype=temptation.dtype,
+        mu_rounding="nearest",
         nu_rounding="nearest",
         nesterov=temptation.nesterov,
         eps_root=temptation.eps_root,

@@ -26,7 +26,7 @@ class ScaleByAdam(Rule):
     eps_root: float = 0.0
     mu_dtype: str | Format = "float32"
     nu_dtype: str | Format = "float32"
-    mu_rounding: str = "nearest"
+    mu_rounding: str = "auto"
     nu_rounding: str = "stochastic"
     nesterov: bool = False
     seed: int = 0
