@@ -17,6 +17,7 @@ from halfstep_jax.rules.trace import TraceState, sgd, trace
 from halfstep_jax.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.storage.formats import Format, codebook, scaled
+from halfstep_jax.storage.relative import relative
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weights.float32_params import float32_params, set_float32_params
 from halfstep_jax.weights.params import (
@@ -67,6 +68,7 @@ __all__ = [
     "number",
     "opaque",
     "random_words",
+    "relative",
     "round_stochastically",
     "round_to",
     "scalar_or_schedule",

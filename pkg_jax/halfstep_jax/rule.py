@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +16,9 @@ import optax
 
 from halfstep_jax.numbers.exact import straight_through
 from halfstep_jax.numbers.hyperparameters import as_decay_rate, as_nonnegative
+from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.numbers.schedules import as_scalar_or_schedule, at_count
+from halfstep_jax.storage.relative import from_unit, to_unit
 from halfstep_jax.storage.stored_moment import MomentField, StoredMoment
 
 Scope = Literal["elementwise", "parameter", "all"]
@@ -51,6 +53,7 @@ def moment(
     dtype: str = "",
     rounding: str = "",
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None,
+    unit: str = "",
 ) -> Any:
     """Declare a moment: an array of state that is kept in a format and rounded once a step.
 
@@ -64,8 +67,24 @@ def moment(
         rounding: the field that says how it is rounded; its name and "_rounding" unless given, and "auto"
             without.
         shape: from the shape of a weight to its own; None: the same.
+        unit: the second moment, in whose root it may be kept: such a one can be asked for as `relative(...)`,
+            and `update` rounds the second moment first. Both are averages of powers of the same numbers.
     """
-    return MomentField(rate, second, dtype, rounding, shape)
+    return MomentField(rate, second, dtype, rounding, shape, unit)
+
+
+class StepKeys(NamedTuple):
+    """What a leaf's moments are rounded with in a step.
+
+    Attributes:
+        now: the leaf's key.
+        before: that of the step before, where codes are dithered; None elsewhere.
+        zero: for `exact.opaque`.
+    """
+
+    now: LeafKey
+    before: LeafKey | None
+    zero: jax.Array
 
 
 class StepMoment:
@@ -76,25 +95,45 @@ class StepMoment:
         encoded: what is stored now.
     """
 
-    def __init__(self, caller: str, stored: StoredMoment, encoded, words: Callable[..., jax.Array]):
-        self._caller, self._stored, self._words = caller, stored, words
-        self._rounded = False
+    def __init__(self, caller: str, stored: StoredMoment, encoded, keys: StepKeys, unit: "StepMoment | None"):
+        self._caller, self._stored, self._keys = caller, stored, keys
+        self._unit = unit if stored.format_of(encoded).relative else None
+        self._rounded: jax.Array | None = None
         self.encoded = encoded
-        self.value = stored.decode(encoded)
+        self.value = stored.decode(encoded, keys.before)
+        if self._unit is not None:
+            self.value = from_unit(self.value, self._unit.value)
 
     def round(self, x: jax.Array) -> jax.Array:
         """Round float32 `x` to the format, once, keep it for the new state, and return what was stored.
 
         Raises:
-            ValueError: if it is of another shape or dtype than the moment, or rounded twice.
+            ValueError: if it is of another shape or dtype than the moment, or rounded twice, or kept in units
+                of the root of a moment that was not rounded yet.
         """
         name = self._stored.name
-        if self._rounded:
+        if self._rounded is not None:
             raise ValueError(f"{self._caller}: {name} is rounded twice in a step. Round it once.")
         check_array(self._caller, f"what is stored as {name}", x, self.value.shape)
-        self._rounded = True
-        self.encoded = self._stored.encode(self.encoded, x, self._words)
-        return straight_through(x, self._stored.decode(self.encoded))
+        v = None if self._unit is None else self._unit.rounded_before(name)
+        z = x if v is None else to_unit(x, v, self._keys.zero)
+        self.encoded = self._stored.encode(self.encoded, z, self._keys.now)
+        z = self._stored.decode(self.encoded, self._keys.now)
+        self._rounded = straight_through(x, z if v is None else from_unit(z, v))
+        return self._rounded
+
+    def rounded_before(self, name: str) -> jax.Array:
+        """Return what was stored in this step, in whose root the moment `name` is kept.
+
+        Raises:
+            ValueError: if it was not rounded yet.
+        """
+        if self._rounded is None:
+            own = self._stored.name
+            raise ValueError(
+                f"{self._caller}: {name} is kept in units of the root of {own}. Round {own} first."
+            )
+        return self._rounded
 
     def check_rounded(self) -> None:
         """Refuse a step that left the moment as it was.
@@ -102,7 +141,7 @@ class StepMoment:
         Raises:
             ValueError: if `round` was not called.
         """
-        if not self._rounded:
+        if self._rounded is None:
             name = self._stored.name
             raise ValueError(
                 f"{self._caller}: update never rounds {name}, which so would stay zero. "

@@ -19,12 +19,14 @@ from halfstep_jax.rule import (
     Moments,
     Rule,
     Scope,
+    StepKeys,
     StepMoment,
     check_array,
     numbers_at,
     schedules,
     static_form,
 )
+from halfstep_jax.storage.relative import LARGEST_BOUND, bound
 from halfstep_jax.storage.stored_moment import StoredMoment
 
 _TRIAL_SHAPE = (8, 16)
@@ -71,6 +73,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     """
     stored = {name: StoredMoment.of(rule, field) for name, field in rule.moment_fields().items()}
     _check(rule, stored)
+    _check_units(rule, stored)
     _try(rule, stored)
     words = seed_words(rule.name, rule.seed)
 
@@ -131,12 +134,15 @@ def _with_moments(
         for name, moment in stored.items()
     ]
     ids = [leaf_id(name) for name in leaves.names]
-    keys = leaf_keys(state.seed, count, ids, [moment.role for moment in stored.values()])
+    roles = [moment.role for moment in stored.values()]
+    keys, before = leaf_keys(state.seed, count, ids, roles), None
+    if any(moment.dithered for moment in stored.values()):
+        before = leaf_keys(state.seed, state.count, ids, roles)
     static = static_form(rule), tuple(stored.items())
     rows = [
         (None, *encoded)
         if g is None
-        else call_per_shape(_step, static, keys, place, numbers, g, p, tuple(encoded))
+        else call_per_shape(_step, static, keys, before, place, numbers, g, p, tuple(encoded))
         for place, g, p, *encoded in zip(keys.places, leaves.values, weights, *columns, strict=True)
     ]
     us, *columns = leaves.unzip(1 + len(stored), rows)
@@ -162,21 +168,26 @@ def _update_all(rule: Rule, zero: jax.Array, numbers, gs: tuple, ps: tuple) -> t
     return us
 
 
-def _step(static: tuple, keys: LeafKeys, place, numbers, g: jax.Array, p, encoded: tuple) -> tuple:
+def _step(
+    static: tuple, keys: LeafKeys, before: LeafKeys | None, place, numbers, g: jax.Array, p, encoded: tuple
+) -> tuple:
     """Take the step of a rule with moments on one leaf: return its update and what is stored."""
     rule, stored = static
     key = keys.of_leaf(place)
     zero = key.opaque_zero()
-    moments = {
-        name: StepMoment(rule.name, moment, old, key.words)
-        for (name, moment), old in zip(stored, encoded, strict=True)
-    }
+    step_keys = StepKeys(key, None if before is None else before.of_leaf(place), zero)
+    moments: dict[str, StepMoment] = {}
+    rows = zip(stored, encoded, strict=True)
+    # Those in units of another after that one.
+    for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
+        unit = moments.get(moment.field.unit)
+        moments[name] = StepMoment(rule.name, moment, old, step_keys, unit)
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
     u = rule.update(g, p, numbers, Moments(rule.name, moments), zero)
     check_array(rule.name, "the update that the rule returns", u, g.shape)
     for moment in moments.values():
         moment.check_rounded()
-    return u, *(moment.encoded for moment in moments.values())
+    return u, *(moments[name].encoded for name, _ in stored)
 
 
 def _weights(rule: Rule, leaves: Leaves, params) -> list[Any]:
@@ -217,6 +228,32 @@ def _check(rule: Rule, stored: dict[str, StoredMoment]) -> None:
         if one.role == other.role:
             raise ValueError(
                 f"{rule.name}: the words of {one.name} are those of another moment, {other.name}. Rename it."
+            )
+
+
+def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
+    """Refuse a moment in units of one that is not there, or, without scales, beyond what its codes hold.
+
+    Raises:
+        ValueError: naming it.
+    """
+    for name, moment in stored.items():
+        fmt, unit = moment.asked_for, stored.get(moment.field.unit)
+        if moment.field.unit and unit is None:
+            raise ValueError(
+                f"{rule.name}: the unit of {name}, {moment.field.unit}, is not a moment. Declare it."
+            )
+        if unit is None or fmt is None or not fmt.relative or fmt.scaled:
+            continue
+        # Rates that are arrays are not known; what is past the codes then makes steps shorter.
+        if moment.rate is None or unit.rate is None:
+            continue
+        largest = bound(float(moment.rate), float(unit.rate))
+        if largest > LARGEST_BOUND:
+            raise ValueError(
+                f"{rule.name}: {moment.field.dtype_name} has no scale, and {name} reaches {largest:.3g} "
+                f"roots of {unit.name} at {moment.field.rate_name}={moment.rate!s} and "
+                f"{unit.field.rate_name}={unit.rate!s}. Use relative(..., block_size=128)."
             )
 
 

@@ -25,6 +25,7 @@ from halfstep_torch.rules.trace import SGD, trace
 from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.rules.weight_decay import add_decayed_weights
 from halfstep_torch.storage.formats import codebook, scaled
+from halfstep_torch.storage.relative import relative
 from halfstep_torch.weights.float32_params import float32_params, set_float32_params
 from halfstep_torch.weights.params import compensate, round_stochastically
 from halfstep_torch.weights.wide_params import keep_master_params, split_params
@@ -53,6 +54,7 @@ __all__ = [
     "moment",
     "number",
     "random_words",
+    "relative",
     "round_stochastically",
     "round_to",
     "scale_by_adam",

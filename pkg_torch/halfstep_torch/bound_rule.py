@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep_torch.storage.relative import from_unit, to_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, MomentStorage, Words
 
@@ -21,18 +22,32 @@ class StepMoment:
     Attributes:
         value: the float32 values that the step before stored.
         arrays: the new state arrays, once `round` was called.
+        rounded: what `round` returned.
     """
 
-    def __init__(self, storage: MomentStorage, state: Arrays, words: Sequence[Words], shape: Shape | None):
-        self._storage, self._words, self._shape = storage, words, shape
-        value = storage.decode(state)
-        self.value = value if shape is None else value.view(shape)
+    def __init__(
+        self,
+        storage: MomentStorage,
+        state: Arrays,
+        words: Sequence[Words],
+        shape: Shape | None,
+        unit: "StepMoment | None",
+    ):
+        self._storage, self._words, self._shape, self._unit = storage, words, shape, unit
+        value = storage.decode(state, words)
+        value = value if shape is None else value.view(shape)
+        self.value = value if unit is None else from_unit(value, unit.value)
         self.arrays: Arrays = {}
+        self.rounded: Tensor | None = None
 
     def round(self, x: Tensor) -> Tensor:
         """Round x to the format, once, for the new state; return what was stored, in float32."""
-        self.arrays, values = self._storage.encode(x if self._shape is None else x.reshape(-1), self._words)
-        return values if self._shape is None else values.view(self._shape)
+        v = None if self._unit is None else self._unit.rounded
+        z = x if v is None else to_unit(x, v)
+        self.arrays, values = self._storage.encode(z if self._shape is None else z.reshape(-1), self._words)
+        values = values if self._shape is None else values.view(self._shape)
+        self.rounded = values if v is None else from_unit(values, v)
+        return self.rounded
 
 
 class Moments:
@@ -92,14 +107,19 @@ class BoundRule:
             numbers: what `Rule.step_numbers` gave; in compiled code with 0-d tensors for floats.
             words: of each of the `sources`, from a shape to int32 words.
         """
-        moments, at = {}, 0
+        moments: dict[str, StepMoment] = {}
+        drawn, at = {}, 0
         for one in self.moments:
+            drawn[one.key] = words[at : at + len(one.sources)]
+            at += len(one.sources)
+        # Those in units of another after that one.
+        for one in sorted(self.moments, key=lambda one: bool(one.unit)):
             shape = None
             if self.scope == "parameter":
                 shape_of = one.arrays[one.key].shape_of
                 shape = tuple(p.shape) if shape_of is None else tuple(shape_of(tuple(p.shape)))
-            moments[one.key] = StepMoment(one, state, words[at : at + len(one.sources)], shape)
-            at += len(one.sources)
+            unit = moments[one.unit] if one.unit else None
+            moments[one.key] = StepMoment(one, state, drawn[one.key], shape, unit)
         u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments))
         return u, {key: array for one in moments.values() for key, array in one.arrays.items()}
 

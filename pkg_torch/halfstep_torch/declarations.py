@@ -96,6 +96,7 @@ class Moment:
         dtype: the field that says how it is stored; None: in the default dtype.
         rounding: the field that says how it is rounded; None: "auto".
         shape: from the shape of the parameter to that of the moment; None where they are the same.
+        unit: the attribute of the second moment whose root may be its unit; "" for none.
     """
 
     name: str = ""
@@ -104,6 +105,7 @@ class Moment:
     dtype: str | None = None
     rounding: str | None = None
     shape: Callable[[Shape], Shape] | None = None
+    unit: str = ""
 
     def check(self, caller: str, fmt: Format | None, rounding: str, rate: float, rate_name: str) -> None:
         """Raise ValueError for what is no rounding (contract F2), or would freeze the moment (F3).
@@ -120,6 +122,17 @@ class Moment:
                 f"{caller}: {self.rounding}={rounding!r} is not a rounding. "
                 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
             )
+        if fmt is not None and fmt.relative and not self.unit:
+            raise ValueError(
+                f"{caller}: {self.dtype}=relative(...) needs a second moment beside {self.name}. "
+                "Use it for mu of Adam or Lamb, and scaled(...) here."
+            )
+        if fmt is not None and not self.signed and not fmt.codes.for_second_moments:
+            raise ValueError(
+                f"{caller}: {self.dtype}={fmt.name} cannot hold a second moment: "
+                "it loses small ones or lifts them by orders, and steps are too long or too short. "
+                'Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
+            )
         if fmt is not None and rounding == "nearest" and fmt.freezes(rate):
             raise ValueError(
                 f'{caller}: {self.dtype}={fmt.name} with {self.rounding}="nearest" freezes at '
@@ -128,7 +141,7 @@ class Moment:
             )
 
     def stored(self, key: str, fmt: Format, rounding: str, rate: float, shape: Shape) -> StoredMoment:
-        """Return how the moment of a parameter is stored; "auto" is nearest unless that would freeze.
+        """Return how the moment of a parameter is stored; "auto" is nearest unless that falls short.
 
         Args:
             key: of its codes in the state.
@@ -138,9 +151,12 @@ class Moment:
             shape: of the moment.
         """
         fmt = fmt.for_shape(shape)
-        stochastic = rounding == "stochastic" or (rounding == "auto" and fmt.freezes(rate))
+        stochastic = rounding == "stochastic" or (
+            rounding == "auto" and self.rate is not None and fmt.falls_short(rate)
+        )
+        unit = self.unit if fmt.relative else ""
         source = WordSource(role_of(self.name)) if stochastic and fmt.rounds else None
-        return StoredMoment(key, fmt, source, "never" if self.signed else "always", self.shape)
+        return StoredMoment(key, fmt, source, "never" if self.signed else "always", self.shape, unit)
 
 
 def moment(
@@ -151,6 +167,7 @@ def moment(
     dtype: str | None = None,
     rounding: str | None = None,
     shape: Callable[[Shape], Shape] | None = None,
+    unit: str = "",
 ) -> Any:
     """Declare an array that a rule keeps between steps; it starts as zeros.
 
@@ -169,8 +186,10 @@ def moment(
         rounding: the field that says how it is rounded; `<name>_rounding` unless given, and "auto" without.
         shape: from the shape of the parameter to that of the array, for rules of scope "parameter"; the
             parameter's own unless given.
+        unit: the attribute of the second moment in whose root it may be kept: such a moment can be asked for
+            as `relative(...)`, and `update` rounds the second moment first.
     """
-    return Moment(name, rate, signed, dtype, rounding, shape)
+    return Moment(name, rate, signed, dtype, rounding, shape, unit)
 
 
 @dataclasses.dataclass(frozen=True)

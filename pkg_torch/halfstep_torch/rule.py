@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, named_tuple
-from halfstep_torch.declarations import Moment, declared
+from halfstep_torch.declarations import Declared, Moment, declared
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.seeds import as_seed
 from halfstep_torch.storage.formats import Format, default_format
+from halfstep_torch.storage.relative import LARGEST_BOUND, bound
 from halfstep_torch.storage.state_array import Shape
 
 
@@ -212,6 +213,7 @@ class Rule:
         for one in found.moments.values():
             fmt, rounding, rate = self._storage(one, h)
             one.check(self.name, fmt, rounding, rate, one.rate or "")
+            self._check_unit(self.name, one, fmt, h, found)
         formats = {one.dtype for one in found.moments.values() if one.dtype}
         canonical: dict[str, Any] = {field: group_value(values[field]) for field in formats}
         if self._has("seed"):
@@ -259,6 +261,7 @@ class Rule:
             fmt, rounding, rate = self._storage(one, h)
             fmt = fmt or default_format(info.dtype)
             one.check(caller, fmt, rounding, rate, found.rate_name(one))
+            self._check_unit(caller, one, fmt, h, found)
             shape = self._shape(key, one, tuple(info.shape))
             moments.append(one.stored(key, fmt, rounding, rate, shape))
         blank = dict.fromkeys(found.blank)
@@ -271,6 +274,20 @@ class Rule:
             return tuple(h)
         found = declared(cls).moments.values()
         return tuple(getattr(h, field) for one in found for field in (one.dtype, one.rate) if field)
+
+    def _check_unit(self, caller: str, one: Moment, fmt: Format | None, h: Any, found: Declared) -> None:
+        """Raise ValueError for a moment in units of a root, past what its codes without scales hold."""
+        if fmt is None or not fmt.relative or fmt.scaled or not one.unit:
+            return
+        unit = found.moments[one.unit]
+        b1, b2 = (getattr(h, x.rate) if x.rate else 0.0 for x in (one, unit))
+        largest = bound(b1, b2)
+        if largest > LARGEST_BOUND:
+            raise ValueError(
+                f"{caller}: {one.dtype} has no scale, and {one.name} reaches {largest:.3g} roots of "
+                f"{unit.name} at {found.rate_name(one)}={b1:.7g} and {found.rate_name(unit)}={b2:.7g}. "
+                "Use relative(..., block_size=128)."
+            )
 
     def _shape(self, key: str, one: Moment, shape: Shape) -> Shape:
         """Return the shape of a moment of such a parameter."""
@@ -301,4 +318,4 @@ def _as_float32(value: Any) -> Any:
 
 def group_value(fmt: Format | None) -> Format | str | None:
     """Return a format as it stands in a param group: a plain one by its name."""
-    return fmt if fmt is None or fmt.scaled else fmt.name
+    return fmt if fmt is None or fmt.scaled or fmt.relative else fmt.name

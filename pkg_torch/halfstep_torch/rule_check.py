@@ -16,14 +16,19 @@ _ELEMENTS = 6
 class _TriedMoment:
     """A moment that is kept as it is, and looks at what it is given."""
 
-    def __init__(self, rule: str, key: str, value: Tensor):
-        self._rule, self._key = rule, key
+    def __init__(self, rule: str, key: str, value: Tensor, unit: "_TriedMoment | None"):
+        self._rule, self._key, self._unit = rule, key, unit
         self.value, self.rounded = value, False
 
     def round(self, x: Any) -> Tensor:
         """Return x, if it may be stored."""
         if self.rounded:
             raise ValueError(f"{self._rule}: update rounds {self._key} twice in a step. Round it once.")
+        if self._unit is not None and not self._unit.rounded:
+            unit = self._unit._key
+            raise ValueError(
+                f"{self._rule}: {self._key} is kept in units of the root of {unit}. Round {unit} first."
+            )
         _check_array(self._rule, f"what is stored as {self._key}", x, self.value)
         self.rounded = True
         return x
@@ -70,10 +75,12 @@ def _few(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 def _update(bound: BoundRule, numbers: Any, g: Tensor, p: Tensor) -> Tensor:
     """Return the update, checked."""
     rule, moments = bound.rule.name, {}
-    for one in bound.moments:
+    for one in sorted(bound.moments, key=lambda one: bool(one.unit)):
         shape_of = one.arrays[one.key].shape_of
         shape = tuple(g.shape) if shape_of is None else tuple(shape_of(tuple(g.shape)))
-        moments[one.key] = _TriedMoment(rule, one.key, torch.zeros(shape))
+        moments[one.key] = _TriedMoment(
+            rule, one.key, torch.zeros(shape), moments[one.unit] if one.unit else None
+        )
     try:
         u = bound.rule.update(g, p, numbers, Moments(rule, moments))
     except Exception as error:

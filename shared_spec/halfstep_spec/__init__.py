@@ -34,6 +34,7 @@ from halfstep_spec.rules.trust_ratio import ScaleByTrustRatio, scale_by_tempered
 from halfstep_spec.rules.weight_decay import AddDecayedWeights
 from halfstep_spec.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
 from halfstep_spec.storage.formats import Encoded, Format, as_format, codebook, scaled
+from halfstep_spec.storage.relative import relative
 from halfstep_spec.storage.stored_moment import StoredMoment
 from halfstep_spec.weights.param_storage import PARAM_STORAGES, param_storage
 from halfstep_spec.weights.params import Compensate, RoundStochastically
@@ -89,6 +90,7 @@ __all__ = [
     "norm",
     "param_storage",
     "random_words",
+    "relative",
     "role_of",
     "round_to",
     "scale_by_tempered_trust_ratio",

@@ -24,7 +24,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from halfstep_spec.numbers.random_words import role_of
-from halfstep_spec.storage.formats import Encoded
+from halfstep_spec.storage.formats import Encoded, as_format
+from halfstep_spec.storage.relative import LARGEST_BOUND, bound, from_unit, to_unit
 from halfstep_spec.storage.stored_moment import StoredMoment
 
 _Shape = tuple[int, ...]
@@ -52,6 +53,7 @@ class Moment:
         dtype: the argument that holds its format; "" for its name and "_dtype".
         rounding: the argument that holds its rounding; "" for its name and "_rounding".
         shape: of the moment, from that of the weights.
+        unit: the second moment whose root may be its unit; "" for none.
     """
 
     rate: str | None
@@ -59,6 +61,7 @@ class Moment:
     dtype: str
     rounding: str
     shape: Callable[[_Shape], _Shape]
+    unit: str
 
 
 def moment(
@@ -68,9 +71,10 @@ def moment(
     dtype: str = "",
     rounding: str = "",
     shape: Callable[[_Shape], _Shape] = tuple,
+    unit: str = "",
 ) -> Any:
     """Return the field by which a rule declares a moment; the arguments are those of `Moment`."""
-    declared = Moment(rate, signed, dtype, rounding, shape)
+    declared = Moment(rate, signed, dtype, rounding, shape, unit)
     return dataclasses.field(init=False, repr=False, compare=False, default=declared)
 
 
@@ -80,11 +84,17 @@ class StepMoment:
     Attributes:
         value: float32, as it was stored at the step before.
         stored: what `round` made; None before that.
+        rounded: its values; None before that.
     """
 
-    def __init__(self, name: str, storage: StoredMoment, old: Encoded, step: int, leaf: str):
-        self.value, self.stored = storage.decode(old), None
+    def __init__(
+        self, name: str, storage: StoredMoment, old: Encoded, step: int, leaf: str, unit: "StepMoment | None"
+    ):
+        self.value, self.stored, self.rounded = storage.decode(old, step - 1, leaf), None, None
         self._name, self._storage, self._step, self._leaf = name, storage, step, leaf
+        self._unit = unit if storage.format(self.value.shape).relative else None
+        if self._unit is not None:
+            self.value = from_unit(self.value, self._unit.value)
 
     def round(self, x: np.ndarray) -> np.ndarray:
         """Round float32 `x` to the moment's format, once, keep the codes, and return what was stored."""
@@ -95,8 +105,16 @@ class StepMoment:
                 f"round: {self._name} became {x.dtype}{x.shape} and is float32{self.value.shape}. "
                 "Return it to that, or declare its shape: moment(shape=...)."
             )
-        self.stored, values = self._storage.round(x, self._step, self._leaf)
-        return values
+        v = None if self._unit is None else self._unit._rounded_before(self._name)
+        z = x if v is None else to_unit(x, v)
+        self.stored, z = self._storage.round(z, self._step, self._leaf)
+        self.rounded = z if v is None else from_unit(z, v)
+        return self.rounded
+
+    def _rounded_before(self, name: str) -> np.ndarray:
+        if self.rounded is None:
+            raise ValueError(f"round: {name} is kept in units of the root of {self._name}. Round that first.")
+        return self.rounded
 
 
 class Moments:
@@ -166,7 +184,7 @@ class Rule:
             d = dataclasses.replace(
                 d, dtype=d.dtype or f"{name}_dtype", rounding=d.rounding or f"{name}_rounding"
             )
-            missing = {d.dtype, d.rounding, *([d.rate] if d.rate else [])} - fields.keys()
+            missing = {d.dtype, d.rounding, *filter(None, (d.rate, d.unit))} - fields.keys()
             if missing:
                 raise ValueError(
                     f"{cls.__name__}: moment {name} reads {', '.join(sorted(missing))}, which is no field. "
@@ -178,6 +196,9 @@ class Rule:
     @property
     def moments(self) -> dict[str, StoredMoment]:
         """How the moments are stored, by the names that they have in JAX's state."""
+        declared = self.declared()
+        for name, d in declared.items():
+            self._check_unit(name, d, declared)
         return {
             name: StoredMoment(
                 getattr(self, d.dtype),
@@ -188,8 +209,24 @@ class Rule:
                 getattr(self, d.rate) if d.rate else None,
                 d.shape,
             )
-            for name, d in self.declared().items()
+            for name, d in declared.items()
         }
+
+    def _check_unit(self, name: str, d: Moment, declared: Mapping[str, Moment]) -> None:
+        """Raise ValueError for a moment in units of a root that is not there, or beyond what codes hold."""
+        fmt, rule = as_format(getattr(self, d.dtype)), type(self).__name__
+        if fmt.relative and not d.unit:
+            raise ValueError(
+                f"{rule}: {d.dtype} is relative, and {name} has no second moment. Use scaled(...)."
+            )
+        if fmt.relative and not fmt.scaled:
+            b1, b2 = (getattr(self, x.rate or "", 0.0) for x in (d, declared[d.unit]))
+            largest = bound(b1, b2)
+            if largest > LARGEST_BOUND:
+                raise ValueError(
+                    f"{rule}: {d.dtype} has no scale, and {name} reaches {largest:.3g} roots of {d.unit} at "
+                    f"{d.rate}={b1} and {declared[d.unit].rate}={b2}. Use relative(..., block_size=128)."
+                )
 
     def init(self, shape: _Shape) -> RuleState:
         """Return zero moments for weights of a shape."""
@@ -207,14 +244,15 @@ class Rule:
             p: float32 values of the weights, for rules that read them.
         """
         g, count, rule = np.asarray(g, np.float32), state.count + 1, type(self).__name__
-        moments = {
-            name: StepMoment(f"{rule}.{name}", storage, state.moments[name], count, leaf)
-            for name, storage in self.moments.items()
-        }
+        moments: dict[str, StepMoment] = {}
+        units = {name: declared.unit for name, declared in self.declared().items()}
+        for name, storage in sorted(self.moments.items(), key=lambda item: bool(units.get(item[0]))):
+            unit = moments.get(units.get(name, ""))
+            moments[name] = StepMoment(f"{rule}.{name}", storage, state.moments[name], count, leaf, unit)
         u = self.update(g, p, self.numbers(count), Moments(rule, moments))
         if u.shape != g.shape or u.dtype != np.float32:
             raise ValueError(f"{rule}.update: returned {u.dtype}{u.shape}. Return float32{g.shape}, as g is.")
-        return u, RuleState(count, {name: _stored(moment) for name, moment in moments.items()})
+        return u, RuleState(count, {name: _stored(moments[name]) for name in state.moments})
 
 
 def _stored(moment: StepMoment) -> Encoded:

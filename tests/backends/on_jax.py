@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import halfstep_jax as hs
 from backends.protocol import (
     Backend,
+    codes_of,
     format_of,
     link_of,
     offset_of,
@@ -153,12 +154,12 @@ class JaxBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a = case.arguments
-        fmt = Format(a["dtype"], a["scaled"], a["block_size"], 0, 0)
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"], 0, 0, **codes_of(case))
         x, words = (self._split_rows(case.inputs[n]) if n in case.inputs else None for n in ("x", "words"))
 
         def there_and_back(x, words):
             stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
-            return stored, fmt.decode(stored)
+            return stored, fmt.decode(stored, words)
 
         stored, values = self._compiled(there_and_back)(x, words)
         outputs = {"codes": from_jax(stored.codes), "values": from_jax(values)}

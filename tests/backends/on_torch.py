@@ -11,6 +11,7 @@ import torch
 import halfstep_torch as hs
 from backends.protocol import (
     Backend,
+    codes_of,
     format_of,
     link_of,
     offset_of,
@@ -132,17 +133,21 @@ class TorchBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, to_torch(case.inputs["x"])
-        fmt = Format(a["dtype"], a["scaled"], a["block_size"]).for_shape(x.shape)
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"], **codes_of(case)).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
+        words = words.expand(x.shape) if fmt.codes.dithered and words is not None else words
 
         def encode(x, words):
             stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
-            return stored, fmt.decode(stored)
+            return stored, fmt.decode(stored, words)
 
         key = ("encode", fmt, a["keep_nonzero"], words is None, x.shape)
         stored, values = self._compiled(key, encode, dynamic=False)(x, words)
         codes, values = stored.codes.view(fmt.code_shape(x.shape)), values.view(x.shape)
-        outputs = {"codes": from_torch(codes, a["dtype"]), "values": from_torch(values)}
+        outputs = {
+            "codes": from_torch(codes, "" if fmt.relative else a["dtype"]),
+            "values": from_torch(values),
+        }
         if stored.scale is None:
             return outputs
         return outputs | {"scale": from_torch(stored.scale.view(fmt.scale_shape(x.shape)))}

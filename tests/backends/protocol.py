@@ -94,10 +94,19 @@ def rule_arguments(case: Case, package: Any) -> dict[str, Any]:
     return values | {n: scalar(case, n) for n in scalars} | {"seed": seed_of(case)}
 
 
+def codes_of(case: Case) -> dict[str, Any]:
+    """Return what a case of codes says of a format beside its dtype and blocks."""
+    return {name: case.arguments[name] for name in ("scale", "relative") if name in case.arguments}
+
+
 def format_of(value: Any, package: Any) -> Any:
     """Return what an argument says of a format; anything else as it is."""
     if not isinstance(value, dict):
         return value
+    if "relative" in value:
+        return package.relative(
+            value["relative"], *(value[n] for n in ("block_size", "min_size", "min_ndim"))
+        )
     return package.codebook(**value) if "table" in value else package.scaled(**value)
 
 

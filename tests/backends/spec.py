@@ -5,7 +5,16 @@ import functools
 import numpy as np
 
 import halfstep_spec as spec
-from backends.protocol import Backend, format_of, offset_of, ratio_numbers, rule_arguments, scalar, seed_of
+from backends.protocol import (
+    Backend,
+    codes_of,
+    format_of,
+    offset_of,
+    ratio_numbers,
+    rule_arguments,
+    scalar,
+    seed_of,
+)
 from halfstep_spec.cases.steps import stored_arrays
 from halfstep_spec.numbers.global_norm import global_norm
 from halfstep_spec.rules.clip import clip
@@ -54,10 +63,13 @@ class SpecBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, case.inputs["x"].bits.view(np.float32)
-        fmt = spec.Format(a["dtype"], a["scaled"], a["block_size"], 0, 0)
+        fmt = spec.Format(a["dtype"], a["scaled"], a["block_size"], 0, 0, **codes_of(case))
         words = case.inputs["words"].bits if "words" in case.inputs else None
         stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
-        outputs = {"codes": Array.of(stored.codes, fmt.codes.dtype), "values": Array.of(fmt.decode(stored))}
+        outputs = {
+            "codes": Array.of(stored.codes, fmt.codes.dtype),
+            "values": Array.of(fmt.decode(stored, words)),
+        }
         return outputs | ({} if stored.scale is None else {"scale": Array.of(stored.scale)})
 
     def step(self, case: Case) -> dict[str, Array]:

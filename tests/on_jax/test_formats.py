@@ -163,7 +163,8 @@ def test_mean_over_evenly_spread_words_is_the_value(dtype):
 
 RULES = tuple(spec.PARAM_STORAGES)
 MU = [*PLAIN, "float32", *(hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES if d not in UNSIGNED)]
-NU = [*PLAIN, "float32", "ufloat8_e6m2", *(hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES)]
+NU = ["bfloat16", "float32", "ufloat8_e6m2"]
+NU += [hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES if hs.scaled(d).for_second_moments]
 FIELDS = {"compensated": "compensation", "split8": "extra", "split16": "extra", "master": "master"}
 
 
@@ -305,13 +306,13 @@ def test_bytes_per_parameter(shapes, mu, nu, of_state, in_all):
 
 def test_small_and_flat_leaves_are_kept_in_float32():
     params = {"w": weights((64, 64)), "small": weights((64, 63)), "flat": weights((5000,))}
-    state = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=hs.scaled("int8", min_ndim=1)).init(params)
+    state = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=hs.scaled("float16", min_ndim=1)).init(params)
     assert {name: str(x.dtype) for name, x in state.mu.items()} == {
         "w": "float8_e4m3fn",
         "small": "float32",
         "flat": "float32",
     }
-    assert state.nu["flat"].dtype == "int8"
+    assert state.nu["flat"].dtype == "float16"
     assert state.nu_scale["flat"].shape == (40,)
 
 
@@ -416,10 +417,17 @@ _BLOCK = 'Use a positive integer, "row" or None.'
             'scale_by_adam: nu_dtype=complex64 is not a state dtype. Use "bfloat16", "float16" or "float32".',
         ),
         (
-            lambda: hs.scale_by_adam(nu_dtype=hs.scaled("int8"), b2=0.999, nu_rounding="nearest"),
+            lambda: hs.scale_by_adam(mu_dtype=hs.scaled("int8"), b1=0.999, mu_rounding="nearest"),
             ValueError,
-            'scale_by_adam: nu_dtype=int8 with nu_rounding="nearest" freezes at b2=0.999 (1-b2 < 1/254). '
-            'Use nu_rounding="stochastic", or nu_dtype="float32".',
+            'scale_by_adam: mu_dtype=int8 with mu_rounding="nearest" freezes at b1=0.999 (1-b1 < 1/254). '
+            'Use mu_rounding="stochastic", or mu_dtype="float32".',
+        ),
+        (
+            lambda: hs.scale_by_adam(nu_dtype=hs.scaled("int8")),
+            ValueError,
+            "scale_by_adam: nu_dtype=int8 cannot hold a second moment: it loses small ones or lifts them by "
+            'orders, and steps are too long or too short. Use "bfloat16", scaled("float16"), '
+            'scaled("ufloat8_e5m3") or codebook("udynamic8").',
         ),
         (
             lambda: hs.scale_by_adam(nu_dtype=E5M3, b2=0.95, nu_rounding="nearest"),

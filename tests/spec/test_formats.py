@@ -11,7 +11,7 @@ from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.storage.blocks import block_layout, block_maximum, scale_shape
 from halfstep_spec.storage.codes import NAN_SCALE, PLAIN_CODES, SCALED_CODES
 from halfstep_spec.storage.formats import Encoded, Format, scaled
-from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_spec.storage.unsigned_floats import NAN_CODE, UNSIGNED_FLOATS
 
 _BYTES = {
     "float16": (40, 254),
@@ -99,7 +99,7 @@ def test_all_codes_of_a_block_are_those_of_ml_dtypes(dtype):
 @pytest.mark.parametrize("dtype", UNSIGNED_FLOATS)
 def test_unsigned_codes_are_a_monotone_grid_of_equal_relative_steps(dtype):
     fmt, u = whole(dtype), UNSIGNED_FLOATS[dtype]
-    codes = np.arange(u.max_code + 1, dtype=np.uint8)
+    codes = np.arange(256 if u.fixed is None else NAN_CODE, dtype=np.uint8)
     values = fmt.decode(Encoded(codes, None if u.fixed is not None else np.array([127], np.uint8)))
     assert values[0] == 0
     assert (np.diff(values) > 0).all()
@@ -116,7 +116,43 @@ def test_e6m2_covers_the_range_it_claims():
     assert np.isnan(values[255])
 
 
-@pytest.mark.parametrize("dtype", ALL)
+def test_past_the_top_of_e6m2_comes_nan():
+    """A second moment that is too small makes a step too long."""
+    fmt = Format("ufloat8_e6m2")
+    top = np.float32(1.5 * 2.0**13)
+    stored = fmt.encode(np.array([top, 1.17 * top, 3e38], np.float32), None)
+    np.testing.assert_array_equal(fmt.decode(stored), np.array([top, np.nan, np.nan], np.float32))
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED_FLOATS)
+def test_the_mean_of_the_fourth_root_over_all_words_is_right(dtype):
+    """To a ninth of what is lost by keeping the mean of the value: 1 / (1 + u) is taken to a twelfth."""
+    fmt, m = whole(dtype), UNSIGNED_FLOATS[dtype].mantissa_bits
+    words = (np.arange(65536, dtype=np.uint32) << np.uint32(16)) + np.uint32(0x8000)
+    errors, linear = [], []
+    for kept in range(2**m):
+        for f in (1 / 32, 0.25, 0.5, 0.75, 31 / 32):
+            below, above = (1 + kept / 2**m) ** 0.25, (1 + (kept + 1) / 2**m) ** 0.25
+            x = np.full(65536, 1 + (kept + f) / 2**m, np.float32)
+            mean = (fmt.decode(fmt.encode(x, words)).astype(np.float64) ** 0.25).mean()
+            errors.append(abs(mean - float(x[0]) ** 0.25))
+            linear.append(abs((1 - f) * below + f * above - float(x[0]) ** 0.25))
+    assert max(errors) <= max(linear) / 9 + 2.0**-17
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED_FLOATS)
+def test_what_unsigned_floats_hold_never_moves(dtype):
+    fmt = whole(dtype)
+    codes = np.arange(1, NAN_CODE, dtype=np.uint8)
+    # The largest code of a scaled format needs the headroom of its block's maximum, the code below.
+    byte = None if dtype == "ufloat8_e6m2" else np.array([127], np.uint8)
+    x = fmt.decode(Encoded(codes, byte))[: 255 - 2 ** UNSIGNED_FLOATS[dtype].mantissa_bits]
+    for word in (0, 0xFFFFFFFF):
+        stored = fmt.encode(x, np.full(x.shape, word, np.uint32))
+        np.testing.assert_array_equal(fmt.decode(stored), x)
+
+
+@pytest.mark.parametrize("dtype", SIGNED)
 def test_the_mean_over_all_words_is_the_value(dtype):
     """The top 16 bits of a word take every value once: the mean is off by 2^-17 of a gap at most."""
     words = (np.arange(65536, dtype=np.uint32) << np.uint32(16)) + np.uint32(0x8000)

@@ -66,6 +66,10 @@ class LeafKey:
         hi, lo = _index(tuple(shape), offset)
         return mix(mix(lo ^ self.k0) + (self.k1[self.roles.index(role)] + _GOLDEN_RATIO * hi))
 
+    def word(self, role: int) -> jax.Array:
+        """Return the role's own key, as one word for all elements: a uint32 scalar (contract F15)."""
+        return self.k1[self.roles.index(role)]
+
     def opaque_zero(self) -> jax.Array:
         """Return a zero for `exact.opaque`: the key came out of a loop."""
         return opaque_zero(self.k0)

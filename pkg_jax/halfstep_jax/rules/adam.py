@@ -286,7 +286,7 @@ class ScaleByAdam(Rule):
     nesterov: bool = False
     bias_correction: bool = True
     seed: Any = 0
-    mu = moment(rate="b1")
+    mu = moment(rate="b1", unit="nu")
     nu = moment(rate="b2", second=True)
 
     def numbers(self, h, count) -> dict[str, Any]:

@@ -67,6 +67,16 @@ class Codes(Protocol):
         ...
 
     @property
+    def for_second_moments(self) -> bool:
+        """Whether small positive numbers are held well enough beside large ones."""
+        ...
+
+    @property
+    def dithered(self) -> bool:
+        """Whether one word serves all elements, and is asked for again by `decode`."""
+        ...
+
+    @property
     def scale_range(self) -> tuple[int, int]:
         """The lowest and the highest scale byte: no decoded value is subnormal in float32."""
         ...
@@ -79,15 +89,16 @@ class Codes(Protocol):
         """Return the codes of float32 `x`; where `nonzero`, what is not zero is not stored as zero."""
         ...
 
-    def decode(self, codes: jax.Array, scale) -> jax.Array:
-        """Return the float32 values of codes."""
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the float32 values of codes; `words`: with which dithered ones were made."""
         ...
 
 
-class _WithoutScale:
+class WithoutScale:
     """Codes that stand for their values by themselves."""
 
     packed = False
+    dithered = False
     nan_in_scale = False
     scale_range = (0, 0)
 
@@ -97,11 +108,16 @@ class _WithoutScale:
 
 
 @dataclasses.dataclass(frozen=True)
-class PlainCodes(_WithoutScale):
+class PlainCodes(WithoutScale):
     """float32, bfloat16 or float16."""
 
     dtype: str
     signed: bool = True
+
+    @property
+    def for_second_moments(self) -> bool:
+        """Squares go down to 1e-20: that takes the exponents of float32."""
+        return self.dtype != "float16"
 
     @property
     def half_gap(self) -> float:
@@ -112,18 +128,19 @@ class PlainCodes(_WithoutScale):
         """Round to the dtype."""
         return round_and_cast(x, self.dtype, words, saturate=True)
 
-    def decode(self, codes: jax.Array, scale) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Cast."""
         return codes.astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
-class PlainUnsignedCodes(_WithoutScale):
+class PlainUnsignedCodes(WithoutScale):
     """Unsigned floats of a fixed base."""
 
     numbers: UnsignedFloat
     dtype: str = "uint8"
     signed: bool = False
+    for_second_moments: bool = True
 
     @property
     def half_gap(self) -> float:
@@ -135,7 +152,7 @@ class PlainUnsignedCodes(_WithoutScale):
         codes = encode_unsigned(x, words, self.numbers, self.numbers.fixed_base)
         return jnp.where(jnp.abs(x) < _INFINITY, codes, NAN_CODE)
 
-    def decode(self, codes: jax.Array, scale) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
         values = decode_unsigned(codes, self.numbers, self.numbers.fixed_base)
         return jnp.where(codes == NAN_CODE, np.float32(np.nan), values)
@@ -153,6 +170,8 @@ class SignedCodes:
     signed: bool = True
     packed: bool = False
     nan_in_scale: bool = False
+    dithered: bool = False
+    for_second_moments: bool = True
 
     @property
     def dtype(self) -> str:
@@ -168,6 +187,11 @@ class SignedCodes:
     def scale_range(self) -> tuple[int, int]:
         """From the byte under which the smallest code would decode to a subnormal float32."""
         return self._top_exponent - math.frexp(self.numbers.smallest)[1] + 2, 254
+
+    @property
+    def nan(self) -> np.ndarray:
+        """The code of NaN, as an unsigned integer."""
+        return np.array(np.nan, _numpy_dtype(self.dtype)).view(np.dtype(self._bits))
 
     @property
     def _top_exponent(self) -> int:
@@ -187,37 +211,40 @@ class SignedCodes:
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round, and mark what is not finite."""
         width = 8 * np.dtype(self._bits).itemsize
-        code = self._magnitude(x, scale, words, nonzero).astype(jnp.uint32)
+        code = self.magnitude(x, scale, words, nonzero).astype(jnp.uint32)
         sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(width - 1)
         finite, bits = jnp.abs(x) < _INFINITY, (code | sign).astype(self._bits)
         return lax.platform_dependent(finite, bits, tpu=self._select_floats, default=self._select_bits)
 
     def _select_bits(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Return the codes of magnitudes and signs, NaN where the value was not finite."""
-        nan = np.array(np.nan, _numpy_dtype(self.dtype)).view(np.dtype(self._bits))
-        return lax.bitcast_convert_type(jnp.where(finite, bits, nan), self.dtype)
+        return lax.bitcast_convert_type(jnp.where(finite, bits, self.nan), self.dtype)
 
     def _select_floats(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Do as `_select_bits`. Where the last operation is a bitcast, XLA on TPU writes both sides of it."""
         nan = np.array(np.nan, _numpy_dtype(self.dtype))
         return jnp.where(finite, lax.bitcast_convert_type(bits, self.dtype), nan)
 
-    def decode(self, codes: jax.Array, scale) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
-        bits = lax.bitcast_convert_type(codes, self._bits).astype(jnp.uint32)
-        width = 8 * codes.dtype.itemsize
+        return self.decode_bits(lax.bitcast_convert_type(codes, self._bits), scale)
+
+    def decode_bits(self, bits: jax.Array, scale) -> jax.Array:
+        """Do as `decode`, of codes as unsigned integers."""
+        width = 8 * bits.dtype.itemsize
+        bits = bits.astype(jnp.uint32)
         magnitude = bits & np.uint32(2 ** (width - 1) - 1)
         sign = (bits >> np.uint32(width - 1)) << np.uint32(31)
         value = self._value(magnitude)
         value = lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.uint32) | sign, jnp.float32)
         return value * self._unit(scale)
 
-    def _magnitude(self, x, scale, words, nonzero) -> jax.Array:
-        """Return the codes of |x|, finite, in int32."""
+    def magnitude(self, x, scale, words, nonzero) -> jax.Array:
+        """Return the codes of |x|, finite, in int32; `scale` of every element, or one for all."""
         inverse = np.uint32(2 * _BIAS + self._top_exponent) - scale.astype(jnp.uint32)
         code = round_to_code(x * _power_of_two(inverse), self.numbers, words)
         return (
-            code if nonzero is False else jnp.where(_must_not_vanish(x, nonzero), jnp.maximum(code, 1), code)
+            code if nonzero is False else jnp.where(must_not_vanish(x, nonzero), jnp.maximum(code, 1), code)
         )
 
     def _value(self, magnitude: jax.Array) -> jax.Array:
@@ -237,7 +264,7 @@ class SignedCodes:
         return jnp.where(scale == NAN_SCALE, np.float32(np.nan), unit)
 
 
-_INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
+INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
 """The integers as floats that are all subnormal, with 1 for the smallest: one rounding serves all."""
 
 
@@ -245,8 +272,9 @@ _INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infi
 class IntegerCodes(SignedCodes):
     """int8, from -127 to 127."""
 
-    numbers: FloatFormat = _INT8
+    numbers: FloatFormat = INT8
     nan_in_scale: bool = True
+    for_second_moments: bool = False
 
     @property
     def half_gap(self) -> float:
@@ -259,11 +287,11 @@ class IntegerCodes(SignedCodes):
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round, and mark what is not finite."""
-        code = self._magnitude(x, scale, words, nonzero)
+        code = self.magnitude(x, scale, words, nonzero)
         negative = lax.bitcast_convert_type(x, jnp.int32) < 0
         return jnp.where(scale == NAN_SCALE, np.int8(0), jnp.where(negative, -code, code).astype(jnp.int8))
 
-    def decode(self, codes: jax.Array, scale) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
         return codes.astype(jnp.float32) * self._unit(scale)
 
@@ -277,6 +305,8 @@ class UnsignedCodes:
     signed: bool = False
     packed: bool = False
     nan_in_scale: bool = True
+    dithered: bool = False
+    for_second_moments: bool = True
 
     @property
     def half_gap(self) -> float:
@@ -301,7 +331,7 @@ class UnsignedCodes:
         codes = encode_unsigned(x, words, self.numbers, self.numbers.base(scale))
         return jnp.where(scale == NAN_SCALE, np.uint8(0), codes)
 
-    def decode(self, codes: jax.Array, scale) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
         values = decode_unsigned(codes, self.numbers, self.numbers.base(scale))
         return jnp.where(scale == NAN_SCALE, np.float32(np.nan), values)
@@ -314,6 +344,12 @@ class TableCodes:
     table: Table
     dtype: str = "uint8"
     nan_in_scale: bool = True
+    dithered: bool = False
+
+    @property
+    def for_second_moments(self) -> bool:
+        """A sign that is always the same costs half of the numbers, and the small ones."""
+        return not self.table.signed
 
     @property
     def signed(self) -> bool:
@@ -352,10 +388,10 @@ class TableCodes:
         y = x * _power_of_two(np.uint32(2 * _BIAS) - scale.astype(jnp.uint32))
         codes = encode_table(y, words, self.table)
         if nonzero is not False and self.table.has_zero:
-            codes = jnp.where(_must_not_vanish(x, nonzero) & (codes == 0), np.uint8(1), codes)
+            codes = jnp.where(must_not_vanish(x, nonzero) & (codes == 0), np.uint8(1), codes)
         return jnp.where(scale == NAN_SCALE, np.uint8(0), codes)
 
-    def decode(self, codes: jax.Array, scale) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
         unit = jnp.where(scale == NAN_SCALE, np.float32(np.nan), _power_of_two(scale.astype(jnp.uint32)))
         return decode_table(codes, self.table) * unit
@@ -383,7 +419,7 @@ def _numpy_dtype(name: str):
     return getattr(ml_dtypes, name) if name.startswith("float8") else name
 
 
-def _must_not_vanish(x: jax.Array, nonzero: Mask) -> jax.Array:
+def must_not_vanish(x: jax.Array, nonzero: Mask) -> jax.Array:
     """Tell what must not be stored as zero."""
     # By the bits of x: XLA on CPU takes a subnormal number for zero.
     return (lax.bitcast_convert_type(x, jnp.int32) > 0) & nonzero

@@ -23,10 +23,12 @@ from halfstep_jax.storage.blocks import (
     unpack,
 )
 from halfstep_jax.storage.codes import CODEBOOK_CODES, NAN_SCALE, PLAIN_CODES, SCALED_CODES, Codes, Mask
+from halfstep_jax.storage.fine_codes import FINE_CODES, FIXED_CODES
 
 PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)
 SCALED_DTYPES = tuple(SCALED_CODES)
 TABLE_NAMES = tuple(CODEBOOK_CODES)
+_PACKED = {name for codes in (CODEBOOK_CODES, FINE_CODES) for name, one in codes.items() if one.packed}
 _NAMES = (*PLAIN_STATE_DTYPES, *SCALED_DTYPES)
 
 
@@ -57,6 +59,8 @@ class Format:
         block_size: elements of a block, "row" or None.
         min_size: smaller arrays are kept in float32.
         min_ndim: so are arrays of fewer axes.
+        scale: "power_of_two", or "fine": of three significant bits.
+        relative: whether what is stored is in units of the root of a second moment, which is not known here.
     """
 
     dtype: str
@@ -64,6 +68,12 @@ class Format:
     block_size: BlockSize = 128
     min_size: int = 4096
     min_ndim: int = 2
+    scale: str = "power_of_two"
+    relative: bool = False
+
+    def replace(self, **changes) -> "Format":
+        """Return the format with other attributes."""
+        return dataclasses.replace(self, **changes)
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
         """Return the format that an array of this shape gets: float32 where it is too small for a scale."""
@@ -87,7 +97,8 @@ class Format:
 
         Args:
             x: float32.
-            words: uint32 words for stochastic rounding, or None for nearest.
+            words: uint32 words for stochastic rounding, one for all where codes are dithered, or None for
+                nearest.
             keep_nonzero: whether what is not zero is not stored as zero: "always" (a second moment), "never",
                 or "where_nonnegative": in blocks without a negative number (contract S4).
         """
@@ -102,16 +113,21 @@ class Format:
         of_element = per_element(scale, x.shape, self.block_size)
         return self._encoded(codes.encode(x, of_element, words, nonzero), scale)
 
-    def decode(self, encoded: Encoded) -> jax.Array:
-        """Return the float32 values of codes and scales: exact."""
+    def decode(self, encoded: Encoded, words: jax.Array | None = None) -> jax.Array:
+        """Return the float32 values of codes and scales: exact.
+
+        Args:
+            encoded: what `encode` returned.
+            words: with which it was made, where codes are dithered; of no use elsewhere.
+        """
         codes, scale = encoded.codes, encoded.scale
         if not self.scaled:
-            return self._codes.decode(codes, None)
+            return self._codes.decode(codes, None, words)
         assert scale is not None
         if self.packed:
             assert encoded.shape is not None
             codes = unpack(codes, encoded.shape, self.block_size)
-        return self._codes.decode(codes, per_element(scale, codes.shape, self.block_size))
+        return self._codes.decode(codes, per_element(scale, codes.shape, self.block_size), words)
 
     @property
     def packed(self) -> bool:
@@ -121,6 +137,16 @@ class Format:
     def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the codes of an array: its own, unless they are packed."""
         return packed_shape(shape, self.block_size) if self.packed else shape
+
+    def falls_short(self, b) -> bool:
+        """Whether an EMA of rate `b`, stored to nearest, can end a thousandth before its mean (contract F3).
+
+        Example:
+            >>> Format("bfloat16").falls_short(0.9), Format("float32").falls_short(0.9)
+            (True, False)
+        """
+        moved = np.float32(1e-3) * (np.float32(1) - np.float32(b))
+        return not np.float32(self._codes.half_gap) < moved
 
     def freezes(self, b) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < half the gap.
@@ -148,6 +174,16 @@ class Format:
     def signed(self) -> bool:
         """Whether negative values can be stored."""
         return self._codes.signed
+
+    @property
+    def for_second_moments(self) -> bool:
+        """Whether small positive numbers are held well enough beside large ones."""
+        return self._codes.for_second_moments
+
+    @property
+    def dithered(self) -> bool:
+        """Whether one word serves all elements, and is asked for again by `decode`."""
+        return self._codes.dithered
 
     @property
     def code_dtype(self) -> str:
@@ -178,8 +214,10 @@ class Format:
 
     @property
     def _codes(self) -> Codes:
+        if self.scale == "fine":
+            return FINE_CODES[self.dtype]
         if not self.scaled:
-            return PLAIN_CODES[self.dtype]
+            return (FIXED_CODES if self.relative else PLAIN_CODES)[self.dtype]
         return CODEBOOK_CODES[self.dtype] if self.dtype in CODEBOOK_CODES else SCALED_CODES[self.dtype]
 
 
@@ -187,7 +225,14 @@ StateDType = jax.typing.DTypeLike | Format
 """What says how a moment is stored."""
 
 
-def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+def scaled(
+    dtype,
+    block_size: BlockSize = 128,
+    min_size: int = 4096,
+    min_ndim: int = 2,
+    *,
+    scale: str = "power_of_two",
+) -> Format:
     """Return the format of codes of `dtype` with one power-of-two scale per block, in one byte.
 
     With s the smallest integer for which the block's largest magnitude, divided by 2^s, is a number of
@@ -207,13 +252,15 @@ def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: i
             many binades), None for a single block.
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
+        scale: "power_of_two", or, for int8, "fine": a byte with three significant bits, so that a block fills
+            its codes to four fifths at least, in place of a half.
 
     Returns:
         A `Format`, for `mu_dtype=` and `nu_dtype=`.
 
     Raises:
         TypeError: if an argument is of the wrong type.
-        ValueError: if there is no such format or block size.
+        ValueError: if there is no such format, block size or scale.
 
     Example:
         >>> fmt = scaled("float8_e4m3fn", block_size=4, min_size=0, min_ndim=1)
@@ -224,10 +271,14 @@ def scaled(dtype, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: i
     Source: block-wise scales, T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022,
     section 2.1; powers of two, one byte and the unsigned formats are ours (contract F4 to F6).
     """
-    name = _name(dtype)
+    name = dtype_name(dtype)
     if name not in SCALED_DTYPES:
-        raise ValueError(f"scaled: dtype={name} has no scaled format. Use {_listed(SCALED_DTYPES)}.")
-    return _with_blocks("scaled", name, block_size, min_size, min_ndim)
+        raise ValueError(f"scaled: dtype={name} has no scaled format. Use {listed(SCALED_DTYPES)}.")
+    if scale != "power_of_two" and (scale, name) != ("fine", "int8"):
+        raise ValueError(
+            f'scaled: scale={scale!r} is not for dtype={name}. Use "power_of_two", or "fine" for int8.'
+        )
+    return with_blocks("scaled", name, block_size, min_size, min_ndim).replace(scale=scale)
 
 
 def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
@@ -283,18 +334,12 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
     (arXiv:2309.01507). Scales of one byte, stochastic rounding and the order of codes are ours (contract F8
     to F11).
     """
-    names = _listed(TABLE_NAMES)
+    names = listed(TABLE_NAMES)
     if not isinstance(table, str):
         raise TypeError(f"codebook: table={table!r} is not the name of a table. Use {names}.")
     if table not in TABLE_NAMES:
         raise ValueError(f"codebook: table={table!r} is not a table. Use {names}.")
-    fmt = _with_blocks("codebook", table, block_size, min_size, min_ndim)
-    if fmt.packed and isinstance(block_size, int) and block_size % 2:
-        raise ValueError(
-            f"codebook: block_size={block_size} is odd, and codes of {table!r} stand two to a byte. "
-            'Use an even block_size, "row" or None.'
-        )
-    return fmt
+    return with_blocks("codebook", table, block_size, min_size, min_ndim)
 
 
 def as_format(caller: str, argument: str, dtype) -> Format:
@@ -330,17 +375,18 @@ def default_format(p) -> Format:
     return Format("bfloat16" if p.dtype == jnp.bfloat16 else "float32")
 
 
-def _name(dtype) -> str:
+def dtype_name(dtype) -> str:
+    """Return the name of a dtype; a name of ours as it is."""
     if isinstance(dtype, str):
         return dtype
     try:
         return jnp.dtype(dtype).name
     except TypeError:
-        raise TypeError(f"scaled: dtype={dtype!r} is not a dtype. Use {_listed(SCALED_DTYPES)}.") from None
+        raise TypeError(f"scaled: dtype={dtype!r} is not a dtype. Use {listed(SCALED_DTYPES)}.") from None
 
 
-def _with_blocks(caller: str, name: str, block_size, min_size, min_ndim) -> Format:
-    """Return a format with scales; refuse sizes that are none."""
+def with_blocks(caller: str, name: str, block_size, min_size, min_ndim) -> Format:
+    """Return a format with scales; refuse sizes that are none, and odd blocks of codes of 4 bits."""
     if block_size is not None and block_size != "row":
         whole = isinstance(block_size, int) and not isinstance(block_size, bool)
         if not whole or block_size < 1:
@@ -350,6 +396,11 @@ def _with_blocks(caller: str, name: str, block_size, min_size, min_ndim) -> Form
                 'Use a positive integer, "row" or None.'
             )
     sizes = (_size(caller, "min_size", min_size), _size(caller, "min_ndim", min_ndim))
+    if name in _PACKED and isinstance(block_size, int) and block_size % 2:
+        raise ValueError(
+            f"{caller}: block_size={block_size} is odd, and codes of {name!r} stand two to a byte. "
+            'Use an even block_size, "row" or None.'
+        )
     return Format(name, True, block_size, *sizes)
 
 
@@ -363,6 +414,7 @@ def _size(caller: str, name: str, value) -> int:
     return size
 
 
-def _listed(names) -> str:
+def listed(names) -> str:
+    """Return names as a sentence lists them."""
     quoted = [f'"{name}"' for name in names]
     return f"{', '.join(quoted[:-1])} or {quoted[-1]}"

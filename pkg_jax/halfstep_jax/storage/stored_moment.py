@@ -14,7 +14,7 @@ import optax
 from jax.core import Tracer
 
 from halfstep_jax.leaves import Leaves
-from halfstep_jax.numbers.random_words import role_of
+from halfstep_jax.numbers.random_words import LeafKey, role_of
 from halfstep_jax.storage.blocks import scale_shape
 from halfstep_jax.storage.formats import Encoded, Format, as_format, default_format
 
@@ -33,6 +33,7 @@ class MomentField:
         dtype_name: the field that holds its dtype or format; "" for "mu_dtype" and the like.
         rounding_name: the field that holds its rounding; "" for "mu_rounding" and the like.
         shape: from the shape of a weight to its own; None: the same.
+        unit: the second moment whose root may be its unit; "" for none.
         name: of the moment in the state.
     """
 
@@ -41,6 +42,7 @@ class MomentField:
     dtype_name: str = ""
     rounding_name: str = ""
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
+    unit: str = ""
     name: str = ""
 
     def __set_name__(self, owner: type, name: str):
@@ -103,6 +105,17 @@ class StoredMoment:
                 f"{self.caller}: {dtype_name}={self.asked_for.dtype} has no sign. "
                 f"Use it for nu, and a signed format for {dtype_name.removesuffix('_dtype')}."
             )
+        if self.asked_for.relative and not self.field.unit:
+            raise ValueError(
+                f"{self.caller}: {self.field.dtype_name}=relative(...) needs a second moment beside "
+                f"{self.name}. Use it for mu of Adam or LAMB, and scaled(...) here."
+            )
+        if self.field.second and not self.asked_for.for_second_moments:
+            raise ValueError(
+                f"{self.caller}: {self.field.dtype_name}={self.asked_for.dtype} cannot hold a second moment: "
+                "it loses small ones or lifts them by orders, and steps are too long or too short. "
+                'Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
+            )
         self._refuse_freezing(self.asked_for)
 
     @property
@@ -146,16 +159,24 @@ class StoredMoment:
             for name, g, code, scale in rows
         ]
 
-    def decode(self, encoded: Encoded) -> jax.Array:
-        """Return the float32 values of what is stored."""
-        shape = encoded.codes.shape if encoded.shape is None else encoded.shape
-        return self._format_of(encoded.codes, shape).decode(encoded)
+    def decode(self, encoded: Encoded, key: LeafKey | None) -> jax.Array:
+        """Return the float32 values of what is stored.
 
-    def encode(self, old: Encoded, moment: jax.Array, words: Callable[..., jax.Array]) -> Encoded:
-        """Round the float32 `moment` to the format of `old`. `words` makes words of a role and a shape."""
+        Args:
+            encoded: codes and scales.
+            key: of the leaf at the step that stored them, for dithered codes.
+        """
+        fmt, shape = self.format_of(encoded), encoded.codes.shape if encoded.shape is None else encoded.shape
+        return fmt.decode(encoded, self._words(fmt, shape, key) if fmt.dithered else None)
+
+    def encode(self, old: Encoded, moment: jax.Array, key: LeafKey) -> Encoded:
+        """Round the float32 `moment` to the format of `old`, with words of the leaf's key."""
         fmt = self._format_of(old.codes, moment.shape)
-        drawn = words(self.role, moment.shape) if self._stochastic(fmt) else None
-        new = fmt.encode(moment, drawn, keep_nonzero="always" if self.field.second else "never")
+        new = fmt.encode(
+            moment,
+            self._words(fmt, moment.shape, key),
+            keep_nonzero="always" if self.field.second else "never",
+        )
         return new if fmt.scaled else dataclasses.replace(new, scale=old.scale)
 
     def split_tree(self, encoded):
@@ -166,11 +187,28 @@ class StoredMoment:
         )
         return codes, scales if self._has_scales else optax.EmptyState()
 
+    def format_of(self, encoded: Encoded) -> Format:
+        """Return the format of what is stored."""
+        return self._format_of(encoded.codes, encoded.codes.shape if encoded.shape is None else encoded.shape)
+
+    @property
+    def dithered(self) -> bool:
+        """Whether decoding asks for the key of the step that stored."""
+        return self.asked_for is not None and self.asked_for.dithered
+
+    def _words(self, fmt: Format, shape, key: LeafKey | None) -> jax.Array | None:
+        """Return one word per element; for dithered codes one for all; to nearest None."""
+        if not self._stochastic(fmt):
+            return None
+        assert key is not None
+        return key.word(self.role) if fmt.dithered else key.words(self.role, shape)
+
     def _stochastic(self, fmt: Format) -> bool:
         if not fmt.rounds:
             return False
         if self.rounding == "auto":
-            return self.rate is None or fmt.freezes(self.rate)
+            average = bool(self.field.rate_name)
+            return average and (self.rate is None or fmt.falls_short(self.rate))
         return self.rounding == "stochastic"
 
     @property

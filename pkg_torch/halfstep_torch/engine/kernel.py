@@ -177,8 +177,8 @@ def row_keys(stage: Stage, rows: Rows, keys: Tensor) -> Tensor:
     # Contract W8: the high half of the index is added to k1, golden ratio times.
     high = rows.high * (int(GOLDEN_RATIO) - (1 << 32))
     columns = columns[:, :, None].expand(-1, *high.shape).clone()
-    for _, of_roles in stage.columns(columns.unbind()):
-        for k1 in of_roles.values():
+    for (_, of_roles), shared in zip(stage.columns(columns.unbind()), stage.shared, strict=True):
+        for k1 in () if shared else of_roles.values():
             k1 += high
     return columns if high.shape[1] > 1 else columns[:, :, 0].contiguous()
 
@@ -333,7 +333,7 @@ def _options(device: torch.device) -> dict:
     from torch._inductor import config
 
     if device.type != "cpu":
-        # Triton fuses products with sums and divides approximately unless it is told to do as eager torch does.
+        # Else Triton fuses products with sums and divides approximately, which eager torch does not.
         wanted = ("emulate_precision_casts", "eager_numerics.division_rounding")
         return {name: True for name in wanted if _has(config, name)}
     if platform.machine() != "x86_64" or sys.platform != "linux":

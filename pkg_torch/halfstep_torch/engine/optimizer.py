@@ -15,6 +15,7 @@ from halfstep_torch.engine.leaves import check_grad, check_weight, leaf_name
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
 from halfstep_torch.engine.rows import Layout, Slot
 from halfstep_torch.engine.state_dict import (
+    LAST_STEP,
     add_headers,
     describe_formats,
     load_group,
@@ -310,6 +311,7 @@ class Optimizer(torch.optim.Optimizer):
         steps = [self.state[slot.param]["step"] for batch in batches.values() for slot in batch.slots]
         if steps:
             torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_clamp_max_(steps, LAST_STEP)  # pyright: ignore[reportPrivateImportUsage]
 
     def _prepare(self, batches: Iterable[Batch]) -> dict[torch.device, bool]:
         """Compile what is to be compiled; return on which devices steps run compiled."""
@@ -347,8 +349,8 @@ class Optimizer(torch.optim.Optimizer):
                 slot = Slot(param, name, plan)
             slots[param] = key, slot
             plan, state = slot.plan, self.state.get(param)
-            slot.step = int(state["step"]) + 1 if state else 1
-            of_batch = (i, plan.links, plan.prefixes, id(plan.whole), param.device, grad.dtype, slot.step)
+            slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
+            of_batch = (i, plan.links, plan.kinds, id(plan.whole), param.device, grad.dtype, slot.step)
             if of_batch not in batches:
                 batches[of_batch] = Batch(plan)
             batches[of_batch].slots.append(slot)

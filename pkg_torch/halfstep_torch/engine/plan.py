@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,20 @@ Columns = Sequence[tuple[Any, dict[int, Any]]]
 """Of each stream of random words its k0, and of each role its k1."""
 
 
+class StreamKind(NamedTuple):
+    """Whose words a stream has, the seed apart.
+
+    Attributes:
+        prefix: what stands before the name of the leaf.
+        before: whether they are those of the step before.
+        shared: whether all elements read the same word.
+    """
+
+    prefix: str
+    before: bool
+    shared: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """Rules that run as one. Equal stages share a compiled kernel: no seed and no number is part of one.
@@ -43,6 +57,7 @@ class Stage:
         rules: of the stage, in the order of the chain.
         sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
         roles: of each distinct stream of the plan, the roles that are read.
+        shared: of each distinct stream, whether all elements read the same word.
         weights: what lands on the weights, or knows them best.
         wrapped: of each rule, whether it sees the weights as `weights` knows them.
         dtype: of the weights.
@@ -53,6 +68,7 @@ class Stage:
     rules: tuple[BoundRule, ...]
     sources: tuple[tuple[tuple[int, int], ...], ...]
     roles: tuple[tuple[int, ...], ...]
+    shared: tuple[bool, ...]
     weights: BoundWeights
     wrapped: tuple[bool, ...]
     dtype: torch.dtype
@@ -64,7 +80,7 @@ class Stage:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.rules, self.sources, self.roles, self.wrapped, self.dtype))
+        return hash((self.rules, self.sources, self.roles, self.shared, self.wrapped, self.dtype))
 
     @property
     def scope(self) -> str:
@@ -152,17 +168,28 @@ class Stage:
             keys: the columns of `stream_keys`, each of a number per row.
         """
         columns = self.columns(keys)
-        read = {stream for sources in self.sources for stream, _ in sources}
+        read = {stream for sources in self.sources for stream, _ in sources if not self.shared[stream]}
         at = index() if read else None
         words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
-        return lambda stream, role: lambda shape: words[stream](role)
+
+        def of_rows(stream: int, role: int) -> Words:
+            if self.shared[stream]:
+                return lambda shape: columns[stream][1][role].expand(shape)
+            return lambda shape: words[stream](role)
+
+        return of_rows
 
     def whole_words(self, keys: Sequence[int], device: torch.device) -> Callable[[int, int], Words]:
         """Return the words of arrays of any shape, given the keys of their leaf."""
         columns = self.columns(keys)
-        return lambda stream, role: (
-            lambda shape: whole_words(columns[stream][0], columns[stream][1][role], shape, device)
-        )
+
+        def of_array(stream: int, role: int) -> Words:
+            k0, k1 = columns[stream][0], columns[stream][1][role]
+            if self.shared[stream]:
+                return lambda shape: torch.full(shape, k1, dtype=torch.int32, device=device)
+            return lambda shape: whole_words(k0, k1, shape, device)
+
+        return of_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +201,7 @@ class Plan:
         links: of each rule, the index of its link in the chain.
         sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
         roles: of each distinct stream, the roles that are read.
-        prefixes: of each distinct stream, what stands before the name of the leaf.
+        kinds: of each distinct stream, whose words it has.
         wrapped: how many rules before the last see the float32 weights that it keeps.
         dtype: of the weights.
         maximize: ascend.
@@ -184,7 +211,7 @@ class Plan:
     links: tuple[int, ...]
     sources: tuple[tuple[tuple[int, int], ...], ...]
     roles: tuple[tuple[int, ...], ...]
-    prefixes: tuple[str, ...]
+    kinds: tuple[StreamKind, ...]
     wrapped: int
     dtype: torch.dtype
     maximize: bool
@@ -207,6 +234,7 @@ class Plan:
             rules=self.rules[own.start : own.stop],
             sources=self.sources[own.start : own.stop],
             roles=self.roles,
+            shared=tuple(kind.shared for kind in self.kinds),
             weights=self.weights,
             wrapped=tuple(count - 1 - self.wrapped <= i < count - 1 for i in own),
             dtype=self.dtype,
@@ -231,8 +259,8 @@ class Plan:
         nearest = BoundWeights(NearestWeights(), dtype=dtype_name(self.dtype))
         return last if isinstance(last, BoundWeights) else nearest
 
-    def streams(self, seeds: Sequence) -> tuple[tuple[int, str, tuple[int, ...]], ...]:
-        """Return the random streams that a step reads: seed, prefix of the names, and the roles read.
+    def streams(self, seeds: Sequence) -> tuple[tuple[int, StreamKind, tuple[int, ...]], ...]:
+        """Return the random streams that a step reads: seed, kind, and the roles read.
 
         Args:
             seeds: of each link of the chain.
@@ -241,8 +269,8 @@ class Plan:
         for rule, link, sources in zip(self.rules, self.links, self.sources, strict=True):
             for source, (stream, _) in zip(rule.sources, sources, strict=True):
                 of_stream[stream] = _seed_of(seeds[link], source.seed)
-        rows = enumerate(zip(self.prefixes, self.roles, strict=True))
-        return tuple((of_stream[i] or 0, prefix, roles) for i, (prefix, roles) in rows)
+        rows = enumerate(zip(self.kinds, self.roles, strict=True))
+        return tuple((of_stream[i] or 0, kind, roles) for i, (kind, roles) in rows)
 
 
 @functools.cache
@@ -286,10 +314,13 @@ def make_plan(
         wrapped_links: how many links before the last see the float32 weights that it keeps.
     """
     chosen = [(i, rule) for i, rule in enumerate(rules) if rule is not None]
-    distinct: dict[tuple[int | None, str], list[int]] = {}
+    distinct: dict[tuple[int | None, StreamKind], list[int]] = {}
     sources = []
     for i, rule in chosen:
-        read = [((_seed_of(seeds[i], seed), prefix), role) for role, seed, prefix in rule.sources]
+        read = [
+            ((_seed_of(seeds[i], one.seed), StreamKind(one.prefix, one.before, one.shared)), one.role)
+            for one in rule.sources
+        ]
         for stream, role in read:
             roles = distinct.setdefault(stream, [])
             roles.extend([] if role in roles else [role])
@@ -301,7 +332,7 @@ def make_plan(
         links=tuple(i for i, _ in chosen),
         sources=tuple(sources),
         roles=tuple(map(tuple, distinct.values())),
-        prefixes=tuple(prefix for _, prefix in distinct),
+        kinds=tuple(kind for _, kind in distinct),
         wrapped=sum(i in wrapped for i, _ in chosen),
         dtype=dtype,
         maximize=maximize,
@@ -340,6 +371,7 @@ def stream_keys(streams: Sequence, steps: Sequence[int], names: Sequence[str]) -
         names: of each leaf.
     """
     columns = [np.zeros((len(names), 0), np.uint32)]
-    for seed, prefix, roles in streams:
-        columns.append(leaf_keys(seed, steps, [leaf_id(prefix + name) for name in names], roles))
+    for seed, kind, roles in streams:
+        of = [step - kind.before for step in steps]
+        columns.append(leaf_keys(seed, of, [leaf_id(kind.prefix + name) for name in names], roles))
     return np.concatenate(columns, axis=1)

@@ -21,6 +21,8 @@ from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import StateArray
 
 SPEC_VERSION = 1
+LAST_STEP = 2**31 - 1
+"""Where the count stops (contract W5)."""
 
 # The entry of each saved param group that holds what torch's own format has no place for.
 _HEADER = "halfstep"
@@ -184,7 +186,13 @@ def load_state(
             f"load_state_dict: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
             f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved."
         )
-    state: dict[str, Any] = {"step": torch.tensor(int(saved["step"]), dtype=torch.int64, device="cpu")}
+    step = int(saved["step"])
+    if not 0 <= step <= LAST_STEP:
+        raise ValueError(
+            f"load_state_dict: the step of {name!r} is {step}, outside [0, 2^31 - 1]. "
+            "Load the state of a run."
+        )
+    state: dict[str, Any] = {"step": torch.tensor(step, dtype=torch.int64, device="cpu")}
     for key, spec in arrays.items():
         array = saved[key]
         if hasattr(array, "__tensor_flatten__"):

@@ -37,7 +37,7 @@ class ScaleByAdam(Rule):
     nesterov: bool = False
     bias_correction: bool = host_only(True)
     seed: Any = 0
-    exp_avg = moment("mu", rate="b1")
+    exp_avg = moment("mu", rate="b1", unit="exp_avg_sq")
     exp_avg_sq = moment("nu", rate="b2", signed=False)
 
     def numbers(self, h: Any, step: int) -> Mapping[str, Any]:

@@ -61,6 +61,10 @@ class Blocks:
         codes = torch.stack([units & 15, units >> 4], dim=2).view(-1, 2 * self.packed)[:, : self.unit]
         return codes.reshape(_rows(packed, self.packed, self.unit))
 
+    def unpacked_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of what `unpack` returns, given that of the bytes."""
+        return (*shape[:-1], shape[-1] // self.packed * self.unit)
+
     def cut(self, x: Tensor) -> Tensor:
         """Return x in the shape (blocks, size), short blocks filled up with zeros."""
         if self.run is None:

@@ -59,6 +59,16 @@ class Codes(Protocol):
         ...
 
     @property
+    def for_second_moments(self) -> bool:
+        """Whether small positive numbers are held well enough beside large ones."""
+        ...
+
+    @property
+    def dithered(self) -> bool:
+        """Whether one word serves all elements, and is asked for again by `decode`."""
+        ...
+
+    @property
     def scale_range(self) -> tuple[int, int]:
         """The lowest and the highest scale byte; `NAN_SCALE` apart."""
         ...
@@ -75,8 +85,8 @@ class Codes(Protocol):
         """Undo the cast."""
         ...
 
-    def decode(self, wide: Tensor, scale: Tensor | None) -> Tensor:
-        """Return the float32 values: exact."""
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
+        """Return the float32 values: exact; `words` are those with which dithered codes were made."""
         ...
 
 
@@ -97,6 +107,12 @@ class SignedCodes:
     lowest: int
     signed = True
     packed = False
+    dithered = False
+
+    @property
+    def for_second_moments(self) -> bool:
+        """Integers lift what is small by orders."""
+        return not self.nan_in_scale
 
     @property
     def dtype(self) -> torch.dtype:
@@ -139,7 +155,7 @@ class SignedCodes:
         """Return float32."""
         return codes.to(torch.float32)
 
-    def decode(self, wide: Tensor, scale: Tensor | None) -> Tensor:
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return codes times 2^s."""
         assert scale is not None
         unit = ((scale - self.exponent) << 23).view(torch.float32)
@@ -175,6 +191,8 @@ class UnsignedCodes:
     dtype = torch.uint8
     signed = False
     packed = False
+    dithered = False
+    for_second_moments = True
 
     @property
     def nan_in_scale(self) -> bool:
@@ -204,7 +222,7 @@ class UnsignedCodes:
         """Return int32."""
         return codes.to(torch.int32)
 
-    def decode(self, wide: Tensor, scale: Tensor | None) -> Tensor:
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the numbers from the base of their block up."""
         values = decode_unsigned(wide, self.format, self._base(scale))
         return torch.where(wide == NAN_CODE if scale is None else scale == NAN_SCALE, math.nan, values)
@@ -225,6 +243,12 @@ class TableCodes:
     table: Table
     dtype = torch.uint8
     nan_in_scale = True
+    dithered = False
+
+    @property
+    def for_second_moments(self) -> bool:
+        """A sign that is always the same costs half of the numbers, and the small ones."""
+        return not self.table.signed
 
     @property
     def signed(self) -> bool:
@@ -265,7 +289,7 @@ class TableCodes:
         """Return int32."""
         return codes.to(torch.int32)
 
-    def decode(self, wide: Tensor, scale: Tensor | None) -> Tensor:
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the numbers times their block's scale."""
         assert scale is not None
         unit = torch.where(scale == NAN_SCALE, math.nan, (scale << 23).view(torch.float32))
@@ -284,7 +308,13 @@ class PlainCodes:
     signed = True
     packed = False
     nan_in_scale = False
+    dithered = False
     scale_range = (0, 0)
+
+    @property
+    def for_second_moments(self) -> bool:
+        """Squares go down to 1e-20: that takes the exponents of float32."""
+        return self.name != "float16"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -311,10 +341,13 @@ class PlainCodes:
         """Return float32."""
         return codes.to(torch.float32)
 
-    def decode(self, wide: Tensor, scale: Tensor | None) -> Tensor:
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the numbers themselves."""
         return wide
 
+
+INT8 = FloatFormat(torch.int8, 7, 7, 127.0, math.nan)
+"""The integers as a float format whose every number is subnormal, with quantum 1: one rounding serves all."""
 
 PLAIN_CODES: dict[str, Codes] = {
     "float32": PlainCodes("float32"),
@@ -327,7 +360,7 @@ SCALED_CODES: dict[str, Codes] = {
     "float8_e4m3fn": SignedCodes(FLOAT_FORMATS["float8_e4m3fn"], 8, 0x1FFFFF, 18),
     "float8_e5m2": SignedCodes(FLOAT_FORMATS["float8_e5m2"], 15, 0x1FFFFF, 32),
     "float8_e3m4": PatternCodes(FLOAT_FORMATS["float8_e3m4"], 3, 0x7FFFF, 10),
-    "int8": SignedCodes(FloatFormat(torch.int8, 7, 7, 127.0, math.nan), 6, 0x1FFFF, 7),
+    "int8": SignedCodes(INT8, 6, 0x1FFFF, 7),
     "ufloat8_e5m3": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e5m3"]),
     "ufloat8_e4m4": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e4m4"]),
 }

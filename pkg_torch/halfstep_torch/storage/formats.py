@@ -15,6 +15,7 @@ from torch import Tensor
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.blocks import Blocks, blocks_of, packed_shape, scale_shape
 from halfstep_torch.storage.codes import CODEBOOK_CODES, NAN_SCALE, PLAIN_CODES, SCALED_CODES, Codes
+from halfstep_torch.storage.fine_codes import FINE_CODES, FIXED_CODES
 
 _WITH_SCALES = {**SCALED_CODES, **CODEBOOK_CODES}
 _LISTED_TABLES = '"dynamic8", "udynamic8", "dynamic4", "udynamic4" or "ulinear4"'
@@ -43,6 +44,8 @@ class Format:
         min_size: smaller arrays are kept in float32.
         min_ndim: so are arrays of fewer axes.
         blocks: the cut of the arrays at hand, once `for_shape` has said of what shape they are.
+        scale: "power_of_two", or "fine": of three significant bits.
+        relative: whether what is stored is in units of the root of a second moment, which is not known here.
     """
 
     name: str
@@ -51,6 +54,8 @@ class Format:
     min_size: int = 0
     min_ndim: int = 0
     blocks: Blocks | None = None
+    scale: str = "power_of_two"
+    relative: bool = False
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
         """Return the format that an array of this shape gets: float32 where it is too small for a scale.
@@ -61,11 +66,16 @@ class Format:
             return self
         if math.prod(shape) < self.min_size or len(shape) < self.min_ndim:
             return Format("float32")
-        return Format(self.name, True, self.block_size, blocks=blocks_of(tuple(shape), self.block_size))
+        blocks = blocks_of(tuple(shape), self.block_size)
+        return Format(self.name, True, self.block_size, 0, 0, blocks, self.scale, self.relative)
 
     @property
     def codes(self) -> Codes:
         """What the codes are."""
+        if self.scale == "fine":
+            return FINE_CODES[self.name]
+        if self.relative:
+            return FIXED_CODES[self.name]
         return (_WITH_SCALES if self.scaled else PLAIN_CODES)[self.name]
 
     @property
@@ -89,7 +99,8 @@ class Format:
 
         Args:
             x: float32; with a scale, whole runs of the array, in row-major order.
-            words: int32 words for stochastic rounding, or None for nearest.
+            words: int32 words for stochastic rounding, all the same where codes are dithered, or None for
+                nearest.
             keep_nonzero: whether what is not zero is not stored as zero: "always" (a second moment), "never",
                 or "where_nonnegative": in blocks without a negative number (contract S4).
         """
@@ -114,13 +125,19 @@ class Format:
         if self.codes.nan_in_scale:
             finite = block_max < math.inf
             wide, scale = torch.where(finite, wide, 0), torch.where(finite, scale, NAN_SCALE)
-        values = self.blocks.join(self.codes.decode(self.codes.to_wide(wide), scale), x.shape)
+        # Where a maximum is past the largest scale, the scale says so, and codes are 0.
+        values = self.blocks.join(self.codes.decode(self.codes.to_wide(wide), scale, cut_words), x.shape)
         codes = self.blocks.join(wide.to(self.dtype), x.shape)
         codes = self.blocks.pack(codes) if self.codes.packed else codes
         return Encoded(codes, scale.to(torch.uint8).view(-1)), values
 
-    def decode(self, encoded: Encoded) -> Tensor:
-        """Return the float32 values of codes and scales: exact."""
+    def decode(self, encoded: Encoded, words: Tensor | None = None) -> Tensor:
+        """Return the float32 values of codes and scales: exact.
+
+        Args:
+            encoded: what `encode` returned.
+            words: with which it was made, where codes are dithered; of no use elsewhere.
+        """
         packed = self.blocks is not None and self.codes.packed
         codes = self.blocks.unpack(encoded.codes) if self.blocks and packed else encoded.codes
         # Widened before it is cut: padding knows no 8-bit floats.
@@ -128,8 +145,28 @@ class Format:
         if self.blocks is None:
             return self.codes.decode(wide, None)
         assert encoded.scale is not None
-        values = self.codes.decode(self.blocks.cut(wide), encoded.scale.to(torch.int32)[:, None])
+        cut_words = None if words is None else self.blocks.cut(words)
+        values = self.codes.decode(self.blocks.cut(wide), encoded.scale.to(torch.int32)[:, None], cut_words)
         return self.blocks.join(values, codes.shape)
+
+    def decoded_shape(self, codes: Tensor) -> tuple[int, ...]:
+        """Return the shape of what codes decode to: two to a byte make twice as many, less ends of runs."""
+        if self.blocks is None or not self.codes.packed:
+            return tuple(codes.shape)
+        return self.blocks.unpacked_shape(tuple(codes.shape))
+
+    def falls_short(self, b: float) -> bool:
+        """Whether an EMA of rate `b`, stored to nearest, can end a thousandth before its mean (contract F3).
+
+        Args:
+            b: decay rate, a float32 value.
+
+        Example:
+            >>> Format("bfloat16").falls_short(0.9), Format("float32").falls_short(0.9)
+            (True, False)
+        """
+        moved = np.float32(1e-3) * (np.float32(1) - np.float32(b))
+        return not np.float32(self.codes.half_gap[0]) < moved
 
     def freezes(self, b: float) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short: 1 - b < half the relative gap.
@@ -154,18 +191,28 @@ class Format:
     @property
     def description(self) -> str | dict[str, Any]:
         """Plain types that say the same, for state dicts; `as_format` takes them back."""
-        if not self.scaled:
+        if not self.scaled and not self.relative:
             return self.name
         names = ("block_size", "min_size", "min_ndim")
+        sizes = {name: getattr(self, name) for name in names}
+        if self.relative:
+            return {"relative": self.name, **sizes}
         key = "table" if self.name in CODEBOOK_CODES else "dtype"
-        return {key: self.name, **{name: getattr(self, name) for name in names}}
+        return {key: self.name, **sizes, **({"scale": "fine"} if self.scale == "fine" else {})}
 
 
 DType = str | torch.dtype | Format | None
 """What `mu_dtype` and its like take."""
 
 
-def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+def scaled(
+    dtype: Any,
+    block_size: int | str | None = 128,
+    min_size: int = 4096,
+    min_ndim: int = 2,
+    *,
+    scale: str = "power_of_two",
+) -> Format:
     """Return the format of codes of `dtype` with one power-of-two scale per block.
 
     A block's scale is the smallest power of two under which its largest finite magnitude fits, kept as one
@@ -182,6 +229,8 @@ def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096,
         block_size: elements of a block, "row" (one block per last-axis row) or None (a single block).
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
+        scale: "power_of_two", or, for int8, "fine": a byte with three significant bits, so that a block fills
+            its codes to four fifths at least, in place of a half.
 
     Returns:
         A format, for `mu_dtype` and `nu_dtype`.
@@ -202,7 +251,11 @@ def scaled(dtype: Any, block_size: int | str | None = 128, min_size: int = 4096,
             f'scaled: dtype={name} has no scaled format. Use "float16", "float8_e4m3fn", "float8_e5m2", '
             '"float8_e3m4", "int8", "ufloat8_e5m3" or "ufloat8_e4m4".'
         )
-    return _with_blocks("scaled", name, block_size, min_size, min_ndim)
+    if scale != "power_of_two" and (scale, name) != ("fine", "int8"):
+        raise ValueError(
+            f'scaled: scale={scale!r} is not for dtype={name}. Use "power_of_two", or "fine" for int8.'
+        )
+    return with_blocks("scaled", name, block_size, min_size, min_ndim, scale)
 
 
 def codebook(
@@ -262,16 +315,18 @@ def codebook(
         raise TypeError(f"codebook: table={table!r} is not the name of a table. {use}")
     if table not in CODEBOOK_CODES:
         raise ValueError(f"codebook: table={table!r} is not a table. {use}")
-    fmt = _with_blocks("codebook", table, block_size, min_size, min_ndim)
-    if fmt.codes.packed and isinstance(block_size, int) and block_size % 2:
-        raise ValueError(
-            f"codebook: block_size={block_size} is odd, and codes of {table!r} stand two to a byte. "
-            'Use an even block_size, "row" or None.'
-        )
-    return fmt
+    return with_blocks("codebook", table, block_size, min_size, min_ndim)
 
 
-def _with_blocks(caller: str, name: str, block_size: Any, min_size: Any, min_ndim: Any) -> Format:
+def with_blocks(
+    caller: str,
+    name: str,
+    block_size: Any,
+    min_size: Any,
+    min_ndim: Any,
+    scale: str = "power_of_two",
+    relative: bool = False,
+) -> Format:
     """Return a format with scales; raise TypeError or ValueError for sizes that are none."""
     if block_size is not None and block_size != "row":
         problem = f"{caller}: block_size={block_size!r} is not a block size. "
@@ -285,7 +340,13 @@ def _with_blocks(caller: str, name: str, block_size: Any, min_size: Any, min_ndi
             raise TypeError(f"{caller}: {argument}={value!r} is not an integer. Use an integer >= 0.")
         if value < 0:
             raise ValueError(f"{caller}: {argument}={value} is negative. Use an integer >= 0.")
-    return Format(name, True, block_size, min_size, min_ndim)
+    fmt = Format(name, True, block_size, min_size, min_ndim, scale=scale, relative=relative)
+    if fmt.codes.packed and isinstance(block_size, int) and block_size % 2:
+        raise ValueError(
+            f"{caller}: block_size={block_size} is odd, and codes of {name!r} stand two to a byte. "
+            'Use an even block_size, "row" or None.'
+        )
+    return fmt
 
 
 def as_format(caller: str, argument: str, dtype: Any, *, signed: bool = False) -> Format | None:
@@ -322,9 +383,20 @@ def as_format(caller: str, argument: str, dtype: Any, *, signed: bool = False) -
 
 def _described(description: dict[str, Any]) -> Format:
     """Return the format that a `Format.description` says."""
+    if "relative" in description:
+        return Format(**_relative(description))
     return codebook(**description) if "table" in description else scaled(**description)
 
 
 def default_format(param_dtype: torch.dtype) -> Format:
     """Return the format where none is asked for: bfloat16 for bfloat16 params, else float32 (contract F1)."""
     return Format("bfloat16" if param_dtype == torch.bfloat16 else "float32")
+
+
+def _relative(description: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a relative format."""
+    own = {"name": description["relative"], "relative": True}
+    if description["block_size"] is None:
+        return own
+    sizes = {name: description[name] for name in ("block_size", "min_size", "min_ndim")}
+    return own | sizes | {"scaled": True, "scale": "fine"}

@@ -38,8 +38,13 @@ class MomentStorage(Protocol):
         """The words that `encode` reads."""
         ...
 
-    def decode(self, state: Arrays) -> Tensor:
-        """Return the float32 values of the state arrays: exact."""
+    @property
+    def unit(self) -> str:
+        """The key of the second moment whose root is its unit; "" for none."""
+        ...
+
+    def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
+        """Return the float32 values of the state arrays: exact; `words` of each of the `sources`."""
         ...
 
     def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[Arrays, Tensor]:
@@ -62,6 +67,7 @@ class StoredMoment:
         source: of the words that round it; None where it is rounded to nearest.
         keep_nonzero: where what is not zero is not stored as zero, as `Format.encode` takes it.
         shape_of: from the shape of the parameter to that of the moment; None where they are the same.
+        unit: the key of the second moment whose root is its unit; "" for none.
     """
 
     key: str
@@ -69,6 +75,7 @@ class StoredMoment:
     source: WordSource | None
     keep_nonzero: str
     shape_of: Callable[[Shape], Shape] | None = None
+    unit: str = ""
 
     @property
     def arrays(self) -> Mapping[str, StateArray]:
@@ -82,12 +89,18 @@ class StoredMoment:
 
     @property
     def sources(self) -> tuple[WordSource, ...]:
-        """One, or none."""
-        return () if self.source is None else (self.source,)
+        """One, or none; of dithered codes those that were stored, too."""
+        if self.source is None:
+            return ()
+        if not self.format.codes.dithered:
+            return (self.source,)
+        return self.source._replace(shared=True), self.source._replace(shared=True, before=True)
 
-    def decode(self, state: Arrays) -> Tensor:
+    def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
         """Return the float32 values of codes and scales: exact."""
-        return self.format.decode(Encoded(state[self.key], state.get(scale_key(self.key))))
+        codes, scale = state[self.key], state.get(scale_key(self.key))
+        drawn = words[1](self.format.decoded_shape(codes)) if len(words) > 1 else None
+        return self.format.decode(Encoded(codes, scale), drawn)
 
     def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
         """Round `x` to the format, once; return codes and scales, and the values that they stand for."""
@@ -121,14 +134,20 @@ class StoredAgain:
         return {**self.inner.arrays, **self.outer.arrays}
 
     @property
+    def unit(self) -> str:
+        """That of the rule's own."""
+        return self.inner.unit
+
+    @property
     def sources(self) -> tuple[WordSource, ...]:
         """The rule's words, then those of the format."""
         return self.inner.sources + self.outer.sources
 
-    def decode(self, state: Arrays) -> Tensor:
+    def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
         """Decode the array, then the moment."""
-        kept = _as_kept(self.outer.decode(state), self.dtype)
-        return self.inner.decode({**state, self.key: kept})
+        own = len(self.inner.sources)
+        kept = _as_kept(self.outer.decode(state, words[own:]), self.dtype)
+        return self.inner.decode({**state, self.key: kept}, words[:own])
 
     def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
         """Round as the rule does, and what that leaves once more; the rule goes on with its own values."""

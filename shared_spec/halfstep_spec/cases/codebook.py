@@ -72,8 +72,8 @@ def _step_cases():
         ("dynamic8", "udynamic8", 4),
         ("dynamic4", "ulinear4", 4),
         ("dynamic4", "udynamic4", "row"),
-        ("dynamic8", "dynamic8", None),
-        ("dynamic4", "dynamic4", 128),
+        ("dynamic8", "udynamic8", None),
+        ("dynamic4", "udynamic4", 128),
     ]
     for mu, nu, block_size in pairs:
         for rounding in ("nearest", "stochastic"):

@@ -58,7 +58,9 @@ def format_inputs(signed: bool) -> dict[str, np.ndarray]:
     return {"Sample": sample, "Extremes": extremes, "NotFinite": bad, "Positive": wide}
 
 
-def encode_case(fmt: Format, flag: str, x: np.ndarray, rounding: str, notes: dict[str, str]) -> Case:
+def encode_case(
+    fmt: Format, flag: str, x: np.ndarray, rounding: str, notes: dict[str, str], second: bool | None = None
+) -> Case:
     """Return a case of encoding `x`, as a second moment where there is no sign, and decoding it again.
 
     Args:
@@ -67,22 +69,29 @@ def encode_case(fmt: Format, flag: str, x: np.ndarray, rounding: str, notes: dic
         x: float32.
         rounding: "nearest" or "stochastic".
         notes: what flags mean, for the comment.
+        second: whether it is one after all.
     """
-    second = not fmt.codes.signed or flag == "Positive"
+    second = not fmt.codes.signed or flag == "Positive" if second is None else second
     x, keep_nonzero = (np.abs(x), "always") if second else (x, "never")
-    words = patterns(f"{flag} words", x.size).reshape(x.shape) if rounding == "stochastic" else None
+    words = None
+    if rounding == "stochastic":
+        words = patterns(f"{flag} words", x.size)
+        words = words[0] if fmt.codes.dithered else words.reshape(x.shape)
     stored = fmt.encode(x, words, keep_nonzero=keep_nonzero)
     inputs = {"x": Array.of(x)} | ({} if words is None else {"words": Array.of(words)})
     outputs = {
         "codes": Array.of(stored.codes, fmt.codes.dtype, "bits"),
-        "values": Array.of(fmt.decode(stored), compare="bits"),
+        "values": Array.of(fmt.decode(stored, words), compare="bits"),
     }
     if stored.scale is not None:
         outputs["scale"] = Array.of(stored.scale, compare="bits")
     arguments = {"dtype": fmt.dtype, "scaled": fmt.scaled, "block_size": fmt.block_size}
     arguments["keep_nonzero"] = keep_nonzero
+    arguments |= {"relative": True} if fmt.relative else {}
+    arguments |= {"scale": fmt.scale} if fmt.scale == "fine" else {}
     comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
-    clauses = (
+    clauses = ("F13",) if fmt.relative and not fmt.scaled else ("F14", "F15") if fmt.scale == "fine" else None
+    clauses = clauses or (
         ("F8", "F9", "F10", "F11") if fmt.dtype in CODEBOOK_CODES else ("F4", "F5") if fmt.scaled else ("F6",)
     )
     return Case("encode", comment, arguments, inputs, outputs, (flag,), (*clauses, "F7"))

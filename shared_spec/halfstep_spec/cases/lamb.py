@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import numpy as np
 
@@ -142,7 +143,7 @@ def _ratio_case(comment: str, p_norm, u_norm, trust: ScaleByTrustRatio, flags=()
     )
 
 
-_SMALL = {"block_size": 4, "min_size": 0, "min_ndim": 0}
+_SMALL: dict[str, Any] = {"block_size": 4, "min_size": 0, "min_ndim": 0}
 _LOW = functools.partial(ScaleByAdam, eps=1e-6, mu_dtype="bfloat16", nu_dtype="bfloat16", seed=42)
 _FULL = functools.partial(ScaleByAdam, eps=1e-6, seed=42)
 _LAMB16 = functools.partial(

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.cases.steps import step_case
+from halfstep_spec.cases.steps import LEAF, step_case
 from halfstep_spec.numbers.moments import bias_correction, ema
 from halfstep_spec.rule import RuleState
 from halfstep_spec.rules.adam import ScaleByAdam
@@ -76,6 +76,7 @@ def _case(temptation: _Temptation) -> Case:
     adam = ScaleByAdam(
         mu_dtype=temptation.dtype,
         nu_dtype=temptation.dtype,
+        mu_rounding="nearest",
         nu_rounding="nearest",
         nesterov=temptation.nesterov,
         eps_root=temptation.eps_root,
@@ -140,7 +141,7 @@ def _tempted(name: str, step: Step, p, g, state: RuleState, lr):
     """Return (p, mu, nu) after one step that takes the liberty `name`, or none."""
     adam, t = step.rule, state.count + 1
     assert isinstance(adam, ScaleByAdam)
-    m, v = (moment.decode(state.moments[name]) for name, moment in adam.moments.items())
+    m, v = (moment.decode(state.moments[name], state.count, LEAF) for name, moment in adam.moments.items())
     m, v = _tempted_moments(name, adam, g, m, v)
     stored = tuple(as_format(adam.mu_dtype).decode(as_format(adam.mu_dtype).encode(x, None)) for x in (m, v))
     m = m if name == "u from mu before it was stored" else stored[0]

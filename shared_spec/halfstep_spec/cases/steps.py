@@ -74,10 +74,13 @@ def describe(rule: Rule) -> str:
     words = []
     for name, moment in rule.moments.items():
         fmt = moment.dtype
-        words.append(
-            f"{name} {fmt if isinstance(fmt, str) else f'{fmt.dtype}/{fmt.block_size}'} {moment.rounding}"
-        )
+        words.append(f"{name} {fmt if isinstance(fmt, str) else _described(fmt)} {moment.rounding}")
     return ", ".join(words)
+
+
+def _described(fmt: Format) -> str:
+    words = ("relative " if fmt.relative else "") + fmt.dtype
+    return f"{words}/{fmt.block_size}" if fmt.scaled else words
 
 
 def step_op(step: Step) -> str:
@@ -118,9 +121,16 @@ def _arguments(rule: Rule) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """Return a format as the arguments of `scaled` or `codebook`, and anything else as it is."""
+    """Return a format as the arguments of the function that makes it, and anything else as it is."""
+    if isinstance(value, Format) and value.relative:
+        block_size = value.block_size if value.scaled else None
+        return {"relative": value.dtype, "block_size": block_size} | _sizes(value)
     if not isinstance(value, Format) or not value.scaled:
         return value.dtype if isinstance(value, Format) else value
-    names = ("block_size", "min_size", "min_ndim")
     kind = "table" if value.dtype in CODEBOOK_CODES else "dtype"
-    return {kind: value.dtype} | {name: getattr(value, name) for name in names}
+    fine = {"scale": "fine"} if value.scale == "fine" else {}
+    return {kind: value.dtype, "block_size": value.block_size} | _sizes(value) | fine
+
+
+def _sizes(fmt: Format) -> dict[str, object]:
+    return {"min_size": fmt.min_size, "min_ndim": fmt.min_ndim}

@@ -1,5 +1,7 @@
 """State kept in a format from without: rules with plain moments, stored in every kind of format."""
 
+from typing import Any
+
 import numpy as np
 
 from halfstep_spec.cases.inputs import reals
@@ -27,7 +29,7 @@ _SIZE = 24
 
 def cases() -> list[Case]:
     """Return the cases of store_state.json."""
-    small = {"block_size": 4, "min_size": 0, "min_ndim": 0}
+    small: dict[str, Any] = {"block_size": 4, "min_size": 0, "min_ndim": 0}
     e4m3, int8, dynamic8 = (
         scaled("float8_e4m3fn", **small),
         scaled("int8", **small),
@@ -44,7 +46,7 @@ def cases() -> list[Case]:
         (adam, e4m3, "nearest", None, "All"),
         (adam, e4m3, "stochastic", ("mu",), "Selected"),
         (adam, scaled("float8_e4m3fn", 4), "stochastic", None, "Small"),
-        (ScaleByAdam(mu_dtype="bfloat16", nu_dtype="float16", seed=42), e4m3, "stochastic", None, "Narrow"),
+        (ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=42), e4m3, "stochastic", None, "Narrow"),
         (ScaleByLion(seed=42), e4m3, "stochastic", None, "All"),
         (ScaleByLion(mu_dtype="bfloat16", seed=42), int8, "stochastic", None, "Narrow"),
         (Trace(0.9, True, seed=42), e4m3, "stochastic", None, "All"),

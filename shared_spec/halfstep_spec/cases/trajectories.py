@@ -10,7 +10,7 @@ from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rule import Rule
 from halfstep_spec.rules.step import Step
-from halfstep_spec.storage.formats import Format, scaled
+from halfstep_spec.storage.formats import Format, as_format, scaled
 from halfstep_spec.vectors import Case
 from halfstep_spec.weights.param_storage import PARAM_STORAGES
 
@@ -31,13 +31,14 @@ def make_rule(kind: type[Rule], fmt: str | Format, rounding: str, **options) -> 
 
     Args:
         kind: the rule.
-        fmt: of its moments.
+        fmt: of its moments; of second moments bfloat16, where it is not for those.
         rounding: of its moments.
         options: its other arguments.
     """
     arguments: dict = {"seed": 42}
     for declared in kind.declared().values():
-        arguments |= {declared.dtype: fmt, declared.rounding: rounding}
+        own = fmt if declared.signed or as_format(fmt).codes.for_second_moments else "bfloat16"
+        arguments |= {declared.dtype: own, declared.rounding: rounding}
     return kind(**arguments | options)
 
 

@@ -26,12 +26,12 @@ class ScaleByAdam(Rule):
     eps_root: float = 0.0
     mu_dtype: str | Format = "float32"
     nu_dtype: str | Format = "float32"
-    mu_rounding: str = "nearest"
+    mu_rounding: str = "auto"
     nu_rounding: str = "stochastic"
     nesterov: bool = False
     seed: int = 0
     bias_correction: bool = True
-    mu: Moment = moment("b1")
+    mu: Moment = moment("b1", unit="nu")
     nu: Moment = moment("b2", signed=False)
 
     def corrections(self, count: int) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ class ScaleByLion(Rule):
     b1: float = 0.9
     b2: float = 0.99
     mu_dtype: str | Format = "float32"
-    mu_rounding: str = "nearest"
+    mu_rounding: str = "auto"
     seed: int = 0
     mu: Moment = moment("b2")
 

@@ -35,9 +35,9 @@ class _ChosenArray(StoredMoment):
         """Return how the array is stored."""
         return super().format(shape) if self.chosen(shape) else self.inner.format(shape)
 
-    def decode(self, stored: Encoded) -> np.ndarray:
+    def decode(self, stored: Encoded, step: int, leaf: str) -> np.ndarray:
         """Return what the rule reads: rounded to the dtype in which it keeps the array."""
-        values = super().decode(stored)
+        values = super().decode(stored, step, leaf)
         plain = self.inner.format(stored.array_shape)
         return plain.decode(plain.encode(values, None))
 

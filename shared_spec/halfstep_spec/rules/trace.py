@@ -20,7 +20,7 @@ class Trace(Rule):
     decay: float = 0.9
     nesterov: bool = False
     accumulator_dtype: str | Format = "float32"
-    rounding: str = "nearest"
+    rounding: str = "auto"
     seed: int = 0
     trace: Moment = moment("decay", dtype="accumulator_dtype", rounding="rounding")
 

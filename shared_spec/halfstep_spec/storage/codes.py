@@ -31,6 +31,8 @@ class Codes:
         signed: whether negative values can be stored.
         packed: whether they are of 4 bits, two of them kept in a byte; `Format` packs them.
         nan_in_scale: whether a NaN marks its block, since there is no code for it.
+        for_second_moments: whether they hold small positive numbers beside large ones well enough for those.
+        dithered: whether one word serves all elements, and is asked for again by `decode`.
         half_gap: half the largest relative gap between neighbours, subnormal numbers aside (contract F3).
         carry: added to the pattern of a block's maximum: past the largest code it reaches the next exponent.
         scale_range: the lowest and the highest scale byte: no decoded value is subnormal in float32.
@@ -40,6 +42,8 @@ class Codes:
     signed: bool = True
     packed: bool = False
     nan_in_scale: bool = True
+    for_second_moments: bool = True
+    dithered: bool = False
 
     @property
     def half_gap(self) -> float:
@@ -74,8 +78,16 @@ class Codes:
         """
         raise NotImplementedError
 
-    def decode(self, codes: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
-        """Return the float32 values: exact."""
+    def decode(
+        self, codes: np.ndarray, scale: np.ndarray | None, words: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return the float32 values: exact.
+
+        Args:
+            codes: of every element.
+            scale: as in `encode`.
+            words: with which dithered codes were made.
+        """
         raise NotImplementedError
 
 
@@ -100,11 +112,16 @@ class PlainCodes(Codes):
         """2^-(p + 1), p the explicit mantissa bits."""
         return 2.0 ** -(self.format.mantissa_bits + 1)
 
+    @property
+    def for_second_moments(self) -> bool:
+        """Without a scale, the exponents of float32 are needed: squares go down to 1e-20."""
+        return self.format.exponent_bits == 8
+
     def encode(self, x, scale, words, nonzero) -> np.ndarray:
         """Return x, rounded."""
         return encode_float(x, self.format, words, saturate=True)
 
-    def decode(self, codes, scale) -> np.ndarray:
+    def decode(self, codes, scale, words=None) -> np.ndarray:
         """Return the numbers themselves."""
         return decode_float(codes, self.format)
 
@@ -115,6 +132,11 @@ class SignedCodes(PlainCodes):
 
     e is the exponent of the largest code.
     """
+
+    @property
+    def for_second_moments(self) -> bool:
+        """With a scale, small numbers are lifted to the smallest, which is small enough."""
+        return True
 
     @property
     def carry(self) -> int:
@@ -135,7 +157,7 @@ class SignedCodes(PlainCodes):
         codes = encode_float(y, self.format, words, saturate=True)
         return np.where(nonzero & (codes == 0), 1, codes).astype(codes.dtype)
 
-    def decode(self, codes, scale) -> np.ndarray:
+    def decode(self, codes, scale, words=None) -> np.ndarray:
         """Return the numbers times 2^s."""
         assert scale is not None
         with np.errstate(over="ignore"):
@@ -156,7 +178,7 @@ class SignedCodes(PlainCodes):
         return scale.astype(np.int32) - 127 - self._exponent
 
 
-_INT8 = FloatFormat("int8", 0, 7, -6, 127, 128, 128)
+INT8 = FloatFormat("int8", 0, 7, -6, 127, 128, 128)
 """The integers as a float format whose every number is subnormal, with quantum 1: one rounding serves all.
 
 The code of NaN is that of -0, which integers do not have.
@@ -167,8 +189,13 @@ The code of NaN is that of -0, which integers do not have.
 class IntegerCodes(SignedCodes):
     """int8, from -127 to 127, in two's complement."""
 
-    format: FloatFormat = _INT8
+    format: FloatFormat = INT8
     nan_in_scale = True
+
+    @property
+    def for_second_moments(self) -> bool:
+        """What is lifted to 1/127 of the largest is lifted by orders."""
+        return False
 
     @property
     def half_gap(self) -> float:
@@ -215,7 +242,7 @@ class UnsignedCodes(Codes):
         assert scale is not None
         return encode_unsigned(x, words, self.format, self.format.base(scale.astype(np.int64)))
 
-    def decode(self, codes, scale) -> np.ndarray:
+    def decode(self, codes, scale, words=None) -> np.ndarray:
         """Return the numbers from the base of their block up."""
         assert scale is not None
         return decode_unsigned(codes, self.format, self.format.base(scale.astype(np.int64)))
@@ -232,7 +259,7 @@ class PlainUnsignedCodes(UnsignedCodes):
         codes = encode_unsigned(x, words, self.format, self.format.fixed_base)
         return np.where(np.isfinite(x), codes, NAN_CODE).astype(np.uint8)
 
-    def decode(self, codes, scale) -> np.ndarray:
+    def decode(self, codes, scale, words=None) -> np.ndarray:
         """Return the numbers."""
         values = decode_unsigned(codes, self.format, self.format.fixed_base)
         return np.where(codes == NAN_CODE, np.float32(np.nan), values)
@@ -252,6 +279,11 @@ class TableCodes(Codes):
     def signed(self) -> bool:
         """As the table."""
         return self.table.signed
+
+    @property
+    def for_second_moments(self) -> bool:
+        """A sign that is always the same costs half of the numbers, and the small ones."""
+        return not self.table.signed
 
     @property
     def packed(self) -> bool:
@@ -281,7 +313,7 @@ class TableCodes(Codes):
         codes = encode_table(y, words, self.table)
         return np.where(nonzero & (codes == 0), np.uint8(1), codes) if self.table.has_zero else codes
 
-    def decode(self, codes, scale) -> np.ndarray:
+    def decode(self, codes, scale, words=None) -> np.ndarray:
         """Return the numbers times their block's scale."""
         assert scale is not None
         return np.ldexp(decode_table(codes, self.table), scale.astype(np.int32) - 127).astype(np.float32)

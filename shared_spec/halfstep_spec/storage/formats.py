@@ -11,6 +11,7 @@ import numpy as np
 
 from halfstep_spec.storage.blocks import block_maximum, pack, per_element, unpack
 from halfstep_spec.storage.codes import CODEBOOK_CODES, NAN_SCALE, PLAIN_CODES, SCALED_CODES, Codes
+from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
 
 
 class Encoded(NamedTuple):
@@ -42,6 +43,8 @@ class Format:
         block_size: elements of a block, "row" or None.
         min_size: smaller arrays are kept in float32.
         min_ndim: so are arrays of fewer axes.
+        scale: "power_of_two", or "fine": of three significant bits, for integers.
+        relative: whether what is stored is in units of the root of a second moment, which is not known here.
     """
 
     dtype: str
@@ -49,10 +52,16 @@ class Format:
     block_size: int | str | None = 128
     min_size: int = 4096
     min_ndim: int = 2
+    scale: str = "power_of_two"
+    relative: bool = False
 
     @property
     def codes(self) -> Codes:
         """What the codes are."""
+        if self.scale == "fine":
+            return FINE_CODES[self.dtype]
+        if self.relative and not self.scaled:
+            return FIXED_CODES[self.dtype]
         return ({**SCALED_CODES, **CODEBOOK_CODES} if self.scaled else PLAIN_CODES)[self.dtype]
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
@@ -72,7 +81,8 @@ class Format:
 
         Args:
             x: float32.
-            words: uint32 words for stochastic rounding, or None for nearest.
+            words: uint32 words for stochastic rounding, one for all where codes are dithered, or None for
+                nearest.
             keep_nonzero: whether what is not zero may not be stored as zero: "always" (a second moment),
                 "never", or "where_nonnegative": in blocks without a negative number (contract S4).
         """
@@ -89,17 +99,30 @@ class Format:
             return Encoded(pack(codes, self.block_size), scale, x.shape)
         return Encoded(codes, scale)
 
-    def decode(self, stored: Encoded) -> np.ndarray:
-        """Return the float32 values of codes and scales: exact."""
+    def decode(self, stored: Encoded, words: np.ndarray | None = None) -> np.ndarray:
+        """Return the float32 values of codes and scales: exact.
+
+        Args:
+            stored: what `encode` returned.
+            words: with which it was made, where codes are dithered; of no use elsewhere.
+        """
         codes, scale, shape = stored
         if scale is None:
-            return self.codes.decode(codes, None)
+            return self.codes.decode(codes, None, words)
         if self.codes.packed:
             assert shape is not None
             codes = unpack(codes, shape, self.block_size)
         bad = self._of_elements(scale == NAN_SCALE, codes.shape)
-        values = self.codes.decode(codes, np.where(bad, 127, self._of_elements(scale, codes.shape)))
+        values = self.codes.decode(codes, np.where(bad, 127, self._of_elements(scale, codes.shape)), words)
         return np.where(bad, np.float32(np.nan), values)
+
+    def falls_short(self, b) -> bool:
+        """Whether an average of rate `b`, stored to nearest, can stop a thousandth before its truth.
+
+        It moves while its step is over half a gap, so that it ends half a gap over 1 - b short.
+        """
+        moved = np.float32(1e-3) * (np.float32(1) - np.float32(b))
+        return not np.float32(self.codes.half_gap) < moved
 
     def freezes(self, b) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short: 1 - b is below half the relative gap.
@@ -134,11 +157,21 @@ def as_format(dtype: "str | Format") -> Format:
     return Format(dtype)
 
 
-def scaled(dtype: str, block_size: int | str | None = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
-    """Return the format of codes of `dtype` with one power-of-two scale per block."""
+def scaled(
+    dtype: str,
+    block_size: int | str | None = 128,
+    min_size: int = 4096,
+    min_ndim: int = 2,
+    scale: str = "power_of_two",
+) -> Format:
+    """Return the format of codes of `dtype` with one scale per block: a power of two, or a fine one."""
     if dtype not in SCALED_CODES:
         raise ValueError(f"scaled: dtype={dtype} is none of {', '.join(SCALED_CODES)}.")
-    return Format(dtype, True, block_size, min_size, min_ndim)
+    if scale != "power_of_two" and (scale, dtype) != ("fine", "int8"):
+        raise ValueError(
+            f'scaled: scale={scale!r} is not for dtype={dtype}. Use "power_of_two", or "fine" for int8.'
+        )
+    return Format(dtype, True, block_size, min_size, min_ndim, scale)
 
 
 def codebook(
@@ -147,9 +180,14 @@ def codebook(
     """Return the format of codes of a table with one power-of-two scale per block."""
     if table not in CODEBOOK_CODES:
         raise ValueError(f"codebook: table={table!r} is none of {', '.join(CODEBOOK_CODES)}.")
-    if CODEBOOK_CODES[table].packed and isinstance(block_size, int) and block_size % 2:
+    check_even("codebook", CODEBOOK_CODES[table], table, block_size)
+    return Format(table, True, block_size, min_size, min_ndim)
+
+
+def check_even(caller: str, codes: Codes, name: str, block_size: int | str | None) -> None:
+    """Raise ValueError for blocks of an odd length, where codes are of 4 bits."""
+    if codes.packed and isinstance(block_size, int) and block_size % 2:
         raise ValueError(
-            f"codebook: block_size={block_size} is odd; codes of 4 bits are packed two per byte. "
+            f"{caller}: block_size={block_size} is odd; codes of {name} stand two to a byte. "
             'Use an even one, "row" or None.'
         )
-    return Format(table, True, block_size, min_size, min_ndim)

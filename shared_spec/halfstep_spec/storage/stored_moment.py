@@ -1,6 +1,6 @@
 """How an update rule stores one of its moments: in which format, rounded how, with whose words.
 
-Contract: F1 to F3. It stands between the rules, which know moments, and the formats, which know codes.
+Contract: F1 to F3, F15. It stands between the rules, which know moments, and the formats, which know codes.
 """
 
 import dataclasses
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from halfstep_spec.numbers.random_words import random_words
+from halfstep_spec.numbers.random_words import leaf_id, leaf_key, random_words
 from halfstep_spec.storage.formats import Encoded, Format, as_format
 
 
@@ -18,11 +18,11 @@ class StoredMoment:
 
     Attributes:
         dtype: a format, or the name of a plain one.
-        rounding: "nearest", "stochastic", or "auto": nearest, unless that freezes an average of rate `b`.
+        rounding: "nearest", "stochastic", or "auto": nearest, unless an average of rate `b` then falls short.
         role: of its random words.
         keep_nonzero: whether what is not zero may not be stored as zero: see `Format.encode`.
         seed: of its random words.
-        b: the decay rate; None where it is no average, and nothing freezes.
+        b: the decay rate; None where it is no average, and nothing falls short.
         shape: of the moment, from that of the weights.
     """
 
@@ -34,6 +34,14 @@ class StoredMoment:
     b: float | None = None
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple
 
+    def __post_init__(self):
+        fmt = as_format(self.dtype)
+        if self.keep_nonzero == "always" and not fmt.codes.for_second_moments:
+            raise ValueError(
+                f"StoredMoment: dtype={fmt.dtype} cannot hold a second moment: it loses or lifts small ones. "
+                'Use scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
+            )
+
     def format(self, shape) -> Format:
         """Return how the moment of an array of this shape is stored."""
         return as_format(self.dtype).for_shape(shape)
@@ -42,9 +50,18 @@ class StoredMoment:
         """Return what a rule starts from."""
         return self.format(shape).zeros(shape)
 
-    def decode(self, stored: Encoded) -> np.ndarray:
-        """Return the float32 values of what is stored: exact."""
-        return self.format(stored.array_shape).decode(stored)
+    def decode(self, stored: Encoded, step: int, leaf: str) -> np.ndarray:
+        """Return the float32 values of what is stored: exact.
+
+        Args:
+            stored: codes and scales.
+            step: at which they were stored.
+            leaf: the leaf's name.
+        """
+        fmt = self.format(stored.array_shape)
+        return fmt.decode(
+            stored, self._words(fmt, stored.array_shape, step, leaf) if fmt.codes.dithered else None
+        )
 
     def round(self, moment: np.ndarray, step: int, leaf: str) -> tuple[Encoded, np.ndarray]:
         """Round a float32 moment to its format, once; return what is stored, and its float32 values.
@@ -54,13 +71,20 @@ class StoredMoment:
             step: the count after its increment.
             leaf: the leaf's name.
         """
-        fmt, words = self.format(moment.shape), None
-        if self.rounds_stochastically(fmt):
-            words = random_words(self.seed, step, leaf, self.role, moment.shape)
+        fmt = self.format(moment.shape)
+        words = self._words(fmt, moment.shape, step, leaf)
         stored = fmt.encode(moment, words, keep_nonzero=self.keep_nonzero)
-        return stored, fmt.decode(stored)
+        return stored, fmt.decode(stored, words)
 
     def rounds_stochastically(self, fmt: Format) -> bool:
         """Whether words are used: contract F3, where `rounding` is "auto"."""
-        freezes = self.b is not None and fmt.freezes(self.b)
-        return {"nearest": False, "stochastic": True, "auto": freezes}[self.rounding]
+        falls_short = self.b is not None and fmt.falls_short(self.b)
+        return {"nearest": False, "stochastic": True, "auto": falls_short}[self.rounding]
+
+    def _words(self, fmt: Format, shape, step: int, leaf: str) -> np.ndarray | None:
+        """Return one word per element; of dithered codes k1, one for all; to nearest None."""
+        if not self.rounds_stochastically(fmt):
+            return None
+        if fmt.codes.dithered:
+            return leaf_key(self.seed, step, leaf_id(leaf), self.role)[1][0]
+        return random_words(self.seed, step, leaf, self.role, shape)

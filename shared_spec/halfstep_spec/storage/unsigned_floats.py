@@ -17,14 +17,12 @@ class UnsignedFloat:
         name: "ufloat8_e5m3" and the like.
         exponent_bits: width of the exponent field.
         mantissa_bits: width of the mantissa field.
-        max_code: the largest number; 254 where 255 stands for NaN.
         fixed: float32 exponent field of code 1's binade, in a format without a scale; None in one with.
     """
 
     name: str
     exponent_bits: int
     mantissa_bits: int
-    max_code: int = 255
     fixed: int | None = None
 
     def base(self, byte: np.ndarray | int):
@@ -44,11 +42,11 @@ UNSIGNED_FLOATS = {
     for fmt in (
         UnsignedFloat("ufloat8_e5m3", 5, 3),
         UnsignedFloat("ufloat8_e4m4", 4, 4),
-        UnsignedFloat("ufloat8_e6m2", 6, 2, max_code=254, fixed=77),  # 2^-50 and up
+        UnsignedFloat("ufloat8_e6m2", 6, 2, fixed=77),  # 2^-50 and up
     )
 }
 NAN_CODE = 255
-"""NaN in a format without a scale."""
+"""NaN in a format without a scale, and what is past its largest number."""
 
 
 def encode_unsigned(x: np.ndarray, words: np.ndarray | None, fmt: UnsignedFloat, base) -> np.ndarray:
@@ -65,9 +63,22 @@ def encode_unsigned(x: np.ndarray, words: np.ndarray | None, fmt: UnsignedFloat,
     if words is None:
         add = (1 << (drop - 1)) - 1 + (bits >> drop & 1)
     else:
-        add = np.asarray(words, np.uint32).astype(np.int64) >> (32 - drop)
-    codes = np.clip((bits + add >> drop) - base, 1, fmt.max_code)
+        add = (np.asarray(words, np.uint32).astype(np.int64) >> (32 - drop)) + _root_term(bits, fmt)
+    codes = np.clip((bits + add >> drop) - base, 1, 255)
     return np.where(x == 0, 0, codes).astype(np.uint8)
+
+
+def _root_term(bits: np.ndarray, fmt: UnsignedFloat) -> np.ndarray:
+    """Return what rounding adds so that it keeps the mean of x^(1/4), and not of x.
+
+    A step divides by the root of a second moment, so it is E[x^(-1/2)] that must be right; by Jensen's
+    inequality that calls for 1/4. With f the fraction that is cut off, the chance of the next number is
+    f + k f (1 - f), k = 3/8 of the gap over the number kept, whose reciprocal 1 / (1 + u) is taken as
+    0.96 - u / 2.
+    """
+    M, drop = fmt.mantissa_bits, 23 - fmt.mantissa_bits
+    kept, cut = bits >> drop & 2**M - 1, (bits & 2**drop - 1) >> drop - 11
+    return cut * (2047 - cut) * (368 - (192 >> M) * kept) >> 9 + 2 * M
 
 
 def decode_unsigned(codes: np.ndarray, fmt: UnsignedFloat, base) -> np.ndarray:

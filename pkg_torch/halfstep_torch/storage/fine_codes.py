@@ -1,0 +1,182 @@
+"""Integers under a scale of three significant bits, and codes under a scale that is the same for all blocks.
+
+Contract: F13 to F15.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halfstep_torch.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep_torch.numbers.patterns import from_patterns, to_patterns
+from halfstep_torch.numbers.rounding import rounded
+from halfstep_torch.storage.codes import INT8, NAN_SCALE, Codes
+from halfstep_torch.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
+
+_SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedFloats:
+    """Floats of 8 bits under one scale, that of a block whose largest magnitude is 7.5: none is stored.
+
+    Attributes:
+        format: of the codes, kept as patterns.
+        unit: what the number 1 stands for.
+    """
+
+    format: FloatFormat = FLOAT_FORMATS["float8_e3m4"]
+    unit: float = 0.5
+    dtype = torch.uint8
+    signed = True
+    packed = False
+    nan_in_scale = False
+    dithered = False
+    for_second_moments = False
+    scale_range = (0, 0)
+
+    @property
+    def half_gap(self) -> tuple[float, str]:
+        """2^-(p + 1), p the explicit mantissa bits."""
+        return 2.0 ** -(self.format.mantissa_bits + 1), f"2^-{self.format.mantissa_bits + 1}"
+
+    def scale(self, block_max: Tensor) -> Tensor:
+        """Not for these."""
+        raise NotImplementedError
+
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
+        """Return the patterns of x over the unit, rounded."""
+        return to_patterns(rounded(x * (1 / self.unit), self.format, words, saturate=True), self.format)
+
+    def to_wide(self, codes: Tensor) -> Tensor:
+        """Return the numbers of the patterns."""
+        return from_patterns(codes.to(torch.int32), self.format)
+
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
+        """Return the numbers times the unit."""
+        return wide * self.unit
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedIntegers(FixedFloats):
+    """int8 under one scale; -128 is NaN."""
+
+    format: FloatFormat = INT8
+    unit: float = 1 / 16
+    dtype = torch.int8
+
+    @property
+    def half_gap(self) -> tuple[float, str]:
+        """Half of the gap below the largest code."""
+        return 1 / 254, "1/254"
+
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
+        """Return x over the unit, rounded, or -128."""
+        integers = rounded(x * (1 / self.unit), self.format, words, saturate=True)
+        return torch.where(integers == integers, integers, -128.0)
+
+    def to_wide(self, codes: Tensor) -> Tensor:
+        """Return float32."""
+        return codes.to(torch.float32)
+
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
+        """Return the integers times the unit."""
+        return torch.where(wide == -128, math.nan, wide * self.unit)
+
+
+@dataclasses.dataclass(frozen=True)
+class FineIntegers:
+    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q s is what was stored.
+
+    Attributes:
+        largest: K.
+    """
+
+    largest: int = 127
+    dtype = torch.int8
+    signed = True
+    packed = False
+    nan_in_scale = True
+    dithered = False
+    for_second_moments = False
+    scale_range = (1, NAN_SCALE - 1)
+
+    @property
+    def half_gap(self) -> tuple[float, str]:
+        """Half of the gap below the largest code."""
+        return 0.5 / self.largest, f"1/{2 * self.largest}"
+
+    def scale(self, block_max: Tensor) -> Tensor:
+        """Return the scales, rounded up: `block_max` over K fits. Past the largest scale comes NaN."""
+        least = (block_max * float(np.float32(1 / self.largest))).view(torch.int32)
+        drop = 23 - _SCALES.mantissa_bits
+        return ((least + ((1 << drop) - 1) >> drop) - _SCALES.fixed_base).clamp(1, NAN_SCALE)
+
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
+        """Return x / s, rounded to integers that stop at K."""
+        assert scale is not None
+        integers = rounded(x / self._unit(scale), INT8, words, saturate=True)
+        integers = integers.clamp(-self.largest, self.largest)
+        if nonzero is not False:
+            integers = torch.where((x > 0) & (integers == 0) & nonzero, 1.0, integers)
+        return torch.where(scale == NAN_SCALE, 0.0, integers)
+
+    def to_wide(self, codes: Tensor) -> Tensor:
+        """Return float32."""
+        return codes.to(torch.float32)
+
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
+        """Return the integers times s: exact."""
+        assert scale is not None
+        return wide * torch.where(scale == NAN_SCALE, math.nan, self._unit(scale))
+
+    def _unit(self, scale: Tensor) -> Tensor:
+        return decode_unsigned(scale, _SCALES, _SCALES.fixed_base)
+
+
+@dataclasses.dataclass(frozen=True)
+class DitheredIntegers(FineIntegers):
+    """Integers from -7 to 7 in four bits, rounded with a dither d: (q - d) s is what was stored.
+
+    The code is q + 8; 0 is exact zero, the code of zero alone. The words are the same for all elements of an
+    array; d is a number of them, in (-1/2, 1/2). None: d is 0.
+    """
+
+    largest: int = 7
+    dtype = torch.uint8
+    packed = True
+    dithered = True
+
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
+        """Return x / s + d, rounded to nearest integers that stop at 7, and 8 above that."""
+        assert scale is not None
+        q = (x / self._unit(scale) + _dither(words)).round().clamp(-self.largest, self.largest)
+        # What is not finite marks its block, where codes are 0.
+        return torch.where((x == 0) | (scale == NAN_SCALE), 0, q.nan_to_num(0.0).to(torch.int32) + 8)
+
+    def to_wide(self, codes: Tensor) -> Tensor:
+        """Return int32."""
+        return codes.to(torch.int32)
+
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
+        """Return (q - d) s, rounded once; `words` are those with which the codes were made."""
+        assert scale is not None
+        values = ((wide - 8).to(torch.float32) - _dither(words)) * self._unit(scale)
+        return torch.where(scale == NAN_SCALE, math.nan, torch.where(wide == 0, 0.0, values))
+
+
+def _dither(words: Tensor | None) -> Tensor | float:
+    """Return an odd multiple of 2^-21 in (-1/2, 1/2), from the top 20 bits; q less such a d is exact."""
+    if words is None:
+        return 0.0
+    odd = (((words >> 12) & 0xFFFFF) << 1) | 1
+    return odd.to(torch.float32) * 2.0**-21 - 0.5
+
+
+FIXED_CODES: dict[str, Codes] = {"float8_e3m4": FixedFloats(), "int8": FixedIntegers()}
+"""By name: codes that `relative` takes without a block size."""
+FINE_CODES: dict[str, Codes] = {"int8": FineIntegers(), "int4": DitheredIntegers()}
+"""By name: codes under a fine scale."""

@@ -1,0 +1,164 @@
+"""Integers under a scale of three significant bits, and codes under a scale that is the same for all blocks.
+
+Contract: F13 to F15. Vectors: relative, formats.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
+from halfstep_spec.numbers.rounding import encode_float
+from halfstep_spec.storage.codes import INT8, NAN_SCALE, Codes, IntegerCodes, SignedCodes
+from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
+
+_SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
+# What the range of codes without a scale must hold: 7.27 at b1 = 0.9 and b2 = 0.999, and some.
+_BOUND = np.float32(7.5)
+_INT8_NAN = np.int8(-128)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedCodes(Codes):
+    """Floats or integers under one scale, that of a block whose largest magnitude is 7.5: none is stored.
+
+    Attributes:
+        scaled: the codes under that scale.
+    """
+
+    scaled: SignedCodes
+    nan_in_scale = False
+    for_second_moments = False
+
+    @property
+    def dtype(self) -> str:
+        """That of integers; floats are kept as their patterns."""
+        return self.scaled.dtype if self.scaled.nan_in_scale else "uint8"
+
+    @property
+    def half_gap(self) -> float:
+        """That of the codes."""
+        return self.scaled.half_gap
+
+    def encode(self, x, scale, words, nonzero) -> np.ndarray:
+        """Return x over the scale, rounded; of an integer that is NaN, -128."""
+        codes = self.scaled.encode(x, self._scales(x), words, nonzero)
+        return np.where(np.isfinite(x), codes, self._nan).astype(codes.dtype)
+
+    def decode(self, codes, scale, words=None) -> np.ndarray:
+        """Return the numbers times the scale."""
+        values = self.scaled.decode(codes, self._scales(codes))
+        return np.where(codes == self._nan, np.float32(np.nan), values)
+
+    @property
+    def _nan(self) -> int:
+        integers = self.scaled.nan_in_scale
+        return int(_INT8_NAN.view(np.uint8)) if integers else self.scaled.format.nan_code
+
+    def _scales(self, like: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(self.scaled.scale(_BOUND.reshape(1)), like.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class FineIntegerCodes(Codes):
+    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q s is what was stored.
+
+    Attributes:
+        largest: K.
+    """
+
+    largest: int = 127
+    dtype = "int8"
+    for_second_moments = False
+
+    @property
+    def scale_range(self) -> tuple[int, int]:
+        """Those of `ufloat8_e6m2` that are numbers."""
+        return 1, NAN_SCALE - 1
+
+    @property
+    def half_gap(self) -> float:
+        """Half of the gap below the largest code."""
+        return 0.5 / self.largest
+
+    def scale(self, block_max: np.ndarray) -> np.ndarray:
+        """Return the scales, rounded up: `block_max` over K fits. Past the largest scale comes NaN."""
+        least = block_max * np.float32(1 / self.largest)
+        drop = 23 - _SCALES.mantissa_bits
+        codes = (least.view(np.uint32).astype(np.int64) + (1 << drop) - 1 >> drop) - _SCALES.fixed_base
+        return np.clip(codes, 1, NAN_SCALE).astype(np.uint8)
+
+    def encode(self, x, scale, words, nonzero) -> np.ndarray:
+        """Return x / s, rounded to integers that stop at K."""
+        assert scale is not None
+        codes = encode_float(self._ratio(x, scale), INT8, words, saturate=True).astype(np.int64)
+        sign, magnitude = codes >> 7, np.minimum(codes & 127, self.largest)
+        magnitude = np.where(nonzero & (magnitude == 0), 1, magnitude)
+        return np.where(scale == NAN_SCALE, 0, (1 - 2 * sign) * magnitude).astype(np.int8).view(np.uint8)
+
+    def decode(self, codes, scale, words=None) -> np.ndarray:
+        """Return the integers times s: exact."""
+        assert scale is not None
+        return codes.view(np.int8).astype(np.float32) * self._unit(scale)
+
+    def _ratio(self, x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """Return x / s, a quotient: of what was stored, the integer that it was."""
+        return np.where(np.isfinite(x), x, np.float32(0)) / self._unit(np.minimum(scale, NAN_SCALE - 1))
+
+    def _unit(self, scale: np.ndarray) -> np.ndarray:
+        return decode_unsigned(scale, _SCALES, _SCALES.fixed_base)
+
+
+@dataclasses.dataclass(frozen=True)
+class DitheredCodes(FineIntegerCodes):
+    """Integers from -7 to 7 in four bits, rounded with a dither d: (q - d) s is what was stored.
+
+    The code is q + 8; 0 is exact zero, the code of zero alone. d is a number of the word, in (-1/2, 1/2).
+    """
+
+    largest: int = 7
+    dtype = "uint8"
+    packed = True
+    dithered = True
+
+    def encode(self, x, scale, words, nonzero) -> np.ndarray:
+        """Return x / s + d, rounded to nearest integers that stop at 7, and 8 above that.
+
+        Args:
+            x: float32.
+            scale: of every element.
+            words: one uint32 word for all elements, or None: d is 0.
+            nonzero: of no use: only zero is stored as zero.
+        """
+        assert scale is not None
+        q = np.clip(np.rint(self._ratio(x, scale) + _dither(words)), -self.largest, self.largest)
+        return np.where((x == 0) | (scale == NAN_SCALE), 0, q + 8).astype(np.uint8)
+
+    def decode(self, codes, scale, words=None) -> np.ndarray:
+        """Return (q - d) s, rounded once.
+
+        Args:
+            codes: of every element.
+            scale: of every element.
+            words: that with which they were made.
+        """
+        assert scale is not None
+        values = (codes.astype(np.float32) - np.float32(8) - _dither(words)) * self._unit(scale)
+        return np.where(codes == 0, np.float32(0), values)
+
+
+def _dither(word: np.ndarray | None) -> np.float32:
+    """Return an odd multiple of 2^-21 in (-1/2, 1/2), from the top 20 bits; q less such a d is exact."""
+    if word is None:
+        return np.float32(0)
+    odd = 2 * (np.uint32(word) >> np.uint32(12)) + np.uint32(1)
+    return np.float32(odd) * np.float32(2.0**-21) - np.float32(0.5)
+
+
+FIXED_CODES: dict[str, Codes] = {
+    "float8_e3m4": FixedCodes(SignedCodes(FLOAT_FORMATS["float8_e3m4"])),
+    "int8": FixedCodes(IntegerCodes()),
+}
+"""By name: codes that `relative` takes without a block size."""
+FINE_CODES: dict[str, Codes] = {"int8": FineIntegerCodes(), "int4": DitheredCodes()}
+"""By name: codes under a fine scale."""

@@ -1,0 +1,56 @@
+"""A first moment in units of the root of the second one. Contract: F12, F13. Vectors: relative.
+
+Adam divides a first moment by the root of the second: in that unit it is bounded, and so needs no scale.
+"""
+
+import math
+
+import numpy as np
+
+from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
+from halfstep_spec.storage.formats import Format, check_even
+
+LARGEST_BOUND = 7.5
+"""What codes without a scale hold."""
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+
+
+def relative(
+    dtype: str, block_size: int | str | None = None, min_size: int = 4096, min_ndim: int = 2
+) -> Format:
+    """Return the format of a first moment in units of the root of the second one: z = m / sqrt(v).
+
+    Without a block size there is no scale, and no array is too small; with one, integers have fine scales.
+    """
+    names = FIXED_CODES if block_size is None else FINE_CODES
+    if dtype not in names:
+        raise ValueError(
+            f"relative: dtype={dtype} with block_size={block_size} is none of {', '.join(names)}."
+        )
+    if block_size is None:
+        return Format(dtype, relative=True)
+    check_even("relative", FINE_CODES[dtype], dtype, block_size)
+    return Format(dtype, True, block_size, min_size, min_ndim, "fine", relative=True)
+
+
+def to_unit(m: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Return z = m / sqrt(v), and 0 where v is 0 or subnormal: rounded twice.
+
+    Args:
+        m: float32, the first moment.
+        v: float32, the second moment as it was stored.
+    """
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(v < _SMALLEST_NORMAL, np.float32(0), m / np.sqrt(v)).astype(np.float32)
+
+
+def from_unit(z: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Return m = z sqrt(v): rounded twice."""
+    return z * np.sqrt(v)
+
+
+def bound(b1: float, b2: float) -> float:
+    """Return the largest |z| of averages of g and g g, by Cauchy and Schwarz; infinity if there is none."""
+    if b1 * b1 >= b2:
+        return math.inf
+    return (1 - b1) / math.sqrt((1 - b2) * (1 - b1 * b1 / b2))
