@@ -287,7 +287,7 @@ class ScaleByAdam(Rule):
     bias_correction: bool = True
     seed: Any = 0
     mu = moment(rate="b1", unit="nu")
-    nu = moment(rate="b2", second=True)
+    nu = moment(rate="b2", signed=False)
 
     def numbers(self, h, count) -> dict[str, Any]:
         """Return r1, r2 and r1 of the next step: reciprocals of the bias corrections."""

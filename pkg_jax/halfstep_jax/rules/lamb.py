@@ -35,14 +35,14 @@ def lamb(
     nu_rounding: str = "stochastic",
     param_storage: str = "stochastic",
     bias_correction: bool = True,
-    max_norm: jax.typing.ArrayLike | None = None,
+    max_norm: jax.typing.ArrayLike | None = 10.0,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """LAMB for weights in bfloat16, float16 or float32: Adam, with a learning rate for each leaf.
 
     Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio`, `scale_by_learning_rate` and the
-    weight storage, by default `round_stochastically`. In float32 throughout it is `optax.lamb` to within
-    rounding.
+    weight storage, by default `round_stochastically`. In float32 throughout, and with
+    `max_norm=None`, it is `optax.lamb` to within rounding.
 
     Args:
         learning_rate: a number >= 0, a float32 scalar array, or a schedule. A step moves a leaf by about this
@@ -63,7 +63,8 @@ def lamb(
             norms too are those of the float32 weights.
         bias_correction: present in v1 and the final paper, absent in v3. Without decay and `eps` the ratio
             cancels it up to rounding.
-        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.
+        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`: without one, steps at
+            a constant rate grow with the weights. None for no bound, as `optax.lamb` has it.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -76,7 +77,7 @@ def lamb(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> params = jnp.ones(4, jnp.bfloat16)
-        >>> tx = lamb(0.5, max_norm=10.0)
+        >>> tx = lamb(0.5)
         >>> updates, _ = tx.update(jnp.ones(4), tx.init(params), params)
         >>> print(optax.apply_updates(params, updates))
         [0.5 0.5 0.5 0.5]
@@ -115,14 +116,14 @@ def lamb16(
     nu_rounding: str = "stochastic",
     param_storage: str = "stochastic",
     bias_correction: bool = True,
-    max_norm: jax.typing.ArrayLike | None = None,
-    trust_power: jax.typing.ArrayLike | None = None,
+    max_norm: jax.typing.ArrayLike | None = 10.0,
+    trust_power: jax.typing.ArrayLike | None = 0.382,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """LAMB with 16 bits of state per parameter: LAMB16's goal, in formats that preserve the moments.
 
     `lamb` with its first moment in float8_e4m3fn and its second, rounded stochastically, in ufloat8_e5m3,
-    each in blocks of 128 with a scale: 2.02 bytes per parameter. With `trust_power`, LAMB16's trust ratio:
+    each in blocks of 128 with a scale: 2.02 bytes per parameter; and with LAMB16's trust ratio:
 
         ratio = clamp((((1e-3 / learning_rate) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
 
@@ -144,9 +145,9 @@ def lamb16(
         nu_rounding: likewise.
         param_storage: how 16-bit weights are stored, as in `lamb`.
         bias_correction: as in `lamb`. The published code has none.
-        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.
-        trust_power: None for LAMB's own ratio, or a number in (0, 1); the published code has 0.382. Not 1:
-            the learning rate would cancel, and a schedule do nothing.
+        max_norm: an upper bound on the norm of a weight, as in `lamb`.
+        trust_power: a number in (0, 1), that of the published code unless given, or None for LAMB's own
+            ratio. Not 1: the learning rate would cancel, and a schedule do nothing.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -159,7 +160,7 @@ def lamb16(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> params = jnp.ones((64, 128), jnp.bfloat16)
-        >>> tx = lamb16(1e-2, trust_power=0.382)
+        >>> tx = lamb16(1e-2)
         >>> state = tx.init(params)
         >>> optax.tree.get(state, "mu").dtype, optax.tree.get(state, "nu_scale").shape
         (dtype(float8_e4m3fn), (64, 1))
