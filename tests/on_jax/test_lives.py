@@ -62,6 +62,45 @@ def test_a_seed_can_be_batched(make):
         assert_trees_same(jax.tree.map(lambda x, k=k: x[k], both), first(seed))
 
 
+def test_injected_hyperparameters_give_the_bits_of_numbers():
+    inject = functools.partial(
+        optax.inject_hyperparams, hyperparam_dtype=jnp.float32, static_args=("b1", "b2")
+    )
+    rows = {"w": gradients(3, (6, 4))}
+    params, _ = run(inject(hs.adamw)(1e-2), P, rows)
+    assert_trees_same(params, run(hs.adamw(1e-2), P, rows)[0])
+
+
+@pytest.mark.parametrize("rule", ["compensated", "split8", "split16", "master"])
+def test_weights_that_became_float32_are_refused(rule):
+    tx = hs.adamw(1e-3, param_storage=rule)
+    state = tx.init(P)
+    updates, state = tx.update(G, state, P)
+    wide = jax.tree.map(lambda p, u: p + u, P, updates)  # as `eqx.apply_updates` adds them
+    with pytest.raises(ValueError, match="'w' is float32, and was of 16 bits when init made the state"):
+        tx.update(G, state, wide)
+
+
+def as_mappings(state):
+    """Return a state as it is after a checkpoint without a target: dicts in place of named tuples."""
+    if hasattr(state, "_fields"):
+        return {name: as_mappings(value) for name, value in state._asdict().items()}
+    return [as_mappings(x) for x in state] if isinstance(state, tuple | list) else state
+
+
+@pytest.mark.parametrize("rule", ["compensated", "split8", "split16", "master"])
+def test_a_state_without_types_keeps_what_it_knows_of_the_weights(rule):
+    tx = hs.adamw(1e-2, param_storage=rule)
+    params, state = run(tx, P, {"w": gradients(3, (6, 4))})
+    known = hs.float32_params(params, state)
+    assert (known["w"] != params["w"]).any()
+    assert_trees_same(hs.float32_params(params, as_mappings(state)), known)
+    values = jax.tree.map(lambda x: x * np.float32(1.01), known)
+    expected, actual = (hs.set_float32_params(params, s, values) for s in (state, as_mappings(state)))
+    assert_trees_same(actual[0], expected[0])
+    assert_trees_same(actual[1], as_mappings(expected[1]))
+
+
 def test_without_jit_altogether_the_bits_are_the_same():
     tx = hs.adamw(1e-3, nesterov=True)
     rows = {"w": gradients(2, (6, 4))}

@@ -3,6 +3,7 @@
 Contract: P4, P5.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,7 +33,8 @@ def float32_params(params, state):
 
     Args:
         params: the weights of the model.
-        state: of the optimizer that trains them: any nesting of Optax states.
+        state: of the optimizer that trains them: any nesting of Optax states, or of mappings of their fields,
+            as a checkpoint restored without a target has them.
 
     Returns:
         The tree of `params` in float32.
@@ -111,39 +113,58 @@ def set_float32_params(params, state, values):
     params = named(lambda path, p: new_params[leaf_name(path)], params)
 
     def renew(found):
-        if not _keeps(found):
+        rule = _keeper(found)
+        if rule is None:
             return found
-        field = _KEEPERS[type(found)].extra_field
-        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), getattr(found, field))
-        return found._replace(**{field: tree})
+        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), _extras_of(found, rule))
+        if isinstance(found, Mapping):
+            return {**found, rule.extra_field: tree}
+        return found._replace(**{rule.extra_field: tree})
 
     return params, jax.tree.map(renew, state, is_leaf=_keeps)
 
 
 def _keeps(x) -> bool:
-    return type(x) in _KEEPERS
+    return _keeper(x) is not None
+
+
+def _keeper(x) -> type[WeightRule] | None:
+    """Return the rule whose state `x` is: by its type, or, from a checkpoint, a mapping of its fields."""
+    if isinstance(x, Mapping):
+        return next((rule for state, rule in _KEEPERS.items() if set(state._fields) == set(x)), None)
+    return _KEEPERS.get(type(x))
+
+
+def _extras_of(state, rule: type[WeightRule]) -> Any:
+    """Return what a state keeps beside the weights, in their tree."""
+    return state[rule.extra_field] if isinstance(state, Mapping) else getattr(state, rule.extra_field)
 
 
 def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
     """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
     weights = {leaf_name(path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
     found: dict[str, tuple[WeightRule, Any]] = {}
-    for keeper in filter(_keeps, jax.tree.leaves(state, is_leaf=_keeps)):
-        rule = _KEEPERS[type(keeper)]
-        for path, array in jax.tree_util.tree_leaves_with_path(getattr(keeper, rule.extra_field)):
-            name = leaf_name(path)
-            p = weights.get(name)
-            if p is not None and keeps_nothing(p):
-                continue
-            if p is None or p.shape != array.shape:
-                shape = "not among the params" if p is None else f"of shape {p.shape}"
-                raise ValueError(
-                    f"{caller}: the state keeps {array.shape} of '{name}', which is {shape}. "
-                    "Pass the state of these params."
-                )
-            if name in found:
-                raise ValueError(f"{caller}: two states keep something of '{name}'. Pass one of the two.")
-            found[name] = rule.of_extra(array), array
+    keepers = [(x, _keeper(x)) for x in jax.tree.leaves(state, is_leaf=_keeps)]
+    arrays = [
+        (rule, path, array)
+        for keeper, rule in keepers
+        if rule is not None
+        for path, array in jax.tree_util.tree_leaves_with_path(_extras_of(keeper, rule))
+    ]
+    for rule, path, array in arrays:
+        name = leaf_name(path)
+        p = weights.get(name)
+        if p is not None and keeps_nothing(p):
+            continue
+        if p is None or p.shape != array.shape:
+            shape = "not among the params" if p is None else f"of shape {p.shape}"
+            raise ValueError(
+                f"{caller}: the state keeps {array.shape} of '{name}', which is {shape}. "
+                "Pass the state of these params."
+            )
+        if name in found:
+            raise ValueError(f"{caller}: two states keep something of '{name}'. Pass one of the two.")
+        found[name] = rule.of_extra(array), array
     return found
 
 

@@ -190,7 +190,14 @@ def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
     kept = getattr(state, rule.extra_field)
     arrays = leaves.match_any_shape(kept, "state", "Pass the tree that init saw.")
     for name, u, p, array in zip(leaves.names, leaves.values, weights, arrays, strict=True):
-        if u is None or keeps_nothing(p) or (array.shape, array.dtype) == (p.shape, rule.extra_dtype):
+        if u is None or (keeps_nothing(p) and array.shape == (1,)):
+            continue
+        if keeps_nothing(p):
+            raise ValueError(
+                f"{rule.name}: '{name}' is float32, and was of 16 bits when init made the state. Apply "
+                "updates by optax.apply_updates, which keeps the dtype (eqx.apply_updates does not)."
+            )
+        if (array.shape, array.dtype) == (p.shape, rule.extra_dtype):
             continue
         raise ValueError(
             f"{rule.name}: the state keeps {array.dtype}{list(array.shape)} beside '{name}', not "
