@@ -36,7 +36,7 @@ def average_of_ones(fmt, b, rounding, shape, steps, seed=0):
     p = torch.nn.Parameter(torch.zeros(shape))
     # A second moment alone may have no sign.
     mu = {"mu_dtype": fmt} if rounding == "nearest_unchecked" else {"mu_dtype": "float32"}
-    nu = "float32" if fmt == "float16" else fmt  # refused
+    nu = "bfloat16" if fmt == "float16" else fmt  # refused; bfloat16 stops before it
     optimizer = hs.Optimizer(
         [p], hs.scale_by_adam(b, b, **mu, nu_dtype=nu, mu_rounding=rounding, nu_rounding=rounding, seed=seed)
     )

@@ -9,7 +9,7 @@ import torch
 import halfstep_torch as hs
 from on_torch.steps import assert_same_snapshots, snapshot
 
-FORMATS = [("bfloat16", "bfloat16"), ("float32", "float16"), (None, None)]
+FORMATS = [("bfloat16", "bfloat16"), ("float16", "float32"), (None, None)]
 
 
 def parameters(dtype=torch.bfloat16):
