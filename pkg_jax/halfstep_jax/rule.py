@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 
+from halfstep_jax.numbers.exact import straight_through
 from halfstep_jax.numbers.hyperparameters import as_decay_rate, as_nonnegative
 from halfstep_jax.numbers.schedules import as_scalar_or_schedule, at_count
 from halfstep_jax.storage.stored_moment import MomentField, StoredMoment
@@ -93,7 +94,7 @@ class StepMoment:
         check_array(self._caller, f"what is stored as {name}", x, self.value.shape)
         self._rounded = True
         self.encoded = self._stored.encode(self.encoded, x, self._words)
-        return self._stored.decode(self.encoded)
+        return straight_through(x, self._stored.decode(self.encoded))
 
     def check_rounded(self) -> None:
         """Refuse a step that left the moment as it was.
