@@ -1,4 +1,4 @@
-"""The benchmarks of quality run, cut to a row or two: what they import and call still exists."""
+"""The benchmarks run, cut to a row or two: what they import and call still exists."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
-MODULES = ("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs")
+MODULES = ("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs", "compile_time")
 pytestmark = pytest.mark.slow
 
 
@@ -89,3 +89,13 @@ def test_lamb_is_trained_its_momentum_measured_and_its_lasting(run, monkeypatch)
     assert status == 0
     assert figures["layers"][0]["length"] == pytest.approx(1, abs=0.01)
     assert figures["epochs"][0]["growth"] > 1
+
+
+def test_time_to_compile_is_measured(run):
+    import compile_time
+
+    _, record = run(compile_time, "--leaves", "2", "--steps", "optax.adamw", "adamw")
+    ours, theirs = (row for name in ("adamw", "optax.adamw") for row in record["rows"] if row["step"] == name)
+    assert ours["leaves"] == theirs["leaves"] == 2
+    assert ours["equations per leaf"] > theirs["equations per leaf"] > 0
+    assert ours["total"] >= ours["compile"] > 0
