@@ -7,6 +7,7 @@ from halfstep_jax.numbers.rounding import round_to
 from halfstep_jax.numbers.schedules import ScheduleState
 from halfstep_jax.rule import Rule, decay_rate, moment, number, scalar_or_schedule
 from halfstep_jax.rules.adam import ScaleByAdamState, scale_by_adam
+from halfstep_jax.rules.adan import scale_by_adan
 from halfstep_jax.rules.aliases import adam, adamw, lion, sgd
 from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
@@ -73,6 +74,7 @@ __all__ = [
     "round_to",
     "scalar_or_schedule",
     "scale_by_adam",
+    "scale_by_adan",
     "scale_by_learning_rate",
     "scale_by_lion",
     "scale_by_trust_ratio",

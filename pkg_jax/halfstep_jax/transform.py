@@ -1,7 +1,9 @@
 """An update rule as an Optax transform: trees to leaves, seeds to words, state in and out."""
 
+import inspect
 import itertools
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import Any, ParamSpec, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,8 @@ from halfstep_jax.storage.relative import LARGEST_BOUND, bound
 from halfstep_jax.storage.stored_moment import StoredMoment
 
 _TRIAL_SHAPE = (8, 16)
+
+P = ParamSpec("P")
 
 
 def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
@@ -94,6 +98,22 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         return us, _state(rule, count, state.seed, trees)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def transform_of(rule: Callable[P, Rule]) -> Callable[P, optax.GradientTransformationExtraArgs]:
+    """Return the function that makes transforms of a class of rules: its arguments and its docstring.
+
+    Args:
+        rule: a class of rules.
+    """
+
+    def transform(*args: P.args, **options: P.kwargs) -> optax.GradientTransformationExtraArgs:
+        return as_transform(rule(*args, **options))
+
+    transform.__doc__, transform.__name__ = rule.__doc__, getattr(rule, "name", rule.__name__)
+    transform.__qualname__, transform.__module__ = transform.__name__, rule.__module__
+    transform.__signature__ = inspect.signature(rule)  # pyright: ignore[reportFunctionMemberAccess]
+    return transform
 
 
 def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):

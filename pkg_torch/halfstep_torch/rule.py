@@ -54,6 +54,8 @@ class Rule:
         wrapped_links: how many rules before this one see the float32 weights that it keeps.
         seed: of the words that the rule's moments read; a tuple where they read several (`WordSource`).
         reads_names: whether what it does depends on the name of the parameter.
+        measures: whether it has numbers that depend on all gradients at once (`measure`); it is then the
+            first of its chain.
 
     Example:
         >>> import dataclasses, torch, halfstep_torch as hs
@@ -80,6 +82,7 @@ class Rule:
     wrapped_links: int = 0
     seed: Any = None
     reads_names: ClassVar[bool] = False
+    measures: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -106,6 +109,18 @@ class Rule:
         Args:
             h: the hyperparameters, float32 values, by name.
             step: the count after its increment, 1 at the first update.
+        """
+        return {}
+
+    def measure(self, h: Any, gs: Sequence[Tensor]) -> Mapping[str, Any]:
+        """Return numbers of a step that depend on all gradients at once, such as their norm.
+
+        Args:
+            h: the hyperparameters, by name.
+            gs: the gradients of all parameters that the rule touches, in their own dtypes.
+
+        Returns:
+            float32 numbers or 0-d tensors, by name, for `update`.
         """
         return {}
 
@@ -206,14 +221,22 @@ class Rule:
         """Return the same rule with other random words."""
         return dataclasses.replace(self, seed=seed) if self._has("seed") else self  # pyright: ignore
 
-    def step_numbers(self, h: Any, step: int) -> Any:
-        """Return the numbers of one step, by name, all float32 values; a decay rate as a `DecayRate`."""
+    def step_numbers(self, h: Any, step: int, gs: Sequence[Tensor] = ()) -> Any:
+        """Return the numbers of one step, by name, all float32 values; a decay rate as a `DecayRate`.
+
+        Args:
+            h: the hyperparameters, by name.
+            step: the count after its increment.
+            gs: all gradients, for a rule that measures them.
+        """
         numbers: dict[str, Any] = {}
         for field, one in declared(type(self)).hyperparameters.items():
             value = getattr(h, field)
             if isinstance(value, float):
                 numbers[field] = DecayRate.of(value) if one.is_rate else value
         numbers.update(self.numbers(h, step))
+        if self.measures:
+            numbers.update(self.measure(h, gs))
         return named_tuple("Numbers", tuple(numbers))(**{k: _as_float32(x) for k, x in numbers.items()})
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundRule | None":

@@ -9,6 +9,7 @@ import pytest
 
 import halfstep_jax as hs
 from halfstep_jax.storage.formats import Encoded, as_format
+from halfstep_spec import SCALED_CODES
 
 # An average of g = 1 from 0, rounded to nearest, stops where b x + (1 - b) rounds back to x.
 STOPS = {
@@ -32,12 +33,7 @@ QUICK = ("bfloat16", "scaled ufloat8_e5m3")
 STOCHASTIC = {
     "bfloat16": "bfloat16",
     "float16": "float16",
-    "scaled float16": hs.scaled("float16", min_size=0),
-    "scaled float8_e4m3fn": hs.scaled("float8_e4m3fn", min_size=0),
-    "scaled float8_e5m2": hs.scaled("float8_e5m2", min_size=0),
-    "scaled int8": hs.scaled("int8", min_size=0),
-    "scaled ufloat8_e5m3": hs.scaled("ufloat8_e5m3", min_size=0),
-    "scaled ufloat8_e4m4": hs.scaled("ufloat8_e4m4", min_size=0),
+    **{f"scaled {dtype}": hs.scaled(dtype, min_size=0) for dtype in SCALED_CODES},
     "ufloat8_e6m2": "ufloat8_e6m2",
 }
 

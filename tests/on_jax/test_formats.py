@@ -161,7 +161,7 @@ def test_mean_over_evenly_spread_words_is_the_value(dtype):
 
 # --- whole steps -------------------------------------------------------------------------------------------
 
-RULES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+RULES = tuple(spec.PARAM_STORAGES)
 MU = [*PLAIN, "float32", *(hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES if d not in UNSIGNED)]
 NU = [*PLAIN, "float32", "ufloat8_e6m2", *(hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES)]
 FIELDS = {"compensated": "compensation", "split8": "extra", "split16": "extra", "master": "master"}

@@ -12,9 +12,10 @@ import orbax.checkpoint
 import pytest
 
 import halfstep_jax as hs
+import halfstep_spec as spec
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
-RULES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+RULES = tuple(spec.PARAM_STORAGES)
 KEEPING = ("compensated", "split8", "split16", "master")
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_spec import SCALED_CODES
 from halfstep_torch.storage.formats import Encoded, as_format
 
 # An average of g = 1 from 0, rounded to nearest, stops where b x + (1 - b) rounds back to x.
@@ -25,9 +26,8 @@ STOPS = {
     ("float8_e5m2", 0.99): 0.125,
     ("float8_e5m2", 0.999): 0.015625,
 }
-SCALED = ("float16", "float8_e4m3fn", "float8_e5m2", "int8", "ufloat8_e5m3", "ufloat8_e4m4")
 QUICK = ("bfloat16", "scaled ufloat8_e5m3")
-STOCHASTIC = ("bfloat16", "float16", "ufloat8_e6m2", *(f"scaled {dtype}" for dtype in SCALED))
+STOCHASTIC = ("bfloat16", "float16", "ufloat8_e6m2", *(f"scaled {dtype}" for dtype in SCALED_CODES))
 
 
 def average_of_ones(fmt, b, rounding, shape, steps, seed=0):

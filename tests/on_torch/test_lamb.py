@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.engine import rows
 from halfstep_torch.engine.plan import make_plan
 from halfstep_torch.numbers import norms
@@ -164,7 +165,7 @@ def test_float32_lamb_follows_the_paper(options):
             assert (b - start.double()).abs().max() > 1e-4
 
 
-STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+STORAGES = tuple(PARAM_STORAGES)
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -167,7 +167,7 @@ def row_keys(stage: Stage, rows: Rows, keys: Tensor) -> Tensor:
     """
     if rows.slots is None:
         place = rows.spans[0].slot
-        columns = keys[:, place : place + 1].expand(-1, len(rows)).contiguous()
+        columns = keys.new_empty(len(keys), len(rows)).copy_(keys[:, place : place + 1])
     else:
         columns = keys.index_select(1, rows.slots)
     if rows.high is None:
