@@ -1,5 +1,6 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding and 16-bit states."""
 
+from halfstep_jax import recipes
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
 from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
@@ -69,6 +70,7 @@ __all__ = [
     "number",
     "opaque",
     "random_words",
+    "recipes",
     "relative",
     "round_stochastically",
     "round_to",
