@@ -72,6 +72,7 @@ FP8_E4M3 = (_scaled("float8_e4m3fn"), _scaled("float8_e4m3fn"))
 ONE_PASS = _moments(hs.relative("float8_e3m4"), "ufloat8_e6m2")
 INT8 = _moments(_relative("int8", 128), _scaled("ufloat8_e5m3"))
 INT4 = _moments(_relative("int4", 32), _scaled("ufloat8_e5m3"))
+E5M3 = {"nu_dtype": _scaled("ufloat8_e5m3")}
 E4M4 = {"nu_dtype": _scaled("ufloat8_e4m4")}
 MAPPED8 = (_codebook("dynamic8"), _codebook("udynamic8"))
 MAPPED4 = (_codebook("dynamic4"), _codebook("ulinear4"))
@@ -86,6 +87,7 @@ ROWS = (
     Row("float32; bf16 nearest", options=_moments("bfloat16", "bfloat16", NEAREST)),
     Row("float32; one pass: mu relative e3m4, nu ufloat8_e6m2", options=ONE_PASS),
     Row("float32; mu relative e3m4, nu ufloat8_e4m4", options=ONE_PASS | E4M4),
+    Row("float32; mu relative e3m4, nu ufloat8_e5m3", options=ONE_PASS | E5M3),
     Row("float32; mu relative int8, nu ufloat8_e4m4", options=INT8 | E4M4),
     Row("float32; mu relative int8, nu ufloat8_e5m3", options=INT8),
     Row("float32; mu relative int4, nu ufloat8_e4m4", options=INT4 | E4M4),
@@ -113,6 +115,7 @@ ROWS = (
     Row("bf16 stochastic; float32", "bfloat16", F32),
     Row("bf16 stochastic; bf16", "bfloat16", BF16),
     Row("bf16 stochastic; one pass", "bfloat16", ONE_PASS),
+    Row("bf16 stochastic; relative e3m4, ufloat8_e5m3", "bfloat16", ONE_PASS | E5M3),
     Row("bf16 stochastic; relative int8, ufloat8_e5m3", "bfloat16", INT8),
     Row("bf16 stochastic; relative int4, ufloat8_e5m3", "bfloat16", INT4),
     Row("bf16 stochastic; fp8", "bfloat16", FP8),

@@ -102,7 +102,11 @@ def claims(rows: list[dict]) -> dict[str, bool]:
     e5m3 = [by["scaled ufloat8_e5m3", s] for s in SIGMAS]
     return {
         "16 bits: median within 0.97 and 1.03": all(0.97 < value < 1.03 for value in wide),
-        "ufloat8_e5m3: mean within 0.95 and 1.05": all(0.95 < row["mean"] < 1.05 for row in e5m3),
+        "ufloat8_e5m3: median within 0.97 and 1.03": all(0.97 < row["median"] < 1.03 for row in e5m3),
+        "ufloat8_e5m3: 5 to 95 % within 0.5 and 2": all(0.5 < row["low"] and row["high"] < 2 for row in e5m3),
+        "ufloat8_e6m2: median within 0.97 and 1.03": all(
+            0.97 < by["ufloat8_e6m2", s]["median"] < 1.03 for s in SIGMAS
+        ),
         "ufloat8_e5m3: under 1 element in 100 lifted": all(row["lifted"] < 1e-2 for row in e5m3),
         "ufloat8_e5m3: RMS error of the update under 0.23": all(row["error"] < 0.23 for row in e5m3),
         "no stored zero": all(row["zeros"] == 0 for row in rows),
