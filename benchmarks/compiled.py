@@ -98,7 +98,11 @@ def _settings() -> list[Setting]:
         *(Setting(f"bfloat16, {name}", adamw(**bf16, param_storage=name), one_pass) for name in storages),
         Setting("nu ufloat8_e6m2", adamw(nu_dtype="ufloat8_e6m2"), one_pass),
         Setting("one_pass (relative e3m4, ufloat8_e6m2)", adamw(**hs.recipes.one_pass), one_pass),
-        Setting("eight_bit (relative e3m4, ufloat8_e5m3)", adamw(**hs.recipes.eight_bit), {"h100": 1.32}),
+        Setting(
+            "eight_bit (relative e3m4, ufloat8_e5m3)",
+            adamw(**hs.recipes.eight_bit),
+            dict.fromkeys(one_pass, 1.33),
+        ),
         # The maxima of blocks of quotients by a stored root end the compiler of libtpu 0.0.51 (an assertion).
         Setting(
             "four_bit (relative int4, ufloat8_e5m3)",
