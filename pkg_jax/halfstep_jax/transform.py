@@ -16,11 +16,11 @@ from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.rule import (
-    Moment,
     Moments,
     Rule,
     Scope,
     StepKeys,
+    StepMoment,
     check_array,
     numbers_at,
     schedules,
@@ -176,12 +176,12 @@ def _step(
     key = keys.of_leaf(place)
     zero = key.opaque_zero()
     step_keys = StepKeys(key, None if before is None else before.of_leaf(place), zero)
-    moments: dict[str, Moment] = {}
+    moments: dict[str, StepMoment] = {}
     rows = zip(stored, encoded, strict=True)
     # Those in units of another after that one.
     for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
         unit = moments.get(moment.field.unit)
-        moments[name] = Moment(rule.name, moment, old, step_keys, unit)
+        moments[name] = StepMoment(rule.name, moment, old, step_keys, unit)
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
     u = rule.update(g, p, numbers, Moments(rule.name, moments), zero)
     check_array(rule.name, "the update that the rule returns", u, g.shape)

@@ -50,6 +50,8 @@ class Rule:
         name: in messages and state dicts; the class's own in snake case unless given.
         scope: what `update` sees: "elementwise": any stretch of a parameter, so that a step runs as one
             compiled kernel; "parameter": the whole array, in its shape, in eager mode.
+        wide_weights: whether `update` gets the weights in float32. False, for a rule of scope "parameter": as
+            they are stored where nothing more is known of them, which saves a copy.
         last: whether the rule must be the last of its chain, or of what another such rule wraps.
         wrapped_links: how many rules before this one see the float32 weights that it keeps.
         seed: of the words that the rule's moments read; a tuple where they read several (`WordSource`).
@@ -78,6 +80,7 @@ class Rule:
 
     name: ClassVar[str] = "rule"
     scope: ClassVar[str] = "elementwise"
+    wide_weights: ClassVar[bool] = True
     last: ClassVar[bool] = False
     wrapped_links: int = 0
     seed: Any = None
@@ -95,7 +98,7 @@ class Rule:
         Pure. Of `self`, only options are known here; numbers are those of `n`.
 
         Args:
-            g: incoming update, float32.
+            g: incoming update, float32; in a rule of scope "parameter" its memory is the rule's to write.
             p: the weights, float32.
             n: the numbers of the step, by name: floats, or float32 0-d tensors in compiled code. What
                 depends on them alone belongs to `numbers`.

@@ -158,7 +158,7 @@ class JaxBackend(Backend):
         x, words = (self._split_rows(case.inputs[n]) if n in case.inputs else None for n in ("x", "words"))
 
         def there_and_back(x, words):
-            stored = fmt.encode(x, words, positive=a["keep_nonzero"] == "always")
+            stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
             return stored, fmt.decode(stored, words)
 
         stored, values = self._compiled(there_and_back)(x, words)

@@ -31,6 +31,7 @@ _FORMATS = {
 SIGNED = tuple(name for name, codes in _FORMATS.items() if codes.signed)
 UNSIGNED = tuple(name for name, codes in _FORMATS.items() if not codes.signed)
 STORAGES = tuple(PARAM_STORAGES)
+SECOND = tuple(name for name, codes in _FORMATS.items() if codes.for_second_moments)
 
 # Update rule, mu, nu, weights: every one of each at least once.
 GRID = [
@@ -42,8 +43,8 @@ GRID = [
     ("adam", "scaled int8", "scaled ufloat8_e4m4", "split8"),
     ("adam", "scaled float8_e3m4", "scaled float8_e3m4", "nearest"),
     ("adam", "scaled float16", "ufloat8_e6m2", "nearest"),
-    ("adam", "float16", "float16", "compensated"),
-    ("adam", "float32", "scaled int8", "split16"),
+    ("adam", "float16", "float32", "compensated"),
+    ("adam", "float32", "scaled float16", "split16"),
     ("adam", "float32", "float32", "master"),
     ("lion", "bfloat16", "", "stochastic"),
     ("lion", "scaled float8_e4m3fn", "", "split16"),
@@ -51,14 +52,21 @@ GRID = [
     ("sgd", "scaled int8", "", "stochastic"),
     ("adam", "codebook dynamic8", "codebook udynamic8", "stochastic"),
     ("adam", "codebook dynamic4", "codebook ulinear4", "split16"),
+    ("adam", "relative float8_e3m4", "ufloat8_e6m2", "stochastic"),
+    ("adam", "relative int8", "scaled ufloat8_e4m4", "split16"),
+    ("adam", "relative int4", "scaled ufloat8_e5m3", "stochastic"),
 ]
 
 
 def make_format(package, name: str, block_size):
     """Return a moment's dtype: a name, or a format with scales from its own package."""
     kind, _, dtype = name.partition(" ")
-    if kind == "codebook" and isinstance(block_size, int):
+    if dtype == "float8_e3m4" and kind == "relative":
+        return package.relative(dtype)
+    if kind in ("codebook", "relative") and isinstance(block_size, int):
         block_size += block_size % 2  # two codes to a byte
+    if kind == "relative" and block_size is None:
+        block_size = "row"
     return getattr(package, kind)(dtype, block_size, min_size=0, min_ndim=0) if dtype else kind
 
 
@@ -178,7 +186,7 @@ _ANY_STORAGE = (
     st.sampled_from(tuple(RULES)),
     st.sampled_from(tuple(_DTYPES)),
     st.sampled_from(SIGNED),
-    st.sampled_from(SIGNED + UNSIGNED),
+    st.sampled_from(SECOND),
     st.sampled_from(STORAGES),
     st.sampled_from((4, 7, "row", None)),
 )

@@ -148,6 +148,8 @@ def _run_whole(batch: Batch, k: int, place: int, u: Tensor) -> Tensor:
     """Run the k-th stage, which sees a whole parameter, in its shape; return the update that it leaves."""
     stage, slot, keys = batch.stages[k], batch.slots[place], batch.keys[:, place].tolist()
     state = {name: slot.state[name].view(-1) for name in stage.arrays}
+    if not k:  # the rule may write into what it is given, and that is the gradient
+        u = u.to(torch.float32, copy=True)
     words = stage.whole_words(keys, batch.device)
     out, new_state = stage.run(slot.param.detach(), u, state, batch.stage_numbers(k), words)
     for name, array in new_state.items():

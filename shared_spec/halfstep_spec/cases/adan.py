@@ -1,5 +1,7 @@
 """Adan: five steps over formats of its three averages and its last gradient, and weight storages."""
 
+from typing import Any
+
 import numpy as np
 
 from halfstep_spec.cases.inputs import reals
@@ -12,7 +14,7 @@ from halfstep_spec.vectors import Case
 
 NOTES = {"Grid": "ways to store averages and weights"}
 
-_SMALL = {"block_size": 4, "min_size": 0, "min_ndim": 0}
+_SMALL: dict[str, Any] = {"block_size": 4, "min_size": 0, "min_ndim": 0}
 _FORMATS = (
     ("float32", "float32", "float32"),
     ("bfloat16", "bfloat16", "bfloat16"),
