@@ -107,7 +107,7 @@ def forced(nu: object) -> optax.GradientTransformation:
         t = state.count + 1
         m = B1 * state.mu + (1 - B1) * g
         v = B2 * fmt.decode(state.nu) + (1 - B2) * (g * g)
-        kept = fmt.encode(v, hs.random_words(0, t, "w", hs.Role.NU, g.shape), positive=True)
+        kept = fmt.encode(v, hs.random_words(0, t, "w", hs.Role.NU, g.shape), keep_nonzero="always")
         v = fmt.decode(kept) / (1 - B2**t)
         return -LR * (m / (1 - B1**t)) / (jnp.sqrt(v) + EPS), ForcedState(t, m, kept)
 
