@@ -6,14 +6,14 @@ from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
 from halfstep_jax.numbers.rounding import round_to
 from halfstep_jax.numbers.schedules import ScheduleState
 from halfstep_jax.rule import Rule, decay_rate, moment, number, scalar_or_schedule
-from halfstep_jax.rules.adam import ScaleByAdamState, scale_by_adam
-from halfstep_jax.rules.aliases import adam, adamw, lion, sgd
+from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
+from halfstep_jax.rules.adan import scale_by_adan
 from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
-from halfstep_jax.rules.lion import ScaleByLionState, scale_by_lion
+from halfstep_jax.rules.lion import ScaleByLionState, lion, scale_by_lion
 from halfstep_jax.rules.store_state import StoreStateState, store_state
-from halfstep_jax.rules.trace import TraceState, trace
+from halfstep_jax.rules.trace import TraceState, sgd, trace
 from halfstep_jax.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.storage.formats import Format, codebook, scaled
@@ -73,6 +73,7 @@ __all__ = [
     "round_to",
     "scalar_or_schedule",
     "scale_by_adam",
+    "scale_by_adan",
     "scale_by_learning_rate",
     "scale_by_lion",
     "scale_by_trust_ratio",

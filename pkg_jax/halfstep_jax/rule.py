@@ -86,7 +86,7 @@ class StepKeys(NamedTuple):
     zero: jax.Array
 
 
-class Moment:
+class StepMoment:
     """One moment of one leaf during one step.
 
     Attributes:
@@ -94,7 +94,7 @@ class Moment:
         encoded: what is stored now.
     """
 
-    def __init__(self, caller: str, stored: StoredMoment, encoded, keys: StepKeys, unit: "Moment | None"):
+    def __init__(self, caller: str, stored: StoredMoment, encoded, keys: StepKeys, unit: "StepMoment | None"):
         self._caller, self._stored, self._keys = caller, stored, keys
         self._unit = unit if stored.format_of(encoded).relative else None
         self._rounded: jax.Array | None = None
@@ -151,7 +151,7 @@ class Moment:
 class Moments:
     """The moments of one leaf during one step, as attributes."""
 
-    def __init__(self, caller: str, moments: dict[str, Moment]):
+    def __init__(self, caller: str, moments: dict[str, StepMoment]):
         self._caller = caller
         self.__dict__.update(moments)
 

@@ -1,7 +1,9 @@
 """An update rule as an Optax transform: trees to leaves, seeds to words, state in and out."""
 
+import inspect
 import itertools
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import Any, ParamSpec, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +16,11 @@ from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.rule import (
-    Moment,
     Moments,
     Rule,
     Scope,
     StepKeys,
+    StepMoment,
     check_array,
     numbers_at,
     schedules,
@@ -28,6 +30,8 @@ from halfstep_jax.storage.relative import LARGEST_BOUND, bound
 from halfstep_jax.storage.stored_moment import StoredMoment
 
 _TRIAL_SHAPE = (8, 16)
+
+P = ParamSpec("P")
 
 
 def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
@@ -96,6 +100,22 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def transform_of(rule: Callable[P, Rule]) -> Callable[P, optax.GradientTransformationExtraArgs]:
+    """Return the function that makes transforms of a class of rules: its arguments and its docstring.
+
+    Args:
+        rule: a class of rules.
+    """
+
+    def transform(*args: P.args, **options: P.kwargs) -> optax.GradientTransformationExtraArgs:
+        return as_transform(rule(*args, **options))
+
+    transform.__doc__, transform.__name__ = rule.__doc__, getattr(rule, "name", rule.__name__)
+    transform.__qualname__, transform.__module__ = transform.__name__, rule.__module__
+    transform.__signature__ = inspect.signature(rule)  # pyright: ignore[reportFunctionMemberAccess]
+    return transform
+
+
 def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):
     zero, form = opaque_zero(), static_form(rule)
     if rule.scope == "all":
@@ -156,12 +176,12 @@ def _step(
     key = keys.of_leaf(place)
     zero = key.opaque_zero()
     step_keys = StepKeys(key, None if before is None else before.of_leaf(place), zero)
-    moments: dict[str, Moment] = {}
+    moments: dict[str, StepMoment] = {}
     rows = zip(stored, encoded, strict=True)
     # Those in units of another after that one.
     for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
         unit = moments.get(moment.field.unit)
-        moments[name] = Moment(rule.name, moment, old, step_keys, unit)
+        moments[name] = StepMoment(rule.name, moment, old, step_keys, unit)
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
     u = rule.update(g, p, numbers, Moments(rule.name, moments), zero)
     check_array(rule.name, "the update that the rule returns", u, g.shape)

@@ -15,7 +15,8 @@ from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
 from halfstep_torch.numbers.rounding import round_to
 from halfstep_torch.rule import Rule
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
-from halfstep_torch.rules.clip import clip_grad_norm_
+from halfstep_torch.rules.adan import scale_by_adan
+from halfstep_torch.rules.clip import clip_by_global_norm, clip_grad_norm_
 from halfstep_torch.rules.lamb import Lamb, Lamb16
 from halfstep_torch.rules.learning_rate import scale_by_learning_rate
 from halfstep_torch.rules.lion import Lion, scale_by_lion
@@ -41,6 +42,7 @@ __all__ = [
     "Rule",
     "add_decayed_weights",
     "chain",
+    "clip_by_global_norm",
     "clip_grad_norm_",
     "codebook",
     "compensate",
@@ -56,6 +58,7 @@ __all__ = [
     "round_stochastically",
     "round_to",
     "scale_by_adam",
+    "scale_by_adan",
     "scale_by_learning_rate",
     "scale_by_lion",
     "scale_by_trust_ratio",

@@ -71,6 +71,12 @@ def chain(*links: Rule | Chain) -> Chain:
     for i, link in enumerate(flat[:-1]):
         if link.last and not any(j - flat[j].wrapped_links <= i for j in range(i + 1, len(flat))):
             raise ValueError(f"chain: {link.name} lands on the weights. Make it the last link.")
+    for link in flat[1:]:
+        if link.measures:
+            raise ValueError(
+                f"chain: {link.name} measures the gradients, and stands behind {flat[0].name}. "
+                "Make it the first link."
+            )
     return Chain(tuple(flat))
 
 

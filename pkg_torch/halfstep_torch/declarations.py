@@ -151,7 +151,9 @@ class Moment:
             shape: of the moment.
         """
         fmt = fmt.for_shape(shape)
-        stochastic = rounding == "stochastic" or (rounding == "auto" and fmt.falls_short(rate))
+        stochastic = rounding == "stochastic" or (
+            rounding == "auto" and self.rate is not None and fmt.falls_short(rate)
+        )
         unit = self.unit if fmt.relative else ""
         source = WordSource(role_of(self.name)) if stochastic and fmt.rounds else None
         return StoredMoment(key, fmt, source, "never" if self.signed else "always", self.shape, unit)

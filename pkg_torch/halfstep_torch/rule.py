@@ -50,10 +50,14 @@ class Rule:
         name: in messages and state dicts; the class's own in snake case unless given.
         scope: what `update` sees: "elementwise": any stretch of a parameter, so that a step runs as one
             compiled kernel; "parameter": the whole array, in its shape, in eager mode.
+        wide_weights: whether `update` gets the weights in float32. False, for a rule of scope "parameter": as
+            they are stored where nothing more is known of them, which saves a copy.
         last: whether the rule must be the last of its chain, or of what another such rule wraps.
         wrapped_links: how many rules before this one see the float32 weights that it keeps.
         seed: of the words that the rule's moments read; a tuple where they read several (`WordSource`).
         reads_names: whether what it does depends on the name of the parameter.
+        measures: whether it has numbers that depend on all gradients at once (`measure`); it is then the
+            first of its chain.
 
     Example:
         >>> import dataclasses, torch, halfstep_torch as hs
@@ -76,10 +80,12 @@ class Rule:
 
     name: ClassVar[str] = "rule"
     scope: ClassVar[str] = "elementwise"
+    wide_weights: ClassVar[bool] = True
     last: ClassVar[bool] = False
     wrapped_links: int = 0
     seed: Any = None
     reads_names: ClassVar[bool] = False
+    measures: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -92,7 +98,7 @@ class Rule:
         Pure. Of `self`, only options are known here; numbers are those of `n`.
 
         Args:
-            g: incoming update, float32.
+            g: incoming update, float32; in a rule of scope "parameter" its memory is the rule's to write.
             p: the weights, float32.
             n: the numbers of the step, by name: floats, or float32 0-d tensors in compiled code. What
                 depends on them alone belongs to `numbers`.
@@ -106,6 +112,18 @@ class Rule:
         Args:
             h: the hyperparameters, float32 values, by name.
             step: the count after its increment, 1 at the first update.
+        """
+        return {}
+
+    def measure(self, h: Any, gs: Sequence[Tensor]) -> Mapping[str, Any]:
+        """Return numbers of a step that depend on all gradients at once, such as their norm.
+
+        Args:
+            h: the hyperparameters, by name.
+            gs: the gradients of all parameters that the rule touches, in their own dtypes.
+
+        Returns:
+            float32 numbers or 0-d tensors, by name, for `update`.
         """
         return {}
 
@@ -206,14 +224,22 @@ class Rule:
         """Return the same rule with other random words."""
         return dataclasses.replace(self, seed=seed) if self._has("seed") else self  # pyright: ignore
 
-    def step_numbers(self, h: Any, step: int) -> Any:
-        """Return the numbers of one step, by name, all float32 values; a decay rate as a `DecayRate`."""
+    def step_numbers(self, h: Any, step: int, gs: Sequence[Tensor] = ()) -> Any:
+        """Return the numbers of one step, by name, all float32 values; a decay rate as a `DecayRate`.
+
+        Args:
+            h: the hyperparameters, by name.
+            step: the count after its increment.
+            gs: all gradients, for a rule that measures them.
+        """
         numbers: dict[str, Any] = {}
         for field, one in declared(type(self)).hyperparameters.items():
             value = getattr(h, field)
             if isinstance(value, float):
                 numbers[field] = DecayRate.of(value) if one.is_rate else value
         numbers.update(self.numbers(h, step))
+        if self.measures:
+            numbers.update(self.measure(h, gs))
         return named_tuple("Numbers", tuple(numbers))(**{k: _as_float32(x) for k, x in numbers.items()})
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundRule | None":

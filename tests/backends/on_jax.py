@@ -15,11 +15,13 @@ from backends.protocol import (
     Backend,
     codes_of,
     format_of,
+    link_of,
     offset_of,
     ratio_numbers,
     rule_arguments,
     scalar,
     seed_of,
+    stored_names,
     unrefused,
 )
 from halfstep_jax.numbers.global_norm import global_norm
@@ -33,7 +35,6 @@ from halfstep_jax.storage.formats import Format
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8
-_STORED = ("mu", "nu", "trace", "mu_scale", "nu_scale", "trace_scale", "extra")
 _ALIASES = {
     "adam_step": (hs.adam, hs.adamw),
     "lion_step": (functools.partial(hs.lion, weight_decay=0), hs.lion),
@@ -45,6 +46,9 @@ _ALIASES = {
 }
 """By op: the alias without decay, and that with decoupled decay."""
 _WRAPPERS = {
+    "nearest": lambda tx, seed: tx,
+    "stochastic": lambda tx, seed: optax.chain(tx, hs.round_stochastically(seed)),
+    "compensated": lambda tx, seed: optax.chain(tx, hs.compensate()),
     "split8": lambda tx, seed: hs.split_params(tx, 8, seed=seed),
     "split16": lambda tx, seed: hs.split_params(tx, 16, seed=seed),
     "master": lambda tx, seed: hs.keep_master_params(tx),
@@ -154,7 +158,7 @@ class JaxBackend(Backend):
         x, words = (self._split_rows(case.inputs[n]) if n in case.inputs else None for n in ("x", "words"))
 
         def there_and_back(x, words):
-            stored = fmt.encode(x, words, positive=a["keep_nonzero"] == "always")
+            stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])
             return stored, fmt.decode(stored, words)
 
         stored, values = self._compiled(there_and_back)(x, words)
@@ -170,7 +174,7 @@ class JaxBackend(Backend):
     def step(self, case: Case) -> dict[str, Array]:
         i = case.inputs
         put = self._put if i["p"].bits.ndim == 1 else self._split_rows
-        names = [name for name in _STORED if name in i]
+        names = stored_names(case)
         tx = _transform(case)
         p, *stored = (_tree(case, put(i[name])) for name in ("p", *names))
         fields = [_field(case, name) for name in names]
@@ -189,8 +193,6 @@ class JaxBackend(Backend):
             rows.append([np.asarray(_leaf(tree))[: bits.size] for tree in (p, *now)])
         columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
         return {name: from_jax(np.stack(column)) for name, column in columns}
-
-    adam_step = lion_step = trace_step = lamb_step = step
 
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_jax(self._compiled(norm)(self._put(case.inputs["x"])))}
@@ -218,7 +220,7 @@ class JaxBackend(Backend):
         tx = _stored_transform(case)
         p = _tree(case, put(i["p"]))
         state, rows = tx.init(p), []
-        names = [name for name in _STORED if name in i]
+        names = stored_names(case)
 
         def step(params, state, gradient):
             updates, state = tx.update(gradient, state, params)
@@ -240,25 +242,26 @@ class JaxBackend(Backend):
 
 
 def _field(case: Case, name: str) -> str:
-    """Return the state's field for one of `_STORED`."""
+    """Return the state's field for a name of a case."""
     kept = {"compensated": "compensation", "master": "master"}
     return kept.get(case.arguments["param_storage"], "extra") if name == "extra" else name
 
 
 def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
-    """Return the public alias that a case asks for; under L2 decay, behind a link of that."""
+    """Return the public alias that a case asks for; under L2 decay, behind a link of that.
+
+    A rule without an alias stands in a chain.
+    """
     a, options = case.arguments, unrefused(rule_arguments(case, hs))
     decay, rate, storage = scalar(case, "weight_decay"), scalar(case, "learning_rate"), a["param_storage"]
+    if case.op not in _ALIASES:
+        chained = [link_of(case, hs), hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
+        return _WRAPPERS[storage](optax.chain(*chained), seed_of(case))
     plain, decayed = _ALIASES[case.op]
     if a["decay"] == "decoupled":
         return decayed(rate, **options, weight_decay=decay, param_storage=storage)
-    wrapper = _WRAPPERS.get(storage)
-    inside = plain(rate, **options, param_storage="nearest" if wrapper else storage)
-    tx = optax.chain(hs.add_decayed_weights(decay), inside)
-    return wrapper(tx, seed_of(case)) if wrapper else tx
-
-
-_LINKS = {"adam_step": hs.scale_by_adam, "lion_step": hs.scale_by_lion, "trace_step": hs.trace}
+    inside = plain(rate, **options, param_storage="nearest")
+    return _WRAPPERS[storage](optax.chain(hs.add_decayed_weights(decay), inside), seed_of(case))
 
 
 def _stored_transform(case: Case) -> optax.GradientTransformationExtraArgs:
@@ -267,7 +270,7 @@ def _stored_transform(case: Case) -> optax.GradientTransformationExtraArgs:
     rounding = "nearest_unchecked" if a["state_rounding"] == "nearest" else a["state_rounding"]
     return optax.chain(
         hs.store_state(
-            _LINKS[a["inner"]](**unrefused(rule_arguments(case, hs))),
+            link_of(case, hs),
             format_of(a["state_format"], hs),
             rounding=rounding,
             select=select and (lambda name, array: name.split("/")[0] in select),

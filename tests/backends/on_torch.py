@@ -1,6 +1,9 @@
 """halfstep_torch as a backend: eager, and under torch.compile."""
 
+import inspect
+import re
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,14 +13,17 @@ from backends.protocol import (
     Backend,
     codes_of,
     format_of,
+    link_of,
     offset_of,
     ratio_numbers,
     rule_arguments,
     scalar,
     seed_of,
+    stored_names,
     unrefused,
 )
 from halfstep_spec.vectors import WIDTHS, Array, Case
+from halfstep_torch.declarations import declared
 from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm
@@ -26,16 +32,10 @@ from halfstep_torch.rule import ParamInfo
 from halfstep_torch.rules.clip import clip
 from halfstep_torch.rules.trust_ratio import RatioNumbers, trust_ratio
 from halfstep_torch.storage.formats import Format
+from halfstep_torch.storage.stored_moment import scale_key
+from halfstep_torch.weights.param_storage import with_param_storage
 from halfstep_torch.weights.weight_rule import apply_updates
 
-_STATE = {
-    "mu": "exp_avg",
-    "mu_scale": "exp_avg_scale",
-    "trace": "momentum_buffer",
-    "trace_scale": "momentum_buffer_scale",
-    "nu": "exp_avg_sq",
-    "nu_scale": "exp_avg_sq_scale",
-}
 EXTRA = {"compensated": "compensation", "split8": "extra_bits", "split16": "extra_bits", "master": "master"}
 
 
@@ -155,9 +155,10 @@ class TorchBackend(Backend):
     def step(self, case: Case) -> dict[str, Array]:
         i = case.inputs
         p = torch.nn.Parameter(to_torch(i["p"]))
-        optimizer = _OPTIMIZERS[case.op](case, p, compile=self.mode == "compile")
-        keys = _STATE | {"extra": EXTRA.get(case.arguments["param_storage"], "")}
-        keys = {n: key for n, key in keys.items() if n in i}
+        make = _stored if case.op == "store_state_step" else _optimizer
+        optimizer = make(case, p, compile=self.mode == "compile")
+        keys = _state_keys(optimizer) | {"extra": EXTRA.get(case.arguments["param_storage"], "")}
+        keys = {n: keys[n] for n in stored_names(case)}
         state = {"step": torch.tensor(int(i["count"].bits))}
         for name, key in keys.items():
             state[key] = to_torch(i[name])
@@ -175,8 +176,6 @@ class TorchBackend(Backend):
             for name, x in columns.items()
         }
 
-    adam_step = lion_step = trace_step = lamb_step = store_state_step = step
-
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_torch(norm(to_torch(case.inputs["x"])))}
 
@@ -192,72 +191,70 @@ class TorchBackend(Backend):
         return {"ratio": from_torch(trust_ratio(*norms, RatioNumbers(**ratio_numbers(case))))}
 
 
-def _adam(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+# Classes whose names do not say the rule and the kind of decay; `Lion` says "lion", decoupled.
+_CLASSES = {
+    ("adam_step", "l2"): hs.Adam,
+    ("adam_step", "decoupled"): hs.AdamW,
+    ("trace_step", "l2"): hs.SGD,
+}
+
+
+def _optimizer(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
     """Return the public class that a case asks for, or its chain where the class has no such argument."""
-    a, rule = case.arguments, unrefused(rule_arguments(case, hs))
-    named, betas = [(_parameter_name(case), p)], (rule.pop("b1"), rule.pop("b2"))
-    eps, eps_root, nesterov = rule.pop("eps"), rule.pop("eps_root"), rule.pop("nesterov", False)
-    decay, rate, seed = scalar(case, "weight_decay"), scalar(case, "learning_rate"), seed_of(case)
-    if not eps_root and not nesterov:
-        make = hs.AdamW if a["decay"] == "decoupled" else hs.Adam
-        return make(named, rate, betas, eps, decay, **rule, param_storage=a["param_storage"], **options)
-    adam = hs.scale_by_adam(*betas, eps, eps_root, **rule, nesterov=nesterov)
-    links = [adam, hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
-    if a["param_storage"] == "stochastic":
-        links.append(hs.round_stochastically(seed))
-    return hs.Optimizer(named, hs.chain(*links), **options)
-
-
-def _lion(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
-    """Return the public class; under L2 decay, its chain with that first."""
-    a, rule = case.arguments, unrefused(rule_arguments(case, hs))
-    named, betas = [(_parameter_name(case), p)], (rule.pop("b1"), rule.pop("b2"))
+    rule, storage = unrefused(rule_arguments(case, hs)), case.arguments["param_storage"]
     decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
-    if a["decay"] == "decoupled":
-        return hs.Lion(named, rate, betas, decay, **rule, param_storage=a["param_storage"], **options)
-    assert a["param_storage"] == "stochastic"
-    links = [hs.add_decayed_weights(decay), hs.scale_by_lion(*betas, **rule), hs.scale_by_learning_rate(rate)]
-    return hs.Optimizer(named, hs.chain(*links, hs.round_stochastically(seed_of(case))), **options)
+    named, make = [(_parameter_name(case), p)], _class(case, rule)
+    given = _class_arguments(make, _link(case.op), rule) if make else None
+    if given is not None:
+        return make(named, rate, weight_decay=decay, **given, param_storage=storage, **options)
+    seed, links = seed_of(case), [*_links(case, rule), hs.scale_by_learning_rate(rate)]
+    links.insert(0 if case.arguments["decay"] == "l2" else 1, hs.add_decayed_weights(decay))
+    return hs.Optimizer(named, with_param_storage("step", hs.chain(*links), storage, seed), **options)
 
 
-def _trace(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
-    """Return the public class."""
-    a, rule = case.arguments, unrefused(rule_arguments(case, hs))
-    assert a["decay"] == "l2"
-    rule |= {"momentum": rule.pop("decay"), "weight_decay": scalar(case, "weight_decay")}
-    named, rate = [(_parameter_name(case), p)], scalar(case, "learning_rate")
-    return hs.SGD(named, rate, **rule, param_storage=a["param_storage"], **options)
+def _class(case: Case, rule: dict) -> type | None:
+    """Return the public class of a rule and a kind of decay, or None."""
+    if "trust_power" in rule:
+        return hs.Lamb16
+    named = getattr(hs, case.op.removesuffix("_step").capitalize(), None)
+    decoupled = named if case.arguments["decay"] == "decoupled" else None
+    return _CLASSES.get((case.op, case.arguments["decay"]), decoupled)
 
 
-def _lamb(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
-    """Return the public class that a case asks for, or its chain where the class has no such argument."""
-    rule = unrefused(rule_arguments(case, hs))
-    named, betas = [(_parameter_name(case), p)], (rule.pop("b1"), rule.pop("b2"))
-    eps, eps_root = rule.pop("eps"), rule.pop("eps_root")
-    decay, rate, storage = (
-        scalar(case, "weight_decay"),
-        scalar(case, "learning_rate"),
-        case.arguments["param_storage"],
-    )
-    if not eps_root:
-        make = hs.Lamb16 if "trust_power" in rule else hs.Lamb
-        return make(named, rate, betas, eps, decay, **rule, param_storage=storage, **options)
-    assert storage == "stochastic"
+def _class_arguments(make: type, link: Callable, rule: dict) -> dict | None:
+    """Return a rule's arguments as its class takes them; None where that has one of them not."""
+    taken, defaults = inspect.signature(make).parameters, inspect.signature(link).parameters
+    given = {{"decay": "momentum"}.get(name, name): value for name, value in rule.items()}
+    if "betas" in taken:
+        betas = sorted(name for name in given if re.fullmatch(r"b\d", name))
+        given["betas"] = tuple(given.pop(name) for name in betas)
+    others = [name for name in given if name not in taken]
+    if any(given[name] != defaults[name].default for name in others):
+        return None
+    return {name: value for name, value in given.items() if name in taken}
+
+
+def _link(op: str) -> Callable:
+    """Return the public function that makes the rule of an op."""
+    name = op.removesuffix("_step")
+    name = "adam" if name == "lamb" else name
+    return getattr(hs, f"scale_by_{name}", None) or getattr(hs, name)
+
+
+def _links(case: Case, rule: dict) -> list[hs.Rule]:
+    """Return the links of a rule, without those of decay and learning rate."""
+    if case.op != "lamb_step":
+        return [_link(case.op)(**rule)]
     ratio = hs.scale_by_trust_ratio(max_norm=rule.pop("max_norm", None))
-    links = [hs.scale_by_adam(*betas, eps, eps_root, **rule), hs.add_decayed_weights(decay), ratio]
-    links += [hs.scale_by_learning_rate(rate), hs.round_stochastically(seed_of(case))]
-    return hs.Optimizer(named, hs.chain(*links), **options)
+    return [_link(case.op)(**rule), ratio]
 
 
-_LINKS = {"adam_step": hs.scale_by_adam, "lion_step": hs.scale_by_lion, "trace_step": hs.trace}
-
-
-def _store_state(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
+def _stored(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Optimizer:
     """Return a chain whose update rule has its state stored."""
     a, seed, select = case.arguments, seed_of(case), case.arguments["select"]
     rounding = "nearest_unchecked" if a["state_rounding"] == "nearest" else a["state_rounding"]
     inside = hs.store_state(
-        _LINKS[a["inner"]](**unrefused(rule_arguments(case, hs))),
+        link_of(case, hs),
         format_of(a["state_format"], hs),
         rounding=rounding,
         select=select and (lambda name, array: name.split("/")[0] in select),
@@ -269,14 +266,13 @@ def _store_state(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Op
     return hs.Optimizer(named, hs.chain(*links, hs.round_stochastically(seed)), **options)
 
 
-_OPTIMIZERS = {
-    "store_state_step": _store_state,
-    "adam_step": _adam,
-    "lion_step": _lion,
-    "trace_step": _trace,
-    "lamb_step": _lamb,
-}
-"""By op: the public optimizer that takes the steps of a case."""
+def _state_keys(optimizer: hs.Optimizer) -> dict[str, str]:
+    """Return torch's names for the moments of an optimizer and their scales, by those of the contract."""
+    keys = {}
+    for link in optimizer._chain.links:
+        for key, moment in declared(type(getattr(link, "inner", link))).moments.items():
+            keys |= {moment.name: key, f"{moment.name}_scale": scale_key(key)}
+    return keys
 
 
 def _parameter_name(case: Case) -> str:

@@ -47,6 +47,18 @@ class Backend:
         raise NotImplementedError
 
 
+def stored_names(case: Case) -> list[str]:
+    """Return the names of the state arrays that a case of steps starts from, the weights not among them."""
+    return [name for name in case.inputs if name in case.outputs and name != "p"]
+
+
+def link_of(case: Case, package: Any) -> Any:
+    """Return the update rule that a case of steps asks for, as a link of a chain."""
+    name = case.arguments.get("inner", case.op).removesuffix("_step")
+    make = getattr(package, f"scale_by_{name}", None) or getattr(package, name)
+    return make(**unrefused(rule_arguments(case, package)))
+
+
 def seed_of(case: Case) -> int:
     """Return the seed of a case as one integer."""
     high, low = (int(word) for word in case.inputs["seed"].bits)

@@ -57,7 +57,8 @@ def check_against_spec(param_dtype, size, steps, compiled=True, param_storage="s
 
 
 def moment_storages(name):
-    for dtype in PLAIN_STATES:
+    # Plain float16 is refused as a second moment.
+    for dtype in PLAIN_STATES if name == "mu" else ("float32", "bfloat16"):
         for rounding in ("nearest",) if dtype == "float32" else ("nearest", "stochastic"):
             yield {f"{name}_dtype": dtype, f"{name}_rounding": rounding}
 
@@ -69,7 +70,7 @@ PARAMS = [("float32", "nearest")] + [
 
 
 # Moments do not see each other's storage, so one walk through both lists meets every rounding.
-@pytest.mark.parametrize(("mu", "nu"), list(zip(MU, NU[2:] + NU[:2], strict=True)))
+@pytest.mark.parametrize(("mu", "nu"), list(zip(MU, (*NU[2:], *NU), strict=False)))
 @pytest.mark.parametrize(
     ("param_dtype", "param_storage"), [("bfloat16", "stochastic"), ("float16", "nearest")]
 )

@@ -9,6 +9,7 @@ import pytest
 
 import halfstep_jax as hs
 from halfstep_jax.storage.formats import Encoded, as_format
+from halfstep_spec import SCALED_CODES
 
 # An average of g = 1 from 0, rounded to nearest, stops where b x + (1 - b) rounds back to x.
 STOPS = {
@@ -31,13 +32,11 @@ STOPS = {
 QUICK = ("bfloat16", "scaled ufloat8_e5m3")
 STOCHASTIC = {
     "bfloat16": "bfloat16",
-    "float16": "float16",
-    "scaled float16": hs.scaled("float16", min_size=0),
-    "scaled float8_e4m3fn": hs.scaled("float8_e4m3fn", min_size=0),
-    "scaled float8_e5m2": hs.scaled("float8_e5m2", min_size=0),
-    "scaled int8": hs.scaled("int8", min_size=0),
-    "scaled ufloat8_e5m3": hs.scaled("ufloat8_e5m3", min_size=0),
-    "scaled ufloat8_e4m4": hs.scaled("ufloat8_e4m4", min_size=0),
+    **{
+        f"scaled {name}": hs.scaled(name, min_size=0)
+        for name, c in SCALED_CODES.items()
+        if c.for_second_moments
+    },
     "ufloat8_e6m2": "ufloat8_e6m2",
 }
 
@@ -64,11 +63,12 @@ def take_steps(tx, gradient, state, steps):
 def test_nearest_averages_stop_at_their_fixed_points(dtype, b):
     fmt = stored_format(dtype)
     forced = {"mu_rounding": "nearest_unchecked", "nu_rounding": "nearest_unchecked"}
-    tx = hs.scale_by_adam(b1=b, b2=b, mu_dtype=fmt, nu_dtype=fmt, **forced)
+    nu = "float32" if dtype == "float16" else fmt  # refused
+    tx = hs.scale_by_adam(b1=b, b2=b, mu_dtype=fmt, nu_dtype=nu, **forced)
     gradient = jnp.ones((2, 4))
     state = take_steps(tx, gradient, tx.init(gradient), 6000)
     for moments in (values(state, fmt), values(take_steps(tx, gradient, state, 1), fmt)):
-        for moment in moments:
+        for moment in moments[:1] if dtype == "float16" else moments:
             assert (moment == STOPS[dtype, b]).all()
 
 
@@ -79,19 +79,26 @@ def test_a_nearest_average_that_should_decay_stays():
     assert (take_steps(tx, gradient, state, 2000).nu == 1).all()
 
 
+def check_mean(name, v, truth):
+    """Check 4,096 averages: their mean; of unsigned floats, that of the step, which divides by their root.
+
+    To within 5 of its own standard errors, or 3 %: what is left in third order of a gap of a quarter.
+    """
+    if "ufloat8" in name:
+        assert abs(np.sqrt(truth / v).mean() - 1) < 0.03
+    else:
+        assert abs(v.mean() - truth) < 5 * v.std(ddof=1) / np.sqrt(v.size)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in STOCHASTIC]
 )
 def test_stochastic_averages_follow_the_true_mean(name):
-    """Of 4,096 averages of g = 1 the mean is 1 - b^t, to within 5 of its own standard errors.
-
-    The words are a function of the seed: the outcome is fixed.
-    """
+    """Averages of g = 1 have the mean 1 - b^t. The words are a function of the seed: the outcome is fixed."""
     steps, b, fmt = 700, np.float32(0.999), STOCHASTIC[name]
     tx = hs.scale_by_adam(b2=b, mu_dtype="float32", nu_dtype=fmt, seed=3)
     gradient = jnp.ones((32, 128))
     state = take_steps(tx, gradient, tx.init(gradient), steps)
     v = np.float64(as_format("", "", fmt).decode(Encoded(state.nu, state.nu_scale)))
-    z = (v.mean() - (1 - float(b) ** steps)) / (v.std(ddof=1) / np.sqrt(v.size))
-    assert abs(z) < 5
+    check_mean(name, v, 1 - float(b) ** steps)
     assert v.std() > 0.001 * v.mean()

@@ -133,7 +133,7 @@ ROWS = [
     (
         lambda: hs.adamw(1e-3, param_storage="kahan"),
         ValueError,
-        "adamw: param_storage='kahan' is not a way to store weights. "
+        "adamw: param_storage='kahan' is not a weight storage. "
         'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
     ),
     # Seeds and words.

@@ -51,7 +51,7 @@ def values(shape, seed: int, *, positive: bool) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ALL)
 def test_codes_scales_and_values_are_those_of_the_reference(dtype, rounding):
     fmt, positive = format_of(dtype), dtype in UNSIGNED
-    encode = jax.jit(functools.partial(fmt.encode, positive=positive))
+    encode = jax.jit(functools.partial(fmt.encode, keep_nonzero="always" if positive else "never"))
     for seed in range(3):
         x = values((16, 200), seed, positive=positive)
         words = spec.random_words(seed, 1, "w", 1, x.shape) if rounding == "stochastic" else None
@@ -128,7 +128,7 @@ def test_what_is_stored_does_not_move_when_it_is_stored_again(dtype):
 
     @jax.jit
     def there_and_back(x, words):
-        return fmt.decode(fmt.encode(x, words, positive=positive))
+        return fmt.decode(fmt.encode(x, words, keep_nonzero="always" if positive else "never"))
 
     once = there_and_back(jnp.asarray(x), words)
     again = there_and_back(once, jnp.full_like(words, 2**32 - 1))
@@ -139,7 +139,7 @@ def test_what_is_stored_does_not_move_when_it_is_stored_again(dtype):
 def test_a_second_moment_above_zero_is_never_stored_as_zero(dtype):
     x = np.exp2(-np.arange(0, 120, 0.5)).astype(np.float32).reshape(2, 120)
     fmt = format_of(dtype, None)
-    decoded = jax.jit(lambda x, words: fmt.decode(fmt.encode(x, words, positive=True)))
+    decoded = jax.jit(lambda x, words: fmt.decode(fmt.encode(x, words, keep_nonzero="always")))
     for words in (None, jnp.zeros(x.shape, jnp.uint32)):
         assert (np.asarray(decoded(jnp.asarray(x), words)) > 0).all()
     assert (np.asarray(decoded(jnp.zeros(x.shape), None)) == 0).all()
@@ -161,9 +161,10 @@ def test_mean_over_evenly_spread_words_is_the_value(dtype):
 
 # --- whole steps -------------------------------------------------------------------------------------------
 
-RULES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+RULES = tuple(spec.PARAM_STORAGES)
 MU = [*PLAIN, "float32", *(hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES if d not in UNSIGNED)]
-NU = [*PLAIN, "float32", "ufloat8_e6m2", *(hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES)]
+NU = ["bfloat16", "float32", "ufloat8_e6m2"]
+NU += [hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES if hs.scaled(d).for_second_moments]
 FIELDS = {"compensated": "compensation", "split8": "extra", "split16": "extra", "master": "master"}
 
 
@@ -305,13 +306,13 @@ def test_bytes_per_parameter(shapes, mu, nu, of_state, in_all):
 
 def test_small_and_flat_leaves_are_kept_in_float32():
     params = {"w": weights((64, 64)), "small": weights((64, 63)), "flat": weights((5000,))}
-    state = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=hs.scaled("int8", min_ndim=1)).init(params)
+    state = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=hs.scaled("float16", min_ndim=1)).init(params)
     assert {name: str(x.dtype) for name, x in state.mu.items()} == {
         "w": "float8_e4m3fn",
         "small": "float32",
         "flat": "float32",
     }
-    assert state.nu["flat"].dtype == "int8"
+    assert state.nu["flat"].dtype == "float16"
     assert state.nu_scale["flat"].shape == (40,)
 
 
@@ -416,10 +417,17 @@ _BLOCK = 'Use a positive integer, "row" or None.'
             'scale_by_adam: nu_dtype=complex64 is not a state dtype. Use "bfloat16", "float16" or "float32".',
         ),
         (
-            lambda: hs.scale_by_adam(nu_dtype=hs.scaled("int8"), b2=0.999, nu_rounding="nearest"),
+            lambda: hs.scale_by_adam(mu_dtype=hs.scaled("int8"), b1=0.999, mu_rounding="nearest"),
             ValueError,
-            'scale_by_adam: nu_dtype=int8 with nu_rounding="nearest" freezes at b2=0.999 (1-b2 < 1/254). '
-            'Use nu_rounding="stochastic", or nu_dtype="float32".',
+            'scale_by_adam: mu_dtype=int8 with mu_rounding="nearest" freezes at b1=0.999 (1-b1 < 1/254). '
+            'Use mu_rounding="stochastic", or mu_dtype="float32".',
+        ),
+        (
+            lambda: hs.scale_by_adam(nu_dtype=hs.scaled("int8")),
+            ValueError,
+            "scale_by_adam: nu_dtype=int8 cannot hold a second moment: it loses small ones or lifts them by "
+            'orders, and steps are too long or too short. Use "bfloat16", scaled("float16"), '
+            'scaled("ufloat8_e5m3") or codebook("udynamic8").',
         ),
         (
             lambda: hs.scale_by_adam(nu_dtype=E5M3, b2=0.95, nu_rounding="nearest"),

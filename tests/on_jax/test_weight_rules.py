@@ -12,9 +12,10 @@ import orbax.checkpoint
 import pytest
 
 import halfstep_jax as hs
+import halfstep_spec as spec
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
-RULES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+RULES = tuple(spec.PARAM_STORAGES)
 KEEPING = ("compensated", "split8", "split16", "master")
 
 
@@ -327,7 +328,7 @@ _STORAGES = 'Use "stochastic", "nearest", "compensated", "split8", "split16" or 
         (
             lambda: hs.adamw(1e-3, param_storage="kahan"),
             ValueError,
-            f"adamw: param_storage='kahan' is not a way to store weights. {_STORAGES}",
+            f"adamw: param_storage='kahan' is not a weight storage. {_STORAGES}",
         ),
         (
             lambda: hs.set_float32_params(W, None, {"w": jnp.array([1.0, 7e4, 0.0])}),

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_spec import SCALED_CODES
 from halfstep_torch.storage.formats import Encoded, as_format
 
 # An average of g = 1 from 0, rounded to nearest, stops where b x + (1 - b) rounds back to x.
@@ -25,9 +26,9 @@ STOPS = {
     ("float8_e5m2", 0.99): 0.125,
     ("float8_e5m2", 0.999): 0.015625,
 }
-SCALED = ("float16", "float8_e4m3fn", "float8_e5m2", "int8", "ufloat8_e5m3", "ufloat8_e4m4")
 QUICK = ("bfloat16", "scaled ufloat8_e5m3")
-STOCHASTIC = ("bfloat16", "float16", "ufloat8_e6m2", *(f"scaled {dtype}" for dtype in SCALED))
+SCALED = [f"scaled {dtype}" for dtype, codes in SCALED_CODES.items() if codes.for_second_moments]
+STOCHASTIC = ("bfloat16", "ufloat8_e6m2", *SCALED)
 
 
 def average_of_ones(fmt, b, rounding, shape, steps, seed=0):
@@ -35,8 +36,9 @@ def average_of_ones(fmt, b, rounding, shape, steps, seed=0):
     p = torch.nn.Parameter(torch.zeros(shape))
     # A second moment alone may have no sign.
     mu = {"mu_dtype": fmt} if rounding == "nearest_unchecked" else {"mu_dtype": "float32"}
+    nu = "bfloat16" if fmt == "float16" else fmt  # refused; bfloat16 stops before it
     optimizer = hs.Optimizer(
-        [p], hs.scale_by_adam(b, b, **mu, nu_dtype=fmt, mu_rounding=rounding, nu_rounding=rounding, seed=seed)
+        [p], hs.scale_by_adam(b, b, **mu, nu_dtype=nu, mu_rounding=rounding, nu_rounding=rounding, seed=seed)
     )
     p.grad = torch.ones(shape)
     before = None
@@ -64,22 +66,29 @@ def test_nearest_averages_stop_at_their_fixed_points(dtype, b):
     fmt = hs.scaled(dtype, min_size=0, min_ndim=1) if dtype.startswith("float8") else dtype
     state = average_of_ones(fmt, b, "nearest_unchecked", shape, 6000)
     assert int(state["step"]) < 6000
-    for key in ("exp_avg", "exp_avg_sq"):
+    for key in ("exp_avg",) if dtype == "float16" else ("exp_avg", "exp_avg_sq"):
         assert (value(state, key, fmt, shape) == STOPS[dtype, b]).all()
+
+
+def check_mean(name, v, truth):
+    """Check 4,096 averages: their mean; of unsigned floats, that of the step, which divides by their root.
+
+    To within 5 of its own standard errors, or 3 %: what is left in third order of a gap of a quarter.
+    """
+    if "ufloat8" in name:
+        assert abs(np.sqrt(truth / v).mean() - 1) < 0.03
+    else:
+        assert abs(v.mean() - truth) < 5 * v.std(ddof=1) / np.sqrt(v.size)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in STOCHASTIC]
 )
 def test_stochastic_averages_follow_the_true_mean(name):
-    """Of 4,096 averages of g = 1 the mean is 1 - b^t, to within 5 of its own standard errors.
-
-    The words are a function of the seed: the outcome is fixed.
-    """
+    """Averages of g = 1 have the mean 1 - b^t. The words are a function of the seed: the outcome is fixed."""
     kind, _, dtype = name.partition(" ")
     fmt = hs.scaled(dtype, min_size=0) if dtype else kind
     shape, steps, b = (32, 128), 300, float(np.float32(0.999))
     v = value(average_of_ones(fmt, b, "stochastic", shape, steps, seed=3), "exp_avg_sq", fmt, shape)
-    z = (v.mean() - (1 - b**steps)) / (v.std(ddof=1) / np.sqrt(v.size))
-    assert abs(z) < 5
+    check_mean(name, v, 1 - b**steps)
     assert v.std() > 0.001 * v.mean()

@@ -87,3 +87,36 @@ def test_gradients_that_float32_does_not_hold_are_refused():
     p.grad = torch.ones(2, dtype=torch.float64)
     with pytest.raises(TypeError, match="a gradient is float64"):
         hs.clip_grad_norm_(p, 1.0)
+
+
+def stepped(params, *links, groups=None, **options) -> list[np.ndarray]:
+    tx = hs.chain(*links, hs.scale_by_learning_rate(1.0, flip_sign=False))
+    hs.Optimizer(groups or params, tx, **options).step()
+    return [p.detach().to(torch.float32).numpy() for p in params if p.grad is not None]
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_link_clips_as_the_spec_does_and_leaves_gradients_alone(compile):
+    params = parameters()
+    before = gradients(params)
+    norm = spec_norm.global_norm(before, exact=True)
+    moved = stepped(params, hs.clip_by_global_norm(0.75, exact=True), compile=compile)
+    for g, u, after in zip(before, moved, gradients(params), strict=True):
+        np.testing.assert_array_equal(u, np.asarray(clip(g, norm, 0.75)))
+        np.testing.assert_array_equal(after, g)
+
+
+def test_the_link_measures_the_gradients_of_all_groups():
+    params = parameters()
+    norm = spec_norm.global_norm(gradients(params), exact=True)
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
+    moved = stepped(params, hs.clip_by_global_norm(0.75, exact=True), groups=groups)
+    for g, u in zip(gradients(params), moved, strict=True):
+        np.testing.assert_array_equal(u, np.asarray(clip(g, norm, 0.75)))
+
+
+def test_a_link_that_measures_is_the_first_of_its_chain():
+    with pytest.raises(
+        ValueError, match="clip_by_global_norm measures the gradients, and stands behind trace"
+    ):
+        hs.chain(hs.trace(0.9), hs.clip_by_global_norm(1.0))

@@ -1,5 +1,6 @@
 """Compilation: one graph for every shape and number, chosen when it pays, and nothing lost when it fails."""
 
+import collections
 import itertools
 import os
 import subprocess
@@ -11,7 +12,8 @@ import torch
 from torch._dynamo.utils import counters
 
 import halfstep_torch as hs
-from halfstep_torch.engine import kernel
+from halfstep_torch.engine import batches, kernel
+from halfstep_torch.engine import optimizer as optimizer_module
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
 
 
@@ -73,6 +75,50 @@ def test_other_seeds_rates_and_optimizers_share_the_graph(fresh):
         give_gradients(params, seed)
         optimizer.step()
     assert graphs() - before == 1
+
+
+def test_a_step_without_random_words_is_one_graph_however_many_arrays(fresh):
+    before = graphs()
+    for count in (1, 3):
+        params = model(count, torch.float32)
+        optimizer = hs.AdamW(params, compile=True)
+        give_gradients(params, 0)
+        optimizer.step()
+    assert graphs() - before == 1
+
+
+def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
+    made = []
+    for where, name in ((optimizer_module, "make_plan"), (batches, "Layout")):
+        make = getattr(where, name)
+        monkeypatch.setattr(where, name, lambda *args, make=make, name=name: made.append(name) or make(*args))
+    params = model(8)
+    optimizer = hs.AdamW(params)
+    for step in range(3):
+        give_gradients(params, step)
+        optimizer.param_groups[0]["lr"] = 1e-3 / (step + 1)
+        optimizer.step()
+    assert collections.Counter(made) == {"make_plan": 8, "Layout": 1}
+    params[1][1].data = params[1][1].detach().clone()  # elsewhere in memory
+    params[2][1].grad = None
+    optimizer.step()
+    assert collections.Counter(made) == {"make_plan": 8, "Layout": 2}
+    optimizer.param_groups[0]["weight_decay"] = 0.0
+    optimizer.step()
+    assert collections.Counter(made) == {"make_plan": 15, "Layout": 3}
+
+
+def test_a_long_compilation_is_explained_once(monkeypatch, fresh, caplog):
+    kernel._say.cache_clear()
+    monkeypatch.setattr(kernel, "_PATIENCE", 0.0)
+    for dtype in (torch.bfloat16, torch.float32):
+        params = model(2, dtype)
+        give_gradients(params, 0)
+        hs.AdamW(params, compile=True).step()
+    ours = [record.getMessage() for record in caplog.records if record.name == "halfstep_torch"]
+    assert len(ours) == 1
+    assert ours[0].startswith("torch.compile is compiling the optimizer step")
+    assert "compile=False" in ours[0]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.engine import rows
 from halfstep_torch.engine.plan import make_plan
 from halfstep_torch.numbers import norms
@@ -164,7 +165,7 @@ def test_float32_lamb_follows_the_paper(options):
             assert (b - start.double()).abs().max() > 1e-4
 
 
-STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+STORAGES = tuple(PARAM_STORAGES)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -253,6 +254,29 @@ def test_an_elementwise_chain_is_one_stage():
     for _, _, plan in run(hs.Lamb, steps=0).plans():
         assert [stage.scope for stage in plan.stages] == scopes
     assert make_plan([], [], torch.float32, False).stages[0].lands
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_ratio_of_the_gradient_leaves_the_gradient_alone(dtype, maximize):
+    p = torch.nn.Parameter(torch.full((3,), 2.0, dtype=dtype))
+    tx = hs.chain(hs.scale_by_trust_ratio(), hs.scale_by_learning_rate(1.0))
+    optimizer = hs.Optimizer([p], tx, maximize=maximize)
+    p.grad = torch.full((3,), 0.25, dtype=dtype)
+    optimizer.step()
+    assert (p.grad == 0.25).all()
+    # The ratio is 8, in exact arithmetic: the norms differ by a power of two.
+    assert p.tolist() == [4.0 if maximize else 0.0] * 3
+
+
+def test_an_empty_parameter_may_come_first():
+    params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((0,), (3,))]
+    optimizer = hs.Lamb(params, lr=LR)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    # Of equal weights the update has their length: a step of lr, to the roundings of norms and quotient.
+    assert (params[1] - (1 - LR)).abs().max() < 2 * norm_bound(3)
 
 
 def test_weights_of_any_layout_take_the_same_step():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_torch.engine import rows
 from on_torch.steps import assert_same_snapshots, snapshot
 
 SHAPE = (6, 5, 4, 3)
@@ -54,10 +55,33 @@ def test_a_layout_gives_the_bits_of_a_row_major_copy(name, grads, compile):
     assert_same_snapshots(ours, run(plain, plain, compile))
 
 
+@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_long_leaf_of_any_layout_has_the_same_bits_in_pieces(name):
-    ours = run(LAYOUTS[name], LAYOUTS[name], False, scale=500)
-    assert_same_snapshots(ours, run(plain, plain, False, scale=500))
+def test_a_long_leaf_of_any_layout_has_the_same_bits_in_pieces(name, compile):
+    ours = run(LAYOUTS[name], LAYOUTS[name], compile, scale=1000)
+    assert_same_snapshots(ours, run(plain, plain, compile, scale=1000))
+
+
+@pytest.mark.parametrize("length", [1, 70, 10**9])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_pieces_of_any_layout_hold_whole_blocks(monkeypatch, name, length):
+    # Both formats leave short blocks.
+    formats = {
+        "mu_dtype": hs.scaled("int8", 25, min_size=0),
+        "nu_dtype": hs.codebook("ulinear4", 50, min_size=0),
+    }
+    runs = []
+    for layout in (LAYOUTS[name], plain):
+        if layout is not plain:
+            monkeypatch.setattr(rows, "lengths", lambda *_: (length, length))
+        p = torch.nn.Parameter(layout(torch.linspace(-1, 1, 360).view(SHAPE).bfloat16()))
+        optimizer = hs.AdamW([("w", p)], lr=1e-2, compile=False, **formats)
+        for step in range(2):
+            p.grad = layout(torch.linspace(1, -step, 360).view(SHAPE).bfloat16())
+            optimizer.step()
+        runs.append(snapshot(optimizer))
+        monkeypatch.undo()
+    assert_same_snapshots(*runs)
 
 
 @pytest.mark.parametrize("compile", [False, True])
@@ -70,6 +94,26 @@ def test_memory_outside_the_parameter_is_not_touched(name, compile):
     p.grad = torch.ones(SHAPE, dtype=torch.bfloat16)
     hs.AdamW([p], lr=1.0, compile=compile).step()
     assert (memory != 3.0).sum() == p.numel()
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("rows_of_9", [10, 30_000])
+def test_what_moves_between_steps_is_stepped_where_it_is(rows_of_9, compile):
+    runs = []
+    for moves in (False, True):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 9 * rows_of_9).view(-1, 9).bfloat16())
+        optimizer = hs.AdamW([("w", p)], lr=1e-2, compile=compile)
+        for step in range(4):
+            p.grad = (torch.arange(9 * rows_of_9) % (7 + step)).view(-1, 9).bfloat16()
+            if moves and step == 1:
+                p.data = p.data.clone()
+            if moves and step == 3:
+                p.grad = p.grad.t().contiguous().t()
+            if moves and step == 2:
+                optimizer.state[p]["exp_avg_sq"] = optimizer.state[p]["exp_avg_sq"].clone()
+            optimizer.step()
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(*runs)
 
 
 @pytest.mark.parametrize("compile", [False, True])
@@ -138,9 +182,9 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
     stage = dataclasses.replace(plan.stages[0])
     stage.__dict__["width"] = width
     for start in (0, 2**31 - width, 2**32 // width * width, 2**32, 5 * 2**32 + 2**30):
-        rows = Rows(stage, [Span(0, 0, width), Span(1, start, 3 * width)], torch.device("cpu"))
-        of_rows = row_keys(stage, rows, keys)
-        index = rows.low[:, None] + torch.arange(width, dtype=torch.int32)
+        of_leaf = Rows(stage, [Span(0, 0, width), Span(1, start, 3 * width)], torch.device("cpu"))
+        of_rows = row_keys(stage, of_leaf, keys)
+        index = of_leaf.low[:, None] + torch.arange(width, dtype=torch.int32)
         columns = (of_rows if of_rows.dim() == 3 else of_rows[:, :, None]).unbind()
         ours = stage.row_words(lambda index=index: index, columns)(0, Role.PARAM)(index.shape)
         expected = spec_words(9, 3, "w", Role.PARAM, (3 * width,), start)

@@ -218,7 +218,7 @@ def test_a_whole_parameter_rule_sees_the_float32_weights_that_the_last_rule_keep
 
 
 def test_moments_of_one_rule_are_rounded_by_words_of_their_own():
-    rule = TwoAverages(fast=0.99, slow=0.99, seed=9, slow_avg_dtype="bfloat16")
+    rule = TwoAverages(fast=0.999, slow=0.999, seed=9, slow_avg_dtype="bfloat16")
     _, optimizer = run(rule, steps=1)
     rounded = [s for s in optimizer.state.values() if s["slow_avg"].numel() > 1000]
     assert rounded

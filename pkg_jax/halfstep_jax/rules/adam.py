@@ -15,7 +15,10 @@ from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import bias_correction, ema
 from halfstep_jax.numbers.schedules import is_zero
 from halfstep_jax.rule import Rule, decay_rate, moment, number
+from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.transform import as_transform
+from halfstep_jax.weights.param_storage import with_param_storage
 
 
 class ScaleByAdamState(NamedTuple):
@@ -122,6 +125,144 @@ def scale_by_adam(
         seed=seed,
     )
     return as_transform(rule)
+
+
+def adam(
+    learning_rate,
+    b1=0.9,
+    b2=0.999,
+    eps=1e-8,
+    eps_root=0.0,
+    mu_dtype=None,
+    *,
+    nu_dtype=None,
+    mu_rounding: str = "auto",
+    nu_rounding: str = "stochastic",
+    param_storage: str = "stochastic",
+    nesterov: bool = False,
+    seed=0,
+) -> optax.GradientTransformationExtraArgs:
+    """Adam for weights in bfloat16, float16 or float32.
+
+    Chains `scale_by_adam`, `scale_by_learning_rate` and the weight storage, by default
+    `round_stochastically`.
+
+    Args:
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule.
+        b1: decay rate of the first moment.
+        b2: decay rate of the second moment.
+        eps: added to the root of the second moment.
+        eps_root: added under the root.
+        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `codebook`); None: bfloat16 for
+            bfloat16 params, else float32.
+        nu_dtype: of the second moment; also "ufloat8_e6m2" and the unsigned scaled formats.
+        mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
+        nu_rounding: likewise.
+        param_storage: how 16-bit weights are stored: "stochastic" rounds them stochastically; "nearest" lets
+            `optax.apply_updates` round them, which drops small updates; "compensated" keeps what is lost (see
+            `compensate`); "split8" and "split16" keep further bits (see `split_params`), "master" a float32
+            copy (see `keep_master_params`): under these three the links see float32 weights, and so moments
+            are float32 by default.
+        nesterov: as in Optax.
+        seed: of the random words, for moments and weights alike.
+
+    Returns:
+        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+
+    Raises:
+        TypeError: whatever the transforms raise.
+        ValueError: whatever the transforms raise, or if `param_storage` is not a weight storage.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = adam(1e-3)
+        >>> state = tx.init(params)
+        >>> updates, state = tx.update(jax.grad(lambda p: (p**2).sum())(params), state, params)
+        >>> optax.apply_updates(params, updates).dtype
+        dtype(bfloat16)
+
+    Source: as `scale_by_adam`; the order of the links is contract A6.
+    """
+    links = [
+        scale_by_adam(
+            b1,
+            b2,
+            eps,
+            eps_root,
+            mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            nesterov=nesterov,
+            seed=seed,
+        ),
+        scale_by_learning_rate(learning_rate),
+    ]
+    return with_param_storage("adam", param_storage, links, seed)
+
+
+def adamw(
+    learning_rate,
+    b1=0.9,
+    b2=0.999,
+    eps=1e-8,
+    eps_root=0.0,
+    mu_dtype=None,
+    weight_decay=1e-4,
+    mask=None,
+    *,
+    nu_dtype=None,
+    mu_rounding: str = "auto",
+    nu_rounding: str = "stochastic",
+    param_storage: str = "stochastic",
+    nesterov: bool = False,
+    seed=0,
+) -> optax.GradientTransformationExtraArgs:
+    """AdamW for weights in bfloat16, float16 or float32: Adam with decoupled weight decay.
+
+    Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by default
+    `round_stochastically`. The learning rate scales the decay too, as in Optax.
+
+    Arguments are those of `adam`, and two of `add_decayed_weights`: `weight_decay`, a number >= 0, a float32
+    scalar array, or a schedule, and `mask`, which says which leaves decay.
+
+    Returns:
+        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+
+    Raises:
+        TypeError: whatever the transforms raise.
+        ValueError: whatever the transforms raise, or if `param_storage` is not a weight storage.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = adamw(optax.cosine_decay_schedule(1e-3, 100), weight_decay=0.1)
+        >>> state = tx.init(params)
+        >>> updates, state = tx.update(jax.grad(lambda p: (p**2).sum())(params), state, params)
+        >>> optax.apply_updates(params, updates).dtype
+        dtype(bfloat16)
+
+    Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019; the order of the
+    links is contract A6.
+    """
+    links = [
+        scale_by_adam(
+            b1,
+            b2,
+            eps,
+            eps_root,
+            mu_dtype,
+            nu_dtype=nu_dtype,
+            mu_rounding=mu_rounding,
+            nu_rounding=nu_rounding,
+            nesterov=nesterov,
+            seed=seed,
+        ),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    ]
+    return with_param_storage("adamw", param_storage, links, seed)
 
 
 @dataclasses.dataclass(frozen=True)

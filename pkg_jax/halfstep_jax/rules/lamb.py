@@ -6,11 +6,11 @@ Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb1
 import optax
 
 from halfstep_jax.rules.adam import scale_by_adam
-from halfstep_jax.rules.aliases import stored
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.storage.formats import scaled
+from halfstep_jax.weights.param_storage import with_param_storage
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)
 LAMB16_NU = scaled("ufloat8_e5m3", 128)
@@ -66,8 +66,8 @@ def lamb(
         An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
 
     Raises:
-        TypeError: as the links do.
-        ValueError: as the links do, or if `param_storage` is no way to store weights.
+        TypeError: whatever the transforms raise.
+        ValueError: whatever the transforms raise, or if `param_storage` is not a weight storage.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -149,8 +149,8 @@ def lamb16(
         An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
 
     Raises:
-        TypeError: as the links do.
-        ValueError: as the links do, or if `trust_power` is outside (0, 1).
+        TypeError: whatever the transforms raise.
+        ValueError: whatever the transforms raise, or if `trust_power` is outside (0, 1).
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -185,4 +185,4 @@ def lamb16(
 def _chained(caller: str, adam, weight_decay, mask, trust, learning_rate, param_storage: str, seed):
     """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
     links = [adam, add_decayed_weights(weight_decay, mask), trust, scale_by_learning_rate(learning_rate)]
-    return stored(caller, param_storage, links, seed)
+    return with_param_storage(caller, param_storage, links, seed)

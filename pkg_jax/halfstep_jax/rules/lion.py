@@ -9,7 +9,10 @@ import optax
 
 from halfstep_jax.numbers.moments import ema
 from halfstep_jax.rule import Rule, decay_rate, moment
+from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.transform import as_transform
+from halfstep_jax.weights.param_storage import with_param_storage
 
 
 class ScaleByLionState(NamedTuple):
@@ -72,6 +75,60 @@ def scale_by_lion(
     """
     rule = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed)
     return as_transform(rule)
+
+
+def lion(
+    learning_rate,
+    b1=0.9,
+    b2=0.99,
+    mu_dtype=None,
+    weight_decay=1e-3,
+    mask=None,
+    *,
+    mu_rounding: str = "auto",
+    param_storage: str = "stochastic",
+    seed=0,
+) -> optax.GradientTransformationExtraArgs:
+    """Lion for weights in bfloat16, float16 or float32: the sign of an average, with decoupled decay.
+
+    Chains `scale_by_lion`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by default
+    `round_stochastically`.
+
+    Args:
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule. It scales the decay too.
+        b1: rate of the average whose sign is taken.
+        b2: decay rate of the average that is kept.
+        mu_dtype: of that average: "float32", "bfloat16", "float16" or a signed format (`scaled`, `codebook`);
+            None: bfloat16 for bfloat16 params, else float32.
+        weight_decay: a number >= 0, a float32 scalar array, or a schedule.
+        mask: which leaves decay, as in `add_decayed_weights`.
+        mu_rounding: as in `scale_by_lion`.
+        param_storage: how 16-bit weights are stored, as in `adam`.
+        seed: of the random words, for moments and weights alike.
+
+    Returns:
+        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+
+    Raises:
+        TypeError: whatever the transforms raise.
+        ValueError: whatever the transforms raise, or if `param_storage` is not a weight storage.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = lion(1e-4, mu_dtype="float32")
+        >>> updates, state = tx.update(jnp.ones(3), tx.init(params), params)
+        >>> optax.apply_updates(params, updates).dtype
+        dtype(bfloat16)
+
+    Source: as `scale_by_lion`; the order of the links is contract A6.
+    """
+    links = [
+        scale_by_lion(b1, b2, mu_dtype, mu_rounding=mu_rounding, seed=seed),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    ]
+    return with_param_storage("lion", param_storage, links, seed)
 
 
 @dataclasses.dataclass(frozen=True)

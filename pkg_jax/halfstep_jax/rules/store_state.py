@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, leaf_name
 from halfstep_jax.numbers.exact import opaque_input
-from halfstep_jax.numbers.random_words import LeafKey, Role, leaf_id, leaf_keys
+from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import seed_words
@@ -218,10 +219,9 @@ class _Storage:
         values = jax.tree.leaves(state)
         if not arrays:
             return self._trees(state, [])
-        all_keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,))
-        keys = map(all_keys.of_leaf, all_keys.places)
-        rows = zip(arrays, values, keys, strict=True)
-        stored = [self._encode(array, x, key.opaque_zero(), key) for array, x, key in rows]
+        keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,))
+        rows = zip(arrays, values, keys.places, strict=True)
+        stored = [self._encode(array, x, keys, place) for array, x, place in rows]
         return self._trees(state, stored)
 
     def _format_of(self, name: str, x) -> Format | None:
@@ -249,20 +249,16 @@ class _Storage:
                 f"format={fmt.dtype} makes it {fmt.code_dtype}{list(fmt.code_shape(shape))}. "
                 "Pass the state that init made, and the params that it saw."
             )
-        values = fmt.decode(dataclasses.replace(stored, shape=shape if fmt.packed else None))
-        dtype = jnp.dtype(array.value.dtype).name
-        return values if dtype == "float32" else round_and_cast(values, dtype, None, saturate=True)
+        encoded = dataclasses.replace(stored, shape=shape if fmt.packed else None)
+        return call_per_shape(_decoded, (fmt, jnp.dtype(array.value.dtype).name), encoded)
 
-    def _encode(self, array: _Array, x: jax.Array, zero: jax.Array | None, key: LeafKey | None) -> Encoded:
-        """Return what is stored of one array; without a key, to nearest."""
+    def _encode(self, array: _Array, x: jax.Array, keys: LeafKeys | None, place) -> Encoded:
+        """Return what is stored of one array; without keys, to nearest."""
         nothing = jnp.zeros(1, jnp.uint8)  # Not an empty array: orbax does not save those.
         if array.format is None:
             return Encoded(x, nothing)
-        wide = x.astype(jnp.float32) if zero is None else opaque_input(x, zero)
-        wide = wide if array.format.signed else jnp.abs(wide)
-        words = key.words(Role.STATE, x.shape) if key is not None and self.stochastic else None
-        stored = array.format.encode(wide, words, positive=None)
-        return stored if array.format.scaled else dataclasses.replace(stored, scale=nothing)
+        encoded = call_per_shape(_encoded, (array.format, self.stochastic), x, keys, place)
+        return encoded if array.format.scaled else dataclasses.replace(encoded, scale=nothing)
 
     def _trees(self, state, stored: list[Encoded]) -> tuple[Any, Any]:
         codes = jax.tree.unflatten(jax.tree.structure(state), [one.codes for one in stored])
@@ -270,6 +266,22 @@ class _Storage:
             return codes, optax.EmptyState()
         unnamed = jax.tree.structure(_without_names(state))
         return codes, jax.tree.unflatten(unnamed, [one.scale for one in stored])
+
+
+def _decoded(static: tuple[Format, str], encoded: Encoded) -> jax.Array:
+    """Return an array in the dtype that it has in the wrapped transform."""
+    fmt, dtype = static
+    values = fmt.decode(encoded)
+    return values if dtype == "float32" else round_and_cast(values, dtype, None, saturate=True)
+
+
+def _encoded(static: tuple[Format, bool], x: jax.Array, keys: LeafKeys | None, place) -> Encoded:
+    """Return what is stored of an array that a format holds; without keys, to nearest."""
+    fmt, stochastic = static
+    key = None if keys is None else keys.of_leaf(place)
+    wide = x.astype(jnp.float32) if key is None else opaque_input(x, key.opaque_zero())
+    words = key.words(Role.STATE, x.shape) if key is not None and stochastic else None
+    return fmt.encode(wide if fmt.signed else jnp.abs(wide), words, keep_nonzero="where_nonnegative")
 
 
 def _is_held(x) -> bool:

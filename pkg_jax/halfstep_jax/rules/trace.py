@@ -8,7 +8,9 @@ import optax
 
 from halfstep_jax.numbers.exact import add_product
 from halfstep_jax.rule import Rule, decay_rate, moment
+from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.transform import as_transform
+from halfstep_jax.weights.param_storage import with_param_storage
 
 
 class TraceState(NamedTuple):
@@ -72,6 +74,54 @@ def trace(
     """
     rule = Trace(decay, nesterov, accumulator_dtype, rounding, seed)
     return as_transform(rule)
+
+
+def sgd(
+    learning_rate,
+    momentum=None,
+    nesterov: bool = False,
+    accumulator_dtype=None,
+    *,
+    rounding: str = "auto",
+    param_storage: str = "stochastic",
+    seed=0,
+) -> optax.GradientTransformationExtraArgs:
+    """Gradient descent for weights in bfloat16, float16 or float32, with momentum or without.
+
+    Chains `trace`, unless `momentum` is None or 0, `scale_by_learning_rate` and the weight storage, by
+    default `round_stochastically`.
+
+    Args:
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule.
+        momentum: decay of the sum of gradients; None or 0 keeps none.
+        nesterov: as in `trace`.
+        accumulator_dtype: of the sum, as in `trace`.
+        rounding: of the sum, as in `trace`.
+        param_storage: how 16-bit weights are stored, as in `adam`.
+        seed: of the random words, for the sum and the weights alike.
+
+    Returns:
+        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+
+    Raises:
+        TypeError: whatever the transforms raise.
+        ValueError: whatever the transforms raise, or if `param_storage` is not a weight storage.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = sgd(0.5, momentum=0.9)
+        >>> updates, state = tx.update(jnp.ones(3), tx.init(params), params)
+        >>> optax.apply_updates(params, updates).tolist()
+        [0.5, 0.5, 0.5]
+
+    Source: as `trace`; the order of the links is contract A6.
+    """
+    links = [scale_by_learning_rate(learning_rate)]
+    constant_zero = isinstance(momentum, int | float) and momentum == 0
+    if momentum is not None and not constant_zero:
+        links.insert(0, trace(momentum, nesterov, accumulator_dtype, rounding=rounding, seed=seed))
+    return with_param_storage("sgd", param_storage, links, seed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from halfstep_jax.storage.unsigned_floats import (
     encode_unsigned,
 )
 
-MARKED = np.uint8(255)
+NAN_SCALE = np.uint8(255)
 """The scale byte of a block that holds a NaN which its codes cannot."""
 _INFINITY = np.float32(np.inf)
 _MANTISSA_BITS = np.uint32(23)
@@ -36,7 +36,10 @@ Mask = bool | jax.Array
 
 
 class Codes(Protocol):
-    """What a `Format` without scales asks of its codes."""
+    """What a `Format` asks of its codes.
+
+    `scale` is the scale byte of every element, uint8; None in a format without.
+    """
 
     @property
     def dtype(self) -> str:
@@ -49,55 +52,8 @@ class Codes(Protocol):
         ...
 
     @property
-    def resolution(self) -> float:
-        """Two over the largest relative gap between codes, above the subnormal range."""
-        ...
-
-    @property
-    def for_second_moments(self) -> bool:
-        """Whether small positive numbers are held well enough beside large ones."""
-        ...
-
-    @property
-    def dithered(self) -> bool:
-        """Whether one word serves all elements, and is asked for again by `decode`."""
-        ...
-
-    def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
-        """Return the codes of float32 `x`."""
-        ...
-
-    def decode(self, codes: jax.Array, words: jax.Array | None = None) -> jax.Array:
-        """Return the float32 values of codes."""
-        ...
-
-
-class ScaledCodes(Protocol):
-    """What a `Format` with scales asks of its codes. `scale` is the scale byte of every element, uint8."""
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the arrays."""
-        ...
-
-    @property
-    def signed(self) -> bool:
-        """Whether negative values can be stored."""
-        ...
-
-    @property
-    def resolution(self) -> float:
-        """Two over the largest relative gap between codes, above the subnormal range."""
-        ...
-
-    @property
-    def for_second_moments(self) -> bool:
-        """Whether small positive numbers are held well enough beside large ones."""
-        ...
-
-    @property
-    def dithered(self) -> bool:
-        """Whether one word serves all elements, and is asked for again by `decode`."""
+    def half_gap(self) -> float:
+        """Half the largest relative gap between codes, above the subnormal range."""
         ...
 
     @property
@@ -106,8 +62,18 @@ class ScaledCodes(Protocol):
         ...
 
     @property
-    def marks(self) -> bool:
-        """Whether a NaN marks its block, for want of a code."""
+    def nan_in_scale(self) -> bool:
+        """Whether a NaN marks its block, since there is no code for it."""
+        ...
+
+    @property
+    def for_second_moments(self) -> bool:
+        """Whether small positive numbers are held well enough beside large ones."""
+        ...
+
+    @property
+    def dithered(self) -> bool:
+        """Whether one word serves all elements, and is asked for again by `decode`."""
         ...
 
     @property
@@ -115,67 +81,85 @@ class ScaledCodes(Protocol):
         """The lowest and the highest scale byte: no decoded value is subnormal in float32."""
         ...
 
-    def scale(self, top: jax.Array) -> jax.Array:
-        """Return the scale bytes of blocks whose largest magnitudes are `top`."""
+    def scale(self, block_max: jax.Array) -> jax.Array:
+        """Return the scale bytes of blocks whose largest magnitudes are `block_max`."""
         ...
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
-        """Return the codes of float32 `x`; where `positive`, what is not zero is not stored as zero."""
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Return the codes of float32 `x`; where `nonzero`, what is not zero is not stored as zero."""
         ...
 
-    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the float32 values of codes; `words`: with which dithered ones were made."""
         ...
 
 
+class WithoutScale:
+    """Codes that stand for their values by themselves."""
+
+    packed = False
+    dithered = False
+    nan_in_scale = False
+    scale_range = (0, 0)
+
+    def scale(self, block_max: jax.Array) -> jax.Array:
+        """Refuse: a format without scales asks for none."""
+        raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True)
-class _PlainFloats:
+class PlainCodes(WithoutScale):
     """float32, bfloat16 or float16."""
 
     dtype: str
     signed: bool = True
-    dithered: bool = False
 
     @property
     def for_second_moments(self) -> bool:
-        return self.dtype != "float16"  # squares go down to 1e-20
+        """Squares go down to 1e-20: that takes the exponents of float32."""
+        return self.dtype != "float16"
 
     @property
-    def resolution(self) -> float:
-        return 2.0 ** (FLOAT_FORMATS[self.dtype].mantissa_bits + 1) if self.dtype in FLOAT_FORMATS else np.inf
+    def half_gap(self) -> float:
+        """2^-(p + 1) for p bits of mantissa; float32 counts as without gaps."""
+        return 2.0 ** -(FLOAT_FORMATS[self.dtype].mantissa_bits + 1) if self.dtype in FLOAT_FORMATS else 0.0
 
-    def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round to the dtype."""
         return round_and_cast(x, self.dtype, words, saturate=True)
 
-    def decode(self, codes: jax.Array, words: jax.Array | None = None) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Cast."""
         return codes.astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
-class _PlainUnsigned:
+class PlainUnsignedCodes(WithoutScale):
     """Unsigned floats of a fixed base."""
 
     numbers: UnsignedFloat
     dtype: str = "uint8"
     signed: bool = False
-    dithered: bool = False
     for_second_moments: bool = True
 
     @property
-    def resolution(self) -> float:
-        return 2.0 ** (self.numbers.mantissa_bits + 1)
+    def half_gap(self) -> float:
+        """2^-(p + 1) for p bits of mantissa."""
+        return 2.0 ** -(self.numbers.mantissa_bits + 1)
 
-    def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round, and mark what is not finite."""
         codes = encode_unsigned(x, words, self.numbers, self.numbers.fixed_base)
         return jnp.where(jnp.abs(x) < _INFINITY, codes, NAN_CODE)
 
-    def decode(self, codes: jax.Array, words: jax.Array | None = None) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the values: exact."""
         values = decode_unsigned(codes, self.numbers, self.numbers.fixed_base)
         return jnp.where(codes == NAN_CODE, np.float32(np.nan), values)
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledFloats:
+class SignedCodes:
     """Floats with a sign: the code of y stands for y 2^(byte - 127 - e), e the exponent of the largest code.
 
     Codes are made and read as integers. XLA on CPU has casts to and from 8-bit floats, and selects between
@@ -185,7 +169,7 @@ class ScaledFloats:
     numbers: FloatFormat
     signed: bool = True
     packed: bool = False
-    marks: bool = False
+    nan_in_scale: bool = False
     dithered: bool = False
     for_second_moments: bool = True
 
@@ -195,13 +179,13 @@ class ScaledFloats:
         return self.numbers.name
 
     @property
-    def resolution(self) -> float:
-        """Two over the gap between neighbours."""
-        return 2.0 ** (self.numbers.mantissa_bits + 1)
+    def half_gap(self) -> float:
+        """2^-(p + 1) for p bits of mantissa."""
+        return 2.0 ** -(self.numbers.mantissa_bits + 1)
 
     @property
     def scale_range(self) -> tuple[int, int]:
-        """No decoded value is subnormal in float32, and no scale infinite."""
+        """From the byte under which the smallest code would decode to a subnormal float32."""
         return self._top_exponent - math.frexp(self.numbers.smallest)[1] + 2, 254
 
     @property
@@ -217,17 +201,17 @@ class ScaledFloats:
     def _bits(self) -> type:
         return jnp.uint16 if np.dtype(_numpy_dtype(self.dtype)).itemsize == 2 else jnp.uint8
 
-    def scale(self, top: jax.Array) -> jax.Array:
-        """Return the exponent fields of the smallest powers of two under which `top` fits."""
+    def scale(self, block_max: jax.Array) -> jax.Array:
+        """Return the exponent field of the power of two to which the largest magnitude fits."""
         # The carry takes a maximum past the largest code to the next exponent.
         carry = np.uint32(0x7FFFFF) - (np.float32(self.numbers.max).view(np.uint32) & np.uint32(0x7FFFFF))
-        byte = (lax.bitcast_convert_type(top, jnp.uint32) + carry) >> _MANTISSA_BITS
+        byte = (lax.bitcast_convert_type(block_max, jnp.uint32) + carry) >> _MANTISSA_BITS
         return jnp.clip(byte, *self.scale_range).astype(jnp.uint8)
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
-        """Return the codes of x / 2^s, rounded."""
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round, and mark what is not finite."""
         width = 8 * np.dtype(self._bits).itemsize
-        code = self.magnitude(x, scale, words, positive).astype(jnp.uint32)
+        code = self.magnitude(x, scale, words, nonzero).astype(jnp.uint32)
         sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(width - 1)
         finite, bits = jnp.abs(x) < _INFINITY, (code | sign).astype(self._bits)
         return lax.platform_dependent(finite, bits, tpu=self._select_floats, default=self._select_bits)
@@ -241,11 +225,11 @@ class ScaledFloats:
         nan = np.array(np.nan, _numpy_dtype(self.dtype))
         return jnp.where(finite, lax.bitcast_convert_type(bits, self.dtype), nan)
 
-    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
-        """Return the numbers times 2^s."""
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the values: exact."""
         return self.decode_bits(lax.bitcast_convert_type(codes, self._bits), scale)
 
-    def decode_bits(self, bits: jax.Array, scale: jax.Array) -> jax.Array:
+    def decode_bits(self, bits: jax.Array, scale) -> jax.Array:
         """Do as `decode`, of codes as unsigned integers."""
         width = 8 * bits.dtype.itemsize
         bits = bits.astype(jnp.uint32)
@@ -255,11 +239,13 @@ class ScaledFloats:
         value = lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.uint32) | sign, jnp.float32)
         return value * self._unit(scale)
 
-    def magnitude(self, x, scale, words, positive) -> jax.Array:
+    def magnitude(self, x, scale, words, nonzero) -> jax.Array:
         """Return the codes of |x|, finite, in int32; `scale` of every element, or one for all."""
         inverse = np.uint32(2 * _BIAS + self._top_exponent) - scale.astype(jnp.uint32)
         code = round_to_code(x * _power_of_two(inverse), self.numbers, words)
-        return code if positive is False else jnp.where(keep(x, positive), jnp.maximum(code, 1), code)
+        return (
+            code if nonzero is False else jnp.where(must_not_vanish(x, nonzero), jnp.maximum(code, 1), code)
+        )
 
     def _value(self, magnitude: jax.Array) -> jax.Array:
         """Return the float32 values of the codes of magnitudes; NaN for what is past the largest."""
@@ -275,7 +261,7 @@ class ScaledFloats:
     def _unit(self, scale: jax.Array) -> jax.Array:
         """Return what the code of 1 stands for: 2^(byte - 127 - e); NaN in a marked block."""
         unit = _power_of_two(scale.astype(jnp.uint32) - np.uint32(self._top_exponent))
-        return jnp.where(scale == MARKED, np.float32(np.nan), unit)
+        return jnp.where(scale == NAN_SCALE, np.float32(np.nan), unit)
 
 
 INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
@@ -283,144 +269,160 @@ INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infin
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledIntegers(ScaledFloats):
+class IntegerCodes(SignedCodes):
     """int8, from -127 to 127."""
 
     numbers: FloatFormat = INT8
-    marks: bool = True
+    nan_in_scale: bool = True
     for_second_moments: bool = False
 
     @property
-    def resolution(self) -> float:
-        """Two over the gap between neighbours."""
-        return 2 * self.numbers.max  # of all gaps, that below the largest code
+    def half_gap(self) -> float:
+        """1/254: of all gaps, that below the largest code."""
+        return 1 / (2 * self.numbers.max)
 
-    def scale(self, top: jax.Array) -> jax.Array:
-        """Return the exponent fields of the smallest powers of two under which `top` fits."""
-        return jnp.where(top < _INFINITY, super().scale(top), MARKED)
+    def scale(self, block_max: jax.Array) -> jax.Array:
+        """Return the exponent field of the power of two to which the largest magnitude fits."""
+        return jnp.where(block_max < _INFINITY, super().scale(block_max), NAN_SCALE)
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
-        """Return the codes of x / 2^s, rounded."""
-        code = self.magnitude(x, scale, words, positive)
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round, and mark what is not finite."""
+        code = self.magnitude(x, scale, words, nonzero)
         negative = lax.bitcast_convert_type(x, jnp.int32) < 0
-        return jnp.where(scale == MARKED, np.int8(0), jnp.where(negative, -code, code).astype(jnp.int8))
+        return jnp.where(scale == NAN_SCALE, np.int8(0), jnp.where(negative, -code, code).astype(jnp.int8))
 
-    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
-        """Return the numbers times 2^s."""
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the values: exact."""
         return codes.astype(jnp.float32) * self._unit(scale)
 
 
 @dataclasses.dataclass(frozen=True)
-class _ScaledUnsigned:
+class UnsignedCodes:
     """Unsigned floats whose base is their block's."""
 
     numbers: UnsignedFloat
     dtype: str = "uint8"
     signed: bool = False
+    packed: bool = False
+    nan_in_scale: bool = True
     dithered: bool = False
     for_second_moments: bool = True
-    packed: bool = False
-    marks: bool = True
 
     @property
-    def resolution(self) -> float:
-        return 2.0 ** (self.numbers.mantissa_bits + 1)
+    def half_gap(self) -> float:
+        """2^-(p + 1) for p bits of mantissa."""
+        return 2.0 ** -(self.numbers.mantissa_bits + 1)
 
     @property
     def scale_range(self) -> tuple[int, int]:
+        """From the byte whose block has a normal number for its smallest."""
         return 2**self.numbers.exponent_bits - 1, 253
 
-    def scale(self, top: jax.Array) -> jax.Array:
-        byte = lax.bitcast_convert_type(top, jnp.uint32) >> _MANTISSA_BITS
-        return jnp.where(top < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), MARKED)
+    def scale(self, block_max: jax.Array) -> jax.Array:
+        """Return the exponent field of the power of two to which the largest magnitude fits."""
+        byte = lax.bitcast_convert_type(block_max, jnp.uint32) >> _MANTISSA_BITS
+        return jnp.where(
+            block_max < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), NAN_SCALE
+        )
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
-        del positive  # they never store as zero what is not
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round; they never store as zero what is not."""
+        del nonzero
         codes = encode_unsigned(x, words, self.numbers, self.numbers.base(scale))
-        return jnp.where(scale == MARKED, np.uint8(0), codes)
+        return jnp.where(scale == NAN_SCALE, np.uint8(0), codes)
 
-    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the values: exact."""
         values = decode_unsigned(codes, self.numbers, self.numbers.base(scale))
-        return jnp.where(scale == MARKED, np.float32(np.nan), values)
+        return jnp.where(scale == NAN_SCALE, np.float32(np.nan), values)
 
 
 @dataclasses.dataclass(frozen=True)
-class _ScaledTable:
+class TableCodes:
     """Numbers of a table: that of a code stands for number 2^(byte - 127)."""
 
     table: Table
     dtype: str = "uint8"
-    marks: bool = True
+    nan_in_scale: bool = True
     dithered: bool = False
 
     @property
-    def signed(self) -> bool:
-        return self.table.signed
-
-    @property
     def for_second_moments(self) -> bool:
+        """A sign that is always the same costs half of the numbers, and the small ones."""
         return not self.table.signed
 
     @property
+    def signed(self) -> bool:
+        """Whether the table is."""
+        return self.table.signed
+
+    @property
     def packed(self) -> bool:
+        """Whether codes are of 4 bits."""
         return self.table.bits == 4
 
     @property
-    def resolution(self) -> float:
-        return 2 / self.table.largest_gap
+    def half_gap(self) -> float:
+        """That of the table."""
+        return self.table.largest_gap / 2
 
     @property
     def scale_range(self) -> tuple[int, int]:
-        # Half of the smallest number is normal, so that an average which decays from it is; and so is the
-        # inverse of the largest scale.
+        """So that half of the smallest number is normal, and the inverse of the largest scale."""
+        # An average that decays from the smallest number passes half of it.
         return 3 - math.frexp(self.table.smallest)[1], 253
 
-    def scale(self, top: jax.Array) -> jax.Array:
+    def scale(self, block_max: jax.Array) -> jax.Array:
+        """Return the exponent field of the power of two to which the largest magnitude fits."""
         # A maximum fits on either side of zero: a signed table ends short of -1.
         fraction, exponent = math.frexp(self.table.shorter_end)
         past = np.uint32(0x7FFFFF) - (np.float32(fraction).view(np.uint32) & np.uint32(0x7FFFFF))
-        byte = (lax.bitcast_convert_type(top, jnp.uint32) + past) >> _MANTISSA_BITS
+        byte = (lax.bitcast_convert_type(block_max, jnp.uint32) + past) >> _MANTISSA_BITS
         byte = byte + np.uint32(1 - exponent)
-        return jnp.where(top < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), MARKED)
+        return jnp.where(
+            block_max < _INFINITY, jnp.clip(byte, *self.scale_range).astype(jnp.uint8), NAN_SCALE
+        )
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round, and mark what is not finite."""
         y = x * _power_of_two(np.uint32(2 * _BIAS) - scale.astype(jnp.uint32))
         codes = encode_table(y, words, self.table)
-        if positive is not False and self.table.has_zero:
-            codes = jnp.where(keep(x, positive) & (codes == 0), np.uint8(1), codes)
-        return jnp.where(scale == MARKED, np.uint8(0), codes)
+        if nonzero is not False and self.table.has_zero:
+            codes = jnp.where(must_not_vanish(x, nonzero) & (codes == 0), np.uint8(1), codes)
+        return jnp.where(scale == NAN_SCALE, np.uint8(0), codes)
 
-    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
-        unit = jnp.where(scale == MARKED, np.float32(np.nan), _power_of_two(scale.astype(jnp.uint32)))
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the values: exact."""
+        unit = jnp.where(scale == NAN_SCALE, np.float32(np.nan), _power_of_two(scale.astype(jnp.uint32)))
         return decode_table(codes, self.table) * unit
 
 
 PLAIN_CODES: dict[str, Codes] = {
-    "float32": _PlainFloats("float32"),
-    "bfloat16": _PlainFloats("bfloat16"),
-    "float16": _PlainFloats("float16"),
-    "ufloat8_e6m2": _PlainUnsigned(UNSIGNED_FLOATS["ufloat8_e6m2"]),
+    "float32": PlainCodes("float32"),
+    "bfloat16": PlainCodes("bfloat16"),
+    "float16": PlainCodes("float16"),
+    "ufloat8_e6m2": PlainUnsignedCodes(UNSIGNED_FLOATS["ufloat8_e6m2"]),
 }
-SCALED_CODES: dict[str, ScaledCodes] = {
-    "float16": ScaledFloats(FLOAT_FORMATS["float16"]),
-    "float8_e4m3fn": ScaledFloats(FLOAT_FORMATS["float8_e4m3fn"]),
-    "float8_e5m2": ScaledFloats(FLOAT_FORMATS["float8_e5m2"]),
-    "float8_e3m4": ScaledFloats(FLOAT_FORMATS["float8_e3m4"]),
-    "int8": ScaledIntegers(),
-    "ufloat8_e5m3": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e5m3"]),
-    "ufloat8_e4m4": _ScaledUnsigned(UNSIGNED_FLOATS["ufloat8_e4m4"]),
+SCALED_CODES: dict[str, Codes] = {
+    "float16": SignedCodes(FLOAT_FORMATS["float16"]),
+    "float8_e4m3fn": SignedCodes(FLOAT_FORMATS["float8_e4m3fn"]),
+    "float8_e5m2": SignedCodes(FLOAT_FORMATS["float8_e5m2"]),
+    "float8_e3m4": SignedCodes(FLOAT_FORMATS["float8_e3m4"]),
+    "int8": IntegerCodes(),
+    "ufloat8_e5m3": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e5m3"]),
+    "ufloat8_e4m4": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e4m4"]),
 }
-MAPPED_CODES: dict[str, ScaledCodes] = {name: _ScaledTable(table) for name, table in TABLES.items()}
+CODEBOOK_CODES: dict[str, Codes] = {name: TableCodes(table) for name, table in TABLES.items()}
 
 
 def _numpy_dtype(name: str):
     return getattr(ml_dtypes, name) if name.startswith("float8") else name
 
 
-def keep(x: jax.Array, positive: Mask) -> jax.Array:
+def must_not_vanish(x: jax.Array, nonzero: Mask) -> jax.Array:
     """Tell what must not be stored as zero."""
     # By the bits of x: XLA on CPU takes a subnormal number for zero.
-    return (lax.bitcast_convert_type(x, jnp.int32) > 0) & positive
+    return (lax.bitcast_convert_type(x, jnp.int32) > 0) & nonzero
 
 
 def _power_of_two(field: jax.Array) -> jax.Array:

@@ -14,13 +14,13 @@ from halfstep_jax.numbers.float_formats import FLOAT_FORMATS
 from halfstep_jax.numbers.rounding import round_to_code
 from halfstep_jax.storage.codes import (
     INT8,
-    MARKED,
+    NAN_SCALE,
     Codes,
+    IntegerCodes,
     Mask,
-    ScaledCodes,
-    ScaledFloats,
-    ScaledIntegers,
-    keep,
+    SignedCodes,
+    WithoutScale,
+    must_not_vanish,
 )
 from halfstep_jax.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
@@ -30,29 +30,31 @@ _BOUND = np.float32(7.5)
 
 
 @dataclasses.dataclass(frozen=True)
-class _FixedFloats:
+class FixedFloats(WithoutScale):
     """Floats of 8 bits under one scale, that of a block whose largest magnitude is 7.5: none is stored.
 
     Their codes are uint8, and the last operation on them a select, which XLA on CPU keeps; what ends in a
     bitcast to a float8 dtype it computes again wherever it is used.
     """
 
-    scaled: ScaledFloats
+    scaled: SignedCodes
     dtype: str = "uint8"
     signed: bool = True
-    dithered: bool = False
     for_second_moments: bool = False
 
     @property
-    def resolution(self) -> float:
-        return self.scaled.resolution
+    def half_gap(self) -> float:
+        """That of the codes."""
+        return self.scaled.half_gap
 
-    def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round, and mark what is not finite."""
         sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(7)
         code = self.scaled.magnitude(x, self._scale, words, False).astype(jnp.uint32) | sign
         return jnp.where(jnp.abs(x) < np.float32(np.inf), code.astype(jnp.uint8), self.scaled.nan)
 
-    def decode(self, codes: jax.Array, words: jax.Array | None = None) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the values: exact."""
         return self.scaled.decode_bits(codes, self._scale)
 
     @property
@@ -61,30 +63,24 @@ class _FixedFloats:
 
 
 @dataclasses.dataclass(frozen=True)
-class _FixedIntegers:
+class FixedIntegers(FixedFloats):
     """int8 under one scale, 1/16; -128 is NaN."""
 
-    scaled: ScaledIntegers
+    scaled: SignedCodes = dataclasses.field(default_factory=IntegerCodes)
     dtype: str = "int8"
-    signed: bool = True
-    dithered: bool = False
-    for_second_moments: bool = False
 
-    @property
-    def resolution(self) -> float:
-        return self.scaled.resolution
-
-    def encode(self, x: jax.Array, words: jax.Array | None) -> jax.Array:
-        codes = self.scaled.encode(x, self.scaled.scale(jnp.asarray(_BOUND)), words, False)
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round, and mark what is not finite."""
+        codes = self.scaled.encode(x, self._scale, words, False)
         return jnp.where(jnp.abs(x) < np.float32(np.inf), codes, np.int8(-128))
 
-    def decode(self, codes: jax.Array, words: jax.Array | None = None) -> jax.Array:
-        values = self.scaled.decode(codes, self.scaled.scale(jnp.asarray(_BOUND)))
-        return jnp.where(codes == -128, np.float32(np.nan), values)
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the values: exact."""
+        return jnp.where(codes == -128, np.float32(np.nan), self.scaled.decode(codes, self._scale))
 
 
 @dataclasses.dataclass(frozen=True)
-class _FineIntegers:
+class FineIntegers:
     """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q stands for q s.
 
     Attributes:
@@ -95,31 +91,34 @@ class _FineIntegers:
     dtype: str = "int8"
     signed: bool = True
     packed: bool = False
-    marks: bool = True
+    nan_in_scale: bool = True
     dithered: bool = False
     for_second_moments: bool = False
     scale_range: tuple[int, int] = (1, 254)
 
     @property
-    def resolution(self) -> float:
-        return 2 * self.largest  # of all gaps, that below the largest code
+    def half_gap(self) -> float:
+        """Half of the gap below the largest code."""
+        return 0.5 / self.largest
 
-    def scale(self, top: jax.Array) -> jax.Array:
-        """Return the scales, rounded up: `top` over K fits. Past the largest scale the block is marked."""
-        least = lax.bitcast_convert_type(top * np.float32(1 / self.largest), jnp.uint32)
+    def scale(self, block_max: jax.Array) -> jax.Array:
+        """Return the scales, rounded up: `block_max` over K fits. Past the largest, the block is marked."""
+        least = lax.bitcast_convert_type(block_max * np.float32(1 / self.largest), jnp.uint32)
         drop = 23 - _SCALES.mantissa_bits
         code = ((least + np.uint32((1 << drop) - 1)) >> np.uint32(drop)).astype(jnp.int32)
         code = jnp.clip(code - np.int32(_SCALES.fixed_base), 1, 255).astype(jnp.uint8)
-        return jnp.where(top < np.float32(np.inf), code, MARKED)
+        return jnp.where(block_max < np.float32(np.inf), code, NAN_SCALE)
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round x / s to integers that stop at K."""
         code = jnp.minimum(round_to_code(self._ratio(x, scale), INT8, words), self.largest)
-        if positive is not False:
-            code = jnp.where(keep(x, positive), jnp.maximum(code, 1), code)
+        if nonzero is not False:
+            code = jnp.where(must_not_vanish(x, nonzero), jnp.maximum(code, 1), code)
         negative = lax.bitcast_convert_type(x, jnp.int32) < 0
-        return jnp.where(scale == MARKED, np.int8(0), jnp.where(negative, -code, code).astype(jnp.int8))
+        return jnp.where(scale == NAN_SCALE, np.int8(0), jnp.where(negative, -code, code).astype(jnp.int8))
 
-    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the integers times s: exact."""
         return codes.astype(jnp.float32) * self._unit(scale)
 
     def _ratio(self, x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -128,11 +127,11 @@ class _FineIntegers:
 
     def _unit(self, scale: jax.Array) -> jax.Array:
         unit = decode_unsigned(scale, _SCALES, _SCALES.fixed_base)
-        return jnp.where(scale == MARKED, np.float32(np.nan), unit)
+        return jnp.where(scale == NAN_SCALE, np.float32(np.nan), unit)
 
 
 @dataclasses.dataclass(frozen=True)
-class _DitheredIntegers(_FineIntegers):
+class DitheredIntegers(FineIntegers):
     """Integers from -7 to 7 in four bits, rounded with a dither d: q stands for (q - d) s.
 
     The code is q + 8; 0 is exact zero, the code of zero alone. `words` is one word for all elements, of which
@@ -144,16 +143,18 @@ class _DitheredIntegers(_FineIntegers):
     packed: bool = True
     dithered: bool = True
 
-    def encode(self, x: jax.Array, scale: jax.Array, words: jax.Array | None, positive: Mask) -> jax.Array:
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round x / s + d to nearest integers that stop at 7."""
         q = lax.round(self._ratio(x, scale) + _dither(words), lax.RoundingMethod.TO_NEAREST_EVEN)
         codes = (jnp.clip(q, -self.largest, self.largest).astype(jnp.int32) + 8).astype(jnp.uint8)
         # By its bits: XLA on CPU takes a subnormal number for zero.
         is_zero = (lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0x7FFFFFFF)) == 0
-        return jnp.where(is_zero | (scale == MARKED), np.uint8(0), codes)
+        return jnp.where(is_zero | (scale == NAN_SCALE), np.uint8(0), codes)
 
-    def decode(self, codes: jax.Array, scale: jax.Array, words: jax.Array | None = None) -> jax.Array:
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return (q - d) s, rounded once."""
         values = ((codes.astype(jnp.int32) - 8).astype(jnp.float32) - _dither(words)) * self._unit(scale)
-        return jnp.where((codes == 0) & (scale != MARKED), np.float32(0), values)
+        return jnp.where((codes == 0) & (scale != NAN_SCALE), np.float32(0), values)
 
 
 def _dither(word: jax.Array | None):
@@ -165,9 +166,9 @@ def _dither(word: jax.Array | None):
 
 
 FIXED_CODES: dict[str, Codes] = {
-    "float8_e3m4": _FixedFloats(ScaledFloats(FLOAT_FORMATS["float8_e3m4"])),
-    "int8": _FixedIntegers(ScaledIntegers()),
+    "float8_e3m4": FixedFloats(SignedCodes(FLOAT_FORMATS["float8_e3m4"])),
+    "int8": FixedIntegers(),
 }
 """By name: codes that `relative` takes without a block size."""
-FINE_CODES: dict[str, ScaledCodes] = {"int8": _FineIntegers(), "int4": _DitheredIntegers()}
+FINE_CODES: dict[str, Codes] = {"int8": FineIntegers(), "int4": DitheredIntegers()}
 """By name: codes under a fine scale."""

@@ -22,13 +22,13 @@ from halfstep_jax.storage.blocks import (
     per_element,
     unpack,
 )
-from halfstep_jax.storage.codes import MAPPED_CODES, MARKED, PLAIN_CODES, SCALED_CODES, Codes, ScaledCodes
+from halfstep_jax.storage.codes import CODEBOOK_CODES, NAN_SCALE, PLAIN_CODES, SCALED_CODES, Codes, Mask
 from halfstep_jax.storage.fine_codes import FINE_CODES, FIXED_CODES
 
 PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)
 SCALED_DTYPES = tuple(SCALED_CODES)
-TABLE_NAMES = tuple(MAPPED_CODES)
-_PACKED = {name for codes in (MAPPED_CODES, FINE_CODES) for name, one in codes.items() if one.packed}
+TABLE_NAMES = tuple(CODEBOOK_CODES)
+_PACKED = {name for codes in (CODEBOOK_CODES, FINE_CODES) for name, one in codes.items() if one.packed}
 _NAMES = (*PLAIN_STATE_DTYPES, *SCALED_DTYPES)
 
 
@@ -85,11 +85,11 @@ class Format:
         codes = jnp.zeros_like(p, dtype=self.code_dtype)
         if not self.scaled:
             return Encoded(codes, None)
-        lowest, _ = self._scaled_codes.scale_range
+        lowest, _ = self._codes.scale_range
         scale = jnp.full_like(first_elements(codes, self.block_size), lowest, dtype=jnp.uint8)
         return self._encoded(codes, scale)
 
-    def encode(self, x: jax.Array, words: jax.Array | None, *, positive: bool | None = False) -> Encoded:
+    def encode(self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never") -> Encoded:
         """Round the float32 `x` to codes.
 
         Finite values saturate, infinity becomes NaN (contract R6). With a scale: x / 2^s, exact, s from the
@@ -99,38 +99,40 @@ class Format:
             x: float32.
             words: uint32 words for stochastic rounding, one for all where codes are dithered, or None for
                 nearest.
-            positive: a second moment: what is not zero is not stored as zero. None: so in blocks without a
-                negative number (contract S4).
+            keep_nonzero: whether what is not zero is not stored as zero: "always" (a second moment), "never",
+                or "where_nonnegative": in blocks without a negative number (contract S4).
         """
         if not self.scaled:
-            return Encoded(self._codes.encode(x, words), None)
-        codes = self._scaled_codes
+            return Encoded(self._codes.encode(x, None, words, keep_nonzero == "always"), None)
+        codes = self._codes
         # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
-        scale = codes.scale(block_maximum(x, self.block_size, np.inf if codes.marks else 0.0))
+        scale = codes.scale(block_maximum(x, self.block_size, np.inf if codes.nan_in_scale else 0.0))
+        nonzero: Mask = keep_nonzero == "always"
+        if keep_nonzero == "where_nonnegative":
+            nonzero = self._without_negative(x)
         of_element = per_element(scale, x.shape, self.block_size)
-        kept = self._without_negative(x) if positive is None else positive
-        return self._encoded(codes.encode(x, of_element, words, kept), scale)
+        return self._encoded(codes.encode(x, of_element, words, nonzero), scale)
 
-    def decode(self, stored: Encoded, words: jax.Array | None = None) -> jax.Array:
+    def decode(self, encoded: Encoded, words: jax.Array | None = None) -> jax.Array:
         """Return the float32 values of codes and scales: exact.
 
         Args:
-            stored: what `encode` returned.
+            encoded: what `encode` returned.
             words: with which it was made, where codes are dithered; of no use elsewhere.
         """
-        codes, scale = stored.codes, stored.scale
+        codes, scale = encoded.codes, encoded.scale
         if not self.scaled:
-            return self._codes.decode(codes, words)
+            return self._codes.decode(codes, None, words)
         assert scale is not None
         if self.packed:
-            assert stored.shape is not None
-            codes = unpack(codes, stored.shape, self.block_size)
-        return self._scaled_codes.decode(codes, per_element(scale, codes.shape, self.block_size), words)
+            assert encoded.shape is not None
+            codes = unpack(codes, encoded.shape, self.block_size)
+        return self._codes.decode(codes, per_element(scale, codes.shape, self.block_size), words)
 
     @property
     def packed(self) -> bool:
         """Whether codes stand two to a byte."""
-        return self.scaled and self._scaled_codes.packed
+        return self.scaled and self._codes.packed
 
     def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the codes of an array: its own, unless they are packed."""
@@ -144,7 +146,7 @@ class Format:
             (True, False)
         """
         moved = np.float32(1e-3) * (np.float32(1) - np.float32(b))
-        return not np.float32(1 / self._any_codes.resolution) < moved
+        return not np.float32(self._codes.half_gap) < moved
 
     def freezes(self, b) -> bool:
         """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < half the gap.
@@ -155,7 +157,7 @@ class Format:
             >>> Format("bfloat16").freezes(0.999), Format("bfloat16").freezes(0.9)
             (True, False)
         """
-        return bool(np.float32(1) - np.float32(b) < np.float32(1 / self._any_codes.resolution))
+        return bool(np.float32(1) - np.float32(b) < np.float32(self._codes.half_gap))
 
     @property
     def rounds(self) -> bool:
@@ -165,35 +167,35 @@ class Format:
     @property
     def half_gap(self) -> str:
         """Half the relative gap between codes, as people write it: "2^-8"."""
-        exponent = math.log2(self._any_codes.resolution)
-        return f"2^-{exponent:.0f}" if exponent.is_integer() else f"1/{self._any_codes.resolution:.4g}"
+        exponent = math.log2(self._codes.half_gap)
+        return f"2^{exponent:.0f}" if exponent.is_integer() else f"1/{1 / self._codes.half_gap:.4g}"
 
     @property
     def signed(self) -> bool:
         """Whether negative values can be stored."""
-        return self._any_codes.signed
+        return self._codes.signed
 
     @property
     def for_second_moments(self) -> bool:
         """Whether small positive numbers are held well enough beside large ones."""
-        return self._any_codes.for_second_moments
+        return self._codes.for_second_moments
 
     @property
     def dithered(self) -> bool:
         """Whether one word serves all elements, and is asked for again by `decode`."""
-        return self._any_codes.dithered
+        return self._codes.dithered
 
     @property
     def code_dtype(self) -> str:
         """The dtype of the arrays of codes."""
-        return self._any_codes.dtype
+        return self._codes.dtype
 
     def problem_of_scale(self, scale: np.ndarray) -> str | None:
         """Return what is wrong with scale bytes, or None."""
-        lowest, highest = self._scaled_codes.scale_range
+        lowest, highest = self._codes.scale_range
         wrong = (scale < lowest) | (scale > highest)
-        if self._scaled_codes.marks:
-            wrong &= scale != MARKED
+        if self._codes.nan_in_scale:
+            wrong &= scale != NAN_SCALE
         return f"holds {scale[wrong][0]}, outside [{lowest}, {highest}]" if wrong.any() else None
 
     def _without_negative(self, x: jax.Array) -> jax.Array:
@@ -212,17 +214,11 @@ class Format:
 
     @property
     def _codes(self) -> Codes:
-        return (FIXED_CODES if self.relative else PLAIN_CODES)[self.dtype]
-
-    @property
-    def _scaled_codes(self) -> ScaledCodes:
         if self.scale == "fine":
             return FINE_CODES[self.dtype]
-        return MAPPED_CODES[self.dtype] if self.dtype in MAPPED_CODES else SCALED_CODES[self.dtype]
-
-    @property
-    def _any_codes(self) -> Codes | ScaledCodes:
-        return self._scaled_codes if self.scaled else self._codes
+        if not self.scaled:
+            return (FIXED_CODES if self.relative else PLAIN_CODES)[self.dtype]
+        return CODEBOOK_CODES[self.dtype] if self.dtype in CODEBOOK_CODES else SCALED_CODES[self.dtype]
 
 
 def scaled(

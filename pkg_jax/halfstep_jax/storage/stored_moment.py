@@ -172,7 +172,11 @@ class StoredMoment:
     def encode(self, old: Encoded, moment: jax.Array, key: LeafKey) -> Encoded:
         """Round the float32 `moment` to the format of `old`, with words of the leaf's key."""
         fmt = self._format_of(old.codes, moment.shape)
-        new = fmt.encode(moment, self._words(fmt, moment.shape, key), positive=self.field.second)
+        new = fmt.encode(
+            moment,
+            self._words(fmt, moment.shape, key),
+            keep_nonzero="always" if self.field.second else "never",
+        )
         return new if fmt.scaled else dataclasses.replace(new, scale=old.scale)
 
     def split_tree(self, encoded):
@@ -203,7 +207,8 @@ class StoredMoment:
         if not fmt.rounds:
             return False
         if self.rounding == "auto":
-            return self.rate is None or fmt.falls_short(self.rate)
+            average = bool(self.field.rate_name)
+            return average and (self.rate is None or fmt.falls_short(self.rate))
         return self.rounding == "stochastic"
 
     @property

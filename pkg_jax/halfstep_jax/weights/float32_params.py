@@ -3,7 +3,6 @@
 Contract: P4, P5.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,47 +13,14 @@ from jax.core import Tracer
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, leaf_name
 from halfstep_jax.numbers.float_formats import FLOAT_FORMATS
 from halfstep_jax.numbers.rounding import round_and_cast
-from halfstep_jax.weights.params import CompensateState
-from halfstep_jax.weights.wide_params import (
-    KeepMasterParamsState,
-    MasterWeights,
-    SplitParamsState,
-    SplitWeights,
-    WeightRule,
-    keeps_nothing,
-)
+from halfstep_jax.weights.params import Compensate
+from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
+from halfstep_jax.weights.wide_params import KeepMasterParams, SplitParams
 
-
-class _CompensatedWeights:
-    """`compensate`: the sum of a weight and its compensation, read and set; the link itself updates it."""
-
-    dtype = jnp.bfloat16
-
-    def first_kept(self, p) -> jax.Array:
-        return jnp.zeros_like(p, dtype=jnp.bfloat16)
-
-    def rounds(self, p) -> bool:
-        return False
-
-    def join(self, p: jax.Array, kept: jax.Array) -> jax.Array:
-        return p.astype(jnp.float32) + kept.astype(jnp.float32)
-
-    def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        shown = round_and_cast(w, jnp.dtype(dtype).name, None)
-        rest = jnp.where(shown == w, np.float32(0), w - shown.astype(jnp.float32))
-        return shown, round_and_cast(rest, "bfloat16", None, saturate=True)
-
-
-def _split_rule(extra: jax.Array) -> WeightRule:
-    return SplitWeights(8 * extra.dtype.itemsize)
-
-
-_RULES: dict[type, tuple[str, Callable[[jax.Array], WeightRule]]] = {
-    CompensateState: ("compensation", lambda kept: _CompensatedWeights()),
-    SplitParamsState: ("extra", _split_rule),
-    KeepMasterParamsState: ("master", lambda kept: MasterWeights()),
+_KEEPERS: dict[type, type[WeightRule]] = {
+    rule.State: rule for rule in (Compensate, SplitParams, KeepMasterParams)
 }
-"""Of each state that keeps something beside the weights: where, and by which rule."""
+"""The rules that keep something beside the weights, by the type of their state."""
 
 
 def float32_params(params, state):
@@ -77,7 +43,7 @@ def float32_params(params, state):
 
     Example:
         >>> import optax
-        >>> from halfstep_jax.rules.aliases import adamw
+        >>> from halfstep_jax import adamw
         >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
         >>> tx = adamw(1e-3, weight_decay=0.0, param_storage="split16")
         >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
@@ -137,16 +103,17 @@ def set_float32_params(params, state, values):
     for name, p, value in _pairs(caller, params, values):
         w = jnp.asarray(value).astype(jnp.float32)
         if name in kept and not keeps_nothing(p):
-            new_params[name], new_kept[name] = kept[name][0].store(w, p.dtype, None)
+            shown, new_kept[name] = kept[name][0].store(w, p.dtype, None)
+            new_params[name] = shown.astype(p.dtype)
         else:
             new_params[name] = round_and_cast(w, p.dtype.name, None)
     named = jax.tree_util.tree_map_with_path
     params = named(lambda path, p: new_params[leaf_name(path)], params)
 
     def renew(found):
-        if type(found) not in _RULES:
+        if not _keeps(found):
             return found
-        field, _ = _RULES[type(found)]
+        field = _KEEPERS[type(found)].extra_field
         tree = named(lambda path, array: new_kept.get(leaf_name(path), array), getattr(found, field))
         return found._replace(**{field: tree})
 
@@ -154,7 +121,7 @@ def set_float32_params(params, state, values):
 
 
 def _keeps(x) -> bool:
-    return type(x) in _RULES
+    return type(x) in _KEEPERS
 
 
 def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
@@ -162,8 +129,8 @@ def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
     weights = {leaf_name(path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
     found: dict[str, tuple[WeightRule, Any]] = {}
     for keeper in filter(_keeps, jax.tree.leaves(state, is_leaf=_keeps)):
-        field, rule = _RULES[type(keeper)]
-        for path, array in jax.tree_util.tree_leaves_with_path(getattr(keeper, field)):
+        rule = _KEEPERS[type(keeper)]
+        for path, array in jax.tree_util.tree_leaves_with_path(getattr(keeper, rule.extra_field)):
             name = leaf_name(path)
             p = weights.get(name)
             if p is not None and keeps_nothing(p):
@@ -176,7 +143,7 @@ def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
                 )
             if name in found:
                 raise ValueError(f"{caller}: two states keep something of '{name}'. Pass one of the two.")
-            found[name] = rule(array), array
+            found[name] = rule.of_extra(array), array
     return found
 
 

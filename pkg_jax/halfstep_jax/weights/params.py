@@ -1,6 +1,7 @@
-"""How a weight is stored: what an update becomes before it is applied, and applying it.
+"""How a weight is stored: rounded stochastically, or with what rounding has lost beside it (Kahan's sum).
 
-Contract: section P.
+Contract: section P. Ways that keep more of a weight than the model sees for the links themselves are in
+`wide_params.py`.
 """
 
 from typing import NamedTuple
@@ -11,13 +12,11 @@ import numpy as np
 import optax
 from jax import lax
 
-from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.leaves import Leaves, check_params, flatten_updates
-from halfstep_jax.numbers.exact import opaque, opaque_input, opaque_zero
-from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
+from halfstep_jax.leaves import flatten_updates
+from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.rounding import round_and_cast, round_in_float32
-from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import seed_words
+from halfstep_jax.weights.weight_rule import WeightRule, land, param_keys, weight_transform
 
 
 class RoundStochasticallyState(NamedTuple):
@@ -82,22 +81,7 @@ def round_stochastically(seed=0) -> optax.GradientTransformationExtraArgs:
     Source: ours (contract P2, P3); for the effect, P. Zamirai et al., "Revisiting BFloat16 training",
     arXiv:2010.06192, section 4.
     """
-    caller = "round_stochastically"
-    seed = seed_words(caller, seed)
-
-    def init(params):
-        check_params(caller, params)
-        return RoundStochasticallyState(jnp.zeros([], jnp.int32), seed)
-
-    def update(updates, state, params=None, **extra_args):
-        del extra_args
-        need_params(caller, params, "the link rounds params + update")
-        leaves = flatten_updates(caller, updates)
-        count = next_count(state.count)
-        us = _landing_updates(leaves, leaves.weights(params), state.seed, count)
-        return us, RoundStochasticallyState(count, state.seed)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return weight_transform(RoundStochastically(), seed=seed)
 
 
 def compensate() -> optax.GradientTransformationExtraArgs:
@@ -132,27 +116,7 @@ def compensate() -> optax.GradientTransformationExtraArgs:
     Source: W. Kahan, "Further remarks on reducing truncation errors", CACM 8(1), 1965; for bfloat16 weights
     P. Zamirai et al., "Revisiting BFloat16 training", arXiv:2010.06192, section 4 (contract P4).
     """
-    caller = "compensate"
-
-    def init(params):
-        check_params(caller, params)
-        return CompensateState(jax.tree.map(_no_compensation, params))
-
-    def update(updates, state, params=None, **extra_args):
-        del extra_args
-        need_params(caller, params, "the link rounds params + update")
-        leaves = flatten_updates(caller, updates)
-        weights = leaves.weights(params)
-        compensations = kept_arrays(leaves, weights, state.compensation, jnp.bfloat16)
-        zero = opaque_zero()
-        rows = [
-            (None, c) if u is None else _compensated(opaque_input(u, zero), p, c, zero)
-            for u, p, c in zip(leaves.values, weights, compensations, strict=True)
-        ]
-        us, compensation = leaves.unzip(2, rows)
-        return us, CompensateState(compensation)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return weight_transform(Compensate())
 
 
 def apply_updates(params, updates, seed, step):
@@ -185,92 +149,59 @@ def apply_updates(params, updates, seed, step):
     caller = "apply_updates"
     leaves = flatten_updates(caller, updates)
     weights = leaves.weights(params)
-    us = leaves.treedef.flatten_up_to(_landing_updates(leaves, weights, seed_words(caller, seed), step))
-    new = [p if u is None else _nearest_sum(p, u) for p, u in zip(weights, us, strict=True)]
-    return leaves.treedef.unflatten(new)
+    keys = param_keys(leaves, seed_words(caller, seed), step)
+    us, _ = land(RoundStochastically(), leaves, weights, [None] * len(weights), keys)
+    pairs = zip(weights, leaves.treedef.flatten_up_to(us), strict=True)
+    return leaves.treedef.unflatten([p if u is None else _nearest_sum(p, u) for p, u in pairs])
 
 
-def landing(p: jax.Array, q: jax.Array) -> jax.Array:
-    """Return the update that takes the weight p to q: q - p in float32, and -0.0 where they are equal.
+class RoundStochastically(WeightRule):
+    """The rule of `round_stochastically`."""
 
-    -0.0 is the one number that moves no weight, neither an infinity nor a zero of either sign.
-    """
-    return jnp.where(q == p, np.float32(-0.0), q - p)
+    name = "round_stochastically"
+    why = "the link rounds params + update"
+    State = RoundStochasticallyState
 
+    def rounds(self, dtype) -> bool:
+        """Always."""
+        return True
 
-def need_params(caller: str, params, why: str) -> None:
-    """Refuse an `update` without params.
-
-    Raises:
-        ValueError: if `params` is None.
-    """
-    if params is None:
-        raise ValueError(f"{caller}: params is None; {why}. Pass params to update(updates, state, params).")
+    def store(self, w, dtype, words):
+        """Return stochastic(w), in float32, or nearest(w) without words (contract P2)."""
+        return round_in_float32(w, jnp.dtype(dtype).name, words), None
 
 
-def kept_arrays(leaves: Leaves, weights: list, kept, dtype) -> list:
-    """Return what is kept beside every weight, and refuse what `init` would not have made.
+class Compensate(WeightRule):
+    """The rule of `compensate`."""
 
-    Args:
-        leaves: of the updates.
-        weights: of the leaves.
-        kept: the tree of what is kept.
-        dtype: of what is kept beside a 16-bit weight.
+    name = "compensate"
+    why = "the link rounds params + update"
+    State = CompensateState
+    extra_field = "compensation"
+    extra_dtype = jnp.bfloat16
 
-    Raises:
-        ValueError: if the tree, a shape or a dtype differs.
-    """
-    arrays = leaves.match_any_shape(kept, "state", "Pass the tree that init saw.")
-    for name, u, p, array in zip(leaves.names, leaves.values, weights, arrays, strict=True):
-        if u is None or p.dtype == jnp.float32 or (array.shape, array.dtype) == (p.shape, dtype):
-            continue
-        raise ValueError(
-            f"{leaves.caller}: the state keeps {array.dtype}{list(array.shape)} beside '{name}', not "
-            f"{jnp.dtype(dtype).name}{list(p.shape)}. Pass the state that init made."
-        )
-    return arrays
+    def join(self, p, extra):
+        """Return p + c."""
+        return p.astype(jnp.float32) + extra.astype(jnp.float32)
 
+    def store(self, w, dtype, words):
+        """Return n = nearest(w), and c = nearest(w - n)."""
+        n = round_in_float32(w, jnp.dtype(dtype).name, None)
+        # Nothing is lost of an infinity.
+        return n, _compensation(jnp.where(n == w, np.float32(0), w - n))
 
-def nothing_kept(dtype=jnp.uint8) -> jax.Array:
-    """Return what stands for a weight of which nothing is kept: not empty, as orbax saves no empty array."""
-    return jnp.zeros(1, dtype)
-
-
-def _landing_updates(leaves: Leaves, weights: list, seed: jax.Array, step):
-    keys = leaf_keys(seed, step, [leaf_id(name) for name in leaves.names], (Role.PARAM,))
-    return leaves.map(
-        lambda u, p, place: call_per_shape(_landing_update, None, keys, place, u, p), weights, keys.places
-    )
+    def land(self, u, p, extra, words, zero):
+        """Return n = nearest(p + s), s = u + c; and c = nearest(s - (n - p)) (contract P4)."""
+        p32 = p.astype(jnp.float32)
+        s = u + extra.astype(jnp.float32)
+        n = round_in_float32(p32 + s, p.dtype.name, None)
+        extra = _compensation(s - (n - p32))
+        # XLA on TPU fuses one result that reads another, not two that read a third: one reads zero bits.
+        return opaque(n, lax.bitcast_convert_type(extra, jnp.uint16).astype(jnp.uint32) & zero), extra
 
 
-def _landing_update(_, keys: LeafKeys, place, u: jax.Array, p: jax.Array) -> jax.Array:
-    """Return the update that lands on stochastic(p + u)."""
-    key = keys.of_leaf(place)
-    u = opaque_input(u, key.opaque_zero())
-    if p.dtype == jnp.float32:
-        return u
-    p32 = p.astype(jnp.float32)
-    q = round_in_float32(p32 + u, p.dtype.name, key.words(Role.PARAM, u.shape))
-    return landing(p32, q)
-
-
-def _no_compensation(p) -> jax.Array:
-    return nothing_kept(jnp.bfloat16) if p.dtype == jnp.float32 else jnp.zeros_like(p, dtype=jnp.bfloat16)
-
-
-def _compensated(
-    u: jax.Array, p: jax.Array, compensation: jax.Array, zero: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Return the update that lands on nearest(p + u + compensation), and the new compensation."""
-    if p.dtype == jnp.float32:
-        return u, compensation
-    p32 = p.astype(jnp.float32)
-    s = u + compensation.astype(jnp.float32)
-    n = round_in_float32(p32 + s, p.dtype.name, None)
-    compensation = round_and_cast(s - (n - p32), "bfloat16", None, saturate=True)
-    # XLA on TPU fuses one result that reads another, not two that read a third: one reads zero bits.
-    read = lax.bitcast_convert_type(compensation, jnp.uint16).astype(jnp.uint32) & zero
-    return opaque(landing(p32, n), read), compensation
+def _compensation(lost: jax.Array) -> jax.Array:
+    return round_and_cast(lost, "bfloat16", None, saturate=True)
 
 
 def _nearest_sum(p: jax.Array, u: jax.Array) -> jax.Array:

@@ -4,21 +4,15 @@ Contract: P5, P6. Two ways to keep them, `split_params` and `keep_master_params`
 """
 
 import dataclasses
-import functools
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from halfstep_jax.leaves import check_params, flatten_updates
-from halfstep_jax.numbers.exact import opaque_input, opaque_zero
-from halfstep_jax.numbers.random_words import Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
-from halfstep_jax.numbers.schedules import next_count
-from halfstep_jax.numbers.seeds import seed_words
-from halfstep_jax.weights.params import kept_arrays, landing, need_params, nothing_kept
 from halfstep_jax.weights.split_weights import holds_float32, join, split
+from halfstep_jax.weights.weight_rule import WeightRule, weight_transform
 
 
 class SplitParamsState(NamedTuple):
@@ -48,82 +42,6 @@ class KeepMasterParamsState(NamedTuple):
 
     master: optax.Params
     inner_state: optax.OptState
-
-
-class WeightRule(Protocol):
-    """How a 16-bit weight and what is kept beside it make one number."""
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of what is kept."""
-        ...
-
-    def first_kept(self, p) -> jax.Array:
-        """Return what is kept beside a new weight."""
-        ...
-
-    def rounds(self, p) -> bool:
-        """Whether `store` needs words."""
-        ...
-
-    def join(self, p: jax.Array, kept: jax.Array) -> jax.Array:
-        """Return the float32 values of weights and what is kept beside them."""
-        ...
-
-    def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """Return the weights and what is kept beside them, of float32 values. No words: to nearest."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitWeights:
-    """`split_params`: 8 or 16 further bits."""
-
-    extra_bits: int
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the further bits."""
-        return jnp.uint8 if self.extra_bits == 8 else jnp.uint16
-
-    def first_kept(self, p) -> jax.Array:
-        """Return zeros: the weight holds itself."""
-        return jnp.zeros_like(p, dtype=self.dtype)
-
-    def rounds(self, p) -> bool:
-        """Whether the wider format is not float32 itself."""
-        return not holds_float32(p.dtype, self.extra_bits)
-
-    def join(self, p: jax.Array, kept: jax.Array) -> jax.Array:
-        """Return the whole number."""
-        return join(p, kept)
-
-    def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """Return the two parts."""
-        return split(w, dtype, self.extra_bits, words)
-
-
-class MasterWeights:
-    """`keep_master_params`: a float32 copy."""
-
-    dtype = jnp.float32
-
-    def first_kept(self, p) -> jax.Array:
-        """Return the weight in float32."""
-        return jnp.asarray(p).astype(jnp.float32)
-
-    def rounds(self, p) -> bool:
-        """No: the copy is float32."""
-        return False
-
-    def join(self, p: jax.Array, kept: jax.Array) -> jax.Array:
-        """Return the copy."""
-        return kept
-
-    def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """Return the copy to nearest, ties away from zero, and the copy."""
-        # A fraction of one half and this word carry: ties go away from zero.
-        return round_and_cast(w, jnp.dtype(dtype).name, jnp.uint32(0x80000000)), w
 
 
 def split_params(
@@ -170,26 +88,12 @@ def split_params(
     Source: ours (contract P5); for the idea, P. Zamirai et al., "Revisiting BFloat16 training",
     arXiv:2010.06192, section 4, and the split in "FlashOptim", arXiv:2602.23349.
     """
-    caller = "split_params"
     if isinstance(extra_bits, bool) or extra_bits not in (8, 16):
         raise ValueError(
-            f"{caller}: extra_bits={extra_bits!r} is not 8 or 16. "
+            f"split_params: extra_bits={extra_bits!r} is not 8 or 16. "
             "Use 16 for all of float32, 8 for 24 bits in all."
         )
-    rule = SplitWeights(extra_bits)
-    seed = seed_words(caller, seed)
-
-    def init(params):
-        extra, inner_state = _init(caller, rule, inner, params)
-        return SplitParamsState(jnp.zeros([], jnp.int32), seed, extra, inner_state)
-
-    def update(updates, state, params=None, **extra_args):
-        count = next_count(state.count)
-        step = _Step(caller, rule, seed=state.seed, count=count)
-        us, extra, inner_state = step.take(inner, updates, params, state.extra, state.inner_state, extra_args)
-        return us, SplitParamsState(count, state.seed, extra, inner_state)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    return weight_transform(SplitParams(extra_bits), inner, seed)
 
 
 def keep_master_params(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -225,83 +129,62 @@ def keep_master_params(inner: optax.GradientTransformation) -> optax.GradientTra
     Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1; the rounding is ours
     (contract P5).
     """
-    caller = "keep_master_params"
-    rule = MasterWeights()
-
-    def init(params):
-        return KeepMasterParamsState(*_init(caller, rule, inner, params))
-
-    def update(updates, state, params=None, **extra_args):
-        step = _Step(caller, rule)
-        us, master, inner_state = step.take(
-            inner, updates, params, state.master, state.inner_state, extra_args
-        )
-        return us, KeepMasterParamsState(master, inner_state)
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def keeps_nothing(p) -> bool:
-    """Whether a weight passes through every rule: a float32 one (contract P6)."""
-    return p.dtype == jnp.float32
-
-
-def _init(caller: str, rule: WeightRule, inner: optax.GradientTransformation, params):
-    """Return what is kept beside the weights, and the state of `inner`, which sees them in float32."""
-    check_params(caller, params)
-    kept = jax.tree.map(lambda p: nothing_kept() if keeps_nothing(p) else rule.first_kept(p), params)
-    return kept, inner.init(jax.tree.map(lambda p: jnp.asarray(p).astype(jnp.float32), params))
+    return weight_transform(KeepMasterParams(), inner)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
-    """One step of a wrapper.
+class SplitParams(WeightRule):
+    """The rule of `split_params`: 8 or 16 further bits."""
 
-    Attributes:
-        caller: the wrapper, for errors.
-        rule: how a weight is kept.
-        seed: uint32[2] for random words; None where the rule needs none.
-        count: int32 scalar, steps taken, this one counted.
-    """
+    name = "split_params"
+    why = "the wrapper keeps further bits of params"
+    State = SplitParamsState
+    extra_field = "extra"
 
-    caller: str
-    rule: WeightRule
-    seed: jax.Array | None = None
-    count: Any = None
+    extra_bits: int = 16
 
-    def take(self, inner, updates, params, kept, inner_state, extra_args):
-        """Return the updates, what is kept, and the state of `inner` after its step."""
-        need_params(self.caller, params, "the wrapper keeps further bits of params")
-        incoming = flatten_updates(self.caller, updates)
-        weights = incoming.weights(params)
-        kepts = kept_arrays(incoming, weights, kept, self.rule.dtype)
-        rows = zip(incoming.values, weights, kepts, strict=True)
-        wide = [p if u is None else self._join(p, k) for u, p, k in rows]
-        update = optax.with_extra_args_support(inner).update
-        us, inner_state = update(updates, inner_state, incoming.treedef.unflatten(wide), **extra_args)
-        leaves = flatten_updates(self.caller, us)
-        zero, words = opaque_zero(), self._words(leaves.names)
-        rows = zip(leaves.values, weights, wide, kepts, words, strict=True)
-        us, kept = leaves.unzip(2, [self._land(zero, *row) for row in rows])
-        return us, kept, inner_state
+    @classmethod
+    def of_extra(cls, extra) -> "SplitParams":
+        """Return the rule of as many bits."""
+        return cls(8 * extra.dtype.itemsize)
 
-    def _join(self, p: jax.Array, kept: jax.Array) -> jax.Array:
-        return p if keeps_nothing(p) else self.rule.join(p, kept)
+    @property
+    def extra_dtype(self) -> Any:
+        """The dtype of the further bits."""
+        return jnp.uint8 if self.extra_bits == 8 else jnp.uint16
 
-    def _words(self, names: list[str]):
-        """Return, for every leaf, a function of its shape that makes its words."""
-        if self.seed is None:
-            return [None for _ in names]
-        keys = leaf_keys(self.seed, self.count, [leaf_id(name) for name in names], (Role.PARAM,))
-        return [functools.partial(keys.of_leaf(place).words, Role.PARAM) for place in keys.places]
+    def rounds(self, dtype) -> bool:
+        """Whether the wider format is not float32 itself."""
+        return not holds_float32(dtype, self.extra_bits)
 
-    def _land(self, zero: jax.Array, u, p, w, kept, words):
-        """Return the update that lands on the new weight, and what is kept beside that."""
-        if u is None:
-            return u, kept
-        u = opaque_input(u, zero)
-        if keeps_nothing(p):
-            return u, kept
-        made = words(p.shape) if words is not None and self.rule.rounds(p) else None
-        shown, kept = self.rule.store(w + u, p.dtype, made)
-        return landing(p.astype(jnp.float32), shown.astype(jnp.float32)), kept
+    def join(self, p, extra):
+        """Return the weight of both parts."""
+        return join(p, extra)
+
+    def store(self, w, dtype, words):
+        """Return both parts of w, rounded to the wider format where they cannot hold it (contract P5)."""
+        return split(w, dtype, self.extra_bits, words)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepMasterParams(WeightRule):
+    """The rule of `keep_master_params`: a float32 copy."""
+
+    name = "keep_master_params"
+    why = "the wrapper keeps further bits of params"
+    State = KeepMasterParamsState
+    extra_field = "master"
+    extra_dtype = jnp.float32
+
+    def first_extra(self, p) -> jax.Array:
+        """Return the weight in float32."""
+        return jnp.asarray(p).astype(jnp.float32)
+
+    def join(self, p, extra):
+        """Return the copy."""
+        return extra
+
+    def store(self, w, dtype, words):
+        """Return w to nearest, ties away from zero, and w (contract P5)."""
+        # A fraction of one half and this word carry: ties go away from zero.
+        return round_and_cast(w, jnp.dtype(dtype).name, jnp.uint32(0x80000000)), w

@@ -29,7 +29,7 @@ class Batch:
     """
 
     plan: Plan
-    numbers: list[Any]
+    numbers: list[Any] = dataclasses.field(default_factory=list)
     slots: list[Slot] = dataclasses.field(default_factory=list)
     keys: Any = None
     layout: Any = None

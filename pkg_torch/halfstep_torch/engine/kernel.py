@@ -148,6 +148,8 @@ def _run_whole(batch: Batch, k: int, place: int, u: Tensor) -> Tensor:
     """Run the k-th stage, which sees a whole parameter, in its shape; return the update that it leaves."""
     stage, slot, keys = batch.stages[k], batch.slots[place], batch.keys[:, place].tolist()
     state = {name: slot.state[name].view(-1) for name in stage.arrays}
+    if not k:  # the rule may write into what it is given, and that is the gradient
+        u = u.to(torch.float32, copy=True)
     words = stage.whole_words(keys, batch.device)
     out, new_state = stage.run(slot.param.detach(), u, state, batch.stage_numbers(k), words)
     for name, array in new_state.items():
@@ -167,7 +169,7 @@ def row_keys(stage: Stage, rows: Rows, keys: Tensor) -> Tensor:
     """
     if rows.slots is None:
         place = rows.spans[0].slot
-        columns = keys[:, place : place + 1].expand(-1, len(rows)).contiguous()
+        columns = keys.new_empty(len(keys), len(rows)).copy_(keys[:, place : place + 1])
     else:
         columns = keys.index_select(1, rows.slots)
     if rows.high is None:

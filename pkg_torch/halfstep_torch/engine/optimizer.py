@@ -352,12 +352,22 @@ class Optimizer(torch.optim.Optimizer):
             slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
             of_batch = (i, plan.links, plan.kinds, id(plan.whole), param.device, grad.dtype, slot.step)
             if of_batch not in batches:
-                links = self._chain.links
-                numbers = [links[j].step_numbers(values[i][j], slot.step) for j in plan.links]
-                batches[of_batch] = Batch(plan, numbers)
+                batches[of_batch] = Batch(plan)
             batches[of_batch].slots.append(slot)
+        for (i, *_, step), batch in batches.items():
+            batch.numbers = self._numbers(values[i], batch.plan, step, batches.values())
         self._slots = slots
         return batches
+
+    def _numbers(self, values: list[Any], plan: Plan, step: int, batches: Iterable[Batch]) -> list[Any]:
+        """Return the numbers of each rule of a plan."""
+        numbers = []
+        for j in plan.links:
+            link, gs = self._chain.links[j], []
+            if link.measures:
+                gs = [slot.grad for batch in batches if j in batch.plan.links for slot in batch.slots]
+            numbers.append(link.step_numbers(values[j], step, gs))
+        return numbers
 
     def _of_group(self, index: int, values: list[Any]) -> tuple:
         """Return what the plans of a group's parameters depend on, besides the parameters."""

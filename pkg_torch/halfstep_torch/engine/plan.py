@@ -134,7 +134,8 @@ class Stage:
             numbers: of each rule, by name.
             words: from a stream and a role to the `Words` of a rule.
         """
-        u, p32, new_state = u.to(torch.float32), p.to(torch.float32), {}
+        u, new_state = u.to(torch.float32), {}
+        p32 = p.to(torch.float32) if self._reads_float32 else p
         if self.negates:
             u = -u
         known = self._known(p32, state) if any(self.wrapped) else p32
@@ -142,6 +143,11 @@ class Stage:
             u, arrays = rule.update(u, known if wrapped else p32, state, n, [words(*x) for x in sources])
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
+
+    @property
+    def _reads_float32(self) -> bool:
+        """Whether the weights are needed in float32: a copy of its size for a whole parameter."""
+        return self.lands or any(self.wrapped) or any(rule.rule.wide_weights for rule in self.rules)
 
     def _known(self, p32: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """Return the weights as precisely as they are known, given those of the model."""

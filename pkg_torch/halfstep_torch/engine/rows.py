@@ -338,7 +338,7 @@ def _split(slots: Sequence[Slot], length: int) -> list[list[int]]:
     room = 0
     for place, slot in enumerate(slots):
         n = slot.param.numel()
-        if n > room:
+        if not groups or n > room:
             groups.append([])
             room = length
         groups[-1].append(place)

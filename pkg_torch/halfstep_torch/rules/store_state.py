@@ -80,9 +80,9 @@ class StoreState(Rule):
         """Whether the wrapped rule touches this parameter."""
         return self.inner.applies_to(name, param)
 
-    def step_numbers(self, h: Any, step: int) -> Any:
+    def step_numbers(self, h: Any, step: int, gs: Sequence[Tensor] = ()) -> Any:
         """Return those of the wrapped rule."""
-        return self.inner.step_numbers(h, step)
+        return self.inner.step_numbers(h, step, gs)
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> BoundRule | None:
         """Bind the wrapped rule, with the moments that are chosen stored once more."""

@@ -64,6 +64,7 @@ class ScaleByTrustRatio(Rule):
     """The transform that `scale_by_trust_ratio` returns; its arguments, unchecked."""
 
     scope: ClassVar[str] = "parameter"
+    wide_weights: ClassVar[bool] = False  # norms are in float32, whatever the dtype
     min_norm: Any = number(0.0, check=_lower)
     trust_coefficient: Any = number(1.0)
     eps: Any = number(0.0, entry=None)  # the entry `eps` is another rule's
@@ -82,7 +83,7 @@ class ScaleByTrustRatio(Rule):
 
     def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
         """Return ratio u, rounded once."""
-        return trust_ratio(norm(p), norm(g), n) * g
+        return g.mul_(trust_ratio(norm(p), norm(g), n))  # in place: no memory of the size of a parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,7 @@ class ScaleByTemperedTrustRatio(Rule):
     """
 
     scope: ClassVar[str] = "parameter"
+    wide_weights: ClassVar[bool] = False  # norms are in float32, whatever the dtype
     trust_power: Any = number(None, check=lambda *value: _power(*value))
     max_norm: Any = number(None, check=_upper)
     lr: Any = number(None, check=read_rate, owned=False)
@@ -112,7 +114,7 @@ class ScaleByTemperedTrustRatio(Rule):
 
     def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
         """Return ratio u, rounded once."""
-        return trust_ratio(norm(p), norm(g), n) * g
+        return g.mul_(trust_ratio(norm(p), norm(g), n))  # in place: no memory of the size of a parameter
 
 
 def scale_by_trust_ratio(

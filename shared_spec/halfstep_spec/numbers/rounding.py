@@ -32,9 +32,9 @@ def round_to(
         x: float32.
         dtype: one of `FLOAT_FORMATS`; in "float32" nothing is rounded.
         words: one uint32 per element, or None for nearest, ties to even.
-        saturate: the rule for states. False (for parameters): past the largest finite value comes
-            infinity, or NaN where the format has none; infinity stays what it is. True: the
-            largest finite value, and infinity becomes NaN.
+        saturate: False, for parameters: values beyond the largest finite become infinity, or NaN where
+            the format has none; infinity stays. True, for states: they become the largest finite value,
+            and infinity becomes NaN.
 
     Returns:
         uint8, uint16 or uint32 patterns, in the shape of `x`.

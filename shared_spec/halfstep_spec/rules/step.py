@@ -23,7 +23,7 @@ class StepState(NamedTuple):
 
     Attributes:
         rule: of the update rule.
-        extra: what is kept beside the weight: compensation, low bits, master copy; None where nothing is.
+        extra: the array beside the weight: its compensation, low bits or master copy; None without one.
     """
 
     rule: RuleState

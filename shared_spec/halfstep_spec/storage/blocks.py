@@ -8,12 +8,12 @@ import numpy as np
 def block_layout(shape: tuple[int, ...], block_size: int | str | None) -> tuple[tuple[int, ...], int, int]:
     """Return (leading shape, length of the run, block size) of an array.
 
-    A run is the shortest run of trailing axes whose product reaches `block_size`, or all axes where none
+    A run is the fewest trailing axes whose product reaches `block_size`, or all axes where none
     does; blocks stand along it, and the last one of a run may be short.
 
     Args:
         shape: of the array.
-        block_size: a number of elements, "row" (one block per last-axis row) or None (one block in all).
+        block_size: a number of elements, "row" (one block per last-axis row) or None (a single block).
     """
     if block_size is None:
         return (), math.prod(shape), math.prod(shape)
@@ -54,7 +54,7 @@ def per_element(scales: np.ndarray, shape: tuple[int, ...], block_size: int | st
 
 
 def pack(codes: np.ndarray, block_size: int | str | None) -> np.ndarray:
-    """Return 4-bit codes two to a byte, the earlier one in the low half; a run ends with its byte.
+    """Return 4-bit codes packed two per byte, the earlier one in the low half; a run ends with its byte.
 
     Args:
         codes: uint8, below 16, in the array's shape.

@@ -18,7 +18,7 @@ class Encoded(NamedTuple):
     """A stored array.
 
     Attributes:
-        codes: patterns, in the array's shape, or, of 4 bits, two to a byte.
+        codes: patterns, in the array's shape; 4-bit codes are packed two per byte.
         scale: uint8, one per block; None in a format without.
         shape: of the array; None where that is the shape of the codes.
     """

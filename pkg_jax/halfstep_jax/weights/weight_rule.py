@@ -1,0 +1,205 @@
+"""What a way to store weights is, and the transform of one: a last link, or a wrapper of a whole chain.
+
+Contract: section P.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from halfstep_jax.leaf_calls import call_per_shape
+from halfstep_jax.leaves import Leaves, check_params, flatten_updates
+from halfstep_jax.numbers.exact import opaque_input, opaque_zero
+from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
+from halfstep_jax.numbers.schedules import next_count
+from halfstep_jax.numbers.seeds import seed_words
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightRule:
+    """A way to store weights of 16 bits; float32 weights pass through. Subclasses are frozen dataclasses.
+
+    Attributes:
+        name: of the transform, for errors.
+        why: it needs params, for the error without.
+        State: the NamedTuple of its state: `count` and `seed`, if it rounds stochastically, the field
+            `extra_field`, if it keeps something beside the weights, and `inner_state`, if it is a wrapper.
+        extra_field: the field that holds what is kept beside the weights; "" where nothing is.
+    """
+
+    name: ClassVar[str]
+    why: ClassVar[str]
+    State: ClassVar[Any]
+    extra_field: ClassVar[str] = ""
+
+    @classmethod
+    def of_extra(cls, extra) -> "WeightRule":
+        """Return the rule that keeps such an array beside a weight."""
+        return cls()
+
+    @property
+    def extra_dtype(self) -> Any:
+        """The dtype of what is kept beside a weight; None where nothing is."""
+        return None
+
+    def first_extra(self, p) -> jax.Array:
+        """Return what is kept beside a new weight: zeros, as the weight holds itself."""
+        return jnp.zeros_like(p, dtype=self.extra_dtype)
+
+    def rounds(self, dtype) -> bool:
+        """Whether weights of that dtype are rounded stochastically."""
+        return False
+
+    def join(self, p: jax.Array, extra) -> jax.Array:
+        """Return the weights as precisely as they are known, in float32."""
+        return p.astype(jnp.float32)
+
+    def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, Any]:
+        """Return the model's weights, in float32 or `dtype`, and what is kept beside them.
+
+        Args:
+            w: float32, what is to be stored.
+            dtype: of the model's weights.
+            words: uint32, for stochastic rounding; None for nearest.
+        """
+        raise NotImplementedError
+
+    def land(
+        self, u: jax.Array, p: jax.Array, extra, words: jax.Array | None, zero: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        """Return the weights that p becomes by an update, and what is kept beside them, as `store` does."""
+        return self.store(self.join(p, extra) + u, p.dtype, words)
+
+
+def keeps_nothing(p) -> bool:
+    """Whether a weight passes through every rule: a float32 one (contract P6)."""
+    return p.dtype == jnp.float32
+
+
+def landing(p: jax.Array, q: jax.Array) -> jax.Array:
+    """Return the update that takes the weight p to q: q - p in float32, and -0.0 where they are equal.
+
+    -0.0 is the one number that moves no weight, neither an infinity nor a zero of either sign.
+    """
+    return jnp.where(q == p, np.float32(-0.0), q - p)
+
+
+def weight_transform(
+    rule: WeightRule, inner: optax.GradientTransformation | None = None, seed=0
+) -> optax.GradientTransformationExtraArgs:
+    """Return the transform that stores weights by a rule.
+
+    Args:
+        rule: how.
+        inner: what sees and updates the weights as the rule knows them; None where the rule is a last link.
+        seed: of the random words, if there are any.
+    """
+    seed = seed_words(rule.name, seed)
+    inner_update = None if inner is None else optax.with_extra_args_support(inner).update
+
+    def init(params):
+        check_params(rule.name, params)
+        wide = jax.tree.map(lambda p: jnp.asarray(p).astype(jnp.float32), params) if inner else None
+        return _state(rule, jnp.zeros([], jnp.int32), seed, _first_extras(rule, params), inner, wide)
+
+    def update(updates, state, params=None, **extra_args):
+        if params is None:
+            raise ValueError(
+                f"{rule.name}: params is None; {rule.why}. Pass params to update(updates, state, params)."
+            )
+        leaves = flatten_updates(rule.name, updates)
+        weights = leaves.weights(params)
+        extras = _extras(rule, leaves, weights, state)
+        after = {}
+        if inner_update is not None:
+            wide = leaves.treedef.unflatten(_wide(rule, leaves, weights, extras))
+            updates, after["inner_state"] = inner_update(updates, state.inner_state, wide, **extra_args)
+            leaves = flatten_updates(rule.name, updates)
+        if "count" in rule.State._fields:
+            after["count"] = next_count(state.count)
+        keys = param_keys(leaves, state.seed, after["count"]) if "count" in after else None
+        us, extras = land(rule, leaves, weights, extras, keys)
+        return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def param_keys(leaves: Leaves, seed: jax.Array, count) -> LeafKeys:
+    """Return the keys of the words that round the weights of `leaves`."""
+    return leaf_keys(seed, count, [leaf_id(name) for name in leaves.names], (Role.PARAM,))
+
+
+def land(rule: WeightRule, leaves: Leaves, weights: list, extras: list, keys: LeafKeys | None):
+    """Return the tree of updates that land on the new weights, and that of what is kept beside those."""
+    zero = opaque_zero() if keys is None else None
+    places = [None] * len(weights) if keys is None else keys.places
+    rows = [
+        (None, extra) if u is None else call_per_shape(_land, rule, zero, keys, place, u, p, extra)
+        for place, u, p, extra in zip(places, leaves.values, weights, extras, strict=True)
+    ]
+    return leaves.unzip(2, rows)
+
+
+def _land(rule: WeightRule, zero, keys: LeafKeys | None, place, u: jax.Array, p: jax.Array, extra):
+    """Return the update of one leaf, and what is kept beside its weight."""
+    key = None if keys is None else keys.of_leaf(place)
+    zero = zero if key is None else key.opaque_zero()
+    u = opaque_input(u, zero)
+    if keeps_nothing(p):
+        return u, extra
+    words = key.words(Role.PARAM, u.shape) if key is not None and rule.rounds(p.dtype) else None
+    q, extra = rule.land(u, p, extra, words, zero)
+    return landing(p.astype(jnp.float32), q.astype(jnp.float32)), extra
+
+
+def _wide(rule: WeightRule, leaves: Leaves, weights: list, extras: list) -> list:
+    """Return the weights as `inner` sees them: in float32, where there is an update."""
+    rows = zip(leaves.values, weights, extras, strict=True)
+    return [
+        p if u is None or keeps_nothing(p) else call_per_shape(_join, rule, p, extra) for u, p, extra in rows
+    ]
+
+
+def _join(rule: WeightRule, p: jax.Array, extra) -> jax.Array:
+    return rule.join(p, extra)
+
+
+def _first_extras(rule: WeightRule, params):
+    """Return what is kept beside new weights, in their tree; of a float32 weight a placeholder."""
+    if not rule.extra_field:
+        return None
+    # Not an empty array: orbax does not save those.
+    nothing = jnp.bfloat16 if rule.extra_dtype == jnp.bfloat16 else jnp.uint8
+    return jax.tree.map(lambda p: jnp.zeros(1, nothing) if keeps_nothing(p) else rule.first_extra(p), params)
+
+
+def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
+    """Return what is kept beside every weight, and refuse what `init` would not have made.
+
+    Raises:
+        ValueError: if the tree, a shape or a dtype differs.
+    """
+    if not rule.extra_field:
+        return [None] * len(weights)
+    kept = getattr(state, rule.extra_field)
+    arrays = leaves.match_any_shape(kept, "state", "Pass the tree that init saw.")
+    for name, u, p, array in zip(leaves.names, leaves.values, weights, arrays, strict=True):
+        if u is None or keeps_nothing(p) or (array.shape, array.dtype) == (p.shape, rule.extra_dtype):
+            continue
+        raise ValueError(
+            f"{rule.name}: the state keeps {array.dtype}{list(array.shape)} beside '{name}', not "
+            f"{jnp.dtype(rule.extra_dtype).name}{list(p.shape)}. Pass the state that init made."
+        )
+    return arrays
+
+
+def _state(rule: WeightRule, count, seed, extras, inner: optax.GradientTransformation | None, wide) -> Any:
+    """Return the state before the first step."""
+    fields = {"count": count, "seed": seed, rule.extra_field: extras}
+    if inner is not None:
+        fields["inner_state"] = inner.init(wide)
+    return rule.State(**{name: fields[name] for name in rule.State._fields})
