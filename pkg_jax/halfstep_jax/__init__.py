@@ -1,4 +1,4 @@
-"""Low-precision optimizer steps for JAX and Optax: stochastic rounding and 16-bit states."""
+"""Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 
+from halfstep_jax.numbers.exact import straight_through
 from halfstep_jax.numbers.hyperparameters import as_decay_rate, as_nonnegative
 from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.numbers.schedules import as_scalar_or_schedule, at_count
@@ -48,7 +49,7 @@ def scalar_or_schedule(default: Any = dataclasses.MISSING, hint: str = "Use a nu
 def moment(
     *,
     rate: str = "",
-    second: bool = False,
+    signed: bool = True,
     dtype: str = "",
     rounding: str = "",
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None,
@@ -60,7 +61,7 @@ def moment(
 
     Args:
         rate: the field that holds its decay rate: a rounding to nearest that would freeze it is refused.
-        second: whether it is a second moment: never negative, and never stored as zero where it is not zero.
+        signed: False for a second moment: never negative, and what is not zero is not stored as zero.
         dtype: the field that says how it is stored; its name and "_dtype" unless given. A rule without such
             a field keeps the moment in bfloat16 for bfloat16 weights, else in float32.
         rounding: the field that says how it is rounded; its name and "_rounding" unless given, and "auto"
@@ -69,7 +70,7 @@ def moment(
         unit: the second moment, in whose root it may be kept: such a one can be asked for as `relative(...)`,
             and `update` rounds the second moment first. Both are averages of powers of the same numbers.
     """
-    return MomentField(rate, second, dtype, rounding, shape, unit)
+    return MomentField(rate, signed, dtype, rounding, shape, unit)
 
 
 class StepKeys(NamedTuple):
@@ -118,7 +119,7 @@ class StepMoment:
         z = x if v is None else to_unit(x, v, self._keys.zero)
         self.encoded = self._stored.encode(self.encoded, z, self._keys.now)
         z = self._stored.decode(self.encoded, self._keys.now)
-        self._rounded = z if v is None else from_unit(z, v)
+        self._rounded = straight_through(x, z if v is None else from_unit(z, v))
         return self._rounded
 
     def rounded_before(self, name: str) -> jax.Array:

@@ -14,7 +14,7 @@ from halfstep_jax.leaves import Leaves, check_params, flatten_updates
 from halfstep_jax.numbers.exact import opaque_input, opaque_zero
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
-from halfstep_jax.numbers.seeds import seed_words
+from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.rule import (
     Moments,
     Rule,
@@ -82,7 +82,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
             return ScheduleState(jnp.zeros([], jnp.int32)) if schedules(rule) else optax.EmptyState()
         check_params(rule.name, params)
         trees = {name: moment.init(params) for name, moment in stored.items()}
-        return _state(rule, jnp.zeros([], jnp.int32), words, trees)
+        return _state(rule, jnp.zeros([], jnp.int32), new_seed(words), trees)
 
     def update(updates, state, params=None, **extra_args):
         del extra_args

@@ -41,7 +41,9 @@ _ALIASES = {
     "trace_step": (lambda rate, decay, **options: hs.sgd(rate, decay, **options), None),
     "lamb_step": (
         None,
-        lambda rate, **options: (hs.lamb16 if "trust_power" in options else hs.lamb)(rate, **options),
+        lambda rate, **options: (hs.lamb16 if "trust_power" in options else hs.lamb)(
+            rate, **{"max_norm": None, **options}
+        ),
     ),
 }
 """By op: the alias without decay, and that with decoupled decay."""

@@ -228,6 +228,8 @@ def _class_arguments(make: type, link: Callable, rule: dict) -> dict | None:
     if "betas" in taken:
         betas = sorted(name for name in given if re.fullmatch(r"b\d", name))
         given["betas"] = tuple(given.pop(name) for name in betas)
+    if "max_norm" in taken:
+        given.setdefault("max_norm", None)
     others = [name for name in given if name not in taken]
     if any(given[name] != defaults[name].default for name in others):
         return None

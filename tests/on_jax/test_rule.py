@@ -39,8 +39,8 @@ class Factored(hs.Rule):
     scope = "parameter"
 
     b2: Any = hs.decay_rate(0.99)
-    rows = hs.moment(rate="b2", second=True, shape=lambda shape: shape[:-1])
-    columns = hs.moment(rate="b2", second=True, shape=lambda shape: (*shape[:-2], shape[-1]))
+    rows = hs.moment(rate="b2", signed=False, shape=lambda shape: shape[:-1])
+    columns = hs.moment(rate="b2", signed=False, shape=lambda shape: (*shape[:-2], shape[-1]))
 
     def update(self, g, p, n, moments, zero):
         square = hs.opaque(g * g, zero)

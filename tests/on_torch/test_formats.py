@@ -12,7 +12,7 @@ from backends.on_torch import from_torch, to_torch
 from compare import assert_same
 from halfstep_spec import SCALED_CODES
 from halfstep_spec.vectors import Array
-from halfstep_torch.engine import batches, rows
+from halfstep_torch.engine import batches, layout
 from halfstep_torch.storage.formats import Encoded, Format
 from on_torch.steps import assert_same_snapshots, snapshot, values
 
@@ -99,7 +99,7 @@ def weights(shapes=tuple(SHAPES), layout=torch.contiguous_format):
 def test_pieces_hold_whole_blocks(monkeypatch, piece, block_size):
     formats = {"mu_dtype": hs.scaled("float8_e4m3fn", block_size), "nu_dtype": hs.scaled("ufloat8_e5m3", 32)}
     whole = snapshot(run(weights(), **formats))
-    monkeypatch.setattr(rows, "lengths", lambda *_: (piece, piece))
+    monkeypatch.setattr(layout, "lengths", lambda *_: (piece, piece))
     assert_same_snapshots(whole, snapshot(run(weights(), **formats)))
 
 

@@ -11,7 +11,7 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_spec import PARAM_STORAGES
-from halfstep_torch.engine import rows
+from halfstep_torch.engine import layout
 from halfstep_torch.engine.plan import make_plan
 from halfstep_torch.numbers import norms
 from halfstep_torch.numbers.norms import norm
@@ -171,7 +171,7 @@ STORAGES = tuple(PARAM_STORAGES)
 @pytest.mark.parametrize("storage", STORAGES)
 def test_steps_in_pieces_are_those_of_a_whole(storage, monkeypatch):
     whole = run(hs.Lamb16, param_storage=storage, trust_power=0.382)
-    monkeypatch.setattr(rows, "lengths", lambda *_: (1000, 1000))
+    monkeypatch.setattr(layout, "lengths", lambda *_: (1000, 1000))
     pieces = run(hs.Lamb16, param_storage=storage, trust_power=0.382)
     for a, b in zip(float32_of(whole), float32_of(pieces), strict=True):
         # The order of a sum may decide a rounding, to one more unit of what holds the weight, and it changes
@@ -239,7 +239,7 @@ class Normalize(hs.Rule):
 @pytest.mark.parametrize(("maximize", "last"), [(False, 9.0), (True, -1.0)])
 def test_a_chain_may_see_whole_parameters_twice_first_and_last(maximize, last, piece, monkeypatch):
     if piece:
-        monkeypatch.setattr(rows, "lengths", lambda *_: (piece, piece))
+        monkeypatch.setattr(layout, "lengths", lambda *_: (piece, piece))
     p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     optimizer = hs.Optimizer([p], hs.chain(Normalize(), hs.scale_by_trust_ratio()), maximize=maximize)
     p.grad = torch.tensor([0.0, 7.0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine import rows
+from halfstep_torch.engine import layout as rows_of_batches
 from on_torch.steps import assert_same_snapshots, snapshot
 
 SHAPE = (6, 5, 4, 3)
@@ -73,7 +73,7 @@ def test_pieces_of_any_layout_hold_whole_blocks(monkeypatch, name, length):
     runs = []
     for layout in (LAYOUTS[name], plain):
         if layout is not plain:
-            monkeypatch.setattr(rows, "lengths", lambda *_: (length, length))
+            monkeypatch.setattr(rows_of_batches, "lengths", lambda *_: (length, length))
         p = torch.nn.Parameter(layout(torch.linspace(-1, 1, 360).view(SHAPE).bfloat16()))
         optimizer = hs.AdamW([("w", p)], lr=1e-2, compile=False, **formats)
         for step in range(2):

@@ -42,9 +42,11 @@ def opaque(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
         >>> float(opaque(np.float32(0.3), opaque_zero())) == float(np.float32(0.3))
         True
 
+    To a derivative it is the identity.
+
     Source: ours.
     """
-    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) | zero, jnp.float32)
+    return _opaque(x, zero)
 
 
 def opaque_input(x: jax.Array, zero: jax.Array) -> jax.Array:
@@ -56,10 +58,44 @@ def opaque_input(x: jax.Array, zero: jax.Array) -> jax.Array:
         x: float32, bfloat16 or float16.
         zero: from `opaque_zero`.
     """
-    if x.dtype == jnp.float32:
-        return opaque(x, zero)
-    bits = lax.bitcast_convert_type(x, jnp.uint16) | zero.astype(jnp.uint16)
-    return lax.bitcast_convert_type(bits, x.dtype).astype(jnp.float32)
+    return _opaque(x, zero).astype(jnp.float32)
+
+
+@jax.custom_jvp
+def _opaque(x, zero: jax.Array) -> jax.Array:
+    width = jnp.uint32 if x.dtype == jnp.float32 else jnp.uint16
+    bits = lax.bitcast_convert_type(x, width) | zero.astype(width)
+    return lax.bitcast_convert_type(bits, x.dtype)
+
+
+@_opaque.defjvp
+def _identity(primals, tangents):
+    # Patterns have no derivative: without this it would be zero, and nothing would say so.
+    return _opaque(*primals), tangents[0]
+
+
+@jax.custom_jvp
+def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
+    """Return `rounded`, which to a derivative is `x`: what a step rounds passes derivatives on as they are.
+
+    Args:
+        x: float32.
+        rounded: the same, rounded; of any dtype.
+
+    Example:
+        >>> float(jax.grad(lambda x: straight_through(x, jnp.round(x)) ** 2)(0.75))
+        2.0
+
+    Source: Y. Bengio et al., "Estimating or propagating gradients through stochastic neurons",
+    arXiv:1308.3432, section 4.
+    """
+    return rounded
+
+
+@straight_through.defjvp
+def _as_unrounded(primals, tangents):
+    rounded = straight_through(*primals)
+    return rounded, tangents[0].astype(rounded.dtype)
 
 
 def add_product(c, a, b, zero: jax.Array) -> jax.Array:

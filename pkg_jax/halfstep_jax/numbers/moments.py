@@ -60,6 +60,6 @@ def bias_correction(b, count) -> jax.Array:
 def _next_bit(k: jax.Array, carry):
     """Take bit k of the count into q; at module level, so that op by op it compiles once."""
     q, power, count, zero = carry
-    set_bit = (count >> k.astype(jnp.uint32)) & np.uint32(1)
+    set_bit = (count >> jnp.uint32(k)) & np.uint32(1)  # a Python integer under `jax.disable_jit`
     q = jnp.where(set_bit == 1, q + opaque(power * (np.float32(1) - q), zero), q)
     return q, (power + power) - opaque(power * power, zero), count, zero

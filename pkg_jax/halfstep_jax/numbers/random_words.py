@@ -116,7 +116,7 @@ def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], o
     on uint32.
 
     Inside `jax.shard_map` an array is one shard: give the offset of the shard. Under `jax.jit` with sharded
-    arrays there is nothing to give.
+    arrays no offset is needed.
 
     Args:
         seed: an integer in [0, 2^64), or two uint32 words (high, low). May be traced.
@@ -173,7 +173,7 @@ def role_of(name: str) -> int:
     return _MOMENT_ROLES.get(name, leaf_id(name))
 
 
-def leaf_keys(seed: jax.Array, step, leaves: Sequence[int], roles: Sequence[int]) -> LeafKeys:
+def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: Sequence[int]) -> LeafKeys:
     """Return the keys of `leaves` for `roles`: fold(fold(fold(seed, step), leaf), role) (contract W4).
 
     One rolled loop of three turns over small vectors. Rolled, because XLA would fuse an unrolled Threefry

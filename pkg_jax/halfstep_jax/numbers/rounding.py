@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.numbers.exact import straight_through
 from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
 
 _SIGN = np.uint32(0x80000000)
@@ -29,24 +30,24 @@ _SOURCES = ("float32", "bfloat16", "float16")
 def round_to(x, dtype, words=None, *, saturate: bool = False) -> jax.Array:
     """Round float32 `x` to `dtype`.
 
-    With s the significand of x and d the number of its low bits that `dtype` cannot hold, the result is (s >>
-    d) + up, in magnitude, where
+    With s the significand of x and d the number of its low bits that `dtype` cannot hold, the magnitude of
+    the result is (s >> d) + up, where
 
-        nearest (`words` is None):  up = 1 if the discarded bits are over one half, or just one half and s >>
-        d odd
+        nearest (`words` is None):  up = 1 if the discarded part exceeds one half,
+                                    or equals it and (s >> d) is odd
         stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
 
     f is cut to 32 bits where d > 32 (only far below the smallest number of a narrow format). Rounds once,
-    here. A value that `dtype` represents never moves; NaN stays NaN.
+    here. A value that `dtype` represents never moves; NaN stays NaN. Derivatives pass straight through.
 
     Args:
         x: float32, or bfloat16 or float16, which float32 holds.
         dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or
             "float8_e3m4", by name or as a dtype.
         words: uint32, one per element, or None for nearest, ties to even.
-        saturate: the rule for states. False (for parameters): past the largest finite value comes infinity,
-            or NaN where the format has none; infinity stays what it is. True: the largest finite value, and
-            infinity becomes NaN.
+        saturate: the rule for states. False (for parameters): values beyond the largest finite become
+            infinity, or NaN where the format has none; infinity stays what it is. True: they become the
+            largest finite value, and infinity becomes NaN.
 
     Returns:
         An array of `dtype` in the shape of `x`.
@@ -92,7 +93,7 @@ def round_in_float32(
         result = jnp.where(magnitude < smallest_normal, _round_subnormal(magnitude, fmt, words), result)
     result = jnp.where(is_nan, _NAN, _bounded(result, fmt, saturate)) | (bits & _SIGN)
     # The mask comes last, where LLVM sees that a cast to come has nothing to round.
-    return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
+    return straight_through(x, lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32))
 
 
 def round_to_code(x: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:

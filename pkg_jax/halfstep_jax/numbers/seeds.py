@@ -14,8 +14,11 @@ from jax.core import Tracer
 _WORDS = "two uint32 words (high, low)"
 
 
-def seed_words(caller: str, seed) -> jax.Array:
-    """Return `seed` as uint32[2], (high, low).
+def seed_words(caller: str, seed) -> np.ndarray | jax.Array:
+    """Return `seed` as uint32[2], (high, low): in NumPy, unless it is traced.
+
+    A link keeps it for all its states, so it may be no buffer of a device: the first donated step would take
+    that away, and under `jax.jit` it would be a tracer. `new_seed` makes the array of a state.
 
     Args:
         caller: whose argument it is, for the error.
@@ -32,7 +35,12 @@ def seed_words(caller: str, seed) -> jax.Array:
     """
     if isinstance(seed, jax.Array | np.ndarray):
         return _of_array(caller, seed)
-    return jnp.asarray(np.array(divmod(_of_integer(caller, seed), 2**32), np.uint32))
+    return np.array(divmod(_of_integer(caller, seed), 2**32), np.uint32)
+
+
+def new_seed(words: np.ndarray | jax.Array) -> jax.Array:
+    """Return the seed of a new state: an array of its own."""
+    return jnp.array(words, copy=True)
 
 
 def _of_integer(caller: str, seed) -> int:
@@ -51,9 +59,9 @@ def _of_integer(caller: str, seed) -> int:
     return value
 
 
-def _of_array(caller: str, seed) -> jax.Array:
+def _of_array(caller: str, seed) -> np.ndarray | jax.Array:
     if seed.shape == (2,) and seed.dtype == jnp.uint32:
-        return jnp.asarray(seed)
+        return seed if isinstance(seed, Tracer) else np.array(seed)
     if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):
         raise TypeError(
             f"{caller}: seed is {seed.dtype} of shape {seed.shape}. Use an integer in [0, 2^64), or {_WORDS}."

@@ -4,6 +4,7 @@ Contract: section A.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from halfstep_jax.numbers.schedules import is_zero
 from halfstep_jax.rule import Rule, decay_rate, moment, number
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.storage.formats import StateDType
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weights.param_storage import with_param_storage
 
@@ -29,8 +31,8 @@ class ScaleByAdamState(NamedTuple):
         seed: uint32[2], (high, low).
         mu: codes of the first moments, in the tree of the params.
         nu: codes of the second moments, likewise.
-        mu_scale: scales of `mu`, in the same tree; one byte that means nothing where a leaf has none, and
-            `optax.EmptyState()` where no leaf can have any.
+        mu_scale: scales of `mu`, in the same tree: a placeholder byte where a leaf has no scale, and
+            `optax.EmptyState()` where no leaf can have one.
         nu_scale: scales of `nu`, likewise.
     """
 
@@ -43,20 +45,20 @@ class ScaleByAdamState(NamedTuple):
 
 
 def scale_by_adam(
-    b1=0.9,
-    b2=0.999,
-    eps=1e-8,
-    eps_root=0.0,
-    mu_dtype=None,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: StateDType | None = None,
     *,
-    nu_dtype=None,
+    nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     nesterov: bool = False,
     bias_correction: bool = True,
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Rescale updates by Adam, the moments kept in 16 bits or in 32.
+    """Rescale updates by Adam, the moments kept in 4 to 32 bits.
 
     With t = count + 1, m and v the stored moments, r1 = 1 / (1 - b1^t), r2 = 1 / (1 - b2^t):
 
@@ -68,7 +70,7 @@ def scale_by_adam(
     once each; u reads what was stored. With `nesterov`, (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1'
     being r1 at t + 1.
 
-    In place of `optax.scale_by_adam`, whose arithmetic is in the dtype of the params: under bfloat16 params
+    Use it instead of `optax.scale_by_adam`, which computes in the params' dtype: under bfloat16 params
     its b2 = 0.999 is 1.0.
 
     Args:
@@ -80,8 +82,8 @@ def scale_by_adam(
             None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
             scale, and the unsigned scaled formats.
-        mu_rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the average:
-            stochastic then, as where `b1` is an array), or "nearest_unchecked" (nearest even so).
+        mu_rounding: "stochastic", "nearest", "auto" (nearest, or stochastic if nearest would freeze the
+            average or `b1` is an array), or "nearest_unchecked" (nearest even so).
         nu_rounding: likewise. Nearest freezes a bfloat16 second moment above b2 = 0.996.
         nesterov: as in Optax.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
@@ -89,9 +91,10 @@ def scale_by_adam(
 
     Returns:
         An Optax transform. Its updates are float32; `params` may be left out. Numbers may be float32 scalar
-        arrays, so that `optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)` works (give it dtypes by
-        name: it takes `jnp.bfloat16` for a schedule). Sharded arrays get the bits of one device under
-        `jax.jit`; inside `jax.shard_map` every shard counts its words from 0.
+        arrays, so that `optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)` works. With
+        `static_args=("b1", "b2")` "auto" sees numbers, and the bits are those of the plain transform. (Give
+        it dtypes by name: it treats the callable `jnp.bfloat16` as a schedule.) Under `jax.jit` a sharded
+        array gets the bits of a single device; in `jax.shard_map` each shard numbers its elements from 0.
 
     Raises:
         TypeError: if an argument is of the wrong type, or an array of another dtype than float32; from `init`
@@ -128,19 +131,19 @@ def scale_by_adam(
 
 
 def adam(
-    learning_rate,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-8,
-    eps_root=0.0,
-    mu_dtype=None,
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: StateDType | None = None,
     *,
-    nu_dtype=None,
+    nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     param_storage: str = "stochastic",
     nesterov: bool = False,
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Adam for weights in bfloat16, float16 or float32.
 
@@ -203,21 +206,21 @@ def adam(
 
 
 def adamw(
-    learning_rate,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-8,
-    eps_root=0.0,
-    mu_dtype=None,
-    weight_decay=1e-4,
-    mask=None,
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: StateDType | None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
     *,
-    nu_dtype=None,
+    nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     param_storage: str = "stochastic",
     nesterov: bool = False,
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamW for weights in bfloat16, float16 or float32: Adam with decoupled weight decay.
 
@@ -284,7 +287,7 @@ class ScaleByAdam(Rule):
     bias_correction: bool = True
     seed: Any = 0
     mu = moment(rate="b1", unit="nu")
-    nu = moment(rate="b2", second=True)
+    nu = moment(rate="b2", signed=False)
 
     def numbers(self, h, count) -> dict[str, Any]:
         """Return r1, r2 and r1 of the next step: reciprocals of the bias corrections."""

@@ -52,7 +52,7 @@ class ScaleByAdan(Rule):
     seed: Any = 0
     mu = moment(rate="b1")
     diff = moment(rate="b2", rounding="mu_rounding")
-    nu = moment(rate="b3", second=True)
+    nu = moment(rate="b3", signed=False)
     grad = moment(rounding="mu_rounding")
 
     def numbers(self, h, count) -> dict[str, Any]:

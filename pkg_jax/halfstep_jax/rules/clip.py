@@ -14,7 +14,9 @@ from halfstep_jax.rule import Rule, number
 from halfstep_jax.transform import as_transform
 
 
-def clip_by_global_norm(max_norm, *, exact: bool = False) -> optax.GradientTransformationExtraArgs:
+def clip_by_global_norm(
+    max_norm: jax.typing.ArrayLike, *, exact: bool = False
+) -> optax.GradientTransformationExtraArgs:
     """Scale all updates so that their norm is at most `max_norm`.
 
         u <- (max_norm / norm) u   where norm > max_norm

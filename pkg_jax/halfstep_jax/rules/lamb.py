@@ -3,13 +3,17 @@
 Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb16.md`.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import optax
 
 from halfstep_jax.rules.adam import scale_by_adam
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
-from halfstep_jax.storage.formats import scaled
+from halfstep_jax.storage.formats import StateDType, scaled
 from halfstep_jax.weights.param_storage import with_param_storage
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)
@@ -17,28 +21,28 @@ LAMB16_NU = scaled("ufloat8_e5m3", 128)
 
 
 def lamb(
-    learning_rate,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-6,
-    eps_root=0.0,
-    weight_decay=0.0,
-    mask=None,
-    mu_dtype=None,
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-6,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+    mu_dtype: StateDType | None = None,
     *,
-    nu_dtype=None,
+    nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     param_storage: str = "stochastic",
     bias_correction: bool = True,
-    max_norm=None,
-    seed=0,
+    max_norm: jax.typing.ArrayLike | None = 10.0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """LAMB for weights in bfloat16, float16 or float32: Adam, with a learning rate for each leaf.
 
-    `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio`, `scale_by_learning_rate`, and what stores
-    the weights: by default `round_stochastically`. In float32 throughout it is `optax.lamb` to within
-    rounding.
+    Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio`, `scale_by_learning_rate` and the
+    weight storage, by default `round_stochastically`. In float32 throughout, and with
+    `max_norm=None`, it is `optax.lamb` to within rounding.
 
     Args:
         learning_rate: a number >= 0, a float32 scalar array, or a schedule. A step moves a leaf by about this
@@ -57,9 +61,10 @@ def lamb(
         nu_rounding: likewise.
         param_storage: how 16-bit weights are stored, as in `adamw`. Under "split8", "split16" and "master"
             norms too are those of the float32 weights.
-        bias_correction: the paper's first version and its last have it, its third has not. Without decay and
-            `eps` the ratio cancels it, all but rounding.
-        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.
+        bias_correction: present in v1 and the final paper, absent in v3. Without decay and `eps` the ratio
+            cancels it up to rounding.
+        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`: without one, steps at
+            a constant rate grow with the weights. None for no bound, as `optax.lamb` has it.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -72,7 +77,7 @@ def lamb(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> params = jnp.ones(4, jnp.bfloat16)
-        >>> tx = lamb(0.5, max_norm=10.0)
+        >>> tx = lamb(0.5)
         >>> updates, _ = tx.update(jnp.ones(4), tx.init(params), params)
         >>> print(optax.apply_updates(params, updates))
         [0.5 0.5 0.5 0.5]
@@ -97,28 +102,28 @@ def lamb(
 
 
 def lamb16(
-    learning_rate,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-6,
-    eps_root=0.0,
-    weight_decay=0.0,
-    mask=None,
-    mu_dtype=LAMB16_MU,
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-6,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+    mu_dtype: StateDType | None = LAMB16_MU,
     *,
-    nu_dtype=LAMB16_NU,
+    nu_dtype: StateDType | None = LAMB16_NU,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
     param_storage: str = "stochastic",
     bias_correction: bool = True,
-    max_norm=None,
-    trust_power=None,
-    seed=0,
+    max_norm: jax.typing.ArrayLike | None = 10.0,
+    trust_power: jax.typing.ArrayLike | None = 0.382,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """LAMB with 16 bits of state per parameter: what LAMB16 set out to do, in formats that keep it.
+    """LAMB with 16 bits of state per parameter: LAMB16's goal, in formats that preserve the moments.
 
     `lamb` with its first moment in float8_e4m3fn and its second, rounded stochastically, in ufloat8_e5m3,
-    each in blocks of 128 with a scale: 2.02 bytes per parameter. With `trust_power`, LAMB16's trust ratio:
+    each in blocks of 128 with a scale: 2.02 bytes per parameter; and with LAMB16's trust ratio:
 
         ratio = clamp((((1e-3 / learning_rate) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
 
@@ -140,9 +145,9 @@ def lamb16(
         nu_rounding: likewise.
         param_storage: how 16-bit weights are stored, as in `lamb`.
         bias_correction: as in `lamb`. The published code has none.
-        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.
-        trust_power: None for LAMB's own ratio, or a number in (0, 1); the published code has 0.382. Not 1:
-            the learning rate would cancel, and a schedule do nothing.
+        max_norm: an upper bound on the norm of a weight, as in `lamb`.
+        trust_power: a number in (0, 1), that of the published code unless given, or None for LAMB's own
+            ratio. Not 1: the learning rate would cancel, and a schedule do nothing.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -155,7 +160,7 @@ def lamb16(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> params = jnp.ones((64, 128), jnp.bfloat16)
-        >>> tx = lamb16(1e-2, trust_power=0.382)
+        >>> tx = lamb16(1e-2)
         >>> state = tx.init(params)
         >>> optax.tree.get(state, "mu").dtype, optax.tree.get(state, "nu_scale").shape
         (dtype(float8_e4m3fn), (64, 1))

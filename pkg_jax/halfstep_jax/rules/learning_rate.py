@@ -13,14 +13,17 @@ from halfstep_jax.rule import Rule, scalar_or_schedule
 from halfstep_jax.transform import as_transform
 
 
-def scale_by_learning_rate(learning_rate, *, flip_sign: bool = True) -> optax.GradientTransformationExtraArgs:
+def scale_by_learning_rate(
+    learning_rate: optax.ScalarOrSchedule, *, flip_sign: bool = True
+) -> optax.GradientTransformationExtraArgs:
     """Multiply the updates by the learning rate: (-learning_rate) u, or learning_rate u without `flip_sign`.
 
     In float32, rounded once. (Optax's own link does the same, but a compiler may fuse its product with a sum
     that follows.)
 
     Args:
-        learning_rate: a number >= 0, a float32 scalar array, or a schedule of the count before its increment.
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule, called with the count before it
+            is incremented.
         flip_sign: True to descend.
 
     Returns:

@@ -1,6 +1,7 @@
 """The Lion update rule as an Optax transform. Contract: A9."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from halfstep_jax.numbers.moments import ema
 from halfstep_jax.rule import Rule, decay_rate, moment
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.storage.formats import StateDType
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weights.param_storage import with_param_storage
 
@@ -22,8 +24,8 @@ class ScaleByLionState(NamedTuple):
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
         mu: codes of the averages, in the tree of the params.
-        mu_scale: scales of `mu`, in the same tree; one byte that means nothing where a leaf has none, and
-            `optax.EmptyState()` where no leaf can have any.
+        mu_scale: scales of `mu`, in the same tree: a placeholder byte where a leaf has no scale, and
+            `optax.EmptyState()` where no leaf can have one.
     """
 
     count: jax.Array
@@ -33,9 +35,14 @@ class ScaleByLionState(NamedTuple):
 
 
 def scale_by_lion(
-    b1=0.9, b2=0.99, mu_dtype=None, *, mu_rounding: str = "auto", seed=0
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.99,
+    mu_dtype: StateDType | None = None,
+    *,
+    mu_rounding: str = "auto",
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Replace updates by the sign of their average, the average kept in 16 bits or fewer, or in 32.
+    """Replace updates by the sign of their average, the average kept in 4 to 32 bits.
 
     With m the average as it was stored at the step before:
 
@@ -50,8 +57,8 @@ def scale_by_lion(
         b2: decay rate of the average that is kept.
         mu_dtype: "float32", "bfloat16", "float16" or a signed format (`scaled`, `codebook`); None: bfloat16
             for bfloat16 params, else float32.
-        mu_rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the average:
-            stochastic then, as where `b2` is an array), or "nearest_unchecked" (nearest even so).
+        mu_rounding: "stochastic", "nearest", "auto" (nearest, or stochastic if nearest would freeze the
+            average or `b2` is an array), or "nearest_unchecked" (nearest even so).
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:
@@ -78,16 +85,16 @@ def scale_by_lion(
 
 
 def lion(
-    learning_rate,
-    b1=0.9,
-    b2=0.99,
-    mu_dtype=None,
-    weight_decay=1e-3,
-    mask=None,
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.99,
+    mu_dtype: StateDType | None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-3,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
     *,
     mu_rounding: str = "auto",
     param_storage: str = "stochastic",
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Lion for weights in bfloat16, float16 or float32: the sign of an average, with decoupled decay.
 

@@ -18,7 +18,7 @@ from halfstep_jax.numbers.exact import opaque_input
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
-from halfstep_jax.numbers.seeds import seed_words
+from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.storage.formats import Encoded, Format, as_format
 
 _FUNCTION = "store_state"
@@ -35,8 +35,8 @@ class StoreStateState(NamedTuple):
         seed: uint32[2], (high, low).
         inner_state: of the wrapped transform, with codes in place of every array that is stored.
         scale: scales of these, in the tree of `inner_state` with plain tuples for named ones (so that a name
-            is found once); one byte that means nothing where an array has none, and `optax.EmptyState()`
-            where none can have any.
+            is found once): a placeholder byte where an array has no scale, and `optax.EmptyState()` where
+            none can have one.
     """
 
     count: jax.Array
@@ -51,7 +51,7 @@ def store_state(
     *,
     rounding: str = "stochastic",
     select: Callable[[str, Any], bool] | None = None,
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Keep the state arrays of any Optax transform in a format.
 
@@ -62,15 +62,15 @@ def store_state(
     or `nu_dtype=`, which it cannot have for transforms that are not ours. Under `jax.jit` nothing but the
     codes is kept between steps.
 
-    Left alone are integers, random keys, booleans, scalars (arrays without an axis), 8-bit and 64-bit floats,
-    and arrays smaller than the format is for (see `scaled`). All other arrays are stored, whatever they mean
+    Not stored: integers, random keys, booleans, scalars (arrays without an axis), 8-bit and 64-bit floats,
+    and arrays below the format's `min_size` (see `scaled`). All other arrays are stored, whatever they mean
     to `inner`: copies of weights and gradients too. `select` says otherwise:
 
         store_state(tx, "ufloat8_e6m2", select=lambda name, array: "nu" in name.split("/"))
 
-    Nothing is known of an array but its name. In a format with a scale, what is not zero never becomes zero
-    in a block without a negative number, so second moments are safe in "float8_e4m3fn". Formats without a
-    sign keep magnitudes: select what has no sign. As no decay rate is known, nothing is refused for freezing.
+    Only an array's name is known. In a format with a scale, what is not zero never becomes zero in a block
+    without a negative number, so second moments are safe in "float8_e4m3fn". Formats without a sign keep
+    magnitudes: select what has no sign. As no decay rate is known, freezing is not checked.
 
     Args:
         inner: any Optax transform.
@@ -111,14 +111,14 @@ def store_state(
     if select is not None and not callable(select):
         raise TypeError(f"{_FUNCTION}: select={select!r} is not a function. Use lambda name, array: ...")
     storage = _Storage(fmt, rounding == "stochastic" and fmt.rounds, select)
-    seed = seed_words(_FUNCTION, seed)
+    words = seed_words(_FUNCTION, seed)
     inner_update = optax.with_extra_args_support(inner).update
 
     def init(params):
         inner_state = inner.init(params)
         arrays = storage.arrays(inner_state)
         storage.check(arrays)
-        return StoreStateState(jnp.zeros([], jnp.int32), seed, *storage.first(arrays, inner_state))
+        return StoreStateState(jnp.zeros([], jnp.int32), new_seed(words), *storage.first(arrays, inner_state))
 
     def update(updates, state, params=None, **extra_args):
         arrays = storage.arrays(jax.eval_shape(inner.init, updates if params is None else params))

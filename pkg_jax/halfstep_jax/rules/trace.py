@@ -9,6 +9,7 @@ import optax
 from halfstep_jax.numbers.exact import add_product
 from halfstep_jax.rule import Rule, decay_rate, moment
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.storage.formats import StateDType
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weights.param_storage import with_param_storage
 
@@ -20,8 +21,8 @@ class TraceState(NamedTuple):
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
         trace: codes of the sums, in the tree of the params.
-        trace_scale: scales of `trace`, in the same tree; one byte that means nothing where a leaf has none,
-            and `optax.EmptyState()` where no leaf can have any.
+        trace_scale: scales of `trace`, in the same tree: a placeholder byte where a leaf has no scale, and
+            `optax.EmptyState()` where no leaf can have one.
     """
 
     count: jax.Array
@@ -31,9 +32,14 @@ class TraceState(NamedTuple):
 
 
 def trace(
-    decay, nesterov: bool = False, accumulator_dtype=None, *, rounding: str = "auto", seed=0
+    decay: jax.typing.ArrayLike,
+    nesterov: bool = False,
+    accumulator_dtype: StateDType | None = None,
+    *,
+    rounding: str = "auto",
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Replace updates by their decaying sum, kept in 16 bits or fewer, or in 32: momentum.
+    """Replace updates by their decaying sum, kept in 4 to 32 bits: momentum.
 
         t <- store(g + (decay t))
         u = t, as it was stored; with `nesterov` g + (decay t)
@@ -41,12 +47,12 @@ def trace(
     All in float32, whatever the dtype of `g`, each operation rounded once. Rounds t to its dtype, once.
 
     Args:
-        decay: of the sum.
+        decay: factor on the sum at each step.
         nesterov: look one step ahead.
         accumulator_dtype: "float32", "bfloat16", "float16" or a signed format (`scaled`, `codebook`); None:
             bfloat16 for bfloat16 params, else float32.
-        rounding: "stochastic", "nearest", "auto" (nearest, unless that would freeze the sum: stochastic
-            then, as where `decay` is an array), or "nearest_unchecked" (nearest even so).
+        rounding: "stochastic", "nearest", "auto" (nearest, or stochastic if nearest would freeze the sum or
+            `decay` is an array), or "nearest_unchecked" (nearest even so).
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:
@@ -77,14 +83,14 @@ def trace(
 
 
 def sgd(
-    learning_rate,
-    momentum=None,
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: jax.typing.ArrayLike | None = None,
     nesterov: bool = False,
-    accumulator_dtype=None,
+    accumulator_dtype: StateDType | None = None,
     *,
     rounding: str = "auto",
     param_storage: str = "stochastic",
-    seed=0,
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient descent for weights in bfloat16, float16 or float32, with momentum or without.
 

@@ -23,13 +23,13 @@ TEMPERED_MAX_RATIO = np.float32(2)
 
 
 def scale_by_trust_ratio(
-    min_norm=0.0,
-    trust_coefficient=1.0,
-    eps=0.0,
+    min_norm: jax.typing.ArrayLike = 0.0,
+    trust_coefficient: jax.typing.ArrayLike = 1.0,
+    eps: jax.typing.ArrayLike = 0.0,
     *,
-    max_norm=None,
-    min_ratio=None,
-    max_ratio=None,
+    max_norm: jax.typing.ArrayLike | None = None,
+    min_ratio: jax.typing.ArrayLike | None = None,
+    max_ratio: jax.typing.ArrayLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Scale each leaf's update by the ratio of its weight's norm to its own.
 
@@ -84,7 +84,10 @@ def scale_by_trust_ratio(
 
 
 def scale_by_tempered_trust_ratio(
-    learning_rate, trust_power, *, max_norm=None
+    learning_rate: optax.ScalarOrSchedule,
+    trust_power: jax.typing.ArrayLike,
+    *,
+    max_norm: jax.typing.ArrayLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Scale each leaf's update by a power of its trust ratio, relative to the learning rate: for `lamb16`.
 

@@ -4,6 +4,7 @@ Contract: section D.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import optax
@@ -15,7 +16,10 @@ from halfstep_jax.transform import as_transform
 
 
 def add_decayed_weights(
-    weight_decay=0.0, mask=None, *, absolute: bool = False
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[optax.Params], Any] | None = None,
+    *,
+    absolute: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Add the decayed weights to the updates: u + (weight_decay p).
 

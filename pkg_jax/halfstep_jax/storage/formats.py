@@ -221,6 +221,10 @@ class Format:
         return CODEBOOK_CODES[self.dtype] if self.dtype in CODEBOOK_CODES else SCALED_CODES[self.dtype]
 
 
+StateDType = jax.typing.DTypeLike | Format
+"""What says how a moment is stored."""
+
+
 def scaled(
     dtype,
     block_size: BlockSize = 128,
@@ -233,11 +237,11 @@ def scaled(
 
     With s the smallest integer for which the block's largest magnitude, divided by 2^s, is a number of
     `dtype`, x is stored as the codes of x / 2^s, rounded once, and s. Scaling rounds nothing. 8-bit codes
-    with blocks of 128 take 1.008 bytes per element. They save memory, not time: the maximum of a block is a
-    pass over the array of its own.
+    with blocks of 128 take 1.008 bytes per element. They save memory, not time: block maxima take a separate
+    pass over the array.
 
-    Blocks run along the shortest run of trailing axes whose product reaches `block_size`; the last block of
-    a run may be short. So sharding along leading axes keeps blocks whole.
+    Blocks lie along the fewest trailing axes whose product reaches `block_size`; the last block of a run may
+    be short. So sharding along leading axes keeps blocks whole.
 
     Args:
         dtype: "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4" (4 bits of mantissa, 10 binades: for
@@ -245,7 +249,7 @@ def scaled(
             "ufloat8_e5m3" or "ufloat8_e4m4": floats of 8 bits without a sign. The 8-bit choice for `nu` is
             "ufloat8_e5m3": the precision of float8_e4m3fn over 32 binades in place of 18.
         block_size: elements of a block; "row" for one block per last-axis row (inaccurate where a row spans
-            many binades), None for one block in all.
+            many binades), None for a single block.
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
         scale: "power_of_two", or, for int8, "fine": a byte with three significant bits, so that a block fills
@@ -280,17 +284,18 @@ def scaled(
 def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
     """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
 
-    The tables are those of the widespread 8-bit and 4-bit optimizers: sorted numbers up to 1, T_0 < T_1 < ...
+    The tables are those of bitsandbytes and the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ..., the
+    last of them 1.
     With s the smallest integer for which the block's largest magnitude fits the table with either sign (up to
     2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s), y = x / 2^s is
-    stored as the number below it, T_j, or the one above, in a code of its own, and s in one byte. The one
-    above if
+    rounded to a neighbour in the table and stored as that number's code, with s in one byte. It rounds up
+    from T_j if
 
         h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
 
     so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. Blocks are
-    those of `scaled`. 8-bit tables follow float32 as well as 8-bit floats do; 4 bits are too few for that,
-    and to nearest worse.
+    those of `scaled`. 8-bit tables follow float32 as well as 8-bit floats do; 4 bits are not enough, least of
+    all with nearest rounding.
 
     | table | bits | numbers |
     |---|--:|---|
@@ -300,13 +305,13 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
     | "udynamic4" | 4 | 0, 1 and 2^(i + 1) numbers in each of three decades, for second moments alone |
     | "ulinear4" | 4 | 1/16, 2/16, ..., 1, for second moments alone: the usual choice, as it has no zero |
 
-    Codes of 4 bits stand two to a byte along the run of their block, whose odd end is filled up: in a state
-    they have the shape (leading axes, bytes of a run), of an 8-bit format that of the param.
+    4-bit codes are packed two per byte along the run; an odd run is padded. In a state they have the shape
+    (leading axes, bytes of a run), of an 8-bit format that of the param.
 
     Args:
         table: one of the above.
         block_size: elements of a block, even for codes of 4 bits; "row" for one block per last-axis row, None
-            for one block in all.
+            for a single block.
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
 

@@ -29,7 +29,7 @@ class MomentField:
 
     Attributes:
         rate_name: the field of the rule that holds its decay rate; "" where there is none.
-        second: whether it is never negative, and never to be stored as zero where it is not.
+        signed: False for a second moment: never negative, and what is not zero is not stored as zero.
         dtype_name: the field that holds its dtype or format; "" for "mu_dtype" and the like.
         rounding_name: the field that holds its rounding; "" for "mu_rounding" and the like.
         shape: from the shape of a weight to its own; None: the same.
@@ -38,7 +38,7 @@ class MomentField:
     """
 
     rate_name: str
-    second: bool = False
+    signed: bool = True
     dtype_name: str = ""
     rounding_name: str = ""
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
@@ -99,7 +99,7 @@ class StoredMoment:
             )
         if self.asked_for is None:
             return
-        if not self.field.second and not self.asked_for.signed:
+        if self.field.signed and not self.asked_for.signed:
             dtype_name = self.field.dtype_name
             raise ValueError(
                 f"{self.caller}: {dtype_name}={self.asked_for.dtype} has no sign. "
@@ -110,7 +110,7 @@ class StoredMoment:
                 f"{self.caller}: {self.field.dtype_name}=relative(...) needs a second moment beside "
                 f"{self.name}. Use it for mu of Adam or LAMB, and scaled(...) here."
             )
-        if self.field.second and not self.asked_for.for_second_moments:
+        if not self.field.signed and not self.asked_for.for_second_moments:
             raise ValueError(
                 f"{self.caller}: {self.field.dtype_name}={self.asked_for.dtype} cannot hold a second moment: "
                 "it loses small ones or lifts them by orders, and steps are too long or too short. "
@@ -175,7 +175,7 @@ class StoredMoment:
         new = fmt.encode(
             moment,
             self._words(fmt, moment.shape, key),
-            keep_nonzero="always" if self.field.second else "never",
+            keep_nonzero="never" if self.field.signed else "always",
         )
         return new if fmt.scaled else dataclasses.replace(new, scale=old.scale)
 

@@ -3,6 +3,7 @@
 Contract: P4, P5.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -26,13 +27,14 @@ _KEEPERS: dict[type, type[WeightRule]] = {
 def float32_params(params, state):
     """Return the weights in float32, as precisely as they are known.
 
-    What `compensate`, `split_params` or `keep_master_params` keep in `state`, at any depth, is put together
-    with the params: p + compensation (rounded to float32), the whole of p and its further bits, the float32
-    copy. Where nothing is kept it is a plain cast. For export, and for evaluation at full precision.
+    What `compensate`, `split_params` or `keep_master_params` keep in `state`, at any depth, is combined with
+    the params: p + compensation (rounded to float32), the whole of p and its further bits, the float32 copy.
+    Where nothing is kept it is a plain cast. For export, and for evaluation at full precision.
 
     Args:
         params: the weights of the model.
-        state: of the optimizer that trains them: any nesting of Optax states.
+        state: of the optimizer that trains them: any nesting of Optax states, or of mappings of their fields,
+            as a checkpoint restored without a target has them.
 
     Returns:
         The tree of `params` in float32.
@@ -68,7 +70,7 @@ def float32_params(params, state):
 
 
 def set_float32_params(params, state, values):
-    """Return params and state that stand for float32 `values`: to load a float32 checkpoint.
+    """Return params and state that represent float32 `values`: to load a float32 checkpoint.
 
     `float32_params` of the two then gives `values`: exactly under `keep_master_params` and `split_params`
     with 16 bits and bfloat16 weights, else rounded to nearest. Where nothing is kept the params are `values`
@@ -111,39 +113,58 @@ def set_float32_params(params, state, values):
     params = named(lambda path, p: new_params[leaf_name(path)], params)
 
     def renew(found):
-        if not _keeps(found):
+        rule = _keeper(found)
+        if rule is None:
             return found
-        field = _KEEPERS[type(found)].extra_field
-        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), getattr(found, field))
-        return found._replace(**{field: tree})
+        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), _extras_of(found, rule))
+        if isinstance(found, Mapping):
+            return {**found, rule.extra_field: tree}
+        return found._replace(**{rule.extra_field: tree})
 
     return params, jax.tree.map(renew, state, is_leaf=_keeps)
 
 
 def _keeps(x) -> bool:
-    return type(x) in _KEEPERS
+    return _keeper(x) is not None
+
+
+def _keeper(x) -> type[WeightRule] | None:
+    """Return the rule whose state `x` is: by its type, or, from a checkpoint, a mapping of its fields."""
+    if isinstance(x, Mapping):
+        return next((rule for state, rule in _KEEPERS.items() if set(state._fields) == set(x)), None)
+    return _KEEPERS.get(type(x))
+
+
+def _extras_of(state, rule: type[WeightRule]) -> Any:
+    """Return what a state keeps beside the weights, in their tree."""
+    return state[rule.extra_field] if isinstance(state, Mapping) else getattr(state, rule.extra_field)
 
 
 def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
     """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
     weights = {leaf_name(path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
     found: dict[str, tuple[WeightRule, Any]] = {}
-    for keeper in filter(_keeps, jax.tree.leaves(state, is_leaf=_keeps)):
-        rule = _KEEPERS[type(keeper)]
-        for path, array in jax.tree_util.tree_leaves_with_path(getattr(keeper, rule.extra_field)):
-            name = leaf_name(path)
-            p = weights.get(name)
-            if p is not None and keeps_nothing(p):
-                continue
-            if p is None or p.shape != array.shape:
-                shape = "not among the params" if p is None else f"of shape {p.shape}"
-                raise ValueError(
-                    f"{caller}: the state keeps {array.shape} of '{name}', which is {shape}. "
-                    "Pass the state of these params."
-                )
-            if name in found:
-                raise ValueError(f"{caller}: two states keep something of '{name}'. Pass one of the two.")
-            found[name] = rule.of_extra(array), array
+    keepers = [(x, _keeper(x)) for x in jax.tree.leaves(state, is_leaf=_keeps)]
+    arrays = [
+        (rule, path, array)
+        for keeper, rule in keepers
+        if rule is not None
+        for path, array in jax.tree_util.tree_leaves_with_path(_extras_of(keeper, rule))
+    ]
+    for rule, path, array in arrays:
+        name = leaf_name(path)
+        p = weights.get(name)
+        if p is not None and keeps_nothing(p):
+            continue
+        if p is None or p.shape != array.shape:
+            shape = "not among the params" if p is None else f"of shape {p.shape}"
+            raise ValueError(
+                f"{caller}: the state keeps {array.shape} of '{name}', which is {shape}. "
+                "Pass the state of these params."
+            )
+        if name in found:
+            raise ValueError(f"{caller}: two states keep something of '{name}'. Pass one of the two.")
+        found[name] = rule.of_extra(array), array
     return found
 
 

@@ -35,29 +35,29 @@ class CompensateState(NamedTuple):
     """State of `compensate`.
 
     Attributes:
-        compensation: what rounding has lost of the weights so far, bfloat16, in their tree; one number that
-            means nothing for a float32 weight.
+        compensation: what rounding has lost of the weights so far, bfloat16, in their tree: a placeholder for
+            a float32 weight.
     """
 
     compensation: optax.Params
 
 
-def round_stochastically(seed=0) -> optax.GradientTransformationExtraArgs:
+def round_stochastically(seed: jax.typing.ArrayLike = 0) -> optax.GradientTransformationExtraArgs:
     """Round params + update stochastically to the dtype of the params: the last link of a chain.
 
     With q = stochastic(float32(p) + u), the link returns q - p in float32, and -0.0 where q = p;
     `optax.apply_updates`, and so Flax's `TrainState` and `nnx.Optimizer`, then land on q. Small updates,
-    which nearest rounding would drop, get through in the mean. Rounds p + u to float32, then to the dtype of
-    p. Updates of float32 weights pass as they are.
+    which nearest rounding would drop, survive on average. Rounds p + u to float32, then to the dtype of p.
+    Updates of float32 weights pass as they are.
 
-    `optax.apply_updates` lands on nearest(p + (q - p)), which is q but in five corner classes: |q| below
+    `optax.apply_updates` lands on nearest(p + (q - p)), which is q except in five corner cases: |q| below
     about 2^-16 |p|; q - p past the range of float32; q - p or a weight subnormal; p infinite; q = -0
     (contract P2).
 
-    Sharded arrays get the bits of one device under `jax.jit`; inside `jax.shard_map` every shard counts its
-    words from 0. The updates are float32. Wrappers around `jax.lax.cond`, such as `optax.apply_if_finite`,
-    want updates in the dtype of the gradients: under bfloat16 gradients put them around earlier links, not
-    around this one.
+    Under `jax.jit` a sharded array gets the bits of a single device; in `jax.shard_map` each shard numbers
+    its elements from 0. The updates are float32. Wrappers around `jax.lax.cond`, such as
+    `optax.apply_if_finite`, want updates in the dtype of the gradients: under bfloat16 gradients put them
+    around earlier links, not around this one.
 
     Args:
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
@@ -92,9 +92,10 @@ def compensate() -> optax.GradientTransformationExtraArgs:
         n = nearest(float32(p) + s);  c <- nearest(s - (n - p))
 
     and the link returns n - p in float32, and -0.0 where n = p; `optax.apply_updates` lands on n. Rounds u +
-    c, p + s and c. What rounding c loses is lost, and that is where it ends: in bfloat16, an equal update at
-    every step moves weights to within 2 % from about 2^-12 of the weight up, and not at all below 2^-18; from
-    there on take `split_params`. Updates of float32 weights pass as they are, and nothing is kept for them.
+    c, p + s and c. What rounding c loses is gone; this sets the limit: in bfloat16, an equal update at every
+    step moves a weight as far as it should, to within 2 %, where it is at least 2^-12 of the weight; less and
+    less far below that; and not at all below 2^-18. For such updates use `split_params`. Updates of float32
+    weights pass as they are, and nothing is kept for them.
 
     Returns:
         An Optax transform that needs `params`. Its updates are float32.
@@ -119,11 +120,11 @@ def compensate() -> optax.GradientTransformationExtraArgs:
     return weight_transform(Compensate())
 
 
-def apply_updates(params, updates, seed, step):
+def apply_updates(params, updates, seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike):
     """Return params + updates, rounded stochastically to the dtype of the params.
 
-    For a training loop of one's own, and for Equinox; to the bit what `round_stochastically` as the last link
-    and `optax.apply_updates` give. Rounds p + u to float32, then to the dtype of p; float32 weights to
+    For custom training loops, and for Equinox; bit-identical to `round_stochastically` as the last link,
+    followed by `optax.apply_updates`. Rounds p + u to float32, then to the dtype of p; float32 weights to
     float32 alone.
 
     Args:

@@ -13,10 +13,10 @@ import optax
 
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, flatten_updates
-from halfstep_jax.numbers.exact import opaque_input, opaque_zero
+from halfstep_jax.numbers.exact import opaque_input, opaque_zero, straight_through
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
-from halfstep_jax.numbers.seeds import seed_words
+from halfstep_jax.numbers.seeds import new_seed, seed_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def landing(p: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def weight_transform(
-    rule: WeightRule, inner: optax.GradientTransformation | None = None, seed=0
+    rule: WeightRule, inner: optax.GradientTransformation | None = None, seed: Any = 0
 ) -> optax.GradientTransformationExtraArgs:
     """Return the transform that stores weights by a rule.
 
@@ -98,13 +98,14 @@ def weight_transform(
         inner: what sees and updates the weights as the rule knows them; None where the rule is a last link.
         seed: of the random words, if there are any.
     """
-    seed = seed_words(rule.name, seed)
+    words = seed_words(rule.name, seed)
     inner_update = None if inner is None else optax.with_extra_args_support(inner).update
 
     def init(params):
         check_params(rule.name, params)
         wide = jax.tree.map(lambda p: jnp.asarray(p).astype(jnp.float32), params) if inner else None
-        return _state(rule, jnp.zeros([], jnp.int32), seed, _first_extras(rule, params), inner, wide)
+        first = _first_extras(rule, params)
+        return _state(rule, jnp.zeros([], jnp.int32), new_seed(words), first, inner, wide)
 
     def update(updates, state, params=None, **extra_args):
         if params is None:
@@ -128,7 +129,7 @@ def weight_transform(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def param_keys(leaves: Leaves, seed: jax.Array, count) -> LeafKeys:
+def param_keys(leaves: Leaves, seed: jax.Array | np.ndarray, count) -> LeafKeys:
     """Return the keys of the words that round the weights of `leaves`."""
     return leaf_keys(seed, count, [leaf_id(name) for name in leaves.names], (Role.PARAM,))
 
@@ -153,7 +154,8 @@ def _land(rule: WeightRule, zero, keys: LeafKeys | None, place, u: jax.Array, p:
         return u, extra
     words = key.words(Role.PARAM, u.shape) if key is not None and rule.rounds(p.dtype) else None
     q, extra = rule.land(u, p, extra, words, zero)
-    return landing(p.astype(jnp.float32), q.astype(jnp.float32)), extra
+    p32 = p.astype(jnp.float32)
+    return straight_through(u, landing(p32, q.astype(jnp.float32))), extra
 
 
 def _wide(rule: WeightRule, leaves: Leaves, weights: list, extras: list) -> list:
@@ -188,7 +190,14 @@ def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
     kept = getattr(state, rule.extra_field)
     arrays = leaves.match_any_shape(kept, "state", "Pass the tree that init saw.")
     for name, u, p, array in zip(leaves.names, leaves.values, weights, arrays, strict=True):
-        if u is None or keeps_nothing(p) or (array.shape, array.dtype) == (p.shape, rule.extra_dtype):
+        if u is None or (keeps_nothing(p) and array.shape == (1,)):
+            continue
+        if keeps_nothing(p):
+            raise ValueError(
+                f"{rule.name}: '{name}' is float32, and was of 16 bits when init made the state. Apply "
+                "updates by optax.apply_updates, which keeps the dtype (eqx.apply_updates does not)."
+            )
+        if (array.shape, array.dtype) == (p.shape, rule.extra_dtype):
             continue
         raise ValueError(
             f"{rule.name}: the state keeps {array.dtype}{list(array.shape)} beside '{name}', not "

@@ -21,8 +21,8 @@ class SplitParamsState(NamedTuple):
     Attributes:
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
-        extra: the further bits of the weights, uint8 or uint16, in their tree; one that means nothing for a
-            float32 weight.
+        extra: the further bits of the weights, uint8 or uint16, in their tree: a placeholder for a float32
+            weight.
         inner_state: of the wrapped transform.
     """
 
@@ -36,7 +36,7 @@ class KeepMasterParamsState(NamedTuple):
     """State of `keep_master_params`.
 
     Attributes:
-        master: the float32 weights, in their tree; one number that means nothing for a float32 weight.
+        master: the float32 weights, in their tree: a placeholder for a weight that is float32 itself.
         inner_state: of the wrapped transform.
     """
 
@@ -45,9 +45,9 @@ class KeepMasterParamsState(NamedTuple):
 
 
 def split_params(
-    inner: optax.GradientTransformation, extra_bits: int = 16, *, seed=0
+    inner: optax.GradientTransformation, extra_bits: int = 16, *, seed: jax.typing.ArrayLike = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """Keep `extra_bits` further bits of every 16-bit weight, and let `inner` see and update the whole.
+    """Store `extra_bits` more low-order bits of every 16-bit weight; `inner` sees and updates the full value.
 
     The weight w that `inner` sees is float32. What the model sees, p, is w rounded to nearest, ties away from
     zero; the low bits of w are kept in the state:
@@ -58,7 +58,7 @@ def split_params(
     float32. Otherwise w is a number of the weight's format with `extra_bits` more bits of mantissa, and
     rounded to it stochastically, once each step. float32 weights pass through.
 
-    The updates are those that `optax.apply_updates` lands on p with. Moments inside default to the dtype of
+    Applying the updates with `optax.apply_updates` gives exactly p. Moments inside default to the dtype of
     what `inner` sees: float32.
 
     Args:
@@ -106,7 +106,7 @@ def keep_master_params(inner: optax.GradientTransformation) -> optax.GradientTra
     The bits of training in float32, for float16 weights too. `split_params` does the same for bfloat16
     weights in two bytes less. float32 weights pass through.
 
-    The updates are those that `optax.apply_updates` lands on p with. Moments inside default to the dtype of
+    Applying the updates with `optax.apply_updates` gives exactly p. Moments inside default to the dtype of
     what `inner` sees: float32.
 
     Args:

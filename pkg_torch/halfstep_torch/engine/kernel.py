@@ -8,9 +8,7 @@ that fails leaves everything as it was.
 import contextlib
 import functools
 import logging
-import os
 import platform
-import shutil
 import sys
 import threading
 import types
@@ -23,85 +21,16 @@ from torch import Tensor
 
 from halfstep_torch.bound_rule import flat, layout, unflat
 from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.compiler import find_cxx
 from halfstep_torch.engine.plan import Stage
 from halfstep_torch.engine.rows import Memory, Rows, Slot
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
 _SCRATCH = 1 << 20
-# Elements from which half a minute of compilation pays on a CPU.
-_WORTH_COMPILING = 1_000_000
 # Seconds of a compilation after which it is said what is waited for.
 _PATIENCE = 2.0
 _LOG = logging.getLogger("halfstep_torch")
-
-
-def find_cxx() -> str | None:
-    """Return the C++ compiler that Inductor will use on CPU, or None if there is none."""
-    default = "clang++" if sys.platform == "darwin" else "cl" if sys.platform == "win32" else "g++"
-    cxx = os.environ.get("CXX", default)
-    return cxx if shutil.which(cxx) else None
-
-
-class Compile:
-    """The choice whether steps run compiled.
-
-    Attributes:
-        choice: True, False or "auto". It becomes False where "auto" tried and torch.compile failed.
-    """
-
-    def __init__(self, caller: str, choice: bool | str) -> None:
-        if choice not in (True, False, "auto"):
-            raise ValueError(f'{caller}: compile={choice!r} is not a choice. Use True, False or "auto".')
-        self.choice = choice
-
-    def check(self, caller: str, device: torch.device) -> None:
-        """Raise RuntimeError if compilation is demanded on a CPU without a compiler."""
-        if self.choice is True and device.type == "cpu" and not find_cxx():
-            raise RuntimeError(
-                f"{caller}: compile=True, but no C++ compiler is found. "
-                "Install g++ (or name one in CXX), or use compile=False: the bits are the same."
-            )
-
-    def wanted(self, device: torch.device, elements: int) -> bool:
-        """Return whether steps on `device`, where parameters have that many elements, are to be compiled."""
-        if self.choice != "auto":
-            return bool(self.choice)
-        if device.type != "cpu":
-            return device.type in ("cuda", "xpu")
-        return elements >= _WORTH_COMPILING and find_cxx() is not None
-
-    def prepare(self, caller: str, device: torch.device, elements: int, make: Callable[[], None]) -> bool:
-        """Compile if that is wanted, and return whether steps run compiled.
-
-        Args:
-            caller: for messages.
-            device: of the parameters.
-            elements: of all parameters on it.
-            make: compiles the kernels.
-
-        Raises:
-            RuntimeError: if compilation is demanded and fails.
-        """
-        if not self.wanted(device, elements):
-            return False
-        try:
-            make()
-        except Exception as error:
-            if self.choice is True:
-                raise RuntimeError(
-                    f"{caller}: torch.compile failed ({type(error).__name__}). "
-                    "Use compile=False: the bits are the same."
-                ) from error
-            self.choice = False
-            warnings.warn(
-                f"{caller}: torch.compile failed, steps run in eager mode: slower, with the same bits. "
-                f"Use compile=False to silence this. ({type(error).__name__}: {error})",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return False
-        return True
 
 
 def compile_batch(batch: Batch) -> None:
@@ -332,7 +261,11 @@ def _options(device: torch.device) -> dict:
     """Return options of Inductor for one function; the global configuration is left alone."""
     from torch._inductor import config
 
-    if device.type != "cpu" or platform.machine() != "x86_64" or sys.platform != "linux":
+    if device.type != "cpu":
+        # Else Triton fuses products with sums and divides approximately, which eager torch does not.
+        wanted = ("emulate_precision_casts", "eager_numerics.division_rounding")
+        return {name: True for name in wanted if _has(config, name)}
+    if platform.machine() != "x86_64" or sys.platform != "linux":
         return {}
     if not hasattr(config.cpp, "march") or config.cpp.march is not None or "clang" in (find_cxx() or ""):
         return {}
@@ -340,3 +273,7 @@ def _options(device: torch.device) -> dict:
     # as scalar loops and makes this kernel more than twice as slow. This is the one option that can carry the
     # flag that undoes it; it changes no bit.
     return {"cpp.march": "native -ftree-loop-vectorize"}
+
+
+def _has(config: types.ModuleType, name: str) -> bool:
+    return name in config.get_config_copy()

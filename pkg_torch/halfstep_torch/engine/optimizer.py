@@ -10,10 +10,12 @@ from torch import Tensor
 
 from halfstep_torch.chain import Chain, chain
 from halfstep_torch.engine.batches import Batch, attach_keys, attach_layouts, attach_state
-from halfstep_torch.engine.kernel import Compile, compile_batch, run_batch
+from halfstep_torch.engine.compiler import Compile
+from halfstep_torch.engine.kernel import compile_batch, run_batch
+from halfstep_torch.engine.layout import Layout
 from halfstep_torch.engine.leaves import check_grad, check_weight, leaf_name
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
-from halfstep_torch.engine.rows import Layout, Slot
+from halfstep_torch.engine.rows import Slot
 from halfstep_torch.engine.state_dict import (
     LAST_STEP,
     add_headers,

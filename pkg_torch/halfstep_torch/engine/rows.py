@@ -17,9 +17,8 @@ Shards of a larger array would be, too.
 
 import dataclasses
 import itertools
-import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -169,15 +168,17 @@ def _high_halves(firsts: Tensor, width: int, device: torch.device) -> Tensor | N
 
 
 class AliasedRows(Rows):
-    """Rows of one slot, in its own memory."""
+    """Rows of one slot, in its own memory, but for state that a kernel wants in another dtype."""
 
-    def __init__(self, stage: Stage, span: Span, slot: Slot) -> None:
+    def __init__(self, stage: Stage, span: Span, slot: Slot, wide: bool) -> None:
         super().__init__(stage, [span], slot.param.device)
         self.p = self._alias(slot.param, stage.width)
         self.state = [
             self._alias(slot.state[name], spec.size(stage.width), flat=spec.scale_of is not None)
             for name, spec in stage.arrays.items()
         ]
+        dtypes = [kernel_dtype(x.dtype, x.device) for x in self.state]
+        self._narrow = {i: x for i, x in enumerate(self.state) if wide and x.dtype != dtypes[i]}
 
     def _alias(self, x: Tensor, per_row: int, flat: bool = False) -> Tensor:
         (span,), rows = self.spans, len(self)
@@ -189,9 +190,14 @@ class AliasedRows(Rows):
         slot = self.spans[0].slot
         self.g = self._alias(incoming[slot], self.stage.width)
         self.u = None if outgoing is None else self._alias(outgoing[slot], self.stage.width)
+        for i, x in self._narrow.items():
+            self.state[i] = x.to(kernel_dtype(x.dtype, x.device))
 
     def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
-        """Nothing is elsewhere. Forget the gradient, which others may want to free."""
+        """Nothing else is elsewhere. Forget the gradient, which others may want to free."""
+        for i, x in self._narrow.items():
+            x.copy_(self.state[i])
+            self.state[i] = x
         del self.g
         self.u = None
 
@@ -283,172 +289,6 @@ class Memory:
         """Return so many rows of an array; of scales in one row."""
         per_row = self._per_row[name]
         return alias(self._memory[name], 0, (rows * per_row,) if name in self._flat else (rows, per_row))
-
-
-class Layout:
-    """The rows of the slots of a batch. What it is made of stays from step to step, so it is made once.
-
-    Attributes:
-        groups: of slots that go through all stages together: their places, and the rows of each stage.
-        signature: of the memory that the rows are of.
-    """
-
-    def __init__(
-        self, slots: Sequence[Slot], signature: list[tuple], grad_dtype: torch.dtype, compiled: bool
-    ) -> None:
-        self.signature = signature
-        stages = slots[0].plan.whole
-        places = [list(range(len(slots)))]
-        if len(stages) > 1:
-            # Between the stages stand updates in float32: those of one long parameter, or some short ones.
-            places = _split(slots, lengths(stages[0], slots[0].param.device, compiled)[1])
-        spans = [[_spans(k, slots, group, compiled) for k in range(len(stages))] for group in places]
-        self.groups = []
-        memories = [
-            _memory(
-                k, slots, [of_group[k][1] for of_group in spans], torch.float32 if k else grad_dtype, compiled
-            )
-            for k in range(len(stages))
-        ]
-        for group, of_group in zip(places, spans, strict=True):
-            rows = [
-                _rows(stage, slots, *of_stage, memory)
-                for stage, of_stage, memory in zip(stages, of_group, memories, strict=True)
-            ]
-            self.groups.append((group, rows))
-
-
-def signature(slots: Sequence[Slot]) -> list[tuple]:
-    """Return what the rows of slots depend on, besides their plans: where they are in memory, and how."""
-    return [
-        (
-            slot.param.data_ptr(),
-            slot.param.shape,
-            slot.param.stride(),
-            slot.grad.is_contiguous(),
-            *(array.data_ptr() for array in slot.state.values()),
-        )
-        for slot in slots
-    ]
-
-
-def _split(slots: Sequence[Slot], length: int) -> list[list[int]]:
-    """Return the places of slots in groups: the long ones alone."""
-    groups: list[list[int]] = []
-    room = 0
-    for place, slot in enumerate(slots):
-        n = slot.param.numel()
-        if not groups or n > room:
-            groups.append([])
-            room = length
-        groups[-1].append(place)
-        room -= n
-    return groups
-
-
-def lengths(stage: Stage, device: torch.device, compiled: bool) -> tuple[int, int]:
-    """Return how many elements are stepped at once in their own memory, and in packed memory.
-
-    On CPU packed memory fits a cache. So do the temporaries of eager mode, and those between the passes over
-    a block. A short array costs less to copy than to call a kernel for.
-    """
-    if device.type != "cpu":
-        return (1 << 26, 1 << 22) if compiled else (1 << 24, 1 << 22)
-    if not compiled:
-        return 1 << 17, 1 << 17
-    return 1 << 18 if stage.blocks else 1 << 24, 1 << 18
-
-
-def _spans(
-    k: int, slots: Sequence[Slot], places: Sequence[int], compiled: bool
-) -> tuple[list[Span], list[list[Span]]]:
-    """Return the spans of the k-th stage that are rows in their own memory, and packs of the others."""
-    aliased, packed = [], []
-    stage = slots[0].plan.whole[k]
-    if stage.scope != "elementwise":
-        return [], []
-    for place in places:
-        of_slot = _spans_of(slots[place], place, k, compiled)
-        aliased += of_slot[0]
-        packed += of_slot[1]
-    packs, room = [], 0
-    for span in packed:
-        rows = span.rows(stage.width)
-        if rows * stage.width > room:
-            packs.append([])
-            room = lengths(stage, slots[0].param.device, compiled)[1]
-        packs[-1].append(span)
-        room -= rows * stage.width
-    return aliased, packs
-
-
-def _spans_of(slot: Slot, place: int, k: int, compiled: bool) -> tuple[list[Span], list[Span]]:
-    stage, own, n = slot.plan.whole[k], slot.plan.stages[k], slot.param.numel()
-    device, short = slot.param.device, None if own.whole is own else own.blocks[0]
-    at_once, packed = lengths(stage, device, compiled)
-    if not n:
-        return [], []
-    if n <= (packed // 4 if compiled else packed) and stage.width <= packed:
-        return [], [Span(place, 0, n, short=short)]
-    if not (slot.param.is_contiguous() and slot.grad.is_contiguous()):
-        return [], list(_boxes(slot, place, own, packed, short))
-    as_they_are = all(not compiled or kernel_dtype(x.dtype, device) == x.dtype for x in slot.state.values())
-    if short or not as_they_are:
-        unit = short.unit if short else stage.width
-        length = max(packed // unit, 1) * unit
-        return [], [Span(place, i, min(length, n - i), short=short) for i in range(0, n, length)]
-    rows, rest = divmod(n, stage.width)
-    # No piece is a single row, unless that is all of it.
-    pieces = min(-(-rows * stage.width // at_once), max(rows // 2, 1)) if rows else 0
-    ends = [rows * i // pieces * stage.width for i in range(pieces + 1)] if pieces else []
-    aliased = [Span(place, i, j - i) for i, j in itertools.pairwise(ends)]
-    return aliased, [Span(place, n - rest, rest)] if rest else []
-
-
-def _boxes(slot: Slot, place: int, stage: Stage, length: int, short: Blocks | None) -> Iterator[Span]:
-    """Yield boxes of about so many elements of an array that is not row-major: whole runs."""
-    shape = slot.param.shape
-    scales = [spec.shape(shape) for spec in stage.arrays.values() if spec.scale_of]
-    axes = min((len(of_array) - 1 for of_array in scales), default=len(shape))
-    rest = [math.prod(shape[axis + 1 :]) for axis in range(axes)]
-    if not rest:
-        yield Span(place, 0, slot.param.numel(), short=short)
-        return
-    cut = next((axis for axis in range(axes) if rest[axis] <= length), axes - 1)
-    step, start = max(length // rest[cut], 1), 0
-    for fixed in itertools.product(*map(range, shape[:cut])):
-        for i in range(0, shape[cut], step):
-            j = min(i + step, shape[cut])
-            yield Span(place, start, (j - i) * rest[cut], (*fixed, slice(i, j)), short)
-            start += (j - i) * rest[cut]
-
-
-def _memory(
-    k: int,
-    slots: Sequence[Slot],
-    packs: Sequence[Sequence[Sequence[Span]]],
-    dtype: torch.dtype,
-    compiled: bool,
-) -> Memory:
-    """Return memory for the largest pack of the k-th stage."""
-    stage = slots[0].plan.whole[k]
-    counts = [sum(span.rows(stage.width) for span in pack) for of_group in packs for pack in of_group]
-    rows = max(2, *counts) if counts else 0
-    return Memory(stage, rows, slots[0].param.device, dtype, compiled)
-
-
-def _rows(
-    stage: Stage,
-    slots: Sequence[Slot],
-    aliased: Sequence[Span],
-    packs: Sequence[Sequence[Span]],
-    memory: Memory,
-) -> list[Rows]:
-    """Return the rows of a stage of a group."""
-    return [
-        *(AliasedRows(stage, span, slots[span.slot]) for span in aliased),
-        *(PackedRows(stage, pack, slots, memory) for pack in packs),
-    ]
 
 
 def _entries(slot: Slot, name: str, span: Span) -> int:

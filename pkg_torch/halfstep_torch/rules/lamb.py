@@ -45,7 +45,8 @@ class Lamb(Optimizer):
             "master" norms too are those of the float32 weights.
         bias_correction: present in v1 and the final paper, absent in v3; without decay and `eps` the ratio
             cancels it up to rounding.
-        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`.
+        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`: without one, steps at
+            a constant rate grow with the weights. None for no bound, as You et al.'s text has it.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; what comes before the ratio has the same bits.
 
@@ -81,7 +82,7 @@ class Lamb(Optimizer):
         nu_rounding: str = "stochastic",
         param_storage: str = "stochastic",
         bias_correction: bool = True,
-        max_norm: float | None = None,
+        max_norm: float | None = 10.0,
         seed: Seed = 0,
         compile: bool | str = "auto",
     ) -> None:
@@ -109,7 +110,7 @@ class Lamb16(Optimizer):
     """LAMB with 16 bits of state per parameter: LAMB16's goal, in formats that preserve the moments.
 
     `Lamb` with its first moment in float8_e4m3fn and its second, rounded stochastically, in ufloat8_e5m3,
-    each in blocks of 128 with a scale: 2.02 bytes per parameter. With `trust_power`, LAMB16's trust ratio:
+    each in blocks of 128 with a scale: 2.02 bytes per parameter; and with LAMB16's trust ratio:
 
         ratio = clamp((((1e-3 / lr) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
 
@@ -131,8 +132,8 @@ class Lamb16(Optimizer):
         param_storage: as in `Lamb`.
         bias_correction: as in `Lamb`. The published code has none.
         max_norm: as in `Lamb`.
-        trust_power: None for LAMB's own ratio, or a number in (0, 1); the published code has 0.382. Not 1:
-            the learning rate would cancel, and a schedule do nothing.
+        trust_power: a number in (0, 1), that of the published code unless given, or None for LAMB's own
+            ratio. Not 1: the learning rate would cancel, and a schedule do nothing.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; what comes before the ratio has the same bits.
 
@@ -143,7 +144,7 @@ class Lamb16(Optimizer):
     Example:
         >>> import torch, halfstep_torch as hs
         >>> model = torch.nn.Linear(128, 64, dtype=torch.bfloat16)
-        >>> optimizer = hs.Lamb16(model.named_parameters(), lr=1e-2, trust_power=0.382)
+        >>> optimizer = hs.Lamb16(model.named_parameters(), lr=1e-2)
         >>> model(torch.ones(1, 128, dtype=torch.bfloat16)).sum().backward()
         >>> optimizer.step()
         >>> optimizer.state[model.weight]["exp_avg_sq_scale"].shape
@@ -168,8 +169,8 @@ class Lamb16(Optimizer):
         nu_rounding: str = "stochastic",
         param_storage: str = "stochastic",
         bias_correction: bool = True,
-        max_norm: float | None = None,
-        trust_power: float | None = None,
+        max_norm: float | None = 10.0,
+        trust_power: float | None = 0.382,
         seed: Seed = 0,
         compile: bool | str = "auto",
     ) -> None:

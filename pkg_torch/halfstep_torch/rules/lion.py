@@ -41,7 +41,8 @@ class ScaleByLion(Rule):
 def _sign(x: Tensor) -> Tensor:
     """Return the sign of float32 `x`; unlike `torch.sign`, NaN for NaN and +0 for -0."""
     u = (x > 0).to(torch.float32) - (x < 0).to(torch.float32)
-    return torch.where(torch.isnan(x), x, u)
+    # Triton's isnan flushes subnormal numbers before it looks.
+    return torch.where(x == x, u, x)
 
 
 def scale_by_lion(

@@ -1,0 +1,109 @@
+"""What a transform lives through: donation, caches, restarts, `disable_jit`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import halfstep_jax as hs
+from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
+
+P = {"w": weights((6, 4))}
+G = {"w": gradients(1, (6, 4))[0]}
+
+
+def makers():
+    yield "round_stochastically", hs.round_stochastically
+    yield "adamw", functools.partial(hs.adamw, 1e-3)
+    yield "split8", functools.partial(hs.adamw, 1e-3, param_storage="split8")
+    yield "store_state", lambda seed=0: hs.store_state(optax.adam(1e-3), "bfloat16", seed=seed)
+
+
+MAKERS = [pytest.param(make, id=name) for name, make in makers()]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_transform_outlives_a_donated_state(make):
+    tx = make()
+    donated = jax.jit(lambda state: jax.tree.map(jnp.copy, state), donate_argnums=0)
+    first = jax.tree.map(np.asarray, tx.init(P))
+    donated(tx.init(P))
+    assert_trees_same(tx.init(P), first)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_seed_given_as_an_array_stays_the_users(make):
+    seed = jnp.array([0, 7], jnp.uint32)
+    tx, same = make(seed=seed), make(seed=7)
+    step = jax.jit(functools.partial(take_step, tx), donate_argnums=(0, 1))
+    params, state = step(jax.tree.map(jnp.copy, P), tx.init(P), G)
+    assert_trees_same((params, state), take_step(same, P, same.init(P), G))
+    assert seed.tolist() == [0, 7]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_transform_made_under_jit_works_outside(make):
+    made = functools.cache(make)
+    under = jax.jit(lambda p: made().init(p))(P)
+    assert_trees_same(made().init(P), under)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_seed_can_be_batched(make):
+    def first(seed):
+        tx = make(seed=seed)
+        return take_step(tx, P, tx.init(P), G)
+
+    both = jax.vmap(first)(jnp.array([[0, 3], [0, 4]], jnp.uint32))
+    for k, seed in enumerate((3, 4)):
+        assert_trees_same(jax.tree.map(lambda x, k=k: x[k], both), first(seed))
+
+
+def test_injected_hyperparameters_give_the_bits_of_numbers():
+    inject = functools.partial(
+        optax.inject_hyperparams, hyperparam_dtype=jnp.float32, static_args=("b1", "b2")
+    )
+    rows = {"w": gradients(3, (6, 4))}
+    params, _ = run(inject(hs.adamw)(1e-2), P, rows)
+    assert_trees_same(params, run(hs.adamw(1e-2), P, rows)[0])
+
+
+@pytest.mark.parametrize("rule", ["compensated", "split8", "split16", "master"])
+def test_weights_that_became_float32_are_refused(rule):
+    tx = hs.adamw(1e-3, param_storage=rule)
+    state = tx.init(P)
+    updates, state = tx.update(G, state, P)
+    wide = jax.tree.map(lambda p, u: p + u, P, updates)  # as `eqx.apply_updates` adds them
+    with pytest.raises(ValueError, match="'w' is float32, and was of 16 bits when init made the state"):
+        tx.update(G, state, wide)
+
+
+def as_mappings(state):
+    """Return a state as it is after a checkpoint without a target: dicts in place of named tuples."""
+    if hasattr(state, "_fields"):
+        return {name: as_mappings(value) for name, value in state._asdict().items()}
+    return [as_mappings(x) for x in state] if isinstance(state, tuple | list) else state
+
+
+@pytest.mark.parametrize("rule", ["compensated", "split8", "split16", "master"])
+def test_a_state_without_types_keeps_what_it_knows_of_the_weights(rule):
+    tx = hs.adamw(1e-2, param_storage=rule)
+    params, state = run(tx, P, {"w": gradients(3, (6, 4))})
+    known = hs.float32_params(params, state)
+    assert (known["w"] != params["w"]).any()
+    assert_trees_same(hs.float32_params(params, as_mappings(state)), known)
+    values = jax.tree.map(lambda x: x * np.float32(1.01), known)
+    expected, actual = (hs.set_float32_params(params, s, values) for s in (state, as_mappings(state)))
+    assert_trees_same(actual[0], expected[0])
+    assert_trees_same(actual[1], as_mappings(expected[1]))
+
+
+def test_without_jit_altogether_the_bits_are_the_same():
+    tx = hs.adamw(1e-3, nesterov=True)
+    rows = {"w": gradients(2, (6, 4))}
+    expected = run(tx, P, rows)
+    with jax.disable_jit():
+        assert_trees_same(run(tx, P, rows), expected)
