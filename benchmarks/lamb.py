@@ -197,7 +197,7 @@ def averages(n: int):
             m, v = ema(mu.decode(kept[name][0]), g, B1), ema(nu.decode(kept[name][1]), g * g, B2)
             words = hs.random_words(i, t + 1, name, hs.Role.MU, shape) if mu.freezes(B1) else None
             nu_words = hs.random_words(i, t + 1, name, hs.Role.NU, shape)
-            new[name] = mu.encode(m, words), nu.encode(v, nu_words, positive=True)
+            new[name] = mu.encode(m, words), nu.encode(v, nu_words, keep_nonzero="always")
         new[PUBLISHED] = published_moments(g, *kept[PUBLISHED])[1]
         new["float32"] = ema(kept["float32"][0], g, B1), ema(kept["float32"][1], g * g, B2)
         return new, None

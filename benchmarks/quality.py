@@ -55,6 +55,10 @@ def _codebook(table: str) -> object:
     return hs.codebook(table, block_size=128, min_size=0)
 
 
+def _relative(dtype: str, block_size: int) -> object:
+    return hs.relative(dtype, block_size, min_size=0)
+
+
 def _moments(mu, nu, rounding: str = "stochastic", **others) -> dict:
     nearest = "nearest_unchecked"
     roundings = {"mu_rounding": rounding, "nu_rounding": rounding} if rounding == nearest else {}
@@ -65,6 +69,11 @@ BF16 = _moments("bfloat16", "bfloat16")
 F32 = _moments("float32", "float32")
 FP8 = _moments(_scaled("float8_e4m3fn"), _scaled("ufloat8_e5m3"), mu_rounding="stochastic")
 FP8_E4M3 = (_scaled("float8_e4m3fn"), _scaled("float8_e4m3fn"))
+ONE_PASS = _moments(hs.relative("float8_e3m4"), "ufloat8_e6m2")
+INT8 = _moments(_relative("int8", 128), _scaled("ufloat8_e5m3"))
+INT4 = _moments(_relative("int4", 32), _scaled("ufloat8_e5m3"))
+E5M3 = {"nu_dtype": _scaled("ufloat8_e5m3")}
+E4M4 = {"nu_dtype": _scaled("ufloat8_e4m4")}
 MAPPED8 = (_codebook("dynamic8"), _codebook("udynamic8"))
 MAPPED4 = (_codebook("dynamic4"), _codebook("ulinear4"))
 NEAREST = "nearest_unchecked"
@@ -76,6 +85,13 @@ ROWS = (
     Row("float32; mu bf16, nu scaled fp16", options=_moments("bfloat16", _scaled("float16"))),
     Row("float32; bf16", options=BF16),
     Row("float32; bf16 nearest", options=_moments("bfloat16", "bfloat16", NEAREST)),
+    Row("float32; one pass: mu relative e3m4, nu ufloat8_e6m2", options=ONE_PASS),
+    Row("float32; mu relative e3m4, nu ufloat8_e4m4", options=ONE_PASS | E4M4),
+    Row("float32; mu relative e3m4, nu ufloat8_e5m3", options=ONE_PASS | E5M3),
+    Row("float32; mu relative int8, nu ufloat8_e4m4", options=INT8 | E4M4),
+    Row("float32; mu relative int8, nu ufloat8_e5m3", options=INT8),
+    Row("float32; mu relative int4, nu ufloat8_e4m4", options=INT4 | E4M4),
+    Row("float32; mu relative int4, nu ufloat8_e5m3", options=INT4),
     Row("float32; fp8: mu e4m3fn, nu ufloat8_e5m3", options=FP8),
     Row("float32; fp8: mu e4m3fn, nu e4m3fn", options=_moments(*FP8_E4M3, mu_rounding="stochastic")),
     Row("float32; fp8 e4m3fn nearest", options=_moments(*FP8_E4M3, NEAREST)),
@@ -98,6 +114,10 @@ ROWS = (
     Row("bf16 compensated; bf16", "bfloat16", {**BF16, "param_storage": "compensated"}),
     Row("bf16 stochastic; float32", "bfloat16", F32),
     Row("bf16 stochastic; bf16", "bfloat16", BF16),
+    Row("bf16 stochastic; one pass", "bfloat16", ONE_PASS),
+    Row("bf16 stochastic; relative e3m4, ufloat8_e5m3", "bfloat16", ONE_PASS | E5M3),
+    Row("bf16 stochastic; relative int8, ufloat8_e5m3", "bfloat16", INT8),
+    Row("bf16 stochastic; relative int4, ufloat8_e5m3", "bfloat16", INT4),
     Row("bf16 stochastic; fp8", "bfloat16", FP8),
     Row("bf16 nearest; float32", "bfloat16", {**F32, "param_storage": "nearest"}),
     Row(
@@ -199,6 +219,7 @@ def run_all(steps: int) -> list[dict]:
                 "bytes": stored,
                 "loss": float(losses.mean()),
                 "dist": float(dist.mean()),
+                "spread": float(dist.std()),
                 "proj": float(proj.mean()),
             }
         )
@@ -211,6 +232,11 @@ def claims(results: list[dict]) -> dict[str, bool]:
     proj = {row["name"]: row["proj"] for row in results}
     noise = dist["float32, another batch order"]
     fp8 = "float32; fp8: mu e4m3fn, nu ufloat8_e5m3"
+    one_pass = "float32; one pass: mu relative e3m4, nu ufloat8_e6m2"
+    int8, int4 = (
+        [f"float32; mu relative {mu}, nu ufloat8_{nu}" for nu in ("e4m4", "e5m3")] for mu in ("int8", "int4")
+    )
+    eight = [f"float32; mu relative e3m4, nu ufloat8_{nu}" for nu in ("e4m4", "e5m3")] + int8
     tables8 = "float32; 8-bit tables: dynamic8, udynamic8"
     tables4 = [f"float32; 4-bit tables: dynamic4, {nu}" for nu in ("ulinear4", "udynamic4")]
     return {
@@ -219,6 +245,15 @@ def claims(results: list[dict]) -> dict[str, bool]:
         "nearest bf16 moments: dist > 0.015 and proj < 0.99": dist["float32; bf16 nearest"] > 0.015
         and proj["float32; bf16 nearest"] < 0.99,
         "fp8 moments: dist < 0.12 and |proj - 1| < 0.01": dist[fp8] < 0.12 and abs(proj[fp8] - 1) < 0.01,
+        "one pass: dist < 0.1": dist[one_pass] < 0.1,
+        "relative int8, e4m4: dist < 0.035": dist[int8[0]] < 0.035,
+        "relative e3m4, e4m4: dist < 0.04": dist[eight[0]] < 0.04,
+        "relative int8, e5m3: nearer than fp8": dist[int8[1]] < dist[fp8],
+        "relative 8 bits: |proj - 1| < 0.0005": max(abs(proj[name] - 1) for name in [one_pass, *eight])
+        < 0.0005,
+        "relative int4, e4m4: dist < 0.1 and |proj - 1| < 0.002": dist[int4[0]] < 0.1
+        and abs(proj[int4[0]] - 1) < 0.002,
+        "relative int4, e5m3: below another batch order": dist[int4[1]] < noise,
         "8-bit tables: dist < 0.06 and |proj - 1| < 0.01": dist[tables8] < 0.06
         and abs(proj[tables8] - 1) < 0.01,
         "4-bit tables: dist over another batch order's, under 0.6": noise

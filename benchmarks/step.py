@@ -115,9 +115,12 @@ def storages(hs) -> dict[str, dict]:
     rules = ("nearest", "compensated", "split8", "split16", "master")
     return {
         "bfloat16 (default)": bf16,
-        "nu float16": bf16 | {"nu_dtype": "float16"},
         "nu scaled float16": bf16 | {"nu_dtype": hs.scaled("float16")},
         "nu ufloat8_e6m2": bf16 | {"nu_dtype": "ufloat8_e6m2"},
+        "one_pass: relative e3m4, ufloat8_e6m2": hs.recipes.one_pass,
+        "eight_bit: relative e3m4, ufloat8_e5m3": hs.recipes.eight_bit,
+        "relative int8, ufloat8_e5m3": hs.recipes.eight_bit | {"mu_dtype": hs.relative("int8", 128)},
+        "four_bit: relative int4, ufloat8_e5m3": hs.recipes.four_bit,
         "fp8: e4m3fn, ufloat8_e5m3": fp8,
         "fp8 by row": by_row,
         "fp8: e5m2, e5m2": {name: hs.scaled("float8_e5m2") for name in fp8},

@@ -1,5 +1,6 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
+from halfstep_jax import recipes
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
 from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
@@ -68,6 +69,7 @@ __all__ = [
     "number",
     "opaque",
     "random_words",
+    "recipes",
     "relative",
     "round_stochastically",
     "round_to",

@@ -7,6 +7,7 @@
 >>> optimizer.step(zero_grad=True)
 """
 
+from halfstep_torch import recipes
 from halfstep_torch.chain import chain
 from halfstep_torch.declarations import decay_rate, moment, number
 from halfstep_torch.engine.optimizer import Optimizer
@@ -54,6 +55,7 @@ __all__ = [
     "moment",
     "number",
     "random_words",
+    "recipes",
     "relative",
     "round_stochastically",
     "round_to",

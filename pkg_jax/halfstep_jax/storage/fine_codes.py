@@ -30,7 +30,7 @@ _BOUND = np.float32(7.5)
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedFloats(WithoutScale):
+class FixedCodes(WithoutScale):
     """Floats of 8 bits under one scale, that of a block whose largest magnitude is 7.5: none is stored.
 
     Their codes are uint8, and the last operation on them a select, which XLA on CPU keeps; what ends in a
@@ -63,7 +63,7 @@ class FixedFloats(WithoutScale):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedIntegers(FixedFloats):
+class FixedIntegerCodes(FixedCodes):
     """int8 under one scale, 1/16; -128 is NaN."""
 
     scaled: SignedCodes = dataclasses.field(default_factory=IntegerCodes)
@@ -80,7 +80,7 @@ class FixedIntegers(FixedFloats):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineIntegers:
+class FineIntegerCodes:
     """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q stands for q s.
 
     Attributes:
@@ -131,7 +131,7 @@ class FineIntegers:
 
 
 @dataclasses.dataclass(frozen=True)
-class DitheredIntegers(FineIntegers):
+class DitheredCodes(FineIntegerCodes):
     """Integers from -7 to 7 in four bits, rounded with a dither d: q stands for (q - d) s.
 
     The code is q + 8; 0 is exact zero, the code of zero alone. `words` is one word for all elements, of which
@@ -166,9 +166,9 @@ def _dither(word: jax.Array | None):
 
 
 FIXED_CODES: dict[str, Codes] = {
-    "float8_e3m4": FixedFloats(SignedCodes(FLOAT_FORMATS["float8_e3m4"])),
-    "int8": FixedIntegers(),
+    "float8_e3m4": FixedCodes(SignedCodes(FLOAT_FORMATS["float8_e3m4"])),
+    "int8": FixedIntegerCodes(),
 }
 """By name: codes that `relative` takes without a block size."""
-FINE_CODES: dict[str, Codes] = {"int8": FineIntegers(), "int4": DitheredIntegers()}
+FINE_CODES: dict[str, Codes] = {"int8": FineIntegerCodes(), "int4": DitheredCodes()}
 """By name: codes under a fine scale."""

@@ -20,7 +20,7 @@ _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedFloats:
+class FixedCodes:
     """Floats of 8 bits under one scale, that of a block whose largest magnitude is 7.5: none is stored.
 
     Attributes:
@@ -61,7 +61,7 @@ class FixedFloats:
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedIntegers(FixedFloats):
+class FixedIntegerCodes(FixedCodes):
     """int8 under one scale; -128 is NaN."""
 
     format: FloatFormat = INT8
@@ -88,7 +88,7 @@ class FixedIntegers(FixedFloats):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineIntegers:
+class FineIntegerCodes:
     """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q s is what was stored.
 
     Attributes:
@@ -138,7 +138,7 @@ class FineIntegers:
 
 
 @dataclasses.dataclass(frozen=True)
-class DitheredIntegers(FineIntegers):
+class DitheredCodes(FineIntegerCodes):
     """Integers from -7 to 7 in four bits, rounded with a dither d: (q - d) s is what was stored.
 
     The code is q + 8; 0 is exact zero, the code of zero alone. The words are the same for all elements of an
@@ -176,7 +176,7 @@ def _dither(words: Tensor | None) -> Tensor | float:
     return odd.to(torch.float32) * 2.0**-21 - 0.5
 
 
-FIXED_CODES: dict[str, Codes] = {"float8_e3m4": FixedFloats(), "int8": FixedIntegers()}
+FIXED_CODES: dict[str, Codes] = {"float8_e3m4": FixedCodes(), "int8": FixedIntegerCodes()}
 """By name: codes that `relative` takes without a block size."""
-FINE_CODES: dict[str, Codes] = {"int8": FineIntegers(), "int4": DitheredIntegers()}
+FINE_CODES: dict[str, Codes] = {"int8": FineIntegerCodes(), "int4": DitheredCodes()}
 """By name: codes under a fine scale."""

@@ -60,7 +60,7 @@ class FixedCodes(Codes):
 
 
 @dataclasses.dataclass(frozen=True)
-class FineIntegers(Codes):
+class FineIntegerCodes(Codes):
     """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q s is what was stored.
 
     Attributes:
@@ -110,7 +110,7 @@ class FineIntegers(Codes):
 
 
 @dataclasses.dataclass(frozen=True)
-class DitheredIntegers(FineIntegers):
+class DitheredCodes(FineIntegerCodes):
     """Integers from -7 to 7 in four bits, rounded with a dither d: (q - d) s is what was stored.
 
     The code is q + 8; 0 is exact zero, the code of zero alone. d is a number of the word, in (-1/2, 1/2).
@@ -160,5 +160,5 @@ FIXED_CODES: dict[str, Codes] = {
     "int8": FixedCodes(IntegerCodes()),
 }
 """By name: codes that `relative` takes without a block size."""
-FINE_CODES: dict[str, Codes] = {"int8": FineIntegers(), "int4": DitheredIntegers()}
+FINE_CODES: dict[str, Codes] = {"int8": FineIntegerCodes(), "int4": DitheredCodes()}
 """By name: codes under a fine scale."""

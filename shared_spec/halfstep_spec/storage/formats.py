@@ -55,6 +55,13 @@ class Format:
     scale: str = "power_of_two"
     relative: bool = False
 
+    def __post_init__(self):
+        if self.codes.packed and isinstance(self.block_size, int) and self.block_size % 2:
+            raise ValueError(
+                f"Format: block_size={self.block_size} is odd; codes of {self.dtype} stand two to a byte. "
+                'Use an even one, "row" or None.'
+            )
+
     @property
     def codes(self) -> Codes:
         """What the codes are."""
@@ -180,14 +187,4 @@ def codebook(
     """Return the format of codes of a table with one power-of-two scale per block."""
     if table not in CODEBOOK_CODES:
         raise ValueError(f"codebook: table={table!r} is none of {', '.join(CODEBOOK_CODES)}.")
-    check_even("codebook", CODEBOOK_CODES[table], table, block_size)
     return Format(table, True, block_size, min_size, min_ndim)
-
-
-def check_even(caller: str, codes: Codes, name: str, block_size: int | str | None) -> None:
-    """Raise ValueError for blocks of an odd length, where codes are of 4 bits."""
-    if codes.packed and isinstance(block_size, int) and block_size % 2:
-        raise ValueError(
-            f"{caller}: block_size={block_size} is odd; codes of {name} stand two to a byte. "
-            'Use an even one, "row" or None.'
-        )

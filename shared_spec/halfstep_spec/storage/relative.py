@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
-from halfstep_spec.storage.formats import Format, check_even
+from halfstep_spec.storage.formats import Format
 
 LARGEST_BOUND = 7.5
 """What codes without a scale hold."""
@@ -29,7 +29,6 @@ def relative(
         )
     if block_size is None:
         return Format(dtype, relative=True)
-    check_even("relative", FINE_CODES[dtype], dtype, block_size)
     return Format(dtype, True, block_size, min_size, min_ndim, "fine", relative=True)
 
 

@@ -1,0 +1,42 @@
+"""Named settings of `Adam`, `AdamW`, `Lamb` and `Lamb16`: how many bytes to keep, in one word.
+
+Each is a mapping of keyword arguments, for bfloat16 weights:
+
+>>> import torch
+>>> from halfstep_torch import AdamW, recipes
+>>> model = torch.nn.Linear(4, 2).to(torch.bfloat16)
+>>> optimizer = AdamW(model.named_parameters(), lr=1e-3, **recipes.eight_bit)
+
+`docs/recipes.md` has what each of them costs and how closely it follows float32.
+
+Contract: F1, F5, F6, F12 to F15.
+"""
+
+import types
+
+from halfstep_torch.storage.formats import scaled
+from halfstep_torch.storage.relative import relative
+
+full_precision = types.MappingProxyType(
+    {"param_storage": "split16", "mu_dtype": "float32", "nu_dtype": "float32"}
+)
+"""12 bytes per parameter: float32 weights, of which the model sees the upper half, and float32 moments."""
+
+near_float32 = types.MappingProxyType(
+    {"param_storage": "split8", "mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+)
+"""7 bytes: weights of 24 bits, moments of 16."""
+
+sixteen_bit = types.MappingProxyType({"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"})
+"""6 bytes: what bfloat16 weights get by default."""
+
+one_pass = types.MappingProxyType({"mu_dtype": relative("float8_e3m4"), "nu_dtype": "ufloat8_e6m2"})
+"""4.00 bytes: 8-bit moments without scales, so that a step reads memory once."""
+
+eight_bit = types.MappingProxyType(
+    {"mu_dtype": relative("float8_e3m4"), "nu_dtype": scaled("ufloat8_e5m3", 128)}
+)
+"""4.01 bytes: the second moment with a scale per block of 128, and so nearer to float32, in a second pass."""
+
+four_bit = types.MappingProxyType({"mu_dtype": relative("int4", 32), "nu_dtype": scaled("ufloat8_e5m3", 128)})
+"""3.55 bytes: a first moment of 4 bits, a second one of 8."""

@@ -1,0 +1,90 @@
+"""The named recipes: the same names, bytes and bits in both packages."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+import halfstep_jax
+import halfstep_torch
+
+SHAPE = (64, 128)
+# Weights and moments, and a byte per scale.
+BYTES = {
+    "full_precision": 12,
+    "near_float32": 7,
+    "sixteen_bit": 6,
+    "eight_bit": 2 + 2 + 1 / 128,
+    "one_pass": 4,
+    "four_bit": 2 + 1.5 + 1 / 32 + 1 / 128,
+}
+
+
+@pytest.fixture
+def draws():
+    return np.random.default_rng(5).normal(size=(4, *SHAPE)).astype(np.float32)
+
+
+def bytes_per_param(arrays) -> float:
+    """Return the bytes of weights and state, without counts and seeds."""
+    return sum(x.nbytes for x in arrays if x.nbytes > 8) / (SHAPE[0] * SHAPE[1])
+
+
+def run_jax(name, draws):
+    """Return the weights as bits, and the bytes per parameter, after some steps."""
+    tx = halfstep_jax.adamw(1e-2, weight_decay=0.1, seed=3, **getattr(halfstep_jax.recipes, name))
+    params = {"w": jnp.asarray(draws[0], jnp.bfloat16)}
+    state, update = tx.init(params), jax.jit(tx.update)
+    for g in draws[1:]:
+        updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
+        params = optax.apply_updates(params, updates)
+    return np.asarray(params["w"]).view(np.int16), bytes_per_param(jax.tree.leaves((params, state)))
+
+
+def run_torch(name, draws):
+    p = torch.nn.Parameter(torch.from_numpy(draws[0]).bfloat16())
+    options = getattr(halfstep_torch.recipes, name)
+    optimizer = halfstep_torch.AdamW([("w", p)], lr=1e-2, weight_decay=0.1, seed=3, compile=False, **options)
+    for g in draws[1:]:
+        p.grad = torch.from_numpy(g).bfloat16()
+        optimizer.step()
+    state = [x for x in optimizer.state[p].values() if isinstance(x, torch.Tensor)]
+    bits = p.detach().view(torch.int16).numpy()
+    return bits, bytes_per_param([bits, *state])
+
+
+@pytest.mark.parametrize("package", [halfstep_jax, halfstep_torch], ids=["jax", "torch"])
+def test_every_recipe_is_tested(package):
+    found = {
+        name for name, value in vars(package.recipes).items() if isinstance(value, types.MappingProxyType)
+    }
+    assert found == set(BYTES)
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_a_recipe_has_the_same_bits_in_both_packages_and_its_bytes(name, draws):
+    (mine, kept), (theirs, kept_there) = run_jax(name, draws), run_torch(name, draws)
+    np.testing.assert_array_equal(mine, theirs)
+    assert kept == kept_there == BYTES[name]
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_a_recipe_suits_lamb(name, draws):
+    params = {"w": jnp.asarray(draws[0], jnp.bfloat16)}
+    tx = halfstep_jax.lamb16(1e-2, **getattr(halfstep_jax.recipes, name))
+    updates, _ = tx.update(params, tx.init(params), params)
+    assert np.isfinite(updates["w"]).all()
+    p = torch.nn.Parameter(torch.from_numpy(draws[0]).bfloat16())
+    p.grad = torch.from_numpy(draws[1]).bfloat16()
+    halfstep_torch.Lamb16([p], lr=1e-2, compile=False, **getattr(halfstep_torch.recipes, name)).step()
+    assert p.isfinite().all()
+
+
+@pytest.mark.parametrize("package", [halfstep_jax, halfstep_torch], ids=["jax", "torch"])
+def test_a_recipe_cannot_be_changed(package):
+    with pytest.raises(TypeError, match="item assignment"):
+        package.recipes.one_pass["nu_dtype"] = "float32"
