@@ -1,6 +1,6 @@
 """How far each way to store moments leads a small transformer from float32, beside another order of batches.
 
-    python benchmarks/transformer.py [--steps 800] [--json benchmarks/results/NAME.json]
+    python benchmarks/transformer.py [--steps 400] [--json benchmarks/results/NAME.json]
 
 The demo's character transformer (`examples/`), AdamW at 3e-4, three seeds: of the first weights, the batches
 and the random words. Weights are float32, so that nothing but the moments differs; arrays of under 4,096
@@ -170,7 +170,7 @@ def cells(row: dict) -> tuple[str, ...]:
 
 def main() -> int:
     """Print the table, and whether it shows what it must."""
-    arguments = report.arguments("Train a transformer with every recipe; compare with float32.", steps=800)
+    arguments = report.arguments("Train a transformer with every recipe; compare with float32.", steps=400)
     results = run_all(arguments.steps)
     report.print_table(
         "<moments | bytes of state per parameter | loss over float32 | dist | proj", map(cells, results)

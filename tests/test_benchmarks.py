@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
-MODULES = ("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs")
+MODULES = ("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs", "transformer")
+EXAMPLES = ("recipe", "text", "train_flax")
 pytestmark = pytest.mark.slow
 
 
@@ -16,7 +17,7 @@ def run(monkeypatch, tmp_path):
     """Return a function that runs a benchmark's `main` and returns the figures that it writes."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     # examples/ has a `report` too.
-    for name in MODULES:
+    for name in MODULES + EXAMPLES:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
     def run(module, *arguments):
@@ -26,7 +27,7 @@ def run(monkeypatch, tmp_path):
         return status, json.loads(record.read_text())
 
     yield run
-    for name in MODULES:
+    for name in MODULES + EXAMPLES:
         sys.modules.pop(name, None)
 
 
@@ -61,6 +62,19 @@ def test_second_moments_are_kept(run, monkeypatch):
     status, rows = run(second_moment)
     assert status == 0
     assert all(0.9 < row["mean"] < 1.1 for row in rows)
+
+
+def test_a_transformer_is_trained(run, monkeypatch):
+    import transformer
+
+    monkeypatch.setattr(transformer, "ROWS", [transformer.ROWS[0], transformer.ROWS[1], transformer.ROWS[5]])
+    monkeypatch.setattr(transformer, "SEEDS", 1)
+    monkeypatch.setattr(transformer, "claims", lambda results: {"rows differ": results[1]["dist"] > 0.1})
+    status, (truth, _, one_pass) = run(transformer, "--steps", "3")
+    assert status == 0
+    assert truth["dist"] == 0
+    assert 0 < one_pass["dist"] < 0.1
+    assert one_pass["state"] < 2.1
 
 
 def test_transforms_of_optax_are_trained(run, monkeypatch):

@@ -103,6 +103,11 @@ def store_state(
     Source: ours (contract S).
     """
     fmt = as_format(_FUNCTION, "format", format)
+    if fmt.relative:
+        raise ValueError(
+            f"{_FUNCTION}: format=relative(...) is in units of the root of a second moment, "
+            "which is not known here. Use scaled(...), or mu_dtype=relative(...) of adam."
+        )
     if rounding not in _ROUNDINGS:
         raise ValueError(
             f"{_FUNCTION}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "

@@ -206,6 +206,11 @@ def store_state(
     fmt = as_format(_CALLER, "format", format)
     if fmt is None:
         raise TypeError(f'{_CALLER}: format=None is not a format. Use "bfloat16", or what scaled returns.')
+    if fmt.relative:
+        raise ValueError(
+            f"{_CALLER}: format=relative(...) is in units of the root of a second moment, "
+            "which is not known here. Use scaled(...), or mu_dtype=relative(...) of adam."
+        )
     if rounding not in _ROUNDINGS:
         raise ValueError(
             f"{_CALLER}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "
