@@ -31,8 +31,8 @@ class ScaleByAdan(Rule):
         >>> params = {"w": jnp.array([1.0, -2.0], jnp.bfloat16)}
         >>> tx = scale_by_adan(nu_dtype="bfloat16")
         >>> updates, state = tx.update({"w": jnp.array([0.5, -0.5])}, tx.init(params))
-        >>> print(updates["w"], state.diff["w"].dtype)
-        [ 1. -1.] bfloat16
+        >>> print(updates["w"].dtype, state.diff["w"].dtype)
+        float32 bfloat16
 
     Source: X. Xie et al., "Adan", arXiv:2208.06677, algorithm 1, with rates written as 1 - b; Optax 0.2.8 has
         1 - b2 for b2 before the difference. Storage and rounding are ours (contract A11, F).

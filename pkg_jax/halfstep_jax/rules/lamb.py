@@ -76,7 +76,7 @@ def lamb(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> params = jnp.ones(4, jnp.bfloat16)
+        >>> params = jnp.ones(4)
         >>> tx = lamb(0.5)
         >>> updates, _ = tx.update(jnp.ones(4), tx.init(params), params)
         >>> print(optax.apply_updates(params, updates))

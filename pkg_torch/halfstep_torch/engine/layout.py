@@ -46,16 +46,13 @@ class Layout:
 
 def signature(slots: Sequence[Slot]) -> list[tuple]:
     """Return what the rows of slots depend on, besides their plans: where they are in memory, and how."""
-    return [
-        (
-            slot.param.data_ptr(),
-            slot.param.shape,
-            slot.param.stride(),
-            slot.grad.is_contiguous(),
-            *(array.data_ptr() for array in slot.state.values()),
-        )
-        for slot in slots
-    ]
+    kept = []
+    for slot in slots:
+        param, grad = slot.param, slot.param.grad
+        assert grad is not None
+        arrays = [array.data_ptr() for array in slot.state.values()]
+        kept.append((param.data_ptr(), param.shape, param.stride(), grad.is_contiguous(), arrays))
+    return kept
 
 
 def _split(slots: Sequence[Slot], length: int) -> list[list[int]]:
