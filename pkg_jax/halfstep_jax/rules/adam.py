@@ -82,8 +82,9 @@ def scale_by_adam(
             None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
             scale, and the unsigned scaled formats.
-        mu_rounding: "stochastic", "nearest", "auto" (nearest, or stochastic if nearest would freeze the
-            average or `b1` is an array), or "nearest_unchecked" (nearest even so).
+        mu_rounding: "stochastic", "nearest", "nearest_unchecked" (nearest even where that
+            freezes it) or "auto" (nearest where that leaves an average within a thousandth of its truth, else
+            stochastic, as where `b1` is an array).
         nu_rounding: likewise. Nearest freezes a bfloat16 second moment above b2 = 0.996.
         nesterov: as in Optax.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.

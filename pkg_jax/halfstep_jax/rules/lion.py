@@ -57,8 +57,9 @@ def scale_by_lion(
         b2: decay rate of the average that is kept.
         mu_dtype: "float32", "bfloat16", "float16" or a signed format (`scaled`, `codebook`); None: bfloat16
             for bfloat16 params, else float32.
-        mu_rounding: "stochastic", "nearest", "auto" (nearest, or stochastic if nearest would freeze the
-            average or `b2` is an array), or "nearest_unchecked" (nearest even so).
+        mu_rounding: "stochastic", "nearest", "nearest_unchecked" (nearest even where that
+            freezes it) or "auto" (nearest where that leaves an average within a thousandth of its truth, else
+            stochastic, as where `b2` is an array).
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:

@@ -51,8 +51,9 @@ def trace(
         nesterov: look one step ahead.
         accumulator_dtype: "float32", "bfloat16", "float16" or a signed format (`scaled`, `codebook`); None:
             bfloat16 for bfloat16 params, else float32.
-        rounding: "stochastic", "nearest", "auto" (nearest, or stochastic if nearest would freeze the sum or
-            `decay` is an array), or "nearest_unchecked" (nearest even so).
+        rounding: "stochastic", "nearest", "nearest_unchecked" (nearest even where that
+            freezes it) or "auto" (nearest where that leaves an average within a thousandth of its truth, else
+            stochastic, as where `decay` is an array).
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:

@@ -93,8 +93,8 @@ def scale_by_adam(
             or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: how the second is stored: any of these, a `scaled` or `codebook` format without a sign, or
             "ufloat8_e6m2".
-        mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
-            "nearest_unchecked".
+        mu_rounding: "stochastic", "nearest", "nearest_unchecked" or "auto"
+            (nearest where that leaves an average within a thousandth of its truth, else stochastic).
         nu_rounding: likewise, for the second moment.
         nesterov: use Nesterov momentum.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
@@ -218,8 +218,8 @@ class AdamW(Optimizer):
             a `scaled` or `codebook` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
         nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `codebook` format
             without a sign, or "ufloat8_e6m2".
-        mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the moment) or
-            "nearest_unchecked".
+        mu_rounding: "stochastic", "nearest", "nearest_unchecked" or "auto"
+            (nearest where that leaves an average within a thousandth of its truth, else stochastic).
         nu_rounding: likewise, for the second moment.
         param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
             (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).

@@ -69,8 +69,8 @@ def scale_by_lion(
         b2: decay rate of the average that is kept.
         mu_dtype: how that is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled` or
             `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
-        mu_rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the average) or
-            "nearest_unchecked".
+        mu_rounding: "stochastic", "nearest", "nearest_unchecked" or "auto"
+            (nearest where that leaves an average within a thousandth of its truth, else stochastic).
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:

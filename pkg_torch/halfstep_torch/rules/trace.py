@@ -68,8 +68,8 @@ def trace(
         nesterov: look one step ahead.
         accumulator_dtype: how the sum is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
             or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
-        rounding: "stochastic", "nearest", "auto" (nearest unless that would freeze the sum) or
-            "nearest_unchecked".
+        rounding: "stochastic", "nearest", "nearest_unchecked" or "auto"
+            (nearest where that leaves an average within a thousandth of its truth, else stochastic).
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:
