@@ -58,7 +58,9 @@ class Blocks:
     def unpack(self, packed: Tensor) -> Tensor:
         """Return the codes, in one row or in as many as their bytes."""
         units = packed.reshape(-1, self.packed)
-        codes = torch.stack([units & 15, units >> 4], dim=2).view(-1, 2 * self.packed)[:, : self.unit]
+        # Not torch.stack: where runs are odd, Inductor then reads codes that are not there.
+        halves = torch.tensor([0, 4], dtype=torch.uint8, device=packed.device)
+        codes = ((units[:, :, None] >> halves) & 15).view(-1, 2 * self.packed)[:, : self.unit]
         return codes.reshape(_rows(packed, self.packed, self.unit))
 
     def unpacked_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
