@@ -1,8 +1,8 @@
 """What is in the program of a GPU kernel: operations that round otherwise than the contract, and how many.
 
 A program keeps the contract's bits if no product is fused with a sum, quotients and roots are rounded
-correctly and nothing is flushed: then its PTX has no `fma`, no `.approx` or `.full` and no `.ftz`. PTX is what
-compilers write for NVIDIA's assembler, `ptxas`; what that makes of it are the instructions that take time.
+correctly and nothing is flushed: then its PTX has no `fma`, no `.approx` or `.full` and no `.ftz`. PTX is
+what compilers write for NVIDIA's assembler, `ptxas`, whose instructions are those that take time.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 # Rounding to whole numbers may flush: of a subnormal number it makes 0 anyhow.
 _FAULTS = {"fma": r"\bfma\.", "approximate": r"\.(approx|full)\b", "flushed": r"(?<!\.r[nzmp]i)\.ftz\b"}
-_MEMORY = re.compile(r"\b(?:ld|st)\.global[\w:.]*?(?:\.v(\d))?\.[bsuf](\d+)\b")
+_STORE = re.compile(r"\bst\.global[\w:.]*?(?:\.v(\d))?\.[bsuf](\d+)\b")
 
 
 class MachineCode(NamedTuple):
@@ -46,9 +46,9 @@ def instructions(ptx: str) -> int:
     return sum(not re.match(r"\s+(@?!?%?p?\d*\s*bra|ret)\b", line) for line in lines)
 
 
-def bytes_moved(ptx: str) -> int:
-    """Return how many bytes a thread reads from memory and writes to it, each instruction run once."""
-    return sum(int(width or 1) * int(bits) // 8 for width, bits in _MEMORY.findall(ptx))
+def bytes_stored(ptx: str) -> int:
+    """Return how many bytes a thread writes to memory, each instruction run once."""
+    return sum(int(width or 1) * int(bits) // 8 for width, bits in _STORE.findall(ptx))
 
 
 def machine_code(ptx: str) -> MachineCode | None:

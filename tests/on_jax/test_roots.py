@@ -1,6 +1,6 @@
 """Roots and quotients are correctly rounded where a platform's own are not: from approximate ones.
 
-Contract: A3, C3. What a GPU or a TPU gives is imitated: the right result, moved by a unit or two.
+Contract: A3, C3. What a GPU gives is imitated: the right result, moved to a number beside it.
 """
 
 import re
@@ -27,37 +27,28 @@ def numbers(seed: int, lowest: int, highest: int) -> np.ndarray:
     return (field << 23 | mantissa).astype(np.uint32).view(np.float32)
 
 
-def perturbed(right: np.ndarray, true: np.ndarray, units: float):
-    """Yield every number within some units in the last place of the true result, with where it is that."""
-    unit = np.exp2(np.floor(np.log2(np.abs(true))) - 23)
-    for k in range(-5, 6):
-        about = (right.view(np.int32) + np.int32(k)).view(np.float32)
-        near = np.abs(about.astype(np.float64) - true) < units * unit
-        if near.any():
-            yield about, near
+def moved(x: np.ndarray, steps: int) -> np.ndarray:
+    """Return the numbers some steps away."""
+    return (x.view(np.int32) + np.int32(steps)).view(np.float32)
 
 
 def assert_same(x, y):
     np.testing.assert_array_equal(np.asarray(x).view(np.uint32), np.asarray(y).view(np.uint32))
 
 
-def test_a_root_is_right_from_any_within_a_unit():
+def test_a_root_is_right_from_either_neighbour():
     x = numbers(0, 1, 255)
-    right, corrected, seen = np.sqrt(x), jax.jit(roots.corrected_root), 0
-    for about, near in perturbed(right, np.sqrt(x.astype(np.float64)), 1):
-        assert_same(corrected(x, about)[near], right[near])
-        seen += 1
-    assert seen >= 3
+    right, corrected = np.sqrt(x), jax.jit(roots.corrected_root)
+    for steps in (-1, 0, 1):
+        assert_same(corrected(x, moved(right, steps)), right)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_quotient_is_right_from_any_within_two_units(sign):
+def test_a_quotient_is_right_from_two_numbers_away(sign):
     x, y = numbers(1, 70, 180), np.float32(sign) * numbers(2, 70, 180)
-    right, corrected, seen = x / y, jax.jit(roots.corrected_quotient), 0
-    for about, near in perturbed(right, x.astype(np.float64) / y, 2):
-        assert_same(corrected(x, y, about)[near], right[near])
-        seen += 1
-    assert seen >= 5
+    right, corrected = x / y, jax.jit(roots.corrected_quotient)
+    for steps in (-2, -1, 0, 1, 2):
+        assert_same(corrected(x, y, moved(right, steps)), right)
 
 
 def test_zero_infinity_and_nan_are_what_they_are():
@@ -103,7 +94,7 @@ def lowered(tx, platform: str) -> str:
     return jax.jit(step).trace(params, state, params).lower(lowering_platforms=(platform,)).as_text()
 
 
-def test_no_root_and_no_quotient_of_a_step_is_left_uncorrected_elsewhere(monkeypatch):
+def test_no_root_and_no_quotient_of_a_step_is_left_uncorrected_on_a_gpu(monkeypatch):
     adam = hs.adamw(1e-3, nesterov=True, **hs.recipes.four_bit)
     text = lowered(adam, "cuda")
     assert "stablehlo.divide" in text
@@ -113,9 +104,8 @@ def test_no_root_and_no_quotient_of_a_step_is_left_uncorrected_elsewhere(monkeyp
     monkeypatch.setattr(roots, "_corrected_sqrt", lambda x: x)
     monkeypatch.setattr(roots, "_corrected_divide", lambda x, y: x + y)
     chain = optax.chain(hs.clip_by_global_norm(1.0, exact=True), hs.scale_by_adan())
-    steps = [(adam, "cuda"), (adam, "tpu"), (hs.lamb(1e-3, **hs.recipes.one_pass), "cuda"), (chain, "cuda")]
-    for tx, platform in steps:
-        text = lowered(tx, platform)
+    for tx in (adam, hs.lamb(1e-3, **hs.recipes.one_pass), chain):
+        text = lowered(tx, "cuda")
         assert "stablehlo.divide" not in text
         assert "stablehlo.sqrt" not in text
     jax.clear_caches()

@@ -1,8 +1,11 @@
-"""Square roots and quotients, correctly rounded on every platform.
+"""Square roots and quotients, correctly rounded on CPUs and GPUs.
 
-Contract: A3. On a CPU, XLA's own are correctly rounded. On a GPU and on a TPU they are approximate, and no
-option changes that: there the remainder tells how far off they are. A remainder of integer mantissas, taken
-modulo 2^32, is exact, because it is small. It takes integer operations alone, which are the same everywhere.
+Contract: A3, C3, C5. On a CPU, XLA's own are correctly rounded. On a GPU they are approximate, and no option
+changes that: there the remainder tells how far off they are. A remainder of integer mantissas, taken modulo
+2^32, is exact, because it is small. It takes integer operations alone, which are the same everywhere.
+
+On a TPU they are left as they are: how far off they may be is not stated, and XLA would take a second pass
+over memory for steps that keep something beside the weights.
 """
 
 import jax
@@ -28,9 +31,9 @@ def sqrt(x: jax.Array) -> jax.Array:
         >>> float(sqrt(jnp.float32(9.0)))
         3.0
 
-    On other platforms than a CPU: `corrected_root`.
+    On a GPU: `corrected_root`.
     """
-    return lax.platform_dependent(x, cpu=lax.sqrt, default=_corrected_sqrt)
+    return lax.platform_dependent(x, cpu=lax.sqrt, tpu=lax.sqrt, default=_corrected_sqrt)
 
 
 @jax.custom_jvp
@@ -45,10 +48,10 @@ def divide(x: jax.Array, y: jax.Array) -> jax.Array:
         >>> divide(jnp.array([1.0, 3.0]), jnp.float32(4.0)).tolist()
         [0.25, 0.75]
 
-    On other platforms than a CPU: `corrected_quotient`.
+    On a GPU: `corrected_quotient`.
     """
     x, y = jnp.broadcast_arrays(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32))
-    return lax.platform_dependent(x, y, cpu=lax.div, default=_corrected_divide)
+    return lax.platform_dependent(x, y, cpu=lax.div, tpu=lax.div, default=_corrected_divide)
 
 
 @sqrt.defjvp
@@ -71,7 +74,7 @@ def _corrected_divide(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def corrected_root(x: jax.Array, about: jax.Array) -> jax.Array:
-    """Return the root of float32 `x`, given it to within one unit in the last place.
+    """Return the root of float32 `x`, correctly rounded, given that or a number next to it.
 
     With S the mantissa of `about`, an integer of 24 bits, and N that of `x` moved to where S^2 is,
     R = N - S^2 is exact. The root is past S + 1/2 if R > S, and below S - 1/2 if R <= -S: it is never halfway
@@ -98,7 +101,7 @@ def corrected_root(x: jax.Array, about: jax.Array) -> jax.Array:
 
 
 def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Array:
-    """Return the quotient of float32 `x` and `y`, given it to within two units in the last place.
+    """Return the quotient of float32 `x` and `y`, correctly rounded, given a number at most two from that.
 
     With Q and Y the mantissas of `about` and `y`, integers of 24 bits, and N that of `x` moved to where Q Y
     is, R = N - Q Y is exact. The quotient is one unit away if |R| > Y / 2, and two if |R| > 3 Y / 2: a normal
@@ -107,8 +110,9 @@ def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Arra
     Args:
         x: float32, of the shape of `y`.
         y: float32.
-        about: float32, the quotient, approximately. It is returned unless it is above 2^-124 and below
-            2^127; where it is, and `x` or `y` is subnormal, the result is any number.
+        about: float32, the quotient, approximately. It is returned unless its magnitude is in
+            [2^-124, 2^127). A subnormal `x` may count as one of up to 2^-125; a subnormal `y` may move the
+            result by two numbers.
 
     Source: ours.
     """
