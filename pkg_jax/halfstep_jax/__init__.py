@@ -12,7 +12,7 @@ from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
 from halfstep_jax.rules.adan import scale_by_adan
 from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
-from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_jax.rules.lion import ScaleByLionState, lion, scale_by_lion
 from halfstep_jax.rules.store_state import StoreStateState, store_state
 from halfstep_jax.rules.trace import TraceState, sgd, trace
@@ -74,6 +74,7 @@ __all__ = [
     "moment",
     "number",
     "opaque",
+    "preheat",
     "random_words",
     "recipes",
     "relative",
