@@ -11,6 +11,8 @@ from halfstep_torch import recipes
 from halfstep_torch.chain import chain
 from halfstep_torch.declarations import decay_rate, moment, number
 from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.gradients.accumulation import accumulate_gradients
+from halfstep_torch.gradients.release import release_gradients
 from halfstep_torch.numbers.moments import ema
 from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
 from halfstep_torch.numbers.rounding import round_to
@@ -27,6 +29,7 @@ from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.rules.weight_decay import add_decayed_weights
 from halfstep_torch.storage.formats import codebook, scaled
 from halfstep_torch.storage.relative import relative
+from halfstep_torch.weights.averages import ema_params
 from halfstep_torch.weights.float32_params import float32_params, set_float32_params
 from halfstep_torch.weights.params import compensate, round_stochastically
 from halfstep_torch.weights.wide_params import keep_master_params, split_params
@@ -41,6 +44,7 @@ __all__ = [
     "Optimizer",
     "Role",
     "Rule",
+    "accumulate_gradients",
     "add_decayed_weights",
     "chain",
     "clip_by_global_norm",
@@ -49,6 +53,7 @@ __all__ = [
     "compensate",
     "decay_rate",
     "ema",
+    "ema_params",
     "float32_params",
     "keep_master_params",
     "leaf_id",
@@ -57,6 +62,7 @@ __all__ = [
     "random_words",
     "recipes",
     "relative",
+    "release_gradients",
     "round_stochastically",
     "round_to",
     "scale_by_adam",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.declarations import number
+from halfstep_torch.gradients.hooks import taken_by
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.rule import Rule
@@ -96,7 +97,8 @@ def clip_grad_norm_(
         TypeError: if `max_norm` is no number, or a gradient is sparse or not of a floating dtype that float32
             holds.
         ValueError: if `max_norm` is negative.
-        RuntimeError: if the norm is not finite and `error_if_nonfinite` is set.
+        RuntimeError: if the norm is not finite and `error_if_nonfinite` is set, or `release_gradients` frees
+            the gradients.
 
     Example:
         >>> p = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
@@ -110,6 +112,11 @@ def clip_grad_norm_(
     caller = "clip_grad_norm_"
     bound = hyperparameters.bound(caller, "max_norm", max_norm)
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if released := [p for p in listed if taken_by(p) == "release_gradients"]:
+        raise RuntimeError(
+            f"{caller}: release_gradients has freed {len(released)} gradients during backward. "
+            "Clip without it, or leave clipping out."
+        )
     grads = [p.grad for p in listed if p.grad is not None]
     for grad in grads:
         _check(caller, grad)
