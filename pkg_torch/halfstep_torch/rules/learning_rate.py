@@ -46,7 +46,7 @@ def read_rate(caller: str, name: str, lr: Any) -> LearningRate:
 class ScaleByLearningRate(Rule):
     """The transform that `scale_by_learning_rate` returns; its arguments, unchecked.
 
-    The group entry is a number, a 0-d tensor, or a schedule (which `Optimizer` keeps outside the groups).
+    The group entry is a number, a 0-d tensor, or a schedule (of which the group shows the number).
     """
 
     learning_rate: Any = number(entry="lr", check=read_rate)
@@ -102,8 +102,9 @@ def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0
 def scale_by_learning_rate(learning_rate: float | Tensor | Schedule, *, flip_sign: bool = True) -> Rule:
     """Multiply the update by minus the learning rate: (-learning_rate) u, rounded once to float32.
 
-    Group entry: `lr`. A schedule is kept outside the groups, so that state dicts hold numbers alone; it
-    excludes `torch.optim.lr_scheduler`, which writes `lr` into the groups.
+    Group entry: `lr`. Of a schedule the group shows the number of the last step (before the first, of that),
+    for loggers and state dicts. A 0 that is written there wins, as long as it stands; any other number that
+    is written there, as `torch.optim.lr_scheduler` does, changes nothing, which is said once in the log.
 
     Args:
         learning_rate: a number, a float32 tensor of one element (read at every step), or a function from the
