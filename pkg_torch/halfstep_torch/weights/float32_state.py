@@ -128,14 +128,10 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
 
 def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, step: int) -> list[list]:
     """Return, of every rule of a plan, the words of its sources at a step."""
-    seeds = [link.seed for link in _links(optimizer, group)]
+    seeds = [link.seed for link, _ in optimizer.links()[group]]
     keys = as_int32(stream_keys(plan.streams(seeds), [step], [name])[0]).tolist()
     of_array = plan.stages[0].whole_words(keys, param.device)
     return [[of_array(stream, role) for stream, role in sources] for sources in plan.sources]
-
-
-def _links(optimizer: Optimizer, group: int) -> Sequence[Any]:
-    return optimizer._chain.links
 
 
 def _step_moments(rule: BoundRule, state: Mapping[str, Tensor], words: list) -> dict[str, StepMoment]:
