@@ -1,6 +1,7 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
 from halfstep_jax import recipes
+from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
@@ -63,6 +64,7 @@ __all__ = [
     "codebook",
     "compensate",
     "decay_rate",
+    "diagnose",
     "ema",
     "ema_params",
     "float32_params",

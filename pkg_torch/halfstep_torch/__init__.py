@@ -10,6 +10,7 @@
 from halfstep_torch import recipes
 from halfstep_torch.chain import chain
 from halfstep_torch.declarations import decay_rate, moment, number
+from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
@@ -53,6 +54,7 @@ __all__ = [
     "codebook",
     "compensate",
     "decay_rate",
+    "diagnose",
     "ema",
     "ema_params",
     "float32_params",
