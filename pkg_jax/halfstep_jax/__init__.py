@@ -1,6 +1,7 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
 from halfstep_jax import recipes
+from halfstep_jax.checkpoint.save_state import load_state, save_state
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
 from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
@@ -65,6 +66,7 @@ __all__ = [
     "lamb16",
     "leaf_id",
     "lion",
+    "load_state",
     "moment",
     "number",
     "opaque",
@@ -73,6 +75,7 @@ __all__ = [
     "relative",
     "round_stochastically",
     "round_to",
+    "save_state",
     "scalar_or_schedule",
     "scale_by_adam",
     "scale_by_adan",

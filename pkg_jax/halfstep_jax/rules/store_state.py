@@ -5,7 +5,7 @@ Contract: section S.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, leaf_name
+from halfstep_jax.links import Inside, report, reported_links
 from halfstep_jax.numbers.exact import opaque_input
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
@@ -120,10 +121,13 @@ def store_state(
     inner_update = optax.with_extra_args_support(inner).update
 
     def init(params):
-        inner_state = inner.init(params)
+        with reported_links() as links:
+            inner_state = inner.init(params)
         arrays = storage.arrays(inner_state)
         storage.check(arrays)
-        return StoreStateState(jnp.zeros([], jnp.int32), new_seed(words), *storage.first(arrays, inner_state))
+        first = storage.first(arrays, inner_state)
+        state = StoreStateState(jnp.zeros([], jnp.int32), new_seed(words), *first)
+        return report(storage, params, state, Inside(links, inner_state, [array.format for array in arrays]))
 
     def update(updates, state, params=None, **extra_args):
         arrays = storage.arrays(jax.eval_shape(inner.init, updates if params is None else params))
@@ -163,6 +167,7 @@ class _Storage:
         select: which of them.
     """
 
+    name: ClassVar[str] = _FUNCTION
     format: Format
     stochastic: bool
     select: Callable[[str, Any], bool] | None
@@ -269,7 +274,7 @@ class _Storage:
         codes = jax.tree.unflatten(jax.tree.structure(state), [one.codes for one in stored])
         if not self.format.scaled:
             return codes, optax.EmptyState()
-        unnamed = jax.tree.structure(_without_names(state))
+        unnamed = jax.tree.structure(without_names(state))
         return codes, jax.tree.unflatten(unnamed, [one.scale for one in stored])
 
 
@@ -304,10 +309,10 @@ def _has_negative(x) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, Tracer) and bool((x < 0).any())
 
 
-def _without_names(tree):
+def without_names(tree):
     """Return a tree with plain tuples in place of named ones."""
     if type(tree) is dict:
-        return {key: _without_names(value) for key, value in tree.items()}
+        return {key: without_names(value) for key, value in tree.items()}
     if isinstance(tree, tuple):
-        return tuple(map(_without_names, tree))
-    return [_without_names(value) for value in tree] if isinstance(tree, list) else tree
+        return tuple(map(without_names, tree))
+    return [without_names(value) for value in tree] if isinstance(tree, list) else tree
