@@ -9,6 +9,7 @@
 
 from halfstep_torch import recipes
 from halfstep_torch.chain import chain
+from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.declarations import decay_rate, moment, number
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.moments import ema
@@ -52,6 +53,7 @@ __all__ = [
     "float32_params",
     "keep_master_params",
     "leaf_id",
+    "load_state",
     "moment",
     "number",
     "random_words",
@@ -59,6 +61,7 @@ __all__ = [
     "relative",
     "round_stochastically",
     "round_to",
+    "save_state",
     "scale_by_adam",
     "scale_by_adan",
     "scale_by_learning_rate",

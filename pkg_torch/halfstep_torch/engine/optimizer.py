@@ -214,6 +214,11 @@ class Optimizer(torch.optim.Optimizer):
             info = self._info(name, param)
             yield name, param, self._plan(i, info, self._applies_to(name, param), values[i])
 
+    def links(self) -> list[list[tuple[Rule, Any]]]:
+        """Return of every param group the links of the chain, each with the values that it reads there."""
+        groups = range(len(self.param_groups))
+        return [list(zip(self._chain.links, self._read(i), strict=True)) for i in groups]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
 
