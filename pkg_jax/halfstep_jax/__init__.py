@@ -2,6 +2,7 @@
 
 from halfstep_jax import recipes
 from halfstep_jax.checkpoint.save_state import load_state, save_state
+from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
 from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
@@ -12,7 +13,7 @@ from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
 from halfstep_jax.rules.adan import scale_by_adan
 from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
-from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_jax.rules.lion import ScaleByLionState, lion, scale_by_lion
 from halfstep_jax.rules.store_state import StoreStateState, store_state
 from halfstep_jax.rules.trace import TraceState, sgd, trace
@@ -21,6 +22,7 @@ from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.storage.formats import Format, codebook, scaled
 from halfstep_jax.storage.relative import relative
 from halfstep_jax.transform import as_transform
+from halfstep_jax.weights.averages import EmaParamsState, ema_params
 from halfstep_jax.weights.float32_params import float32_params, set_float32_params
 from halfstep_jax.weights.params import (
     CompensateState,
@@ -37,7 +39,9 @@ from halfstep_jax.weights.wide_params import (
 )
 
 __all__ = [
+    "AccumulateGradientsState",
     "CompensateState",
+    "EmaParamsState",
     "Format",
     "KeepMasterParamsState",
     "Role",
@@ -49,6 +53,7 @@ __all__ = [
     "SplitParamsState",
     "StoreStateState",
     "TraceState",
+    "accumulate_gradients",
     "adam",
     "adamw",
     "add_decayed_weights",
@@ -60,6 +65,7 @@ __all__ = [
     "compensate",
     "decay_rate",
     "ema",
+    "ema_params",
     "float32_params",
     "keep_master_params",
     "lamb",
@@ -70,6 +76,7 @@ __all__ = [
     "moment",
     "number",
     "opaque",
+    "preheat",
     "random_words",
     "recipes",
     "relative",

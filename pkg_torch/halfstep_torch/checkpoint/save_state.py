@@ -16,6 +16,7 @@ from halfstep_torch.checkpoint.header import Recipe, check_names, make_header, p
 from halfstep_torch.checkpoint.links import arrays_of, idle_places, recipe_of
 from halfstep_torch.checkpoint.state_file import DTYPES, FileArray, read_state_file, write_state_file
 from halfstep_torch.engine.batches import new_state
+from halfstep_torch.engine.groups import HEADER
 from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
@@ -28,11 +29,13 @@ class _Stepped(NamedTuple):
 
     Attributes:
         param: the weights.
+        group: its number.
         plan: of its step.
         links: of the chain, each with the values of the parameter's group.
     """
 
     param: Tensor
+    group: int
     plan: Plan
     links: list[tuple[Rule, Any]]
 
@@ -70,7 +73,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     weights, stepped = _parameters(caller, model, optimizer)
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p) for leaf, p in weights.items()}
     recipes, formats = {leaf: [] for leaf in weights}, {}
-    for leaf, (param, plan, links) in stepped.items():
+    for leaf, (param, _, plan, links) in stepped.items():
         state = optimizer.state.get(param) or new_state(param, plan.arrays)
         recipes[leaf] = recipe_of(plan, links, int(state["step"]))
         for key, field, label in arrays_of(plan, links):
@@ -105,15 +108,15 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     weights, stepped = _parameters(caller, model, optimizer)
     header, arrays = read_state_file(caller, path)
     own: dict[str, Recipe] = {leaf: [] for leaf in weights}
-    own |= {leaf: recipe_of(plan, links, 0) for leaf, (_, plan, links) in stepped.items()}
+    own |= {leaf: recipe_of(plan, links, 0) for leaf, (_, _, plan, links) in stepped.items()}
     saved = read_recipes(caller, header, own)
     due = {f"params/{leaf}" for leaf in weights}
-    kept = {leaf: list(arrays_of(plan, links)) for leaf, (_, plan, links) in stepped.items()}
+    kept = {leaf: list(arrays_of(plan, links)) for leaf, (_, _, plan, links) in stepped.items()}
     due |= {f"{field}/{leaf}" for leaf, rows in kept.items() for _, field, _ in rows}
     check_names(caller, "array", arrays, due)
     read = {leaf: _tensor(caller, f"params/{leaf}", arrays, p.dtype, p.shape) for leaf, p in weights.items()}
     states = {}
-    for leaf, (param, plan, _) in stepped.items():
+    for leaf, (param, _, plan, _) in stepped.items():
         states[param] = {"step": torch.tensor(_step(caller, leaf, saved[leaf]))}
         for key, field, _ in kept[leaf]:
             spec = plan.arrays[key]
@@ -136,7 +139,7 @@ def _parameters(
     groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
     links = optimizer.links()
     stepped = {
-        leaf: _Stepped(param, plan, links[i])
+        leaf: _Stepped(param, i, plan, links[i])
         for (leaf, param, plan), i in zip(optimizer.plans(), groups, strict=True)
     }
     names = {id(row.param): leaf for leaf, row in stepped.items()}
@@ -167,39 +170,41 @@ def _step(caller: str, leaf: str, recipe: Recipe) -> int:
 
 def _seeds(
     caller: str, stepped: Mapping[str, _Stepped], own: Mapping[str, Recipe], saved: Mapping[str, Recipe]
-) -> dict[int, list[int]]:
-    """Return the seeds of every link of the chain that the file has: one, or two of `store_state`."""
-    seeds: dict[int, list[int]] = {}
-    for leaf, (_, plan, links) in stepped.items():
+) -> dict[tuple[int, int], list[int]]:
+    """Return the seeds that the file has, by group and place in its chain: one, or two of `store_state`."""
+    seeds: dict[tuple[int, int], list[int]] = {}
+    for leaf, (_, group, plan, links) in stepped.items():
         rest = iter(paired(saved[leaf], own[leaf]))
         for place in (*plan.links, *idle_places(plan, links)):
-            before = links[place][0].seed
-            count = len(before) if isinstance(before, (tuple, list)) else 1
+            mine = links[place][0].seed
+            count = len(mine) if isinstance(mine, (tuple, list)) else 1
             words = [next(rest)["seed"] for _ in range(count)]
             if None in words:
                 continue
             found = [(high << 32) | low for high, low in words]
-            if seeds.setdefault(place, found) != found:
+            before = seeds.setdefault((group, place), found)
+            if before != found:
                 raise ValueError(
-                    f"{caller}: {links[place][0].name} has the seed {found} at {leaf!r} and {seeds[place]} "
-                    "at another weight; in torch a chain has one. Use an optimizer for each."
+                    f"{caller}: {links[place][0].name} has the seed {found} at {leaf!r} and {before} at "
+                    "another weight of the group; a param group has one. Put them into groups of their own."
                 )
     return seeds
 
 
 def _state_dict(
-    optimizer: Optimizer, states: Mapping[Tensor, dict[str, Any]], seeds: Mapping[int, list[int]]
+    optimizer: Optimizer, states: Mapping[Tensor, dict[str, Any]], seeds: Mapping[tuple[int, int], list[int]]
 ) -> dict[str, Any]:
     """Return the optimizer's state dict with other state and seeds."""
     state_dict = optimizer.state_dict()
     params = [param for group in optimizer.param_groups for param in group["params"]]
     ids = [i for group in state_dict["param_groups"] for i in group["params"]]
     state_dict["state"] = {i: states[param] for i, param in zip(ids, params, strict=True)}
-    for group in state_dict["param_groups"]:
-        own = list(group["halfstep"]["seeds"])
-        for place, found in seeds.items():
-            own[place] = tuple(found) if isinstance(own[place], (tuple, list)) else found[0]
-        group["halfstep"] = {**group["halfstep"], "seeds": own}
+    for number, group in enumerate(state_dict["param_groups"]):
+        own = list(group[HEADER]["seeds"])
+        for (owner, place), found in seeds.items():
+            if owner == number:
+                own[place] = tuple(found) if isinstance(own[place], (tuple, list)) else found[0]
+        group[HEADER] = {**group[HEADER], "seeds": own}
     return state_dict
 
 
