@@ -1,6 +1,7 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
 from halfstep_jax import recipes
+from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
 from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
@@ -11,7 +12,7 @@ from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
 from halfstep_jax.rules.adan import scale_by_adan
 from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
-from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_jax.rules.lion import ScaleByLionState, lion, scale_by_lion
 from halfstep_jax.rules.skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from halfstep_jax.rules.store_state import StoreStateState, store_state
@@ -22,6 +23,7 @@ from halfstep_jax.state_shardings import state_shardings
 from halfstep_jax.storage.formats import Format, codebook, scaled
 from halfstep_jax.storage.relative import relative
 from halfstep_jax.transform import as_transform
+from halfstep_jax.weights.averages import EmaParamsState, ema_params
 from halfstep_jax.weights.chain_check import check_chain
 from halfstep_jax.weights.float32_params import float32_params, set_float32_params
 from halfstep_jax.weights.param_storage import store_params
@@ -40,7 +42,9 @@ from halfstep_jax.weights.wide_params import (
 )
 
 __all__ = [
+    "AccumulateGradientsState",
     "CompensateState",
+    "EmaParamsState",
     "Format",
     "KeepMasterParamsState",
     "Role",
@@ -53,6 +57,7 @@ __all__ = [
     "SplitParamsState",
     "StoreStateState",
     "TraceState",
+    "accumulate_gradients",
     "adam",
     "adamw",
     "add_decayed_weights",
@@ -65,6 +70,7 @@ __all__ = [
     "compensate",
     "decay_rate",
     "ema",
+    "ema_params",
     "float32_params",
     "keep_master_params",
     "lamb",
@@ -74,6 +80,7 @@ __all__ = [
     "moment",
     "number",
     "opaque",
+    "preheat",
     "random_words",
     "recipes",
     "relative",

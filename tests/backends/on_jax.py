@@ -207,6 +207,28 @@ class JaxBackend(Backend):
         u, norm, max_norm = (self._put(case.inputs[name]) for name in ("u", "norm", "max_norm"))
         return {"u": from_jax(self._compiled(clip)(u, norm, max_norm)[: case.inputs["u"].bits.size])}
 
+    def accumulate(self, case: Case) -> dict[str, Array]:
+        g = case.inputs["g"]
+        tx = hs.accumulate_gradients(optax.identity(), 1000, g.dtype, case.inputs["seed"].bits)
+        rows = [{case.arguments["leaf"]: self._put(Array(g.dtype, bits))} for bits in g.bits]
+        state = tx.init(rows[0])._replace(count=jnp.asarray(to_numpy(case.inputs["count"])))
+        update, totals = self._compiled(tx.update), []
+        for row in rows:
+            _, state = update(row, state)
+            totals.append(state.acc_grads[case.arguments["leaf"]][: g.bits.shape[1]])
+        return {"total": from_jax(jnp.stack(totals))}
+
+    def ema_params(self, case: Case) -> dict[str, Array]:
+        i, leaf = case.inputs, case.arguments["leaf"]
+        ema = hs.ema_params(scalar(case, "decay"), i["seed"].bits)
+        state = ema.init({leaf: self._put(i["average"])})
+        state = state._replace(count=jnp.asarray(to_numpy(i["count"])))
+        update, averages = self._compiled(ema.update), []
+        for bits in i["p"].bits:
+            average, state = update({leaf: self._put(Array(i["p"].dtype, bits))}, state)
+            averages.append(average[leaf][: bits.size])
+        return {"average": from_jax(jnp.stack(averages))}
+
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         numbers = {name: np.float32(value) for name, value in ratio_numbers(case).items()}
         rule = (ScaleByTemperedTrustRatio if "power" in numbers else ScaleByTrustRatio)(**numbers)
