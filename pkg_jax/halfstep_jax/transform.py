@@ -269,7 +269,7 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
     fixed = {name: jnp.float32(1) for name in schedules(rule)}
 
     def trial(count, g, p):
-        leaves = Leaves(rule.name, ["trial"], [g], jax.tree.structure(0))
+        leaves = Leaves(rule.name, [""], [g], jax.tree.structure(0))
         numbers = numbers_at(rule, count, count, **fixed)
         if not stored:
             return _without_moments(rule, leaves, [p], numbers)

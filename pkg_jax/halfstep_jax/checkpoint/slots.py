@@ -14,7 +14,6 @@ import numpy as np
 
 from halfstep_jax.leaves import leaf_name
 from halfstep_jax.links import Inside, Link, reported_links
-from halfstep_jax.rules.store_state import without_names
 from halfstep_jax.storage.formats import Format
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
@@ -170,9 +169,9 @@ class _Finder:
         """Return the slots of the state of `store_state`."""
         wrappers = self._wrappers[id(link.state)]
         inner = self.walk(inside.state, _joined(place, "inner_state"))
-        paths = [tuple(path) for path, _ in _leaves(without_names(inside.state))]
-        scales: dict[tuple, Slot] = {}
-        for i, (path, slot, fmt) in enumerate(zip(paths, inner, inside.formats, strict=True)):
+        names = [leaf_name(path) for path, _ in _leaves(inside.state)]
+        scales: dict[str, Slot] = {}
+        for i, (name, slot, fmt) in enumerate(zip(names, inner, inside.formats, strict=True)):
             if fmt is None:
                 continue
             inner[i] = slot._replace(label=describe(fmt))
@@ -183,12 +182,12 @@ class _Finder:
                 self.entries[slot.links[0] + 1].arrays[leaf][field] = stored
             if fmt.scaled:
                 label = {"dtype": f"scales of {fmt.dtype}"}
-                scales[path] = slot._replace(name=f"{field}_scale/{leaf}", label=label)
+                scales[name] = slot._replace(name=f"{field}_scale/{leaf}", label=label)
         if not wrappers:
             count, seed = (_other(_joined(place, field)) for field in ("count", "seed"))
         else:
             count, seed = Slot("count", links=wrappers), Slot("seed", links=wrappers)
-        rest = [scales.get(tuple(path), Slot("nothing")) for path, _ in _leaves(link.state.scale)]
+        rest = [scales.get(leaf_name(path), Slot("nothing")) for path, _ in _leaves(link.state.scale)]
         return [count, seed, *inner, *rest]
 
 

@@ -4,7 +4,7 @@ Contract: section S.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.storage.formats import Encoded, Format, as_format
+from halfstep_jax.storage.stored_moment import named_scales
 
 _FUNCTION = "store_state"
 _ROUNDINGS = ("stochastic", "nearest_unchecked")
@@ -35,9 +36,9 @@ class StoreStateState(NamedTuple):
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
         inner_state: of the wrapped transform, with codes in place of every array that is stored.
-        scale: scales of these, in the tree of `inner_state` with plain tuples for named ones (so that a name
-            is found once): a placeholder byte where an array has no scale, and `optax.EmptyState()` where
-            none can have one.
+        scale: scales of these, by the name of the array, such as "0/mu/encoder/kernel"; one byte that means
+            nothing where no array is large enough for a scale, and `optax.EmptyState()` where none can have
+            one.
     """
 
     count: jax.Array
@@ -205,7 +206,7 @@ class _Storage:
     def first(self, arrays: list[_Array], state) -> tuple[Any, Any]:
         """Return the codes and the scales of a new state."""
         stored = [self._encode(array, array.value, None, None) for array in arrays]
-        return self._trees(state, stored)
+        return self._trees(arrays, state, stored)
 
     def decode(self, arrays: list[_Array], state: StoreStateState) -> Any:
         """Return the state of the wrapped transform.
@@ -215,24 +216,24 @@ class _Storage:
         """
         codes: list[Any]
         codes, treedef = jax.tree.flatten(state.inner_state)
-        scales = jax.tree.leaves(state.scale) if self.format.scaled else [None] * len(codes)
-        if not len(codes) == len(scales) == len(arrays):
+        scales = state.scale if isinstance(state.scale, Mapping) else {}
+        if len(codes) != len(arrays):
             raise ValueError(
                 f"{_FUNCTION}: the state holds {len(codes)} arrays, that of these params {len(arrays)}. "
                 "Pass the tree that init saw."
             )
-        stored = [Encoded(*pair) for pair in zip(codes, scales, strict=True)]
+        stored = [Encoded(x, scales.get(array.name)) for x, array in zip(codes, arrays, strict=True)]
         return treedef.unflatten([self._decode(*pair) for pair in zip(arrays, stored, strict=True)])
 
     def encode(self, arrays: list[_Array], state, seed: jax.Array, count: jax.Array) -> tuple[Any, Any]:
         """Return the codes and the scales of what the wrapped transform made."""
         values = jax.tree.leaves(state)
         if not arrays:
-            return self._trees(state, [])
+            return self._trees(arrays, state, [])
         keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,))
         rows = zip(arrays, values, keys.places, strict=True)
         stored = [self._encode(array, x, keys, place) for array, x, place in rows]
-        return self._trees(state, stored)
+        return self._trees(arrays, state, stored)
 
     def _format_of(self, name: str, x) -> Format | None:
         if not hasattr(x, "dtype"):
@@ -259,23 +260,23 @@ class _Storage:
                 f"format={fmt.dtype} makes it {fmt.code_dtype}{list(fmt.code_shape(shape))}. "
                 "Pass the state that init made, and the params that it saw."
             )
+        if fmt.scaled and stored.scale is None:
+            raise ValueError(
+                f"{_FUNCTION}: the state has no scale of '{array.name}'. Pass the state that init made."
+            )
         encoded = dataclasses.replace(stored, shape=shape if fmt.packed else None)
         return call_per_shape(_decoded, (fmt, jnp.dtype(array.value.dtype).name), encoded)
 
     def _encode(self, array: _Array, x: jax.Array, keys: LeafKeys | None, place) -> Encoded:
         """Return what is stored of one array; without keys, to nearest."""
-        nothing = jnp.zeros(1, jnp.uint8)  # Not an empty array: orbax does not save those.
         if array.format is None:
-            return Encoded(x, nothing)
-        encoded = call_per_shape(_encoded, (array.format, self.stochastic), x, keys, place)
-        return encoded if array.format.scaled else dataclasses.replace(encoded, scale=nothing)
+            return Encoded(x, None)
+        return call_per_shape(_encoded, (array.format, self.stochastic), x, keys, place)
 
-    def _trees(self, state, stored: list[Encoded]) -> tuple[Any, Any]:
+    def _trees(self, arrays: list[_Array], state, stored: list[Encoded]) -> tuple[Any, Any]:
         codes = jax.tree.unflatten(jax.tree.structure(state), [one.codes for one in stored])
-        if not self.format.scaled:
-            return codes, optax.EmptyState()
-        unnamed = jax.tree.structure(without_names(state))
-        return codes, jax.tree.unflatten(unnamed, [one.scale for one in stored])
+        scales = {array.name: one.scale for array, one in zip(arrays, stored, strict=True)}
+        return codes, named_scales(self.format.scaled, scales)
 
 
 def _decoded(static: tuple[Format, str], encoded: Encoded) -> jax.Array:
@@ -307,12 +308,3 @@ def _sign(path) -> bool | None:
 
 def _has_negative(x) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, Tracer) and bool((x < 0).any())
-
-
-def without_names(tree):
-    """Return a tree with plain tuples in place of named ones."""
-    if type(tree) is dict:
-        return {key: without_names(value) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(map(without_names, tree))
-    return [without_names(value) for value in tree] if isinstance(tree, list) else tree
