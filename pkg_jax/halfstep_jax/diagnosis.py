@@ -245,7 +245,7 @@ def _advice(
             )
         if one.zero > 0.01:
             lines.append(
-                f"{one.zero:.0%} of {name} is zero where {_PAIRS[name]} is not: weights then move by mu / eps. "
+                f"{one.zero:.0%} of {name} is zero where {_PAIRS[name]} is not: they move by mu / eps. "
                 "Keep it in a dtype with the range of float32, such as bfloat16."
             )
     if abs(plain_norm - norm) > 0.01 * norm:

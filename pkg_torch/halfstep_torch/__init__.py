@@ -9,6 +9,7 @@
 
 from halfstep_torch import recipes
 from halfstep_torch.chain import chain
+from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.declarations import decay_rate, moment, number
 from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.engine.optimizer import Optimizer
@@ -62,6 +63,7 @@ __all__ = [
     "keep_master_params",
     "leaf_id",
     "load_float32_state_dict",
+    "load_state",
     "moment",
     "number",
     "preheat",
@@ -71,6 +73,7 @@ __all__ = [
     "release_gradients",
     "round_stochastically",
     "round_to",
+    "save_state",
     "scale_by_adam",
     "scale_by_adan",
     "scale_by_learning_rate",
