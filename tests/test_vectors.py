@@ -19,7 +19,7 @@ _ONE_IN = {
     ("jax-eager", True): 2,
     ("jax-eager", False): 2,
 }
-"""By backend, and whether a case is a trajectory: of how many CI takes one. They are seconds of compiling each."""
+"""By backend, and whether a case is a trajectory: of how many CI takes one. Each is seconds of compiling."""
 
 
 def _speed(backend: str, case: Case) -> list:
