@@ -1,7 +1,7 @@
 """`chain`: update rules one after the other."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from halfstep_torch.rule import Rule
@@ -30,6 +30,19 @@ class Chain:
         """
         pairs = zip(self.links, seeds, strict=True)
         return Chain(tuple(link.with_seed(seed) for link, seed in pairs))
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainByOptions:
+    """A chain that depends on options, which every param group may choose for itself.
+
+    Attributes:
+        make: from the options, by name, to the chain.
+        options: as they are where a group does not say otherwise.
+    """
+
+    make: Callable[..., Chain]
+    options: Mapping[str, Any]
 
 
 def chain(*links: Rule | Chain) -> Chain:

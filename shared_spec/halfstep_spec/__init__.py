@@ -8,6 +8,7 @@ The prose is in `shared_spec/README.md`; the golden vectors beside it are genera
 '0x3f80'
 """
 
+from halfstep_spec.gradients.accumulation import accumulate
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.numbers.moments import bias_correction, ema
 from halfstep_spec.numbers.norms import norm
@@ -36,6 +37,7 @@ from halfstep_spec.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODE
 from halfstep_spec.storage.formats import Encoded, Format, as_format, codebook, scaled
 from halfstep_spec.storage.relative import relative
 from halfstep_spec.storage.stored_moment import StoredMoment
+from halfstep_spec.weights.averages import ema_params
 from halfstep_spec.weights.param_storage import PARAM_STORAGES, param_storage
 from halfstep_spec.weights.params import Compensate, RoundStochastically
 from halfstep_spec.weights.split_weights import SplitWeight, nearest_away
@@ -76,12 +78,14 @@ __all__ = [
     "StoredMoment",
     "Trace",
     "WeightRule",
+    "accumulate",
     "apply_updates",
     "as_format",
     "bias_correction",
     "codebook",
     "decode",
     "ema",
+    "ema_params",
     "fold",
     "leaf_id",
     "leaf_key",

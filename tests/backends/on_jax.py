@@ -178,7 +178,7 @@ class JaxBackend(Backend):
         put = self._put if i["p"].bits.ndim == 1 else self._split_rows
         names = stored_names(case)
         tx = _transform(case)
-        p, *stored = (_tree(case, put(i[name])) for name in ("p", *names))
+        p, *stored = (_stored(case, name, put(i[name])) for name in ("p", *names))
         fields = [_field(case, name) for name in names]
         given = dict(zip(fields, stored, strict=True))
         state = optax.tree.set(tx.init(p), count=jnp.int32(to_numpy(i["count"])), **given)
@@ -206,6 +206,28 @@ class JaxBackend(Backend):
     def clip(self, case: Case) -> dict[str, Array]:
         u, norm, max_norm = (self._put(case.inputs[name]) for name in ("u", "norm", "max_norm"))
         return {"u": from_jax(self._compiled(clip)(u, norm, max_norm)[: case.inputs["u"].bits.size])}
+
+    def accumulate(self, case: Case) -> dict[str, Array]:
+        g = case.inputs["g"]
+        tx = hs.accumulate_gradients(optax.identity(), 1000, g.dtype, case.inputs["seed"].bits)
+        rows = [{case.arguments["leaf"]: self._put(Array(g.dtype, bits))} for bits in g.bits]
+        state = tx.init(rows[0])._replace(count=jnp.asarray(to_numpy(case.inputs["count"])))
+        update, totals = self._compiled(tx.update), []
+        for row in rows:
+            _, state = update(row, state)
+            totals.append(state.acc_grads[case.arguments["leaf"]][: g.bits.shape[1]])
+        return {"total": from_jax(jnp.stack(totals))}
+
+    def ema_params(self, case: Case) -> dict[str, Array]:
+        i, leaf = case.inputs, case.arguments["leaf"]
+        ema = hs.ema_params(scalar(case, "decay"), i["seed"].bits)
+        state = ema.init({leaf: self._put(i["average"])})
+        state = state._replace(count=jnp.asarray(to_numpy(i["count"])))
+        update, averages = self._compiled(ema.update), []
+        for bits in i["p"].bits:
+            average, state = update({leaf: self._put(Array(i["p"].dtype, bits))}, state)
+            averages.append(average[leaf][: bits.size])
+        return {"average": from_jax(jnp.stack(averages))}
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         numbers = {name: np.float32(value) for name, value in ratio_numbers(case).items()}
@@ -236,7 +258,9 @@ class JaxBackend(Backend):
             scale: Any = stored.scale
             kept = {name: getattr(inner, name) for name in names if not name.endswith("_scale")}
             kept |= {
-                f"{name}_scale": scale[inner._fields.index(name)] for name in kept if f"{name}_scale" in i
+                f"{name}_scale": scale[f"{name}/{case.arguments['leaf']}"]
+                for name in kept
+                if f"{name}_scale" in i
             }
             rows.append([np.asarray(_leaf(tree)) for tree in (p, *(kept[name] for name in names))])
         columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
@@ -289,6 +313,11 @@ def _tree(case: Case, leaf):
     for key in reversed(case.arguments["leaf"].split("/")):
         leaf = {key: leaf}
     return leaf
+
+
+def _stored(case: Case, name: str, leaf):
+    """Nest a leaf as the state does: scales stand by name."""
+    return {case.arguments["leaf"]: leaf} if name.endswith("_scale") else _tree(case, leaf)
 
 
 def _leaf(tree):

@@ -186,6 +186,37 @@ class TorchBackend(Backend):
     def clip(self, case: Case) -> dict[str, Array]:
         return {"u": from_torch(clip(*(to_torch(case.inputs[name]) for name in ("u", "norm", "max_norm"))))}
 
+    def accumulate(self, case: Case) -> dict[str, Array]:
+        """By backward, whose gradients are the rows."""
+        g, name = to_torch(case.inputs["g"]), _parameter_name(case)
+        p, totals = torch.nn.Parameter(torch.zeros_like(g[0])), []
+        handle = hs.accumulate_gradients([(name, p)], seed=seed_of(case))
+        count = int(case.inputs["count"].bits)
+        handle.load_state_dict(
+            {**handle.state_dict(), "counts": dict.fromkeys(handle.state_dict()["counts"], count)}
+        )
+        for row in g:
+            p.backward(row)
+            totals.append(p.grad.clone())
+        handle.remove()
+        return {"total": from_torch(torch.stack(totals))}
+
+    def ema_params(self, case: Case) -> dict[str, Array]:
+        i, parts, root = case.inputs, _parameter_name(case).split("."), torch.nn.Module()
+        model = root
+        for part in parts[:-1]:
+            model.add_module(part, torch.nn.Module())
+            model = model.get_submodule(part)
+        p, average = torch.nn.Parameter(to_torch(i["average"])), to_torch(i["average"])
+        model.register_parameter(parts[-1], p)
+        multi_avg_fn, averages = hs.ema_params(root, scalar(case, "decay"), seed_of(case)), []
+        for k, bits in enumerate(i["p"].bits):
+            p.data.copy_(to_torch(Array(i["p"].dtype, bits)))
+            count = torch.tensor(int(i["count"].bits) + k + 1)
+            multi_avg_fn([average], [p.detach()], count)
+            averages.append(average.clone())
+        return {"average": from_torch(torch.stack(averages))}
+
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         norms = (to_torch(case.inputs[name]) for name in ("p_norm", "u_norm"))
         return {"ratio": from_torch(trust_ratio(*norms, RatioNumbers(**ratio_numbers(case))))}

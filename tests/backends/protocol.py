@@ -21,6 +21,8 @@ _FUNCTIONS = (
     "norm",
     "global_norm",
     "clip",
+    "accumulate",
+    "ema_params",
     "trust_ratio",
 )
 _STEPS = tuple(f"{name}_step" for name in (*RULES, "lamb", "store_state"))

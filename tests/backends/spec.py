@@ -108,6 +108,27 @@ class SpecBackend(Backend):
         with np.errstate(invalid="ignore"):
             return {"u": Array.of(clip(u, norm, max_norm))}
 
+    def accumulate(self, case: Case) -> dict[str, Array]:
+        g, count, leaf = case.inputs["g"], int(case.inputs["count"].bits), case.arguments["leaf"]
+        total, rows = spec.round_to(np.full(g.bits.shape[1], -0.0, np.float32), g.dtype), []
+        with np.errstate(invalid="ignore", over="ignore"):
+            for i, one in enumerate(spec.decode(g.bits, g.dtype)):
+                step = min(count + i + 1, 2**31 - 1)
+                words = spec.random_words(seed_of(case), step, leaf, spec.Role.ACCUMULATOR, one.shape)
+                total = spec.accumulate(total, one, g.dtype, words)
+                rows.append(total)
+        return {"total": Array.of(np.stack(rows), g.dtype)}
+
+    def ema_params(self, case: Case) -> dict[str, Array]:
+        i, leaf = case.inputs, case.arguments["leaf"]
+        average, rows = i["average"].bits, []
+        for k, p in enumerate(i["p"].bits):
+            step = int(i["count"].bits) + k + 1
+            words = spec.random_words(seed_of(case), step, leaf, spec.role_of("ema"), p.shape)
+            average = spec.ema_params(average, p, scalar(case, "decay"), i["p"].dtype, words)
+            rows.append(average)
+        return {"average": Array.of(np.stack(rows), i["p"].dtype)}
+
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         norms = (case.inputs[name].bits.view(np.float32) for name in ("p_norm", "u_norm"))
         return {"ratio": Array.of(spec.ScaleByTrustRatio(**ratio_numbers(case)).ratio(*norms))}

@@ -1,6 +1,7 @@
 """What bad input gets: an error that names the function, the value, the rule and the way out."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -395,15 +396,6 @@ def test_a_schedule_that_turns_negative_stops_the_step():
     assert_same_snapshots(before, snapshot(optimizer))
 
 
-def test_a_number_beside_a_schedule_is_refused():
-    p = parameter()
-    optimizer = hs.AdamW([p], lr=lambda count: 0.1)
-    optimizer.param_groups[0]["lr"] = 0.5
-    p.grad = torch.ones_like(p)
-    with pytest.raises(ValueError, match=r"^AdamW: lr=0.5 stands in param group 0, whose lr is a function"):
-        optimizer.step()
-
-
 def test_a_closure_that_is_no_function_is_refused():
     with pytest.raises(TypeError) as error:
         hs.AdamW([parameter()]).step(True)
@@ -473,15 +465,67 @@ def test_two_parameters_of_one_name_are_refused(first, second):
         hs.AdamW(groups)
 
 
-@pytest.mark.parametrize("entry", ["param_storage", "mu_rounding", "nu_rounding", "seed", "compile"])
+@pytest.mark.parametrize("entry", ["seed", "compile", "names"])
 def test_what_holds_for_all_groups_is_refused_in_one(entry):
     with pytest.raises(ValueError, match=f"^AdamW: {entry}='x' in a param group; it is one for all groups"):
         hs.AdamW([{"params": [parameter()], entry: "x"}])
 
 
 def test_a_group_may_have_tags_of_its_own():
-    optimizer = hs.AdamW([{"params": [parameter()], "group_name": "encoder"}])
+    optimizer = hs.AdamW([{"params": [parameter()], "group_name": "encoder", "lr_scale": 0.1}])
     assert optimizer.param_groups[0]["group_name"] == "encoder"
+
+
+@pytest.mark.parametrize(
+    ("entry", "way_out"),
+    [
+        ("weight_deacy", "Did you mean weight_decay?"),
+        ("param_storages", "Did you mean param_storage?"),
+        ("momentum", "Its entries are betas, eps, eps_root, lr, maximize, mu_dtype, mu_rounding, nu_dtype, "),
+        ("accumulator_dtype", "Its entries are betas, eps"),
+    ],
+)
+def test_an_entry_that_nothing_reads_is_refused(entry, way_out):
+    with pytest.raises(ValueError, match="nothing reads it") as error:
+        hs.AdamW([{"params": [parameter()], entry: 0.5}])
+    assert str(error.value).startswith(f"AdamW: {entry}=0.5 in a param group; nothing reads it. {way_out}")
+
+
+def test_two_parameters_over_one_memory_are_refused():
+    memory = torch.ones(12, dtype=torch.bfloat16)
+    whole, part = torch.nn.Parameter(memory), torch.nn.Parameter(memory[4:8])
+    with pytest.raises(ValueError, match=r"^AdamW: the weights 'whole' and 'part' lie over the same memory"):
+        hs.AdamW([("whole", whole), ("part", part)])
+    halves = [torch.nn.Parameter(memory[:6]), torch.nn.Parameter(memory[6:])]
+    columns = [torch.nn.Parameter(memory.view(6, 2)[:, k]) for k in range(2)]
+    for pair in (halves, columns):
+        hs.AdamW(pair)
+
+
+def test_a_lazy_parameter_is_refused_before_its_first_forward():
+    model = torch.nn.LazyLinear(3)
+    with pytest.raises(ValueError, match=r"^AdamW: the weight 'weight' has no shape yet. Run the model once"):
+        hs.AdamW(model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["lr", "eps", "weight_decay"])
+@pytest.mark.parametrize("value", [float("inf"), 1e39])
+def test_a_number_that_is_infinite_in_float32_is_refused(name, value):
+    with pytest.raises(ValueError, match=re.escape(f"AdamW: {name}={value} is infinite in float32.")):
+        hs.AdamW([parameter()], **{name: value})
+
+
+def test_a_model_that_became_float32_is_refused_where_bits_are_kept_beside_it():
+    model = torch.nn.Linear(3, 2, bias=False, dtype=torch.bfloat16)
+    optimizer = hs.AdamW(model.named_parameters(), param_storage="split16")
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    model.float()
+    model.weight.grad = torch.ones_like(model.weight)
+    with pytest.raises(
+        ValueError, match=r"^AdamW: the state of 'weight' holds extra_bits, of a weight of 16"
+    ):
+        optimizer.step()
 
 
 def test_sgd_takes_its_arguments_in_the_order_of_torch():

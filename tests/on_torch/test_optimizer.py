@@ -1,6 +1,7 @@
 """What users of torch.optim expect of an optimizer, and what they get here besides."""
 
 import copy
+import json
 import pickle
 
 import numpy as np
@@ -122,7 +123,7 @@ def test_the_group_the_caller_passes_is_not_written_to_when_lr_is_a_schedule():
     group = {"params": [torch.nn.Parameter(torch.ones(3))], "lr": lambda step: 0.1}
     optimizer = hs.AdamW([group])
     assert callable(group["lr"])
-    assert "lr" not in optimizer.param_groups[0]
+    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 # --- names and order ---
@@ -365,7 +366,122 @@ def test_repr_shows_the_groups():
     assert "lr: 0.25" in text
 
 
-@pytest.mark.parametrize("name", ["foreach", "fused", "differentiable", "capturable", "amsgrad"])
-def test_arguments_of_torch_that_are_not_ours_are_refused(name):
-    with pytest.raises(TypeError, match=name):
+NOTHING_ASKED = {
+    "amsgrad": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": True,
+}
+
+
+@pytest.mark.parametrize("make", [hs.Adam, hs.AdamW])
+def test_arguments_of_torch_that_change_nothing_are_taken(make):
+    p, q = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    told, plain = make([("p", p)], 0.1, **NOTHING_ASKED), make([("p", q)], 0.1)
+    told.add_param_group({"params": [("other", torch.nn.Parameter(torch.ones(2)))], **NOTHING_ASKED})
+    p.grad = q.grad = torch.ones(3)
+    told.step()
+    plain.step()
+    assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "capturable", "differentiable"])
+def test_arguments_of_torch_that_would_change_something_are_refused_by_name(name):
+    message = rf"^AdamW: {name}=True is not supported\. Use {name}=False\.$"
+    with pytest.raises(ValueError, match=message):
         hs.AdamW([torch.nn.Parameter(torch.ones(2))], **{name: True})
+    with pytest.raises(ValueError, match=message):
+        hs.AdamW([{"params": [torch.nn.Parameter(torch.ones(2))], name: True}])
+
+
+def test_groups_of_a_torch_optimizer_can_be_taken_over():
+    for theirs, ours in ((torch.optim.AdamW, hs.AdamW), (torch.optim.SGD, hs.SGD)):
+        optimizer = ours(theirs([torch.nn.Parameter(torch.ones(2))], lr=0.25).param_groups)
+        assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_groups_can_be_logged_as_json():
+    format = hs.scaled("ufloat8_e5m3", 64)
+    groups = [
+        {"params": [("a", torch.nn.Parameter(torch.ones(2)))], "nu_dtype": format},
+        {"params": [("b", torch.nn.Parameter(torch.ones(2)))], "mu_dtype": torch.bfloat16},
+    ]
+    optimizer = hs.AdamW(groups, lr=lambda count: 0.1, mu_dtype=hs.relative("int4", 32))
+    logged = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    again = json.loads(json.dumps(logged))
+    assert [group["lr"] for group in again] == [0.1, 0.1]
+    assert again[0]["nu_dtype"] == format.description
+    assert again[1]["mu_dtype"] == "bfloat16"
+
+
+# --- how weights are stored, by group ---
+
+
+def test_a_group_stores_its_weights_as_it_says():
+    """Exact weights for one group, rounded ones for the other: each as an optimizer of its own has them."""
+    own = {"a": {"param_storage": "split16"}, "b": {"nu_rounding": "nearest_unchecked"}, "c": {}}
+    params = {name: torch.nn.Parameter(torch.full((40,), 0.7).bfloat16()) for name in own}
+    copies = copy.deepcopy(params)
+    together = hs.AdamW(
+        [{"params": [(name, params[name])], **own[name]} for name in own], lr=1e-3, param_storage="stochastic"
+    )
+    alone = [hs.AdamW([(name, copies[name])], lr=1e-3, **own[name]) for name in own]
+    for step in range(3):
+        for name in own:
+            generator = torch.Generator().manual_seed(step)
+            params[name].grad = copies[name].grad = torch.randn(40, generator=generator).bfloat16()
+        for optimizer in (together, *alone):
+            optimizer.step()
+    assert_same_snapshots(snapshot(together), [x for each in alone for x in snapshot(each)])
+    assert [set(together.state[p]) - {"step", "exp_avg", "exp_avg_sq"} for p in params.values()] == [
+        {"extra_bits"},
+        set(),
+        set(),
+    ]
+    resumed = hs.AdamW([{"params": [(name, params[name])], **own[name]} for name in own])
+    resumed.load_state_dict(copy.deepcopy(together.state_dict()))
+    assert [group["param_storage"] for group in resumed.param_groups] == [
+        "split16",
+        "stochastic",
+        "stochastic",
+    ]
+    for p in params.values():
+        p.grad = torch.ones_like(p)
+    resumed.step()
+    assert all(state["step"] == 4 for state in resumed.state.values())
+
+
+def test_a_storage_that_is_written_into_a_group_later_is_refused():
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([("p", p)])
+    optimizer.param_groups[0]["param_storage"] = "master"
+    p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match="param_storage of param group 0 was 'stochastic' when it was added"):
+        optimizer.step()
+    assert (p == 1).all()
+
+
+def test_an_optimizer_can_be_pickled_and_copied():
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = hs.SGD([("p", p)], momentum=0.9, param_storage="master")
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    for again in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+        assert_same_snapshots(snapshot(optimizer), snapshot(again))
+        again.param_groups[0]["params"][0].grad = torch.ones_like(p)
+        again.step()
+
+
+def test_names_can_be_given_beside_the_parameters():
+    params = named()
+    told, beside = named(), named()
+    step_named(told, hs.AdamW(told, lr=1e-2))
+    optimizer = hs.AdamW([p for _, p in beside], lr=1e-2, names=beside)
+    step_named(beside, optimizer)
+    assert all(torch.equal(p, q) for (_, p), (_, q) in zip(told, beside, strict=True))
+    assert optimizer.param_groups[0]["param_names"] == [name for name, _ in params]
+    with pytest.raises(ValueError, match=r"^AdamW: a parameter of shape \(5, 4\) has no name in names"):
+        hs.AdamW([params[0][1]], names=beside)
+    with pytest.raises(TypeError, match=r"^AdamW: names holds Parameter, not pairs \(name, parameter\)"):
+        hs.AdamW([params[0][1]], names=[params[0][1]])

@@ -2,11 +2,19 @@
 
 import copy
 import io
+import unittest.mock
+import weakref
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import halfstep_torch as hs
+from halfstep_torch.engine.notices import say_once
 from on_torch.steps import assert_same_snapshots, snapshot
 
 FORMATS = [("bfloat16", "bfloat16"), ("float16", "float32"), (None, None)]
@@ -182,20 +190,22 @@ def test_wrapped_and_plain_names_load_into_each_other():
     assert other.param_groups[0]["param_names"] == [name for name, _ in params]
 
 
-def test_a_schedule_is_not_in_the_state_dict_and_survives_loading():
+def test_a_state_dict_has_the_number_of_a_schedule_which_survives_loading():
     params = parameters()
     optimizer = hs.AdamW(params, lr=lambda step: 0.5 / (step + 1))
     run(params, optimizer, range(2))
     saved = through_a_file(optimizer.state_dict())
-    assert "lr" not in saved["param_groups"][0]
+    assert saved["param_groups"][0]["lr"] == 0.25
     fixed_params = parameters()
     fixed = hs.AdamW(fixed_params, lr=0.125)
     fixed.load_state_dict(saved)
-    assert fixed.param_groups[0]["lr"] == 0.125
+    assert fixed.param_groups[0]["lr"] == 0.25
     run(fixed_params, fixed, range(1))
+    fixed.param_groups[0]["lr"] = 7.0
     optimizer.load_state_dict(fixed.state_dict())
-    assert "lr" not in optimizer.param_groups[0]
+    assert optimizer.param_groups[0]["lr"] == 7.0
     run(params, optimizer, range(1))
+    assert optimizer.param_groups[0]["lr"] == 0.5 / 4
 
 
 def test_hooks_around_saving_and_loading_run():
@@ -215,6 +225,54 @@ def test_a_tensor_lr_survives():
     other.load_state_dict(through_a_file(optimizer.state_dict()))
     assert torch.equal(other.param_groups[0]["lr"], torch.tensor(0.25))
     assert other.param_groups[0]["lr"] is not optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_a_checkpoint_of_torch_distributed_is_loaded_by_name(flatten):
+    """By whatever order the parameters have, and with the seed of the run that was saved."""
+    options = StateDictOptions(flatten_optimizer_state_dict=flatten)
+    models = [torch.nn.Linear(3, 2, dtype=torch.bfloat16) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    orders = [list(model.named_parameters()) for model in models]
+    first, second = hs.AdamW(orders[0], lr=0.1, seed=9), hs.AdamW(orders[1][::-1], lr=0.2)
+    run(orders[0], first, range(2))
+    saved = get_optimizer_state_dict(models[0], first, options=options)
+    models[1].load_state_dict(models[0].state_dict())
+    set_optimizer_state_dict(models[1], second, saved, options=options)
+    for order, optimizer in zip(orders, (first, second), strict=True):
+        run(order, optimizer, range(2, 4))
+    for (_, p), (_, q) in zip(*orders, strict=True):
+        assert torch.equal(p, q)
+        assert all(torch.equal(x, second.state[q][key]) for key, x in first.state[p].items())
+
+
+@pytest.mark.parametrize("names", ["saved", "here"])
+def test_named_and_unnamed_states_load_into_each_other_by_place_and_say_so(names, caplog):
+    say_once.cache_clear()
+    named, bare = parameters(), parameters()
+    optimizers = hs.AdamW(named, lr=0.1), hs.AdamW([p for _, p in bare], lr=0.1)
+    first, second = optimizers if names == "saved" else optimizers[::-1]
+    run(named if names == "saved" else bare, first, range(2))
+    second.load_state_dict(through_a_file(first.state_dict()))
+    for (_, p), (_, q) in zip(*((named, bare) if names == "saved" else (bare, named)), strict=True):
+        assert all(torch.equal(x, second.state[q][key]) for key, x in first.state[p].items())
+    assert ["matched by their place" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_loading_frees_the_old_state_before_it_asks_for_new_memory():
+    params = parameters()
+    optimizer = hs.AdamW(params)
+    run(params, optimizer, range(2))
+    saved = through_a_file(optimizer.state_dict())
+    old = weakref.ref(optimizer.state[params[0][1]]["exp_avg"])
+    alive = []
+    other = torch.Tensor.to
+    with unittest.mock.patch.object(
+        torch.Tensor, "to", lambda x, *args, **options: alive.append(old()) or other(x, *args, **options)
+    ):
+        optimizer.load_state_dict(saved)
+    assert len(alive) == 6
+    assert alive == [None] * 6
 
 
 # --- refused ---

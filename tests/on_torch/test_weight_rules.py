@@ -168,6 +168,37 @@ def train(storage, dtype, start, steps):
     return p.detach(), hs.float32_params(optimizer)["w"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_weight_that_was_changed_from_outside_is_gone_on_from_under_master(dtype):
+    """Those of its elements alone: the others keep all their bits."""
+    params = [torch.nn.Parameter(torch.linspace(0.1, 1, 40).to(dtype)) for _ in range(2)]
+    edited, left = (hs.SGD([("w", p)], lr=2.0**-14, param_storage="master") for p in params)
+    for step in range(4):
+        if step == 2:
+            with torch.no_grad():
+                params[0][:20] = 5.0
+        for p in params:
+            p.grad = torch.ones_like(p)
+        edited.step()
+        left.step()
+    known, untouched = (hs.float32_params(optimizer)["w"] for optimizer in (edited, left))
+    assert torch.equal(known[20:], untouched[20:])
+    assert (known[:20] == 5 - 2 * 2.0**-14).all()
+    assert torch.equal(params[0][:20].detach(), known[:20].to(dtype))
+
+
+def test_weights_that_are_loaded_after_the_state_was_made_are_those_that_train():
+    """As torch.distributed.checkpoint has it: a fresh optimizer's state is made before weights are loaded."""
+    model = torch.nn.Linear(4, 2, dtype=torch.bfloat16)
+    optimizer = hs.SGD(model.named_parameters(), lr=0.0, param_storage="master")
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    model.load_state_dict({name: torch.full_like(p, 3.0) for name, p in model.named_parameters()})
+    optimizer.step()
+    assert all((p == 3).all() for p in model.parameters())
+
+
 @pytest.mark.parametrize("steps", [40, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("dtype", "storage"), [("bfloat16", "split16"), ("bfloat16", "master"), ("float16", "master")]

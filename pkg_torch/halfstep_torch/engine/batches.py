@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.layout import Layout, signature
-from halfstep_torch.engine.leaves import check_state_array
+from halfstep_torch.engine.leaves import check_leftovers, check_state_array
 from halfstep_torch.engine.plan import Plan, Stage, stream_keys
 from halfstep_torch.engine.rows import Slot
 from halfstep_torch.numbers.random_words import as_int32
+from halfstep_torch.rule import Rule
 from halfstep_torch.storage.state_array import StateArray
 
 
@@ -23,6 +24,7 @@ class Batch:
 
     Attributes:
         plan: of the slots, but for short blocks.
+        links: of the chain that the plan is of.
         numbers: of each rule, by name.
         slots: the parameters, with gradients of one dtype.
         keys: of their random words, int32: a row for every column of `stream_keys`, an entry per slot.
@@ -30,6 +32,7 @@ class Batch:
     """
 
     plan: Plan
+    links: Sequence[Rule] = ()
     numbers: list[Any] = dataclasses.field(default_factory=list)
     slots: list[Slot] = dataclasses.field(default_factory=list)
     keys: Any = None
@@ -74,6 +77,7 @@ def attach_state(caller: str, batches: Sequence[Batch], states: MutableMapping[T
                 state.update(new_state(slot.param, arrays))
             # A momentum that was 0 until now had no buffer.
             state.update({key: spec.new(slot.param) for key, spec in arrays.items() if key not in state})
+            check_leftovers(caller, slot.name, arrays, state)
             for key, spec in arrays.items():
                 check_state_array(caller, slot.name, key, spec, state[key], slot.param)
             slot.state = {key: state[key] for key in arrays}
@@ -90,15 +94,15 @@ def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tens
     return {"step": step, **{key: spec.new(param) for key, spec in arrays.items()}}
 
 
-def attach_keys(batches: Sequence[Batch], seeds: Sequence) -> None:
+def attach_keys(batches: Sequence[Batch]) -> None:
     """Give batches the keys of their random words, those of equal streams derived at once.
 
     Args:
         batches: of slots.
-        seeds: of each link of the chain.
     """
     by_streams: dict[tuple, list[Batch]] = {}
     for batch in batches:
+        seeds = [link.seed for link in batch.links]
         by_streams.setdefault(batch.plan.streams(seeds), []).append(batch)
     for streams, sharing in by_streams.items():
         slots = [slot for batch in sharing for slot in batch.slots]

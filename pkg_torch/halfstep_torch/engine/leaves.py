@@ -4,6 +4,8 @@ Contract: W7.
 """
 
 import functools
+import itertools
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -40,6 +42,10 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
         name: of the parameter.
         param: the weights.
     """
+    if torch.nn.parameter.is_lazy(param):
+        raise ValueError(
+            f"{caller}: the weight {name!r} has no shape yet. Run the model once before it has an optimizer."
+        )
     if not _is_plain(param):
         raise TypeError(f"{caller}: the weight {name!r} is {_kind(param)}. Pass plain dense tensors.")
     if param.dtype not in _HELD_BY_FLOAT32:
@@ -49,6 +55,32 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
         )
     if any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True)):
         raise ValueError(f"{caller}: elements of the weight {name!r} share memory. Pass a clone of it.")
+
+
+def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ValueError if two weights lie over the same memory: one update would be lost.
+
+    Args:
+        caller: for the message.
+        named: all weights of an optimizer, with their names.
+    """
+    stretches = []
+    for name, param in named:
+        if not param.numel() or param.device.type == "meta":
+            continue
+        start, itemsize = param.data_ptr(), param.element_size()
+        pairs = zip(param.shape, param.stride(), strict=True)
+        extent = 1 + sum((size - 1) * stride for size, stride in pairs)
+        # What has gaps may stand between the elements of another.
+        if extent == param.numel():
+            stretches.append((str(param.device), start, start + extent * itemsize, name))
+    stretches.sort()
+    for (device, _, end, name), (other_device, start, _, other) in itertools.pairwise(stretches):
+        if device == other_device and start < end:
+            raise ValueError(
+                f"{caller}: the weights {name!r} and {other!r} lie over the same memory, and one update of "
+                "the two would be lost. Pass one of them, or a clone."
+            )
 
 
 def check_grad(caller: str, name: str, param: Tensor) -> None:
@@ -106,6 +138,26 @@ def check_state_array(
             f"its weight {tuple(param.shape)} on {param.device}{_cut(spec)}. "
             "Make the optimizer once the model has its shape and device."
         )
+
+
+def check_leftovers(
+    caller: str, name: str, arrays: Mapping[str, StateArray], state: Mapping[str, Tensor]
+) -> None:
+    """Raise ValueError if a state holds what was kept beside weights of another dtype.
+
+    Args:
+        caller: for the message.
+        name: of the parameter.
+        arrays: what is kept for it.
+        state: of the parameter.
+    """
+    for key in ("compensation", "extra_bits", "master"):
+        if key in state and key not in arrays:
+            raise ValueError(
+                f"{caller}: the state of {name!r} holds {key}, of a weight of 16 bits, which the weight no "
+                "longer is. Build a new optimizer once the model has its dtype; float32_params of this one "
+                "gave all bits before."
+            )
 
 
 def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array: Tensor) -> None:

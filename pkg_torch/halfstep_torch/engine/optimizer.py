@@ -8,26 +8,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import Chain, chain
+from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.batches import Batch, attach_keys, attach_layouts, attach_state
 from halfstep_torch.engine.compiler import Compile
+from halfstep_torch.engine.groups import (
+    HEADER,
+    GroupChoices,
+    ShownRate,
+    check_entries,
+    check_names,
+    parameter_names,
+    plain_value,
+    show_rates,
+    shown_rate,
+    with_names,
+)
 from halfstep_torch.engine.kernel import compile_batch, run_batch
 from halfstep_torch.engine.layout import Layout
-from halfstep_torch.engine.leaves import check_grad, check_weight, leaf_name
+from halfstep_torch.engine.leaves import check_grad, check_memory, check_weight, leaf_name
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
 from halfstep_torch.engine.rows import Slot
 from halfstep_torch.engine.state_dict import (
     LAST_STEP,
-    add_headers,
-    describe_formats,
+    check_saved_state,
     load_group,
-    load_state,
+    load_states,
     make_header,
     read_groups,
     replace_groups,
 )
 from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.rule_check import check_rule
+from halfstep_torch.storage.state_array import StateArray
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -35,13 +47,15 @@ class Optimizer(torch.optim.Optimizer):
 
     At each step the gradient of every parameter that has one goes through the links of the chain, in float32,
     and the weight becomes nearest(p + u) in its own dtype. Each link documents where it rounds. Weights and
-    state are changed in place. Gradients, state and numbers of all parameters are checked before any weight
-    changes.
+    state are changed in place. Gradients, state and numbers of all parameters are checked, and kernels
+    compiled, before any weight changes; what fails after that (no memory left, an interrupt, a user's own
+    rule) leaves some parameters stepped and others not.
 
     The links' numbers are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`, `mu_dtype`,
-    ...): a group's own value wins, and lr schedulers may write them. State per parameter is a flat dict:
-    `step`, an int64 0-d tensor, and what the links keep (`exp_avg`, `exp_avg_sq`), row-major, in its own
-    dtypes, which `load_state_dict` keeps to the bit.
+    ...): a group's own value wins, and lr schedulers may write them. So do `param_storage` and the roundings
+    of the named classes: exact weights for norms and embeddings are a group with `param_storage="split16"`.
+    State per parameter is a flat dict: `step`, an int64 0-d tensor, and what the links keep (`exp_avg`,
+    `exp_avg_sq`), row-major, in its own dtypes, which `load_state_dict` keeps to the bit.
 
     Random words depend on (seed, step, name, element) alone: pass named parameters
     (`model.named_parameters()`); reordering, freezing or resuming then changes no bit.
@@ -55,6 +69,8 @@ class Optimizer(torch.optim.Optimizer):
         maximize: ascend.
         compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on accelerators, and on
             CPU from a million parameters up where a C++ compiler is found. The bits are the same.
+        names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
+            names, or a share of them.
 
     Raises:
         TypeError: if an argument, a parameter or a group's value is of a wrong type.
@@ -82,55 +98,71 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable,
-        tx: Chain | Rule,
+        tx: Chain | Rule | ChainByOptions,
         *,
         maximize: bool = False,
         compile: bool | str = "auto",
+        names: Iterable | None = None,
     ) -> None:
-        self._chain = chain(tx)
+        self._tx = tx if isinstance(tx, ChainByOptions) else ChainByOptions(functools.partial(chain, tx), {})
         self._compile = Compile(self._name, compile)
-        self._schedules: list[Callable | None] = []
-        self._applies: dict[str, tuple[bool, ...]] = {}
-        defaults = {**self._chain.entries, "maximize": maximize}
-        self._schedule = defaults.pop("lr") if callable(defaults.get("lr")) else None
-        super().__init__(params, defaults)
+        self._given_names = parameter_names(self._name, names)
+        self._choices: list[GroupChoices] = []
+        self._applies: dict[tuple[int, str], tuple[bool, ...]] = {}
+        entries = {**self._tx.make(**self._tx.options).entries, **self._tx.options, "maximize": maximize}
+        self._schedule = entries["lr"] if callable(entries.get("lr")) else None
+        if self._schedule is not None:
+            entries["lr"] = shown_rate(self._name, self._schedule, 0)
+        super().__init__(params, {key: _as_entry(value) for key, value in entries.items()})
         self._check_choices()
 
     @property
     def _name(self) -> str:
         return type(self).__name__
 
+    @property
+    def _chain(self) -> Chain:
+        """The chain of the first group."""
+        return self._choices[0].chain
+
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_chain", "_compile", "_schedule", "_schedules", "_applies")
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+        own = ("_tx", "_compile", "_schedule", "_choices", "_applies")
+        state = {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+        return {**state, "_given_names": None}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, with its own values of the chain's entries if it has any.
+        """Add a group of parameters, with its own values of the entries if it has any.
 
         Args:
-            param_group: `params`, and any of the entries. A callable `lr` is kept outside the group.
+            param_group: `params`, and any of the entries: numbers of the links, `mu_dtype` and the like and,
+                of the named classes, `param_storage` and roundings. Where `lr` is a function of the step,
+                the group shows the number of the last one.
 
         Raises:
             TypeError: if a parameter or a value is of a wrong type; nothing is added.
-            ValueError: if a value is out of range; nothing is added.
+            ValueError: if a value is out of range, or an entry one that nothing reads; nothing is added.
         """
-        schedule = param_group.get("lr", self._schedule) if isinstance(param_group, dict) else None
-        if callable(schedule):
-            param_group = ScheduledGroup(param_group)
-        else:
-            schedule = None
+        schedule, options = None, dict(self._tx.options)
+        if isinstance(param_group, dict):
+            lr = param_group.get("lr", self.defaults.get("lr"))
+            schedule = self._schedule if isinstance(lr, ShownRate) else lr if callable(lr) else None
+            if schedule is not None:
+                param_group = {**param_group, "lr": shown_rate(self._name, schedule, 0)}
+            if self._given_names is not None and "params" in param_group:
+                params = with_names(self._name, param_group["params"], self._given_names)
+                param_group = {**param_group, "params": params}
+            options = {name: param_group.get(name, value) for name, value in options.items()}
+        choices = GroupChoices(self._tx.make(**options), options, schedule)
         super().add_param_group(param_group)
-        if schedule is not None:
-            self.param_groups[-1].pop("lr", None)
-        self._schedules.append(schedule)
+        self._choices.append(choices)
         try:
             self._check_new_group(self.param_groups[-1])
         except BaseException:
             self.param_groups.pop()
-            self._schedules.pop()
+            self._choices.pop()
             raise
 
-    def _check_new_group(self, group: Mapping[str, Any]) -> None:
+    def _check_new_group(self, group: dict[str, Any]) -> None:
         last = len(self.param_groups) - 1
         for i, name, param in self._named():
             if i == last:
@@ -138,63 +170,42 @@ class Optimizer(torch.optim.Optimizer):
                 self._compile.check(self._name, param.device)
         if len(set(group["params"])) < len(group["params"]):
             raise ValueError(f"{self._name}: a parameter appears twice in param group {last}. Pass it once.")
-        self._check_entries(group)
-        self._check_names()
-        values = self._read(last)
-        for info in {self._info(name, param) for i, name, param in self._named() if i == last}:
-            bind_rules(self._chain.links, self._name, values, info)
-            for link, h in zip(self._chain.links, values, strict=True):
+        check_memory(self._name, ((name, param) for _, name, param in self._named()))
+        arguments = set(inspect.signature(type(self)).parameters)
+        check_entries(self._name, group, set(self.defaults), arguments)
+        check_names(self._name, self.param_groups)
+        values, links = self._read(last), self._choices[last].chain.links
+        for info in {self._info(i, name, param) for i, name, param in self._named() if i == last}:
+            bind_rules(links, self._name, values, info)
+            for link, h in zip(links, values, strict=True):
                 if not type(link).__module__.startswith("halfstep_torch."):
                     check_rule(self._name, link, h, info)
-
-    def _check_entries(self, group: Mapping[str, Any]) -> None:
-        """Raise ValueError for a group's own value of an argument that holds for all groups."""
-        arguments = set(inspect.signature(type(self)).parameters) - {"params", "maximize"}
-        for entry in sorted(arguments & set(group) - set(self._chain.entries)):
-            raise ValueError(
-                f"{self._name}: {entry}={group[entry]!r} in a param group; it is one for all groups. "
-                "Give it to the optimizer, or use an optimizer of its own for these parameters."
-            )
-
-    def _check_names(self) -> None:
-        """Raise ValueError if two parameters have one name: they would be rounded by the same words."""
-        taken: dict[str, str] = {}
-        for group in self.param_groups:
-            for name in group.get("param_names", ()):
-                if (leaf := leaf_name(name)) in taken:
-                    raise ValueError(
-                        f"{self._name}: the parameters {taken[leaf]!r} and {name!r} have one name, {leaf!r}, "
-                        "and names decide the random words. Put a prefix before the names of each model."
-                    )
-                taken[leaf] = name
+        group.update({key: _as_entry(group[key]) for key in self.defaults})
+        group[HEADER] = make_header(self._choices[last].chain)
 
     def _check_choices(self) -> None:
         """Raise ValueError if a link was to choose among the parameters, and chooses nothing."""
         named = list(self._named())
-        for i, link in enumerate(self._chain.links):
+        for j, link in enumerate(self._chain.links):
             if link.reads_names:
-                values = self._read(0)[i]
-                applied = [(name, p) for _, name, p in named if self._applies_to(name, p)[i]]
-                link.check_choice(self._name, values, [self._info(name, p) for name, p in applied])
+                values = self._read(0)[j]
+                applied = [(i, name, p) for i, name, p in named if self._applies_to(i, name, p)[j]]
+                link.check_choice(self._name, values, [self._info(*one) for one in applied])
 
-    def _info(self, name: str, param: Tensor) -> ParamInfo:
+    def _info(self, group: int, name: str, param: Tensor) -> ParamInfo:
         """Return what decides how a parameter is stepped."""
-        named = any(link.reads_names for link in self._chain.links)
+        named = any(link.reads_names for link in self._choices[group].chain.links)
         return ParamInfo(param.dtype, param.shape, name if named else "")
 
     def _read(self, index: int, saved: Mapping[str, Any] | None = None) -> list[Any]:
         """Return of each link the checked values of a group's entries; of dtypes, those of a saved group."""
-        group, schedule = self.param_groups[index], self._schedules[index]
+        group, choices = self.param_groups[index], self._choices[index]
+        choices.check_unchanged(self._name, index, group)
         if saved is not None:
             group = {**group, **{key: value for key, value in saved.items() if key.endswith("_dtype")}}
-        if schedule is not None:
-            if "lr" in group:
-                raise ValueError(
-                    f"{self._name}: lr={group['lr']} stands in param group {index}, whose lr is a function "
-                    "of the step. Use one of the two."
-                )
-            group = {**group, "lr": schedule}
-        return [link.read(self._name, group) for link in self._chain.links]
+        if choices.schedule is not None:
+            group = {**group, "lr": choices.rate(self._name, index, group)}
+        return [link.read(self._name, group) for link in choices.chain.links]
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
         """Yield (group index, leaf name, parameter) of all parameters (contract W7)."""
@@ -211,8 +222,13 @@ class Optimizer(torch.optim.Optimizer):
         for i, name, param in self._named():
             if i not in values:
                 values[i] = self._read(i)
-            info = self._info(name, param)
-            yield name, param, self._plan(i, info, self._applies_to(name, param), values[i])
+            info = self._info(i, name, param)
+            yield name, param, self._plan(i, info, self._applies_to(i, name, param), values[i])
+
+    def links(self) -> list[list[tuple[Rule, Any]]]:
+        """Return of every param group the links of its chain, each with the values that it reads there."""
+        chains = enumerate(choices.chain for choices in self._choices)
+        return [list(zip(chain.links, self._read(i), strict=True)) for i, chain in chains]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
@@ -222,8 +238,8 @@ class Optimizer(torch.optim.Optimizer):
         copied.
         """
         state_dict = super().state_dict()
-        describe_formats(state_dict)
-        add_headers(state_dict, self._headers())
+        for group, header in zip(state_dict["param_groups"], self._headers(), strict=True):
+            group.update({key: plain_value(value) for key, value in group.items()}, **{HEADER: header})
         return state_dict
 
     @torch.no_grad()
@@ -231,6 +247,8 @@ class Optimizer(torch.optim.Optimizer):
         """Restore from a state dict, bit for bit.
 
         Numbers of the param groups and the seeds are taken from the state dict; state arrays are copied.
+        Parameters are matched by name within their group or, where either side has no names, by their place;
+        random words then follow the names of this optimizer.
 
         Args:
             state_dict: what `state_dict` returned.
@@ -244,22 +262,25 @@ class Optimizer(torch.optim.Optimizer):
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
         saved_groups, ids, seeds = read_groups(state_dict, self._headers())
-        state = {}
+        states: dict[Tensor, tuple[dict[str, StateArray], Mapping[str, Any]]] = {}
         for i, name, param in self._named():
             saved = state_dict["state"].get(ids[i][name])
             if saved:
-                of_plan = i, self._info(name, param), self._applies_to(name, param)
+                of_plan = i, self._info(i, name, param), self._applies_to(i, name, param)
                 arrays = self._plan(*of_plan, self._read(i)).arrays
                 saved_arrays = self._plan(*of_plan, self._read(i, saved_groups[i])).arrays
-                state[param] = load_state(name, param, arrays, saved_arrays, saved)
+                check_saved_state(name, param, arrays, saved_arrays, saved)
+                states[param] = arrays, saved
         groups = [
-            load_group(group, saved, schedule is not None)
-            for group, saved, schedule in zip(self.param_groups, saved_groups, self._schedules, strict=True)
+            load_group(group, saved, choices)
+            for group, saved, choices in zip(self.param_groups, saved_groups, self._choices, strict=True)
         ]
         replace_groups(self.param_groups, groups, lambda: [self._read(i) for i in range(len(groups))])
-        self.state.clear()
-        self.state.update(state)
-        self._chain = self._chain.with_seeds(seeds)
+        for choices, own, group in zip(self._choices, seeds, self.param_groups, strict=True):
+            choices.chain = choices.chain.with_seeds(own)
+            group[HEADER] = make_header(choices.chain)
+        self._forget_rows()
+        load_states(self.state, states)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
@@ -267,7 +288,13 @@ class Optimizer(torch.optim.Optimizer):
         names: list[list[str]] = [[] for _ in self.param_groups]
         for i, name, _ in self._named():
             names[i].append(name)
-        return [make_header(self._chain, of_group) for of_group in names]
+        chains = [choices.chain for choices in self._choices]
+        return [make_header(chain, of_group) for chain, of_group in zip(chains, names, strict=True)]
+
+    def _forget_rows(self) -> None:
+        """Let go of the state arrays of the last step."""
+        self._slots.clear()
+        self._layouts.clear()
 
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
         """Update every parameter that has a gradient.
@@ -304,9 +331,10 @@ class Optimizer(torch.optim.Optimizer):
     def _step(self) -> None:
         batches = self._batches()
         attach_state(self._name, list(batches.values()), self.state)
-        attach_keys(list(batches.values()), [link.seed for link in self._chain.links])
+        attach_keys(list(batches.values()))
         compiled = self._prepare(batches.values())
         attach_layouts(batches, compiled, self._layouts)
+        show = self._shown_rates(batches)
         # Everything that can fail has been tried: from here on, weights change.
         for batch in batches.values():
             run_batch(batch, compiled[batch.device])
@@ -314,6 +342,17 @@ class Optimizer(torch.optim.Optimizer):
         if steps:
             torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
             torch._foreach_clamp_max_(steps, LAST_STEP)  # pyright: ignore[reportPrivateImportUsage]
+        for of_group in show:
+            of_group()
+
+    def _shown_rates(self, batches: Iterable[tuple]) -> list[Callable[[], None]]:
+        """Return what shows the learning rates of a step in the groups whose lr is a function of it."""
+        oldest: dict[int, int] = {}
+        for i, *_, step in batches:
+            oldest[i] = max(oldest.get(i, 0), step)
+        return [
+            show_rates(self._name, self._choices[i], self.param_groups[i], step) for i, step in oldest.items()
+        ]
 
     def _prepare(self, batches: Iterable[Batch]) -> dict[torch.device, bool]:
         """Compile what is to be compiled; return on which devices steps run compiled."""
@@ -334,7 +373,6 @@ class Optimizer(torch.optim.Optimizer):
         of_groups: dict[int, tuple] = {}
         slots: dict[Tensor, tuple[tuple, Slot]] = {}
         batches: dict[tuple, Batch] = {}
-        named = any(link.reads_names for link in self._chain.links)
         for i, name, param in self._named():
             grad = param.grad
             if grad is None:
@@ -343,37 +381,37 @@ class Optimizer(torch.optim.Optimizer):
             if i not in values:
                 values[i] = self._read(i)
                 of_groups[i] = self._of_group(i, values[i])
-            info = ParamInfo(param.dtype, param.shape, name if named else "")
-            key = (of_groups[i], info, param.device, name)
+            key = (of_groups[i], param.dtype, param.shape, param.device, name)
             known, slot = self._slots.get(param, ((), None))
             if slot is None or known != key:
-                plan = self._plan(i, info, self._applies_to(name, param), values[i])
-                slot = Slot(param, name, plan)
+                info = self._info(i, name, param)
+                slot = Slot(param, name, self._plan(i, info, self._applies_to(i, name, param), values[i]))
             slots[param] = key, slot
             plan, state = slot.plan, self.state.get(param)
             slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
             of_batch = (i, plan.links, plan.kinds, id(plan.whole), param.device, grad.dtype, slot.step)
             if of_batch not in batches:
-                batches[of_batch] = Batch(plan)
+                batches[of_batch] = Batch(plan, self._choices[i].chain.links)
             batches[of_batch].slots.append(slot)
         for (i, *_, step), batch in batches.items():
-            batch.numbers = self._numbers(values[i], batch.plan, step, batches.values())
+            batch.numbers = self._numbers(values[i], batch, step, batches.values())
         self._slots = slots
         return batches
 
-    def _numbers(self, values: list[Any], plan: Plan, step: int, batches: Iterable[Batch]) -> list[Any]:
-        """Return the numbers of each rule of a plan."""
+    def _numbers(self, values: list[Any], batch: Batch, step: int, batches: Iterable[Batch]) -> list[Any]:
+        """Return the numbers of each rule of a batch."""
         numbers = []
-        for j in plan.links:
-            link, gs = self._chain.links[j], []
+        for j in batch.plan.links:
+            link, gs = batch.links[j], []
             if link.measures:
-                gs = [slot.grad for batch in batches if j in batch.plan.links for slot in batch.slots]
+                sharing = [one for one in batches if any(one.links[k] is link for k in one.plan.links)]
+                gs = [slot.grad for one in sharing for slot in one.slots]
             numbers.append(link.step_numbers(values[j], step, gs))
         return numbers
 
     def _of_group(self, index: int, values: list[Any]) -> tuple:
         """Return what the plans of a group's parameters depend on, besides the parameters."""
-        links = self._chain.links
+        links = self._choices[index].chain.links
         read = tuple(link.read_by_bind(h) for link, h in zip(links, values, strict=True))
         return index, bool(self.param_groups[index]["maximize"]), tuple(link.seed for link in links), read
 
@@ -388,25 +426,19 @@ class Optimizer(torch.optim.Optimizer):
         return {}
 
     def _plan(self, group: int, info: ParamInfo, applies: tuple[bool, ...], values: list[Any]) -> Plan:
-        links, maximize = self._chain.links, bool(self.param_groups[group]["maximize"])
+        links, maximize = self._choices[group].chain.links, bool(self.param_groups[group]["maximize"])
         rules = bind_rules(links, self._name, values, info)
         rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
         seeds, wrapped = [link.seed for link in links], links[-1].wrapped_links if links else 0
         return make_plan(rules, seeds, info.dtype, maximize, wrapped)
 
-    def _applies_to(self, name: str, param: Tensor) -> tuple[bool, ...]:
-        if name not in self._applies:
-            self._applies[name] = tuple(link.applies_to(name, param) for link in self._chain.links)
-        return self._applies[name]
+    def _applies_to(self, group: int, name: str, param: Tensor) -> tuple[bool, ...]:
+        if (group, name) not in self._applies:
+            links = self._choices[group].chain.links
+            self._applies[group, name] = tuple(link.applies_to(name, param) for link in links)
+        return self._applies[group, name]
 
 
-class ScheduledGroup(dict):
-    """A param group whose lr is a function of the step."""
-
-    def __missing__(self, key: str) -> Any:
-        if key == "lr":
-            raise KeyError(
-                "lr: it is a function of the step here, kept outside the param groups, and lr schedulers "
-                "write into them. Pass lr as a number to use one."
-            )
-        raise KeyError(key)
+def _as_entry(value: Any) -> Any:
+    """Return a value as it stands in a group: formats in plain types."""
+    return value if isinstance(value, ShownRate) else plain_value(value)

@@ -8,60 +8,40 @@ agree.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep_torch.chain import Chain
-from halfstep_torch.engine.leaves import check_scale_bytes
+from halfstep_torch.engine.groups import HEADER, GroupChoices, ShownRate
+from halfstep_torch.engine.leaves import check_scale_bytes, leaf_name
+from halfstep_torch.engine.notices import say_once
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import StateArray
 
 SPEC_VERSION = 1
 LAST_STEP = 2**31 - 1
 """Where the count stops (contract W5)."""
 
-# The entry of each saved param group that holds what torch's own format has no place for.
-_HEADER = "halfstep"
 
-
-def make_header(chain: Chain, names: Sequence[str]) -> dict[str, Any]:
-    """Return what a saved group says besides its values; plain types, so that `weights_only=True` loads it.
+def make_header(chain: Chain, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what a group says besides its values; plain types, so that `weights_only=True` loads it.
 
     Args:
         chain: the transform.
-        names: leaf names of the group's parameters.
+        names: leaf names of the group's parameters, for a state dict.
     """
     links = [link.name for link in chain.links]
-    return {
-        "spec_version": SPEC_VERSION,
-        "links": links,
-        "seeds": [link.seed for link in chain.links],
-        "names": list(names),
-    }
-
-
-def add_headers(state_dict: dict[str, Any], headers: Sequence[dict[str, Any]]) -> None:
-    """Write a header into every saved group."""
-    for group, header in zip(state_dict["param_groups"], headers, strict=True):
-        group[_HEADER] = header
-
-
-def describe_formats(state_dict: dict[str, Any]) -> None:
-    """Write formats as plain types, so that `weights_only=True` loads them."""
-    for group in state_dict["param_groups"]:
-        for key, value in group.items():
-            if isinstance(value, Format):
-                group[key] = value.description
+    header = {"spec_version": SPEC_VERSION, "links": links, "seeds": [link.seed for link in chain.links]}
+    return header if names is None else {**header, "names": list(names)}
 
 
 def read_groups(
     state_dict: Mapping[str, Any], headers: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:
-    """Return copies of the saved param groups, without headers; ids of the state by leaf name; and the seeds.
+    """Return copies of the saved param groups, without headers, and of each ids by leaf name, and seeds.
 
     Args:
         state_dict: what is to be loaded.
@@ -82,22 +62,23 @@ def read_groups(
             f"load_state_dict: the state dict has {len(groups)} param groups, this optimizer "
             f"{len(headers)}. Build it with the groups of the run that was saved."
         )
-    ids: list[dict[str, Any]] = []
-    seeds: list[Any] = []
+    ids, seeds, before = [], [], [0, 0]
     for i, (group, mine) in enumerate(zip(groups, headers, strict=True)):
-        saved = group.pop(_HEADER, None)
+        saved = group.pop(HEADER, None)
         if saved is None:
             raise ValueError(
-                f"load_state_dict: param group {i} was not written by halfstep_torch: it has no {_HEADER!r} "
+                f"load_state_dict: param group {i} was not written by halfstep_torch: it has no {HEADER!r} "
                 "entry. Pass a state dict of the same optimizer class."
             )
-        _compare(saved, mine, i)
-        ids.append(dict(zip(saved["names"], group["params"], strict=True)))
-        seeds = saved["seeds"]
+        names = _saved_names(group, saved, before[0])
+        _compare(saved, mine, i, len(names))
+        ids.append(_match(names, mine["names"], group["params"], i, before))
+        before = [before[0] + len(group["params"]), before[1] + len(mine["names"])]
+        seeds.append(saved["seeds"])
     return groups, ids, seeds
 
 
-def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int) -> None:
+def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int, count: int) -> None:
     if saved["spec_version"] != mine["spec_version"]:
         raise ValueError(
             f"load_state_dict: the state dict follows version {saved['spec_version']} of the spec, this "
@@ -108,34 +89,74 @@ def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int) -> N
             f"load_state_dict: the state dict is of the chain {', '.join(saved['links'])}, this optimizer of "
             f"{', '.join(mine['links'])}. Build the chain of the run that was saved."
         )
-    if len(saved["names"]) != len(mine["names"]):
+    if count != len(mine["names"]):
         raise ValueError(
-            f"load_state_dict: param group {group} has {len(saved['names'])} parameters in the state dict, "
+            f"load_state_dict: param group {group} has {count} parameters in the state dict, "
             f"{len(mine['names'])} here. Build the optimizer with the parameters of the run that was saved."
         )
-    for name in mine["names"]:
-        if name not in saved["names"]:
-            raise ValueError(
-                f"load_state_dict: parameter {name!r} is not in group {group} of the state dict, and names "
-                "decide the random words. Pass the parameters with the names of the run that was saved."
-            )
 
 
-def load_group(group: Mapping[str, Any], saved: Mapping[str, Any], scheduled: bool) -> dict[str, Any]:
+def _saved_names(group: Mapping[str, Any], header: Mapping[str, Any], before: int) -> list[str]:
+    """Return the leaf names of a saved group, in the order of its parameters.
+
+    torch.distributed.checkpoint has names for ids, sorts them as this optimizer's parameters are, and may
+    leave the header without names.
+    """
+    ids = group["params"]
+    if ids and all(isinstance(one, str) for one in ids):
+        return [leaf_name(one) for one in ids]
+    if "names" in header:
+        return list(header["names"])
+    if "param_names" in group:
+        return [leaf_name(name) for name in group["param_names"]]
+    return _places(before, len(ids))
+
+
+def _places(before: int, count: int) -> list[str]:
+    """Return the names of so many parameters that have none, behind others (contract W7)."""
+    return [str(before + k) for k in range(count)]
+
+
+def _match(
+    saved: Sequence[str], mine: Sequence[str], ids: Sequence[Any], group: int, before: Sequence[int]
+) -> dict[str, Any]:
+    """Return the ids of a saved group by the names that its parameters have here.
+
+    Raises:
+        ValueError: if both sides have names, and not the same.
+    """
+    if sorted(saved) == sorted(mine):
+        return dict(zip(saved, ids, strict=True))
+    unnamed = list(saved) == _places(before[0], len(saved)) or list(mine) == _places(before[1], len(mine))
+    if unnamed or all(isinstance(one, str) for one in ids):
+        say_once(
+            "load_state_dict: parameters have names on one side alone, and are matched by their place. Names "
+            "decide the random words: the run goes on with others than it would have had. Name them alike."
+        )
+        return dict(zip(mine, ids, strict=True))
+    name = next(name for name in mine if name not in saved)
+    raise ValueError(
+        f"load_state_dict: parameter {name!r} is not in group {group} of the state dict, and names "
+        "decide the random words. Pass the parameters with the names of the run that was saved."
+    )
+
+
+def load_group(group: Mapping[str, Any], saved: Mapping[str, Any], choices: GroupChoices) -> dict[str, Any]:
     """Return a group's entries after loading: the saved value where there is one.
 
     Args:
         group: of this optimizer.
         saved: of the state dict, without its header.
-        scheduled: whether this group's lr is a function of the step, kept outside it.
+        choices: of the group.
     """
     entries = {**group, **saved, "params": group["params"]}
-    for key in group:
-        # Formats are compared array by array, names by their leaf names: both stay as they are here.
-        if key.endswith("_dtype") or key == "param_names":
-            entries[key] = group[key]
-    if scheduled:
-        entries.pop("lr", None)
+    for key in {*saved, *group}:
+        # Formats are compared array by array, options by the links, names by their leaf names: all stay.
+        if key.endswith("_dtype") or key in choices.options or key == "param_names":
+            entries.pop(key, None)
+            entries.update({key: group[key]} if key in group else {})
+    if choices.schedule is not None:
+        entries["lr"] = ShownRate(saved["lr"] if "lr" in saved else group["lr"])
     return entries
 
 
@@ -162,14 +183,14 @@ def replace_groups(
         raise
 
 
-def load_state(
+def check_saved_state(
     name: str,
     param: Tensor,
     arrays: Mapping[str, StateArray],
     saved_arrays: Mapping[str, StateArray],
     saved: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the state of one parameter: copies of the saved arrays, in their own dtypes, on its device.
+) -> None:
+    """Raise TypeError or ValueError unless a saved state is one that this optimizer would keep.
 
     Args:
         name: of the parameter.
@@ -177,9 +198,6 @@ def load_state(
         arrays: what this optimizer keeps for it.
         saved_arrays: what it would keep with the dtypes that the saved groups name.
         saved: its entry of the state dict.
-
-    Raises:
-        ValueError: if the arrays are not those that this optimizer would keep.
     """
     if set(saved) != {"step", *arrays}:
         raise ValueError(
@@ -192,7 +210,6 @@ def load_state(
             f"load_state_dict: the step of {name!r} is {step}, outside [0, 2^31 - 1]. "
             "Load the state of a run."
         )
-    state: dict[str, Any] = {"step": torch.tensor(step, dtype=torch.int64, device="cpu")}
     for key, spec in arrays.items():
         array = saved[key]
         if hasattr(array, "__tensor_flatten__"):
@@ -218,5 +235,26 @@ def load_state(
                 f"{spec.shape(param.shape)} here. Build the model of the run that was saved."
             )
         check_scale_bytes("load_state_dict", name, key, spec, array)
-        state[key] = array.detach().to(param.device, copy=True, memory_format=torch.contiguous_format)
-    return state
+
+
+def load_states(
+    states: MutableMapping[Tensor, Any],
+    saved: Mapping[Tensor, tuple[Mapping[str, StateArray], Mapping[str, Any]]],
+) -> None:
+    """Copy saved arrays, in their own dtypes, to an optimizer's state, whose own go one by one.
+
+    So old and new state do not stand in memory at once.
+
+    Args:
+        states: an optimizer's state, from parameter to its flat dict.
+        saved: of each parameter what is kept for it, and its checked entry of the state dict.
+    """
+    for param in [param for param in states if param not in saved]:
+        del states[param]
+    for param, (arrays, one) in saved.items():
+        states.pop(param, None)  # its memory is free before new memory is asked for
+        state: dict[str, Any] = {"step": torch.tensor(int(one["step"]), dtype=torch.int64, device="cpu")}
+        for key in arrays:
+            array = one[key].detach()
+            state[key] = array.to(param.device, copy=True, memory_format=torch.contiguous_format)
+        states[param] = state

@@ -4,6 +4,8 @@ Contract: A4. Every function here names the function whose argument it checks, t
 out.
 """
 
+import math
+
 import numpy as np
 from torch import Tensor
 
@@ -54,7 +56,15 @@ def decay_rate(caller: str, name: str, value) -> float:
 
 
 def nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0.") -> float:
-    """Return a hyperparameter in float32 that must not be negative."""
+    """Return a hyperparameter in float32 that must be finite, and not negative."""
+    number = bound(caller, name, value, hint)
+    if number == math.inf:
+        raise ValueError(f"{caller}: {name}={value} is infinite in float32. {hint}")
+    return number
+
+
+def bound(caller: str, name: str, value, hint: str = "Use a number >= 0.") -> float:
+    """Return a bound in float32 that must not be negative; infinity is no bound."""
     number = as_float32(caller, name, value)
     if not number >= 0:
         problem = "negative" if number < 0 else "not a number"

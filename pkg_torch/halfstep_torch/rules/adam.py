@@ -1,14 +1,16 @@
 """The Adam update rule, and `Adam` and `AdamW` as optimizers. Contract: section A."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from halfstep_torch.chain import chain
+from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.declarations import decay_rate, host_only, moment, number
+from halfstep_torch.engine.groups import check_torch_options
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers import moments as averages
 from halfstep_torch.numbers.exact import sqrt
@@ -128,6 +130,37 @@ def scale_by_adam(
     ).checked()
 
 
+def adam_of(caller: str, betas: tuple[float, float], *, seed: Seed, **options: Any) -> ScaleByAdam:
+    """Return the link of an alias, its roundings not yet chosen.
+
+    Args:
+        caller: the alias, for messages.
+        betas: its argument.
+        seed: its argument.
+        **options: other fields.
+    """
+    b1, b2 = pair(caller, "betas", betas)
+    return ScaleByAdam(b1=b1, b2=b2, seed=as_seed(caller, seed), **options)
+
+
+def _adam_chain(
+    caller: str, adam: ScaleByAdam, lr: Any, weight_decay: float, *, param_storage: str, **roundings: str
+) -> Chain:
+    tx = chain(
+        AddDecayedWeights(weight_decay), dataclasses.replace(adam, **roundings), ScaleByLearningRate(lr)
+    )
+    return with_param_storage(caller, tx, param_storage, adam.seed)
+
+
+def _adamw_chain(
+    caller: str, adam: ScaleByAdam, lr: Any, weight_decay: float, *, param_storage: str, **roundings: str
+) -> Chain:
+    tx = chain(
+        dataclasses.replace(adam, **roundings), AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)
+    )
+    return with_param_storage(caller, tx, param_storage, adam.seed)
+
+
 class Adam(Optimizer):
     """Adam with L2 decay, as `torch.optim.Adam`, with weights of 16 bits and moments of 16, 8 or 4.
 
@@ -149,6 +182,12 @@ class Adam(Optimizer):
         param_storage: as in `AdamW`.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; the bits are the same.
+        names: as in `Optimizer`.
+        amsgrad: False.
+        foreach: of no effect, as `fused` is: all parameters are stepped together.
+        capturable: False.
+        differentiable: False.
+        fused: of no effect.
 
     Raises:
         TypeError: if an argument is of a wrong type.
@@ -180,23 +219,29 @@ class Adam(Optimizer):
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",
+        names: Iterable | None = None,
+        amsgrad: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
     ) -> None:
         caller = type(self).__name__
-        seed = as_seed(caller, seed)
-        b1, b2 = pair(caller, "betas", betas)
-        adam = ScaleByAdam(
-            b1=b1,
-            b2=b2,
-            eps=eps,
-            mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
-            mu_rounding=mu_rounding,
-            nu_rounding=nu_rounding,
-            seed=seed,
+        check_torch_options(
+            caller,
+            {
+                "amsgrad": amsgrad,
+                "foreach": foreach,
+                "capturable": capturable,
+                "differentiable": differentiable,
+                "fused": fused,
+            },
         )
-        links = [AddDecayedWeights(weight_decay), adam, ScaleByLearningRate(lr)]
-        tx = with_param_storage(caller, chain(*links), param_storage, seed)
-        super().__init__(params, tx, maximize=maximize, compile=compile)
+        adam = adam_of(caller, betas, eps=eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype, seed=seed)
+        make = functools.partial(_adam_chain, caller, adam, lr, weight_decay)
+        options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
+        tx = ChainByOptions(make, options)
+        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
 
 
 class AdamW(Optimizer):
@@ -225,6 +270,12 @@ class AdamW(Optimizer):
             (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; the bits are the same.
+        names: as in `Optimizer`.
+        amsgrad: False.
+        foreach: of no effect, as `fused` is: all parameters are stepped together.
+        capturable: False.
+        differentiable: False.
+        fused: of no effect.
 
     Raises:
         TypeError: if an argument is of a wrong type.
@@ -256,20 +307,26 @@ class AdamW(Optimizer):
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",
+        names: Iterable | None = None,
+        amsgrad: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
     ) -> None:
         caller = type(self).__name__
-        seed = as_seed(caller, seed)
-        b1, b2 = pair(caller, "betas", betas)
-        adam = ScaleByAdam(
-            b1=b1,
-            b2=b2,
-            eps=eps,
-            mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
-            mu_rounding=mu_rounding,
-            nu_rounding=nu_rounding,
-            seed=seed,
+        check_torch_options(
+            caller,
+            {
+                "amsgrad": amsgrad,
+                "foreach": foreach,
+                "capturable": capturable,
+                "differentiable": differentiable,
+                "fused": fused,
+            },
         )
-        links = [adam, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
-        tx = with_param_storage(caller, chain(*links), param_storage, seed)
-        super().__init__(params, tx, maximize=maximize, compile=compile)
+        adam = adam_of(caller, betas, eps=eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype, seed=seed)
+        make = functools.partial(_adamw_chain, caller, adam, lr, weight_decay)
+        options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
+        tx = ChainByOptions(make, options)
+        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)

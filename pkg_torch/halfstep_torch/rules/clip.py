@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.declarations import number
+from halfstep_torch.gradients.hooks import taken_by
+from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.global_norm import global_norm
-from halfstep_torch.numbers.hyperparameters import nonnegative
 from halfstep_torch.rule import Rule
 
 
@@ -18,7 +19,7 @@ class ClipByGlobalNorm(Rule):
     """The transform that `clip_by_global_norm` returns; its arguments, unchecked."""
 
     measures: ClassVar[bool] = True
-    max_norm: Any = number(entry=None)  # the entry `max_norm` is LAMB's
+    max_norm: Any = number(entry=None, check=hyperparameters.bound)  # the entry `max_norm` is LAMB's
     exact: bool = False
 
     def measure(self, h: Any, gs: Sequence[Tensor]) -> Mapping[str, Any]:
@@ -96,7 +97,8 @@ def clip_grad_norm_(
         TypeError: if `max_norm` is no number, or a gradient is sparse or not of a floating dtype that float32
             holds.
         ValueError: if `max_norm` is negative.
-        RuntimeError: if the norm is not finite and `error_if_nonfinite` is set.
+        RuntimeError: if the norm is not finite and `error_if_nonfinite` is set, or `release_gradients` frees
+            the gradients.
 
     Example:
         >>> p = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
@@ -108,8 +110,13 @@ def clip_grad_norm_(
         algorithm 1; arguments as in torch.
     """
     caller = "clip_grad_norm_"
-    bound = nonnegative(caller, "max_norm", max_norm)
+    bound = hyperparameters.bound(caller, "max_norm", max_norm)
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if released := [p for p in listed if taken_by(p) == "release_gradients"]:
+        raise RuntimeError(
+            f"{caller}: release_gradients has freed {len(released)} gradients during backward. "
+            "Clip without it, or leave clipping out."
+        )
     grads = [p.grad for p in listed if p.grad is not None]
     for grad in grads:
         _check(caller, grad)

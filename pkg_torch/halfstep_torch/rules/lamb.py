@@ -3,16 +3,18 @@
 Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb16.md`.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.chain import Chain, chain
+from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.optimizer import Optimizer
-from halfstep_torch.numbers.hyperparameters import pair
-from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.rule import Rule
-from halfstep_torch.rules.adam import ScaleByAdam
+from halfstep_torch.rules.adam import ScaleByAdam, adam_of
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
@@ -49,6 +51,7 @@ class Lamb(Optimizer):
             a constant rate grow with the weights. None for no bound, as You et al.'s text has it.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; what comes before the ratio has the same bits.
+        names: as in `Optimizer`.
 
     Raises:
         TypeError: if an argument is of a wrong type.
@@ -85,25 +88,16 @@ class Lamb(Optimizer):
         max_norm: float | None = 10.0,
         seed: Seed = 0,
         compile: bool | str = "auto",
+        names: Iterable | None = None,
     ) -> None:
         caller = type(self).__name__
-        seed = as_seed(caller, seed)
-        b1, b2 = pair(caller, "betas", betas)
-        adam = ScaleByAdam(
-            b1=b1,
-            b2=b2,
-            eps=eps,
-            mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
-            mu_rounding=mu_rounding,
-            nu_rounding=nu_rounding,
-            bias_correction=bias_correction,
-            seed=seed,
-        )
+        formats = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
+        adam = adam_of(caller, betas, eps=eps, bias_correction=bias_correction, seed=seed, **formats)
         trust = ScaleByTrustRatio(max_norm=max_norm)
-        tx = _chained(adam, weight_decay, trust, lr)
-        tx = with_param_storage(caller, tx, param_storage, seed)
-        super().__init__(params, tx, maximize=maximize, compile=compile)
+        make = functools.partial(_lamb_chain, caller, adam, weight_decay, trust, lr)
+        options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
+        tx = ChainByOptions(make, options)
+        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
 
 
 class Lamb16(Optimizer):
@@ -136,6 +130,7 @@ class Lamb16(Optimizer):
             ratio. Not 1: the learning rate would cancel, and a schedule do nothing.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; what comes before the ratio has the same bits.
+        names: as in `Optimizer`.
 
     Raises:
         TypeError: if an argument is of a wrong type.
@@ -173,29 +168,29 @@ class Lamb16(Optimizer):
         trust_power: float | None = 0.382,
         seed: Seed = 0,
         compile: bool | str = "auto",
+        names: Iterable | None = None,
     ) -> None:
         caller = type(self).__name__
-        seed = as_seed(caller, seed)
-        b1, b2 = pair(caller, "betas", betas)
-        adam = ScaleByAdam(
-            b1=b1,
-            b2=b2,
-            eps=eps,
-            mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
-            mu_rounding=mu_rounding,
-            nu_rounding=nu_rounding,
-            bias_correction=bias_correction,
-            seed=seed,
-        )
+        formats = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
+        adam = adam_of(caller, betas, eps=eps, bias_correction=bias_correction, seed=seed, **formats)
         trust = ScaleByTemperedTrustRatio(trust_power=trust_power, max_norm=max_norm)
-        tx = _chained(adam, weight_decay, trust, lr)
-        tx = with_param_storage(caller, tx, param_storage, seed)
-        super().__init__(params, tx, maximize=maximize, compile=compile)
+        make = functools.partial(_lamb_chain, caller, adam, weight_decay, trust, lr)
+        options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
+        tx = ChainByOptions(make, options)
+        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
 
 
-def _chained(
-    adam: Rule, weight_decay: float, trust: Rule, lr: float | Tensor | Callable[[int], float]
+def _lamb_chain(
+    caller: str,
+    adam: ScaleByAdam,
+    weight_decay: float,
+    trust: Rule,
+    lr: Any,
+    *,
+    param_storage: str,
+    **roundings: str,
 ) -> Chain:
     """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
-    return chain(adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr))
+    adam = dataclasses.replace(adam, **roundings)
+    tx = chain(adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr))
+    return with_param_storage(caller, tx, param_storage, adam.seed)

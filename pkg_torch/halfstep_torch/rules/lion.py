@@ -1,13 +1,14 @@
 """The Lion update rule, and `Lion` as an optimizer. Contract: A9."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep_torch.chain import chain
+from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.declarations import decay_rate, moment
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.hyperparameters import pair
@@ -107,6 +108,7 @@ class Lion(Optimizer):
         param_storage: how weights of 16 bits are stored, as in `AdamW`.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; the bits are the same.
+        names: as in `Optimizer`.
 
     Raises:
         TypeError: if an argument is of a wrong type.
@@ -136,11 +138,20 @@ class Lion(Optimizer):
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",
+        names: Iterable | None = None,
     ) -> None:
         caller = type(self).__name__
         seed = as_seed(caller, seed)
         b1, b2 = pair(caller, "betas", betas)
-        lion = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed)
-        links = [lion, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
-        tx = with_param_storage(caller, chain(*links), param_storage, seed)
-        super().__init__(params, tx, maximize=maximize, compile=compile)
+        lion = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, seed=seed)
+        make = functools.partial(_lion_chain, caller, lion, weight_decay, lr)
+        tx = ChainByOptions(make, {"mu_rounding": mu_rounding, "param_storage": param_storage})
+        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
+
+
+def _lion_chain(
+    caller: str, lion: ScaleByLion, weight_decay: float, lr: Any, *, mu_rounding: str, param_storage: str
+) -> Chain:
+    lion = dataclasses.replace(lion, mu_rounding=mu_rounding)
+    tx = chain(lion, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr))
+    return with_param_storage(caller, tx, param_storage, lion.seed)

@@ -1,13 +1,15 @@
 """Momentum, and `SGD` as an optimizer. Contract: A10."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.chain import chain
+from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.declarations import host_only, moment, number
+from halfstep_torch.engine.groups import check_torch_options
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.seeds import Seed, as_seed
@@ -116,6 +118,10 @@ class SGD(Optimizer):
         param_storage: how weights of 16 bits are stored, as in `AdamW`.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; the bits are the same.
+        names: as in `Optimizer`.
+        foreach: of no effect, as `fused` is: all parameters are stepped together.
+        differentiable: False.
+        fused: of no effect.
 
     Raises:
         TypeError: if an argument is of a wrong type.
@@ -148,24 +154,37 @@ class SGD(Optimizer):
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",
+        names: Iterable | None = None,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
     ) -> None:
         caller = type(self).__name__
         seed = as_seed(caller, seed)
-        if isinstance(dampening, bool) or dampening != 0:
-            raise ValueError(f"{caller}: dampening={dampening!r} is not supported. Use dampening=0.")
-        if not isinstance(nesterov, bool):
-            raise TypeError(f"{caller}: nesterov={nesterov!r} is not a bool. Use True or False.")
+        given = {"dampening": dampening, "foreach": foreach, "differentiable": differentiable, "fused": fused}
+        check_torch_options(caller, given)
+        # In the chain even if momentum is 0: a group may have a momentum of its own.
+        trace = Trace(decay=momentum, accumulator_dtype=accumulator_dtype, seed=seed, without_zero=True)
+        make = functools.partial(_sgd_chain, caller, trace, weight_decay, lr)
+        options = {"nesterov": nesterov, "rounding": rounding, "param_storage": param_storage}
         if nesterov and not momentum:
             raise ValueError(f"{caller}: nesterov=True with momentum={momentum}. Use a momentum such as 0.9.")
-        # In the chain even if momentum is 0: a group may have a momentum of its own.
-        trace = Trace(
-            decay=momentum,
-            nesterov=nesterov,
-            accumulator_dtype=accumulator_dtype,
-            rounding=rounding,
-            seed=seed,
-            without_zero=True,
-        )
-        links = [AddDecayedWeights(weight_decay), trace, ScaleByLearningRate(lr)]
-        tx = with_param_storage(caller, chain(*links), param_storage, seed)
-        super().__init__(params, tx, maximize=maximize, compile=compile)
+        tx = ChainByOptions(make, options)
+        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
+
+
+def _sgd_chain(
+    caller: str,
+    trace: Trace,
+    weight_decay: float,
+    lr: Any,
+    *,
+    nesterov: bool,
+    rounding: str,
+    param_storage: str,
+) -> Chain:
+    if not isinstance(nesterov, bool):
+        raise TypeError(f"{caller}: nesterov={nesterov!r} is not a bool. Use True or False.")
+    trace = dataclasses.replace(trace, nesterov=nesterov, rounding=rounding)
+    tx = chain(AddDecayedWeights(weight_decay), trace, ScaleByLearningRate(lr))
+    return with_param_storage(caller, tx, param_storage, trace.seed)

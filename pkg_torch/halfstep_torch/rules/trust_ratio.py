@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.declarations import number
-from halfstep_torch.numbers.hyperparameters import as_float32, check_order, nonnegative
+from halfstep_torch.numbers.hyperparameters import as_float32, bound, check_order
 from halfstep_torch.numbers.norms import norm
 from halfstep_torch.rule import Rule
 from halfstep_torch.rules.learning_rate import read_rate
@@ -52,7 +52,7 @@ def trust_ratio(p_norm: Tensor, u_norm: Tensor, n: RatioNumbers) -> Tensor:
 
 def _bound(caller: str, name: str, value: Any, *, none: float) -> float:
     """Return a bound on a norm or ratio: None bounds nothing."""
-    return none if value is None else nonnegative(caller, name, value)
+    return none if value is None else bound(caller, name, value)
 
 
 _lower = functools.partial(_bound, none=0.0)

@@ -59,8 +59,9 @@ class KeepMasterParams(WeightRule):
         return {"master": StateArray(torch.float32, copies_weights=True)}
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
-        """Return the copy."""
-        return extra["master"]
+        """Return the copy, or p where the copy does not show p: somebody has changed the weight since."""
+        master = extra["master"]
+        return torch.where(nearest_away(master, dtype) == p, master, p)
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
         """Return w to nearest, ties away from zero, and w (contract P5)."""
@@ -113,7 +114,9 @@ def keep_master_params(inner: Chain | Rule) -> Chain:
     """Keep a float32 copy of the weights, step it by `inner`, and round it for the model.
 
     The model's weight is the copy rounded to nearest, ties away from zero: the same as `split_params` of 16
-    bits gives. Rounds nothing else. float32 weights pass through, and `inner` sees them.
+    bits gives. Rounds nothing else. float32 weights pass through, and `inner` sees them. Where the model's
+    weight is not the copy rounded, it was changed since the last step (loaded, averaged, clamped): the step
+    goes on from that weight, and the copy follows.
 
     What `inner` keeps by default follows the weights that it sees: its moments are float32 unless
     `mu_dtype` and `nu_dtype` say otherwise. State: `master`.

@@ -1,0 +1,218 @@
+"""Param groups: what one may hold, the chain that it chooses, its learning rate, the names of its parameters.
+
+A group's entries are the numbers of the links, how moments are stored, and the options of the chain
+(`param_storage`, roundings). Numbers may be written at any time, the rest when the group is added.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.chain import Chain
+from halfstep_torch.engine.leaves import leaf_name
+from halfstep_torch.engine.notices import say_once
+from halfstep_torch.numbers.hyperparameters import nonnegative
+from halfstep_torch.storage.formats import Format
+
+HEADER = "halfstep"
+"""The entry of a group that says by which chain and seeds it is stepped."""
+
+# Arguments of torch's own optimizers that ask for nothing where they have these values.
+_ASKS_FOR_NOTHING = {
+    "amsgrad": (False, None),
+    "capturable": (False, None),
+    "differentiable": (False, None),
+    "foreach": (True, False, None),
+    "fused": (True, False, None),
+    "dampening": (0, None),
+    "decoupled_weight_decay": (True, False, None),
+}
+# What is an entry, or an argument, of some optimizer here or in torch.
+_ELSEWHERE = {
+    *("lr", "learning_rate", "betas", "b1", "b2", "eps", "eps_root", "weight_decay", "momentum", "nesterov"),
+    *("mu_dtype", "nu_dtype", "accumulator_dtype", "mu_rounding", "nu_rounding", "rounding"),
+    *(
+        "param_storage",
+        "seed",
+        "tx",
+        "trust_power",
+        "max_norm",
+        "bias_correction",
+        "alpha",
+        "rho",
+        "centered",
+    ),
+}
+
+
+class ShownRate(float):
+    """A learning rate that a function of the step gave: what its param group shows, and nobody's wish."""
+
+
+@dataclasses.dataclass
+class GroupChoices:
+    """What a group has chosen when it was added.
+
+    Attributes:
+        chain: by which its parameters are stepped.
+        options: of the chain.
+        schedule: its lr as a function of the step, or None.
+    """
+
+    chain: Chain
+    options: dict[str, Any]
+    schedule: Callable[[int], Any] | None
+
+    def rate(self, caller: str, index: int, group: Mapping[str, Any]) -> Any:
+        """Return what the links are to read as lr: a number, or the schedule.
+
+        A 0 in the group is obeyed, whoever wrote it: torch.distributed.checkpoint makes state by a step at 0.
+
+        Args:
+            caller: for messages.
+            index: of the group.
+            group: as it stands.
+        """
+        shown = group.get("lr")
+        if self.schedule is None or shown is None or isinstance(shown, ShownRate):
+            return shown if self.schedule is None else self.schedule
+        if float(shown) == 0:
+            return 0.0
+        say_once(
+            f"{caller}: a learning rate was written into param group {index}, whose lr is a function of the "
+            "step: the function decides. Pass lr as a number to use a scheduler."
+        )
+        return self.schedule
+
+    def check_unchanged(self, caller: str, index: int, group: Mapping[str, Any]) -> None:
+        """Raise ValueError if an option was written since the group was added: nothing would follow it."""
+        for option, chosen in self.options.items():
+            if group.get(option, chosen) != chosen:
+                raise ValueError(
+                    f"{caller}: {option} of param group {index} was {chosen!r} when it was added, and is "
+                    f"{group[option]!r} now. Build a new optimizer, and load the state of this one."
+                )
+
+
+def shown_rate(caller: str, schedule: Callable[[int], Any], count: int) -> ShownRate:
+    """Return the number that a group shows where its lr is a function: that of the step after so many."""
+    rate = schedule(count)
+    nonnegative(caller, f"lr({count})", rate, "Use a schedule of numbers >= 0.")
+    return ShownRate(rate)
+
+
+def show_rates(caller: str, choices: GroupChoices, group: dict[str, Any], step: int) -> Callable[[], None]:
+    """Return what shows, after a step, the learning rate that was in force.
+
+    Args:
+        caller: for messages.
+        choices: of the group.
+        group: to show it.
+        step: the count after its increment, of its oldest parameter.
+    """
+    written = group.get("lr")
+    obeyed = written is not None and not isinstance(written, ShownRate) and float(written) == 0
+    if choices.schedule is None or obeyed:
+        return lambda: None
+    rate = shown_rate(caller, choices.schedule, step - 1)
+    return lambda: group.update(lr=rate)
+
+
+def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
+    """Return the names that an optimizer was given beside its parameters, by parameter.
+
+    Args:
+        caller: for messages.
+        names: pairs (name, parameter) as `model.named_parameters()` yields them, a dict of them, or None.
+    """
+    if names is None:
+        return None
+    pairs = list(names.items()) if isinstance(names, Mapping) else list(names)
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[1], Tensor):
+            raise TypeError(
+                f"{caller}: names holds {type(pair).__name__}, not pairs (name, parameter). "
+                "Pass list(model.named_parameters())."
+            )
+    return {param: name for name, param in pairs}
+
+
+def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
+    """Return parameters as pairs (name, parameter).
+
+    Raises:
+        ValueError: if one has no name.
+    """
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    bare = [x[1] if isinstance(x, (tuple, list)) else x for x in listed]
+    for param in bare:
+        if param not in names:
+            raise ValueError(
+                f"{caller}: a parameter of shape {tuple(param.shape)} has no name in names. "
+                "Pass list(model.named_parameters()) of the whole model."
+            )
+    return [(names[param], param) for param in bare]
+
+
+def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do.
+
+    Args:
+        caller: whose argument it is.
+        given: arguments by name; others are passed over.
+    """
+    for name, value in given.items():
+        allowed = _ASKS_FOR_NOTHING.get(name)
+        if allowed is not None and value not in allowed:
+            raise ValueError(f"{caller}: {name}={value!r} is not supported. Use {name}={allowed[0]!r}.")
+
+
+def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], arguments: set[str]) -> None:
+    """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none.
+
+    Args:
+        caller: for messages.
+        group: to be added.
+        entries: that the optimizer reads.
+        arguments: of the optimizer.
+    """
+    check_torch_options(caller, {key: value for key, value in group.items() if key not in entries})
+    for key in group:
+        if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):
+            continue
+        problem = f"{caller}: {key}={group[key]!r} in a param group"
+        if key in arguments:
+            raise ValueError(
+                f"{problem}; it is one for all groups. "
+                "Give it to the optimizer, or use an optimizer of its own for these parameters."
+            )
+        meant = difflib.get_close_matches(key, entries, 1, 0.85)
+        if key in _ELSEWHERE or meant:
+            known = f"Did you mean {meant[0]}?" if meant else f"Its entries are {', '.join(sorted(entries))}."
+            raise ValueError(f"{problem}; nothing reads it. {known}")
+
+
+def check_names(caller: str, groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError if two parameters have one name: they would be rounded by the same words."""
+    taken: dict[str, str] = {}
+    for group in groups:
+        for name in group.get("param_names", ()):
+            if (leaf := leaf_name(name)) in taken:
+                raise ValueError(
+                    f"{caller}: the parameters {taken[leaf]!r} and {name!r} have one name, {leaf!r}, "
+                    "and names decide the random words. Put a prefix before the names of each model."
+                )
+            taken[leaf] = name
+
+
+def plain_value(value: Any) -> Any:
+    """Return a group's value in plain types, which JSON and `torch.load(weights_only=True)` know."""
+    if isinstance(value, Format):
+        return value.description
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return float(value) if isinstance(value, ShownRate) else value

@@ -1,0 +1,1 @@
+"""What happens to gradients before a step, or during backward."""

@@ -1,0 +1,171 @@
+"""Gradients of micro-batches, added up in 16 bits without losing the small ones. Contract: G1, G2."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.engine.leaves import check_grad
+from halfstep_torch.engine.state_dict import LAST_STEP
+from halfstep_torch.gradients.hooks import give_back, named_leaves, take
+from halfstep_torch.numbers.in_place import round_in_place
+from halfstep_torch.numbers.random_words import Role
+from halfstep_torch.numbers.seeds import Seed, as_seed
+
+_FUNCTION = "accumulate_gradients"
+
+
+def accumulate_gradients(
+    parameters: torch.nn.Module | torch.optim.Optimizer | Iterable, *, seed: Seed = 0
+) -> "GradientAccumulation":
+    """Round stochastically when backward adds a gradient to one that is there: grad <- stochastic(grad + g).
+
+    Autograd adds in the dtype of the gradients. In bfloat16 what is below half a gap of the sum is then lost,
+    which after 64 equal micro-batches is a good part; rounded stochastically, the sum is right on average.
+    It stands where autograd puts it, in `grad`: training loops, clipping, `zero_grad` and any optimizer's
+    `step` stay as they are, as does `torch.autograd.grad`. float32 gradients are added as before.
+
+    Rounds the sum once per micro-batch, in the dtype of the parameter, in pieces: no memory but the gradient
+    that arrives. Divide the loss by the number of micro-batches for their mean.
+
+    Under DistributedDataParallel, do as without: all micro-batches but the last under `no_sync()`. Give each
+    process a seed of its own, such as its rank: they round sums of their own.
+
+    Args:
+        parameters: a module, an optimizer, `model.named_parameters()`, or parameters; of those without names
+            the index stands for the name. 16-bit ones get a hook; they need not all get a gradient.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+
+    Returns:
+        A handle: `remove()` takes the hooks away; `state_dict()` and `load_state_dict()` save and restore how
+        many gradients each parameter has been given, of which the random words are a function.
+
+    Raises:
+        TypeError: if `parameters` are none, or the seed is no seed; from backward, if a gradient is sparse or
+            of a wrong dtype, and then `grad` is what it was.
+        ValueError: if the seed is out of range, or a parameter has such hooks already.
+        RuntimeError: from backward, if a parameter's data were replaced since, by `model.to(...)` for one.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> p = torch.nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))
+        >>> handle = hs.accumulate_gradients([("p", p)])
+        >>> for _ in range(64):
+        ...     (p.sum() * 0.125).backward()
+        >>> p.grad.float().mean().item()
+        8.0
+        >>> handle.remove()
+
+    Source: Torchastic's `StochasticAccumulator`, which keeps the sum beside `grad`. Contract G1, G2.
+    """
+    return GradientAccumulation(named_leaves(_FUNCTION, parameters), as_seed(_FUNCTION, seed))
+
+
+@dataclasses.dataclass
+class _Leaf:
+    """A parameter whose gradients are added up.
+
+    Attributes:
+        name: of its words.
+        param: the parameter.
+        count: gradients that it has been given.
+        node: what adds to `grad` in backward; autograd itself keeps it only as long as somebody does.
+        total: the sum, while the next gradient arrives.
+        arriving: whether it does.
+    """
+
+    name: str
+    param: Tensor
+    count: int = 0
+    node: Any = None
+    total: Tensor | None = None
+    arriving: bool = False
+
+
+class GradientAccumulation:
+    """The handle that `accumulate_gradients` returns."""
+
+    def __init__(self, named: Iterable[tuple[str, Tensor]], seed: int):
+        leaves = [_Leaf(name, p) for name, p in named if p.requires_grad and p.dtype != torch.float32]
+        take(_FUNCTION, [(leaf.name, leaf.param) for leaf in leaves])
+        self._seed, self._leaves = seed, {leaf.name: leaf for leaf in leaves}
+        self._handles: list[Any] = []
+        for leaf in leaves:
+            self._watch(leaf)
+
+    def _watch(self, leaf: _Leaf) -> None:
+        # On the node and not on the tensor: hooks of a tensor run in torch.autograd.grad too, which adds
+        # nothing to grad.
+        leaf.node = torch.autograd.graph.get_gradient_edge(leaf.param).node
+
+        def before(_grads: Any) -> None:
+            if not leaf.arriving:
+                leaf.total, leaf.param.grad, leaf.arriving = leaf.param.grad, None, True
+
+        def after(param: Tensor) -> None:
+            self._add(leaf)
+
+        self._handles.append(leaf.node.register_prehook(before))
+        self._handles.append(leaf.param.register_post_accumulate_grad_hook(after))
+
+    @torch.no_grad()
+    def _add(self, leaf: _Leaf) -> None:
+        """Make `grad` the sum, of which it has become the last summand."""
+        if not leaf.arriving:
+            raise RuntimeError(
+                f"{_FUNCTION}: the parameter {leaf.name!r} has new data since its hooks were made. "
+                f"Call remove(), and {_FUNCTION} once the model has its dtype and device."
+            )
+        grad, total = leaf.param.grad, leaf.total
+        assert grad is not None
+        leaf.total, leaf.arriving = None, False
+        try:
+            check_grad(_FUNCTION, leaf.name, leaf.param)
+            if grad.requires_grad:
+                raise TypeError(
+                    f"{_FUNCTION}: the gradient of {leaf.name!r} has a graph, which rounding would cut. "
+                    "Use backward without create_graph."
+                )
+        except TypeError:
+            leaf.param.grad = total
+            raise
+        leaf.count = min(leaf.count + 1, LAST_STEP)
+        if total is not None:
+            words = self._seed, leaf.count, leaf.name, Role.ACCUMULATOR
+            round_in_place(total, (grad,), accumulate, *words)
+            leaf.param.grad = total
+
+    def remove(self) -> None:
+        """Take the hooks away: gradients are added as autograd adds them."""
+        for handle in self._handles:
+            handle.remove()
+        give_back(leaf.param for leaf in self._leaves.values())
+        self._handles.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seed and, by leaf name, how many gradients each parameter has been given."""
+        return {"seed": self._seed, "counts": {name: leaf.count for name, leaf in self._leaves.items()}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned: later gradients are rounded as those of the run that was saved.
+
+        Raises:
+            ValueError: if it is of other parameters; nothing is changed.
+        """
+        counts = state_dict["counts"]
+        if counts.keys() != self._leaves.keys():
+            name = min(counts.keys() ^ self._leaves.keys())
+            raise ValueError(
+                f"{_FUNCTION}: {name!r} is not a parameter of both the state dict and this model. "
+                "Pass the state dict of the same model."
+            )
+        self._seed = as_seed(_FUNCTION, state_dict["seed"])
+        for name, leaf in self._leaves.items():
+            leaf.count = int(counts[name])
+
+
+def accumulate(total: Tensor, g: Tensor) -> Tensor:
+    """Return the sum in float32, before it is rounded (contract G1)."""
+    return total + g

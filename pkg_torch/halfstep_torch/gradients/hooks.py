@@ -1,0 +1,74 @@
+"""Which parameters have hooks of this package: with two kinds on one, neither would do what it says."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from halfstep_torch.engine.leaves import leaf_name
+from halfstep_torch.engine.optimizer import Optimizer
+
+_TAKEN: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def taken_by(param: Tensor) -> str:
+    """Return the name of the function whose hooks a parameter has, or ""."""
+    return _TAKEN.get(param) or ""
+
+
+def take(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
+    """Note that `caller` puts hooks on parameters.
+
+    Raises:
+        ValueError: if one has hooks already. None is then taken.
+    """
+    listed = list(named)
+    for name, param in listed:
+        if other := taken_by(param):
+            raise ValueError(
+                f"{caller}: the parameter {name!r} has the hooks of {other} already. "
+                f"Call remove() of what {other} returned first."
+            )
+    for _, param in listed:
+        _TAKEN[param] = caller
+
+
+def give_back(params: Iterable[Tensor]) -> None:
+    """Note that the hooks of parameters are gone."""
+    for param in params:
+        _TAKEN.pop(param, None)
+
+
+def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield (leaf name, parameter) of a module, an optimizer, named parameters or parameters (contract W7).
+
+    Raises:
+        TypeError: if it is none of these.
+    """
+    if isinstance(given, torch.nn.Module):
+        given = given.named_parameters()
+    if isinstance(given, Optimizer):
+        for name, param, _ in given.plans():
+            yield name, param
+        return
+    if isinstance(given, torch.optim.Optimizer):
+        given = _of_groups(given)
+    for i, entry in enumerate(given):
+        name, param = entry if isinstance(entry, tuple) else (str(i), entry)
+        if not isinstance(param, Tensor):
+            raise TypeError(
+                f"{caller}: {type(param).__name__} is no parameter. "
+                "Pass a module, an optimizer, or model.named_parameters()."
+            )
+        yield leaf_name(name), param
+
+
+def _of_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    index = 0
+    for group in optimizer.param_groups:
+        names = group.get("param_names")
+        for i, param in enumerate(group["params"]):
+            yield names[i] if names else str(index), param
+            index += 1

@@ -1,0 +1,128 @@
+"""Gradient release: parameters are stepped during backward, and each gradient is freed at once."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.gradients.hooks import give_back, take
+
+_FUNCTION = "release_gradients"
+
+
+def release_gradients(optimizer: Optimizer) -> "GradientRelease":
+    """Step every parameter as soon as backward has its gradient, and free that.
+
+    Gradients then never stand in memory all at once: of a bfloat16 model that saves up to 2 bytes per
+    parameter at the peak. The bits are those of `optimizer.step()` after backward, which now finds no
+    gradient and does nothing, so a training loop may keep it; schedulers work as they do.
+
+    Every backward is a step. This cannot be combined with what needs all gradients before a step: adding them
+    up over micro-batches, clipping by their norm, `GradScaler`, or averaging them over processes.
+    Parameters are stepped one by one: an error in the middle of backward leaves those before it stepped.
+
+    Args:
+        optimizer: of this package, with the parameters that are to be stepped.
+
+    Returns:
+        A handle: `remove()` takes the hooks away; from then on `optimizer.step()` steps again.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`.
+        ValueError: if a link of the chain reads all gradients, or a parameter has hooks of
+            `accumulate_gradients` or of this function, or a gradient already.
+        RuntimeError: if several processes train together; from `optimizer.step()`, if a `GradScaler` calls
+            it; from `clip_grad_norm_` of this package. (torch's own finds no gradient, and returns 0.)
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.AdamW(model.named_parameters())
+        >>> handle = hs.release_gradients(optimizer)
+        >>> model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+        >>> int(optimizer.state[model.weight]["step"]), model.weight.grad
+        (1, None)
+        >>> handle.remove()
+
+    Source: K. Lv et al., "Full parameter fine-tuning for large language models with limited resources",
+        arXiv:2306.09782, section 3.1, where it is called fused backward; the hooks as in torch's tutorial on
+        the optimizer step in backward.
+    """
+    return GradientRelease(_checked(optimizer))
+
+
+class GradientRelease:
+    """The handle that `release_gradients` returns."""
+
+    def __init__(self, optimizer: Optimizer):
+        self._params = [param for group in optimizer.param_groups for param in group["params"]]
+        take(_FUNCTION, ((name, param) for name, param, _ in optimizer.plans()))
+        self._handles: list[Any] = [optimizer.register_step_pre_hook(_refuse_scaler)]
+        for step in map(_StepOfOne, [optimizer] * len(self._params), range(len(self._params))):
+            if step.param.requires_grad:
+                self._handles.append(step.param.register_post_accumulate_grad_hook(step))
+
+    def remove(self) -> None:
+        """Take the hooks away: gradients stay until `zero_grad`, and `optimizer.step()` steps."""
+        for handle in self._handles:
+            handle.remove()
+        give_back(self._params)
+        self._handles.clear()
+        self._params.clear()
+
+
+class _StepOfOne:
+    """The step of one parameter: the optimizer's own, as if it had no other parameter.
+
+    Attributes:
+        param: the parameter.
+    """
+
+    def __init__(self, optimizer: Optimizer, index: int):
+        self._optimizer = optimizer
+        self._entry = list(optimizer._named())[index]
+        self.param: Tensor = self._entry[2]
+        self._alone: Any = object.__new__(type(optimizer))
+        # What it remembers of its last step is its own; groups, state, chain and seeds are the optimizer's.
+        self._own = {"_named": lambda: iter([self._entry]), "_slots": {}, "_layouts": {}}
+
+    @torch.no_grad()
+    def __call__(self, param: Tensor) -> None:
+        own = {name: self._alone.__dict__.get(name, value) for name, value in self._own.items()}
+        self._alone.__dict__ = {**self._optimizer.__dict__, **own}
+        self._alone._step()
+        param.grad = None
+
+
+def _checked(optimizer: Any) -> Optimizer:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{_FUNCTION}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
+        )
+    if readers := [link.name for links in optimizer.links() for link, _ in links if link.measures]:
+        raise ValueError(
+            f"{_FUNCTION}: {readers[0]} reads all gradients before a step, and they are never there at once. "
+            "Leave it out of the chain, or step after backward."
+        )
+    for name, param, _ in optimizer.plans():
+        if param.grad is not None:
+            raise ValueError(
+                f"{_FUNCTION}: the parameter {name!r} has a gradient, to which the next one would be added. "
+                "Call optimizer.step(zero_grad=True) or optimizer.zero_grad() first."
+            )
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise RuntimeError(
+            f"{_FUNCTION}: {distributed.get_world_size()} processes train together, and average their "
+            "gradients only after backward has them. Step after backward."
+        )
+    return optimizer
+
+
+def _refuse_scaler(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
+        raise RuntimeError(
+            f"{_FUNCTION}: a GradScaler steps this optimizer, whose gradients were used scaled as they were "
+            "during backward. Train without a scaler (bfloat16 needs none), or step after backward."
+        )

@@ -1,0 +1,104 @@
+"""Parameters that are stepped during backward, whose gradients are freed at once."""
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from on_torch.steps import assert_same_snapshots, snapshot
+
+
+def model_of(layers: int = 3) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(layers))).to(torch.bfloat16)
+
+
+def train(make, release: bool, steps: int = 4) -> torch.optim.Optimizer:
+    model = model_of()
+    optimizer = make(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    handle = hs.release_gradients(optimizer) if release else None
+    for step in range(steps):
+        model(torch.ones(2, 8, dtype=torch.bfloat16) * (step + 1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+    if handle:
+        handle.remove()
+    return optimizer
+
+
+def adamw(model):
+    groups = [
+        {"params": [(name, p)], "lr": 1e-2 / (i + 1)} for i, (name, p) in enumerate(model.named_parameters())
+    ]
+    return hs.AdamW(groups, weight_decay=0.1, seed=3)
+
+
+def unnamed(model):
+    return hs.Lamb(model.parameters(), lr=1e-2, param_storage="split16")
+
+
+@pytest.mark.parametrize("make", [adamw, unnamed])
+def test_the_bits_are_those_of_a_step_after_backward(make):
+    with_release, without = train(make, True), train(make, False)
+    assert_same_snapshots(snapshot(with_release), snapshot(without))
+
+
+def test_there_is_never_more_than_one_gradient():
+    model = model_of(5)
+    optimizer = hs.AdamW(model.named_parameters())
+    handle, most = hs.release_gradients(optimizer), []
+
+    def count(param):
+        most.append(sum(p.grad is not None for p in model.parameters()))
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(count)
+    model(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
+    assert len(most) == 10
+    assert max(most) == 0
+    handle.remove()
+    model(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_loaded_state_and_seeds_are_those_of_the_next_backward():
+    model, other = model_of(), model_of()
+    optimizer, source = hs.AdamW(model.named_parameters(), seed=1), hs.AdamW(other.named_parameters(), seed=2)
+    other(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
+    source.step(zero_grad=True)
+    model.load_state_dict(other.state_dict())
+    handle = hs.release_gradients(optimizer)
+    optimizer.load_state_dict(source.state_dict())
+    for net in (model, other):
+        net(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
+    source.step()
+    handle.remove()
+    assert_same_snapshots(snapshot(optimizer), snapshot(source))
+
+
+def test_what_needs_all_gradients_is_refused():
+    model = model_of()
+    clipping = hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3))
+    with pytest.raises(ValueError, match="clip_by_global_norm reads all gradients"):
+        hs.release_gradients(hs.Optimizer(model.named_parameters(), clipping))
+    with pytest.raises(TypeError, match="optimizer is SGD"):
+        hs.release_gradients(torch.optim.SGD(model.parameters()))
+    optimizer = hs.AdamW(model.named_parameters())
+    adding = hs.accumulate_gradients(optimizer)
+    with pytest.raises(ValueError, match="has the hooks of accumulate_gradients already"):
+        hs.release_gradients(optimizer)
+    adding.remove()
+    model(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
+    with pytest.raises(ValueError, match="'0/weight' has a gradient"):
+        hs.release_gradients(optimizer)
+    optimizer.zero_grad()
+    handle = hs.release_gradients(optimizer)
+    with pytest.raises(ValueError, match="has the hooks of release_gradients already"):
+        hs.release_gradients(optimizer)
+    with pytest.raises(RuntimeError, match=r"clip_grad_norm_: release_gradients"):
+        hs.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.grad_scale = torch.tensor(2.0)  # as a GradScaler does
+    with pytest.raises(RuntimeError, match="a GradScaler steps this optimizer"):
+        optimizer.step()
+    handle.remove()
