@@ -1,6 +1,8 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
 from halfstep_jax import recipes
+from halfstep_jax.checkpoint.save_state import load_state, save_state
+from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
@@ -12,17 +14,21 @@ from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
 from halfstep_jax.rules.adan import scale_by_adan
 from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
-from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_jax.rules.lion import ScaleByLionState, lion, scale_by_lion
+from halfstep_jax.rules.skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from halfstep_jax.rules.store_state import StoreStateState, store_state
 from halfstep_jax.rules.trace import TraceState, sgd, trace
 from halfstep_jax.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.state_shardings import state_shardings
 from halfstep_jax.storage.formats import Format, codebook, scaled
 from halfstep_jax.storage.relative import relative
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weights.averages import EmaParamsState, ema_params
+from halfstep_jax.weights.chain_check import check_chain
 from halfstep_jax.weights.float32_params import float32_params, set_float32_params
+from halfstep_jax.weights.param_storage import store_params
 from halfstep_jax.weights.params import (
     CompensateState,
     RoundStochasticallyState,
@@ -49,6 +55,7 @@ __all__ = [
     "ScaleByAdamState",
     "ScaleByLionState",
     "ScheduleState",
+    "SkipNonfiniteState",
     "SplitParamsState",
     "StoreStateState",
     "TraceState",
@@ -59,10 +66,12 @@ __all__ = [
     "add_product",
     "apply_updates",
     "as_transform",
+    "check_chain",
     "clip_by_global_norm",
     "codebook",
     "compensate",
     "decay_rate",
+    "diagnose",
     "ema",
     "ema_params",
     "float32_params",
@@ -71,14 +80,17 @@ __all__ = [
     "lamb16",
     "leaf_id",
     "lion",
+    "load_state",
     "moment",
     "number",
     "opaque",
+    "preheat",
     "random_words",
     "recipes",
     "relative",
     "round_stochastically",
     "round_to",
+    "save_state",
     "scalar_or_schedule",
     "scale_by_adam",
     "scale_by_adan",
@@ -88,7 +100,10 @@ __all__ = [
     "scaled",
     "set_float32_params",
     "sgd",
+    "skip_nonfinite",
     "split_params",
+    "state_shardings",
+    "store_params",
     "store_state",
     "trace",
 ]

@@ -93,9 +93,11 @@ def flatten_updates(caller: str, updates) -> Leaves:
 
     Raises:
         TypeError: if float32 does not hold a leaf.
+        ValueError: if two leaves have one name.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(updates, is_leaf=lambda x: x is None)
     names = [leaf_name(path) for path, _ in paths]
+    _check_names(caller, names)
     values = [_checked(caller, name, value) for name, (_, value) in zip(names, paths, strict=True)]
     return Leaves(caller, names, values, treedef)
 
@@ -116,13 +118,16 @@ def leaf_name(path) -> str:
 
 
 def check_params(caller: str, params) -> None:
-    """Refuse weights that float32 does not hold.
+    """Refuse weights that float32 does not hold, and two of one name.
 
     Raises:
         TypeError: naming the first one.
+        ValueError: naming the first two.
     """
-    for path, p in jax.tree_util.tree_flatten_with_path(params)[0]:
-        check_weight(caller, leaf_name(path), p)
+    named = [(leaf_name(path), p) for path, p in jax.tree_util.tree_flatten_with_path(params)[0]]
+    _check_names(caller, [name for name, _ in named])
+    for name, p in named:
+        check_weight(caller, name, p)
 
 
 def check_weight(caller: str, name: str, p) -> None:
@@ -136,6 +141,17 @@ def check_weight(caller: str, name: str, p) -> None:
             f"{caller}: the weight '{name}' is {dtype}; weights are float32, bfloat16 or float16. "
             "Cast it, or mask the leaf out."
         )
+
+
+def _check_names(caller: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(
+                f"{caller}: two leaves have the name '{name}', and so would share random words. "
+                "Rename one of them."
+            )
+        seen.add(name)
 
 
 def _checked(caller: str, name: str, update):

@@ -9,7 +9,9 @@
 
 from halfstep_torch import recipes
 from halfstep_torch.chain import chain
+from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.declarations import decay_rate, moment, number
+from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
@@ -21,7 +23,7 @@ from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
 from halfstep_torch.rules.adan import scale_by_adan
 from halfstep_torch.rules.clip import clip_by_global_norm, clip_grad_norm_
 from halfstep_torch.rules.lamb import Lamb, Lamb16
-from halfstep_torch.rules.learning_rate import scale_by_learning_rate
+from halfstep_torch.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_torch.rules.lion import Lion, scale_by_lion
 from halfstep_torch.rules.store_state import store_state
 from halfstep_torch.rules.trace import SGD, trace
@@ -31,6 +33,7 @@ from halfstep_torch.storage.formats import codebook, scaled
 from halfstep_torch.storage.relative import relative
 from halfstep_torch.weights.averages import ema_params
 from halfstep_torch.weights.float32_params import float32_params, set_float32_params
+from halfstep_torch.weights.float32_state import float32_state_dict, load_float32_state_dict
 from halfstep_torch.weights.params import compensate, round_stochastically
 from halfstep_torch.weights.wide_params import keep_master_params, split_params
 
@@ -52,19 +55,25 @@ __all__ = [
     "codebook",
     "compensate",
     "decay_rate",
+    "diagnose",
     "ema",
     "ema_params",
     "float32_params",
+    "float32_state_dict",
     "keep_master_params",
     "leaf_id",
+    "load_float32_state_dict",
+    "load_state",
     "moment",
     "number",
+    "preheat",
     "random_words",
     "recipes",
     "relative",
     "release_gradients",
     "round_stochastically",
     "round_to",
+    "save_state",
     "scale_by_adam",
     "scale_by_adan",
     "scale_by_learning_rate",

@@ -178,7 +178,7 @@ class JaxBackend(Backend):
         put = self._put if i["p"].bits.ndim == 1 else self._split_rows
         names = stored_names(case)
         tx = _transform(case)
-        p, *stored = (_tree(case, put(i[name])) for name in ("p", *names))
+        p, *stored = (_stored(case, name, put(i[name])) for name in ("p", *names))
         fields = [_field(case, name) for name in names]
         given = dict(zip(fields, stored, strict=True))
         state = optax.tree.set(tx.init(p), count=jnp.int32(to_numpy(i["count"])), **given)
@@ -258,7 +258,9 @@ class JaxBackend(Backend):
             scale: Any = stored.scale
             kept = {name: getattr(inner, name) for name in names if not name.endswith("_scale")}
             kept |= {
-                f"{name}_scale": scale[inner._fields.index(name)] for name in kept if f"{name}_scale" in i
+                f"{name}_scale": scale[f"{name}/{case.arguments['leaf']}"]
+                for name in kept
+                if f"{name}_scale" in i
             }
             rows.append([np.asarray(_leaf(tree)) for tree in (p, *(kept[name] for name in names))])
         columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
@@ -311,6 +313,11 @@ def _tree(case: Case, leaf):
     for key in reversed(case.arguments["leaf"].split("/")):
         leaf = {key: leaf}
     return leaf
+
+
+def _stored(case: Case, name: str, leaf):
+    """Nest a leaf as the state does: scales stand by name."""
+    return {case.arguments["leaf"]: leaf} if name.endswith("_scale") else _tree(case, leaf)
 
 
 def _leaf(tree):

@@ -321,14 +321,14 @@ def test_a_state_without_scaled_formats_has_no_trees_of_scales():
     assert jax.tree.leaves((state.mu_scale, state.nu_scale)) == []
 
 
-def test_map_params_meets_scales_too():
+def test_map_params_meets_codes_with_their_params_and_no_scales():
     params = {"w": weights((64, 64)), "b": weights((64,))}
     tx = hs.adamw(1e-3, mu_dtype=E4M3, nu_dtype=E5M3)
-    seen = optax.tree.map_params(tx, lambda x: x.dtype.name, tx.init(params))
-    assert seen[0].mu == {"w": "float8_e4m3fn", "b": "float32"}
-    assert seen[0].nu_scale == {"w": "uint8", "b": "uint8"}
-    paired = optax.tree.map_params(tx, lambda x, p: p.shape, tx.init(params), params)
-    assert paired[0].mu_scale == {"w": (64, 64), "b": (64,)}
+    state = tx.init(params)
+    seen = optax.tree.map_params(tx, lambda x, p: (x.dtype.name, p.shape), state, params)
+    assert seen[0].mu == {"w": ("float8_e4m3fn", (64, 64)), "b": ("float32", (64,))}
+    assert seen[0].nu_scale.keys() == {"w"}
+    assert seen[0].nu_scale["w"] is state[0].nu_scale["w"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
@@ -476,6 +476,14 @@ def test_a_scale_that_init_did_not_make_is_refused(change, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
         tx.update({"w": jnp.ones((64, 200))}, state)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("scales", [{}, {"v": jnp.full((64, 2), 40, jnp.uint8)}, optax.EmptyState()])
+def test_scales_that_are_not_there_are_missed(scales):
+    params = {"w": weights((64, 200))}
+    tx = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=E5M3)
+    with pytest.raises(ValueError, match="the nu_scale of 'w' is missing; block_size=128 makes it uint8"):
+        tx.update({"w": jnp.ones((64, 200))}, tx.init(params)._replace(nu_scale=scales))
 
 
 def test_a_marked_block_is_no_fault():

@@ -68,7 +68,8 @@ def lamb(
         seed: of the random words, for moments and weights alike.
 
     Returns:
-        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+        An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
+        inside of `store_params`. Its updates are float32.
 
     Raises:
         TypeError: whatever the transforms raise.
@@ -151,7 +152,8 @@ def lamb16(
         seed: of the random words, for moments and weights alike.
 
     Returns:
-        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+        An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
+        inside of `store_params`. Its updates are float32.
 
     Raises:
         TypeError: whatever the transforms raise.
@@ -159,10 +161,10 @@ def lamb16(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> params = jnp.ones((64, 128), jnp.bfloat16)
+        >>> params = {"w": jnp.ones((64, 128), jnp.bfloat16)}
         >>> tx = lamb16(1e-2)
         >>> state = tx.init(params)
-        >>> optax.tree.get(state, "mu").dtype, optax.tree.get(state, "nu_scale").shape
+        >>> optax.tree.get(state, "mu")["w"].dtype, optax.tree.get(state, "nu_scale")["w"].shape
         (dtype(float8_e4m3fn), (64, 1))
 
     Source: vxst, "LAMB16", 2024, https://github.com/vxst/LAMB16, for the aim and the ratio; LAMB as in `lamb`

@@ -24,8 +24,8 @@ class ScaleByLionState(NamedTuple):
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
         mu: codes of the averages, in the tree of the params.
-        mu_scale: scales of `mu`, in the same tree: a placeholder byte where a leaf has no scale, and
-            `optax.EmptyState()` where no leaf can have one.
+        mu_scale: scales of `mu`, by the names of the leaves that have one; one byte that means nothing
+            where none is large enough for a scale, and `optax.EmptyState()` where none can have one.
     """
 
     count: jax.Array
@@ -115,7 +115,8 @@ def lion(
         seed: of the random words, for moments and weights alike.
 
     Returns:
-        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+        An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
+        inside of `store_params`. Its updates are float32.
 
     Raises:
         TypeError: whatever the transforms raise.

@@ -4,8 +4,8 @@ Contract: section S.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,14 @@ from jax.core import Tracer
 
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, leaf_name
+from halfstep_jax.links import Inside, report, reported_links
 from halfstep_jax.numbers.exact import opaque_input
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.storage.formats import Encoded, Format, as_format
+from halfstep_jax.storage.stored_moment import named_scales
 
 _FUNCTION = "store_state"
 _ROUNDINGS = ("stochastic", "nearest_unchecked")
@@ -34,9 +36,9 @@ class StoreStateState(NamedTuple):
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
         inner_state: of the wrapped transform, with codes in place of every array that is stored.
-        scale: scales of these, in the tree of `inner_state` with plain tuples for named ones (so that a name
-            is found once): a placeholder byte where an array has no scale, and `optax.EmptyState()` where
-            none can have one.
+        scale: scales of these, by the name of the array, such as "0/mu/encoder/kernel"; one byte that means
+            nothing where no array is large enough for a scale, and `optax.EmptyState()` where none can have
+            one.
     """
 
     count: jax.Array
@@ -120,10 +122,13 @@ def store_state(
     inner_update = optax.with_extra_args_support(inner).update
 
     def init(params):
-        inner_state = inner.init(params)
+        with reported_links() as links:
+            inner_state = inner.init(params)
         arrays = storage.arrays(inner_state)
         storage.check(arrays)
-        return StoreStateState(jnp.zeros([], jnp.int32), new_seed(words), *storage.first(arrays, inner_state))
+        first = storage.first(arrays, inner_state)
+        state = StoreStateState(jnp.zeros([], jnp.int32), new_seed(words), *first)
+        return report(storage, params, state, Inside(links, inner_state, [array.format for array in arrays]))
 
     def update(updates, state, params=None, **extra_args):
         arrays = storage.arrays(jax.eval_shape(inner.init, updates if params is None else params))
@@ -163,6 +168,7 @@ class _Storage:
         select: which of them.
     """
 
+    name: ClassVar[str] = _FUNCTION
     format: Format
     stochastic: bool
     select: Callable[[str, Any], bool] | None
@@ -200,7 +206,7 @@ class _Storage:
     def first(self, arrays: list[_Array], state) -> tuple[Any, Any]:
         """Return the codes and the scales of a new state."""
         stored = [self._encode(array, array.value, None, None) for array in arrays]
-        return self._trees(state, stored)
+        return self._trees(arrays, state, stored)
 
     def decode(self, arrays: list[_Array], state: StoreStateState) -> Any:
         """Return the state of the wrapped transform.
@@ -210,24 +216,24 @@ class _Storage:
         """
         codes: list[Any]
         codes, treedef = jax.tree.flatten(state.inner_state)
-        scales = jax.tree.leaves(state.scale) if self.format.scaled else [None] * len(codes)
-        if not len(codes) == len(scales) == len(arrays):
+        scales = state.scale if isinstance(state.scale, Mapping) else {}
+        if len(codes) != len(arrays):
             raise ValueError(
                 f"{_FUNCTION}: the state holds {len(codes)} arrays, that of these params {len(arrays)}. "
                 "Pass the tree that init saw."
             )
-        stored = [Encoded(*pair) for pair in zip(codes, scales, strict=True)]
+        stored = [Encoded(x, scales.get(array.name)) for x, array in zip(codes, arrays, strict=True)]
         return treedef.unflatten([self._decode(*pair) for pair in zip(arrays, stored, strict=True)])
 
     def encode(self, arrays: list[_Array], state, seed: jax.Array, count: jax.Array) -> tuple[Any, Any]:
         """Return the codes and the scales of what the wrapped transform made."""
         values = jax.tree.leaves(state)
         if not arrays:
-            return self._trees(state, [])
+            return self._trees(arrays, state, [])
         keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,))
         rows = zip(arrays, values, keys.places, strict=True)
         stored = [self._encode(array, x, keys, place) for array, x, place in rows]
-        return self._trees(state, stored)
+        return self._trees(arrays, state, stored)
 
     def _format_of(self, name: str, x) -> Format | None:
         if not hasattr(x, "dtype"):
@@ -254,23 +260,23 @@ class _Storage:
                 f"format={fmt.dtype} makes it {fmt.code_dtype}{list(fmt.code_shape(shape))}. "
                 "Pass the state that init made, and the params that it saw."
             )
+        if fmt.scaled and stored.scale is None:
+            raise ValueError(
+                f"{_FUNCTION}: the state has no scale of '{array.name}'. Pass the state that init made."
+            )
         encoded = dataclasses.replace(stored, shape=shape if fmt.packed else None)
         return call_per_shape(_decoded, (fmt, jnp.dtype(array.value.dtype).name), encoded)
 
     def _encode(self, array: _Array, x: jax.Array, keys: LeafKeys | None, place) -> Encoded:
         """Return what is stored of one array; without keys, to nearest."""
-        nothing = jnp.zeros(1, jnp.uint8)  # Not an empty array: orbax does not save those.
         if array.format is None:
-            return Encoded(x, nothing)
-        encoded = call_per_shape(_encoded, (array.format, self.stochastic), x, keys, place)
-        return encoded if array.format.scaled else dataclasses.replace(encoded, scale=nothing)
+            return Encoded(x, None)
+        return call_per_shape(_encoded, (array.format, self.stochastic), x, keys, place)
 
-    def _trees(self, state, stored: list[Encoded]) -> tuple[Any, Any]:
+    def _trees(self, arrays: list[_Array], state, stored: list[Encoded]) -> tuple[Any, Any]:
         codes = jax.tree.unflatten(jax.tree.structure(state), [one.codes for one in stored])
-        if not self.format.scaled:
-            return codes, optax.EmptyState()
-        unnamed = jax.tree.structure(_without_names(state))
-        return codes, jax.tree.unflatten(unnamed, [one.scale for one in stored])
+        scales = {array.name: one.scale for array, one in zip(arrays, stored, strict=True)}
+        return codes, named_scales(self.format.scaled, scales)
 
 
 def _decoded(static: tuple[Format, str], encoded: Encoded) -> jax.Array:
@@ -302,12 +308,3 @@ def _sign(path) -> bool | None:
 
 def _has_negative(x) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, Tracer) and bool((x < 0).any())
-
-
-def _without_names(tree):
-    """Return a tree with plain tuples in place of named ones."""
-    if type(tree) is dict:
-        return {key: _without_names(value) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(map(_without_names, tree))
-    return [_without_names(value) for value in tree] if isinstance(tree, list) else tree

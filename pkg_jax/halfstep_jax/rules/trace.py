@@ -21,8 +21,8 @@ class TraceState(NamedTuple):
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
         trace: codes of the sums, in the tree of the params.
-        trace_scale: scales of `trace`, in the same tree: a placeholder byte where a leaf has no scale, and
-            `optax.EmptyState()` where no leaf can have one.
+        trace_scale: scales of `trace`, by the names of the leaves that have one; one byte that means nothing
+            where none is large enough for a scale, and `optax.EmptyState()` where none can have one.
     """
 
     count: jax.Array
@@ -108,7 +108,8 @@ def sgd(
         seed: of the random words, for the sum and the weights alike.
 
     Returns:
-        An Optax transform, to be applied with `optax.apply_updates`. Its updates are float32.
+        An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
+        inside of `store_params`. Its updates are float32.
 
     Raises:
         TypeError: whatever the transforms raise.

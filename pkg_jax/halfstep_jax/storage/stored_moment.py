@@ -4,8 +4,8 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 """
 
 import dataclasses
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from halfstep_jax.leaves import Leaves
+from halfstep_jax.leaves import Leaves, leaf_name
 from halfstep_jax.numbers.random_words import LeafKey, role_of
 from halfstep_jax.storage.blocks import scale_shape
 from halfstep_jax.storage.formats import Encoded, Format, as_format, default_format
@@ -129,11 +129,7 @@ class StoredMoment:
         return role_of(self.name)
 
     def init(self, params):
-        """Return the codes and the scales of new moments, in the tree of `params`.
-
-        A leaf of a format without scales has a byte that means nothing in the tree of scales; where no leaf
-        can have a scale, that tree is an `optax.EmptyState`.
-        """
+        """Return the codes of new moments, in the tree of `params`, and their scales (`named_scales`)."""
         return self.split_tree(jax.tree.map(self._zeros_for, params))
 
     def read(self, leaves: Leaves, codes, scales) -> list[Encoded]:
@@ -142,7 +138,7 @@ class StoredMoment:
         Args:
             leaves: of the updates.
             codes: the tree of codes, and
-            scales: of scales, as `init` returned them.
+            scales: by name, as `init` returned them.
 
         Raises:
             TypeError: if codes are of another dtype than asked for.
@@ -150,9 +146,8 @@ class StoredMoment:
                 cannot be read, and is not checked.
         """
         all_codes = leaves.match(codes, "state", _HINT, self._code_shape)
-        all_scales = [None] * len(all_codes)
-        if self._has_scales:
-            all_scales = leaves.match_any_shape(scales, "state", _HINT)
+        kept = scales if isinstance(scales, Mapping) else {}
+        all_scales = [kept.get(name) for name in leaves.names]
         rows = zip(leaves.names, leaves.values, all_codes, all_scales, strict=True)
         return [
             Encoded(code, scale) if g is None else self._checked(name, self._shape(g.shape), code, scale)
@@ -172,24 +167,33 @@ class StoredMoment:
     def encode(self, old: Encoded, moment: jax.Array, key: LeafKey) -> Encoded:
         """Round the float32 `moment` to the format of `old`, with words of the leaf's key."""
         fmt = self._format_of(old.codes, moment.shape)
-        new = fmt.encode(
+        return fmt.encode(
             moment,
             self._words(fmt, moment.shape, key),
             keep_nonzero="never" if self.field.signed else "always",
         )
-        return new if fmt.scaled else dataclasses.replace(new, scale=old.scale)
 
     def split_tree(self, encoded):
-        """Return the tree of codes and the tree of scales of a tree of `Encoded`."""
-        codes, scales = (
-            jax.tree.map(operator.attrgetter(name), encoded, is_leaf=lambda x: isinstance(x, Encoded))
-            for name in ("codes", "scale")
+        """Return the tree of codes, and the scales by name, of a tree of `Encoded`."""
+        paths, treedef = jax.tree_util.tree_flatten_with_path(
+            encoded, is_leaf=lambda x: isinstance(x, Encoded)
         )
-        return codes, scales if self._has_scales else optax.EmptyState()
+        codes = treedef.unflatten([one.codes for _, one in paths])
+        return codes, named_scales(self._has_scales, {leaf_name(path): one.scale for path, one in paths})
 
     def format_of(self, encoded: Encoded) -> Format:
         """Return the format of what is stored."""
         return self._format_of(encoded.codes, encoded.codes.shape if encoded.shape is None else encoded.shape)
+
+    def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, bool]:
+        """Return how the moment of a weight of `shape` is stored, and whether it is rounded stochastically.
+
+        Args:
+            codes: what has their dtype.
+            shape: of the weight.
+        """
+        fmt = self._format_of(codes, self._shape(shape))
+        return fmt, self._stochastic(fmt)
 
     @property
     def dithered(self) -> bool:
@@ -220,9 +224,7 @@ class StoredMoment:
             p = jnp.zeros(self._shape(p.shape), p.dtype)
         fmt = default_format(p) if self.asked_for is None else self.asked_for.for_shape(p.shape)
         self._refuse_freezing(fmt)
-        zeros = fmt.zeros_like(p)
-        # Not an empty array: orbax does not save those.
-        return zeros if fmt.scaled else dataclasses.replace(zeros, scale=jnp.zeros(1, jnp.uint8))
+        return fmt.zeros_like(p)
 
     def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the moment of a weight."""
@@ -271,9 +273,24 @@ class StoredMoment:
             )
 
 
+def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> Any:
+    """Return the scales of a state: those there are, by the names of their leaves.
+
+    Not in the tree of the params: clients place what stands there as they place the weight, and scales have
+    other shapes. Where a format has scales but no leaf is large enough for it, it is one byte that means
+    nothing: Optax takes the state of no leaves at all for a pattern of all states. A format without scales
+    has an `optax.EmptyState`.
+    """
+    if not has_scales:
+        return optax.EmptyState()
+    return {name: scale for name, scale in scales.items() if scale is not None} or jnp.zeros([], jnp.uint8)
+
+
 def _problem(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
     """Return what is wrong with the scales of an array of `shape`, as far as it can be read now."""
     expected = scale_shape(shape, fmt.block_size)
+    if scale is None:
+        return f"is missing; block_size={fmt.block_size!r} makes it uint8{list(expected)}"
     if scale.shape != expected or scale.dtype != jnp.uint8:
         found, made = f"{scale.dtype}{list(scale.shape)}", f"uint8{list(expected)}"
         return f"is {found}; block_size={fmt.block_size!r} makes it {made}"

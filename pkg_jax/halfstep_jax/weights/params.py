@@ -35,8 +35,8 @@ class CompensateState(NamedTuple):
     """State of `compensate`.
 
     Attributes:
-        compensation: what rounding has lost of the weights so far, bfloat16, in their tree: a placeholder for
-            a float32 weight.
+        compensation: what rounding has lost of the weights so far, bfloat16, in their tree:
+            `optax.MaskedNode()` for a float32 weight.
     """
 
     compensation: optax.Params

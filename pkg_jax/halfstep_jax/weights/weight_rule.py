@@ -3,7 +3,10 @@
 Contract: section P.
 """
 
+import contextlib
+import contextvars
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -13,6 +16,7 @@ import optax
 
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, flatten_updates
+from halfstep_jax.links import report
 from halfstep_jax.numbers.exact import opaque_input, opaque_zero, straight_through
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
@@ -75,6 +79,38 @@ class WeightRule:
         return self.store(self.join(p, extra) + u, p.dtype, words)
 
 
+class Landings:
+    """What links that store weights returned, while they were watched: stand-ins for their updates.
+
+    Attributes:
+        by: of the leaves of 16 bits, the link that stored each last.
+        updates: what it returned: numbers that no other link makes by chance, whatever it computed.
+    """
+
+    def __init__(self):
+        self.by: dict[str, str] = {}
+        self.updates: dict[str, np.ndarray] = {}
+
+    def stand_in(self, caller: str, name: str, u: jax.Array) -> jax.Array:
+        """Return what the link returns for a leaf."""
+        self.by[name] = caller
+        self.updates[name] = np.linspace(0.3, 1.7, u.size, dtype=np.float32).reshape(u.shape)
+        return jnp.asarray(self.updates[name])
+
+
+_watching: contextvars.ContextVar[Landings | None] = contextvars.ContextVar("watching", default=None)
+
+
+@contextlib.contextmanager
+def watched_landings(landings: Landings) -> Iterator[None]:
+    """Let links that store weights return stand-ins that are told apart from anything computed of them."""
+    token = _watching.set(landings)
+    try:
+        yield
+    finally:
+        _watching.reset(token)
+
+
 def keeps_nothing(p) -> bool:
     """Whether a weight passes through every rule: a float32 one (contract P6)."""
     return p.dtype == jnp.float32
@@ -105,7 +141,8 @@ def weight_transform(
         check_params(rule.name, params)
         wide = jax.tree.map(lambda p: jnp.asarray(p).astype(jnp.float32), params) if inner else None
         first = _first_extras(rule, params)
-        return _state(rule, jnp.zeros([], jnp.int32), new_seed(words), first, inner, wide)
+        state = _state(rule, jnp.zeros([], jnp.int32), new_seed(words), first, inner, wide)
+        return report(rule, params, state)
 
     def update(updates, state, params=None, **extra_args):
         if params is None:
@@ -124,6 +161,8 @@ def weight_transform(
             after["count"] = next_count(state.count)
         keys = param_keys(leaves, state.seed, after["count"]) if "count" in after else None
         us, extras = land(rule, leaves, weights, extras, keys)
+        if (landings := _watching.get()) is not None:
+            us = _stand_ins(landings, rule, leaves, weights, us)
         return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -158,6 +197,14 @@ def _land(rule: WeightRule, zero, keys: LeafKeys | None, place, u: jax.Array, p:
     return straight_through(u, landing(p32, q.astype(jnp.float32))), extra
 
 
+def _stand_ins(landings: Landings, rule: WeightRule, leaves: Leaves, weights: list, us):
+    """Return the tree of updates with stand-ins for those of weights of 16 bits."""
+    rows = zip(leaves.names, weights, leaves.treedef.flatten_up_to(us), strict=True)
+    return leaves.treedef.unflatten(
+        [u if u is None or keeps_nothing(p) else landings.stand_in(rule.name, name, u) for name, p, u in rows]
+    )
+
+
 def _wide(rule: WeightRule, leaves: Leaves, weights: list, extras: list) -> list:
     """Return the weights as `inner` sees them: in float32, where there is an update."""
     rows = zip(leaves.values, weights, extras, strict=True)
@@ -171,12 +218,10 @@ def _join(rule: WeightRule, p: jax.Array, extra) -> jax.Array:
 
 
 def _first_extras(rule: WeightRule, params):
-    """Return what is kept beside new weights, in their tree; of a float32 weight a placeholder."""
+    """Return what is kept beside new weights, in their tree; of a float32 weight nothing."""
     if not rule.extra_field:
         return None
-    # Not an empty array: orbax does not save those.
-    nothing = jnp.bfloat16 if rule.extra_dtype == jnp.bfloat16 else jnp.uint8
-    return jax.tree.map(lambda p: jnp.zeros(1, nothing) if keeps_nothing(p) else rule.first_extra(p), params)
+    return jax.tree.map(lambda p: optax.MaskedNode() if keeps_nothing(p) else rule.first_extra(p), params)
 
 
 def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
@@ -190,17 +235,19 @@ def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
     kept = getattr(state, rule.extra_field)
     arrays = leaves.match_any_shape(kept, "state", "Pass the tree that init saw.")
     for name, u, p, array in zip(leaves.names, leaves.values, weights, arrays, strict=True):
-        if u is None or (keeps_nothing(p) and array.shape == (1,)):
+        nothing = isinstance(array, optax.MaskedNode)
+        if u is None or (keeps_nothing(p) and nothing):
             continue
         if keeps_nothing(p):
             raise ValueError(
                 f"{rule.name}: '{name}' is float32, and was of 16 bits when init made the state. Apply "
                 "updates by optax.apply_updates, which keeps the dtype (eqx.apply_updates does not)."
             )
-        if (array.shape, array.dtype) == (p.shape, rule.extra_dtype):
+        if not nothing and (array.shape, array.dtype) == (p.shape, rule.extra_dtype):
             continue
+        found = "nothing" if nothing else f"{array.dtype}{list(array.shape)}"
         raise ValueError(
-            f"{rule.name}: the state keeps {array.dtype}{list(array.shape)} beside '{name}', not "
+            f"{rule.name}: the state keeps {found} beside '{name}', not "
             f"{jnp.dtype(rule.extra_dtype).name}{list(p.shape)}. Pass the state that init made."
         )
     return arrays

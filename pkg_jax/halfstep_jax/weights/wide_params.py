@@ -21,8 +21,8 @@ class SplitParamsState(NamedTuple):
     Attributes:
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
-        extra: the further bits of the weights, uint8 or uint16, in their tree: a placeholder for a float32
-            weight.
+        extra: the further bits of the weights, uint8 or uint16, in their tree: `optax.MaskedNode()`
+            for a float32 weight.
         inner_state: of the wrapped transform.
     """
 
@@ -36,7 +36,7 @@ class KeepMasterParamsState(NamedTuple):
     """State of `keep_master_params`.
 
     Attributes:
-        master: the float32 weights, in their tree: a placeholder for a weight that is float32 itself.
+        master: the float32 weights, in their tree: `optax.MaskedNode()` for a weight that is float32 itself.
         inner_state: of the wrapped transform.
     """
 
@@ -104,7 +104,8 @@ def keep_master_params(inner: optax.GradientTransformation) -> optax.GradientTra
         w <- w + u;  p <- nearest(w)
 
     The bits of training in float32, for float16 weights too. `split_params` does the same for bfloat16
-    weights in two bytes less. float32 weights pass through.
+    weights in two bytes less. float32 weights pass through. A weight that is not what the copy shows was
+    written from outside, and the step goes on from the weight (contract P7).
 
     Applying the updates with `optax.apply_updates` gives exactly p. Moments inside default to the dtype of
     what `inner` sees: float32.
@@ -181,10 +182,14 @@ class KeepMasterParams(WeightRule):
         return jnp.asarray(p).astype(jnp.float32)
 
     def join(self, p, extra):
-        """Return the copy."""
-        return extra
+        """Return the copy; where it does not show p, which then was written from outside, p (contract P7)."""
+        return jnp.where(_nearest_away(extra, p.dtype) == p, extra, p.astype(jnp.float32))
 
     def store(self, w, dtype, words):
         """Return w to nearest, ties away from zero, and w (contract P5)."""
-        # A fraction of one half and this word carry: ties go away from zero.
-        return round_and_cast(w, jnp.dtype(dtype).name, jnp.uint32(0x80000000)), w
+        return _nearest_away(w, dtype), w
+
+
+def _nearest_away(w: jax.Array, dtype) -> jax.Array:
+    # A fraction of one half and this word carry: ties go away from zero.
+    return round_and_cast(w, jnp.dtype(dtype).name, jnp.uint32(0x80000000))

@@ -265,14 +265,18 @@ def _options(device: torch.device) -> dict:
         # Else Triton fuses products with sums and divides approximately, which eager torch does not.
         wanted = ("emulate_precision_casts", "eager_numerics.division_rounding")
         return {name: True for name in wanted if _has(config, name)}
+    # Past that many operations Inductor gives a value a loop body of its own, of 50 on a CPU: random words of
+    # three roles then cut a bf16 step into bodies of float32 and int32, which it vectorises by half as many
+    # elements at a time. At 60 the default step takes two thirds of the time; at 200 compiling takes minutes.
+    options: dict = {"realize_opcount_threshold": 60} if _has(config, "realize_opcount_threshold") else {}
     if platform.machine() != "x86_64" or sys.platform != "linux":
-        return {}
+        return options
     if not hasattr(config.cpp, "march") or config.cpp.march is not None or "clang" in (find_cxx() or ""):
-        return {}
+        return options
     # Inductor passes -fno-tree-loop-vectorize to g++, which leaves its bit casts (float32 to int32 and back)
     # as scalar loops and makes this kernel more than twice as slow. This is the one option that can carry the
     # flag that undoes it; it changes no bit.
-    return {"cpp.march": "native -ftree-loop-vectorize"}
+    return options | {"cpp.march": "native -ftree-loop-vectorize"}
 
 
 def _has(config: types.ModuleType, name: str) -> bool:

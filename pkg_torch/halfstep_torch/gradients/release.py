@@ -100,7 +100,7 @@ def _checked(optimizer: Any) -> Optimizer:
         raise TypeError(
             f"{_FUNCTION}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
-    if readers := [link.name for link in optimizer._chain.links if link.measures]:
+    if readers := [link.name for links in optimizer.links() for link, _ in links if link.measures]:
         raise ValueError(
             f"{_FUNCTION}: {readers[0]} reads all gradients before a step, and they are never there at once. "
             "Leave it out of the chain, or step after backward."

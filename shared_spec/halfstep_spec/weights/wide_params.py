@@ -60,11 +60,12 @@ class KeepMasterParams(WeightRule):
         return decode(p, self.dtype)
 
     def join(self, p, extra) -> np.ndarray:
-        """Return the copy."""
-        return extra
+        """Return the copy; where it does not show p, which then was written from outside, p (contract P7)."""
+        p32, shown = decode(p, self.dtype), decode(nearest_away(extra, self.dtype), self.dtype)
+        return np.where(shown == p32, extra, p32)
 
     def land(self, p, u, extra, words):
         """Return p' - p and w + u, p' being w + u rounded to nearest, ties away from zero."""
-        w = extra + u
+        w = self.join(p, extra) + u
         shown = nearest_away(w, self.dtype)
         return landing(decode(p, self.dtype), decode(shown, self.dtype)), w

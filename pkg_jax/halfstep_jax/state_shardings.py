@@ -1,0 +1,101 @@
+"""Where a state lies on a mesh, given where the weights lie."""
+
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from halfstep_jax.leaves import leaf_name
+from halfstep_jax.storage.placement import placed_like
+
+
+def state_shardings(tx: optax.GradientTransformation, params, shardings) -> Any:
+    """Return the sharding of every array of the state of any Optax transform.
+
+    What belongs to a weight lies where the weight lies: moments, their codes in any format, their scales,
+    what is kept beside the weight, copies and averages that other transforms keep. Scales and packed codes
+    have fewer columns than the weight; they are cut along the same mesh axes if these divide them, and are
+    whole on every device otherwise. Counts, seeds and all else are on every device.
+
+    An array belongs to the weight whose name its own ends with: `0/mu/encoder/kernel` to `encoder/kernel`.
+
+        shardings = state_shardings(tx, params, param_shardings)
+        state = jax.jit(tx.init, out_shardings=shardings)(params)
+
+    Args:
+        tx: any Optax transform.
+        params: the weights, or their shapes and dtypes.
+        shardings: a `jax.sharding.NamedSharding` per weight, in the tree of `params` or a prefix of it; other
+            shardings only if they leave arrays whole.
+
+    Returns:
+        A tree like the state, of shardings.
+
+    Raises:
+        TypeError: if something in `shardings` is none of these; or whatever `tx.init` raises.
+        ValueError: if trees differ.
+
+    Example:
+        >>> from halfstep_jax import adamw, scaled
+        >>> params = {"w": jax.ShapeDtypeStruct((256, 512), "bfloat16")}
+        >>> mesh = jax.make_mesh((1, 1), ("x", "y"))
+        >>> tx = adamw(1e-3, nu_dtype=scaled("ufloat8_e5m3"))
+        >>> placed = state_shardings(tx, params, {"w": NamedSharding(mesh, PartitionSpec(None, "y"))})
+        >>> [tuple(s.spec) for s in (placed[0].nu["w"], placed[0].nu_scale["w"], placed[0].count)]
+        [(None, 'y'), (None, 'y'), ()]
+
+    Source: ours.
+    """
+    weights = _weights(params, shardings)
+    shapes = jax.eval_shape(tx.init, params)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(shapes)
+    whole = next((_whole(s) for _, s in weights.values()), None)
+    return treedef.unflatten([_placed(weights, whole, leaf_name(path), x) for path, x in leaves])
+
+
+def _weights(params, shardings) -> dict[str, tuple[tuple[int, ...], Sharding]]:
+    """Return shape and sharding of every weight, by its name."""
+    try:
+        placed = jax.tree.map(
+            lambda s, below: jax.tree.map(lambda _: s, below), shardings, params, is_leaf=_is_sharding
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"state_shardings: params and shardings are different trees: {error}. Pass shardings of params."
+        ) from None
+    found = {}
+    named = jax.tree_util.tree_leaves_with_path(params)
+    for (path, p), sharding in zip(named, jax.tree.leaves(placed, is_leaf=_is_sharding), strict=True):
+        whole = _is_sharding(sharding) and sharding.is_fully_replicated
+        if not whole and not isinstance(sharding, NamedSharding):
+            raise TypeError(
+                f"state_shardings: '{leaf_name(path)}' has {sharding!r}, which does not say how axes are "
+                "cut. Use jax.sharding.NamedSharding(mesh, spec)."
+            )
+        found[leaf_name(path)] = p.shape, sharding
+    return found
+
+
+def _placed(weights, whole: Sharding | None, name: str, x) -> Sharding | None:
+    """Return the sharding of one array of the state."""
+    parts = name.split("/")
+    for k in range(len(parts) + 1):
+        shape, sharding = weights.get("/".join(parts[k:]), (None, None))
+        if shape is None or sharding is None:
+            continue
+        if x.shape == shape:
+            return sharding
+        if x.ndim == 0:
+            break
+        return placed_like(sharding, shape, x.shape) if isinstance(sharding, NamedSharding) else sharding
+    return whole
+
+
+def _whole(sharding: Sharding) -> Sharding:
+    """Return the sharding of an array that is whole on every device of another."""
+    return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
+
+
+def _is_sharding(x) -> bool:
+    return isinstance(x, Sharding)

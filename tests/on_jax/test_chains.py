@@ -1,0 +1,158 @@
+"""What may stand before, after and around what stores the weights, and what happens where it may not."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import halfstep_jax as hs
+from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
+
+P = {"w": weights((6, 4)), "b": weights((5,), "float32")}
+G = {"w": gradients(3, (6, 4)), "b": gradients(3, (5,), seed=2)}
+
+
+# --- weights that were written between two steps -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["stochastic", "compensated", "split8", "split16", "master"])
+def test_a_step_goes_on_from_a_weight_that_was_written(rule):
+    """After the write a step of 2^-10 starts at 5, not at what was kept of weights near 0.05."""
+    tx = hs.store_params(optax.scale(-1.0), rule)
+    params, state = run(tx, P, G)
+    params = {**params, "w": params["w"].at[1].set(5.0)}
+    params, state = take_step(tx, params, state, jax.tree.map(lambda p: jnp.full(p.shape, 2.0**-10), P))
+    known = hs.float32_params(params, state)["w"][1]
+    # Low bits of another weight are worth half a gap, 2^-6, at most; stochastic rounding is off by a gap.
+    bound = {"master": 0, "stochastic": 2.0**-5}.get(rule, 2.0**-6)
+    assert (jnp.abs(known - (5 - 2.0**-10)) <= bound).all()
+
+
+def test_a_master_copy_is_dropped_where_the_weight_was_written_and_kept_elsewhere():
+    tx = hs.store_params(optax.scale(-1.0), "master")
+    params, state = run(tx, P, G)
+    before = state.master["w"]
+    written = {**params, "w": params["w"].at[0, 0].set(1.0)}
+    known = hs.float32_params(written, state)["w"]
+    assert known[0, 0] == 1
+    np.testing.assert_array_equal(np.asarray(known).ravel()[1:], np.asarray(before).ravel()[1:])
+    zeros = jax.tree.map(jnp.zeros_like, P)
+    _, state = take_step(tx, written, state, zeros)
+    np.testing.assert_array_equal(state.master["w"], known)
+
+
+# --- where a link may stand --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["stochastic", "split8", "master"])
+def test_a_factor_inside_is_a_smaller_learning_rate(rule):
+    """Scaled by a power of two inside, the links give the bits of a smaller rate."""
+    tx = hs.store_params(optax.chain(hs.sgd(2e-3, param_storage="nearest"), optax.scale(0.5)), rule)
+    assert_trees_same(run(tx, P, G)[0], run(hs.sgd(1e-3, param_storage=rule), P, G)[0], rule)
+
+
+def test_a_plateau_halves_the_rate_inside_and_weights_go_on_moving():
+    plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
+    tx = hs.store_params(optax.chain(hs.sgd(2.0**-12, param_storage="nearest"), plateau), "split16")
+    params = {"w": jnp.ones(64, jnp.bfloat16)}
+    state = tx.init(params)
+    step = jax.jit(functools.partial(take_step, tx))
+    due = 0.0
+    for _ in range(6):
+        params, state = step(params, state, {"w": jnp.ones(64)}, value=jnp.float32(1.0))
+        due += 2.0**-12 * float(optax.tree.get(state, "scale"))
+    assert float(optax.tree.get(state, "scale")) < 0.5
+    # Sums of a few powers of two: float32 holds them.
+    assert (1 - hs.float32_params(params, state)["w"] == due).all()
+
+
+@pytest.mark.parametrize("rule", ["stochastic", "split16"])
+def test_a_chain_that_ends_as_it_should_is_accepted(rule):
+    tx = hs.store_params(hs.sgd(1e-3, param_storage="nearest"), rule)
+    for good in (
+        tx,
+        hs.sgd(optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100), param_storage=rule),
+        optax.MultiSteps(tx, 3).gradient_transformation(),
+        optax.chain(hs.clip_by_global_norm(1.0), tx, optax.zero_nans()),
+        optax.partition({"a": tx, "b": optax.set_to_zero()}, {"w": "a", "b": "b"}),
+        hs.skip_nonfinite(tx),
+    ):
+        hs.check_chain(good, P)
+    hs.check_chain(tx, jax.eval_shape(lambda: {"w": jnp.zeros((100_000, 100_000), jnp.bfloat16)}))
+
+
+def test_float32_weights_need_no_storage():
+    hs.check_chain(optax.adamw(1e-3), {"w": weights(4, "float32")})
+
+
+AFTER = {
+    "scale": lambda tx: optax.chain(tx, optax.scale(0.5)),
+    "reduce_on_plateau": lambda tx: optax.chain(tx, optax.contrib.reduce_on_plateau(factor=0.5)),
+    "ema": lambda tx: optax.chain(hs.clip_by_global_norm(1.0), optax.chain(tx, optax.ema(0.9))),
+    "clip_by_block_rms": lambda tx: optax.chain(tx, optax.zero_nans(), optax.clip_by_block_rms(1e-3)),
+    "scale_by_learning_rate": lambda tx: optax.chain(tx, hs.scale_by_learning_rate(1.0)),
+    "schedule_free": lambda tx: optax.contrib.schedule_free(tx, 1e-3),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_the_link_that_undoes_the_rounding_is_named(name):
+    with pytest.raises(ValueError, match="check_chain: ") as caught:
+        hs.check_chain(AFTER[name](hs.sgd(1e-3)), P, value=1.0)
+    assert str(caught.value) == (
+        f"check_chain: {name} changes the updates that round_stochastically lands on 'w', and what is "
+        'rounded again is lost. Put it before: store_params(optax.chain(..., param_storage="nearest" in an '
+        'alias, ...), "stochastic").'
+    )
+
+
+@pytest.mark.parametrize(
+    "tx", [optax.adamw(1e-3), hs.sgd(1e-3, param_storage="nearest")], ids=["optax", "nearest"]
+)
+def test_weights_that_no_link_stores_are_named(tx):
+    with pytest.raises(ValueError, match="no link stores 'w', which is of 16 bits"):
+        hs.check_chain(tx, P)
+
+
+def test_a_check_leaves_no_trace():
+    tx = hs.adamw(1e-3)
+    expected = run(tx, P, G)
+    hs.check_chain(tx, P)
+    assert_trees_same(run(tx, P, G), expected)
+
+
+# --- steps that are left out -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_step_with_a_nan_or_an_infinity_is_left_out_whole(dtype):
+    """The next step is the one that would have been: same counts, same words."""
+    rows = jax.tree.map(lambda g: g.astype(dtype), G)
+    inner = hs.adamw(1e-2, param_storage="split8")
+    tx = hs.skip_nonfinite(inner)
+    expected = run(inner, P, rows)
+    step = jax.jit(functools.partial(take_step, tx))
+    params, state = P, tx.init(P)
+    for k in range(3):
+        good = jax.tree.map(lambda g, k=k: g[k], rows)
+        for bad in (jnp.nan, -jnp.inf):
+            before = params, state.inner_state
+            params, state = step(params, state, {**good, "b": good["b"].at[2].set(bad)})
+            assert_trees_same((params, state.inner_state), before)
+        assert (int(state.notfinite_count), bool(state.last_finite)) == (2, False)
+        params, state = step(params, state, good)
+        assert (int(state.notfinite_count), bool(state.last_finite)) == (0, True)
+    assert_trees_same((params, state.inner_state), expected)
+    assert int(state.total_notfinite) == 6
+
+
+def test_a_caller_may_leave_a_step_out():
+    tx = hs.skip_nonfinite(hs.adamw(1e-2))
+    g = jax.tree.map(lambda rows: rows[0], G)
+    state = tx.init(P)
+    updates, after = tx.update(g, state, P, skip=jnp.array(True))
+    assert_trees_same(optax.apply_updates(P, updates), P)
+    assert_trees_same(after.inner_state, state.inner_state)
