@@ -1,6 +1,8 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
 from halfstep_jax import recipes
+from halfstep_jax.checkpoint.save_state import load_state, save_state
+from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
@@ -69,6 +71,7 @@ __all__ = [
     "codebook",
     "compensate",
     "decay_rate",
+    "diagnose",
     "ema",
     "ema_params",
     "float32_params",
@@ -77,6 +80,7 @@ __all__ = [
     "lamb16",
     "leaf_id",
     "lion",
+    "load_state",
     "moment",
     "number",
     "opaque",
@@ -86,6 +90,7 @@ __all__ = [
     "relative",
     "round_stochastically",
     "round_to",
+    "save_state",
     "scalar_or_schedule",
     "scale_by_adam",
     "scale_by_adan",

@@ -11,6 +11,7 @@ import optax
 
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, flatten_updates
+from halfstep_jax.links import report
 from halfstep_jax.numbers.exact import opaque_input, opaque_zero
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
@@ -78,6 +79,9 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     words = seed_words(rule.name, rule.seed)
 
     def init(params):
+        return report(rule, params, first_state(params), stored)
+
+    def first_state(params):
         if not stored:
             return ScheduleState(jnp.zeros([], jnp.int32)) if schedules(rule) else optax.EmptyState()
         check_params(rule.name, params)

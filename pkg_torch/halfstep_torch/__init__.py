@@ -9,7 +9,9 @@
 
 from halfstep_torch import recipes
 from halfstep_torch.chain import chain
+from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.declarations import decay_rate, moment, number
+from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
@@ -53,6 +55,7 @@ __all__ = [
     "codebook",
     "compensate",
     "decay_rate",
+    "diagnose",
     "ema",
     "ema_params",
     "float32_params",
@@ -60,6 +63,7 @@ __all__ = [
     "keep_master_params",
     "leaf_id",
     "load_float32_state_dict",
+    "load_state",
     "moment",
     "number",
     "preheat",
@@ -69,6 +73,7 @@ __all__ = [
     "release_gradients",
     "round_stochastically",
     "round_to",
+    "save_state",
     "scale_by_adam",
     "scale_by_adan",
     "scale_by_learning_rate",

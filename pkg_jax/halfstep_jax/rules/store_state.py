@@ -5,7 +5,7 @@ Contract: section S.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, leaf_name
+from halfstep_jax.links import Inside, report, reported_links
 from halfstep_jax.numbers.exact import opaque_input
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
@@ -121,10 +122,13 @@ def store_state(
     inner_update = optax.with_extra_args_support(inner).update
 
     def init(params):
-        inner_state = inner.init(params)
+        with reported_links() as links:
+            inner_state = inner.init(params)
         arrays = storage.arrays(inner_state)
         storage.check(arrays)
-        return StoreStateState(jnp.zeros([], jnp.int32), new_seed(words), *storage.first(arrays, inner_state))
+        first = storage.first(arrays, inner_state)
+        state = StoreStateState(jnp.zeros([], jnp.int32), new_seed(words), *first)
+        return report(storage, params, state, Inside(links, inner_state, [array.format for array in arrays]))
 
     def update(updates, state, params=None, **extra_args):
         arrays = storage.arrays(jax.eval_shape(inner.init, updates if params is None else params))
@@ -164,6 +168,7 @@ class _Storage:
         select: which of them.
     """
 
+    name: ClassVar[str] = _FUNCTION
     format: Format
     stochastic: bool
     select: Callable[[str, Any], bool] | None

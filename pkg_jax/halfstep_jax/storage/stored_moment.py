@@ -185,6 +185,16 @@ class StoredMoment:
         """Return the format of what is stored."""
         return self._format_of(encoded.codes, encoded.codes.shape if encoded.shape is None else encoded.shape)
 
+    def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, bool]:
+        """Return how the moment of a weight of `shape` is stored, and whether it is rounded stochastically.
+
+        Args:
+            codes: what has their dtype.
+            shape: of the weight.
+        """
+        fmt = self._format_of(codes, self._shape(shape))
+        return fmt, self._stochastic(fmt)
+
     @property
     def dithered(self) -> bool:
         """Whether decoding asks for the key of the step that stored."""

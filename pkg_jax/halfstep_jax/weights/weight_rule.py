@@ -16,6 +16,7 @@ import optax
 
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, flatten_updates
+from halfstep_jax.links import report
 from halfstep_jax.numbers.exact import opaque_input, opaque_zero, straight_through
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
@@ -140,7 +141,8 @@ def weight_transform(
         check_params(rule.name, params)
         wide = jax.tree.map(lambda p: jnp.asarray(p).astype(jnp.float32), params) if inner else None
         first = _first_extras(rule, params)
-        return _state(rule, jnp.zeros([], jnp.int32), new_seed(words), first, inner, wide)
+        state = _state(rule, jnp.zeros([], jnp.int32), new_seed(words), first, inner, wide)
+        return report(rule, params, state)
 
     def update(updates, state, params=None, **extra_args):
         if params is None:

@@ -1,0 +1,218 @@
+"""Weights and optimizer state to a state file, and back: a run goes on with the bits that it would have had.
+
+Contract: section T. `halfstep_torch` reads and writes the same files.
+"""
+
+import importlib.metadata
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from halfstep_jax.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
+from halfstep_jax.checkpoint.slots import Entry, Slots, slots_of
+from halfstep_jax.checkpoint.state_file import DTYPES, FileArray, read_state_file, write_state_file
+from halfstep_jax.leaves import leaf_name
+
+_HINT = "Pass the params, the state and the transform of one run."
+
+
+def save_state(path: str | os.PathLike[str], params, state, tx) -> None:
+    """Write weights and optimizer state to one file, from which either package goes on.
+
+    The file is safetensors: `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are stored.
+    Its header says of every weight which links step it, with their counts, seeds, numbers and formats. State
+    of transforms that are not of this package goes into it too, by its place, for JAX alone. `docs/bridge.md`
+    has the layout. A file of that name is replaced once the new one is whole.
+
+    Args:
+        path: of the file.
+        params: the weights.
+        state: of `tx`.
+        tx: the transform that made `state`; it says how arrays are stored.
+
+    Raises:
+        TypeError: if an array is of a dtype that a file does not hold, such as a typed random key.
+        ValueError: if `state` is not of `tx` and `params`, or two weights have one name.
+        OSError: if the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile, optax
+        >>> from halfstep_jax import adamw, load_state
+        >>> params = {"w": jnp.ones(3, jnp.bfloat16)}
+        >>> tx = adamw(1e-3, seed=7)
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.safetensors"
+        >>> save_state(path, params, tx.init(params), tx)
+        >>> params, state = load_state(path, params, tx)
+        >>> params["w"].dtype
+        dtype(bfloat16)
+
+    Source: ours (contract T).
+    """
+    caller = "save_state"
+    found, weights = slots_of(tx, params), _weights(caller, params)
+    leaves = _leaves_of(caller, found, state)
+    arrays = {f"params/{leaf}": _file_array(caller, leaf, p, False) for leaf, p in weights.items()}
+    formats, known = {}, {"count": {}, "seed": {}}
+    for slot, x in zip(found.slots, leaves, strict=True):
+        if slot.kind in ("count", "seed"):
+            known[slot.kind] |= dict.fromkeys(slot.links, np.asarray(x).tolist())
+        elif slot.kind != "nothing":
+            arrays[slot.name] = _file_array(caller, slot.name, x, slot.kind == "array")
+            formats |= {slot.name: slot.label} if slot.label else {}
+    recipes = _recipes(weights, found.entries, known["count"], known["seed"])
+    writer = f"halfstep_jax {importlib.metadata.version('halfstep')}"
+    write_state_file(path, make_header(writer, recipes, formats), arrays)
+
+
+def load_state(path: str | os.PathLike[str], params, tx) -> tuple[Any, Any]:
+    """Return the weights and the optimizer state of a file that `save_state` of either package wrote.
+
+    Counts and seeds are the file's; numbers, such as b1, are those of `tx`, and must be the file's, but for
+    learning rates and weight decay.
+
+    Args:
+        path: of the file.
+        params: weights of the run's names, shapes and dtypes, or `jax.ShapeDtypeStruct`s. Arrays of a
+            weight's shape are placed as it is.
+        tx: the transform, built as that of the run.
+
+    Returns:
+        (params, state).
+
+    Raises:
+        ValueError: if the file is no state file, damaged, of a later version, of other weights or of another
+            transform; with the first difference by name.
+        OSError: if it cannot be read.
+
+    Source: ours (contract T).
+    """
+    caller = "load_state"
+    found, weights = slots_of(tx, params), _weights(caller, params)
+    header, arrays = read_state_file(caller, path)
+    own = _recipes(weights, found.entries, {}, {})
+    saved = read_recipes(caller, header, own)
+    due = {f"params/{leaf}": p for leaf, p in weights.items()}
+    rows = list(zip(found.slots, found.shapes, strict=True))
+    due |= {slot.name: x for slot, x in rows if slot.kind in ("array", "other")}
+    check_names(caller, "array", arrays, due)
+    read = {name: _array(caller, name, arrays[name], like) for name, like in due.items()}
+    placed = {leaf: _sharding(p) for leaf, p in weights.items()}
+    known = _counts_and_seeds(caller, found.entries, own, saved)
+    leaves = []
+    for slot, shape in rows:
+        if slot.kind == "nothing":
+            leaves.append(jnp.zeros(shape.shape, shape.dtype))
+        elif slot.kind in ("count", "seed"):
+            leaves.append(_of_links(caller, slot.kind, [known[i][slot.kind] for i in slot.links], shape))
+        else:
+            leaf = slot.name.partition("/")[2] if slot.kind == "array" else ""
+            same = leaf in weights and weights[leaf].shape == shape.shape
+            leaves.append(_placed(read[slot.name], placed[leaf] if same else None))
+    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
+    names = [leaf_name(path) for path, _ in paths]
+    new = [_placed(read[f"params/{leaf}"], placed[leaf]) for leaf in names]
+    return treedef.unflatten(new), found.treedef.unflatten(leaves)
+
+
+def _weights(caller: str, params) -> dict[str, Any]:
+    """Return the weights by name."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(params)
+    names = [leaf_name(path) for path, _ in paths]
+    twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    if twice:
+        raise ValueError(f"{caller}: two weights have the name {min(twice)!r}. Rename one.")
+    return {name: p for name, (_, p) in zip(names, paths, strict=True)}
+
+
+def _leaves_of(caller: str, found: Slots, state) -> list[Any]:
+    """Return the leaves of a state, if it is one of the transform."""
+    leaves, treedef = jax.tree.flatten(state)
+    if treedef != found.treedef:
+        raise ValueError(f"{caller}: the state has another structure than tx makes of these params. {_HINT}")
+    for slot, x, due in zip(found.slots, leaves, found.shapes, strict=True):
+        if (x.shape, x.dtype) != (due.shape, due.dtype):
+            raise ValueError(
+                f"{caller}: {slot.name or slot.kind} is {x.dtype}{list(x.shape)}, tx makes it "
+                f"{due.dtype}{list(due.shape)}. {_HINT}"
+            )
+    return leaves
+
+
+def _recipes(
+    weights: Iterable[str], entries: list[Entry], counts: Mapping[int, int], seeds: Mapping[int, list[int]]
+) -> dict[str, Recipe]:
+    """Return of every weight the links that touch it."""
+    recipes: dict[str, Recipe] = {leaf: [] for leaf in weights}
+    for i, entry in enumerate(entries):
+        said = {"name": entry.name, "count": counts.get(i), "seed": seeds.get(i)}
+        said |= {"numbers": entry.numbers, "options": entry.options}
+        for leaf, kept in entry.arrays.items():
+            recipes[leaf].append({**said, "arrays": kept, "idle": leaf in entry.idle})
+    return recipes
+
+
+def _counts_and_seeds(
+    caller: str, entries: list[Entry], own: Mapping[str, Recipe], saved: Mapping[str, Recipe]
+) -> list[dict[str, Any]]:
+    """Return count and seed of every entry: those that the file has of all its weights."""
+    known: list[dict[str, Any]] = [{"count": None, "seed": None} for _ in entries]
+    for leaf, recipe in own.items():
+        places = [i for i, entry in enumerate(entries) if leaf in entry.arrays]
+        for i, link in zip(places, paired(saved[leaf], recipe), strict=True):
+            for what, value in (("count", link["count"]), ("seed", link["seed"])):
+                before = known[i][what]
+                if None not in (before, value) and before != value:
+                    raise ValueError(
+                        f"{caller}: {entries[i].name} has {what}={value} at {leaf!r} and {before} at another "
+                        "weight; in JAX they are one. Load it in halfstep_torch, or use optax.partition."
+                    )
+                known[i][what] = before if value is None else value
+    return known
+
+
+def _of_links(caller: str, kind: str, values: list[Any], shape) -> jax.Array:
+    """Return a count or a seed, which several links may share."""
+    distinct = [value for i, value in enumerate(values) if value is not None and value not in values[:i]]
+    if len(distinct) > 1:
+        raise ValueError(f"{caller}: the file has {kind}s {distinct} where one state holds one. {_HINT}")
+    # A link without weights was never stepped.
+    value = distinct[0] if distinct else np.zeros(shape.shape)
+    return jnp.array(np.array(value, shape.dtype))
+
+
+def _file_array(caller: str, name: str, x, codes: bool) -> FileArray:
+    """Return an array as a file holds it; codes of a byte as bytes."""
+    if not isinstance(x, jax.Array | np.ndarray) or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        said = getattr(x, "dtype", type(x).__name__)
+        raise TypeError(f"{caller}: {name!r} is {said}; a file holds arrays of numbers. Leave it out.")
+    values = np.asarray(x)
+    name_of_dtype = "uint8" if codes and values.itemsize == 1 else values.dtype.name
+    if name_of_dtype not in DTYPES:
+        raise TypeError(f"{caller}: {name!r} is {name_of_dtype}, which a file does not hold. Cast it.")
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return FileArray(DTYPES[name_of_dtype], values.shape, data)
+
+
+def _array(caller: str, name: str, array: FileArray, like) -> np.ndarray:
+    """Return an array of a file, in memory of its own, if it is of the shape and dtype of `like`."""
+    dtype = np.dtype(like.dtype)
+    due = "U8" if dtype.itemsize == 1 and array.dtype == "U8" else DTYPES.get(dtype.name)
+    if (array.dtype, array.shape) != (due, tuple(like.shape)):
+        raise ValueError(
+            f"{caller}: {name!r} is {array.dtype}{list(array.shape)} in the file, {due}{list(like.shape)} "
+            f"here. {_HINT}"
+        )
+    return np.array(array.data).view(dtype).reshape(array.shape)
+
+
+def _placed(x: np.ndarray, sharding) -> jax.Array:
+    return jnp.asarray(x) if sharding is None else jax.device_put(x, sharding)
+
+
+def _sharding(p) -> Any:
+    """Return where a weight is to be; None where that was not chosen."""
+    return p.sharding if getattr(p, "committed", True) and hasattr(p, "sharding") else None

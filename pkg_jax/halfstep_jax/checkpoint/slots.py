@@ -1,0 +1,254 @@
+"""What every leaf of an optimizer's state is: of which link, which array, of which weight.
+
+Found by making the state once, on shapes alone, and listening to its links (`links.py`). The rest, the state
+of other transforms, goes by its place in the tree.
+"""
+
+import collections
+import dataclasses
+import re
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from halfstep_jax.leaves import leaf_name
+from halfstep_jax.links import Inside, Link, reported_links
+from halfstep_jax.storage.formats import Format
+from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
+
+Kind = Literal["count", "seed", "array", "nothing", "other"]
+
+
+class Slot(NamedTuple):
+    """One leaf of a state.
+
+    Attributes:
+        kind: "count" or "seed" of links; "array" of one; "nothing", a placeholder; "other": of a transform
+            that is not of this package.
+        name: of the array in a file.
+        links: of which entries it is.
+        label: how the array is stored, where its dtype does not say.
+    """
+
+    kind: Kind
+    name: str = ""
+    links: tuple[int, ...] = ()
+    label: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass
+class Entry:
+    """What a file says of one link, but for its count and seed.
+
+    Attributes:
+        name: of the link.
+        numbers: its hyperparameters; None where one is no constant.
+        options: its switches.
+        arrays: of every weight that it touches what it keeps: by field its format and rounding.
+        idle: the weights that it passes on as they are.
+    """
+
+    name: str
+    numbers: dict[str, float | None]
+    options: dict[str, Any]
+    arrays: dict[str, dict[str, Any]]
+    idle: set[str] = dataclasses.field(default_factory=set)
+
+
+class Slots(NamedTuple):
+    """The state of a transform, leaf by leaf.
+
+    Attributes:
+        treedef: of the state.
+        shapes: of its leaves, with dtypes.
+        slots: what they are.
+        entries: of the links, a wrapper after what it wraps.
+    """
+
+    treedef: Any
+    shapes: list[Any]
+    slots: list[Slot]
+    entries: list[Entry]
+
+
+def slots_of(tx, params) -> Slots:
+    """Return what the leaves of a transform's state are, for such weights."""
+    found: list[tuple[list[Slot], list[Entry]]] = []
+
+    def make(params):
+        with reported_links() as links:
+            state = tx.init(params)
+        finder = _Finder(links)
+        found.append((finder.walk(state, ""), finder.entries))
+        return state
+
+    shapes, treedef = jax.tree.flatten(jax.eval_shape(make, params))
+    return Slots(treedef, shapes, *found[0])
+
+
+class _Finder:
+    """Tells the leaves of a state apart, given its links.
+
+    Attributes:
+        entries: of the links.
+    """
+
+    def __init__(self, links: list[Link]):
+        self.entries: list[Entry] = []
+        self._links = {id(link.state): link for link in links}
+        self._own: dict[int, int] = {}
+        self._wrappers: dict[int, tuple[int, ...]] = {}
+        self._names: collections.Counter[str] = collections.Counter()
+        for link in links:
+            self._enter(link)
+
+    def walk(self, tree, place: str) -> list[Slot]:
+        """Return the slots of a state, or of a part of one at such a place."""
+        is_link = self._links.__contains__
+        paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: is_link(id(x)))
+        slots = []
+        for path, x in paths:
+            where = _joined(place, leaf_name(path))
+            slots += self._link(self._links[id(x)], where) if is_link(id(x)) else [_other(where)]
+        return slots
+
+    def _enter(self, link: Link) -> None:
+        """Add the entries of a link: its own, or those of what it wraps, each followed by one of its own."""
+        if not isinstance(link.inside, Inside):
+            self._own[id(link.state)] = len(self.entries)
+            self.entries.append(_entry(link))
+            return
+        wrappers = []
+        for inner in link.inside.links:
+            self._links[id(inner.state)] = inner
+            self._enter(inner)
+            wrappers.append(len(self.entries))
+            path = _path_of(link.inside.state, inner.state)
+            own = self.entries[-1]
+            name = f"store_state({_joined(path, own.name)})"
+            self.entries.append(Entry(name, {}, {}, {leaf: {} for leaf in own.arrays}))
+        self._wrappers[id(link.state)] = tuple(wrappers)
+
+    def _link(self, link: Link, place: str) -> list[Slot]:
+        """Return the slots of a link's state."""
+        if isinstance(link.inside, Inside):
+            return self._stored(link, link.inside, place)
+        own = (self._own[id(link.state)],)
+        slots: list[Slot] = []
+        for field in getattr(link.state, "_fields", ()):
+            value = getattr(link.state, field)
+            if field in ("count", "seed"):
+                slots.append(Slot(field, links=own))
+            elif field == "inner_state":
+                slots += self.walk(value, _joined(place, field))
+            else:
+                slots += [self._array(own, field, path, x) for path, x in _leaves(value)]
+        return slots
+
+    def _array(self, own: tuple[int, ...], field: str, path, x) -> Slot:
+        """Return the slot of an array that a link keeps; placeholders are nothing."""
+        leaf, moment = leaf_name(path), field.removesuffix("_scale")
+        kept = self.entries[own[0]].arrays.get(leaf, {})
+        name = f"{field}/{leaf}"
+        if field in kept:
+            stored = kept[field]["format"]
+            return self._named(name, own, None if stored == {"dtype": x.dtype.name} else stored)
+        if field != moment and moment in kept and "block_size" in kept[moment]["format"]:
+            return self._named(name, own, {"dtype": f"scales of {kept[moment]['format']['dtype']}"})
+        return Slot("nothing")
+
+    def _named(self, name: str, own: tuple[int, ...], label: dict[str, Any] | None) -> Slot:
+        """Return the slot of an array; a second one of that name gets a number."""
+        self._names[name] += 1
+        field, _, leaf = name.partition("/")
+        count = self._names[name]
+        return Slot("array", name if count == 1 else f"{field}#{count}/{leaf}", own, label)
+
+    def _stored(self, link: Link, inside: Inside, place: str) -> list[Slot]:
+        """Return the slots of the state of `store_state`."""
+        wrappers = self._wrappers[id(link.state)]
+        inner = self.walk(inside.state, _joined(place, "inner_state"))
+        names = [leaf_name(path) for path, _ in _leaves(inside.state)]
+        scales: dict[str, Slot] = {}
+        for i, (name, slot, fmt) in enumerate(zip(names, inner, inside.formats, strict=True)):
+            if fmt is None:
+                continue
+            inner[i] = slot._replace(label=describe(fmt))
+            field, _, leaf = slot.name.partition("/")
+            if slot.kind == "array":
+                rounding = "stochastic" if link.rule.stochastic else "nearest"
+                stored = {"format": describe(fmt), "rounding": rounding}
+                self.entries[slot.links[0] + 1].arrays[leaf][field] = stored
+            if fmt.scaled:
+                label = {"dtype": f"scales of {fmt.dtype}"}
+                scales[name] = slot._replace(name=f"{field}_scale/{leaf}", label=label)
+        if not wrappers:
+            count, seed = (_other(_joined(place, field)) for field in ("count", "seed"))
+        else:
+            count, seed = Slot("count", links=wrappers), Slot("seed", links=wrappers)
+        rest = [scales.get(leaf_name(path), Slot("nothing")) for path, _ in _leaves(link.state.scale)]
+        return [count, seed, *inner, *rest]
+
+
+def _entry(link: Link) -> Entry:
+    """Return what a file says of a link that is no `store_state`."""
+    rule, weights = link.rule, {leaf_name(path): p for path, p in _leaves(link.params)}
+    # float32 weights pass through.
+    passes = {leaf for leaf, p in weights.items() if isinstance(rule, WeightRule) and keeps_nothing(p)}
+    arrays: dict[str, dict[str, Any]] = {leaf: {} for leaf in weights}
+    for name, moment in (link.inside or {}).items():
+        for path, codes in _leaves(getattr(link.state, name)):
+            leaf = leaf_name(path)
+            fmt, stochastic = moment.storage_of(codes, weights[leaf].shape)
+            rounding = "stochastic" if stochastic else "nearest"
+            arrays[leaf][name] = {"format": describe(fmt), "rounding": rounding}
+    if isinstance(rule, WeightRule) and rule.extra_field:
+        for path, extra in _leaves(getattr(link.state, rule.extra_field)):
+            if (leaf := leaf_name(path)) not in passes:
+                arrays[leaf][rule.extra_field] = {"format": {"dtype": extra.dtype.name}}
+    return Entry(_snake_case(rule.name), *_settings(rule), arrays, passes)
+
+
+def _settings(rule) -> tuple[dict[str, float | None], dict[str, Any]]:
+    """Return the hyperparameters and the switches of a rule."""
+    numbers, options = {}, {}
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        if "check" in field.metadata:
+            numbers[field.name] = float(value) if isinstance(value, np.floating) else None
+        elif isinstance(value, bool):
+            options[field.name] = value
+    return numbers, options
+
+
+def describe(fmt: Format) -> dict[str, Any]:
+    """Return a format as a file says it."""
+    said: dict[str, Any] = {"dtype": fmt.dtype}
+    if fmt.scaled:
+        said["block_size"] = fmt.block_size
+    if fmt.scale != "power_of_two":
+        said["scale"] = fmt.scale
+    return said | ({"relative": True} if fmt.relative else {})
+
+
+def _other(place: str) -> Slot:
+    return Slot("other", f"optax/{place}")
+
+
+def _joined(*parts: str) -> str:
+    return "/".join(filter(None, parts))
+
+
+def _leaves(tree) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree)[0]
+
+
+def _path_of(tree, part) -> str:
+    """Return the place of a part of a tree, the numbers of a chain alone."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is part)
+    return next((leaf_name(path) for path, x in paths if x is part), "")
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

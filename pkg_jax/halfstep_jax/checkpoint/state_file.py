@@ -1,0 +1,160 @@
+"""A state file: safetensors with a header of ours, and a digest of every byte. Contract: section T.
+
+Nothing here knows of JAX: arrays are bytes with a dtype and a shape.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+LAYOUT_VERSION = 1
+"""Of the layout; a reader refuses a later one."""
+
+DTYPES = {
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float64": "F64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "bool": "BOOL",
+}
+"""What safetensors calls the dtypes that a file may hold. Codes of 8 and 4 bits are uint8."""
+
+SIZES = {"F64": 8, "U64": 8, "I64": 8, "F32": 4, "U32": 4, "I32": 4, "BF16": 2, "F16": 2, "U16": 2, "I16": 2}
+"""Bytes of an element; one of those that are not listed."""
+
+_START = b'{"__metadata__":{"sha256":"'
+_ZEROS = b"0" * 64
+_PLACE = 8 + len(_START)
+_CHUNK = 1 << 24
+
+
+class FileArray(NamedTuple):
+    """One array of a file.
+
+    Attributes:
+        dtype: as safetensors calls it.
+        shape: of the array.
+        data: its bytes, row-major and little-endian, as a flat uint8 array.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+
+def write_state_file(
+    path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, FileArray]
+) -> None:
+    """Write a state file: under another name first, so that a file that was there stays whole until then.
+
+    Args:
+        path: of the file.
+        header: what the file says of itself, for JSON; `layout_version` is added.
+        arrays: by name.
+    """
+    # Wide numbers first, so that every array is aligned.
+    names = sorted(arrays, key=lambda name: (-SIZES.get(arrays[name].dtype, 1), name))
+    text = _header_text(header, {name: arrays[name] for name in names})
+    digest = hashlib.sha256()
+    with _replacing(pathlib.Path(path)) as file:
+        for piece in (len(text).to_bytes(8, "little"), text, *(arrays[name].data.data for name in names)):
+            digest.update(piece)
+            file.write(piece)
+        file.seek(_PLACE)
+        file.write(digest.hexdigest().encode())
+
+
+def read_state_file(caller: str, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, FileArray]]:
+    """Return the header and the arrays of a state file, which stay in the file until they are read.
+
+    Args:
+        caller: for messages.
+        path: of the file.
+
+    Raises:
+        ValueError: if it is no state file, damaged, or of a later layout.
+        OSError: if it cannot be read.
+    """
+    path = pathlib.Path(path)
+    with path.open("rb") as file:
+        start = file.read(_PLACE + len(_ZEROS))
+    if start[8:_PLACE] != _START:
+        raise ValueError(
+            f"{caller}: {path} is no state file of halfstep, or its start is damaged. "
+            "Pass a file that save_state wrote."
+        )
+    content = np.memmap(path, np.uint8, "r")
+    _check_digest(caller, path, start[_PLACE:], content)
+    length = int.from_bytes(start[:8], "little")
+    entries = json.loads(bytes(content[8 : 8 + length]))
+    header = json.loads(entries.pop("__metadata__")["halfstep"])
+    if header["layout_version"] > LAYOUT_VERSION:
+        raise ValueError(
+            f"{caller}: {path} has layout_version={header['layout_version']}, this halfstep knows "
+            f"{LAYOUT_VERSION}. Load it with the halfstep that wrote it."
+        )
+    data = content[8 + length :]
+    return header, {name: _array(caller, path, name, entry, data) for name, entry in entries.items()}
+
+
+def _check_digest(caller: str, path: pathlib.Path, found: bytes, content: np.ndarray) -> None:
+    digest = hashlib.sha256(bytes(content[:_PLACE]) + _ZEROS)
+    for at in range(_PLACE + len(_ZEROS), content.size, _CHUNK):
+        digest.update(content[at : at + _CHUNK].data)
+    if digest.hexdigest().encode() != found:
+        raise ValueError(
+            f"{caller}: {path} is damaged: its SHA-256 is {digest.hexdigest()[:12]}..., its header says "
+            f"{found[:12].decode('latin1')!r}.... Load another copy."
+        )
+
+
+def _array(caller: str, path: pathlib.Path, name: str, entry: dict[str, Any], data: np.ndarray) -> FileArray:
+    start, end = entry["data_offsets"]
+    due = math.prod(entry["shape"]) * SIZES.get(entry["dtype"], 1)
+    if end - start != due or not 0 <= start <= end <= data.size:
+        raise ValueError(
+            f"{caller}: {path} has {end - start} bytes of {name!r}, due are {due}. Load another copy."
+        )
+    return FileArray(entry["dtype"], tuple(entry["shape"]), data[start:end])
+
+
+def _header_text(header: Mapping[str, Any], arrays: Mapping[str, FileArray]) -> bytes:
+    own = _json({**header, "layout_version": LAYOUT_VERSION}, sort_keys=True)
+    entries: dict[str, Any] = {"__metadata__": {"sha256": _ZEROS.decode(), "halfstep": own}}
+    end = 0
+    for name, array in arrays.items():
+        start, end = end, end + array.data.size
+        entries[name] = {"dtype": array.dtype, "shape": list(array.shape), "data_offsets": [start, end]}
+    text = _json(entries, sort_keys=False).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def _json(data: Any, sort_keys: bool) -> str:
+    return json.dumps(data, sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=True)
+
+
+@contextlib.contextmanager
+def _replacing(path: pathlib.Path) -> Iterator[Any]:
+    """Open a file that takes the place of `path` once all of it is written."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,62 @@
+"""Which links of this package stand in an Optax transform: each reports itself when its state is made.
+
+An Optax transform is two functions and says nothing of what is inside. Whoever wants to know makes the state
+once, on shapes alone, and listens.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Link(NamedTuple):
+    """A link, as it was when its state was made.
+
+    Attributes:
+        rule: with its options and numbers.
+        params: the weights that it was given.
+        state: what it made; the same object stands in the state of the whole transform.
+        inside: of each moment how it is stored; of `store_state` what is wrapped, an `Inside`.
+    """
+
+    rule: Any
+    params: Any
+    state: Any
+    inside: Any
+
+
+class Inside(NamedTuple):
+    """What `store_state` wraps.
+
+    Attributes:
+        links: those of the wrapped transform.
+        state: that of the wrapped transform, before its arrays were stored.
+        formats: of every leaf of that state the format in which it is stored; None where it is left alone.
+    """
+
+    links: list[Link]
+    state: Any
+    formats: list
+
+
+_LISTENER: contextvars.ContextVar[list[Link] | None] = contextvars.ContextVar("links", default=None)
+
+
+@contextlib.contextmanager
+def reported_links() -> Iterator[list[Link]]:
+    """Collect the links whose states are made meanwhile; a wrapper comes after what it wraps."""
+    links: list[Link] = []
+    token = _LISTENER.set(links)
+    try:
+        yield links
+    finally:
+        _LISTENER.reset(token)
+
+
+def report(rule: Any, params: Any, state: Any, inside: Any = None) -> Any:
+    """Tell whoever listens of a link; return its state."""
+    listener = _LISTENER.get()
+    if listener is not None:
+        listener.append(Link(rule, params, state, inside))
+    return state

@@ -1,0 +1,146 @@
+"""What a state file says of itself: of every weight, the links that step it. Contract: section T.
+
+A recipe is a list of links, each with its count, seed, numbers, switches and what it keeps of a weight.
+Weights with the same recipe share one.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from halfstep_torch.checkpoint.state_file import LAYOUT_VERSION
+
+SPEC_VERSION = 1
+"""Of the contract: it changes whenever a published bit does."""
+
+Recipe = list[dict[str, Any]]
+
+_HINT = "Build the optimizer of the run that was saved."
+# What a run may change on its way: schedules do.
+_FREE = ("learning_rate", "lr", "weight_decay")
+
+
+def make_header(writer: str, recipes: Mapping[str, Recipe], formats: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header of a state file.
+
+    Args:
+        writer: which package, in which version.
+        recipes: of every weight, by its name.
+        formats: of the arrays whose dtype does not say how they are stored, by name.
+    """
+    distinct: dict[str, Recipe] = {}
+    keys = {leaf: json.dumps(recipe, sort_keys=True) for leaf, recipe in recipes.items()}
+    for leaf, key in keys.items():
+        distinct.setdefault(key, recipes[leaf])
+    numbers = {key: i for i, key in enumerate(distinct)}
+    return {
+        "writer": writer,
+        "spec_version": SPEC_VERSION,
+        "layout_version": LAYOUT_VERSION,
+        "leaves": {leaf: numbers[key] for leaf, key in keys.items()},
+        "recipes": list(distinct.values()),
+        "formats": dict(formats),
+    }
+
+
+def read_recipes(caller: str, header: Mapping[str, Any], own: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Return the recipe of every weight, if these are the weights and recipes of this run.
+
+    Args:
+        caller: for messages.
+        header: of the file.
+        own: what this run would write.
+
+    Raises:
+        ValueError: naming the first weight, link or value that differs.
+    """
+    if header["spec_version"] != SPEC_VERSION:
+        raise ValueError(
+            f"{caller}: the file follows version {header['spec_version']} of the contract, this package "
+            f"version {SPEC_VERSION}. Load it with the halfstep that wrote it."
+        )
+    check_names(caller, "weight", header["leaves"], own)
+    saved = {leaf: header["recipes"][number] for leaf, number in header["leaves"].items()}
+    for leaf, recipe in own.items():
+        _compare(caller, leaf, _keeping(saved[leaf]), _keeping(recipe))
+    return saved
+
+
+def paired(saved: Recipe, own: Recipe) -> Recipe:
+    """Return of every link of this run that of the file, given recipes that `read_recipes` found equal.
+
+    A link that keeps nothing may be missing in the file: a schedule's count is then that of the others.
+    """
+    kept = iter(_keeping(saved))
+    rest = [link for link in saved if link["count"] is not None]
+    counts = {link["count"] for link in rest}
+    found = []
+    for link in own:
+        if link in _keeping([link]):
+            found.append(next(kept))
+            continue
+        same = next((other for other in rest if other["name"] == link["name"]), None)
+        found.append(same or {**link, "count": min(counts) if len(counts) == 1 else None})
+    return found
+
+
+def check_names(caller: str, what: str, saved: Any, own: Any) -> None:
+    """Raise ValueError unless the file has what this run has.
+
+    Args:
+        caller: for the message.
+        what: names are of: "weight" or "array".
+        saved: those of the file.
+        own: those of this run.
+    """
+    missing, unknown = sorted(set(own) - set(saved)), sorted(set(saved) - set(own))
+    if missing or unknown:
+        problem = (
+            f"lacks the {what}s {_listed(missing)}" if missing else f"has the {what}s {_listed(unknown)}"
+        )
+        here = "" if missing else ", which are not here"
+        raise ValueError(f"{caller}: the file {problem}{here}. Pass the model and the optimizer of that run.")
+
+
+def _keeping(recipe: Recipe) -> Recipe:
+    """Return the links on which the bits of a run depend beside its numbers: that keep or round something."""
+    rounding = "round_stochastically"
+    return [link for link in recipe if link["arrays"] or (link["name"] == rounding and not link["idle"])]
+
+
+def _compare(caller: str, leaf: str, saved: Sequence[dict], own: Sequence[dict]) -> None:
+    names = [[link["name"] for link in recipe] or ["no link that keeps anything"] for recipe in (saved, own)]
+    if names[0] != names[1]:
+        raise ValueError(
+            f"{caller}: {leaf!r} was stepped by {', '.join(names[0])}; here by {', '.join(names[1])}. {_HINT}"
+        )
+    for theirs, ours in zip(saved, own, strict=True):
+        for what in ("arrays", "options", "numbers"):
+            for name in sorted(theirs[what].keys() & ours[what].keys()):
+                a, b = theirs[what][name], ours[what][name]
+                if a != b and name not in _FREE and None not in (a, b):
+                    raise ValueError(
+                        f"{caller}: {theirs['name']} of {leaf!r} had {name}={_said(a)}, "
+                        f"here {name}={_said(b)}. {_HINT}"
+                    )
+        if theirs["arrays"].keys() != ours["arrays"].keys():
+            raise ValueError(
+                f"{caller}: {theirs['name']} of {leaf!r} kept {', '.join(theirs['arrays'])}, here "
+                f"{', '.join(ours['arrays'])}. {_HINT}"
+            )
+
+
+def _said(value: Any) -> str:
+    if not isinstance(value, dict):
+        return repr(value)
+    label = value["format"]
+    extras = [f"{key} {label[key]}" for key in ("block_size", "scale") if key in label]
+    extras += ["relative"] * label.get("relative", False) + [
+        value[key] for key in ("rounding",) if key in value
+    ]
+    return f"{label['dtype']} ({', '.join(extras)})" if extras else label["dtype"]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:8]))
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

@@ -1,0 +1,136 @@
+"""What a state file says of the links of an optimizer: their numbers and switches, and what they keep."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from halfstep_torch.bound_rule import BoundRule
+from halfstep_torch.checkpoint.header import Recipe
+from halfstep_torch.declarations import declared
+from halfstep_torch.engine.plan import Plan
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.rule import Rule
+from halfstep_torch.rules.store_state import StoreState
+from halfstep_torch.storage.formats import Format
+from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, StoredMoment, scale_key
+from halfstep_torch.weights.weight_rule import BoundWeights, WeightRule
+
+# What the contract calls what is kept beside a weight.
+_WEIGHT_FIELDS = {"extra_bits": "extra"}
+# torch knows little of uint16.
+_MEANT = {"int16": "uint16"}
+
+
+def recipe_of(plan: Plan, links: list[tuple[Rule, Any]], count: int) -> Recipe:
+    """Return the links that touch a parameter, as a file says them.
+
+    Args:
+        plan: of its step.
+        links: of the chain, each with the values that its param group has.
+        count: steps taken.
+    """
+    recipe: Recipe = []
+    for bound, place in zip(plan.rules, plan.links, strict=True):
+        link, values = links[place]
+        if isinstance(link, StoreState):
+            inner, own = link.seed
+            kept = {_field(link.inner, one): _kept(_inside(one)) for one in bound.moments}
+            recipe.append(_link(link.inner, values, inner, count, kept))
+            again = [one for one in bound.moments if isinstance(one, StoredAgain)]
+            name = f"store_state({link.prefix}{link.inner.name})"
+            stored = {_field(link.inner, one): _kept(one.outer) for one in again}
+            recipe.append(_said(name, own, count, {}, {}, stored))
+        elif isinstance(bound, BoundWeights):
+            recipe.append(_link(link, values, link.seed, count, _beside(bound)))
+        else:
+            kept = {_field(link, one): _kept(_inside(one)) for one in bound.moments}
+            recipe.append(_link(link, values, link.seed, count, kept))
+    for place in idle_places(plan, links):
+        recipe.append(_link(*links[place], links[place][0].seed, count, {}) | {"idle": True})
+    return recipe
+
+
+def idle_places(plan: Plan, links: list[tuple[Rule, Any]]) -> list[int]:
+    """Return which link, if any, would store the weights of a parameter if they were not float32."""
+    return [i for i, (link, _) in enumerate(links) if isinstance(link, WeightRule) and i not in plan.links]
+
+
+def arrays_of(plan: Plan, links: list[tuple[Rule, Any]]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
+    """Yield (key in the state, field in a file, label) of every array that is kept of a parameter."""
+    for bound, place in zip(plan.rules, plan.links, strict=True):
+        if isinstance(bound, BoundWeights):
+            for key in bound.arrays:
+                yield key, _WEIGHT_FIELDS.get(key, key), None
+            continue
+        link = links[place][0]
+        for one in bound.moments:
+            field = _field(link.inner if isinstance(link, StoreState) else link, one)
+            fmt = _outside(one).format
+            label = describe(fmt)
+            plain = label == {"dtype": dtype_name(fmt.dtype)}
+            yield one.key, field, None if plain else label
+            if scale_key(one.key) in one.arrays:
+                yield scale_key(one.key), f"{field}_scale", {"dtype": f"scales of {label['dtype']}"}
+
+
+def describe(fmt: Format) -> dict[str, Any]:
+    """Return a format as a file says it."""
+    said: dict[str, Any] = {"dtype": fmt.name}
+    if fmt.scaled:
+        said["block_size"] = fmt.block_size
+    if fmt.scale != "power_of_two":
+        said["scale"] = fmt.scale
+    return said | ({"relative": True} if fmt.relative else {})
+
+
+def seed_words(seed: Any) -> list[int] | None:
+    """Return a seed as two words."""
+    return None if seed is None else [seed >> 32, seed & 0xFFFFFFFF]
+
+
+def _link(link: Rule, values: Any, seed: Any, count: int, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return what is said of a link of the chain."""
+    fixed = {field: getattr(values, field, None) for field in declared(type(link)).hyperparameters}
+    # A learning rate may be a function of the step.
+    rates = {field: getattr(value, "rate", value) for field, value in fixed.items()}
+    numbers = {field: value if isinstance(value, float) else None for field, value in rates.items()}
+    fields = dataclasses.fields(link)  # pyright: ignore[reportArgumentType]
+    options = {field.name: getattr(link, field.name) for field in fields}
+    switches = {name: value for name, value in options.items() if isinstance(value, bool)}
+    return _said(link.name, seed, count, numbers, switches, arrays)
+
+
+def _said(
+    name: str, seed: Any, count: int, numbers: dict, options: dict, arrays: dict[str, Any]
+) -> dict[str, Any]:
+    said = {"name": name, "count": count, "seed": seed_words(seed)}
+    return {**said, "numbers": numbers, "options": options, "arrays": arrays, "idle": False}
+
+
+def _beside(bound: BoundRule) -> dict[str, Any]:
+    """Return what is kept beside a weight."""
+    kept = {}
+    for key, array in bound.arrays.items():
+        dtype = dtype_name(array.dtype)
+        kept[_WEIGHT_FIELDS.get(key, key)] = {"format": {"dtype": _MEANT.get(dtype, dtype)}}
+    return kept
+
+
+def _kept(one: StoredMoment) -> dict[str, Any]:
+    """Return the format and rounding of a moment."""
+    return {"format": describe(one.format), "rounding": "nearest" if one.source is None else "stochastic"}
+
+
+def _inside(one: Any) -> Any:
+    """Return how the rule itself stores a moment."""
+    return one.inner if isinstance(one, StoredAgain) else one
+
+
+def _outside(one: Any) -> Any:
+    """Return how the array of a moment is stored in the end."""
+    return one.outer if isinstance(one, StoredAgain) else one
+
+
+def _field(link: Rule, one: MomentStorage) -> str:
+    """Return the name of a moment in the contract."""
+    return declared(type(link)).moments[one.key].name

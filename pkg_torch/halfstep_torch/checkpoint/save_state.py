@@ -1,0 +1,237 @@
+"""Weights and optimizer state to a state file, and back: a run goes on with the bits that it would have had.
+
+Contract: section T. `halfstep_jax` reads and writes the same files.
+"""
+
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halfstep_torch.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
+from halfstep_torch.checkpoint.links import arrays_of, idle_places, recipe_of
+from halfstep_torch.checkpoint.state_file import DTYPES, FileArray, read_state_file, write_state_file
+from halfstep_torch.engine.batches import new_state
+from halfstep_torch.engine.groups import HEADER
+from halfstep_torch.engine.leaves import leaf_name
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.plan import Plan
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.rule import Rule
+
+
+class _Stepped(NamedTuple):
+    """A parameter of the optimizer.
+
+    Attributes:
+        param: the weights.
+        group: its number.
+        plan: of its step.
+        links: of the chain, each with the values of the parameter's group.
+    """
+
+    param: Tensor
+    group: int
+    plan: Plan
+    links: list[tuple[Rule, Any]]
+
+
+@torch.no_grad()
+def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
+    """Write weights and optimizer state to one file, from which either package goes on.
+
+    The file is safetensors: `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are stored,
+    under the names of the contract; its header says of every weight which links step it, with their counts,
+    seeds, numbers and formats. `docs/bridge.md` has the layout. Buffers of the model are not in it. A file of
+    that name is replaced once the new one is whole.
+
+    Args:
+        path: of the file.
+        model: all of whose parameters are written, also those that are not optimized.
+        optimizer: of parameters of the model.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`, or a parameter is of a dtype that a file does not hold.
+        ValueError: if the optimizer has a parameter that is not of the model, or two have one name.
+        OSError: if the file cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.AdamW(model.named_parameters(), lr=1e-3, seed=7)
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.safetensors"
+        >>> hs.save_state(path, model, optimizer)
+        >>> hs.load_state(path, model, optimizer)
+
+    Source: ours (contract T).
+    """
+    caller = "save_state"
+    weights, stepped = _parameters(caller, model, optimizer)
+    arrays = {f"params/{leaf}": _file_array(caller, leaf, p) for leaf, p in weights.items()}
+    recipes, formats = {leaf: [] for leaf in weights}, {}
+    for leaf, (param, _, plan, links) in stepped.items():
+        state = optimizer.state.get(param) or new_state(param, plan.arrays)
+        recipes[leaf] = recipe_of(plan, links, int(state["step"]))
+        for key, field, label in arrays_of(plan, links):
+            name = f"{field}/{leaf}"
+            arrays[name] = _file_array(caller, name, state[key], codes=True)
+            formats |= {name: label} if label else {}
+    writer = f"halfstep_torch {importlib.metadata.version('halfstep')}"
+    write_state_file(path, make_header(writer, recipes, formats), arrays)
+
+
+@torch.no_grad()
+def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
+    """Set weights and optimizer state from a file that `save_state` of either package wrote.
+
+    Steps and seeds are the file's; numbers, such as betas, are those of the optimizer, and must be the
+    file's, but for learning rates and weight decay. All is set or, if anything is wrong, nothing.
+
+    Args:
+        path: of the file.
+        model: with the parameters of the run: names, shapes and dtypes.
+        optimizer: of these, built as that of the run.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`.
+        ValueError: if the file is no state file, damaged, of a later version, of other weights or of another
+            chain, or holds state of transforms that are Optax's alone; with the first difference by name.
+        OSError: if it cannot be read.
+
+    Source: ours (contract T).
+    """
+    caller = "load_state"
+    weights, stepped = _parameters(caller, model, optimizer)
+    header, arrays = read_state_file(caller, path)
+    own: dict[str, Recipe] = {leaf: [] for leaf in weights}
+    own |= {leaf: recipe_of(plan, links, 0) for leaf, (_, _, plan, links) in stepped.items()}
+    saved = read_recipes(caller, header, own)
+    due = {f"params/{leaf}" for leaf in weights}
+    kept = {leaf: list(arrays_of(plan, links)) for leaf, (_, _, plan, links) in stepped.items()}
+    due |= {f"{field}/{leaf}" for leaf, rows in kept.items() for _, field, _ in rows}
+    check_names(caller, "array", arrays, due)
+    read = {leaf: _tensor(caller, f"params/{leaf}", arrays, p.dtype, p.shape) for leaf, p in weights.items()}
+    states = {}
+    for leaf, (param, _, plan, _) in stepped.items():
+        states[param] = {"step": torch.tensor(_step(caller, leaf, saved[leaf]))}
+        for key, field, _ in kept[leaf]:
+            spec = plan.arrays[key]
+            states[param][key] = _tensor(
+                caller, f"{field}/{leaf}", arrays, spec.dtype, spec.shape(tuple(param.shape))
+            )
+    optimizer.load_state_dict(_state_dict(optimizer, states, _seeds(caller, stepped, own, saved)))
+    for leaf, param in weights.items():
+        param.copy_(read[leaf])
+
+
+def _parameters(
+    caller: str, model: torch.nn.Module, optimizer: Any
+) -> tuple[dict[str, Tensor], dict[str, _Stepped]]:
+    """Return the parameters of a model by leaf name, and those that are optimized."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
+        )
+    groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
+    links = optimizer.links()
+    stepped = {
+        leaf: _Stepped(param, i, plan, links[i])
+        for (leaf, param, plan), i in zip(optimizer.plans(), groups, strict=True)
+    }
+    names = {id(row.param): leaf for leaf, row in stepped.items()}
+    weights: dict[str, Tensor] = {}
+    for name, param in model.named_parameters():
+        leaf = names.pop(id(param), None) or leaf_name(name)
+        if leaf in weights or (leaf in stepped and stepped[leaf].param is not param):
+            raise ValueError(f"{caller}: two parameters have the name {leaf!r}. Give the optimizer names.")
+        weights[leaf] = param
+    if names:
+        leaf = next(iter(names.values()))
+        raise ValueError(
+            f"{caller}: the optimizer's parameter {leaf!r} is not one of the model. Pass its own model."
+        )
+    return weights, stepped
+
+
+def _step(caller: str, leaf: str, recipe: Recipe) -> int:
+    """Return the step of a weight: the count of all its links."""
+    counts = {link["count"] for link in recipe} - {None}
+    if len(counts) > 1:
+        raise ValueError(
+            f"{caller}: the links of {leaf!r} stand at different counts, {sorted(counts)}; in torch a "
+            "parameter has one step. Load the file in halfstep_jax."
+        )
+    return min(counts, default=0)
+
+
+def _seeds(
+    caller: str, stepped: Mapping[str, _Stepped], own: Mapping[str, Recipe], saved: Mapping[str, Recipe]
+) -> dict[tuple[int, int], list[int]]:
+    """Return the seeds that the file has, by group and place in its chain: one, or two of `store_state`."""
+    seeds: dict[tuple[int, int], list[int]] = {}
+    for leaf, (_, group, plan, links) in stepped.items():
+        rest = iter(paired(saved[leaf], own[leaf]))
+        for place in (*plan.links, *idle_places(plan, links)):
+            mine = links[place][0].seed
+            count = len(mine) if isinstance(mine, (tuple, list)) else 1
+            words = [next(rest)["seed"] for _ in range(count)]
+            if None in words:
+                continue
+            found = [(high << 32) | low for high, low in words]
+            before = seeds.setdefault((group, place), found)
+            if before != found:
+                raise ValueError(
+                    f"{caller}: {links[place][0].name} has the seed {found} at {leaf!r} and {before} at "
+                    "another weight of the group; a param group has one. Put them into groups of their own."
+                )
+    return seeds
+
+
+def _state_dict(
+    optimizer: Optimizer, states: Mapping[Tensor, dict[str, Any]], seeds: Mapping[tuple[int, int], list[int]]
+) -> dict[str, Any]:
+    """Return the optimizer's state dict with other state and seeds."""
+    state_dict = optimizer.state_dict()
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+    state_dict["state"] = {i: states[param] for i, param in zip(ids, params, strict=True)}
+    for number, group in enumerate(state_dict["param_groups"]):
+        own = list(group[HEADER]["seeds"])
+        for (owner, place), found in seeds.items():
+            if owner == number:
+                own[place] = tuple(found) if isinstance(own[place], (tuple, list)) else found[0]
+        group[HEADER] = {**group[HEADER], "seeds": own}
+    return state_dict
+
+
+def _file_array(caller: str, name: str, x: Tensor, codes: bool = False) -> FileArray:
+    """Return a tensor as a file holds it; codes of a byte as bytes."""
+    dtype = _dtype_of(x.dtype, codes)
+    if dtype not in DTYPES:
+        raise TypeError(f"{caller}: {name!r} is {dtype}, which a file does not hold. Cast it.")
+    flat = x.detach().cpu().contiguous().reshape(-1)
+    return FileArray(DTYPES[dtype], tuple(x.shape), flat.view(torch.uint8).numpy())
+
+
+def _tensor(
+    caller: str, name: str, arrays: Mapping[str, FileArray], dtype: torch.dtype, shape: tuple[int, ...]
+) -> Tensor:
+    """Return an array of a file, in memory of its own, if it is of such a dtype and shape."""
+    array, due = arrays[name], DTYPES.get(_dtype_of(dtype, codes=not name.startswith("params/")))
+    if (array.dtype, array.shape) != (due, tuple(shape)):
+        raise ValueError(
+            f"{caller}: {name!r} is {array.dtype}{list(array.shape)} in the file, {due}{list(shape)} here. "
+            "Build the model and the optimizer of the run that was saved."
+        )
+    return torch.from_numpy(np.array(array.data)).view(dtype).reshape(array.shape)
+
+
+def _dtype_of(dtype: torch.dtype, codes: bool) -> str:
+    """Return what a dtype of torch stands for in a file."""
+    if codes and dtype.itemsize == 1:
+        return "uint8"
+    return "uint16" if codes and dtype == torch.int16 else dtype_name(dtype)

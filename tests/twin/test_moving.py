@@ -1,0 +1,101 @@
+"""A run that changes framework on the way ends with the bits of one that never did."""
+
+import copy
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import halfstep_jax
+import halfstep_torch
+from twin.moving import SEED, JaxSide, TorchSide, formats, record
+
+# rule, dtype of the weights, how they are stored, first moment, second moment
+_RUNS = {
+    "default": ("adamw", "bfloat16", "stochastic", None, None),
+    "four-bit": ("adamw", "bfloat16", "split16", "relative int4/8", "ufloat8_e5m3/8"),
+    "one-pass": ("adam", "bfloat16", "stochastic", "relative float8_e3m4", "ufloat8_e6m2"),
+    "tables": ("adamw", "bfloat16", "compensated", "dynamic4/8", "udynamic8/8"),
+    "fp8": ("adamw", "float16", "master", "float8_e4m3fn/8", "float8_e5m2/8"),
+    "sixteen": ("adan", "bfloat16", "split8", "float16", "float16/8"),
+    "lion": ("lion", "float16", "split8", "fine/8", None),
+    "momentum": ("sgd", "bfloat16", "nearest", "float8_e3m4/8", None),
+    "float32": ("sgd", "float32", "stochastic", "bfloat16", None),
+    "stored": ("stored", "bfloat16", "stochastic", "int8/8", None),
+}
+_CLASSES = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD"}
+
+
+def jax_side(name):
+    rule, dtype, storage, mu, nu = _RUNS[name]
+    hs = halfstep_jax
+    mu, nu = formats(hs, mu), formats(hs, nu)
+    common = {"param_storage": storage, "seed": SEED}
+    if rule in ("adamw", "adam"):
+        tx = getattr(hs, rule)(1e-2, mu_dtype=mu, nu_dtype=nu, **common)
+    elif rule == "lion":
+        tx = hs.lion(1e-3, mu_dtype=mu, weight_decay=0.1, **common)
+    elif rule == "sgd":
+        tx = hs.sgd(1e-2, 0.9, accumulator_dtype=mu, **common)
+    elif rule == "adan":
+        kinds = {"mu_dtype": mu, "nu_dtype": nu, "diff_dtype": "float32", "grad_dtype": "bfloat16"}
+        chain = optax.chain(hs.scale_by_adan(**kinds, seed=SEED), hs.scale_by_learning_rate(1e-2))
+        tx = hs.split_params(chain, 8, seed=SEED)
+    else:
+        inner = hs.store_state(optax.chain(hs.trace(0.9, seed=3), hs.scale_by_adam(seed=4)), mu, seed=SEED)
+        rate = hs.scale_by_learning_rate(lambda count: 1e-2)
+        tx = optax.chain(inner, rate, hs.round_stochastically(SEED))
+    return JaxSide(tx, dtype)
+
+
+def torch_side(name):
+    rule, dtype, storage, mu, nu = _RUNS[name]
+    hs = halfstep_torch
+    mu, nu = formats(hs, mu), formats(hs, nu)
+    # Seeds are those of the file.
+    common = {"param_storage": storage, "seed": 1, "compile": False}
+
+    def make(params):
+        if rule in ("adamw", "adam"):
+            decay = 1e-4 if rule == "adamw" else 0.0
+            optimizer = getattr(hs, _CLASSES[rule])
+            return optimizer(params, 1e-2, weight_decay=decay, mu_dtype=mu, nu_dtype=nu, **common)
+        if rule == "lion":
+            return hs.Lion(params, 1e-3, weight_decay=0.1, mu_dtype=mu, **common)
+        if rule == "sgd":
+            return hs.SGD(params, 1e-2, 0.9, accumulator_dtype=mu, **common)
+        if rule == "adan":
+            kinds = {"mu_dtype": mu, "nu_dtype": nu, "diff_dtype": "float32", "grad_dtype": "bfloat16"}
+            chain = hs.chain(hs.scale_by_adan(**kinds), hs.scale_by_learning_rate(1e-2))
+            return hs.Optimizer(params, hs.split_params(chain, 8), compile=False)
+        inner = hs.store_state(hs.chain(hs.trace(0.9), hs.scale_by_adam()), mu)
+        tx = hs.chain(inner, hs.scale_by_learning_rate(1e-2), hs.round_stochastically())
+        return hs.Optimizer(params, tx, compile=False)
+
+    return TorchSide(make, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "every"),
+    [("four-bit", 40, 10), *(pytest.param(n, 500, 50, marks=pytest.mark.slow) for n in _RUNS)],
+)
+def test_a_run_that_changes_framework_keeps_its_bits(name, steps, every, tmp_path):
+    path, numbers = tmp_path / "run.safetensors", record(steps, _RUNS[name][1])
+    sides = (jax_side(name), torch_side(name))
+    sides[0].start(numbers[0])
+    stays = copy.copy(sides[0])  # with the same compiled step
+    for t, g in enumerate(numbers[1:]):
+        at = t // every % 2
+        if t and t % every == 0:
+            sides[1 - at].save(path)
+            sides[at].load(path)
+        stays.step(g)
+        sides[at].step(g)
+    sides[at].save(path)
+    sides[0].load(path)
+    assert jax.tree.structure(sides[0].state) == jax.tree.structure(stays.state)
+    for mine, theirs in zip(sides[0].leaves(), stays.leaves(), strict=True):
+        assert (mine.dtype, mine.shape, mine.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+    moved = stays.leaves()[0] != np.asarray(jax.tree.leaves(stays.tree(numbers[0]))[0])
+    assert moved.mean() > 0.5

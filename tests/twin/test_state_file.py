@@ -1,0 +1,209 @@
+"""A state file that is not whole, not ours or of another run is refused, and nothing has changed."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import safetensors.numpy
+import torch
+
+import halfstep_jax
+import halfstep_spec
+import halfstep_torch
+from halfstep_jax.checkpoint import header as jax_header
+from halfstep_jax.checkpoint import state_file as jax_file
+from halfstep_spec import inspect
+from halfstep_spec.checkpoint import state_file as spec_file
+from halfstep_torch.checkpoint import header as torch_header
+from halfstep_torch.checkpoint import state_file as torch_file
+
+_READERS = {
+    "spec": spec_file.read_state_file,
+    "jax": lambda path: jax_file.read_state_file("load_state", path),
+    "torch": lambda path: torch_file.read_state_file("load_state", path),
+}
+
+
+def transform(**options):
+    return halfstep_jax.adamw(1e-2, **{"seed": 3, "nu_dtype": "ufloat8_e6m2"} | options)
+
+
+def weights():
+    return {"w": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), "b": jnp.ones(2)}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """Write the file of a run of two steps."""
+    path, tx, params = tmp_path_factory.mktemp("run") / "run.safetensors", transform(), weights()
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+    for _ in range(2):
+        updates, state = update(params, state, params)
+        params = optax.apply_updates(params, updates)
+    halfstep_jax.save_state(path, params, state, tx)
+    return path
+
+
+def torch_run(**options):
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
+    model.b = torch.nn.Parameter(torch.zeros(2))
+    options = {"weight_decay": 1e-4, "nu_dtype": "ufloat8_e6m2", "compile": False} | options
+    return model, halfstep_torch.AdamW(model.named_parameters(), 1e-2, **options)
+
+
+def everything(model, optimizer):
+    state = [x for one in optimizer.state.values() for x in one.values()]
+    return [x.detach().clone() for x in (*model.parameters(), *state)], str(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("reader", _READERS)
+def test_a_file_with_any_byte_changed_is_refused(reader, file, tmp_path):
+    """Every byte of the start; of the rest one in seven, and all eight places of a bit."""
+    content, path = file.read_bytes(), tmp_path / "bad"
+    for at in (*range(128), *range(128, len(content), 7), len(content) - 1):
+        bad = bytearray(content)
+        bad[at] ^= 1 << at % 8
+        path.write_bytes(bad)
+        with pytest.raises(ValueError, match="damaged"):
+            _READERS[reader](path)
+
+
+@pytest.mark.parametrize("reader", _READERS)
+def test_a_file_cut_short_or_longer_than_it_was_is_refused(reader, file, tmp_path):
+    content, path = file.read_bytes(), tmp_path / "bad"
+    for size in (*range(0, len(content), 13), len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(ValueError, match="damaged"):
+            _READERS[reader](path)
+    path.write_bytes(content + b"\0")
+    with pytest.raises(ValueError, match="damaged"):
+        _READERS[reader](path)
+
+
+@pytest.mark.parametrize("reader", _READERS)
+def test_a_safetensors_file_of_someone_else_is_refused(reader, tmp_path):
+    path = tmp_path / "foreign.safetensors"
+    safetensors.numpy.save_file({"w": np.zeros(3, np.float32)}, path)
+    with pytest.raises(ValueError, match="no state file of halfstep"):
+        _READERS[reader](path)
+
+
+@pytest.mark.parametrize("reader", _READERS)
+def test_a_file_of_a_later_layout_is_refused(reader, tmp_path, monkeypatch):
+    path = tmp_path / "later"
+    monkeypatch.setattr(jax_file, "LAYOUT_VERSION", 2)
+    jax_file.write_state_file(path, {}, {})
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="layout_version=2"):
+        _READERS[reader](path)
+
+
+def test_all_readers_find_what_was_written_and_so_does_safetensors(file):
+    header, arrays = _READERS["spec"](file)
+    assert header["leaves"].keys() == {"w", "b"}
+    for reader in ("jax", "torch"):
+        found_header, found = _READERS[reader](file)
+        assert found_header == header
+        assert found.keys() == arrays.keys()
+        for name, array in arrays.items():
+            said = (array.dtype, array.bits.shape, array.bits.tobytes())
+            assert (found[name].dtype, found[name].shape, found[name].data.tobytes()) == said
+    with safetensors.safe_open(file, "np") as theirs:
+        assert set(theirs.keys()) == set(arrays)
+        assert json.loads(theirs.metadata()["halfstep"]) == header
+    np.testing.assert_array_equal(
+        safetensors.numpy.load_file(file)["nu/w"], arrays["nu/w"].bits, err_msg="nu/w"
+    )
+
+
+def test_the_three_writers_write_the_same_bytes(file, tmp_path):
+    header, arrays = _READERS["spec"](file)
+    assert spec_file.file_bytes(header, arrays) == file.read_bytes()
+    for writer in (jax_file, torch_file):
+        writer.write_state_file(tmp_path / "again", header, _READERS["jax"](file)[1])
+        assert (tmp_path / "again").read_bytes() == file.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["again"]
+
+
+def test_versions_are_those_of_the_spec():
+    assert halfstep_spec.SPEC_VERSION == jax_header.SPEC_VERSION == torch_header.SPEC_VERSION
+    assert spec_file.LAYOUT_VERSION == jax_file.LAYOUT_VERSION == torch_file.LAYOUT_VERSION
+
+
+@pytest.mark.parametrize("options", [{"nu_dtype": "bfloat16"}, {"b1": 0.8}, {"param_storage": "split16"}])
+def test_a_run_with_another_recipe_is_refused_by_both(options, file):
+    message = {"nu_dtype": "nu=ufloat8_e6m2", "b1": "b1=0.8", "param_storage": "split_params"}[min(options)]
+    with pytest.raises(ValueError, match=message):
+        halfstep_jax.load_state(file, weights(), transform(**options))
+    options = {"betas": (0.8, 0.999)} if "b1" in options else options
+    model, optimizer = torch_run(**options)
+    before = everything(model, optimizer)
+    with pytest.raises(ValueError, match=message):
+        halfstep_torch.load_state(file, model, optimizer)
+    after = everything(model, optimizer)
+    assert before[1] == after[1]
+    assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
+
+
+def test_other_weights_are_refused_by_both(file):
+    for params in ({"w": weights()["w"]}, weights() | {"c": jnp.ones(1)}):
+        with pytest.raises(ValueError, match=r"the file (has|lacks) the weights"):
+            halfstep_jax.load_state(file, params, transform())
+    with pytest.raises(ValueError, match=r"'params/w' is BF16\[2, 3\] in the file, BF16\[3, 2\]"):
+        halfstep_jax.load_state(file, weights() | {"w": jnp.ones((3, 2), jnp.bfloat16)}, transform())
+    model, optimizer = torch_run()
+    model.c = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match="lacks the weights 'c'"):
+        halfstep_torch.load_state(file, model, optimizer)
+
+
+def test_state_of_another_transform_is_kept_in_jax_and_refused_in_torch(tmp_path):
+    path, params = tmp_path / "run", weights()
+    tx = optax.chain(optax.scale_by_schedule(lambda count: 1.0), transform())
+    state = tx.init(params)
+    _, state = jax.jit(tx.update)(params, state, params)
+    halfstep_jax.save_state(path, params, state, tx)
+    _, found = halfstep_jax.load_state(path, params, tx)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, state))
+    model, optimizer = torch_run()
+    with pytest.raises(ValueError, match="has the arrays 'optax/0/count'"):
+        halfstep_torch.load_state(path, model, optimizer)
+
+
+def test_parameters_at_different_steps_move_in_torch_alone(file, tmp_path):
+    model, optimizer = torch_run()
+    halfstep_torch.load_state(file, model, optimizer)
+    model.w.grad = torch.ones_like(model.w)
+    optimizer.step()
+    halfstep_torch.save_state(tmp_path / "run", model, optimizer)
+    with pytest.raises(ValueError, match="count=3 at 'w' and 2 at another weight"):
+        halfstep_jax.load_state(tmp_path / "run", weights(), transform())
+    again, other = torch_run()
+    halfstep_torch.load_state(tmp_path / "run", again, other)
+    assert [int(one["step"]) for one in other.state.values()] == [3, 2]
+
+
+def test_a_state_that_is_not_of_the_transform_is_refused(tmp_path):
+    params = weights()
+    with pytest.raises(ValueError, match="another structure"):
+        halfstep_jax.save_state(tmp_path / "run", params, transform().init(params), optax.sgd(1.0))
+    state = transform(nu_dtype="bfloat16").init(params)
+    with pytest.raises(ValueError, match="nu/b is bfloat16"):
+        halfstep_jax.save_state(tmp_path / "run", params, state, transform(nu_dtype="float32"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_person_can_read_a_file(file, tmp_path, capsys):
+    assert inspect.main([str(file)]) == 0
+    said = capsys.readouterr().out
+    for text in ("2 leaves", "scale_by_adam, step 2, seed 3", "ufloat8_e6m2", "nu/w", "2x3"):
+        assert text in said
+    bad = tmp_path / "bad"
+    bad.write_bytes(file.read_bytes()[:-1])
+    assert inspect.main([str(bad)]) == 1
+    assert "damaged" in capsys.readouterr().out
