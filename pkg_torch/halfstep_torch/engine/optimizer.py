@@ -137,6 +137,14 @@ class Optimizer(torch.optim.Optimizer):
         state = {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
         return {**state, "_given_names": None, "_compared": False}
 
+    def __repr__(self) -> str:
+        groups = [
+            f"    {len(group['params'])} parameters: "
+            + ", ".join(f"{key}={group[key]!r}" for key in self.defaults)
+            for group in self.param_groups
+        ]
+        return "\n".join([f"{self._name}(", *groups, ")"])
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with its own values of the entries if it has any.
 
