@@ -12,17 +12,26 @@ from halfstep_spec.vectors import Case, load
 VECTORS = load(SPEC_VERSION)
 
 
+_ONE_IN = {
+    ("torch-compile", True): 6,
+    ("torch-compile", False): 3,
+    ("jax-sharded", True): 3,
+    ("jax-eager", True): 2,
+    ("jax-eager", False): 2,
+}
+"""By backend, and whether a case is a trajectory: of how many CI takes one. Each is seconds of compiling."""
+
+
 def _speed(backend: str, case: Case) -> list:
     """Where cases are programs to be compiled, of JAX one in twenty stays quick.
 
-    A trajectory is seconds of compiling for torch, and over eight devices: CI takes one in three of these.
     Which, their digests say: a case stays where it is when others come.
     """
     number = int(case.digest, 16)
     few = backend in ("jax-eager", "jax-jit") and number % 20 == 0
     if few or backend in ("spec", "torch-eager"):
         return []
-    if backend in ("jax-sharded", "torch-compile") and case.op.endswith("_step") and number % 3:
+    if number % _ONE_IN.get((backend, case.op.endswith("_step")), 1):
         return [pytest.mark.exhaustive]
     return [pytest.mark.slow]
 

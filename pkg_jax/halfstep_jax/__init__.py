@@ -2,6 +2,7 @@
 
 from halfstep_jax import recipes
 from halfstep_jax.checkpoint.save_state import load_state, save_state
+from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
@@ -70,6 +71,7 @@ __all__ = [
     "codebook",
     "compensate",
     "decay_rate",
+    "diagnose",
     "ema",
     "ema_params",
     "float32_params",

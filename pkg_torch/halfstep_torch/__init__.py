@@ -11,6 +11,7 @@ from halfstep_torch import recipes
 from halfstep_torch.chain import chain
 from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.declarations import decay_rate, moment, number
+from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
@@ -54,6 +55,7 @@ __all__ = [
     "codebook",
     "compensate",
     "decay_rate",
+    "diagnose",
     "ema",
     "ema_params",
     "float32_params",

@@ -1,0 +1,126 @@
+"""Steps of copies of an optimizer, which leave the optimizer as it is.
+
+Of whatever optimizer: its own `step` runs, on copies of parameters, gradients and state.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.weights.weight_rule import NearestWeights
+
+NARROW = (torch.bfloat16, torch.float16)
+# Parts of the names under which optimizers keep what rounding the weights loses.
+_KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
+# An optimizer's own memory of its last step, and what others have hung on it.
+_NOT_COPIED = ("_slots", "_layouts", "step", "grad_scale", "found_inf")
+
+Change = Callable[[Tensor], Tensor]
+
+
+def copy_of(
+    optimizer: torch.optim.Optimizer,
+    params: list[Tensor],
+    weight: Change,
+    grad: Change,
+    state: Callable[[Tensor, str, Tensor], Tensor] | None,
+) -> tuple[Any, dict[Tensor, torch.nn.Parameter]]:
+    """Return an optimizer of copies of parameters, and those by the parameter that each is a copy of.
+
+    Args:
+        optimizer: whose numbers it has.
+        params: that are copied; others it has not.
+        weight: from a parameter to what its copy starts as.
+        grad: from a gradient to that of the copy.
+        state: from a parameter, a key and a state array to that of the copy; None for a fresh state.
+    """
+    copies = {p: torch.nn.Parameter(weight(p.detach()).clone()) for p in params}
+    alone: Any = object.__new__(type(optimizer))
+    alone.__dict__ = {key: x for key, x in optimizer.__dict__.items() if key not in _NOT_COPIED}
+    alone._optimizer_step_pre_hooks, alone._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    alone.param_groups, alone.state = [], defaultdict(dict)
+    for group in optimizer.param_groups:
+        chosen = [i for i, p in enumerate(group["params"]) if p in copies]
+        own = {**group, "params": [copies[group["params"][i]] for i in chosen]}
+        if isinstance(own.get("lr"), Tensor):
+            own["lr"] = own["lr"].clone()
+        if "param_names" in group:
+            own["param_names"] = [group["param_names"][i] for i in chosen]
+        if state is not None and isinstance(optimizer, Optimizer):
+            _name_dtypes(own, [optimizer.state.get(group["params"][i], {}) for i in chosen])
+        alone.param_groups.append(own)
+    for p, copy in copies.items():
+        copy.grad = grad(p.grad.detach()).clone() if p.grad is not None else None
+        if state is not None and p in optimizer.state:
+            alone.state[copy] = {
+                key: state(p, key, x).clone() if isinstance(x, Tensor) else x
+                for key, x in optimizer.state[p].items()
+            }
+    return alone, copies
+
+
+def _name_dtypes(group: dict[str, Any], states: list[Mapping[str, Any]]) -> None:
+    """Say how moments are kept where that follows the weights, whose copies are of another dtype."""
+    kept = {"mu_dtype": "exp_avg", "nu_dtype": "exp_avg_sq", "accumulator_dtype": "momentum_buffer"}
+    for entry, key in kept.items():
+        found = [state[key].dtype for state in states if key in state]
+        if entry in group and group[entry] is None and found:
+            group[entry] = dtype_name(found[0])
+
+
+def take_step(alone: Any) -> None:
+    """Take the step of a copy."""
+    # Of the class: a scheduler patches the step of the optimizer itself.
+    type(alone).step(alone)
+
+
+def weights_after_step(
+    optimizer: torch.optim.Optimizer, params: list[Tensor], wide: bool
+) -> dict[Tensor, Tensor]:
+    """Return the weights after a step of copies, in float32 if `wide`."""
+    ours = isinstance(optimizer, Optimizer)
+
+    def weight(x: Tensor) -> Tensor:
+        return x.to(torch.float32) if wide else x
+
+    def state(p: Tensor, key: str, x: Tensor) -> Tensor:
+        return x.to(torch.float32) if wide and not ours and x.dim() and x.is_floating_point() else x
+
+    alone, copies = copy_of(optimizer, params, weight, weight, state)
+    take_step(alone)
+    return {p: copy.detach() for p, copy in copies.items()}
+
+
+def weights_after_decay(
+    optimizer: torch.optim.Optimizer, params: list[Tensor], wide: bool
+) -> dict[Tensor, Tensor]:
+    """Return the weights after a first step with gradients of zero, in float32 if `wide`."""
+
+    def weight(x: Tensor) -> Tensor:
+        return x.to(torch.float32) if wide else x
+
+    alone, copies = copy_of(optimizer, params, weight, lambda g: torch.zeros_like(weight(g)), None)
+    take_step(alone)
+    return {p: copy.detach() for p, copy in copies.items()}
+
+
+def rounded_to_nearest(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
+    """Return the parameters of which what rounding loses is gone, as far as can be known."""
+    if isinstance(optimizer, Optimizer):
+        rules = {param: plan.weights.rule for _, param, plan in optimizer.plans()}
+        return [p for p in params if isinstance(rules[p], NearestWeights)]
+    return [p for p in params if not any(_is_beside(key) for key in optimizer.state.get(p, {}))]
+
+
+def is_moment(p: Tensor, key: str, x: Any) -> bool:
+    """Whether an entry of the state is an array like the weights, and not part of these."""
+    return isinstance(x, Tensor) and x.dim() > 0 and x.shape == p.shape and not _is_beside(key)
+
+
+def _is_beside(key: str) -> bool:
+    return any(part in key for part in _KEPT_BESIDE)

@@ -1,0 +1,98 @@
+"""What `diagnose` says of Optax's transforms and of ours, held against a step that is really taken."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import halfstep_jax as hs
+
+STEPS = 8
+
+
+def trained(tx, dtype=jnp.bfloat16):
+    """Return params, the gradients of the next step and the state after some steps."""
+    rng = np.random.default_rng(0)
+    params = {name: jnp.asarray(rng.normal(0, 0.1, (48, 48)), dtype) for name in "ab"}
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(STEPS):
+        grads = {name: jnp.asarray(rng.normal(0, 1e-2, (48, 48)), dtype) for name in "ab"}
+        before = params, grads, state
+        params, state = step(*before[::2], grads)
+    return before
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adamw(1e-5, weight_decay=0.1),
+        pytest.param(optax.sgd(1e-2, momentum=0.9), marks=pytest.mark.slow),
+        pytest.param(hs.adamw(1e-4, param_storage="nearest"), marks=pytest.mark.slow),
+    ],
+)
+def test_the_predicted_share_is_that_of_the_step_that_follows(tx):
+    params, grads, state = trained(tx)
+    predicted = hs.diagnose(tx, params, grads, state).updates_lost
+    updates, _ = jax.jit(tx.update)(grads, state, params)
+    after = optax.apply_updates(params, updates)
+    counted = np.mean([np.asarray(after[name] == params[name]).mean() for name in params])
+    assert abs(predicted - counted) < 0.01
+    assert predicted > 0.05
+
+
+def test_the_stall_is_told_with_its_warning():
+    tx = optax.adamw(1e-5, weight_decay=0.1)
+    diagnosis = hs.diagnose(tx, *trained(tx))
+    assert diagnosis.updates_lost > 0.9
+    assert diagnosis.decay_lost == 1
+    assert diagnosis.leaves["a"] > 0.9
+    assert diagnosis.moments["nu"].frozen == 1
+    assert diagnosis.moments["mu"].frozen == 0
+    assert diagnosis.moments["mu"].dtypes == {"bfloat16": 2 * 48**2}
+    text = str(diagnosis)
+    for phrase in ("updates lost", "of nu cannot shrink", "too high without that", "  a"):
+        assert phrase in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tx", "dtype"),
+    [
+        (optax.adamw(1e-5), jnp.float32),
+        (hs.adamw(1e-5), jnp.bfloat16),
+        (hs.adamw(1e-5, param_storage="split16"), jnp.bfloat16),
+        (hs.accumulate_gradients(hs.adamw(1e-5, **hs.recipes.one_pass), 2), jnp.bfloat16),
+    ],
+)
+def test_there_is_no_false_alarm(tx, dtype):
+    diagnosis = hs.diagnose(tx, *trained(tx, dtype))
+    assert diagnosis.advice == ()
+    assert diagnosis.updates_lost == 0
+    assert "Nothing is lost." in str(diagnosis)
+
+
+@pytest.mark.slow
+def test_zero_second_moments_and_a_norm_that_sticks_are_told():
+    params = {str(i): jnp.ones(4, jnp.float16) for i in range(300)}
+    tx = optax.adamw(1e-3, eps=1e-4)
+    grads = jax.tree.map(lambda p: p * 1e-3, params)
+    _, state = tx.update(grads, tx.init(params), params)
+    diagnosis = hs.diagnose(tx, params, grads, state)
+    assert diagnosis.moments["nu"].zero > 0.5
+    assert any("is zero where mu is not" in line for line in diagnosis.advice)
+    ones = {name: jnp.ones(4, jnp.bfloat16) for name in params}
+    diagnosis = hs.diagnose(optax.sgd(1.0), ones, ones)
+    assert diagnosis.norm == pytest.approx(1200**0.5)
+    assert "optax.global_norm takes it for" in diagnosis.advice[-1]
+
+
+def test_integer_weights_are_refused():
+    with pytest.raises(TypeError, match="the weight 'n' is int32"):
+        hs.diagnose(optax.sgd(1.0), {"n": jnp.ones(2, jnp.int32)}, {"n": jnp.ones(2)})

@@ -1,0 +1,131 @@
+"""What `diagnose` says of torch's own optimizers and of ours, held against a step that is really taken."""
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+
+STEPS = 12
+
+
+def trained(make, dtype=torch.bfloat16):
+    """Return a model and its optimizer after some steps, with the gradients of the next."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(48, 48), torch.nn.ReLU(), torch.nn.Linear(48, 48)).to(dtype)
+    optimizer = make(model)
+    for step in range(STEPS):
+        x = torch.randn(8, 48, generator=torch.Generator().manual_seed(step)).to(dtype)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        if step < STEPS - 1:
+            optimizer.step()
+    return model, optimizer
+
+
+def torchs(lr: float, **options):
+    return lambda model: torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.1, **options)
+
+
+def ours(lr: float, **options):
+    return lambda model: hs.AdamW(model.named_parameters(), lr=lr, weight_decay=0.1, compile=False, **options)
+
+
+MAKERS = {
+    "AdamW, slow": torchs(1e-5),
+    "AdamW, fast": torchs(1e-3),
+    "AdamW, fused": torchs(1e-4, fused=True),
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
+    "nearest": ours(1e-4, param_storage="nearest"),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_predicted_share_is_that_of_the_step_that_follows(name):
+    model, optimizer = trained(MAKERS[name])
+    before = [p.detach().clone() for p in model.parameters()]
+    predicted = hs.diagnose(model, optimizer).updates_lost
+    optimizer.step()
+    after = [p.detach() for p in model.parameters()]
+    still = sum(int((a == b).sum()) for a, b in zip(before, after, strict=True))
+    counted = still / sum(p.numel() for p in before)
+    # Elements whose update is zero, of units that are off, are not lost; here there are few.
+    assert abs(predicted - counted) < 0.01
+    assert 0.05 < predicted
+
+
+def test_nothing_of_the_run_is_changed():
+    model, optimizer = trained(torchs(1e-4))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which patches step
+    optimizer.register_step_pre_hook(lambda *_: pytest.fail("a step of the run was taken"))
+    state = {k: v.clone() for p in model.parameters() for k, v in optimizer.state[p].items()}
+    arrays = [[p.detach().clone(), p.grad.clone()] for p in model.parameters()]
+    generator = torch.get_rng_state()
+    hs.diagnose(model, optimizer)
+    assert torch.equal(generator, torch.get_rng_state())
+    for p, (weight, grad) in zip(model.parameters(), arrays, strict=True):
+        assert torch.equal(p, weight)
+        assert torch.equal(p.grad, grad)
+    last = list(model.parameters())[-1]
+    assert all(torch.equal(state[key], x) for key, x in optimizer.state[last].items())
+
+
+def test_the_stall_is_told_with_its_warning():
+    diagnosis = hs.diagnose(*trained(torchs(1e-5)))
+    assert diagnosis.updates_lost > 0.9
+    assert diagnosis.decay_lost == 1
+    assert diagnosis.leaves["0/weight"] > 0.9
+    assert diagnosis.moments["exp_avg_sq"].frozen == 1
+    assert diagnosis.moments["exp_avg"].frozen == 0
+    assert diagnosis.moments["exp_avg"].dtypes == {"bfloat16": 2 * 48 * 49}
+    text = str(diagnosis)
+    for phrase in ("updates lost", "exp_avg_sq cannot shrink", "too high without that", "0/weight"):
+        assert phrase in text
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (torchs(1e-5), torch.float32),
+        (ours(1e-5), torch.bfloat16),
+        (ours(1e-5, param_storage="split16"), torch.bfloat16),
+        (ours(1e-5, **hs.recipes.one_pass), torch.bfloat16),
+    ],
+)
+def test_there_is_no_false_alarm(make, dtype):
+    diagnosis = hs.diagnose(*trained(make, dtype))
+    assert diagnosis.advice == ()
+    assert diagnosis.updates_lost == 0
+    assert "Nothing is lost." in str(diagnosis)
+
+
+def test_a_nearest_second_moment_of_ours_is_seen_to_freeze():
+    make = ours(1e-5, nu_rounding="nearest_unchecked")
+    assert hs.diagnose(*trained(make)).moments["exp_avg_sq"].frozen == 1
+
+
+def test_second_moments_that_underflow_are_told():
+    diagnosis = hs.diagnose(*trained(torchs(1e-5, eps=1e-4), torch.float16))
+    assert diagnosis.moments["exp_avg_sq"].zero > 0.5
+    assert any("is zero where exp_avg is not" in line for line in diagnosis.advice)
+
+
+def test_the_norm_is_that_of_float32():
+    params = [torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(1000)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    diagnosis = hs.diagnose(params, torch.optim.SGD(params, lr=1.0))
+    assert diagnosis.norm == pytest.approx(4000**0.5)
+    # torch's own takes the norm of norms, which in bfloat16 is right to within a gap or two.
+    assert diagnosis.plain_norm == pytest.approx(4000**0.5, rel=2**-7)
+    assert (diagnosis.updates_lost, diagnosis.advice) == (0, ())
+
+
+def test_what_cannot_be_diagnosed_is_refused():
+    model, optimizer = trained(torchs(1e-4))
+    optimizer.zero_grad()
+    with pytest.raises(ValueError, match="no parameter has a gradient"):
+        hs.diagnose(model, optimizer)
+    with pytest.raises(TypeError, match=r"LBFGS.step needs a closure"):
+        hs.diagnose(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(TypeError, match="optimizer is Sequential"):
+        hs.diagnose(model, model)
