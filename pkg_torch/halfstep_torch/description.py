@@ -6,7 +6,7 @@ weights need no storage.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.text_table import text_table
 
 STEP_BYTES = 8
 """The count of a parameter, an int64."""
@@ -73,7 +74,7 @@ class Description:
     leaves: tuple[LeafDescription, ...]
 
     def __str__(self) -> str:
-        rows = [("parameter", "shape", "weight", "state bytes", "moments")]
+        head, rows = ("parameter", "shape", "weight", "state bytes", "moments"), []
         for leaf in self.leaves:
             kept = [f"{key} {one.format}, {one.rounding}" for key, one in leaf.moments.items()]
             reasons = dict.fromkeys(filter(None, (leaf.why, *(one.why for one in leaf.moments.values()))))
@@ -88,7 +89,7 @@ class Description:
                     f"{'; '.join(kept) or '-'}{why}",
                 )
             )
-        return table(rows)
+        return text_table(head, rows, right={3})
 
 
 def describe(optimizer: Optimizer) -> Description:
@@ -191,14 +192,3 @@ def format_text(fmt: Format) -> str:
         fmt.block_size, f"in blocks of {fmt.block_size}"
     )
     return f"{kind}{fmt.name} {blocks}"
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return rows of text, the first one their heads, under each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-    def lines() -> Iterator[str]:
-        for row in rows:
-            yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-
-    return "\n".join(lines())

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from halfstep_torch.description import state_bytes, table
+from halfstep_torch.description import state_bytes
 from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.text_table import text_table
 
 FLOAT32_ADAMW = 16
 """Bytes per parameter of float32 weights, gradients and the two moments of AdamW."""
@@ -53,9 +54,8 @@ class MemoryReport:
     all: GroupMemory
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [
-            ("", "params", "weights", "gradients", "state", "total", "B/param", "float32 AdamW")
-        ]
+        head = ("", "params", "weights", "gradients", "state", "total", "B/param", "float32 AdamW")
+        rows: list[tuple[str, ...]] = []
         for one in (*self.groups, self.all):
             counts = (one.weights, one.gradients, one.state, one.total)
             per_param = f"{one.total / one.params:.2f}" if one.params else "-"
@@ -68,7 +68,7 @@ class MemoryReport:
                     _in_units(one.float32_adamw),
                 )
             )
-        return table(rows)
+        return text_table(head, rows, right=range(1, len(head)))
 
 
 def memory_report(model: torch.nn.Module, optimizer: Optimizer) -> MemoryReport:
