@@ -4,8 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 COMPILERS := .venv-compilers
+CLIENTS := .venv-clients
 
-.PHONY: help setup demo test test-slow test-exhaustive lint types contracts vectors notebooks readme compiled compiled-all bench check clean
+.PHONY: help setup demo test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all bench check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +51,17 @@ notebooks: setup  ## execute the notebooks; every one asserts what it claims
 readme: setup  ## run the examples of the README and of docs/
 	$(BIN)/python -m pytest -q tests/test_readme.py
 
+# An environment of its own: nothing of halfstep depends on these libraries.
+$(CLIENTS)/.ready: constraints.txt
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		numpy pytest transformers accelerate lightning
+	touch $@
+
+clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries
+	PYTHONPATH=$(CURDIR)/pkg_torch $(CLIENTS)/bin/python -m pytest -q -m clients tests/test_readme.py
+
 # An environment of its own: JAX looks for the devices of every compiler that it finds.
 $(COMPILERS)/.ready: constraints.txt
 	test -x $(COMPILERS)/bin/python || $(PYTHON) -m venv $(COMPILERS)
@@ -77,4 +89,4 @@ bench: setup  ## speed of a step against peers, one run
 check: lint types contracts vectors test test-slow notebooks readme compiled  ## all that CI runs
 
 clean:  ## remove what was built
-	rm -rf $(VENV) $(COMPILERS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

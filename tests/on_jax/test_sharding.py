@@ -108,3 +108,38 @@ def test_apply_updates_over_devices_gives_the_bits_of_one():
         optax.tree.cast(parts, jnp.float32),
         optax.tree.cast(hs.apply_updates({"w": p}, {"w": u}, 4, 2), jnp.float32),
     )
+
+
+EXPLICIT = {
+    "fp8": lambda: hs.adamw(
+        1e-3, mu_dtype=hs.scaled("float8_e4m3fn"), nu_dtype=hs.scaled("ufloat8_e5m3"), seed=3
+    ),
+    "four_bit": lambda: hs.adamw(1e-3, **hs.recipes.four_bit),
+    "tables": lambda: hs.adamw(1e-3, mu_dtype=hs.codebook("dynamic4"), nu_dtype=hs.codebook("udynamic8")),
+    "cut": lambda: hs.adamw(1e-3, mu_dtype=hs.scaled("int8", 100), nu_dtype=hs.scaled("ufloat8_e4m4", None)),
+    "store_state": lambda: hs.store_state(optax.adam(1e-3), hs.scaled("int8")),
+    "lamb16": lambda: hs.lamb16(1e-3),
+    "clip": lambda: optax.chain(hs.clip_by_global_norm(1.0, exact=True), hs.sgd(0.1)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "fp8" else pytest.mark.slow) for name in EXPLICIT]
+)
+def test_explicit_mesh_axes_serve_every_format(name):
+    """On a mesh of explicit axes blocks are cut as on any other: same bits, same placement, nothing sent."""
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    tx, size = EXPLICIT[name](), (64, 512)
+    params, g = {"w": weights(size)}, {"w": gradients(1, size)[0]}
+    step = functools.partial(take_step, tx)
+    expected = jax.jit(step)(params, tx.init(params), g)
+    with jax.set_mesh(mesh):
+        placed, g = (jax.device_put(x, {"w": NamedSharding(mesh, P("x", "y"))}) for x in (params, g))
+        state = tx.init(placed)
+        compiled = jax.jit(step).lower(placed, state, g).compile()
+        after = compiled(placed, state, g)
+    assert_trees_same(after, expected)
+    assert after[0]["w"].sharding.spec == P("x", "y")
+    # Norms, and blocks that the mesh cuts, take what is on other devices.
+    if name not in ("cut", "lamb16", "clip"):
+        assert not [collective for collective in COLLECTIVES if collective in compiled.as_text()]

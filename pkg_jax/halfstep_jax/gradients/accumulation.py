@@ -106,7 +106,7 @@ def accumulate_gradients(
 
         def idle(sums, inner_state):
             like = jax.eval_shape(step, sums, inner_state)[0]
-            return jax.tree.map(lambda u: jnp.full(u.shape, -0.0, u.dtype), like), sums, inner_state
+            return jax.tree.map(lambda u: jnp.full_like(u, -0.0), like), sums, inner_state
 
         due = mini_step == every_k
         us, sums, inner_state = _branch(due, step, idle, sums, state.inner_state)

@@ -12,6 +12,7 @@ from jax import lax
 
 from halfstep_jax.numbers.norms import power_of_two
 from halfstep_jax.numbers.roots import sqrt
+from halfstep_jax.placement import with_auto_axes
 
 _INFINITY = np.uint32(0x7F800000)
 _MANTISSA = np.uint32(0x7FFFFF)
@@ -49,15 +50,16 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False) -> jax.Arra
     if not arrays:
         return jnp.zeros([], jnp.float32)
     if exact:
-        return _exact_norm([lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0x7FFFFFFF) for x in arrays])
+        return with_auto_axes(_exact_norm, arrays)
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in arrays]))
     field = jnp.clip(lax.bitcast_convert_type(largest, jnp.uint32) >> np.uint32(23), 1, 253)
     scaled = [x * power_of_two(np.uint32(254) - field) for x in arrays]
     return power_of_two(field) * sqrt(sum(jnp.sum(x * x) for x in scaled))
 
 
-def _exact_norm(patterns: list[jax.Array]) -> jax.Array:
-    """Return the norm of float32 numbers, given their patterns without the sign."""
+def _exact_norm(arrays: list[jax.Array]) -> jax.Array:
+    """Return the norm of float32 numbers by sums of integers."""
+    patterns = [lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0x7FFFFFFF) for x in arrays]
     largest = jnp.max(jnp.stack([jnp.max(bits) for bits in patterns]))
     field = largest >> np.uint32(23)
     chunks = [_chunks_of_squares(_integers(bits, field)) for bits in patterns]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep_torch.engine.advice import advise
 from halfstep_torch.engine.batches import Batch, attach_keys, attach_layouts, attach_state
 from halfstep_torch.engine.compiler import Compile
 from halfstep_torch.engine.groups import (
@@ -26,7 +27,9 @@ from halfstep_torch.engine.groups import (
 from halfstep_torch.engine.kernel import compile_batch, run_batch
 from halfstep_torch.engine.layout import Layout
 from halfstep_torch.engine.leaves import check_grad, check_memory, check_weight, leaf_name
+from halfstep_torch.engine.loss_scale import UNSCALE, Unscaled, is_skipped, scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
+from halfstep_torch.engine.replicas import check_replicas
 from halfstep_torch.engine.rows import Slot
 from halfstep_torch.engine.state_dict import (
     LAST_STEP,
@@ -95,6 +98,9 @@ class Optimizer(torch.optim.Optimizer):
     Source: contract A6, P1.
     """
 
+    # A GradScaler then calls `step` with the gradients as they are, and says by what they are scaled.
+    _step_supports_amp_scaling = True
+
     def __init__(
         self,
         params: Iterable,
@@ -108,6 +114,7 @@ class Optimizer(torch.optim.Optimizer):
         self._compile = Compile(self._name, compile)
         self._given_names = parameter_names(self._name, names)
         self._choices: list[GroupChoices] = []
+        self._compared = False
         self._applies: dict[tuple[int, str], tuple[bool, ...]] = {}
         entries = {**self._tx.make(**self._tx.options).entries, **self._tx.options, "maximize": maximize}
         self._schedule = entries["lr"] if callable(entries.get("lr")) else None
@@ -128,7 +135,15 @@ class Optimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         own = ("_tx", "_compile", "_schedule", "_choices", "_applies")
         state = {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
-        return {**state, "_given_names": None}
+        return {**state, "_given_names": None, "_compared": False}
+
+    def __repr__(self) -> str:
+        """As torch's, but for names and what is for state dicts."""
+        lines = [f"{self._name} ("]
+        for i, group in enumerate(self.param_groups):
+            lines.append(f"Parameter Group {i}")
+            lines += [f"    {key}: {group[key]}" for key in sorted(self.defaults)]
+        return "\n".join([*lines, ")"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with its own values of the entries if it has any.
@@ -205,7 +220,13 @@ class Optimizer(torch.optim.Optimizer):
             group = {**group, **{key: value for key, value in saved.items() if key.endswith("_dtype")}}
         if choices.schedule is not None:
             group = {**group, "lr": choices.rate(self._name, index, group)}
-        return [link.read(self._name, group) for link in choices.chain.links]
+        group = {**group, "grad_scale": scale_of(self)}
+        return [link.read(self._name, group) for link in self._links(index)]
+
+    def _links(self, index: int) -> tuple[Rule, ...]:
+        """Return the links by which a group is stepped: those of its chain, behind one that unscales."""
+        links = self._choices[index].chain.links
+        return links if scale_of(self) is None else (UNSCALE, *links)
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
         """Yield (group index, leaf name, parameter) of all parameters (contract W7)."""
@@ -299,6 +320,9 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
         """Update every parameter that has a gradient.
 
+        `torch.amp.GradScaler` may call it: gradients of a scaled loss are unscaled in float32, float16 ones
+        too, and a step in which it found an infinity or a NaN changes nothing.
+
         Args:
             closure: re-evaluates the model and returns the loss.
             zero_grad: drop the gradients afterwards, as `zero_grad()` does.
@@ -310,6 +334,8 @@ class Optimizer(torch.optim.Optimizer):
             TypeError: if a gradient is sparse or of a wrong dtype, or a group's value of a wrong type.
             ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
                 range. Weights and state are then unchanged.
+            RuntimeError: at the first step, if another process steps a replica of the model with another
+                seed, or at another step. Nothing is changed here.
         """
         loss = None
         if closure is not None:
@@ -329,12 +355,15 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _step(self) -> None:
+        if is_skipped(self):
+            return
         batches = self._batches()
         attach_state(self._name, list(batches.values()), self.state)
         attach_keys(list(batches.values()))
         compiled = self._prepare(batches.values())
         attach_layouts(batches, compiled, self._layouts)
         show = self._shown_rates(batches)
+        self._look_around(batches)
         # Everything that can fail has been tried: from here on, weights change.
         for batch in batches.values():
             run_batch(batch, compiled[batch.device])
@@ -344,6 +373,17 @@ class Optimizer(torch.optim.Optimizer):
             torch._foreach_clamp_max_(steps, LAST_STEP)  # pyright: ignore[reportPrivateImportUsage]
         for of_group in show:
             of_group()
+
+    def _look_around(self, batches: Mapping[tuple, Batch]) -> None:
+        """At the first step, say what the user should know, and compare replicas in other processes."""
+        nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
+        first = [batch for (*_, step), batch in batches.items() if step == 1]
+        advise(self._name, first, nameless, scale_of(self))
+        if not self._compared:
+            slots = [slot for batch in batches.values() for slot in batch.slots]
+            seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]
+            check_replicas(self._name, slots, seeds)
+            self._compared = True
 
     def _shown_rates(self, batches: Iterable[tuple]) -> list[Callable[[], None]]:
         """Return what shows the learning rates of a step in the groups whose lr is a function of it."""
@@ -391,7 +431,7 @@ class Optimizer(torch.optim.Optimizer):
             slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
             of_batch = (i, plan.links, plan.kinds, id(plan.whole), param.device, grad.dtype, slot.step)
             if of_batch not in batches:
-                batches[of_batch] = Batch(plan, self._choices[i].chain.links)
+                batches[of_batch] = Batch(plan, self._links(i))
             batches[of_batch].slots.append(slot)
         for (i, *_, step), batch in batches.items():
             batch.numbers = self._numbers(values[i], batch, step, batches.values())
@@ -406,12 +446,13 @@ class Optimizer(torch.optim.Optimizer):
             if link.measures:
                 sharing = [one for one in batches if any(one.links[k] is link for k in one.plan.links)]
                 gs = [slot.grad for one in sharing for slot in one.slots]
+                gs = gs if (scale := scale_of(self)) is None else Unscaled(gs, scale)
             numbers.append(link.step_numbers(values[j], step, gs))
         return numbers
 
     def _of_group(self, index: int, values: list[Any]) -> tuple:
         """Return what the plans of a group's parameters depend on, besides the parameters."""
-        links = self._choices[index].chain.links
+        links = self._links(index)
         read = tuple(link.read_by_bind(h) for link, h in zip(links, values, strict=True))
         return index, bool(self.param_groups[index]["maximize"]), tuple(link.seed for link in links), read
 
@@ -426,7 +467,7 @@ class Optimizer(torch.optim.Optimizer):
         return {}
 
     def _plan(self, group: int, info: ParamInfo, applies: tuple[bool, ...], values: list[Any]) -> Plan:
-        links, maximize = self._choices[group].chain.links, bool(self.param_groups[group]["maximize"])
+        links, maximize = self._links(group), bool(self.param_groups[group]["maximize"])
         rules = bind_rules(links, self._name, values, info)
         rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
         seeds, wrapped = [link.seed for link in links], links[-1].wrapped_links if links else 0
@@ -436,7 +477,8 @@ class Optimizer(torch.optim.Optimizer):
         if (group, name) not in self._applies:
             links = self._choices[group].chain.links
             self._applies[group, name] = tuple(link.applies_to(name, param) for link in links)
-        return self._applies[group, name]
+        applies = self._applies[group, name]
+        return (True,) * (len(self._links(group)) - len(applies)) + applies
 
 
 def _as_entry(value: Any) -> Any:
