@@ -6,7 +6,7 @@
 Inductor writes Triton code for tensors on the CPU as well, and Triton compiles for any target. Nothing runs.
 For each step: how many kernels it is; what in them rounds otherwise than the contract has it, or does not fit
 into registers; instructions per element, those of PTX and those that NVIDIA's assembler makes of them. Exits
-with 1 if a step does not keep the contract's bits, spills registers or has more kernels than passes.
+with 1 if a step does not keep the contract's bits or has more kernels than it should.
 """
 
 import argparse
@@ -32,8 +32,12 @@ import halfstep_torch as hs
 from halfstep_torch.engine import kernel
 
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32)}
-# Of steps of more than one: two codes to a byte under a scale of their own are packed by a second kernel.
-KERNELS = {"AdamW, relative int4 by block": 2, "AdamW, 4-bit codebooks": 3}
+# Of steps of more than one: codes that share a byte are packed by a kernel of their own, and LAMB needs norms of
+# whole parameters between its two.
+KERNELS = {
+    **{"AdamW, relative int4 by block": 2, "AdamW, ulinear4": 2, "AdamW, 4-bit codebooks": 3},
+    **{"Lamb": 2, "Lamb16": 2},
+}
 _ELEMENTS = 1 << 21
 
 
@@ -106,15 +110,17 @@ def compile_step(make: Callable[[], torch.optim.Optimizer], targets: Sequence[st
     # Inductor offers several shapes of one kernel, of which a GPU would try all; the first is its guess.
     kernels = {source.fn.cache_key: (source, options) for source, options in reversed(sources)}
     programs = []
-    for i, (source, options) in enumerate(reversed(kernels.values())):
-        for name in targets:
-            try:
-                binary = compile_for(source, target=GPUTarget(*TARGETS[name]), options=options)
-            except triton.CompilationError as error:
-                if "not supported in this architecture" not in str(error):
-                    raise
-                continue
-            programs.append(_program(name, i, binary, source))
+    for name in targets:
+        try:
+            programs += [
+                _program(
+                    name, i, compile_for(source, target=GPUTarget(*TARGETS[name]), options=options), source
+                )
+                for i, (source, options) in enumerate(reversed(kernels.values()))
+            ]
+        except triton.CompilationError as error:
+            if "not supported in this architecture" not in str(error):
+                raise
     return programs
 
 
@@ -187,18 +193,18 @@ def measure(name: str, targets: Sequence[str]) -> dict[str, Any]:
     """Return what a step compiles to: a row of the table."""
     programs = compile_step(cases()[name], targets)
     counts: dict[str, list[float]] = {}
-    found = []
+    found, spilled = [], []
     for p in programs:
         code = machine_code(p.ptx)
         both = counts.setdefault(p.target, [0.0, 0.0])
         both[0] += p.per_element(instructions(p.ptx))
         both[1] += p.per_element(code.instructions) if code else math.nan
         found += [f"{p.target}: {what} {count}" for what, count in faults(p.ptx).items()]
-        found += [f"{p.target}: {code.spilled} bytes spilled"] if code and code.spilled else []
+        spilled += [f"{p.target}: {code.spilled} bytes spilled"] if code and code.spilled else []
     kernels = 1 + max(p.kernel for p in programs)
     if kernels > KERNELS.get(name, 1):
         found.append(f"{kernels} kernels")
-    return {"step": name, "kernels": kernels, "instructions": counts, "faults": found}
+    return {"step": name, "kernels": kernels, "instructions": counts, "faults": found, "spilled": spilled}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -216,7 +222,7 @@ def main(argv: list[str] | None = None) -> int:
         columns = [row["instructions"].get(target) for target in arguments.targets]
         texts = ["-" if both is None else f"{both[0]:.0f} / {both[1]:.0f}" for both in columns]
         columns = [f"{text:>11s}" for text in texts]
-        print(f"{name:34s}{row['kernels']:8d}", *columns, *row["faults"], flush=True)
+        print(f"{name:34s}{row['kernels']:8d}", *columns, *row["faults"], *row["spilled"], flush=True)
         rows.append(row)
     if arguments.json:
         versions = {module.__name__: module.__version__ for module in (torch, triton)}
