@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from halfstep_jax.numbers.norms import AxisNames, cut_axes, over_axes, power_of_two
+from halfstep_jax.numbers.roots import sqrt
 from halfstep_jax.placement import with_auto_axes
 
 _INFINITY = np.uint32(0x7F800000)
@@ -58,7 +59,7 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names:
     field = jnp.clip(lax.bitcast_convert_type(largest, jnp.uint32) >> np.uint32(23), 1, 253)
     scaled = [x * power_of_two(np.uint32(254) - field) for x in arrays]
     sums = [over_axes(lax.psum, jnp.sum(x * x), own) for x, own in zip(scaled, axes, strict=True)]
-    return power_of_two(field) * jnp.sqrt(sum(sums))
+    return power_of_two(field) * sqrt(sum(sums))
 
 
 def _exact_norm(axes: list[tuple[str, ...]], arrays: list[jax.Array]) -> jax.Array:
@@ -73,7 +74,7 @@ def _exact_norm(axes: list[tuple[str, ...]], arrays: list[jax.Array]) -> jax.Arr
         same = [bits for bits, own in zip(patterns, axes, strict=True) if own == some]
         chunks = [_chunks_of_squares(_integers(bits, field)) for bits in same]
         totals.append(over_axes(lax.psum, _total(jnp.concatenate(chunks, axis=1)), some))
-    root = jnp.sqrt(_as_float32(_carried(sum(totals[1:], totals[0]))))
+    root = sqrt(_as_float32(_carried(sum(totals[1:], totals[0]))))
     norm = root * np.float32(2.0**-23) * power_of_two(field)
     norm = jnp.where(field == 0, np.float32(0), norm)
     special = jnp.where(largest == _INFINITY, np.float32(np.inf), np.float32(np.nan))

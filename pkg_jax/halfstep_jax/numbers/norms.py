@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.numbers.roots import sqrt
+
 # Exponent fields between which both 2^e and 2^-e are normal numbers.
 _LOWEST, _HIGHEST = 1, 253
 
@@ -47,7 +49,7 @@ def norm(x: jax.Array, axis_names: AxisNames = ()) -> jax.Array:
     largest = lax.bitcast_convert_type(over_axes(lax.pmax, jnp.max(jnp.abs(x)), axes), jnp.uint32)
     field = jnp.clip(largest >> np.uint32(23), np.uint32(_LOWEST), np.uint32(_HIGHEST))
     scaled = x * power_of_two(np.uint32(254) - field)
-    return power_of_two(field) * jnp.sqrt(over_axes(lax.psum, jnp.sum(scaled * scaled), axes))
+    return power_of_two(field) * sqrt(over_axes(lax.psum, jnp.sum(scaled * scaled), axes))
 
 
 def check_axis_names(caller: str, axis_names: AxisNames) -> None:

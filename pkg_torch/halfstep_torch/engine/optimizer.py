@@ -137,6 +137,14 @@ class Optimizer(torch.optim.Optimizer):
         state = {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
         return {**state, "_given_names": None, "_compared": False}
 
+    def __repr__(self) -> str:
+        """As torch's, but for names and what is for state dicts."""
+        lines = [f"{self._name} ("]
+        for i, group in enumerate(self.param_groups):
+            lines.append(f"Parameter Group {i}")
+            lines += [f"    {key}: {group[key]}" for key in sorted(self.defaults)]
+        return "\n".join([*lines, ")"])
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with its own values of the entries if it has any.
 
