@@ -98,7 +98,8 @@ def test_what_needs_all_gradients_is_refused():
         hs.release_gradients(optimizer)
     with pytest.raises(RuntimeError, match=r"clip_grad_norm_: release_gradients"):
         hs.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.grad_scale = torch.tensor(2.0)  # as a GradScaler does
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(1, 8, dtype=torch.bfloat16)).sum()).backward()
     with pytest.raises(RuntimeError, match="a GradScaler steps this optimizer"):
-        optimizer.step()
+        scaler.step(optimizer)
     handle.remove()

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from halfstep_jax.numbers.norms import power_of_two
+from halfstep_jax.numbers.roots import sqrt
 from halfstep_jax.placement import with_auto_axes
 
 _INFINITY = np.uint32(0x7F800000)
@@ -53,7 +54,7 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False) -> jax.Arra
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in arrays]))
     field = jnp.clip(lax.bitcast_convert_type(largest, jnp.uint32) >> np.uint32(23), 1, 253)
     scaled = [x * power_of_two(np.uint32(254) - field) for x in arrays]
-    return power_of_two(field) * jnp.sqrt(sum(jnp.sum(x * x) for x in scaled))
+    return power_of_two(field) * sqrt(sum(jnp.sum(x * x) for x in scaled))
 
 
 def _exact_norm(arrays: list[jax.Array]) -> jax.Array:
@@ -62,7 +63,7 @@ def _exact_norm(arrays: list[jax.Array]) -> jax.Array:
     largest = jnp.max(jnp.stack([jnp.max(bits) for bits in patterns]))
     field = largest >> np.uint32(23)
     chunks = [_chunks_of_squares(_integers(bits, field)) for bits in patterns]
-    root = jnp.sqrt(_as_float32(_total(jnp.concatenate(chunks, axis=1))))
+    root = sqrt(_as_float32(_total(jnp.concatenate(chunks, axis=1))))
     norm = root * np.float32(2.0**-23) * power_of_two(field)
     norm = jnp.where(field == 0, np.float32(0), norm)
     special = jnp.where(largest == _INFINITY, np.float32(np.inf), np.float32(np.nan))

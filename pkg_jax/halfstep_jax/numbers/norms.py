@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.numbers.roots import sqrt
+
 # Exponent fields between which both 2^e and 2^-e are normal numbers.
 _LOWEST, _HIGHEST = 1, 253
 
@@ -38,7 +40,7 @@ def norm(x: jax.Array) -> jax.Array:
     largest = lax.bitcast_convert_type(jnp.max(jnp.abs(x)), jnp.uint32)
     field = jnp.clip(largest >> np.uint32(23), np.uint32(_LOWEST), np.uint32(_HIGHEST))
     scaled = x * power_of_two(np.uint32(254) - field)
-    return power_of_two(field) * jnp.sqrt(jnp.sum(scaled * scaled))
+    return power_of_two(field) * sqrt(jnp.sum(scaled * scaled))
 
 
 def power_of_two(field: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import optax
 
 from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.global_norm import global_norm
+from halfstep_jax.numbers.roots import divide
 from halfstep_jax.rule import Rule, number
 from halfstep_jax.transform import as_transform
 
@@ -70,4 +71,4 @@ class ClipByGlobalNorm(Rule):
 def clip(u: jax.Array, norm: jax.Array, max_norm: jax.typing.ArrayLike) -> jax.Array:
     """Return an update, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
     # A product with 1 keeps every bit.
-    return jnp.where(norm <= max_norm, np.float32(1), max_norm / norm) * u
+    return jnp.where(norm <= max_norm, np.float32(1), divide(max_norm, norm)) * u

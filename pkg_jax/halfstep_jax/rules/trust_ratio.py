@@ -15,6 +15,7 @@ from jax.core import Tracer
 from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.hyperparameters import as_float32, as_nonnegative, check_order
 from halfstep_jax.numbers.norms import norm
+from halfstep_jax.numbers.roots import divide
 from halfstep_jax.rule import Rule, number, scalar_or_schedule
 from halfstep_jax.transform import as_transform
 
@@ -150,7 +151,7 @@ class ScaleByTrustRatio(Rule):
         """Return the ratio in float32, given both norms (contract L2)."""
         p_norm = jnp.minimum(jnp.maximum(p_norm, n.min_norm), n.max_norm)
         u_norm = jnp.maximum(u_norm, n.min_norm)
-        ratio = self.power_of((n.trust_coefficient * p_norm) / (u_norm + n.eps), n)
+        ratio = self.power_of(divide(n.trust_coefficient * p_norm, u_norm + n.eps), n)
         # Where a norm is 0 the quotient would freeze the leaf for ever.
         ratio = jnp.where((p_norm == 0) | (u_norm == 0), np.float32(1), ratio)
         return jnp.minimum(jnp.maximum(ratio, n.min_ratio), n.max_ratio)
@@ -176,7 +177,7 @@ class ScaleByTemperedTrustRatio(ScaleByTrustRatio):
 
     def numbers(self, h, count) -> dict[str, Any]:
         """Set the coefficient: 1e-3 / learning_rate."""
-        return {"trust_coefficient": TEMPERED_COEFFICIENT / jnp.asarray(h.learning_rate)}
+        return {"trust_coefficient": divide(TEMPERED_COEFFICIENT, jnp.asarray(h.learning_rate))}
 
     def power_of(self, quotient: jax.Array, n) -> jax.Array:
         """Return quotient^power."""
