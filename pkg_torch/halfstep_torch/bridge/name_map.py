@@ -241,18 +241,18 @@ def _wanted(module: nn.Module | None, leaves: set[str]) -> dict[str, tuple[str, 
     return {leaf: wanted[leaf] for leaf in leaves} if leaves <= set(wanted) else None
 
 
-def _layout(name: str, leaf: Shape, parameter: Shape) -> tuple[Shape, tuple[int, ...]] | None:
+def _layout(name: str, leaf: Shape, parameter: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
     """Return how axes of a parameter are cut and ordered to be those of a leaf, or None."""
     n = len(leaf)
     if name == "embedding":
-        return (leaf, (0, 1)) if leaf == parameter else None
+        return (leaf, (0, 1)) if leaf == tuple(parameter) else None
     if len(parameter) == 1:
         # A vector; the bias of split heads.
         return (leaf, tuple(range(n))) if math.prod(leaf) == parameter[0] else None
     if len(parameter) > 2:
         # Kernel axes, inputs, outputs.
         axes = (*range(2, len(parameter)), 1, 0)
-        return (parameter, axes) if leaf == tuple(parameter[i] for i in axes) else None
+        return (tuple(parameter), axes) if leaf == tuple(parameter[i] for i in axes) else None
     outputs, inputs = parameter[0], parameter[1]
     found = set()
     for k in range(1, n):
