@@ -38,7 +38,11 @@ def unnamed(model):
     return hs.Lamb(model.parameters(), lr=1e-2, param_storage="split16")
 
 
-@pytest.mark.parametrize("make", [adamw, unnamed])
+def compiled(model):
+    return hs.AdamW(model.named_parameters(), lr=1e-2, compile=True)
+
+
+@pytest.mark.parametrize("make", [adamw, unnamed, pytest.param(compiled, marks=pytest.mark.exhaustive)])
 def test_the_bits_are_those_of_a_step_after_backward(make):
     with_release, without = train(make, True), train(make, False)
     assert_same_snapshots(snapshot(with_release), snapshot(without))

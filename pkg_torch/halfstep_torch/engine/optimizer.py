@@ -400,7 +400,7 @@ class Optimizer(torch.optim.Optimizer):
     def _prepare(self, batches: Iterable[Batch]) -> dict[torch.device, bool]:
         """Compile what is to be compiled; return on which devices steps run compiled."""
         elements: dict[torch.device, int] = {}
-        for _, _, param in self._named():
+        for param in (param for group in self.param_groups for param in group["params"]):
             elements[param.device] = elements.get(param.device, 0) + param.numel()
         compiled = {}
         for batch in batches:
