@@ -4,8 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 COMPILERS := .venv-compilers
+CLIENTS := .venv-clients
 
-.PHONY: help setup demo test test-slow test-exhaustive lint types contracts vectors notebooks readme compiled bench check clean
+.PHONY: help setup demo test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all bench check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +51,17 @@ notebooks: setup  ## execute the notebooks; every one asserts what it claims
 readme: setup  ## run the examples of the README and of docs/
 	$(BIN)/python -m pytest -q tests/test_readme.py
 
+# An environment of its own: nothing of halfstep depends on these libraries.
+$(CLIENTS)/.ready: constraints.txt
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		numpy pytest transformers accelerate lightning
+	touch $@
+
+clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries
+	PYTHONPATH=$(CURDIR)/pkg_torch $(CLIENTS)/bin/python -m pytest -q -m clients tests/test_readme.py tests/on_torch/test_clients.py
+
 # An environment of its own: JAX looks for the devices of every compiler that it finds.
 $(COMPILERS)/.ready: constraints.txt
 	test -x $(COMPILERS)/bin/python || $(PYTHON) -m venv $(COMPILERS)
@@ -57,8 +69,19 @@ $(COMPILERS)/.ready: constraints.txt
 		jax jaxlib ml_dtypes optax libtpu jax-cuda13-plugin jax-cuda13-pjrt
 	touch $@
 
-compiled: $(COMPILERS)/.ready  ## compile steps for TPU and CUDA, which are not here; count the bytes that they move
-	PYTHONPATH=pkg_jax $(COMPILERS)/bin/python benchmarks/compiled.py
+# Triton beside the torch that is there: it needs nothing of it, and torch's own wheel for a CPU brings none.
+$(COMPILERS)/triton/.ready: constraints.txt | setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+		-c constraints.txt --target $(COMPILERS)/triton triton
+	touch $@
+
+compiled: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## compile steps for TPU and CUDA, which are not here; count bytes and instructions
+	PYTHONPATH=pkg_jax:$(COMPILERS)/triton $(COMPILERS)/bin/python benchmarks/compiled.py
+	PYTHONPATH=$(COMPILERS)/triton $(BIN)/python benchmarks/compiled_torch.py --targets sm_90 \
+		--only AdamW "AdamW, one_pass" "AdamW, e4m3fn, ufloat8_e5m3" Lion Lamb
+
+compiled-all: compiled  ## torch's steps for CUDA, all of them
+	PYTHONPATH=$(COMPILERS)/triton $(BIN)/python benchmarks/compiled_torch.py
 
 bench: setup  ## speed of a step against peers, one run
 	$(BIN)/python benchmarks/step.py
@@ -66,4 +89,4 @@ bench: setup  ## speed of a step against peers, one run
 check: lint types contracts vectors test test-slow notebooks readme compiled  ## all that CI runs
 
 clean:  ## remove what was built
-	rm -rf $(VENV) $(COMPILERS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

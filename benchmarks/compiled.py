@@ -5,7 +5,11 @@
 XLA compiles the whole step (our transform and `optax.apply_updates`, donated) for a TPU v5e, a TPU v6e and
 an H100 on any x86 Linux machine, ahead of time. For each setting: the floor, that is weights and state read
 and written once and gradients read once; what the program moves; and its array-sized temporaries. Exits with
-1 if a setting moves more than it claims. Nothing is run, so this says nothing about time spent on arithmetic.
+1 if a setting moves more than it claims.
+
+Nothing is run. What can be said about time spent on arithmetic is how many instructions there are: for the
+H100, where a step is one kernel, those of PTX per parameter, and of the machine's code where NVIDIA's
+assembler is found. Such a kernel may have no product fused with a sum.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import math
 import os
 import pathlib
 import sys
+import tempfile
 import time
 
 # A compiler without a device: nothing is asked of a machine that is not there.
@@ -31,6 +36,7 @@ os.environ |= {
 import jax
 import jax.numpy as jnp
 import optax
+from gpu_programs import bytes_stored, faults, instructions, machine_code
 from hbm_traffic import hbm_traffic
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
@@ -76,6 +82,11 @@ class Setting:
     shape: tuple[int, ...] = LARGE
     temporaries: float = 0.2
     targets: tuple[str, ...] = ("v5e", "v6e", "h100")
+
+    @property
+    def one_kernel(self) -> bool:
+        """Whether it claims to read and write everything once."""
+        return 0 < self.most.get("h100", math.inf) < 1.01
 
 
 def _settings() -> list[Setting]:
@@ -159,16 +170,32 @@ def compile_step(setting: Setting, device) -> dict:
     arguments = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), (params, state, params)
     )
-    start = time.perf_counter()
-    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
     n = math.prod(setting.shape)
-    floor = (3 * _bytes(params) + 2 * _bytes(state)) / n
-    return {
-        "floor": floor,
-        "moved": hbm_traffic(compiled.as_text()) / n,
-        "temporaries": compiled.memory_analysis().temp_size_in_bytes / n,
-        "seconds": time.perf_counter() - start,
-    }
+    start = time.perf_counter()
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(*arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        gpu = device.platform not in ("cpu", "tpu")
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder} if gpu else None)
+        row = {
+            "floor": (3 * _bytes(params) + 2 * _bytes(state)) / n,
+            "moved": hbm_traffic(compiled.as_text()) / n,
+            "temporaries": compiled.memory_analysis().temp_size_in_bytes / n,
+            "seconds": time.perf_counter() - start,
+        }
+        if gpu and setting.one_kernel:
+            row |= _kernel(pathlib.Path(folder), (_bytes(params) + _bytes(state)) / n)
+    return row
+
+
+def _kernel(folder: pathlib.Path, stored: float) -> dict:
+    """Return what is in the kernel that a step is, given how many bytes it writes per parameter."""
+    ptx = max((path.read_text() for path in folder.glob("*.ptx")), key=bytes_stored)
+    elements, code = bytes_stored(ptx) / stored, machine_code(ptx)
+    found = {name: count for name, count in faults(ptx).items() if name != "approximate"}
+    if code and code.spilled:
+        found["bytes spilled"] = code.spilled
+    machine = code.instructions / elements if code else None
+    return {"ptx": instructions(ptx) / elements, "machine": machine, "faults": found}
 
 
 def _bytes(tree) -> int:
@@ -179,10 +206,14 @@ def main() -> None:
     """Print the table and check the claims."""
     parser = argparse.ArgumentParser(description="Memory traffic of compiled steps, without an accelerator.")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
+    parser.add_argument("--only", nargs="*", help="these settings, by name")
     arguments = parser.parse_args()
     targets, rows, broken = devices(), [], []
-    print(f"{'bytes per parameter':32}{'floor':>7}", *(f"{name:>7}{'x':>6}{'temp':>6}" for name in targets))
+    columns = [f"{name:>7}{'x':>6}{'temp':>6}" for name in targets]
+    print(f"{'bytes per parameter':32}{'floor':>7}", *columns, "instructions: PTX / machine")
     for setting in _settings():
+        if arguments.only and setting.name not in arguments.only:
+            continue
         line = []
         for name, device in targets.items():
             if name not in setting.targets:
@@ -194,6 +225,9 @@ def main() -> None:
             line.append(f"{row['moved']:7.2f}{ratio:6.2f}{row['temporaries']:6.2f}")
             if ratio > setting.most.get(name, math.inf):
                 broken.append(f"{setting.name} on {name}: {ratio:.3f} over {setting.most[name]}")
+            if "ptx" in row:
+                line.append(f"{row['ptx']:7.0f} / {row['machine'] or math.nan:.0f}")
+                broken += [f"{setting.name} on {name}: {row['faults']}"] if row["faults"] else []
             if name == "h100" and setting.most and row["temporaries"] > setting.temporaries:
                 broken.append(f"{setting.name} on {name}: {row['temporaries']:.2f} bytes of temporaries")
         print(f"{setting.name:32}{rows[-1]['floor']:7.2f}", *line, flush=True)

@@ -1,25 +1,39 @@
 """What torch.compile makes of whole steps for GPUs that are not here: their programs, and what is in them.
 
-    make compiled
+    make compiled          # a few steps for one GPU
+    make compiled-all      # every rule, format and weight storage, for all of them
 
 Inductor writes Triton code for tensors on the CPU as well, and Triton compiles for any target. Nothing runs.
-A step keeps the contract's bits if no product is fused with a sum, quotients and roots are rounded correctly
-and nothing is flushed: then its program has no fma, no approximate operation and no `.ftz`.
+For each step: how many kernels it is; what in them rounds otherwise than the contract has it, or does not fit
+into registers; instructions per element, those of PTX and those that NVIDIA's assembler makes of them. Exits
+with 1 if a step does not keep the contract's bits, spills registers or has more kernels than passes.
 """
 
 import argparse
 import json
+import math
 import pathlib
 import re
 import sys
 import unittest.mock
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch._inductor.runtime.triton_heuristics as heuristics
+import triton
+from gpu_programs import faults, instructions, machine_code
+from torch._inductor import codecache, config
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+import halfstep_torch as hs
+from halfstep_torch.engine import kernel
 
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32)}
+# Of steps of more than one: two codes to a byte under a scale of their own are packed by a second kernel.
+KERNELS = {"AdamW, relative int4 by block": 2, "AdamW, 4-bit codebooks": 3}
 _ELEMENTS = 1 << 21
 
 
@@ -32,7 +46,6 @@ class Program(NamedTuple):
         ptx: its text.
         elements: that a program instance steps.
         threads: of an instance.
-        spills: registers that did not fit.
     """
 
     target: str
@@ -40,21 +53,10 @@ class Program(NamedTuple):
     ptx: str
     elements: int
     threads: int
-    spills: int
 
-    @property
-    def faults(self) -> dict[str, int]:
-        """What rounds otherwise than the contract has it, and how often."""
-        patterns = {"fma": r"\bfma\.", "approximate": r"\.(approx|full)\b", "flushed": r"\.ftz\b"}
-        found = {name: len(re.findall(pattern, self.ptx)) for name, pattern in patterns.items()}
-        return {name: count for name, count in found.items() if count}
-
-    @property
-    def instructions(self) -> float:
-        """Per element: lines of PTX that are instructions, of a thread, over the elements of a thread."""
-        lines = [line for line in self.ptx.splitlines() if re.match(r"\t+[@a-z].*;$", line)]
-        body = [line for line in lines if not re.match(r"\t+(\.|@?%?p?\d*\s*bra|ret)", line)]
-        return len(body) * self.threads / max(self.elements, 1)
+    def per_element(self, count: float) -> float:
+        """Return a count of a thread per element."""
+        return count * self.threads / self.elements
 
 
 class _Driver:
@@ -70,31 +72,28 @@ class _Driver:
         return unittest.mock.MagicMock()
 
 
-def compile_step(make: Callable[[], torch.optim.Optimizer]) -> list[Program]:
-    """Return the kernels of one step of an optimizer, compiled for every target.
+def compile_step(make: Callable[[], torch.optim.Optimizer], targets: Sequence[str]) -> list[Program]:
+    """Return the kernels of one step of an optimizer, compiled for some targets.
 
     Args:
         make: returns an optimizer over parameters that have gradients, with `compile=True`.
+        targets: names of `TARGETS`. One that lacks a dtype of the step is left out.
     """
-    import torch._inductor.runtime.triton_heuristics as heuristics
-    import triton
-    from torch._inductor import config
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
-    from halfstep_torch.engine import kernel
-
     sources: list[tuple[Any, Any]] = []
     compile_for = triton.compile
 
     def record(source: Any, target: Any, options: Any) -> Any:
-        sources.append((source, options))
-        return compile_for(source, target=GPUTarget(*TARGETS["sm_90"]), options=options)
+        sources.append((source, options | as_on_gpu))
+        return unittest.mock.MagicMock()
 
     driver.set_active(_Driver(GPUTarget(*TARGETS["sm_90"])))
+    # Or a kernel that another step had too would not be seen again.
     torch._dynamo.reset()
+    codecache.PyCodeCache.cache_clear()
     kernel.compiled_kernel.cache_clear()
     of_gpu = kernel._options(torch.device("cuda"))
+    # What Inductor makes of an option where it knows that the kernel is for a GPU.
+    as_on_gpu = {"enable_reflect_ftz": not of_gpu.get("eager_numerics.disable_ftz", False)}
     options = {"cpu_backend": "triton", "triton_disable_device_detection": True, "compile_threads": 1}
     with (
         config.patch(**options, fx_graph_cache=False),
@@ -108,9 +107,9 @@ def compile_step(make: Callable[[], torch.optim.Optimizer]) -> list[Program]:
     kernels = {source.fn.cache_key: (source, options) for source, options in reversed(sources)}
     programs = []
     for i, (source, options) in enumerate(reversed(kernels.values())):
-        for name, target in TARGETS.items():
+        for name in targets:
             try:
-                binary = compile_for(source, target=GPUTarget(*target), options=options)
+                binary = compile_for(source, target=GPUTarget(*TARGETS[name]), options=options)
             except triton.CompilationError as error:
                 if "not supported in this architecture" not in str(error):
                     raise
@@ -130,75 +129,101 @@ def _program(target: str, kernel: int, binary: Any, source: Any) -> Program:
     reduced = re.search(r"R0_BLOCK: tl.constexpr = (\d+)", source.fn.src)
     elements = names["XBLOCK"] * (int(reduced[1]) if reduced else 1)
     threads = 32 * binary.metadata.num_warps
-    return Program(target, kernel, binary.asm["ptx"], elements, threads, getattr(binary, "n_spills", 0) or 0)
+    return Program(target, kernel, binary.asm["ptx"], elements, threads)
 
 
-def step_of(name: str, **options: Any) -> Callable[[], torch.optim.Optimizer]:
+def step_of(name: str, *arguments: Any, **options: Any) -> Callable[[], torch.optim.Optimizer]:
     """Return what makes an optimizer of this package over one bfloat16 parameter."""
 
     def make() -> torch.optim.Optimizer:
-        import halfstep_torch as hs
-
         p = torch.nn.Parameter(torch.zeros(_ELEMENTS // 1024, 1024, dtype=torch.bfloat16))
         p.grad = torch.zeros_like(p)
-        return getattr(hs, name)([("w", p)], compile=True, **options)
+        return getattr(hs, name)([("w", p)], *arguments, compile=True, **options)
 
     return make
 
 
 def cases() -> dict[str, Callable[[], torch.optim.Optimizer]]:
-    """Return what is compiled: rules, formats, weight storages."""
-    import halfstep_torch as hs
+    """Return what is compiled: every rule, every format, every weight storage; not their product."""
 
     def moments(mu: Any, nu: Any) -> Callable[[], torch.optim.Optimizer]:
         return step_of("AdamW", mu_dtype=mu, nu_dtype=nu)
 
-    found = {
+    def chain(*links: Any) -> Callable[[], torch.optim.Optimizer]:
+        last = hs.scale_by_learning_rate(1e-3), hs.round_stochastically()
+        return step_of("Optimizer", hs.chain(*links, *last))
+
+    scaled, codebook = hs.scaled, hs.codebook
+    # Not four_bit: a step that cuts blocks in two ways is not compiled.
+    names = ("full_precision", "near_float32", "one_pass", "eight_bit")
+    return {
         "AdamW": step_of("AdamW"),
-        "AdamW, fp8 moments": moments(hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")),
-        "AdamW, int8 and ufloat8_e4m4": moments(hs.scaled("int8"), hs.scaled("ufloat8_e4m4")),
-        "AdamW, ufloat8_e6m2": moments("bfloat16", "ufloat8_e6m2"),
-        "AdamW, 8-bit codebooks": moments(hs.codebook("dynamic8"), hs.codebook("udynamic8")),
         **{
             f"AdamW, {name}": step_of("AdamW", param_storage=name)
             for name in ("nearest", "compensated", "split8", "split16", "master")
         },
-        **{name: step_of(name) for name in ("Lion", "Lamb", "Lamb16")},
+        **{f"AdamW, {name}": step_of("AdamW", **getattr(hs.recipes, name)) for name in names},
+        "AdamW, ufloat8_e6m2": moments("bfloat16", "ufloat8_e6m2"),
+        "AdamW, scaled float16": moments(scaled("float16"), scaled("float16")),
+        "AdamW, e4m3fn, ufloat8_e5m3": moments(scaled("float8_e4m3fn"), scaled("ufloat8_e5m3")),
+        "AdamW, e5m2, e5m2": moments(scaled("float8_e5m2"), scaled("float8_e5m2")),
+        "AdamW, e3m4, ufloat8_e4m4": moments(scaled("float8_e3m4"), scaled("ufloat8_e4m4")),
+        "AdamW, int8, ufloat8_e4m4": moments(scaled("int8"), scaled("ufloat8_e4m4")),
+        "AdamW, relative int8 by block": moments(hs.relative("int8", 128), "ufloat8_e6m2"),
+        "AdamW, relative int4 by block": moments(hs.relative("int4", 32), "ufloat8_e6m2"),
+        "AdamW, 8-bit codebooks": moments(codebook("dynamic8"), codebook("udynamic8")),
+        "AdamW, 4-bit codebooks": moments(codebook("dynamic4"), codebook("udynamic4")),
+        "AdamW, ulinear4": moments("bfloat16", codebook("ulinear4")),
+        "AdamW, float32 moments": moments("float32", "float32"),
+        **{name: step_of(name) for name in ("Adam", "Lion", "Lamb", "Lamb16")},
         "SGD, momentum": step_of("SGD", momentum=0.9),
+        "Adan": chain(hs.scale_by_adan()),
+        "store_state of Adam, fp8": chain(hs.store_state(hs.scale_by_adam(), scaled("float8_e4m3fn"))),
+        "clipping, Lion": chain(hs.clip_by_global_norm(1.0), hs.scale_by_lion()),
     }
-    return found
+
+
+def measure(name: str, targets: Sequence[str]) -> dict[str, Any]:
+    """Return what a step compiles to: a row of the table."""
+    programs = compile_step(cases()[name], targets)
+    counts: dict[str, list[float]] = {}
+    found = []
+    for p in programs:
+        code = machine_code(p.ptx)
+        both = counts.setdefault(p.target, [0.0, 0.0])
+        both[0] += p.per_element(instructions(p.ptx))
+        both[1] += p.per_element(code.instructions) if code else math.nan
+        found += [f"{p.target}: {what} {count}" for what, count in faults(p.ptx).items()]
+        found += [f"{p.target}: {code.spilled} bytes spilled"] if code and code.spilled else []
+    kernels = 1 + max(p.kernel for p in programs)
+    if kernels > KERNELS.get(name, 1):
+        found.append(f"{kernels} kernels")
+    return {"step": name, "kernels": kernels, "instructions": counts, "faults": found}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print the table; return 1 if a program rounds otherwise than the contract has it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=pathlib.Path, help="where to write the figures")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", nargs="*", help="these steps, by name")
+    parser.add_argument("--targets", nargs="*", choices=TARGETS, default=list(TARGETS), help="these GPUs")
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     rows = []
-    print(f"{'step':34s}{'kernels':>8s}" + "".join(f"{name:>9s}" for name in TARGETS) + "  PTX per element")
-    for name, make in cases().items():
-        if arguments.only not in name:
-            continue
-        programs = compile_step(make)
-        counts = {p.target: 0.0 for p in programs}
-        for p in programs:
-            counts[p.target] += p.instructions
-        faults = [f"{p.target}: {p.faults}" for p in programs if p.faults]
-        faults += [f"{p.target}: {p.spills} spilled" for p in programs if p.spills]
-        kernels = 1 + max(p.kernel for p in programs)
-        print(
-            f"{name:34s}{kernels:8d}"
-            + "".join(f"{counts[t]:9.0f}" if t in counts else f"{'-':>9s}" for t in TARGETS),
-            *faults,
-            flush=True,
-        )
-        rows.append({"step": name, "kernels": kernels, "instructions": counts, "faults": faults})
+    print(f"{'PTX / machine per element':34s}{'kernels':>8s}", *(f"{t:>11s}" for t in arguments.targets))
+    for name in arguments.only or cases():
+        row = measure(name, arguments.targets)
+        columns = [row["instructions"].get(target) for target in arguments.targets]
+        texts = ["-" if both is None else f"{both[0]:.0f} / {both[1]:.0f}" for both in columns]
+        columns = [f"{text:>11s}" for text in texts]
+        print(f"{name:34s}{row['kernels']:8d}", *columns, *row["faults"], flush=True)
+        rows.append(row)
     if arguments.json:
-        record = {"torch": torch.__version__, "rows": rows}
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
-    return int(any(row["faults"] for row in rows))
+        versions = {module.__name__: module.__version__ for module in (torch, triton)}
+        arguments.json.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
+    broken = [row["step"] for row in rows if row["faults"]]
+    print("\nEvery program keeps the contract's bits." if not broken else "\nBroken: " + "; ".join(broken))
+    return int(bool(broken))
 
 
 if __name__ == "__main__":

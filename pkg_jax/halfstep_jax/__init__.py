@@ -2,8 +2,10 @@
 
 from halfstep_jax import recipes
 from halfstep_jax.checkpoint.save_state import load_state, save_state
+from halfstep_jax.description import describe
 from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
+from halfstep_jax.memory_report import memory_report
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
 from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
@@ -71,6 +73,7 @@ __all__ = [
     "codebook",
     "compensate",
     "decay_rate",
+    "describe",
     "diagnose",
     "ema",
     "ema_params",
@@ -81,6 +84,7 @@ __all__ = [
     "leaf_id",
     "lion",
     "load_state",
+    "memory_report",
     "moment",
     "number",
     "opaque",

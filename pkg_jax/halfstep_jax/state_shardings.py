@@ -7,7 +7,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from halfstep_jax.leaves import leaf_name
-from halfstep_jax.storage.placement import placed_like
+from halfstep_jax.placement import placed_like
 
 
 def state_shardings(tx: optax.GradientTransformation, params, shardings) -> Any:

@@ -11,10 +11,12 @@ from halfstep_torch import recipes
 from halfstep_torch.chain import chain
 from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.declarations import decay_rate, moment, number
+from halfstep_torch.description import describe
 from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
+from halfstep_torch.memory_report import memory_report
 from halfstep_torch.numbers.moments import ema
 from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
 from halfstep_torch.numbers.rounding import round_to
@@ -55,6 +57,7 @@ __all__ = [
     "codebook",
     "compensate",
     "decay_rate",
+    "describe",
     "diagnose",
     "ema",
     "ema_params",
@@ -64,6 +67,7 @@ __all__ = [
     "leaf_id",
     "load_float32_state_dict",
     "load_state",
+    "memory_report",
     "moment",
     "number",
     "preheat",

@@ -409,7 +409,7 @@ _BLOCK = 'Use a positive integer, "row" or None.'
             lambda: hs.scale_by_adam(nu_dtype="ufloat8_e5m3"),
             ValueError,
             "scale_by_adam: nu_dtype=ufloat8_e5m3 cannot hold a moment without a block scale. "
-            'Use "bfloat16", "float16" or "float32".',
+            'Use scaled("ufloat8_e5m3").',
         ),
         (
             lambda: hs.scale_by_adam(nu_dtype="complex64"),

@@ -14,6 +14,7 @@ import optax
 
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import bias_correction, ema
+from halfstep_jax.numbers.roots import divide, sqrt
 from halfstep_jax.numbers.schedules import is_zero
 from halfstep_jax.rule import Rule, decay_rate, moment, number
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
@@ -297,7 +298,7 @@ class ScaleByAdam(Rule):
         if not self.bias_correction:
             return dict.fromkeys(("r1", "r2", "r1_next"), np.float32(1))
         rates = jnp.stack([jnp.asarray(b) for b in (h.b1, h.b2, h.b1)])
-        r1, r2, r1_next = np.float32(1) / bias_correction(rates, count + np.array([0, 0, 1], np.int32))
+        r1, r2, r1_next = divide(jnp.ones(3), bias_correction(rates, count + np.array([0, 0, 1], np.int32)))
         return {"r1": r1, "r2": r2, "r1_next": r1_next}
 
     def update(self, g, p, n, moments, zero):
@@ -310,4 +311,4 @@ class ScaleByAdam(Rule):
             m_hat = m * n.r1
         v_hat = v * n.r2 if is_zero(self.eps_root) else add_product(n.eps_root, v, n.r2, zero)
         # A visible eps of 0 goes, and a quotient by a bare root becomes a product with an approximate rsqrt.
-        return m_hat / (jnp.sqrt(v_hat) + opaque(n.eps, zero))
+        return divide(m_hat, sqrt(v_hat) + opaque(n.eps, zero))

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import bias_correction, ema
+from halfstep_jax.numbers.roots import divide, sqrt
 from halfstep_jax.rule import Rule, decay_rate, moment, number
 from halfstep_jax.transform import transform_of
 
@@ -58,7 +58,7 @@ class ScaleByAdan(Rule):
     def numbers(self, h, count) -> dict[str, Any]:
         """Return reciprocals of the bias corrections, and 0 at the first step, which has no difference."""
         rates = jnp.stack([jnp.asarray(b) for b in (h.b1, h.b2, h.b3)])
-        r1, r2, r3 = np.float32(1) / bias_correction(rates, jnp.full(3, count))
+        r1, r2, r3 = divide(jnp.ones(3), bias_correction(rates, jnp.full(3, count)))
         return {"r1": r1, "r2": r2, "r3": r3, "later": (count > 1).astype(jnp.float32)}
 
     def update(self, g, p, n, moments, zero):
@@ -70,7 +70,7 @@ class ScaleByAdan(Rule):
         m = moments.mu.round(ema(moments.mu.value, g, n.b1, zero))
         e = moments.diff.round(ema(moments.diff.value, opaque(d, zero), n.b2, zero))
         m_hat = add_product(opaque(m * n.r1, zero), n.b2, opaque(e * n.r2, zero), zero)
-        return m_hat / (jnp.sqrt(v * n.r3) + opaque(n.eps, zero))
+        return divide(m_hat, sqrt(v * n.r3) + opaque(n.eps, zero))
 
 
 scale_by_adan = transform_of(ScaleByAdan)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from halfstep_jax.numbers.float_formats import FLOAT_FORMATS
+from halfstep_jax.numbers.roots import divide
 from halfstep_jax.numbers.rounding import round_to_code
 from halfstep_jax.storage.codes import (
     INT8,
@@ -123,7 +124,7 @@ class FineIntegerCodes:
 
     def _ratio(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """Return x / s, a quotient: of what was stored, the integer that it was."""
-        return x / decode_unsigned(scale, _SCALES, _SCALES.fixed_base)
+        return divide(x, decode_unsigned(scale, _SCALES, _SCALES.fixed_base))
 
     def _unit(self, scale: jax.Array) -> jax.Array:
         unit = decode_unsigned(scale, _SCALES, _SCALES.fixed_base)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.placement import with_auto_axes
 from halfstep_jax.storage.blocks import (
     BlockSize,
     block_maximum,
@@ -82,9 +83,12 @@ class Format:
 
     def zeros_like(self, p) -> Encoded:
         """Return the codes and scales of zeros, in the shape and with the sharding of `p`."""
-        codes = jnp.zeros_like(p, dtype=self.code_dtype)
         if not self.scaled:
-            return Encoded(codes, None)
+            return Encoded(jnp.zeros_like(p, dtype=self.code_dtype), None)
+        return with_auto_axes(self._zeros_like, p) if isinstance(p, jax.Array) else self._zeros_like(p)
+
+    def _zeros_like(self, p) -> Encoded:
+        codes = jnp.zeros_like(p, dtype=self.code_dtype)
         lowest, _ = self._codes.scale_range
         scale = jnp.full_like(first_elements(codes, self.block_size), lowest, dtype=jnp.uint8)
         return self._encoded(codes, scale)
@@ -104,6 +108,9 @@ class Format:
         """
         if not self.scaled:
             return Encoded(self._codes.encode(x, None, words, keep_nonzero == "always"), None)
+        return with_auto_axes(functools.partial(self._encode, keep_nonzero=keep_nonzero), x, words)
+
+    def _encode(self, x: jax.Array, words: jax.Array | None, keep_nonzero: str) -> Encoded:
         codes = self._codes
         # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
         scale = codes.scale(block_maximum(x, self.block_size, np.inf if codes.nan_in_scale else 0.0))
@@ -120,9 +127,12 @@ class Format:
             encoded: what `encode` returned.
             words: with which it was made, where codes are dithered; of no use elsewhere.
         """
-        codes, scale = encoded.codes, encoded.scale
         if not self.scaled:
-            return self._codes.decode(codes, None, words)
+            return self._codes.decode(encoded.codes, None, words)
+        return with_auto_axes(self._decode, encoded, words)
+
+    def _decode(self, encoded: Encoded, words: jax.Array | None) -> jax.Array:
+        codes, scale = encoded.codes, encoded.scale
         assert scale is not None
         if self.packed:
             assert encoded.shape is not None
@@ -365,8 +375,10 @@ def as_format(caller: str, argument: str, dtype) -> Format:
         raise TypeError(f"{caller}: {argument}={dtype!r} is not a state dtype. {hint}") from None
     if name in PLAIN_STATE_DTYPES:
         return Format(name)
-    if name.startswith(("float8", "ufloat8")):
-        raise ValueError(f"{caller}: {argument}={name} cannot hold a moment without a block scale. {hint}")
+    if name in SCALED_DTYPES:
+        raise ValueError(
+            f'{caller}: {argument}={name} cannot hold a moment without a block scale. Use scaled("{name}").'
+        )
     raise ValueError(f"{caller}: {argument}={name} is not a state dtype. {hint}")
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from halfstep_jax.numbers.exact import opaque
+from halfstep_jax.numbers.roots import divide, sqrt
 from halfstep_jax.storage.blocks import BlockSize
 from halfstep_jax.storage.fine_codes import FINE_CODES, FIXED_CODES
 from halfstep_jax.storage.formats import Format, dtype_name, listed, with_blocks
@@ -78,13 +79,13 @@ def to_unit(m: jax.Array, v: jax.Array, zero: jax.Array) -> jax.Array:
     """
     # XLA on CPU keeps a root that has two uses as an array of its own, and takes two roots of the same for
     # one: here is a root of something else. And a quotient by a bare root would be a product with its rsqrt.
-    z = m / opaque(jnp.sqrt(opaque(v, zero)), zero)
+    z = divide(m, opaque(sqrt(opaque(v, zero)), zero))
     return jnp.where(v < _SMALLEST_NORMAL, np.float32(0), z)
 
 
 def from_unit(z: jax.Array, v: jax.Array) -> jax.Array:
     """Return m = z sqrt(v): rounded twice."""
-    return z * jnp.sqrt(v)
+    return z * sqrt(v)
 
 
 def bound(b1: float, b2: float) -> float:

@@ -262,8 +262,10 @@ def _options(device: torch.device) -> dict:
     from torch._inductor import config
 
     if device.type != "cpu":
-        # Else Triton fuses products with sums and divides approximately, which eager torch does not.
-        wanted = ("emulate_precision_casts", "eager_numerics.division_rounding")
+        # Else Triton fuses products with sums, divides approximately and flushes subnormal numbers, which
+        # eager torch does not.
+        numerics = ("eager_numerics.division_rounding", "eager_numerics.disable_ftz")
+        wanted = ("emulate_precision_casts", *numerics)
         return {name: True for name in wanted if _has(config, name)}
     # Past that many operations Inductor gives a value a loop body of its own, of 50 on a CPU: random words of
     # three roles then cut a bf16 step into bodies of float32 and int32, which it vectorises by half as many

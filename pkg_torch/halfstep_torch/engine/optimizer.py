@@ -9,24 +9,25 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep_torch.engine.advice import advise
 from halfstep_torch.engine.batches import Batch, attach_keys, attach_layouts, attach_state
 from halfstep_torch.engine.compiler import Compile
 from halfstep_torch.engine.groups import (
     HEADER,
     GroupChoices,
-    ShownRate,
     check_entries,
     check_names,
     parameter_names,
     plain_value,
-    show_rates,
-    shown_rate,
+    rate_of,
     with_names,
 )
 from halfstep_torch.engine.kernel import compile_batch, run_batch
 from halfstep_torch.engine.layout import Layout
 from halfstep_torch.engine.leaves import check_grad, check_memory, check_weight, leaf_name
+from halfstep_torch.engine.loss_scale import UNSCALE, Unscaled, is_skipped, scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
+from halfstep_torch.engine.replicas import check_replicas
 from halfstep_torch.engine.rows import Slot
 from halfstep_torch.engine.state_dict import (
     LAST_STEP,
@@ -95,6 +96,9 @@ class Optimizer(torch.optim.Optimizer):
     Source: contract A6, P1.
     """
 
+    # A GradScaler then calls `step` with the gradients as they are, and says by what they are scaled.
+    _step_supports_amp_scaling = True
+
     def __init__(
         self,
         params: Iterable,
@@ -108,12 +112,13 @@ class Optimizer(torch.optim.Optimizer):
         self._compile = Compile(self._name, compile)
         self._given_names = parameter_names(self._name, names)
         self._choices: list[GroupChoices] = []
+        self._compared = False
         self._applies: dict[tuple[int, str], tuple[bool, ...]] = {}
         entries = {**self._tx.make(**self._tx.options).entries, **self._tx.options, "maximize": maximize}
         self._schedule = entries["lr"] if callable(entries.get("lr")) else None
         if self._schedule is not None:
-            entries["lr"] = shown_rate(self._name, self._schedule, 0)
-        super().__init__(params, {key: _as_entry(value) for key, value in entries.items()})
+            entries["lr"] = rate_of(self._name, self._schedule, 0)
+        super().__init__(params, {key: plain_value(value) for key, value in entries.items()})
         self._check_choices()
 
     @property
@@ -128,7 +133,15 @@ class Optimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         own = ("_tx", "_compile", "_schedule", "_choices", "_applies")
         state = {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
-        return {**state, "_given_names": None}
+        return {**state, "_given_names": None, "_compared": False}
+
+    def __repr__(self) -> str:
+        """As torch's, but for names and what is for state dicts."""
+        lines = [f"{self._name} ("]
+        for i, group in enumerate(self.param_groups):
+            lines.append(f"Parameter Group {i}")
+            lines += [f"    {key}: {group[key]}" for key in sorted(self.defaults)]
+        return "\n".join([*lines, ")"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with its own values of the entries if it has any.
@@ -142,17 +155,17 @@ class Optimizer(torch.optim.Optimizer):
             TypeError: if a parameter or a value is of a wrong type; nothing is added.
             ValueError: if a value is out of range, or an entry one that nothing reads; nothing is added.
         """
-        schedule, options = None, dict(self._tx.options)
+        schedule, rate, options = None, None, dict(self._tx.options)
         if isinstance(param_group, dict):
-            lr = param_group.get("lr", self.defaults.get("lr"))
-            schedule = self._schedule if isinstance(lr, ShownRate) else lr if callable(lr) else None
-            if schedule is not None:
-                param_group = {**param_group, "lr": shown_rate(self._name, schedule, 0)}
+            lr = param_group.get("lr", self._schedule)
+            if callable(lr):
+                schedule, rate = lr, rate_of(self._name, lr, 0)
+                param_group = {**param_group, "lr": rate}
             if self._given_names is not None and "params" in param_group:
                 params = with_names(self._name, param_group["params"], self._given_names)
                 param_group = {**param_group, "params": params}
             options = {name: param_group.get(name, value) for name, value in options.items()}
-        choices = GroupChoices(self._tx.make(**options), options, schedule)
+        choices = GroupChoices(self._tx.make(**options), options, schedule, rate)
         super().add_param_group(param_group)
         self._choices.append(choices)
         try:
@@ -180,7 +193,7 @@ class Optimizer(torch.optim.Optimizer):
             for link, h in zip(links, values, strict=True):
                 if not type(link).__module__.startswith("halfstep_torch."):
                     check_rule(self._name, link, h, info)
-        group.update({key: _as_entry(group[key]) for key in self.defaults})
+        group.update({key: plain_value(group[key]) for key in self.defaults})
         group[HEADER] = make_header(self._choices[last].chain)
 
     def _check_choices(self) -> None:
@@ -205,7 +218,13 @@ class Optimizer(torch.optim.Optimizer):
             group = {**group, **{key: value for key, value in saved.items() if key.endswith("_dtype")}}
         if choices.schedule is not None:
             group = {**group, "lr": choices.rate(self._name, index, group)}
-        return [link.read(self._name, group) for link in choices.chain.links]
+        group = {**group, "grad_scale": scale_of(self)}
+        return [link.read(self._name, group) for link in self._links(index)]
+
+    def _links(self, index: int) -> tuple[Rule, ...]:
+        """Return the links by which a group is stepped: those of its chain, behind one that unscales."""
+        links = self._choices[index].chain.links
+        return links if scale_of(self) is None else (UNSCALE, *links)
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
         """Yield (group index, leaf name, parameter) of all parameters (contract W7)."""
@@ -263,6 +282,7 @@ class Optimizer(torch.optim.Optimizer):
             state_dict = state_dict if replaced is None else replaced
         saved_groups, ids, seeds = read_groups(state_dict, self._headers())
         states: dict[Tensor, tuple[dict[str, StateArray], Mapping[str, Any]]] = {}
+        steps: list[tuple[int, int]] = []
         for i, name, param in self._named():
             saved = state_dict["state"].get(ids[i][name])
             if saved:
@@ -271,6 +291,8 @@ class Optimizer(torch.optim.Optimizer):
                 saved_arrays = self._plan(*of_plan, self._read(i, saved_groups[i])).arrays
                 check_saved_state(name, param, arrays, saved_arrays, saved)
                 states[param] = arrays, saved
+                steps.append((i, max(int(saved["step"]), 1)))
+        show = self._shown_rates(steps)
         groups = [
             load_group(group, saved, choices)
             for group, saved, choices in zip(self.param_groups, saved_groups, self._choices, strict=True)
@@ -279,6 +301,8 @@ class Optimizer(torch.optim.Optimizer):
         for choices, own, group in zip(self._choices, seeds, self.param_groups, strict=True):
             choices.chain = choices.chain.with_seeds(own)
             group[HEADER] = make_header(choices.chain)
+        for of_group in show:
+            of_group()
         self._forget_rows()
         load_states(self.state, states)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
@@ -299,6 +323,9 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
         """Update every parameter that has a gradient.
 
+        `torch.amp.GradScaler` may call it: gradients of a scaled loss are unscaled in float32, float16 ones
+        too, and a step in which it found an infinity or a NaN changes nothing.
+
         Args:
             closure: re-evaluates the model and returns the loss.
             zero_grad: drop the gradients afterwards, as `zero_grad()` does.
@@ -310,6 +337,8 @@ class Optimizer(torch.optim.Optimizer):
             TypeError: if a gradient is sparse or of a wrong dtype, or a group's value of a wrong type.
             ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
                 range. Weights and state are then unchanged.
+            RuntimeError: at the first step, if another process steps a replica of the model with another
+                seed, or at another step. Nothing is changed here.
         """
         loss = None
         if closure is not None:
@@ -329,12 +358,15 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _step(self) -> None:
+        if is_skipped(self):
+            return
         batches = self._batches()
         attach_state(self._name, list(batches.values()), self.state)
         attach_keys(list(batches.values()))
         compiled = self._prepare(batches.values())
         attach_layouts(batches, compiled, self._layouts)
-        show = self._shown_rates(batches)
+        show = self._shown_rates((i, step) for (i, *_, step) in batches)
+        self._look_around(batches)
         # Everything that can fail has been tried: from here on, weights change.
         for batch in batches.values():
             run_batch(batch, compiled[batch.device])
@@ -345,19 +377,30 @@ class Optimizer(torch.optim.Optimizer):
         for of_group in show:
             of_group()
 
-    def _shown_rates(self, batches: Iterable[tuple]) -> list[Callable[[], None]]:
+    def _look_around(self, batches: Mapping[tuple, Batch]) -> None:
+        """At the first step, say what the user should know, and compare replicas in other processes."""
+        nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
+        first = [batch for (*_, step), batch in batches.items() if step == 1]
+        advise(self._name, first, nameless, scale_of(self))
+        if not self._compared:
+            slots = [slot for batch in batches.values() for slot in batch.slots]
+            seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]
+            check_replicas(self._name, slots, seeds)
+            self._compared = True
+
+    def _shown_rates(self, steps: Iterable[tuple[int, int]]) -> list[Callable[[], None]]:
         """Return what shows the learning rates of a step in the groups whose lr is a function of it."""
         oldest: dict[int, int] = {}
-        for i, *_, step in batches:
+        for i, step in steps:
             oldest[i] = max(oldest.get(i, 0), step)
         return [
-            show_rates(self._name, self._choices[i], self.param_groups[i], step) for i, step in oldest.items()
+            self._choices[i].show(self._name, i, self.param_groups[i], step) for i, step in oldest.items()
         ]
 
     def _prepare(self, batches: Iterable[Batch]) -> dict[torch.device, bool]:
         """Compile what is to be compiled; return on which devices steps run compiled."""
         elements: dict[torch.device, int] = {}
-        for _, _, param in self._named():
+        for param in (param for group in self.param_groups for param in group["params"]):
             elements[param.device] = elements.get(param.device, 0) + param.numel()
         compiled = {}
         for batch in batches:
@@ -391,7 +434,7 @@ class Optimizer(torch.optim.Optimizer):
             slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
             of_batch = (i, plan.links, plan.kinds, id(plan.whole), param.device, grad.dtype, slot.step)
             if of_batch not in batches:
-                batches[of_batch] = Batch(plan, self._choices[i].chain.links)
+                batches[of_batch] = Batch(plan, self._links(i))
             batches[of_batch].slots.append(slot)
         for (i, *_, step), batch in batches.items():
             batch.numbers = self._numbers(values[i], batch, step, batches.values())
@@ -406,12 +449,13 @@ class Optimizer(torch.optim.Optimizer):
             if link.measures:
                 sharing = [one for one in batches if any(one.links[k] is link for k in one.plan.links)]
                 gs = [slot.grad for one in sharing for slot in one.slots]
+                gs = gs if (scale := scale_of(self)) is None else Unscaled(gs, scale)
             numbers.append(link.step_numbers(values[j], step, gs))
         return numbers
 
     def _of_group(self, index: int, values: list[Any]) -> tuple:
         """Return what the plans of a group's parameters depend on, besides the parameters."""
-        links = self._choices[index].chain.links
+        links = self._links(index)
         read = tuple(link.read_by_bind(h) for link, h in zip(links, values, strict=True))
         return index, bool(self.param_groups[index]["maximize"]), tuple(link.seed for link in links), read
 
@@ -426,7 +470,7 @@ class Optimizer(torch.optim.Optimizer):
         return {}
 
     def _plan(self, group: int, info: ParamInfo, applies: tuple[bool, ...], values: list[Any]) -> Plan:
-        links, maximize = self._choices[group].chain.links, bool(self.param_groups[group]["maximize"])
+        links, maximize = self._links(group), bool(self.param_groups[group]["maximize"])
         rules = bind_rules(links, self._name, values, info)
         rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
         seeds, wrapped = [link.seed for link in links], links[-1].wrapped_links if links else 0
@@ -436,9 +480,5 @@ class Optimizer(torch.optim.Optimizer):
         if (group, name) not in self._applies:
             links = self._choices[group].chain.links
             self._applies[group, name] = tuple(link.applies_to(name, param) for link in links)
-        return self._applies[group, name]
-
-
-def _as_entry(value: Any) -> Any:
-    """Return a value as it stands in a group: formats in plain types."""
-    return value if isinstance(value, ShownRate) else plain_value(value)
+        applies = self._applies[group, name]
+        return (True,) * (len(self._links(group)) - len(applies)) + applies

@@ -1,8 +1,12 @@
 """Where an array that belongs to a weight lies, given where the weight lies: codes, scales, further bits."""
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
-from jax.sharding import NamedSharding, PartitionSpec
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def placed_like(
@@ -16,7 +20,6 @@ def placed_like(
     rest is on every device.
 
     Example:
-        >>> import jax
         >>> mesh = jax.make_mesh((1, 1), ("x", "y"))
         >>> weight = NamedSharding(mesh, PartitionSpec("x", "y"))
         >>> tuple(placed_like(weight, (64, 512), (64, 4)).spec)
@@ -39,3 +42,36 @@ def _devices(sharding: NamedSharding, axes) -> int:
     """Return among how many devices mesh axes divide an axis of an array."""
     names = axes if isinstance(axes, tuple) else (axes,)
     return math.prod(sharding.mesh.shape[name] for name in names)
+
+
+def with_auto_axes(function: Callable[..., Any], *arrays) -> Any:
+    """Return function(*arrays); where mesh axes are explicit, they are not so inside.
+
+    Explicit axes are part of an array's type, and blocks are cut by reshapes to which JAX would want to be
+    told the type. Inside, XLA finds out where things lie, as on a mesh of other axes; what comes out lies as
+    the array does to which it belongs (`placed_like`).
+
+    Args:
+        function: from arrays to arrays.
+        arrays: pytrees; the one of most axes is that to which the results belong.
+    """
+    explicit = [x for x in jax.tree.leaves(arrays) if _is_explicit(x)]
+    if not explicit:
+        return function(*arrays)
+    like = max(explicit, key=lambda x: (x.ndim, sum(axes is not None for axes in _sharding(x).spec)))
+    bare = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else x, arrays
+    )
+    shapes = jax.eval_shape(function, *bare)
+    place = functools.partial(placed_like, _sharding(like), like.shape)
+    return jax.sharding.auto_axes(function, out_sharding=jax.tree.map(lambda x: place(x.shape), shapes))(
+        *arrays
+    )
+
+
+def _is_explicit(x) -> bool:
+    return hasattr(x, "dtype") and AxisType.Explicit in getattr(_sharding(x).mesh, "axis_types", ())
+
+
+def _sharding(x) -> Any:
+    return jax.typeof(x).sharding

@@ -1,0 +1,79 @@
+"""What is in the program of a GPU kernel: operations that round otherwise than the contract, and how many.
+
+A program keeps the contract's bits if no product is fused with a sum, quotients and roots are rounded
+correctly and nothing is flushed: then its PTX has no `fma`, no `.approx` or `.full` and no `.ftz`. PTX is
+what compilers write for NVIDIA's assembler, `ptxas`, whose instructions are those that take time.
+"""
+
+import functools
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+# Rounding to whole numbers may flush: of a subnormal number it makes 0 anyhow.
+_FAULTS = {"fma": r"\bfma\.", "approximate": r"\.(approx|full)\b", "flushed": r"(?<!\.r[nzmp]i)\.ftz\b"}
+_STORE = re.compile(r"\bst\.global[\w:.]*?(?:\.v(\d))?\.[bsuf](\d+)\b")
+
+
+class MachineCode(NamedTuple):
+    """What `ptxas` makes of a kernel.
+
+    Attributes:
+        instructions: of the text, without those that only fill it up.
+        registers: of a thread.
+        spilled: bytes of stack that a thread needs because registers did not suffice.
+    """
+
+    instructions: int
+    registers: int
+    spilled: int
+
+
+def faults(ptx: str) -> dict[str, int]:
+    """Return what rounds otherwise than the contract has it, and how often."""
+    found = {name: len(re.findall(pattern, ptx)) for name, pattern in _FAULTS.items()}
+    return {name: count for name, count in found.items() if count}
+
+
+def instructions(ptx: str) -> int:
+    """Return how many instructions the text has, without jumps and returns."""
+    lines = [line for line in ptx.splitlines() if re.match(r"\s+[@a-z].*;$", line)]
+    return sum(not re.match(r"\s+(@?!?%?p?\d*\s*bra|ret)\b", line) for line in lines)
+
+
+def bytes_stored(ptx: str) -> int:
+    """Return how many bytes a thread writes to memory, each instruction run once."""
+    return sum(int(width or 1) * int(bits) // 8 for width, bits in _STORE.findall(ptx))
+
+
+def machine_code(ptx: str) -> MachineCode | None:
+    """Return what `ptxas` makes of a program for its own target; None where there is no `ptxas`."""
+    target = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)[0]
+    # Of the two that Triton brings this one is the newer; it knows older devices too.
+    ptxas, disassemble = _tool("ptxas-blackwell") or _tool("ptxas"), _tool("nvdisasm")
+    if not (ptxas and disassemble):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        text, binary = pathlib.Path(folder, "kernel.ptx"), pathlib.Path(folder, "kernel.cubin")
+        text.write_text(ptx)
+        command = [ptxas, "-v", f"-arch={target}", str(text), "-o", str(binary)]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+        command = [disassemble, "-c", str(binary)]
+        code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    registers = max(map(int, re.findall(r"Used (\d+) registers", said)), default=0)
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
+    lines = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w+)", code, re.MULTILINE)
+    return MachineCode(sum(name != "NOP" for name in lines), registers, spilled)
+
+
+@functools.cache
+def _tool(name: str) -> str | None:
+    """Return the path of a tool of NVIDIA's: as Triton brings it, or on the search path."""
+    folders = [pathlib.Path(folder, "triton/backends/nvidia/bin") for folder in sys.path]
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
+    return shutil.which(name, path=path)

@@ -1,0 +1,210 @@
+"""What each array of a run is kept in, how it is rounded, and why: of any transform, on shapes alone."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import optax
+
+from halfstep_jax.leaves import leaf_name
+from halfstep_jax.links import Inside, Link, reported_links
+from halfstep_jax.storage.formats import Format
+from halfstep_jax.storage.stored_moment import StoredMoment
+from halfstep_jax.text_table import text_table
+from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
+
+_WEIGHT = "weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayDescription:
+    """One array of a run: a weight, or what is kept for it.
+
+    Attributes:
+        leaf: the name of the weight; of state that belongs to none, its own place.
+        name: "weight", or the name of the array in the state, such as "mu".
+        shape: of the weight; of other state its own.
+        format: what it is kept in.
+        rounding: how it is rounded.
+        nbytes: with its scales.
+        why: it is kept and rounded so.
+    """
+
+    leaf: str
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    rounding: str
+    nbytes: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What `describe` returns; `print` shows it as a table.
+
+    Attributes:
+        arrays: weights, each followed by what is kept for it; then other state.
+    """
+
+    arrays: tuple[ArrayDescription, ...]
+
+    def of(self, leaf: str, name: str = _WEIGHT) -> ArrayDescription:
+        """Return the row of one array.
+
+        Raises:
+            KeyError: if there is none.
+        """
+        for one in self.arrays:
+            if (one.leaf, one.name) == (leaf, name):
+                return one
+        raise KeyError(f"There is no {name} of '{leaf}'.")
+
+    def __str__(self) -> str:
+        head = ("leaf", "array", "shape", "format", "rounding", "bytes", "why")
+        rows = [
+            (x.leaf, x.name, str(list(x.shape)), x.format, x.rounding, f"{x.nbytes:,}", x.why)
+            for x in self.arrays
+        ]
+        return text_table(head, rows, right={5})
+
+
+def describe(tx: optax.GradientTransformation, params) -> Description:
+    """Say of every weight, and of what is kept for it, in what format it is kept, how it is rounded, and why.
+
+    A format that was asked for and is not used, since the array is too small for scales, shows here, as does
+    a weight that no link stores.
+
+    Args:
+        tx: any Optax transform; of links that are not of this package only shapes and dtypes are known.
+        params: the weights, or their shapes and dtypes.
+
+    Returns:
+        A `Description`; `print` shows it.
+
+    Raises:
+        TypeError: whatever `tx.init` raises.
+        ValueError: whatever `tx.init` raises.
+
+    Example:
+        >>> from halfstep_jax import adamw, scaled
+        >>> shapes = {"w": (64, 64), "b": (64,)}
+        >>> params = {name: jax.ShapeDtypeStruct(shape, "bfloat16") for name, shape in shapes.items()}
+        >>> found = describe(adamw(1e-3, nu_dtype=scaled("ufloat8_e5m3")), params)
+        >>> found.of("w", "nu").format, found.of("b", "nu").format
+        ('ufloat8_e5m3, blocks of 128', 'float32')
+        >>> found.of("b", "nu").why
+        'asked for ufloat8_e5m3, blocks of 128, but it has under 4096 elements or 2 axes'
+
+    Source: ours.
+    """
+    found: list[tuple[list[Link], Any]] = []
+
+    def make(params):
+        with reported_links() as links:
+            state = tx.init(params)
+        found.append((links, state))
+        return state
+
+    jax.eval_shape(make, params)
+    links, state = found[0]
+    weights = dict(_named(params))
+    rows = [row for link in links for row in _rows(link)]
+    arrays: list[ArrayDescription] = []
+    for name, p in weights.items():
+        arrays.append(_weight(name, p, links))
+        arrays += [row for row in rows if row.leaf == name]
+    known = {id(x) for link in links for x in jax.tree.leaves(link.state)}
+    others = [(name, x) for name, x in _named(state) if id(x) not in known and hasattr(x, "shape")]
+    arrays += [
+        ArrayDescription(name, "other", x.shape, str(x.dtype), "", _nbytes(x), "of a link that is not ours")
+        for name, x in others
+        if x.ndim
+    ]
+    return Description(tuple(arrays))
+
+
+def _weight(name: str, p, links: list[Link]) -> ArrayDescription:
+    """Return the row of a weight."""
+    stored_by = [link.rule for link in links if isinstance(link.rule, WeightRule) and _has(link.params, name)]
+    rounding, why = "nearest", "no link stores it: optax.apply_updates rounds it"
+    if keeps_nothing(p):
+        rounding, why = "none", "float32 weights pass through"
+    elif stored_by:
+        rule = stored_by[-1]
+        rounding, why = "stochastic" if rule.rounds(p.dtype) else "nearest", rule.name
+    return ArrayDescription(name, _WEIGHT, p.shape, str(p.dtype), rounding, _nbytes(p), why)
+
+
+def _has(params, name: str) -> bool:
+    return any(own == name for own, _ in _named(params))
+
+
+def _rows(link: Link) -> Iterable[ArrayDescription]:
+    """Return the rows of what a link keeps."""
+    weights = dict(_named(link.params))
+    if isinstance(link.inside, Inside):
+        yield from _stored_rows(link, link.inside, weights)
+        return
+    for name, moment in (link.inside or {}).items():
+        scales = getattr(link.state, f"{name}_scale")
+        for leaf, codes in _named(getattr(link.state, name)):
+            scale = scales.get(leaf) if isinstance(scales, dict) else None
+            yield _moment_row(leaf, weights[leaf], moment, codes, scale)
+    if isinstance(link.rule, WeightRule) and link.rule.extra_field:
+        for leaf, x in _named(getattr(link.state, link.rule.extra_field)):
+            why = f"kept by {link.rule.name}"
+            yield ArrayDescription(
+                leaf, link.rule.extra_field, weights[leaf].shape, str(x.dtype), "", _nbytes(x), why
+            )
+
+
+def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescription:
+    fmt, stochastic = moment.storage_of(codes, p.shape)
+    asked_for, why = moment.asked_for, "asked for"
+    if asked_for is None:
+        why = f"by default for weights that the link sees in {p.dtype}"
+    elif asked_for != fmt:
+        size = f"{asked_for.min_size} elements or {asked_for.min_ndim} axes"
+        why = f"asked for {_said(asked_for)}, but it has under {size}"
+    nbytes = _nbytes(codes) + (0 if scale is None else _nbytes(scale))
+    rounding = "none" if not fmt.rounds else "stochastic" if stochastic else "nearest"
+    return ArrayDescription(leaf, moment.name, p.shape, _said(fmt), rounding, nbytes, why)
+
+
+def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterable[ArrayDescription]:
+    """Return the rows of what `store_state` keeps, under the names that arrays have in the wrapped state."""
+    scales = link.state.scale if isinstance(link.state.scale, dict) else {}
+    codes = dict(_named(link.state.inner_state))
+    for (name, x), fmt in zip(_named(inside.state), inside.formats, strict=True):
+        if not x.ndim:
+            continue
+        leaf = next((own for own in sorted(weights, key=len, reverse=True) if _ends_with(name, own)), "")
+        short = name.removesuffix(leaf).rstrip("/") or name
+        nbytes = _nbytes(codes[name]) + (_nbytes(scales[name]) if name in scales else 0)
+        said = str(x.dtype) if fmt is None else _said(fmt)
+        rounding = "" if fmt is None else "stochastic" if link.rule.stochastic else "nearest"
+        why = "left as it was made" if fmt is None else "by store_state"
+        yield ArrayDescription(leaf, f"{short}", x.shape, said, rounding, nbytes, why)
+
+
+def _said(fmt: Format) -> str:
+    """Return a format in words."""
+    said = f"relative {fmt.dtype}" if fmt.relative else fmt.dtype
+    if not fmt.scaled:
+        return said
+    blocks = {"row": "a block per row", None: "one block"}.get(fmt.block_size, f"blocks of {fmt.block_size}")
+    return f"{said}, {blocks}" + (", fine scales" if fmt.scale == "fine" else "")
+
+
+def _ends_with(name: str, leaf: str) -> bool:
+    return not leaf or name == leaf or name.endswith(f"/{leaf}")
+
+
+def _named(tree) -> list[tuple[str, Any]]:
+    return [(leaf_name(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _nbytes(x) -> int:
+    return x.size * x.dtype.itemsize

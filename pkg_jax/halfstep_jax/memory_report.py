@@ -1,0 +1,113 @@
+"""What weights, gradients and state of any transform take, in all and on one device, on shapes alone."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Sharding
+
+from halfstep_jax.state_shardings import state_shardings
+from halfstep_jax.text_table import text_table
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """What `memory_report` returns; `print` shows it as a table.
+
+    Attributes:
+        size: the number of weights.
+        nbytes: in all, by what they hold: "weights", "gradients", and arrays of the state by their names.
+        per_device: the same on one device; equal without shardings.
+        float32: what weights, gradients and both moments of AdamW in float32 take, in all, and
+        float32_per_device: on one device.
+    """
+
+    size: int
+    nbytes: dict[str, int]
+    per_device: dict[str, int]
+    float32: int
+    float32_per_device: int
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self.nbytes.values())
+
+    @property
+    def total_per_device(self) -> int:
+        """All bytes of one device."""
+        return sum(self.per_device.values())
+
+    def __str__(self) -> str:
+        head = ("", "bytes per weight", "GiB", "GiB per device")
+        rows = [self._row(name, self.nbytes[name], self.per_device[name]) for name in self.nbytes]
+        rows.append(self._row("in all", self.total, self.total_per_device))
+        rows.append(self._row("AdamW in float32", self.float32, self.float32_per_device))
+        return text_table(head, rows, right={1, 2, 3})
+
+    def _row(self, name: str, in_all: int, on_one: int) -> tuple[str, ...]:
+        per_weight = in_all / max(self.size, 1)
+        return name, f"{per_weight:.3f}", f"{in_all / 2**30:,.3f}", f"{on_one / 2**30:,.3f}"
+
+
+def memory_report(tx: optax.GradientTransformation, params, shardings=None) -> MemoryReport:
+    """Say what weights, gradients and state take, in all and on one device, beside AdamW in float32.
+
+    Gradients are counted in the dtypes of the weights. Activations are not counted, nor is what a step needs
+    for itself.
+
+    Args:
+        tx: any Optax transform.
+        params: the weights, or their shapes and dtypes: nothing is made of them, so a model may be larger
+            than the machine.
+        shardings: of the weights, as for `state_shardings`; None: all on one device.
+
+    Returns:
+        A `MemoryReport`; `print` shows it.
+
+    Raises:
+        TypeError: whatever `tx.init` or `state_shardings` raises.
+        ValueError: likewise.
+
+    Example:
+        >>> from halfstep_jax import adamw, recipes
+        >>> params = {"w": jax.ShapeDtypeStruct((2**17, 2**19), "bfloat16")}
+        >>> report = memory_report(adamw(1e-3, **recipes.one_pass), params)
+        >>> f"{report.size:,} weights, {report.total / report.size:.3f} bytes each"
+        '68,719,476,736 weights, 6.000 bytes each'
+
+    Source: ours.
+    """
+    weights = jax.tree.leaves(params)
+    state = [
+        (_field(path), x) for path, x in jax.tree_util.tree_leaves_with_path(jax.eval_shape(tx.init, params))
+    ]
+    placed: list[Any] = [None] * len(weights)
+    state_placed: list[Any] = [None] * len(state)
+    if shardings is not None:
+        placed = jax.tree.leaves(state_shardings(optax.trace(0.0), params, shardings))
+        state_placed = jax.tree.leaves(state_shardings(tx, params, shardings))
+    both = [("weights", weights, placed), ("gradients", weights, placed)]
+    names = dict.fromkeys(name for name, _ in state)
+    for name in names:
+        rows = [(x, s) for (own, x), s in zip(state, state_placed, strict=True) if own == name]
+        both.append((name, [x for x, _ in rows], [s for _, s in rows]))
+    nbytes = {name: sum(map(_nbytes, arrays)) for name, arrays, _ in both}
+    per_device = {name: sum(map(_nbytes, arrays, where)) for name, arrays, where in both}
+    wide = [jax.ShapeDtypeStruct(p.shape, "float32") for p in weights]
+    float32, on_one = 4 * sum(map(_nbytes, wide)), 4 * sum(map(_nbytes, wide, placed))
+    return MemoryReport(sum(p.size for p in weights), nbytes, per_device, float32, on_one)
+
+
+def _nbytes(x, sharding: Sharding | None = None) -> int:
+    """Return the bytes of an array, or of its part on one device."""
+    shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
+    return math.prod(shape) * x.dtype.itemsize
+
+
+def _field(path) -> str:
+    """Return by which name an array stands in a state: that of the field that holds it, or its tree."""
+    fields = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
+    return next((name for name in reversed(fields) if name not in ("value", "inner_state")), "state")

@@ -1,0 +1,143 @@
+"""Square roots and quotients, correctly rounded on CPUs and GPUs.
+
+Contract: A3, C3, C5. On a CPU, XLA's own are correctly rounded. On a GPU they are approximate, and no option
+changes that: there the remainder tells how far off they are. A remainder of integer mantissas, taken modulo
+2^32, is exact, because it is small. It takes integer operations alone, which are the same everywhere.
+
+On a TPU they are left as they are: how far off they may be is not stated, and XLA would take a second pass
+over memory for steps that keep something beside the weights.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_MANTISSA_BITS = np.uint32(23)
+_MANTISSA = np.uint32(0x7FFFFF)
+_HIDDEN = np.uint32(0x800000)
+_EXPONENT = np.uint32(0x7F800000)
+_ONE = np.uint32(0x3F800000)
+
+
+@jax.custom_jvp
+def sqrt(x: jax.Array) -> jax.Array:
+    """Return the square root of float32 `x`, rounded once to nearest.
+
+    Args:
+        x: float32.
+
+    Example:
+        >>> float(sqrt(jnp.float32(9.0)))
+        3.0
+
+    On a GPU: `corrected_root`.
+    """
+    return lax.platform_dependent(x, cpu=lax.sqrt, tpu=lax.sqrt, default=_corrected_sqrt)
+
+
+@jax.custom_jvp
+def divide(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the quotient of float32 `x` and `y`, of shapes that broadcast, rounded once to nearest.
+
+    Args:
+        x: float32.
+        y: float32.
+
+    Example:
+        >>> divide(jnp.array([1.0, 3.0]), jnp.float32(4.0)).tolist()
+        [0.25, 0.75]
+
+    On a GPU: `corrected_quotient`.
+    """
+    x, y = jnp.broadcast_arrays(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32))
+    return lax.platform_dependent(x, y, cpu=lax.div, tpu=lax.div, default=_corrected_divide)
+
+
+@sqrt.defjvp
+def _derivative_of_sqrt(primals, tangents):
+    # Patterns have no derivative: it is that of XLA's own root.
+    return sqrt(*primals), jax.jvp(lax.sqrt, primals, tangents)[1]
+
+
+@divide.defjvp
+def _derivative_of_divide(primals, tangents):
+    return divide(*primals), jax.jvp(jnp.divide, primals, tangents)[1]
+
+
+def _corrected_sqrt(x: jax.Array) -> jax.Array:
+    return corrected_root(x, lax.sqrt(x))
+
+
+def _corrected_divide(x: jax.Array, y: jax.Array) -> jax.Array:
+    return corrected_quotient(x, y, lax.div(x, y))
+
+
+def corrected_root(x: jax.Array, about: jax.Array) -> jax.Array:
+    """Return the root of float32 `x`, correctly rounded, given that or a number next to it.
+
+    With S the mantissa of `about`, an integer of 24 bits, and N that of `x` moved to where S^2 is,
+    R = N - S^2 is exact. The root is past S + 1/2 if R > S, and below S - 1/2 if R <= -S: it is never halfway
+    between numbers.
+
+    Args:
+        x: float32. Where it is not a positive normal number, `about` is returned.
+        about: float32, the root, approximately.
+
+    Source: ours.
+    """
+    bits = _bits(x)
+    twice = bits + _ONE  # in its exponent, that of the root
+    # The power of two below the root: S is in its unit, also where `about` is on its other side.
+    base = (twice >> np.uint32(1)) & _EXPONENT
+    root = jnp.maximum(_bits(about), base)
+    s = root - (base - _HIDDEN)
+    # Exponents and signs are moved out.
+    remainder, s = _signed(bits * (_HIDDEN + (twice & _HIDDEN)) - s * s), _signed(s)
+    # A sign, shifted, is -1 or 0.
+    root = _signed(root) - (s - remainder >> 31) + (remainder + (s - 1) >> 31)
+    is_normal = bits - _HIDDEN < _EXPONENT - _HIDDEN
+    return jnp.where(is_normal, lax.bitcast_convert_type(root, jnp.float32), about)
+
+
+def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Array:
+    """Return the quotient of float32 `x` and `y`, correctly rounded, given a number at most two from that.
+
+    With Q and Y the mantissas of `about` and `y`, integers of 24 bits, and N that of `x` moved to where Q Y
+    is, R = N - Q Y is exact. The quotient is one unit away if |R| > Y / 2, and two if |R| > 3 Y / 2: a normal
+    one is never halfway between numbers.
+
+    Args:
+        x: float32, of the shape of `y`.
+        y: float32.
+        about: float32, the quotient, approximately. It is returned unless its magnitude is in
+            [2^-124, 2^127). A subnormal `x` may count as one of up to 2^-125; a subnormal `y` may move the
+            result by two numbers.
+
+    Source: ours.
+    """
+    of_x, of_y = _bits(x), _bits(y)
+    m, d = of_x & _MANTISSA, of_y & _MANTISSA
+    less = m < d
+    # The power of two below the quotient: Q is in its unit, also where `about` is on its other side. Signs
+    # are where they belong: that of `about`, too.
+    base = (of_x - m) - (of_y - d) + jnp.where(less, _ONE - _HIDDEN, _ONE)
+    quotient, d = jnp.maximum(_bits(about), base), d | _HIDDEN
+    q = quotient - (base - _HIDDEN)
+    place = jnp.where(less, _MANTISSA_BITS + np.uint32(1), _MANTISSA_BITS)
+    remainder, d = _signed((of_x << place) - q * d), _signed(d)
+    half = d >> 1
+    size, sign = jnp.abs(remainder), remainder >> 31
+    units = jnp.where(size > half, jnp.where(size > d + half, 2, 1), 0)
+    quotient = _signed(quotient) + (units ^ sign) - sign
+    # Without its sign.
+    is_normal = (_bits(about) << np.uint32(1)) - np.uint32(3 << 24) < np.uint32(251 << 24)
+    return jnp.where(is_normal, lax.bitcast_convert_type(quotient, jnp.float32), about)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def _signed(x: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(x, jnp.int32)

@@ -1,0 +1,194 @@
+"""What an optimizer really does to each parameter: formats, roundings, storage and bytes, and why.
+
+A format that was asked for is not what every parameter gets: small arrays stay in float32, and float32
+weights need no storage.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from halfstep_torch.declarations import declared
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.plan import Plan
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.storage.formats import Format
+from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.text_table import text_table
+
+STEP_BYTES = 8
+"""The count of a parameter, an int64."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentDescription:
+    """How one moment of a parameter is kept.
+
+    Attributes:
+        format: of its codes.
+        rounding: "stochastic", "nearest", or "exact" where nothing is rounded.
+        why: it has another format than was asked for; "" where it has that.
+    """
+
+    format: str
+    rounding: str
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafDescription:
+    """What is done to one parameter.
+
+    Attributes:
+        name: of the parameter: the leaf name.
+        group: index of its param group.
+        shape: of the parameter.
+        dtype: of the weights.
+        storage: how they are stored, by the name of the link that does it; "nearest" where none does.
+        moments: how each is kept, by its key in the state.
+        state_bytes: of all state of the parameter.
+        why: weights are not stored as was asked for; "" where they are.
+    """
+
+    name: str
+    group: int
+    shape: tuple[int, ...]
+    dtype: str
+    storage: str
+    moments: dict[str, MomentDescription]
+    state_bytes: int
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What `describe` returns; `print` shows it as a table.
+
+    Attributes:
+        leaves: a description of each parameter, in the optimizer's order.
+    """
+
+    leaves: tuple[LeafDescription, ...]
+
+    def __str__(self) -> str:
+        head, rows = ("parameter", "shape", "weight", "state bytes", "moments"), []
+        for leaf in self.leaves:
+            kept = [f"{key} {one.format}, {one.rounding}" for key, one in leaf.moments.items()]
+            reasons = dict.fromkeys(filter(None, (leaf.why, *(one.why for one in leaf.moments.values()))))
+            why = f" ({'; '.join(reasons)})" if reasons else ""
+            weight = leaf.dtype if leaf.dtype == "float32" else f"{leaf.dtype}, {leaf.storage}"
+            rows.append(
+                (
+                    leaf.name,
+                    str(leaf.shape),
+                    weight,
+                    f"{leaf.state_bytes:,}",
+                    f"{'; '.join(kept) or '-'}{why}",
+                )
+            )
+        return text_table(head, rows, right={3})
+
+
+def describe(optimizer: Optimizer) -> Description:
+    """Return what every parameter really gets: formats, roundings, weight storage, bytes, and why.
+
+    Nothing is changed, and the optimizer may be fresh: state is described as the next step will have it.
+
+    Args:
+        optimizer: of this package.
+
+    Returns:
+        A description, to print.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(256, 64, dtype=torch.bfloat16)
+        >>> optimizer = hs.AdamW(model.named_parameters(), nu_dtype=hs.scaled("ufloat8_e5m3"))
+        >>> for leaf in describe(optimizer).leaves:
+        ...     print(leaf.name, leaf.moments["exp_avg_sq"].format, leaf.moments["exp_avg_sq"].why)
+        weight scaled ufloat8_e5m3 in blocks of 128
+        bias float32 64 elements are fewer than min_size=4096
+
+    Source: ours.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"describe: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
+        )
+    links = optimizer.links()
+    groups = (i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
+    leaves = zip(groups, optimizer.plans(), strict=True)
+    return Description(tuple(_leaf(i, links[i], *of_plan) for i, of_plan in leaves))
+
+
+def state_bytes(param: Tensor, plan: Plan) -> int:
+    """Return the bytes of all state of a parameter, its count included."""
+    return STEP_BYTES + sum(_bytes(array, tuple(param.shape)) for array in plan.arrays.values())
+
+
+def _bytes(array: StateArray, shape: tuple[int, ...]) -> int:
+    return math.prod(array.shape(shape)) * array.dtype.itemsize
+
+
+def _leaf(
+    group: int, links: Sequence[tuple[Any, Any]], name: str, param: Tensor, plan: Plan
+) -> LeafDescription:
+    shape, dtype, asked = tuple(param.shape), dtype_name(param.dtype), links[-1][0] if links else None
+    storage = plan.weights.rule.name
+    unused = asked.name if dtype == "float32" and asked is not None and asked.last else ""
+    moments = {}
+    for rule, index in zip(plan.rules, plan.links, strict=True):
+        link, h = links[index]
+        for one in rule.moments:
+            moments[one.key] = _moment(one, _asked_format(link, h, one.key), shape)
+    return LeafDescription(
+        name=name,
+        group=group,
+        shape=shape,
+        dtype=dtype,
+        storage="nearest" if storage == "nearest_weights" else storage,
+        moments=moments,
+        state_bytes=state_bytes(param, plan),
+        why=f"float32 weights need no {unused}" if unused else "",
+    )
+
+
+def _asked_format(link: Any, h: Any, key: str) -> Format | None:
+    """Return the format that was asked for; None for the default."""
+    rule = getattr(link, "inner", link)
+    asked = getattr(link, "format", None)
+    if isinstance(asked, Format):
+        return asked
+    one = declared(type(rule)).moments.get(key)
+    return getattr(h, one.dtype) if one is not None and one.dtype else None
+
+
+def _moment(one: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDescription:
+    stored = getattr(one, "outer", one)
+    fmt: Format = stored.format
+    rounding = "exact" if not fmt.rounds else "stochastic" if stored.source is not None else "nearest"
+    why, array = "", stored.arrays[stored.key]
+    shape = tuple(array.shape_of(shape)) if array.shape_of else shape
+    if asked is not None and asked.scaled and not fmt.scaled:
+        count, axes = math.prod(shape), len(shape)
+        small = count < asked.min_size
+        few = f"{axes} {'axis is' if axes == 1 else 'axes are'} fewer than min_ndim={asked.min_ndim}"
+        why = f"{count} elements are fewer than min_size={asked.min_size}" if small else few
+    return MomentDescription(format_text(fmt), rounding, why)
+
+
+def format_text(fmt: Format) -> str:
+    """Return a format in words."""
+    kind = "relative " if fmt.relative else "scaled " if fmt.scaled else ""
+    if not fmt.scaled:
+        return f"{kind}{fmt.name}"
+    blocks = {None: "in one block", "row": "in a block per row"}.get(
+        fmt.block_size, f"in blocks of {fmt.block_size}"
+    )
+    return f"{kind}{fmt.name} {blocks}"

@@ -1,0 +1,101 @@
+"""Replicas of one model in several processes: they must agree in seed and step, or they drift apart unseen.
+
+Two processes hold replicas if their parameters have the same names and shapes, and the same gradients, as
+DistributedDataParallel leaves them; processes that train models of their own are not compared. The first of
+them to make a step leaves its seeds and steps in the store of the process group, and each later one compares
+its own: nobody waits for anybody.
+"""
+
+import collections
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.engine.rows import Slot
+
+# How often this process has compared replicas of one kind: a second run of a model is not the first.
+_COMPARED: collections.Counter = collections.Counter()
+
+
+def check_replicas(caller: str, slots: Sequence[Slot], seeds: Sequence[Any]) -> None:
+    """Raise RuntimeError if another process steps a replica with other seeds, or at another step.
+
+    Args:
+        caller: for the message.
+        slots: that are about to be stepped.
+        seeds: of the links, by group.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    if distributed.get_world_size() > 1 and slots:
+        store = distributed.distributed_c10d._get_default_store()
+        compare(caller, store, distributed.get_rank(), slots, seeds, _COMPARED)
+
+
+def compare(
+    caller: str,
+    store: Any,
+    rank: int,
+    slots: Sequence[Slot],
+    seeds: Sequence[Any],
+    compared: collections.Counter,
+) -> None:
+    """Compare seeds and steps with those in a store, or leave them there.
+
+    Args:
+        caller: for the message.
+        store: of a process group.
+        rank: of this process.
+        slots: that are about to be stepped.
+        seeds: of the links, by group.
+        compared: how often this process has compared slots like these.
+    """
+    kind = _digest([*((slot.name, tuple(slot.param.shape)) for slot in slots), *map(_corner, _grads(slots))])
+    key = f"halfstep/{kind}/{compared[kind]}"
+    compared[kind] += 1
+    steps = [slot.step for slot in slots]
+    mine = {"seeds": _plain(seeds), "first": min(steps), "last": max(steps), "steps": _digest(steps)}
+    first = json.loads(store.compare_set(key, "", json.dumps({**mine, "rank": rank})))
+    theirs = first.pop("rank")
+    if first == mine:
+        return
+    what = "seeds" if first["seeds"] != mine["seeds"] else "steps"
+    ours, others = (_said(one, what) for one in (mine, first))
+    raise RuntimeError(
+        f"{caller}: replicas of a model would drift apart: rank {rank} has the {what} {ours}, rank {theirs} "
+        f"{others}. Use one seed on all ranks, and load the same state."
+    )
+
+
+def _grads(slots: Iterable[Slot]) -> Iterable[Tensor]:
+    return (slot.grad for slot in slots)
+
+
+def _corner(x: Tensor) -> str:
+    """Return the bits of some elements of a tensor, whatever its layout."""
+    corner = x[tuple(slice(0, 4) for _ in range(x.dim()))].to("cpu", torch.float32).contiguous()
+    return corner.view(-1).view(torch.int32).numpy().tobytes().hex()
+
+
+def _digest(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
+
+
+def _plain(seeds: Any) -> Any:
+    """Return seeds as JSON has them."""
+    return [_plain(one) for one in seeds] if isinstance(seeds, (list, tuple)) else seeds
+
+
+def _said(one: dict[str, Any], what: str) -> str:
+    if what == "steps":
+        return str(one["first"]) if one["first"] == one["last"] else f"{one['first']} to {one['last']}"
+    return str(sorted({seed for seed in _flat(one["seeds"]) if seed is not None}))
+
+
+def _flat(seeds: Any) -> Iterable[Any]:
+    return [x for one in seeds for x in _flat(one)] if isinstance(seeds, list) else [seeds]

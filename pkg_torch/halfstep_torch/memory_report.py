@@ -1,0 +1,143 @@
+"""How many bytes a model and its optimizer take, by param group, beside float32 AdamW."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.description import state_bytes
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.text_table import text_table
+
+FLOAT32_ADAMW = 16
+"""Bytes per parameter of float32 weights, gradients and the two moments of AdamW."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupMemory:
+    """Bytes of the parameters of one param group, or of all.
+
+    Attributes:
+        name: "group 0", ..., "not stepped" or "all".
+        params: how many numbers the parameters have.
+        weights: bytes of the weights.
+        gradients: bytes of their gradients, in the weights' dtype, once backward has run.
+        state: bytes of what the optimizer keeps, once it has stepped.
+        float32_adamw: bytes of the same parameters in float32 under AdamW; of what is not stepped, of the
+            weights alone.
+    """
+
+    name: str
+    params: int
+    weights: int
+    gradients: int
+    state: int
+    float32_adamw: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of weights, gradients and state."""
+        return self.weights + self.gradients + self.state
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """What `memory_report` returns; `print` shows it as a table.
+
+    Attributes:
+        groups: of every param group and, if there are any, of parameters that are not stepped.
+        all: the sum of them.
+    """
+
+    groups: tuple[GroupMemory, ...]
+    all: GroupMemory
+
+    def __str__(self) -> str:
+        head = ("", "params", "weights", "gradients", "state", "total", "B/param", "float32 AdamW")
+        rows: list[tuple[str, ...]] = []
+        for one in (*self.groups, self.all):
+            counts = (one.weights, one.gradients, one.state, one.total)
+            per_param = f"{one.total / one.params:.2f}" if one.params else "-"
+            rows.append(
+                (
+                    one.name,
+                    f"{one.params:,}",
+                    *map(_in_units, counts),
+                    per_param,
+                    _in_units(one.float32_adamw),
+                )
+            )
+        return text_table(head, rows, right=range(1, len(head)))
+
+
+def memory_report(model: torch.nn.Module, optimizer: Optimizer) -> MemoryReport:
+    """Return the bytes of weights, gradients and optimizer state: what they are, or will be, in training.
+
+    Computed from shapes and formats, so the model may be on the meta device. Activations and the temporary
+    memory of a step are not part of it. State is as it stands after the first step.
+
+    Args:
+        model: whose parameters are counted, those that are not stepped too.
+        optimizer: of this package.
+
+    Returns:
+        A report, to print.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16, device="meta")
+        >>> report = memory_report(model, hs.AdamW(model.named_parameters(), **hs.recipes.eight_bit))
+        >>> report.all.total / report.all.params, report.all.float32_adamw / report.all.params
+        (6.00782..., 16.0)
+
+    Source: ours.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"memory_report: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
+        )
+    states = {param: state_bytes(param, plan) for _, param, plan in optimizer.plans()}
+    groups = [_group(f"group {i}", group["params"], states) for i, group in enumerate(optimizer.param_groups)]
+    if others := [param for param in model.parameters() if param not in states]:
+        groups.append(_group("not stepped", others, states))
+    sums = {
+        field.name: sum(getattr(group, field.name) for group in groups)
+        for field in dataclasses.fields(GroupMemory)
+        if field.name != "name"
+    }
+    return MemoryReport(tuple(groups), GroupMemory(name="all", **sums))
+
+
+def _group(name: str, params: Sequence[Tensor], states: dict[Tensor, int]) -> GroupMemory:
+    count = sum(param.numel() for param in params)
+    stepped = all(param in states for param in params)
+    return GroupMemory(
+        name=name,
+        params=count,
+        weights=sum(_bytes(param) for param in params),
+        gradients=sum(_gradient_bytes(param) for param in params),
+        state=sum(states.get(param, 0) for param in params),
+        float32_adamw=count * (FLOAT32_ADAMW if stepped else 4),
+    )
+
+
+def _gradient_bytes(param: Tensor) -> int:
+    if param.grad is not None:
+        return _bytes(param.grad)
+    return _bytes(param) if param.requires_grad else 0
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _in_units(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:.2f} TiB"

@@ -1,0 +1,82 @@
+"""What is said of a run before it: what every array is kept in and why, and what all of them take."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import halfstep_jax as hs
+
+SHAPES = {
+    "w": jax.ShapeDtypeStruct((64, 128), "bfloat16"),
+    "b": jax.ShapeDtypeStruct((128,), "bfloat16"),
+    "norm": jax.ShapeDtypeStruct((128,), "float32"),
+}
+FP8 = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
+CHAINS = {
+    "default": lambda: hs.adamw(1e-3),
+    "fp8, split8": lambda: hs.adamw(1e-3, param_storage="split8", **FP8),
+    "four_bit": lambda: hs.adamw(1e-3, **hs.recipes.four_bit),
+    "store_state": lambda: hs.store_state(optax.adam(1e-3), hs.scaled("int8")),
+    "optax": lambda: optax.adamw(1e-3),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_bytes_that_are_said_are_those_of_the_arrays(name):
+    tx, params = CHAINS[name](), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), SHAPES)
+    held = sum(x.nbytes for x in jax.tree.leaves((params, tx.init(params))))
+    small = sum(x.nbytes for x in jax.tree.leaves(tx.init(params)) if x.ndim == 0 or x.shape == (2,))
+    assert sum(x.nbytes for x in hs.describe(tx, SHAPES).arrays) == held - small
+    report = hs.memory_report(tx, SHAPES)
+    assert report.total - report.nbytes["gradients"] == held
+    assert report.float32 == 16 * (64 * 128 + 256)
+    assert report.per_device == report.nbytes
+
+
+def test_a_format_that_is_not_used_says_why():
+    found = hs.describe(hs.adamw(1e-3, **FP8), SHAPES)
+    assert (found.of("w", "mu").format, found.of("w", "mu").why) == (
+        "float8_e4m3fn, blocks of 128",
+        "asked for",
+    )
+    b = found.of("b", "mu")
+    assert (b.format, b.rounding) == ("float32", "none")
+    assert b.why == "asked for float8_e4m3fn, blocks of 128, but it has under 4096 elements or 2 axes"
+    assert "b     mu" in str(found)
+
+
+def test_roundings_are_those_of_the_step():
+    found = hs.describe(hs.adamw(1e-3, mu_dtype="bfloat16", b1=0.5, mu_rounding="nearest"), SHAPES)
+    rounded = {name: found.of("w", name).rounding for name in ("weight", "mu", "nu")}
+    assert rounded == {"weight": "stochastic", "mu": "nearest", "nu": "stochastic"}
+    assert found.of("norm").why == "float32 weights pass through"
+    assert found.of("norm", "nu").why == "by default for weights that the link sees in float32"
+
+
+def test_a_weight_that_no_link_stores_shows():
+    for tx in (optax.adamw(1e-3), hs.adamw(1e-3, param_storage="nearest")):
+        assert hs.describe(tx, SHAPES).of("w").why == "no link stores it: optax.apply_updates rounds it"
+    parts = {"a": hs.adamw(1e-3, param_storage="master"), "b": optax.sgd(0.1)}
+    found = hs.describe(optax.partition(parts, {"w": "a", "b": "b", "norm": "b"}), SHAPES)
+    assert found.of("w").why == "keep_master_params"
+    assert found.of("w", "master").format == "float32"
+    assert found.of("b").why == "no link stores it: optax.apply_updates rounds it"
+    with pytest.raises(KeyError, match="There is no nu of 'b'"):
+        found.of("b", "nu")
+
+
+def test_a_model_larger_than_the_machine_is_counted_per_device():
+    params = {"w": jax.ShapeDtypeStruct((2**17, 2**19), "bfloat16")}
+    where = NamedSharding(AbstractMesh((16, 8), ("x", "y")), P("x", "y"))
+    report = hs.memory_report(hs.adamw(1e-3, param_storage="split8", **FP8), params, {"w": where})
+    # Weights and gradients in 2 bytes, 8 further bits, two moments in a byte, and two scales of 128 each.
+    assert report.total == 2**36 * 7 + 2**36 // 64 + 4 * 2 + 8 * 2
+    assert report.total_per_device == (2**36 * 7 + 2**36 // 64) // 128 + 4 * 2 + 8 * 2
+    assert report.float32_per_device == 2**36 * 16 // 128
+    lines = str(report).splitlines()
+    assert lines[-2].split() == ["in", "all", "7.016", "449.000", "3.508"]
+    np.testing.assert_equal(report.size, 2**36)

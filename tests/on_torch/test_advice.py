@@ -1,0 +1,134 @@
+"""What is said once at the first step, and what processes that train replicas compare."""
+
+import collections
+
+import pytest
+import torch
+import torch.multiprocessing
+
+import halfstep_torch as hs
+from halfstep_torch.engine.notices import say_once
+from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.replicas import compare
+from halfstep_torch.engine.rows import Slot
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_said():
+    say_once.cache_clear()
+
+
+def step(make, grads, dtype=torch.bfloat16, steps=1, **options):
+    """Step parameters with such gradients, and return them."""
+    params = [torch.nn.Parameter(torch.ones(len(grad), dtype=dtype)) for grad in grads]
+    optimizer = make(params, **options)
+    for _ in range(steps):
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = torch.tensor(grad).to(dtype)
+        optimizer.step()
+    return params
+
+
+def said(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_parameters_without_names_are_spoken_of_once(caplog):
+    for _ in range(2):
+        step(hs.AdamW, [[1.0], [2.0]], steps=2)
+    assert len(said(caplog)) == 1
+    assert said(caplog)[0].startswith("AdamW: the parameters have no names, so their random words follow")
+
+
+@pytest.mark.parametrize("quiet", ["named", "one parameter", "no random words"])
+def test_names_are_not_spoken_of_where_they_do_not_matter(quiet, caplog):
+    if quiet == "named":
+        step(lambda params: hs.AdamW([(f"w{i}", p) for i, p in enumerate(params)]), [[1.0], [2.0]])
+    elif quiet == "one parameter":
+        step(hs.AdamW, [[1.0]])
+    else:
+        step(hs.SGD, [[1.0], [2.0]], param_storage="split16")
+    assert said(caplog) == []
+
+
+def test_float16_gradients_without_a_scaler_are_spoken_of_once(caplog):
+    step(hs.SGD, [[1.0]], torch.float16, steps=2, param_storage="master")
+    assert [message[:60] for message in said(caplog)] == [
+        "SGD: gradients are float16 and the loss is not scaled: those"
+    ]
+
+
+@pytest.mark.parametrize(("size", "word"), [(200.0, "large"), (1e-8, "small"), (1e-3, None)])
+def test_gradients_that_an_8_bit_float_without_a_scale_does_not_hold_are_spoken_of(size, word, caplog):
+    step(hs.AdamW, [[size, 0.0]], nu_dtype="ufloat8_e6m2", nu_rounding="stochastic")
+    assert [f"gradients are so {word}" in message for message in said(caplog)] == ([True] if word else [])
+
+
+# --- replicas ---
+
+
+def slots(names=("a", "b"), grad=1.0, step=1):
+    plan = Plan((), (), (), (), (), 0, torch.float32, False)
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in names]
+    for p in params:
+        p.grad = torch.full((3,), grad)
+    return [Slot(p, name, plan, step) for p, name in zip(params, names, strict=True)]
+
+
+def compared(first, second, seeds=((0,), (0,))):
+    """Let two processes compare, by one store."""
+    store = torch.distributed.HashStore()
+    compare("AdamW", store, 0, first, [seeds[0]], collections.Counter())
+    compare("AdamW", store, 1, second, [seeds[1]], collections.Counter())
+
+
+def test_replicas_that_agree_are_left_alone():
+    compared(slots(), slots())
+
+
+def test_replicas_with_other_seeds_or_steps_are_refused():
+    with pytest.raises(RuntimeError) as error:
+        compared(slots(), slots(), seeds=((7, None), (8, None)))
+    assert str(error.value) == (
+        "AdamW: replicas of a model would drift apart: rank 1 has the seeds [8], rank 0 [7]. "
+        "Use one seed on all ranks, and load the same state."
+    )
+    with pytest.raises(RuntimeError, match="rank 1 has the steps 4, rank 0 1"):
+        compared(slots(), slots(step=4))
+
+
+@pytest.mark.parametrize("other", [{"names": ("a", "c")}, {"grad": 2.0}])
+def test_processes_that_train_models_of_their_own_are_not_compared(other):
+    compared(slots(), slots(**other), seeds=((7,), (8,)))
+
+
+def test_a_second_run_in_the_same_processes_may_have_another_seed():
+    store, counters = torch.distributed.HashStore(), [collections.Counter(), collections.Counter()]
+    for seed in (1, 2):
+        for rank in range(2):
+            compare("AdamW", store, rank, slots(), [[seed]], counters[rank])
+
+
+def _train(rank: int, path: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    for apart in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+        replica = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer, problem = hs.AdamW(replica.named_parameters(), seed=rank if apart else 0), ""
+        replica(torch.full((1, 3), rank + 1.0).bfloat16()).sum().backward()
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            problem = str(error)
+        outcomes = [None, None]
+        weights = [p.float().tolist() for p in model.parameters()]
+        torch.distributed.all_gather_object(outcomes, (problem, weights))
+        assert any("replicas of a model would drift apart" in problem for problem, _ in outcomes) == apart
+        assert apart or outcomes[0] == outcomes[1]
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_find_out_at_the_first_step(tmp_path):
+    torch.multiprocessing.spawn(_train, (str(tmp_path / "store"),), nprocs=2)

@@ -1,0 +1,53 @@
+"""What `make compiled` reads from a GPU's program, on programs small enough to count by hand."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "gpu_programs.py"
+
+
+@pytest.fixture(scope="module")
+def programs():
+    spec = importlib.util.spec_from_file_location("gpu_programs", PATH)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def program(*lines: str) -> str:
+    return "\n".join([".version 9.0", ".target sm_90a", "{", *(f"\t{line}" for line in lines), "}"])
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("fma.rn.f32 \t%r1, %r2, %r3, %r4;", {"fma": 1}),
+        ("div.full.f32 \t%r1, %r2, %r3;", {"approximate": 1}),
+        ("sqrt.approx.ftz.f32 \t%r1, %r2;", {"approximate": 1, "flushed": 1}),
+        ("add.rn.ftz.f32 \t%r1, %r2, %r3;", {"flushed": 1}),
+        ("cvt.rmi.ftz.f32.f32 \t%r1, %r2;", {}),
+        ("mad.lo.s32 \t%r1, %r2, %r3, %r4;", {}),
+        ("div.rn.f32 \t%r1, %r2, %r3;", {}),
+        ("sqrt.rn.f32 \t%r1, %r2;", {}),
+    ],
+)
+def test_operations_that_round_otherwise_are_found(programs, line, found):
+    assert programs.faults(program(line)) == found
+
+
+def test_what_a_thread_does_is_counted(programs):
+    text = program(
+        ".reg .b32 \t%r<4>;",
+        "ld.global.v4.b32 \t{%r1, %r2, %r3, %r4}, [%rd1];",
+        "@%p1 bra \t$L1;",
+        "mul.rn.f32 \t%r1, %r2, %r3;",
+        "@%p2 st.global.v2.b16 \t[%rd1], {%rs1, %rs2};",
+        "st.global.b8 \t[%rd2], %rs3;",
+        "ret;",
+    )
+    assert programs.instructions(text) == 4
+    assert programs.bytes_stored(text) == 2 * 2 + 1
