@@ -60,7 +60,7 @@ $(CLIENTS)/.ready: constraints.txt
 	touch $@
 
 clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries
-	PYTHONPATH=$(CURDIR)/pkg_torch $(CLIENTS)/bin/python -m pytest -q -m clients tests/test_readme.py
+	PYTHONPATH=$(CURDIR)/pkg_torch $(CLIENTS)/bin/python -m pytest -q -m clients tests/test_readme.py tests/on_torch/test_clients.py
 
 # An environment of its own: JAX looks for the devices of every compiler that it finds.
 $(COMPILERS)/.ready: constraints.txt

@@ -130,6 +130,25 @@ def check_params(caller: str, params) -> None:
         check_weight(caller, name, p)
 
 
+def check_state(caller: str, state, kind: type) -> None:
+    """Refuse the state of another transform, or of none.
+
+    Args:
+        caller: the link, for the error.
+        state: what it was given.
+        kind: the NamedTuple of its own.
+
+    Raises:
+        ValueError: naming both.
+    """
+    due = getattr(kind, "_fields", ())
+    if not set(due).issubset(getattr(state, "_fields", ())):
+        raise ValueError(
+            f"{caller}: the state is {type(state).__name__}, due is {kind.__name__}: it is of another "
+            "transform, or was loaded without its types. Pass the state that init made, or load it into that."
+        )
+
+
 def check_weight(caller: str, name: str, p) -> None:
     """Refuse one weight that float32 does not hold.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.leaves import Leaves, check_params, flatten_updates
+from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
 from halfstep_jax.numbers.exact import opaque_input, opaque_zero
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
@@ -92,6 +92,8 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         del extra_args
         leaves = flatten_updates(rule.name, updates)
         weights = _weights(rule, leaves, params)
+        if stored or schedules(rule):
+            check_state(rule.name, state, rule.State if stored else ScheduleState)
         before = state.count if stored or schedules(rule) else None
         count = None if before is None else next_count(before)
         numbers = numbers_at(rule, before, count)

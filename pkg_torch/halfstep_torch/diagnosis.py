@@ -84,7 +84,8 @@ class Diagnosis:
 def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimizer) -> Diagnosis:
     """Say what rounding would lose in the next step of any `torch.optim.Optimizer`, of this package or not.
 
-    Call it after backward, before the step, best after some steps of training. Copies of the 16-bit
+    Call it after backward (under a GradScaler after `unscale_`), before the step, best after some steps of
+    training. Copies of the 16-bit
     parameters take steps, the optimizer's own ones with the same numbers: as they are; with weights (and, of
     other packages, state) in float32; and with gradients of zero, from which decay and the rates of moments
     show. Weights, state, gradients and random generators stay as they are; at the peak there are two copies

@@ -42,6 +42,10 @@ _INJECT = (
     "Use inject_hyperparams(..., hyperparam_dtype=jnp.float32)."
 )
 _TARGETS = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4".'
+_ANOTHER = (
+    "it is of another transform, or was loaded without its types. "
+    "Pass the state that init made, or load it into that."
+)
 _ASCEND = "Use a number >= 0, or flip_sign=False to ascend."
 
 ROWS = [
@@ -61,7 +65,7 @@ ROWS = [
     (lambda: hs.scale_by_adam(eps_root=-1e-9), ValueError, "scale_by_adam: eps_root=-1e-09 is negative. Use a number >= 0."),
     (lambda: hs.scale_by_adam(eps=None), TypeError, "scale_by_adam: eps=None is not a number. Use a float."),
     (lambda: hs.scale_by_adam(b2=jnp.asarray(0.999, BF16)), TypeError, f"scale_by_adam: b2 is a bfloat16 array; {_INJECT}"),
-    (lambda: hs.scale_by_adam(b2=np.array(0.999)), TypeError, f"scale_by_adam: b2 is a float64 array; {_INJECT}"),
+    (lambda: hs.scale_by_adam(b2=np.array(0.999)), TypeError, "scale_by_adam: b2 is a float64 array; hyperparameters are float32. Use a number, or b2.astype(jnp.float32)."),
     (
         lambda: hs.scale_by_adam(b1=jnp.array([0.9, 0.8])),
         ValueError,
@@ -117,12 +121,12 @@ ROWS = [
     (
         lambda: hs.scale_by_adam(nu_dtype="float8_e4m3fn"),
         ValueError,
-        f"scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. {_DTYPES}",
+        'scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. Use scaled("float8_e4m3fn").',
     ),
     (
         lambda: hs.scale_by_adam(mu_dtype=ml_dtypes.float8_e5m2),
         ValueError,
-        f"scale_by_adam: mu_dtype=float8_e5m2 cannot hold a moment without a block scale. {_DTYPES}",
+        'scale_by_adam: mu_dtype=float8_e5m2 cannot hold a moment without a block scale. Use scaled("float8_e5m2").',
     ),
     (lambda: hs.adamw(1e-3, nu_dtype=jnp.int32), ValueError, f"scale_by_adam: nu_dtype=int32 is not a state dtype. {_DTYPES}"),
     (lambda: hs.adam(1e-3, mu_dtype="float64"), ValueError, f"scale_by_adam: mu_dtype=float64 is not a state dtype. {_DTYPES}"),
@@ -262,6 +266,26 @@ ROWS = [
         "Pass params to update(updates, state, params).",
     ),
     (
+        lambda: hs.adam(1e-3).init({"a/b": W["w"], "a": {"b": W["w"]}}),
+        ValueError,
+        "scale_by_adam: two leaves have the name 'a/b', and so would share random words. Rename one of them.",
+    ),
+    (
+        lambda: hs.keep_master_params(optax.identity()).update(G, hs.split_params(optax.identity()).init(W), W),
+        ValueError,
+        f"keep_master_params: the state is SplitParamsState, due is KeepMasterParamsState: {_ANOTHER}",
+    ),
+    (
+        lambda: hs.scale_by_adam().update(G, hs.scale_by_lion().init(W)),
+        ValueError,
+        f"scale_by_adam: the state is ScaleByLionState, due is ScaleByAdamState: {_ANOTHER}",
+    ),
+    (
+        lambda: hs.scale_by_learning_rate(lambda count: 0.1).update(G, optax.EmptyState()),
+        ValueError,
+        f"scale_by_learning_rate: the state is EmptyState, due is ScheduleState: {_ANOTHER}",
+    ),
+    (
         lambda: hs.scale_by_adam(mu_dtype="bfloat16").update(G, hs.scale_by_adam(mu_dtype="float32").init(W)),
         TypeError,
         "scale_by_adam: the mu of 'w' is float32, mu_dtype is bfloat16. Pass the state that init made.",
@@ -269,7 +293,7 @@ ROWS = [
     (
         lambda: hs.scale_by_adam().update(G, hs.scale_by_adam().init(W)._replace(nu={"w": jnp.ones(3, jnp.int8)})),
         ValueError,
-        f"scale_by_adam: nu_dtype=int8 is not a state dtype. {_DTYPES}",
+        'scale_by_adam: nu_dtype=int8 cannot hold a moment without a block scale. Use scaled("int8").',
     ),
 ]  # fmt: skip
 

@@ -121,6 +121,7 @@ def test_a_schedule_decides_over_a_scheduler_and_says_so(caplog):
     optimizer = hs.SGD(model, lr=lambda count: 0.5 ** (count + 1))
     scheduler = lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
     rates = drive(optimizer, scheduler, steps=3)
+    assert {type(rate) for rate in scheduler.state_dict()["base_lrs"]} == {float}  # as torch.load takes it
     assert [rate for (rate, _), _ in rates] == [0.5, 0.25, 0.125]
     assert [record.getMessage() for record in caplog.records] == [
         f"SGD: a learning rate was written into param group {i}, whose lr is a function of the step: the "

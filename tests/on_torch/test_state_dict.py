@@ -203,7 +203,7 @@ def test_a_state_dict_has_the_number_of_a_schedule_which_survives_loading():
     run(fixed_params, fixed, range(1))
     fixed.param_groups[0]["lr"] = 7.0
     optimizer.load_state_dict(fixed.state_dict())
-    assert optimizer.param_groups[0]["lr"] == 7.0
+    assert optimizer.param_groups[0]["lr"] == 0.5 / 3  # of the third step, which `fixed` made
     run(params, optimizer, range(1))
     assert optimizer.param_groups[0]["lr"] == 0.5 / 4
 
@@ -340,6 +340,11 @@ EDITS = [
         edit(("state", 1, "exp_avg"), torch.zeros(6, dtype=torch.bfloat16)),
         "load_state_dict: exp_avg of 'a/b' has shape (6,) in the state dict, (5,) here. "
         "Build the model of the run that was saved.",
+    ),
+    (
+        edit(("state", 7), {"step": torch.tensor(1)}),
+        "load_state_dict: the state dict holds state of 7, which is no parameter of its groups. "
+        "Pass what state_dict() returned.",
     ),
     (
         edit(("param_groups", 0, "lr"), -1.0),

@@ -52,7 +52,11 @@ def save_state(path: str | os.PathLike[str], params, state, tx) -> None:
 
     Source: ours (contract T).
     """
-    caller = "save_state"
+    write_state_file(path, *state_file_of("save_state", params, state, tx))
+
+
+def state_file_of(caller: str, params, state, tx) -> tuple[dict[str, Any], dict[str, FileArray]]:
+    """Return the header and the arrays of a state file: what `save_state` writes."""
     found, weights = slots_of(tx, params), _weights(caller, params)
     leaves = _leaves_of(caller, found, state)
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p, False) for leaf, p in weights.items()}
@@ -65,7 +69,7 @@ def save_state(path: str | os.PathLike[str], params, state, tx) -> None:
             formats |= {slot.name: slot.label} if slot.label else {}
     recipes = _recipes(weights, found.entries, known["count"], known["seed"])
     writer = f"halfstep_jax {importlib.metadata.version('halfstep')}"
-    write_state_file(path, make_header(writer, recipes, formats), arrays)
+    return make_header(writer, recipes, formats), arrays
 
 
 def load_state(path: str | os.PathLike[str], params, tx) -> tuple[Any, Any]:
@@ -91,8 +95,14 @@ def load_state(path: str | os.PathLike[str], params, tx) -> tuple[Any, Any]:
     Source: ours (contract T).
     """
     caller = "load_state"
+    return read_state(caller, *read_state_file(caller, path), params, tx)
+
+
+def read_state(
+    caller: str, header: Mapping[str, Any], arrays: Mapping[str, FileArray], params, tx
+) -> tuple[Any, Any]:
+    """Return params and state of the header and the arrays of a state file: what `load_state` does."""
     found, weights = slots_of(tx, params), _weights(caller, params)
-    header, arrays = read_state_file(caller, path)
     own = _recipes(weights, found.entries, {}, {})
     saved = read_recipes(caller, header, own)
     due = {f"params/{leaf}": p for leaf, p in weights.items()}

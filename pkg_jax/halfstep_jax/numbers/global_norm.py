@@ -3,6 +3,7 @@
 Contract: N1, N2.
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.norms import power_of_two
+from halfstep_jax.numbers.norms import AxisNames, cut_axes, over_axes, power_of_two
 from halfstep_jax.numbers.roots import sqrt
 from halfstep_jax.placement import with_auto_axes
 
@@ -22,7 +23,7 @@ _CHUNK, _GROUP = 1 << 8, 1 << 16
 _LIMBS = 6
 
 
-def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False) -> jax.Array:
+def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names: AxisNames = ()) -> jax.Array:
     """Return the Euclidean norm of all elements of all arrays.
 
     In float32, whatever the dtypes, and scaled by a power of two as `norm` is: n = 2^e sqrt(sum((x 2^-e)^2)),
@@ -35,6 +36,7 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False) -> jax.Arra
     Args:
         arrays: float32, bfloat16 or float16, of any shapes.
         exact: see above.
+        axis_names: see `norms.cut_axes`.
 
     Returns:
         A float32 scalar: 0 where there is no element or all are zero, NaN where an element is NaN, infinity
@@ -49,21 +51,30 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False) -> jax.Arra
     arrays = [x.astype(jnp.float32) for x in map(jnp.asarray, arrays) if x.size]
     if not arrays:
         return jnp.zeros([], jnp.float32)
+    axes = [cut_axes(x, axis_names) for x in arrays]
     if exact:
-        return with_auto_axes(_exact_norm, arrays)
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in arrays]))
+        return with_auto_axes(functools.partial(_exact_norm, axes), arrays)
+    tops = [over_axes(lax.pmax, jnp.max(jnp.abs(x)), own) for x, own in zip(arrays, axes, strict=True)]
+    largest = jnp.max(jnp.stack(tops))
     field = jnp.clip(lax.bitcast_convert_type(largest, jnp.uint32) >> np.uint32(23), 1, 253)
     scaled = [x * power_of_two(np.uint32(254) - field) for x in arrays]
-    return power_of_two(field) * sqrt(sum(jnp.sum(x * x) for x in scaled))
+    sums = [over_axes(lax.psum, jnp.sum(x * x), own) for x, own in zip(scaled, axes, strict=True)]
+    return power_of_two(field) * sqrt(sum(sums))
 
 
-def _exact_norm(arrays: list[jax.Array]) -> jax.Array:
-    """Return the norm of float32 numbers by sums of integers."""
+def _exact_norm(axes: list[tuple[str, ...]], arrays: list[jax.Array]) -> jax.Array:
+    """Return the norm of float32 numbers by sums of integers; of each array over some mesh axes."""
     patterns = [lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0x7FFFFFFF) for x in arrays]
-    largest = jnp.max(jnp.stack([jnp.max(bits) for bits in patterns]))
+    tops = [over_axes(lax.pmax, jnp.max(bits), own) for bits, own in zip(patterns, axes, strict=True)]
+    largest = jnp.max(jnp.stack(tops))
     field = largest >> np.uint32(23)
-    chunks = [_chunks_of_squares(_integers(bits, field)) for bits in patterns]
-    root = sqrt(_as_float32(_total(jnp.concatenate(chunks, axis=1))))
+    # Arrays that are cut over the same axes are added up together.
+    totals = []
+    for some in dict.fromkeys(axes):
+        same = [bits for bits, own in zip(patterns, axes, strict=True) if own == some]
+        chunks = [_chunks_of_squares(_integers(bits, field)) for bits in same]
+        totals.append(over_axes(lax.psum, _total(jnp.concatenate(chunks, axis=1)), some))
+    root = sqrt(_as_float32(_carried(sum(totals[1:], totals[0]))))
     norm = root * np.float32(2.0**-23) * power_of_two(field)
     norm = jnp.where(field == 0, np.float32(0), norm)
     special = jnp.where(largest == _INFINITY, np.float32(np.inf), np.float32(np.nan))

@@ -30,6 +30,11 @@ def as_float32(caller: str, name: str, value):
             f"{caller}: {name} is an integer array ({value.dtype}); hyperparameters are float32. "
             "Use a float, such as 1.0 for 1."
         )
+    if value.dtype == np.float64:
+        raise TypeError(
+            f"{caller}: {name} is a float64 array; hyperparameters are float32. Use a number, or "
+            f"{name}.astype(jnp.float32)."
+        )
     if value.dtype != jnp.float32:
         raise TypeError(
             f"{caller}: {name} is a {value.dtype} array; hyperparameters are float32 "

@@ -1,6 +1,7 @@
 """Clipping by the norm of all updates, as an Optax transform. Contract: N3."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,13 +11,14 @@ import optax
 
 from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.global_norm import global_norm
+from halfstep_jax.numbers.norms import check_axis_names
 from halfstep_jax.numbers.roots import divide
 from halfstep_jax.rule import Rule, number
 from halfstep_jax.transform import as_transform
 
 
 def clip_by_global_norm(
-    max_norm: jax.typing.ArrayLike, *, exact: bool = False
+    max_norm: jax.typing.ArrayLike, *, exact: bool = False, axis_names: Sequence[str] | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Scale all updates so that their norm is at most `max_norm`.
 
@@ -31,6 +33,8 @@ def clip_by_global_norm(
         max_norm: the largest norm that is left as it is; a number >= 0, or a float32 scalar array.
         exact: add integers, so that the norm has the same bits in any order, on any mesh, and in torch; see
             `global_norm`. It reads the updates twice, and takes some 20 times the time on a CPU.
+        axis_names: inside `jax.shard_map`, the mesh axes over which updates are cut; () where every device
+            has them whole. Of no effect elsewhere: under `jax.jit` a sharded array is a whole one.
 
     Returns:
         An Optax transform. Its updates are float32. A norm of NaN makes every update NaN.
@@ -38,7 +42,7 @@ def clip_by_global_norm(
     Raises:
         TypeError: if `max_norm` is no number, or an array of another dtype than float32; from `update`, if a
             leaf is not float32, bfloat16 or float16.
-        ValueError: if `max_norm` is negative.
+        ValueError: if `max_norm` is negative; from `update`, inside `jax.shard_map` without `axis_names`.
 
     Example:
         >>> tx = clip_by_global_norm(1.0)
@@ -49,7 +53,8 @@ def clip_by_global_norm(
     Source: R. Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013,
         algorithm 1; the name and argument are Optax's.
     """
-    return as_transform(ClipByGlobalNorm(max_norm, exact))
+    names = None if axis_names is None else tuple(axis_names)
+    return as_transform(ClipByGlobalNorm(max_norm, exact, names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +66,12 @@ class ClipByGlobalNorm(Rule):
 
     max_norm: Any = number()
     exact: bool = False
+    axis_names: Any = None
 
     def update(self, g, p, n, moments, zero):
         """Return the clipped updates of all leaves."""
-        norm = global_norm(g, exact=self.exact)
+        check_axis_names(self.name, self.axis_names)
+        norm = global_norm(g, exact=self.exact, axis_names=self.axis_names)
         return tuple(opaque(clip(u, norm, n.max_norm), zero) for u in g)
 
 

@@ -3,7 +3,7 @@
 Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb16.md`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,7 @@ def lamb(
     param_storage: str = "stochastic",
     bias_correction: bool = True,
     max_norm: jax.typing.ArrayLike | None = 10.0,
+    axis_names: Sequence[str] | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """LAMB for weights in bfloat16, float16 or float32: Adam, with a learning rate for each leaf.
@@ -65,6 +66,8 @@ def lamb(
             cancels it up to rounding.
         max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`: without one, steps at
             a constant rate grow with the weights. None for no bound, as `optax.lamb` has it.
+        axis_names: inside `jax.shard_map`, the mesh axes over which arrays are cut, as in
+            `scale_by_trust_ratio`.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -98,7 +101,7 @@ def lamb(
         bias_correction=bias_correction,
         seed=seed,
     )
-    trust = scale_by_trust_ratio(max_norm=max_norm)
+    trust = scale_by_trust_ratio(max_norm=max_norm, axis_names=axis_names)
     return _chained("lamb", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
 
 
@@ -119,6 +122,7 @@ def lamb16(
     bias_correction: bool = True,
     max_norm: jax.typing.ArrayLike | None = 10.0,
     trust_power: jax.typing.ArrayLike | None = 0.382,
+    axis_names: Sequence[str] | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """LAMB with 16 bits of state per parameter: LAMB16's goal, in formats that preserve the moments.
@@ -149,6 +153,7 @@ def lamb16(
         max_norm: an upper bound on the norm of a weight, as in `lamb`.
         trust_power: a number in (0, 1), that of the published code unless given, or None for LAMB's own
             ratio. Not 1: the learning rate would cancel, and a schedule do nothing.
+        axis_names: as in `lamb`.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -183,9 +188,11 @@ def lamb16(
         seed=seed,
     )
     if trust_power is None:
-        trust = scale_by_trust_ratio(max_norm=max_norm)
+        trust = scale_by_trust_ratio(max_norm=max_norm, axis_names=axis_names)
     else:
-        trust = scale_by_tempered_trust_ratio(learning_rate, trust_power, max_norm=max_norm)
+        trust = scale_by_tempered_trust_ratio(
+            learning_rate, trust_power, max_norm=max_norm, axis_names=axis_names
+        )
     return _chained("lamb16", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
 
 

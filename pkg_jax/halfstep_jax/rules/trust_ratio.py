@@ -4,6 +4,7 @@ Contract: section L.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.core import Tracer
 
 from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.hyperparameters import as_float32, as_nonnegative, check_order
-from halfstep_jax.numbers.norms import norm
+from halfstep_jax.numbers.norms import check_axis_names, norm
 from halfstep_jax.numbers.roots import divide
 from halfstep_jax.rule import Rule, number, scalar_or_schedule
 from halfstep_jax.transform import as_transform
@@ -31,6 +32,7 @@ def scale_by_trust_ratio(
     max_norm: jax.typing.ArrayLike | None = None,
     min_ratio: jax.typing.ArrayLike | None = None,
     max_ratio: jax.typing.ArrayLike | None = None,
+    axis_names: Sequence[str] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Scale each leaf's update by the ratio of its weight's norm to its own.
 
@@ -52,17 +54,18 @@ def scale_by_trust_ratio(
             gamma_l), gamma_u); some published code has 10.
         min_ratio: a lower bound on the ratio, its 1 for zero norms included.
         max_ratio: an upper bound, likewise.
+        axis_names: inside `jax.shard_map`, the mesh axes over which arrays are cut; () where every device has
+            them whole. Of no effect elsewhere: under `jax.jit` a sharded array is a whole one.
 
     Returns:
         An Optax transform that needs `params`. Its updates are float32. Under `optax.masked` the other leaves
-        keep their updates as they are. Sharded arrays are reduced across devices under `jax.jit`; inside
-        `jax.shard_map` a norm is that of the shard.
+        keep their updates as they are.
 
     Raises:
         TypeError: if an argument is no number, or an array of another dtype than float32; from `update`, if
             a leaf is not float32, bfloat16 or float16.
         ValueError: if one is negative, or a lower bound above its upper bound; from `update`, without
-            `params`, or if trees or shapes differ.
+            `params`, inside `jax.shard_map` without `axis_names`, or if trees or shapes differ.
 
     Example:
         >>> tx = scale_by_trust_ratio()
@@ -80,6 +83,7 @@ def scale_by_trust_ratio(
         **_bounds(caller, "norm", min_norm, max_norm),
         eps=eps,
         **_bounds(caller, "ratio", min_ratio, max_ratio),
+        axis_names=None if axis_names is None else tuple(axis_names),
     )
     return as_transform(rule)
 
@@ -89,6 +93,7 @@ def scale_by_tempered_trust_ratio(
     trust_power: jax.typing.ArrayLike,
     *,
     max_norm: jax.typing.ArrayLike | None = None,
+    axis_names: Sequence[str] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Scale each leaf's update by a power of its trust ratio, relative to the learning rate: for `lamb16`.
 
@@ -100,6 +105,7 @@ def scale_by_tempered_trust_ratio(
         learning_rate: that of the link after this one: a number >= 0, a float32 scalar array, or a schedule.
         trust_power: a number in (0, 1).
         max_norm: as in `scale_by_trust_ratio`.
+        axis_names: likewise.
 
     Returns:
         An Optax transform that needs `params`. Its updates are float32.
@@ -115,6 +121,7 @@ def scale_by_tempered_trust_ratio(
         max_ratio=TEMPERED_MAX_RATIO,
         power=_power("lamb16", trust_power),
         learning_rate=learning_rate,
+        axis_names=None if axis_names is None else tuple(axis_names),
     )
     return as_transform(rule)
 
@@ -130,6 +137,7 @@ class ScaleByTrustRatio(Rule):
         eps: added to the norm of the update.
         min_ratio: the ratio is at least this.
         max_ratio: and at most this.
+        axis_names: of the axes over which arrays are cut.
     """
 
     name = "scale_by_trust_ratio"
@@ -142,10 +150,13 @@ class ScaleByTrustRatio(Rule):
     eps: Any = number(0.0)
     min_ratio: Any = number(0.0)
     max_ratio: Any = number(np.inf)
+    axis_names: Any = None
 
     def update(self, g, p, n, moments, zero):
         """Return the update times the ratio of the norms."""
-        return opaque(self.ratio(norm(p), norm(g), n) * g, zero)
+        check_axis_names(self.name, self.axis_names)
+        p_norm, u_norm = (norm(x, self.axis_names) for x in (p, g))
+        return opaque(self.ratio(p_norm, u_norm, n) * g, zero)
 
     def ratio(self, p_norm: jax.Array, u_norm: jax.Array, n) -> jax.Array:
         """Return the ratio in float32, given both norms (contract L2)."""

@@ -375,8 +375,10 @@ def as_format(caller: str, argument: str, dtype) -> Format:
         raise TypeError(f"{caller}: {argument}={dtype!r} is not a state dtype. {hint}") from None
     if name in PLAIN_STATE_DTYPES:
         return Format(name)
-    if name.startswith(("float8", "ufloat8")):
-        raise ValueError(f"{caller}: {argument}={name} cannot hold a moment without a block scale. {hint}")
+    if name in SCALED_DTYPES:
+        raise ValueError(
+            f'{caller}: {argument}={name} cannot hold a moment without a block scale. Use scaled("{name}").'
+        )
     raise ValueError(f"{caller}: {argument}={name} is not a state dtype. {hint}")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.leaves import Leaves, check_params, flatten_updates
+from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
 from halfstep_jax.numbers.exact import opaque_input, opaque_zero, straight_through
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
@@ -149,6 +149,7 @@ def weight_transform(
             raise ValueError(
                 f"{rule.name}: params is None; {rule.why}. Pass params to update(updates, state, params)."
             )
+        check_state(rule.name, state, rule.State)
         leaves = flatten_updates(rule.name, updates)
         weights = leaves.weights(params)
         extras = _extras(rule, leaves, weights, state)

@@ -6,6 +6,7 @@ A group's entries are the numbers of the links, how moments are stored, and the 
 
 import dataclasses
 import difflib
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -49,10 +50,6 @@ _ELSEWHERE = {
 }
 
 
-class ShownRate(float):
-    """A learning rate that a function of the step gave: what its param group shows, and nobody's wish."""
-
-
 @dataclasses.dataclass
 class GroupChoices:
     """What a group has chosen when it was added.
@@ -61,11 +58,13 @@ class GroupChoices:
         chain: by which its parameters are stepped.
         options: of the chain.
         schedule: its lr as a function of the step, or None.
+        shown: the number that the function gave last, which the group shows.
     """
 
     chain: Chain
     options: dict[str, Any]
     schedule: Callable[[int], Any] | None
+    shown: float | None = None
 
     def rate(self, caller: str, index: int, group: Mapping[str, Any]) -> Any:
         """Return what the links are to read as lr: a number, or the schedule.
@@ -77,10 +76,12 @@ class GroupChoices:
             index: of the group.
             group: as it stands.
         """
-        shown = group.get("lr")
-        if self.schedule is None or shown is None or isinstance(shown, ShownRate):
-            return shown if self.schedule is None else self.schedule
-        if float(shown) == 0:
+        written = group.get("lr")
+        if self.schedule is None:
+            return written
+        if written is None or float(written) == self.shown:
+            return self.schedule
+        if float(written) == 0:
             return 0.0
         say_once(
             f"{caller}: a learning rate was written into param group {index}, whose lr is a function of the "
@@ -97,29 +98,30 @@ class GroupChoices:
                     f"{group[option]!r} now. Build a new optimizer, and load the state of this one."
                 )
 
+    def show(self, caller: str, index: int, group: dict[str, Any], step: int) -> Callable[[], None]:
+        """Return what shows, after a step, the learning rate that was in force.
 
-def shown_rate(caller: str, schedule: Callable[[int], Any], count: int) -> ShownRate:
-    """Return the number that a group shows where its lr is a function: that of the step after so many."""
+        Args:
+            caller: for messages.
+            index: of the group.
+            group: to show it.
+            step: the count after its increment, of its oldest parameter.
+        """
+        if self.schedule is None or self.rate(caller, index, group) is not self.schedule:
+            return lambda: None
+        rate = rate_of(caller, self.schedule, step - 1)
+
+        def shows() -> None:
+            group["lr"] = self.shown = rate
+
+        return shows
+
+
+def rate_of(caller: str, schedule: Callable[[int], Any], count: int) -> float:
+    """Return the number that a function gives for the step after so many."""
     rate = schedule(count)
     nonnegative(caller, f"lr({count})", rate, "Use a schedule of numbers >= 0.")
-    return ShownRate(rate)
-
-
-def show_rates(caller: str, choices: GroupChoices, group: dict[str, Any], step: int) -> Callable[[], None]:
-    """Return what shows, after a step, the learning rate that was in force.
-
-    Args:
-        caller: for messages.
-        choices: of the group.
-        group: to show it.
-        step: the count after its increment, of its oldest parameter.
-    """
-    written = group.get("lr")
-    obeyed = written is not None and not isinstance(written, ShownRate) and float(written) == 0
-    if choices.schedule is None or obeyed:
-        return lambda: None
-    rate = shown_rate(caller, choices.schedule, step - 1)
-    return lambda: group.update(lr=rate)
+    return float(rate)
 
 
 def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
@@ -184,7 +186,7 @@ def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], argu
     for key in group:
         if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):
             continue
-        problem = f"{caller}: {key}={group[key]!r} in a param group"
+        problem = f"{caller}: {key}={reprlib.repr(group[key])} in a param group"
         if key in arguments:
             raise ValueError(
                 f"{problem}; it is one for all groups. "
@@ -215,4 +217,4 @@ def plain_value(value: Any) -> Any:
         return value.description
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    return float(value) if isinstance(value, ShownRate) else value
+    return value

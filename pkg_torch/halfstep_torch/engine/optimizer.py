@@ -15,13 +15,11 @@ from halfstep_torch.engine.compiler import Compile
 from halfstep_torch.engine.groups import (
     HEADER,
     GroupChoices,
-    ShownRate,
     check_entries,
     check_names,
     parameter_names,
     plain_value,
-    show_rates,
-    shown_rate,
+    rate_of,
     with_names,
 )
 from halfstep_torch.engine.kernel import compile_batch, run_batch
@@ -119,8 +117,8 @@ class Optimizer(torch.optim.Optimizer):
         entries = {**self._tx.make(**self._tx.options).entries, **self._tx.options, "maximize": maximize}
         self._schedule = entries["lr"] if callable(entries.get("lr")) else None
         if self._schedule is not None:
-            entries["lr"] = shown_rate(self._name, self._schedule, 0)
-        super().__init__(params, {key: _as_entry(value) for key, value in entries.items()})
+            entries["lr"] = rate_of(self._name, self._schedule, 0)
+        super().__init__(params, {key: plain_value(value) for key, value in entries.items()})
         self._check_choices()
 
     @property
@@ -157,17 +155,17 @@ class Optimizer(torch.optim.Optimizer):
             TypeError: if a parameter or a value is of a wrong type; nothing is added.
             ValueError: if a value is out of range, or an entry one that nothing reads; nothing is added.
         """
-        schedule, options = None, dict(self._tx.options)
+        schedule, rate, options = None, None, dict(self._tx.options)
         if isinstance(param_group, dict):
-            lr = param_group.get("lr", self.defaults.get("lr"))
-            schedule = self._schedule if isinstance(lr, ShownRate) else lr if callable(lr) else None
-            if schedule is not None:
-                param_group = {**param_group, "lr": shown_rate(self._name, schedule, 0)}
+            lr = param_group.get("lr", self._schedule)
+            if callable(lr):
+                schedule, rate = lr, rate_of(self._name, lr, 0)
+                param_group = {**param_group, "lr": rate}
             if self._given_names is not None and "params" in param_group:
                 params = with_names(self._name, param_group["params"], self._given_names)
                 param_group = {**param_group, "params": params}
             options = {name: param_group.get(name, value) for name, value in options.items()}
-        choices = GroupChoices(self._tx.make(**options), options, schedule)
+        choices = GroupChoices(self._tx.make(**options), options, schedule, rate)
         super().add_param_group(param_group)
         self._choices.append(choices)
         try:
@@ -195,7 +193,7 @@ class Optimizer(torch.optim.Optimizer):
             for link, h in zip(links, values, strict=True):
                 if not type(link).__module__.startswith("halfstep_torch."):
                     check_rule(self._name, link, h, info)
-        group.update({key: _as_entry(group[key]) for key in self.defaults})
+        group.update({key: plain_value(group[key]) for key in self.defaults})
         group[HEADER] = make_header(self._choices[last].chain)
 
     def _check_choices(self) -> None:
@@ -284,6 +282,7 @@ class Optimizer(torch.optim.Optimizer):
             state_dict = state_dict if replaced is None else replaced
         saved_groups, ids, seeds = read_groups(state_dict, self._headers())
         states: dict[Tensor, tuple[dict[str, StateArray], Mapping[str, Any]]] = {}
+        steps: list[tuple[int, int]] = []
         for i, name, param in self._named():
             saved = state_dict["state"].get(ids[i][name])
             if saved:
@@ -292,6 +291,8 @@ class Optimizer(torch.optim.Optimizer):
                 saved_arrays = self._plan(*of_plan, self._read(i, saved_groups[i])).arrays
                 check_saved_state(name, param, arrays, saved_arrays, saved)
                 states[param] = arrays, saved
+                steps.append((i, max(int(saved["step"]), 1)))
+        show = self._shown_rates(steps)
         groups = [
             load_group(group, saved, choices)
             for group, saved, choices in zip(self.param_groups, saved_groups, self._choices, strict=True)
@@ -300,6 +301,8 @@ class Optimizer(torch.optim.Optimizer):
         for choices, own, group in zip(self._choices, seeds, self.param_groups, strict=True):
             choices.chain = choices.chain.with_seeds(own)
             group[HEADER] = make_header(choices.chain)
+        for of_group in show:
+            of_group()
         self._forget_rows()
         load_states(self.state, states)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
@@ -362,7 +365,7 @@ class Optimizer(torch.optim.Optimizer):
         attach_keys(list(batches.values()))
         compiled = self._prepare(batches.values())
         attach_layouts(batches, compiled, self._layouts)
-        show = self._shown_rates(batches)
+        show = self._shown_rates((i, step) for (i, *_, step) in batches)
         self._look_around(batches)
         # Everything that can fail has been tried: from here on, weights change.
         for batch in batches.values():
@@ -385,19 +388,19 @@ class Optimizer(torch.optim.Optimizer):
             check_replicas(self._name, slots, seeds)
             self._compared = True
 
-    def _shown_rates(self, batches: Iterable[tuple]) -> list[Callable[[], None]]:
+    def _shown_rates(self, steps: Iterable[tuple[int, int]]) -> list[Callable[[], None]]:
         """Return what shows the learning rates of a step in the groups whose lr is a function of it."""
         oldest: dict[int, int] = {}
-        for i, *_, step in batches:
+        for i, step in steps:
             oldest[i] = max(oldest.get(i, 0), step)
         return [
-            show_rates(self._name, self._choices[i], self.param_groups[i], step) for i, step in oldest.items()
+            self._choices[i].show(self._name, i, self.param_groups[i], step) for i, step in oldest.items()
         ]
 
     def _prepare(self, batches: Iterable[Batch]) -> dict[torch.device, bool]:
         """Compile what is to be compiled; return on which devices steps run compiled."""
         elements: dict[torch.device, int] = {}
-        for _, _, param in self._named():
+        for param in (param for group in self.param_groups for param in group["params"]):
             elements[param.device] = elements.get(param.device, 0) + param.numel()
         compiled = {}
         for batch in batches:
@@ -479,8 +482,3 @@ class Optimizer(torch.optim.Optimizer):
             self._applies[group, name] = tuple(link.applies_to(name, param) for link in links)
         applies = self._applies[group, name]
         return (True,) * (len(self._links(group)) - len(applies)) + applies
-
-
-def _as_entry(value: Any) -> Any:
-    """Return a value as it stands in a group: formats in plain types."""
-    return value if isinstance(value, ShownRate) else plain_value(value)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.chain import Chain
-from halfstep_torch.engine.groups import HEADER, GroupChoices, ShownRate
+from halfstep_torch.engine.groups import HEADER, GroupChoices
 from halfstep_torch.engine.leaves import check_scale_bytes, leaf_name
 from halfstep_torch.engine.notices import say_once
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -75,6 +75,12 @@ def read_groups(
         ids.append(_match(names, mine["names"], group["params"], i, before))
         before = [before[0] + len(group["params"]), before[1] + len(mine["names"])]
         seeds.append(saved["seeds"])
+    strangers = set(state_dict["state"]) - {one for of_group in ids for one in of_group.values()}
+    if strangers:
+        raise ValueError(
+            f"load_state_dict: the state dict holds state of {sorted(map(str, strangers))[0]}, which is no "
+            "parameter of its groups. Pass what state_dict() returned."
+        )
     return groups, ids, seeds
 
 
@@ -156,7 +162,7 @@ def load_group(group: Mapping[str, Any], saved: Mapping[str, Any], choices: Grou
             entries.pop(key, None)
             entries.update({key: group[key]} if key in group else {})
     if choices.schedule is not None:
-        entries["lr"] = ShownRate(saved["lr"] if "lr" in saved else group["lr"])
+        entries["lr"] = group["lr"]
     return entries
 
 

@@ -10,8 +10,9 @@ from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import as_int32, leaf_id, leaf_keys, whole_words
 from halfstep_torch.numbers.rounding import round_value
 
-# Elements of a piece: few enough for the temporaries of one to stay in a cache.
-_PIECE = 1 << 16
+# Elements of a piece: on a CPU few enough for the temporaries of one to stay in a cache, elsewhere enough for
+# launching its kernels to be a small part of running them.
+_PIECE, _PIECE_ELSEWHERE = 1 << 17, 1 << 22
 
 
 def round_in_place(
@@ -50,6 +51,7 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple]:
         tensors = tuple(x.view(-1) for x in tensors)
     length, *rest = tensors[0].shape
     width = math.prod(rest)
-    rows = max(_PIECE // max(width, 1), 1)
+    piece = _PIECE if tensors[0].device.type == "cpu" else _PIECE_ELSEWHERE
+    rows = max(piece // max(width, 1), 1)
     for start in range(0, length if width else 0, rows):
         yield start * width, *(x[start : start + rows] for x in tensors)

@@ -1,0 +1,285 @@
+"""Any Optax transform as a `torch.optim.Optimizer`."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+from torch import Tensor
+
+from halfstep_jax.checkpoint.save_state import read_state, state_file_of
+from halfstep_jax.checkpoint.state_file import FileArray, read_state_file, write_state_file
+from halfstep_torch.bridge.arrays import address, copy_into, device_of, own_copy, to_jax
+from halfstep_torch.engine.groups import check_names
+from halfstep_torch.engine.leaves import check_grad, check_weight, leaf_name
+
+_NAME = "OptaxOptimizer"
+
+
+class OptaxOptimizer(torch.optim.Optimizer):
+    """A torch optimizer that steps parameters by an Optax transform, of this package's twin or any other.
+
+    A step is one jitted program: `tx.update` and `optax.apply_updates` on the tree {leaf name: parameter}.
+    Weights and gradients are read by JAX where they are (over DLPack) if it sees their device and they are
+    row-major and aligned, else copied once; new weights are copied back once. `shares_memory` tells which.
+    The bits are those of the same transform in JAX, given the gradients; weights keep their dtype, and random
+    words follow the parameters' names.
+
+    Schedules belong into the transform. Where it has `optax.inject_hyperparams` with a `learning_rate`, the
+    param group shows it as `lr`, and an `lr` that a scheduler writes is obeyed at the next step.
+
+    Every parameter needs a gradient at every step: Optax knows no parameter that stays behind.
+
+    Args:
+        params: named parameters, as `model.named_parameters()` gives them, or groups of them.
+        tx: an Optax transform, or one for each group.
+
+    Attributes:
+        shares_memory: whether JAX read all weights and gradients of the last step where they are; None
+            before the first.
+        optax_state: the state of the transform, a tree of JAX arrays.
+
+    Raises:
+        TypeError: if parameters have no names or are of a wrong dtype, or `tx` is no transform.
+        ValueError: if there are not as many transforms as groups, two names are one, or JAX does not see a
+            parameter's device.
+
+    Example:
+        >>> import optax, torch
+        >>> from halfstep_torch.bridge import OptaxOptimizer
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = OptaxOptimizer(model.named_parameters(), optax.contrib.prodigy())
+        >>> model(torch.ones(1, 3)).sum().backward()
+        >>> optimizer.step()
+        >>> int(optax.tree.get(optimizer.optax_state, "count"))
+        1
+
+    Source: ours.
+    """
+
+    def __init__(self, params: Iterable, tx: Any) -> None:
+        self._building = True
+        super().__init__(params, {})
+        self._building = False
+        self._params = dict(self._named())
+        check_names(_NAME, self.param_groups)
+        for name, param in self._params.items():
+            check_weight(_NAME, name, param)
+        self._devices = {name: device_of(_NAME, name, param) for name, param in self._params.items()}
+        self._tx = self._one_transform(tx)
+        self.optax_state: Any = jax.jit(self._tx.init)(self.jax_params())
+        self.shares_memory: bool | None = None
+        self._update = jax.jit(_step_of(self._tx))
+        self._show_rates()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group: only while the optimizer is built, as the state of a transform has one structure.
+
+        Raises:
+            TypeError: later.
+        """
+        if not self._building:
+            raise TypeError(
+                f"{_NAME}: the state of an Optax transform has one structure. Build a new optimizer."
+            )
+        super().add_param_group(param_group)
+
+    def _named(self) -> Iterable[tuple[str, Tensor]]:
+        for i, group in enumerate(self.param_groups):
+            if "param_names" not in group:
+                raise TypeError(
+                    f"{_NAME}: the parameters of group {i} have no names. Pass model.named_parameters()."
+                )
+            yield from zip(map(leaf_name, group["param_names"]), group["params"], strict=True)
+
+    def _one_transform(self, tx: Any) -> Any:
+        """Return the transform of all groups."""
+        transforms = [tx] if hasattr(tx, "update") else list(tx) if isinstance(tx, Sequence) else []
+        if not transforms or not all(hasattr(one, "init") and hasattr(one, "update") for one in transforms):
+            raise TypeError(f"{_NAME}: tx={tx!r} is not an Optax transform, or a list of them.")
+        if len(transforms) != len(self.param_groups):
+            raise ValueError(
+                f"{_NAME}: {len(transforms)} transforms for {len(self.param_groups)} param groups. "
+                "Pass one for each group."
+            )
+        if len(transforms) == 1:
+            return transforms[0]
+        labels = {
+            leaf_name(name): str(i)
+            for i, group in enumerate(self.param_groups)
+            for name in group["param_names"]
+        }
+        return optax.partition({str(i): one for i, one in enumerate(transforms)}, labels)
+
+    def jax_params(self) -> dict[str, jax.Array]:
+        """Return copies of the weights, by leaf name: the tree of which `optax_state` is the state."""
+        return {name: own_copy(to_jax(p, self._devices[name])[0]) for name, p in self._params.items()}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update all parameters.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+
+        Returns:
+            What `closure` returned, or None.
+
+        Raises:
+            TypeError: if a gradient is sparse or of a wrong dtype.
+            ValueError: if a parameter has no gradient, or the transform returns another structure, shape or
+                dtype. Weights and state are then unchanged.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        weights, grads, shared = {}, {}, []
+        for name, param in self._params.items():
+            if param.grad is None:
+                raise ValueError(
+                    f"{_NAME}: {name!r} has no gradient, and an Optax transform steps all or none. "
+                    "Build the optimizer without this parameter, or give it a gradient of zeros."
+                )
+            check_grad(_NAME, name, param)
+            for tree, tensor in ((weights, param), (grads, param.grad)):
+                tree[name], same = to_jax(tensor, self._devices[name])
+                shared.append(same)
+        state = self._with_written_rates()
+        new, after = jax.block_until_ready(self._update(weights, grads, state))
+        self._check(new, weights, after, state)
+        # A program may return what it was given: tensors would then write to the state.
+        lent = {address(x) for x in (*weights.values(), *grads.values()) if x.size}
+        self.optax_state = jax.tree.map(lambda x: own_copy(x) if x.size and address(x) in lent else x, after)
+        for name, param in self._params.items():
+            copy_into(param, new[name])
+        self.shares_memory = all(shared)
+        self._show_rates()
+        return loss
+
+    def _check(self, new: Any, weights: Mapping[str, jax.Array], after: Any, state: Any) -> None:
+        """Raise ValueError unless a step returned what it was given, in structure, shapes and dtypes."""
+        for what, theirs, ours in (("weights", new, weights), ("state", after, state)):
+            found, due = (jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree) for tree in (theirs, ours))
+            if found != due:
+                raise ValueError(
+                    f"{_NAME}: the transform returned {what} of another structure, shape or dtype. "
+                    "Use one whose update returns what its init made."
+                )
+
+    def _rates(self, state: Any) -> list[Any]:
+        """Return of every group the injected learning rate, or None."""
+        parts = [state] if len(self.param_groups) == 1 else []
+        parts = parts or [state.inner_states[str(i)] for i in range(len(self.param_groups))]
+        return [_rate(part) for part in parts]
+
+    def _show_rates(self) -> None:
+        self._shown = [None if rate is None else float(rate) for rate in self._rates(self.optax_state)]
+        for group, rate in zip(self.param_groups, self._shown, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+
+    def _with_written_rates(self) -> Any:
+        """Return the state with the learning rates that someone wrote into the groups."""
+        state = self.optax_state
+        for i, (group, shown) in enumerate(zip(self.param_groups, self._shown, strict=True)):
+            if shown is None or group["lr"] == shown:
+                continue
+            if len(self.param_groups) == 1:
+                return _with_rate(state, group["lr"])
+            part = _with_rate(state.inner_states[str(i)], group["lr"])
+            state = state._replace(inner_states={**state.inner_states, str(i): part})
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as tensors, with the header of a state file; it loads with `weights_only=True`."""
+        header, arrays = state_file_of("state_dict", self.jax_params(), self.optax_state, self._tx)
+        kept = {name: one for name, one in arrays.items() if not name.startswith("params/")}
+        return {
+            **super().state_dict(),
+            "optax": {
+                "header": json.dumps(header),
+                "arrays": {
+                    name: {"dtype": dtype, "shape": list(shape), "data": torch.from_numpy(np.array(data))}
+                    for name, (dtype, shape, data) in kept.items()
+                },
+            },
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the state of the same transform, bit for bit; weights are the model's.
+
+        Args:
+            state_dict: what `state_dict` returned.
+
+        Raises:
+            TypeError: if it is not such a state dict.
+            ValueError: if it is of another transform, or of other parameters. Nothing is changed.
+        """
+        if "optax" not in state_dict:
+            raise TypeError("load_state_dict: this is no state dict of an OptaxOptimizer.")
+        saved, params = state_dict["optax"], self.jax_params()
+        arrays = {
+            name: FileArray(one["dtype"], tuple(one["shape"]), one["data"].cpu().numpy())
+            for name, one in saved["arrays"].items()
+        }
+        _, own = state_file_of("load_state_dict", params, self.optax_state, self._tx)
+        arrays |= {name: one for name, one in own.items() if name.startswith("params/")}
+        header = json.loads(saved["header"])
+        _, self.optax_state = read_state("load_state_dict", header, arrays, params, self._tx)
+        self._show_rates()
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Write weights and state to a state file, from which JAX goes on, and torch where all is halfstep's.
+
+        Args:
+            path: of the file.
+        """
+        write_state_file(path, *state_file_of("save_state", self.jax_params(), self.optax_state, self._tx))
+
+    @torch.no_grad()
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Set weights and state from a state file.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            ValueError: if it is damaged, or of another run; nothing is changed.
+        """
+        caller, params = "load_state", self.jax_params()
+        new, state = read_state(caller, *read_state_file(caller, path), params, self._tx)
+        for name, param in self._params.items():
+            copy_into(param, new[name])
+        self.optax_state = state
+        self._show_rates()
+
+
+def _step_of(tx: Any) -> Callable:
+    """Return one step of a transform."""
+
+    def step(params, grads, state):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def _rate(state: Any) -> Any:
+    """Return the learning rate that `optax.inject_hyperparams` holds in a state, or None."""
+    found = [
+        value
+        for path, value in optax.tree.get_all_with_path(state, "learning_rate")
+        if any(getattr(key, "name", None) == "hyperparams" for key in path)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _with_rate(state: Any, rate: Any) -> Any:
+    old = _rate(state)
+    return optax.tree.set(state, learning_rate=jnp.asarray(float(rate), old.dtype))

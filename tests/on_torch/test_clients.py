@@ -1,0 +1,149 @@
+"""Other libraries' training loops, unmodified, over our optimizers: `make clients`."""
+
+import importlib.util
+import pathlib
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+
+
+def needs(client: str):
+    missing = importlib.util.find_spec(client) is None
+    skip = pytest.mark.skipif(missing, reason=f"{client} is not installed")
+    # Clients warn of what they do themselves.
+    marks = (pytest.mark.clients, skip, pytest.mark.filterwarnings("default"))
+
+    def mark(test):
+        for one in marks:
+            test = one(test)
+        return test
+
+    return mark
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+class Trainers:
+    """Runs of transformers.Trainer over a tiny model, in bfloat16."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+
+    def run(self, way: str, steps: int, resume: str | None = None) -> torch.nn.Module:
+        from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 32}
+        config = LlamaConfig(**sizes, num_attention_heads=2)
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        options = {"lr": 1e-2, "weight_decay": 0.1, "param_storage": "split16"}
+        optimizers, by_class = (None, None), None
+        if way == "optimizers":
+            optimizers = (hs.AdamW(model.named_parameters(), **options), None)
+        else:
+            by_class = (hs.AdamW, options)
+        arguments = TrainingArguments(
+            str(self.folder / way),
+            max_steps=4,
+            per_device_train_batch_size=2,
+            use_cpu=True,
+            report_to=[],
+            save_steps=2,
+            logging_steps=1,
+            disable_tqdm=True,
+            seed=3,
+        )
+        tokens = [{"input_ids": torch.arange(8) + i, "labels": torch.arange(8) + i} for i in range(16)]
+        trainer = Trainer(
+            model, arguments, train_dataset=tokens, optimizers=optimizers, optimizer_cls_and_kwargs=by_class
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        state = trainer.optimizer.state[model.lm_head.weight]
+        assert int(state["step"]) == steps
+        assert state["extra_bits"].dtype == torch.int16
+        return trainer.model
+
+
+@needs("transformers")
+@pytest.mark.parametrize("way", ["optimizers", "optimizer_cls_and_kwargs"])
+def test_trainer_trains_and_resumes_to_the_bit(way, tmp_path):
+    runs = Trainers(tmp_path)
+    whole = runs.run(way, 4)
+    resumed = runs.run(way, 4, resume=str(tmp_path / way / "checkpoint-2"))
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+@needs("accelerate")
+def test_accelerate_saves_and_loads_to_the_bit(tmp_path):
+    from accelerate import Accelerator
+
+    def start():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(16, 4).to(torch.bfloat16)
+        optimizer = hs.AdamW(model.named_parameters(), lr=1e-2, **hs.recipes.one_pass)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        accelerator = Accelerator(cpu=True)
+        return accelerator, *accelerator.prepare(model, optimizer, scheduler)
+
+    def step(accelerator, model, optimizer, scheduler, seed):
+        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+        accelerator.backward(model(x).square().mean())
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+    run = start()
+    step(*run, 1)
+    run[0].save_state(str(tmp_path))
+    step(*run, 2)
+    other = start()
+    other[0].load_state(str(tmp_path))
+    step(*other, 2)
+    assert torch.equal(weights(run[1]), weights(other[1]))
+    assert run[2].param_groups[0]["lr"] == other[2].param_groups[0]["lr"] == 1e-2 / 4
+
+
+@needs("lightning")
+def test_lightning_resumes_to_the_bit(tmp_path):
+    import lightning
+
+    class Net(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = torch.nn.Linear(16, 4)
+
+        def training_step(self, batch, _):
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self):
+            optimizer = hs.AdamW(self.named_parameters(), lr=1e-2)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+    x = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+    def fit(epochs: int, path: str | None = None):
+        net = Net()
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            precision="bf16-true",
+            accelerator="cpu",
+            enable_checkpointing=False,
+            default_root_dir=tmp_path,
+            **quiet,
+        )
+        trainer.fit(net, torch.utils.data.DataLoader(x, batch_size=8), ckpt_path=path)
+        return net, trainer
+
+    whole, _ = fit(2)
+    _, trainer = fit(1)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, _ = fit(2, str(tmp_path / "half.ckpt"))
+    assert whole.layer.weight.dtype == torch.bfloat16
+    assert torch.equal(weights(whole), weights(resumed))
