@@ -36,6 +36,7 @@ LINKS = {
     "split_params": lambda: hs.split_params(hs.scale_by_learning_rate(0.3)),
     "keep_master_params": lambda: hs.keep_master_params(hs.scale_by_learning_rate(0.3)),
 }
+QUICK = ("scale_by_learning_rate", "scale_by_trust_ratio", "clip_by_global_norm")
 STORES = ("round_stochastically", "compensate", "split_params", "keep_master_params")
 
 
@@ -46,7 +47,9 @@ def integers(seed: int, least: int) -> jax.Array:
     return jnp.asarray(values.astype(np.float32))
 
 
-@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LINKS]
+)
 def test_a_link_alone_gives_under_jit_the_bits_that_it_gives_op_by_op(name):
     dtype = "bfloat16" if name in STORES else "float32"
     params = {"w": integers(0, 1).astype(dtype)}
