@@ -46,10 +46,10 @@ def accumulate_gradients(
 
         sum <- stochastic(sum + g);  at every k-th: u = inner((1/k) sum), sum <- 0
 
-    As `optax.MultiSteps`, with the sum in 16 bits: half the memory of its float32. A sum that is rounded to
-    nearest in bfloat16 loses what is below half a gap of it, which after 64 equal gradients is a good part;
-    rounded stochastically it is right on average. Rounds the sum once per micro-batch, and the mean to
-    float32.
+    As `optax.MultiSteps`, with the sum in 16 bits: half the memory of its float32. Rounded to nearest in
+    bfloat16, a sum of 64 equal gradients is off by 3 %, the same way every time, and once it is 512 times a
+    gradient, that changes nothing; rounded stochastically it is right on average. Rounds the sum once per
+    micro-batch, and the mean to float32.
 
     Between the steps updates are -0.0, which moves no weight, and the state of `inner` stays as it is.
     `state.mini_step == 0` tells that a step was taken.

@@ -1,8 +1,10 @@
-"""PyTorch parameters and JAX: any Optax transform as a torch optimizer. Needs both frameworks.
+"""PyTorch parameters and JAX: Optax transforms as torch optimizers, and models in the layout of JAX.
 
-`halfstep_torch` itself never imports JAX; import this on its own.
+Needs both frameworks. `halfstep_torch` itself never imports JAX; import this on its own.
 """
 
+from halfstep_torch.bridge.name_map import NameMap, Place, name_map
 from halfstep_torch.bridge.optax_optimizer import OptaxOptimizer
+from halfstep_torch.bridge.source_view import SourceView
 
-__all__ = ["OptaxOptimizer"]
+__all__ = ["NameMap", "OptaxOptimizer", "Place", "SourceView", "name_map"]

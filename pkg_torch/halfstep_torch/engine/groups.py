@@ -6,6 +6,7 @@ A group's entries are the numbers of the links, how moments are stored, and the 
 
 import dataclasses
 import difflib
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -185,7 +186,7 @@ def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], argu
     for key in group:
         if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):
             continue
-        problem = f"{caller}: {key}={group[key]!r} in a param group"
+        problem = f"{caller}: {key}={reprlib.repr(group[key])} in a param group"
         if key in arguments:
             raise ValueError(
                 f"{problem}; it is one for all groups. "

@@ -1,6 +1,7 @@
 """Gradients of micro-batches, added up in 16 bits without losing the small ones. Contract: G1, G2."""
 
 import dataclasses
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,10 +23,11 @@ def accumulate_gradients(
 ) -> "GradientAccumulation":
     """Round stochastically when backward adds a gradient to one that is there: grad <- stochastic(grad + g).
 
-    Autograd adds in the dtype of the gradients. In bfloat16 what is below half a gap of the sum is then lost,
-    which after 64 equal micro-batches is a good part; rounded stochastically, the sum is right on average.
-    It stands where autograd puts it, in `grad`: training loops, clipping, `zero_grad` and any optimizer's
-    `step` stay as they are, as does `torch.autograd.grad`. float32 gradients are added as before.
+    Autograd adds in the dtype of the gradients. In bfloat16 the sum of 64 equal gradients is then off by 3 %,
+    the same way every time, and once it is 512 times a gradient, that changes nothing; rounded stochastically
+    it is right on average. It stands where autograd puts it, in `grad`: training loops, clipping, `zero_grad`
+    and any optimizer's `step` stay as they are, as does `torch.autograd.grad`. float32 gradients are added as
+    before.
 
     Rounds the sum once per micro-batch, in the dtype of the parameter, in pieces: no memory but the gradient
     that arrives. Divide the loss by the number of micro-batches for their mean.
@@ -39,7 +41,8 @@ def accumulate_gradients(
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:
-        A handle: `remove()` takes the hooks away; `state_dict()` and `load_state_dict()` save and restore how
+        A handle: `remove()` takes the hooks away, which else keep the parameters in memory (those of a module
+        go with it); `state_dict()` and `load_state_dict()` save and restore how
         many gradients each parameter has been given, of which the random words are a function.
 
     Raises:
@@ -60,7 +63,10 @@ def accumulate_gradients(
 
     Source: Torchastic's `StochasticAccumulator`, which keeps the sum beside `grad`. Contract G1, G2.
     """
-    return GradientAccumulation(named_leaves(_FUNCTION, parameters), as_seed(_FUNCTION, seed))
+    handle = GradientAccumulation(named_leaves(_FUNCTION, parameters), as_seed(_FUNCTION, seed))
+    if isinstance(parameters, torch.nn.Module):
+        weakref.finalize(parameters, handle.remove).atexit = False
+    return handle
 
 
 @dataclasses.dataclass

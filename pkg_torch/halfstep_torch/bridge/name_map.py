@@ -1,0 +1,303 @@
+"""Which leaf of a Flax or Equinox model is which parameter of a torch model, and in which layout."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from torch import Tensor, nn
+
+from halfstep_torch.engine.leaves import leaf_name
+
+Shape = tuple[int, ...]
+
+_CALLER = "name_map"
+_ATTENTION = ("query", "key", "value", "out")
+
+
+class Place(NamedTuple):
+    """Where a leaf is in a torch model: leaf = parameter[rows].view(split).permute(axes).
+
+    Attributes:
+        parameters: their names; several where a leaf holds stacked layers, along its first axis.
+        split: the parameter's shape with axes cut up.
+        axes: of `split`, in the order of the leaf.
+        rows: the first and the last but one row of the parameter; None for all of it.
+    """
+
+    parameters: tuple[str, ...]
+    split: Shape
+    axes: tuple[int, ...]
+    rows: tuple[int, int] | None = None
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """Return the part of a parameter, or of its gradient, in the layout of the leaf."""
+        part = tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
+        return part.view(self.split).permute(self.axes)
+
+    def __str__(self) -> str:
+        said = ", ".join(self.parameters)
+        said += "" if self.rows is None else f"[{self.rows[0]}:{self.rows[1]}]"
+        if self.axes == tuple(range(len(self.axes))):
+            return said
+        return f"{said} as {'x'.join(map(str, self.split))}, axes {' '.join(map(str, self.axes))}"
+
+
+class NameMap(dict[str, Place]):
+    """The `Place` of every leaf, by its name. Print it for review."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name:<{width}}  {place}" for name, place in self.items())
+
+
+class _Unit(NamedTuple):
+    """A layer of either model: where it is, and its leaves or parameters."""
+
+    path: str
+    shapes: dict[str, Shape]
+    module: nn.Module | None = None
+    members: tuple[str, ...] = ()
+
+
+def name_map(params: Any, model: nn.Module, names: Mapping[str, str] | None = None) -> NameMap:
+    """Propose which leaf is which parameter; print the result and read it before you use it.
+
+    Known are Flax (linen and nnx) Dense, DenseGeneral, Conv, Embed, LayerNorm and other norms, and attention
+    with split heads, against torch Linear, Conv, Embedding, norms and MultiheadAttention or four Linears;
+    layers stacked by `nn.scan` along the first axis; and models whose leaves have torch's names and layouts,
+    as those of Equinox. Layers are paired by their path, else where just one of either fits the other.
+    Nothing is guessed from an order.
+
+    Args:
+        params: the tree of weights, or of their shapes.
+        model: in torch.
+        names: from paths of Flax layers to paths of torch modules, where they cannot be found: "Dense_0" to
+            "head".
+
+    Returns:
+        A dict from leaf names to places, for `SourceView`.
+
+    Raises:
+        ValueError: if a leaf or a parameter is not paired, or fits more than one; all of them are listed.
+
+    Example:
+        >>> import numpy as np
+        >>> params = {"Dense_0": {"kernel": np.ones((3, 2)), "bias": np.ones(2)}}
+        >>> print(name_map(params, nn.Linear(3, 2)))
+        Dense_0/bias    bias
+        Dense_0/kernel  weight as 2x3, axes 1 0
+
+    Source: ours.
+    """
+    shapes = {_leaf(path): tuple(x.shape) for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    found = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    result = _same_names(shapes, found)
+    if len(result) < len(shapes):
+        result = _paired(_flax_units(shapes), _torch_units(model), dict(names or {}))
+    taken = [name for place in result.values() for name in place.parameters]
+    left, unused = sorted(set(shapes) - set(result)), sorted(set(found) - set(taken))
+    if left or unused:
+        raise ValueError(
+            f"{_CALLER}: no single place was found for the leaves {', '.join(left) or '(none)'} and the "
+            f"parameters {', '.join(unused) or '(none)'}. Pair their layers by names={{'Dense_0': 'head'}}."
+        )
+    return NameMap(sorted(result.items()))
+
+
+def _leaf(path: Any) -> str:
+    """Return the name of a leaf (contract W7)."""
+    parts = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path]
+    is_value = path and isinstance(path[-1], jax.tree_util.GetAttrKey) and parts[-1] == "value"
+    return "/".join(parts[:-1] if is_value else parts)
+
+
+def _same_names(shapes: Mapping[str, Shape], found: Mapping[str, Shape]) -> dict[str, Place]:
+    """Return places of leaves that have a parameter's name and its shape, further axes of 1 apart."""
+    by_leaf = {leaf_name(name): name for name in found}
+    return {
+        leaf: Place((by_leaf[leaf],), shape, tuple(range(len(shape))))
+        for leaf, shape in shapes.items()
+        if leaf in by_leaf and _squeezed(shape) == _squeezed(found[by_leaf[leaf]])
+    }
+
+
+def _squeezed(shape: Shape) -> list[int]:
+    return [n for n in shape if n != 1]
+
+
+def _flax_units(shapes: Mapping[str, Shape]) -> list[_Unit]:
+    """Return the layers of a Flax model; attention is one layer of four."""
+    layers: dict[str, dict[str, Shape]] = {}
+    for name, shape in shapes.items():
+        path, _, leaf = name.rpartition("/")
+        layers.setdefault(path, {})[leaf] = shape
+    for path in list(layers):
+        parent, _, last = path.rpartition("/")
+        four = [f"{parent}/{one}" if parent else one for one in _ATTENTION]
+        if last == "query" and all(one in layers for one in four):
+            parts = {
+                f"{key}/{leaf}": shape
+                for key, one in zip(_ATTENTION, four, strict=True)
+                for leaf, shape in layers[one].items()
+            }
+            layers[parent] = parts | layers.get(parent, {})
+    return [_Unit(path, parts) for path, parts in layers.items()]
+
+
+def _torch_units(model: nn.Module) -> list[_Unit]:
+    """Return the layers of a torch model, and stacks of equal ones that stand in a list."""
+    units, stacks, inside = [], {}, set()
+    for path, module in model.named_modules():
+        attention = isinstance(module, nn.MultiheadAttention)
+        own = {name: tuple(p.shape) for name, p in module.named_parameters(recurse=attention)}
+        if not own or module in inside:
+            continue
+        inside |= set(module.modules()) - {module} if attention else set()
+        units.append(_Unit(path, own, module, (path,)))
+        parts = path.split(".")
+        numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+        for i in numbers[:1]:
+            stack = ".".join(parts[:i] + parts[i + 1 :])
+            stacks.setdefault(stack, []).append(units[-1])
+    for path, members in stacks.items():
+        if len(members) > 1 and all(unit.shapes == members[0].shapes for unit in members):
+            paths = tuple(unit.path for unit in members)
+            units.append(_Unit(path, members[0].shapes, members[0].module, paths))
+    return units
+
+
+def _paired(flax: list[_Unit], torches: list[_Unit], names: dict[str, str]) -> dict[str, Place]:
+    """Return the places of the leaves of all layers that can be paired in one way alone."""
+    fits = {
+        (i, j): places
+        for i, ours in enumerate(flax)
+        for j, theirs in enumerate(torches)
+        if (places := _fit(ours, theirs)) is not None and names.get(ours.path, theirs.path) == theirs.path
+    }
+    result: dict[str, Place] = {}
+    while fits:
+        chosen = next((pair for pair in fits if _alike(flax[pair[0]], torches[pair[1]], names)), None)
+        chosen = chosen or next((pair for pair in fits if _only(pair, fits)), None)
+        if chosen is None:
+            break
+        result |= fits[chosen]
+        leaves, members = set(fits[chosen]), set(torches[chosen[1]].members)
+        fits = {
+            (i, j): places
+            for (i, j), places in fits.items()
+            if not leaves & set(places) and not members & set(torches[j].members)
+        }
+    return result
+
+
+def _alike(ours: _Unit, theirs: _Unit, names: Mapping[str, str]) -> bool:
+    return ours.path in names or ours.path.replace("/", ".").lower() == theirs.path.lower()
+
+
+def _only(pair: tuple[int, int], fits: Iterable[tuple[int, int]]) -> bool:
+    """Whether two layers fit each other alone."""
+    return not any((i == pair[0]) != (j == pair[1]) for i, j in fits)
+
+
+def _fit(ours: _Unit, theirs: _Unit) -> dict[str, Place] | None:
+    """Return the places of the leaves of a layer in a torch module, or None where they do not fit."""
+    count, shapes = len(theirs.members), ours.shapes
+    if count > 1:
+        if any(not shape or shape[0] != count for shape in shapes.values()):
+            return None
+        shapes = {leaf: shape[1:] for leaf, shape in shapes.items()}
+    wanted = _wanted(theirs.module, set(shapes))
+    if wanted is None or {name for name, _ in wanted.values()} != set(theirs.shapes):
+        return None
+    places = {}
+    for leaf, (parameter, rows) in wanted.items():
+        shape = theirs.shapes[parameter]
+        due = shape if rows is None else (rows[1] - rows[0], *shape[1:])
+        found = _layout(leaf, shapes[leaf], due)
+        if found is None:
+            return None
+        paths = tuple(f"{path}.{parameter}" if path else parameter for path in theirs.members)
+        places[f"{ours.path}/{leaf}" if ours.path else leaf] = Place(paths, *found, rows)
+    return places
+
+
+def _wanted(module: nn.Module | None, leaves: set[str]) -> dict[str, tuple[str, Any]] | None:
+    """Return of each leaf of a layer the parameter of a torch module and its rows, or None."""
+    if isinstance(module, nn.MultiheadAttention):
+        if module.in_proj_weight is None:
+            return None
+        size = module.embed_dim
+        wanted: dict[str, tuple[str, Any]] = {}
+        for i, part in enumerate(_ATTENTION[:3]):
+            rows = (i * size, (i + 1) * size)
+            wanted |= {f"{part}/kernel": ("in_proj_weight", rows), f"{part}/bias": ("in_proj_bias", rows)}
+        wanted |= {"out/kernel": ("out_proj.weight", None), "out/bias": ("out_proj.bias", None)}
+        return {leaf: wanted[leaf] for leaf in leaves} if leaves <= set(wanted) else None
+    first = "embedding" if isinstance(module, nn.Embedding) else "kernel"
+    known = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding))
+    first = first if known else "scale"
+    wanted = {first: ("weight", None), "bias": ("bias", None)}
+    return {leaf: wanted[leaf] for leaf in leaves} if leaves <= set(wanted) else None
+
+
+def _layout(name: str, leaf: Shape, parameter: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
+    """Return how axes of a parameter are cut and ordered to be those of a leaf, or None."""
+    n = len(leaf)
+    if name == "embedding":
+        return (leaf, (0, 1)) if leaf == tuple(parameter) else None
+    if len(parameter) == 1:
+        # A vector; the bias of split heads.
+        return (leaf, tuple(range(n))) if math.prod(leaf) == parameter[0] else None
+    if len(parameter) > 2:
+        # Kernel axes, inputs, outputs.
+        axes = (*range(2, len(parameter)), 1, 0)
+        return (tuple(parameter), axes) if leaf == tuple(parameter[i] for i in axes) else None
+    outputs, inputs = parameter[0], parameter[1]
+    found = set()
+    for k in range(1, n):
+        # The first k axes are inputs.
+        if math.prod(leaf[:k]) == inputs and math.prod(leaf[k:]) == outputs:
+            found.add(((*leaf[k:], *leaf[:k]), (*range(n - k, n), *range(n - k))))
+    return found.pop() if len(found) == 1 else None
+
+
+def check_map(caller: str, mapping: Mapping[str, Place], model: nn.Module) -> dict[str, Sequence[Tensor]]:
+    """Return the parameters of every leaf, if the map has each part of the model once.
+
+    Args:
+        caller: for messages.
+        mapping: from leaf names to places.
+        model: in torch.
+
+    Raises:
+        ValueError: naming what is missing, unknown, there twice or of another size.
+    """
+    params = dict(model.named_parameters())
+    taken = dict.fromkeys(params, 0)
+    found: dict[str, Sequence[Tensor]] = {}
+    for leaf, place in mapping.items():
+        unknown = [name for name in place.parameters if name not in params]
+        if unknown:
+            raise ValueError(
+                f"{caller}: {leaf!r} is mapped to {unknown[0]!r}, which the model does not have."
+            )
+        found[leaf] = [params[name] for name in place.parameters]
+        for name in place.parameters:
+            rows = place.rows or (0, params[name].shape[0] if params[name].ndim else 1)
+            whole = math.prod(params[name].shape[1:])
+            if math.prod(place.split) != (rows[1] - rows[0]) * whole or sorted(place.axes) != list(
+                range(len(place.split))
+            ):
+                raise ValueError(
+                    f"{caller}: {leaf!r} is {place}, and {name!r} has the shape {tuple(params[name].shape)}. "
+                    "Correct split, axes or rows."
+                )
+            taken[name] += math.prod(place.split)
+    wrong = [name for name, count in taken.items() if count != params[name].numel()]
+    if wrong:
+        raise ValueError(
+            f"{caller}: the map has {', '.join(wrong)} not at all, in part or twice. "
+            "Map every parameter once."
+        )
+    return found

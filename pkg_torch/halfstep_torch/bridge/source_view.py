@@ -1,0 +1,124 @@
+"""A torch model's parameters in the names and the layout of another framework's tree."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfstep_torch.bridge.name_map import Place, check_map
+
+_CALLER = "SourceView"
+
+
+class SourceView(nn.Module):
+    """The parameters of a model as the leaves of a Flax or Equinox tree: their names, shapes and layout.
+
+    Random words, blocks and norms follow the row-major layout of an array. A Flax `kernel` is a torch
+    `weight` transposed, so an optimizer of the model's own parameters would go on with other bits. One of
+    these views has the bits of the run in JAX, and writes to the memory of the model:
+
+        view = SourceView(model, name_map(params, model))
+        optimizer = view.optimizer(halfstep_torch.AdamW, lr=1e-3)
+        halfstep_torch.load_state(path, view, optimizer)
+
+    The model is trained as ever, but without closures; gradients are handed over at each step, and
+    `optimizer.zero_grad()` clears those of the model. Stacked layers are moved into one tensor, of which the
+    model's parameters then are slices.
+
+    Args:
+        model: its parameters stay what the model computes with.
+        mapping: from leaf names to places, as `name_map` proposes it.
+
+    Raises:
+        ValueError: if the map does not have each part of the model once, or a parameter is not row-major.
+
+    Example:
+        >>> import halfstep_torch as hs, numpy as np
+        >>> from halfstep_torch.bridge import name_map
+        >>> model = nn.Linear(3, 2)
+        >>> params = {"kernel": np.ones((3, 2)), "bias": np.ones(2)}
+        >>> view = SourceView(model, name_map(params, model))
+        >>> {name: tuple(p.shape) for name, p in view.named_parameters()}
+        {'bias': (2,), 'kernel': (3, 2)}
+
+    Source: ours.
+    """
+
+    def __init__(self, model: nn.Module, mapping: Mapping[str, Place]) -> None:
+        super().__init__()
+        self._mapping = dict(mapping)
+        self._sources = check_map(_CALLER, mapping, model)
+        for leaf, sources in self._sources.items():
+            if not all(source.is_contiguous() for source in sources):
+                raise ValueError(
+                    f"{_CALLER}: the parameter of {leaf!r} is not row-major. Make it contiguous."
+                )
+        self._stacks: dict[str, Tensor] = {}
+        for leaf, place in self._mapping.items():
+            self.register_parameter(leaf, nn.Parameter(self._weights(leaf, place)))
+        self._addresses = {leaf: self._address(leaf) for leaf in self._mapping}
+
+    def optimizer(self, make: Any, *args: Any, **options: Any) -> Any:
+        """Return an optimizer of the leaves, which takes the model's gradients at each step.
+
+        Args:
+            make: a class of optimizers, such as `halfstep_torch.AdamW`.
+            *args: its arguments, after the parameters.
+            **options: its keyword arguments.
+        """
+        optimizer = make(self.named_parameters(), *args, **options)
+        clear = optimizer.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            clear(set_to_none)
+            for source in self._all_sources():
+                if source.grad is not None and not set_to_none:
+                    source.grad.zero_()
+                source.grad = None if set_to_none else source.grad
+
+        optimizer.zero_grad = zero_grad
+        optimizer.register_step_pre_hook(lambda *_: self.take_gradients())
+        return optimizer
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """Give every leaf the gradient of its parameters, in its layout.
+
+        Raises:
+            ValueError: if a parameter of the model was replaced since, or part of a stack has no gradient.
+        """
+        for leaf, place in self._mapping.items():
+            if self._address(leaf) != self._addresses[leaf]:
+                raise ValueError(
+                    f"{_CALLER}: a parameter of {leaf!r} has other memory than when the view was made. "
+                    "Make it once the model has its device and dtype."
+                )
+            grads = [source.grad for source in self._sources[leaf]]
+            present = [grad for grad in grads if grad is not None]
+            if present and len(present) < len(grads):
+                raise ValueError(f"{_CALLER}: some layers of {leaf!r} have no gradient. Run backward on all.")
+            views = [place.view(grad.contiguous()) for grad in present]
+            stacked = None if not views else views[0] if len(views) == 1 else torch.stack(views)
+            self.get_parameter(leaf).grad = stacked
+
+    def _weights(self, leaf: str, place: Place) -> Tensor:
+        """Return the leaf, over the memory of the model."""
+        sources = [source.detach() for source in self._sources[leaf]]
+        if len(sources) == 1:
+            return place.view(sources[0])
+        key = ",".join(place.parameters)
+        if key not in self._stacks:
+            self._stacks[key] = torch.stack(sources)
+            for source, row in zip(self._sources[leaf], self._stacks[key], strict=True):
+                source.data = row
+        whole = self._stacks[key]
+        rows = whole if place.rows is None else whole[:, place.rows[0] : place.rows[1]]
+        split, axes = (len(sources), *place.split), (0, *(1 + axis for axis in place.axes))
+        return rows.view(split).permute(axes)
+
+    def _all_sources(self) -> list[Tensor]:
+        return list({id(one): one for sources in self._sources.values() for one in sources}.values())
+
+    def _address(self, leaf: str) -> tuple:
+        return tuple((source.data_ptr(), source.dtype) for source in self._sources[leaf])
