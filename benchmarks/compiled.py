@@ -141,7 +141,10 @@ def _settings() -> list[Setting]:
         ),
         Setting("LAMB16", hs.lamb16(1e-3, weight_decay=0.1), {}),
         Setting(
-            "8-bit codebooks", adamw(mu_dtype=hs.codebook("dynamic8"), nu_dtype=hs.codebook("udynamic8")), {}
+            "8-bit codebooks",
+            adamw(mu_dtype=hs.codebook("dynamic8"), nu_dtype=hs.codebook("udynamic8")),
+            {"v5e": 3.5, "v6e": 3.5, "h100": 2.7},
+            temporaries=8.2,
         ),
         Setting(
             "4-bit codebooks", adamw(mu_dtype=hs.codebook("dynamic4"), nu_dtype=hs.codebook("ulinear4")), {}
@@ -207,12 +210,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Memory traffic of compiled steps, without an accelerator.")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
     parser.add_argument("--only", nargs="*", help="these settings, by name")
+    parser.add_argument("--targets", nargs="*", default=["v5e", "v6e", "h100"], help="for these devices")
     arguments = parser.parse_args()
-    targets, rows, broken = devices(), [], []
+    targets = {name: device for name, device in devices().items() if name in arguments.targets}
+    rows, broken = [], []
     columns = [f"{name:>7}{'x':>6}{'temp':>6}" for name in targets]
     print(f"{'bytes per parameter':32}{'floor':>7}", *columns, "instructions: PTX / machine")
     for setting in _settings():
-        if arguments.only and setting.name not in arguments.only:
+        if setting.name not in (arguments.only or [setting.name]) or not set(targets) & set(setting.targets):
             continue
         line = []
         for name, device in targets.items():

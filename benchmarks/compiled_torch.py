@@ -6,7 +6,7 @@
 Inductor writes Triton code for tensors on the CPU as well, and Triton compiles for any target. Nothing runs.
 For each step: how many kernels it is; what in them rounds otherwise than the contract has it, or does not fit
 into registers; instructions per element, those of PTX and those that NVIDIA's assembler makes of them. Exits
-with 1 if a step does not keep the contract's bits, spills registers or has more kernels than passes.
+with 1 if a step does not keep the contract's bits or has more kernels than it should.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch._inductor.runtime.triton_heuristics as heuristics
 import triton
-from gpu_programs import faults, instructions, machine_code
+from gpu_programs import faults, faults_of_llvm, instructions, machine_code
 from torch._inductor import codecache, config
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -31,10 +31,19 @@ from triton.runtime import driver
 import halfstep_torch as hs
 from halfstep_torch.engine import kernel
 
-TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32)}
-# Of steps of more than one: two codes to a byte under a scale of their own are packed by a second kernel.
-KERNELS = {"AdamW, relative int4 by block": 2, "AdamW, 4-bit codebooks": 3}
+TARGETS = {
+    **{"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32)},
+    "gfx942": ("hip", "gfx942", 64),  # an MI300
+}
+# Of steps of more than one: codes that share a byte are packed by a kernel of their own, and LAMB needs norms
+# of whole parameters between its two.
+KERNELS = {
+    **{"AdamW, relative int4 by block": 2, "AdamW, ulinear4": 2, "AdamW, 4-bit codebooks": 3},
+    **{"Lamb": 2, "Lamb16": 2},
+}
 _ELEMENTS = 1 << 21
+# Options of Triton that all of its compilers know.
+_OF_ALL = ("num_warps", "num_stages", "enable_fp_fusion")
 
 
 class Program(NamedTuple):
@@ -43,16 +52,18 @@ class Program(NamedTuple):
     Attributes:
         target: what for.
         kernel: its place among those of the step.
-        ptx: its text.
+        text: in PTX; for AMD in LLVM's language.
         elements: that a program instance steps.
         threads: of an instance.
+        fuses: whether its compiler was allowed to fuse products with sums.
     """
 
     target: str
     kernel: int
-    ptx: str
+    text: str
     elements: int
     threads: int
+    fuses: bool
 
     def per_element(self, count: float) -> float:
         """Return a count of a thread per element."""
@@ -106,16 +117,23 @@ def compile_step(make: Callable[[], torch.optim.Optimizer], targets: Sequence[st
     # Inductor offers several shapes of one kernel, of which a GPU would try all; the first is its guess.
     kernels = {source.fn.cache_key: (source, options) for source, options in reversed(sources)}
     programs = []
-    for i, (source, options) in enumerate(reversed(kernels.values())):
-        for name in targets:
-            try:
-                binary = compile_for(source, target=GPUTarget(*TARGETS[name]), options=options)
-            except triton.CompilationError as error:
-                if "not supported in this architecture" not in str(error):
-                    raise
-                continue
-            programs.append(_program(name, i, binary, source))
+    for name in targets:
+        try:
+            programs += [
+                _program(
+                    name, i, compile_for(source, target=GPUTarget(*TARGETS[name]), options=options), source
+                )
+                for i, (source, options) in enumerate(reversed(kernels.values()))
+            ]
+        except triton.CompilationError as error:
+            if "not supported in this architecture" not in str(error):
+                raise
     return programs
+
+
+def _compiled(compile_for: Callable, source: Any, target: str, options: dict[str, Any]) -> Any:
+    known = options if target.startswith("sm_") else {name: options[name] for name in _OF_ALL}
+    return compile_for(source, target=GPUTarget(*TARGETS[target]), options=known)
 
 
 def _precompile(autotuner: Any, *arguments: Any, **options: Any) -> None:
@@ -128,8 +146,9 @@ def _program(target: str, kernel: int, binary: Any, source: Any) -> Program:
     # A block's maximum is taken over an axis whose length is a constant of the kernel's text.
     reduced = re.search(r"R0_BLOCK: tl.constexpr = (\d+)", source.fn.src)
     elements = names["XBLOCK"] * (int(reduced[1]) if reduced else 1)
-    threads = 32 * binary.metadata.num_warps
-    return Program(target, kernel, binary.asm["ptx"], elements, threads)
+    threads = TARGETS[target][2] * binary.metadata.num_warps
+    text = binary.asm.get("ptx") or binary.asm["llir"]
+    return Program(target, kernel, text, elements, threads, binary.metadata.enable_fp_fusion)
 
 
 def step_of(name: str, *arguments: Any, **options: Any) -> Callable[[], torch.optim.Optimizer]:
@@ -186,19 +205,24 @@ def cases() -> dict[str, Callable[[], torch.optim.Optimizer]]:
 def measure(name: str, targets: Sequence[str]) -> dict[str, Any]:
     """Return what a step compiles to: a row of the table."""
     programs = compile_step(cases()[name], targets)
-    counts: dict[str, list[float]] = {}
-    found = []
+    counts: dict[str, Any] = {}
+    found, spilled = [], []
     for p in programs:
-        code = machine_code(p.ptx)
+        found += [f"{p.target}: products may be fused"] if p.fuses else []
+        if not p.target.startswith("sm_"):
+            counts[p.target] = None  # its instructions are not those of PTX
+            found += [f"{p.target}: {what} {count}" for what, count in faults_of_llvm(p.text).items()]
+            continue
         both = counts.setdefault(p.target, [0.0, 0.0])
-        both[0] += p.per_element(instructions(p.ptx))
+        code = machine_code(p.text)
+        both[0] += p.per_element(instructions(p.text))
         both[1] += p.per_element(code.instructions) if code else math.nan
-        found += [f"{p.target}: {what} {count}" for what, count in faults(p.ptx).items()]
-        found += [f"{p.target}: {code.spilled} bytes spilled"] if code and code.spilled else []
+        found += [f"{p.target}: {what} {count}" for what, count in faults(p.text).items()]
+        spilled += [f"{p.target}: {code.spilled} bytes spilled"] if code and code.spilled else []
     kernels = 1 + max(p.kernel for p in programs)
     if kernels > KERNELS.get(name, 1):
         found.append(f"{kernels} kernels")
-    return {"step": name, "kernels": kernels, "instructions": counts, "faults": found}
+    return {"step": name, "kernels": kernels, "instructions": counts, "faults": found, "spilled": spilled}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -213,10 +237,12 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{'PTX / machine per element':34s}{'kernels':>8s}", *(f"{t:>11s}" for t in arguments.targets))
     for name in arguments.only or cases():
         row = measure(name, arguments.targets)
-        columns = [row["instructions"].get(target) for target in arguments.targets]
-        texts = ["-" if both is None else f"{both[0]:.0f} / {both[1]:.0f}" for both in columns]
+        texts = ["-" if t not in row["instructions"] else "read" for t in arguments.targets]
+        for i, target in enumerate(arguments.targets):
+            if both := row["instructions"].get(target):
+                texts[i] = f"{both[0]:.0f} / {both[1]:.0f}"
         columns = [f"{text:>11s}" for text in texts]
-        print(f"{name:34s}{row['kernels']:8d}", *columns, *row["faults"], flush=True)
+        print(f"{name:34s}{row['kernels']:8d}", *columns, *row["faults"], *row["spilled"], flush=True)
         rows.append(row)
     if arguments.json:
         versions = {module.__name__: module.__version__ for module in (torch, triton)}

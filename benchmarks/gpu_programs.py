@@ -40,6 +40,18 @@ def faults(ptx: str) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
+def faults_of_llvm(text: str) -> dict[str, int]:
+    """Return the same of what Triton gives to LLVM for AMD's GPUs: what an operation may be replaced by.
+
+    Without a flag LLVM rounds correctly; fused products in AMD's own code are steps of quotients and roots.
+    """
+    flags = r"= (?:tail )?(?:f\w+|call)(?: \w+)* (?:fast|contract|reassoc|afn|arcp)\b"
+    patterns = {"fma": r"@llvm\.(?:fma|fmuladd)\.", "approximate": rf"{flags}|!fpmath"}
+    patterns["flushed"] = r'"denormal-fp-math(?:-f32)?"="(?!ieee)'
+    found = {name: len(re.findall(pattern, text)) for name, pattern in patterns.items()}
+    return {name: count for name, count in found.items() if count}
+
+
 def instructions(ptx: str) -> int:
     """Return how many instructions the text has, without jumps and returns."""
     lines = [line for line in ptx.splitlines() if re.match(r"\s+[@a-z].*;$", line)]

@@ -29,6 +29,7 @@ from timing import (
 
 import halfstep_jax
 import halfstep_torch
+from halfstep_spec import PARAM_STORAGES
 
 LAYOUTS = {"1 x 16M": (1, (4096, 4096)), "100 x 160k": (100, (400, 400))}
 MANY = {"300 x 1k to 50k": (1_000, 50_000), "300 x 64 to 4k": (64, 4_000)}
@@ -112,7 +113,7 @@ def storages(hs) -> dict[str, dict]:
         "mu_dtype": hs.scaled("float8_e4m3fn", "row"),
         "nu_dtype": hs.scaled("ufloat8_e5m3", "row"),
     }
-    rules = ("nearest", "compensated", "split8", "split16", "master")
+    rules = [name for name in PARAM_STORAGES if name != "stochastic"]
     return {
         "bfloat16 (default)": bf16,
         "nu scaled float16": bf16 | {"nu_dtype": hs.scaled("float16")},

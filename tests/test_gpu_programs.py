@@ -39,6 +39,23 @@ def test_operations_that_round_otherwise_are_found(programs, line, found):
     assert programs.faults(program(line)) == found
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("%1 = fmul float %2, %3", {}),
+        ("%1 = fdiv float %2, %3", {}),
+        ('attributes #0 = { "denormal-fp-math-f32"="ieee" }', {}),
+        ("%1 = fmul contract float %2, %3", {"approximate": 1}),
+        ("%1 = fdiv float %2, %3, !fpmath !4", {"approximate": 1}),
+        ("%1 = tail call afn float @llvm.sqrt.f32(float %2)", {"approximate": 1}),
+        ("%1 = tail call float @llvm.fmuladd.f32(float %2, float %3, float %4)", {"fma": 1}),
+        ('attributes #0 = { "denormal-fp-math-f32"="preserve-sign" }', {"flushed": 1}),
+    ],
+)
+def test_operations_that_llvm_may_replace_are_found(programs, line, found):
+    assert programs.faults_of_llvm(f"define void @step() {{\n  {line}\n}}") == found
+
+
 def test_what_a_thread_does_is_counted(programs):
     text = program(
         ".reg .b32 \t%r<4>;",

@@ -43,6 +43,7 @@ def copy_of(
     alone: Any = object.__new__(type(optimizer))
     alone.__dict__ = {key: x for key, x in optimizer.__dict__.items() if key not in _NOT_COPIED}
     alone._optimizer_step_pre_hooks, alone._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    alone._compared = True  # a trial is nothing that other processes compare theirs with
     alone.param_groups, alone.state = [], defaultdict(dict)
     for group in optimizer.param_groups:
         chosen = [i for i, p in enumerate(group["params"]) if p in copies]

@@ -39,6 +39,18 @@ def near_every_number(name: str) -> np.ndarray:
     return (y if TABLES[name].signed else np.abs(y)).astype(np.float32)
 
 
+@pytest.mark.parametrize("name", ["dynamic8", "udynamic8"])
+def test_what_accelerators_compute_is_what_a_cpu_looks_up(name):
+    table = tables.TABLES[name]
+    index, codes = jnp.arange(257), jnp.arange(256, dtype=jnp.uint8)
+    numbers = np.append(TABLES[name].values, np.float32(np.inf))
+    for compiled in (lambda f: f, jax.jit):  # with products that are fused with the sum, and without
+        computed = compiled(functools.partial(tables._computed, table=table))(index)
+        assert_same(from_jax(computed), Array.of(numbers))
+        by_code = compiled(functools.partial(tables._computed_by_code, table=table))(codes)
+        assert_same(from_jax(by_code), from_jax(tables._looked_up_by_code(codes, table)))
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_are_those_of_the_reference(name):
     assert tables.TABLES.keys() == TABLES.keys()

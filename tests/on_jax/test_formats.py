@@ -19,9 +19,9 @@ from halfstep_jax.storage.formats import SCALED_DTYPES, Encoded, Format
 from halfstep_spec.vectors import Array
 from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
 
-UNSIGNED = ("ufloat8_e5m3", "ufloat8_e4m4", "ufloat8_e6m2")
-ALL = (*SCALED_DTYPES, "ufloat8_e6m2")
-PLAIN = ("bfloat16", "float16")
+UNSIGNED = [name for name, codes in (spec.SCALED_CODES | spec.PLAIN_CODES).items() if not codes.signed]
+ALL = list(dict.fromkeys((*SCALED_DTYPES, *UNSIGNED)))
+PLAIN = [name for name, codes in spec.PLAIN_CODES.items() if codes.signed and name != "float32"]
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 E4M3, E5M3 = hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")
 

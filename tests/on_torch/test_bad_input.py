@@ -260,7 +260,7 @@ CALLS = [
     (
         lambda: hs.AdamW([parameter()], compile="yes"),
         ValueError,
-        "AdamW: compile='yes' is not a choice. Use True, False or \"auto\".",
+        "AdamW: compile='yes' is not a valid value. Use True, False or \"auto\".",
     ),
     (
         lambda: hs.AdamW([("layer.w", parameter(torch.float64))]),

@@ -1,5 +1,8 @@
 """Parameters that are stepped during backward, whose gradients are freed at once."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -79,6 +82,21 @@ def test_loaded_state_and_seeds_are_those_of_the_next_backward():
     source.step()
     handle.remove()
     assert_same_snapshots(snapshot(optimizer), snapshot(source))
+
+
+def test_hooks_keep_no_model_in_memory():
+    model = model_of()
+    optimizer = hs.AdamW(model.named_parameters(), compile=False)
+    hs.release_gradients(optimizer)
+    model(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
+    weight, other = weakref.ref(model[0].weight), model_of()
+    hs.accumulate_gradients(other)
+    other(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
+    other_weight = weakref.ref(other[0].weight)
+    del model, optimizer, other
+    gc.collect()
+    assert weight() is None
+    assert other_weight() is None
 
 
 def test_what_needs_all_gradients_is_refused():

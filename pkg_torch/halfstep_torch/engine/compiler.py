@@ -28,7 +28,7 @@ class Compile:
 
     def __init__(self, caller: str, choice: bool | str) -> None:
         if choice not in (True, False, "auto"):
-            raise ValueError(f'{caller}: compile={choice!r} is not a choice. Use True, False or "auto".')
+            raise ValueError(f'{caller}: compile={choice!r} is not a valid value. Use True, False or "auto".')
         self.choice = choice
 
     def check(self, caller: str, device: torch.device) -> None:

@@ -1,6 +1,7 @@
 """Gradients of micro-batches, added up in 16 bits without losing the small ones. Contract: G1, G2."""
 
 import dataclasses
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,7 +41,8 @@ def accumulate_gradients(
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:
-        A handle: `remove()` takes the hooks away; `state_dict()` and `load_state_dict()` save and restore how
+        A handle: `remove()` takes the hooks away, which else keep the parameters in memory (those of a module
+        go with it); `state_dict()` and `load_state_dict()` save and restore how
         many gradients each parameter has been given, of which the random words are a function.
 
     Raises:
@@ -61,7 +63,10 @@ def accumulate_gradients(
 
     Source: Torchastic's `StochasticAccumulator`, which keeps the sum beside `grad`. Contract G1, G2.
     """
-    return GradientAccumulation(named_leaves(_FUNCTION, parameters), as_seed(_FUNCTION, seed))
+    handle = GradientAccumulation(named_leaves(_FUNCTION, parameters), as_seed(_FUNCTION, seed))
+    if isinstance(parameters, torch.nn.Module):
+        weakref.finalize(parameters, handle.remove).atexit = False
+    return handle
 
 
 @dataclasses.dataclass

@@ -1,5 +1,7 @@
 """Gradient release: parameters are stepped during backward, and each gradient is freed at once."""
 
+import functools
+import weakref
 from typing import Any
 
 import torch
@@ -57,43 +59,52 @@ class GradientRelease:
     """The handle that `release_gradients` returns."""
 
     def __init__(self, optimizer: Optimizer):
-        self._params = [param for group in optimizer.param_groups for param in group["params"]]
-        take(_FUNCTION, ((name, param) for name, param, _ in optimizer.plans()))
+        self._steps = [_StepOfOne(optimizer, entry) for entry in optimizer._named()]
+        take(_FUNCTION, ((step.name, step.param) for step in self._steps))
         self._handles: list[Any] = [optimizer.register_step_pre_hook(_refuse_scaler)]
-        for step in map(_StepOfOne, [optimizer] * len(self._params), range(len(self._params))):
+        for step in self._steps:
             if step.param.requires_grad:
-                self._handles.append(step.param.register_post_accumulate_grad_hook(step))
+                hook = functools.partial(_step, weakref.ref(step))
+                self._handles.append(step.param.register_post_accumulate_grad_hook(hook))
+        # The optimizer keeps what its parameters' hooks call, as they themselves would keep it for ever.
+        optimizer.__dict__["_gradient_release"] = self
 
     def remove(self) -> None:
         """Take the hooks away: gradients stay until `zero_grad`, and `optimizer.step()` steps."""
         for handle in self._handles:
             handle.remove()
-        give_back(self._params)
+        give_back(step.param for step in self._steps)
         self._handles.clear()
-        self._params.clear()
+        self._steps.clear()
 
 
 class _StepOfOne:
     """The step of one parameter: the optimizer's own, as if it had no other parameter.
 
     Attributes:
+        name: of the parameter.
         param: the parameter.
     """
 
-    def __init__(self, optimizer: Optimizer, index: int):
+    def __init__(self, optimizer: Optimizer, entry: tuple[int, str, Tensor]):
         self._optimizer = optimizer
-        self._entry = list(optimizer._named())[index]
-        self.param: Tensor = self._entry[2]
+        _, self.name, self.param = entry
         self._alone: Any = object.__new__(type(optimizer))
         # What it remembers of its last step is its own; groups, state, chain and seeds are the optimizer's.
-        self._own = {"_named": lambda: iter([self._entry]), "_slots": {}, "_layouts": {}}
+        self._own = {"_named": lambda: iter([entry]), "_slots": {}, "_layouts": {}}
 
     @torch.no_grad()
-    def __call__(self, param: Tensor) -> None:
+    def __call__(self) -> None:
         own = {name: self._alone.__dict__.get(name, value) for name, value in self._own.items()}
         self._alone.__dict__ = {**self._optimizer.__dict__, **own}
         self._alone._step()
-        param.grad = None
+        self.param.grad = None
+
+
+def _step(step: weakref.ref, param: Tensor) -> None:
+    """Step a parameter, if there still is an optimizer."""
+    if (found := step()) is not None:
+        found()
 
 
 def _checked(optimizer: Any) -> Optimizer:
