@@ -81,6 +81,17 @@ def test_grad_is_where_autograd_puts_it_and_the_step_is_unchanged(accumulate):
     assert int(optimizer.state[model[0].weight]["step"]) == 3
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_words_are_those_of_the_index_past_the_first_piece(accumulate, layout):
+    shape = (40, 64, 8, 8)
+    rows = gradients(2, 40 * 64 * 64).reshape(2, *shape)
+    w = torch.nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16).to(memory_format=layout))
+    accumulate([("w", w)], seed=5, compile=False)
+    add_up(w, rows)
+    words = hs.random_words(5, 2, "w", hs.Role.ACCUMULATOR, shape)
+    assert torch.equal(w.grad, hs.round_to(rows[0].float() + rows[1].float(), "bfloat16", words))
+
+
 def test_other_parameters_and_layouts_get_the_same_words(accumulate):
     """The words are those of the row-major index, whatever the strides, and of the name."""
     g = gradients(8, 3 * 4 * 5 * 2).reshape(8, 3, 4, 5, 2)
