@@ -96,6 +96,17 @@ def test_other_parameters_and_layouts_get_the_same_words(accumulate):
     assert not torch.equal(add_up(other, g), sums[0])
 
 
+@pytest.mark.slow
+def test_compiled_sums_have_the_bits_of_eager_ones(accumulate):
+    sums = []
+    for compile in (False, True):
+        small, large = (torch.nn.Parameter(torch.zeros(n, dtype=torch.bfloat16)) for n in (5000, 70_001))
+        handle = accumulate([("a", small), ("b", large)], compile=compile)
+        sums.append([add_up(p, gradients(4, p.numel())) for p in (small, large)])
+        handle.remove()
+    assert all(torch.equal(*pair) for pair in zip(*sums, strict=True))
+
+
 def test_removed_hooks_leave_plain_addition(p):
     rows = gradients(5, p.numel())
     plain = add_up(p, rows).clone()
