@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 COMPILERS := .venv-compilers
 CLIENTS := .venv-clients
 
-.PHONY: help setup demo test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all bench gpu check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all bench gpu check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -82,6 +82,9 @@ compiled: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## compile steps for T
 
 compiled-all: compiled  ## torch's steps for CUDA, all of them
 	PYTHONPATH=$(COMPILERS)/triton $(BIN)/python benchmarks/compiled_torch.py
+
+twin: setup  ## the same training in Flax and PyTorch under eight recipes: print the bits that differ, write out/twin.png
+	$(BIN)/python examples/twin.py
 
 bench: setup  ## speed of a step against peers, one run
 	$(BIN)/python benchmarks/step.py

@@ -33,6 +33,12 @@ RECIPES = {
 }
 
 
+MARKED = [
+    pytest.param(name, marks=() if name in ("fp8", "split16", "tables") else pytest.mark.slow)
+    for name in RECIPES
+]
+
+
 def params():
     return {
         "dense": {"kernel": jnp.ones(SHAPE, jnp.bfloat16), "bias": jnp.ones(SHAPE[1:], jnp.bfloat16)},
@@ -55,7 +61,7 @@ def shard_bytes(tree) -> int:
     return sum(np.prod(x.sharding.shard_shape(x.shape), dtype=int) * x.dtype.itemsize for x in leaves)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", MARKED)
 def test_state_shardings_cut_every_large_array(name):
     tx, p = RECIPES[name](), params()
     placed = hs.state_shardings(tx, p, SHARDINGS)
@@ -68,7 +74,7 @@ def test_state_shardings_cut_every_large_array(name):
     assert_trees_same(state, tx.init(p))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", MARKED)
 def test_map_params_gives_shardings_as_with_optax_s_own(name):
     """With the argument that Optax documents for trees with masked leaves."""
     tx, p = RECIPES[name](), params()
@@ -101,7 +107,7 @@ class Dense(nn.Module):
         return nn.LayerNorm(scale_init=nn.with_partitioning(nn.initializers.ones, ("y",)))(x)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", MARKED)
 def test_flax_places_a_train_state_by_its_boxes(name):
     model, x, tx = Dense(), jnp.ones((2, SHAPE[0]), jnp.bfloat16), RECIPES[name]()
 
@@ -125,7 +131,7 @@ class Model(nnx.Module):
         self.norm = nnx.Param(jnp.ones(SHAPE[1:], jnp.float32), out_sharding=("y",))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", MARKED)
 def test_nnx_places_an_optimizer_by_the_metadata_of_its_variables(name):
     tx = RECIPES[name]()
 
@@ -144,6 +150,7 @@ def test_nnx_places_an_optimizer_by_the_metadata_of_its_variables(name):
     assert all(x.sharding.spec == P("x", "y") for x in kept)
 
 
+@pytest.mark.slow
 def test_a_step_keeps_the_placement_and_the_bits():
     tx, p = RECIPES["fp8"](), params()
     placed = hs.state_shardings(tx, p, SHARDINGS)

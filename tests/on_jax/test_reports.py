@@ -25,7 +25,9 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name", ["fp8, split8", *(pytest.param(n, marks=pytest.mark.slow) for n in CHAINS if n != "fp8, split8")]
+)
 def test_the_bytes_that_are_said_are_those_of_the_arrays(name):
     tx, params = CHAINS[name](), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), SHAPES)
     held = sum(x.nbytes for x in jax.tree.leaves((params, tx.init(params))))
