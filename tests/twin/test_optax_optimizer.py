@@ -167,6 +167,7 @@ def test_state_is_not_changed_by_what_is_written_to_weights():
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), before, optimizer.optax_state))
 
 
+@pytest.mark.slow
 def test_a_native_optimizer_goes_on_from_an_optax_one(tmp_path):
     model, grads = model_of(torch.bfloat16), None
     optimizer = OptaxOptimizer(model.named_parameters(), halfstep_jax.adamw(1e-2, weight_decay=0.1, seed=9))
