@@ -152,8 +152,9 @@ def test_a_state_dict_goes_on_with_the_same_bits(run):
         assert torch.equal(p, due)
 
 
-def test_state_is_not_changed_by_what_is_written_to_weights():
-    """prodigy keeps the first weights: they may not be the tensors' own memory."""
+def test_state_is_not_changed_by_what_is_written_to_weights(monkeypatch):
+    """A transform may keep weights. Op by op, JAX returns the very arrays: the tensors' own memory."""
+    monkeypatch.setattr(jax, "jit", lambda function: function)
     model = model_of()
     tx = optax.GradientTransformation(
         lambda params: params, lambda updates, state, params=None: (updates, params)
