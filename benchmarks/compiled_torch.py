@@ -102,14 +102,14 @@ def compile_step(make: Callable[[], torch.optim.Optimizer], targets: Sequence[st
     torch._dynamo.reset()
     codecache.PyCodeCache.cache_clear()
     kernel.compiled_kernel.cache_clear()
-    of_gpu = kernel._options(torch.device("cuda"))
+    of_gpu = kernel.compile_options(torch.device("cuda"))
     # What Inductor makes of an option where it knows that the kernel is for a GPU.
     as_on_gpu = {"enable_reflect_ftz": not of_gpu.get("eager_numerics.disable_ftz", False)}
     options = {"cpu_backend": "triton", "triton_disable_device_detection": True, "compile_threads": 1}
     with (
         config.patch(**options, fx_graph_cache=False),
         unittest.mock.patch.object(triton, "compile", record),
-        unittest.mock.patch.object(kernel, "_options", return_value=of_gpu),
+        unittest.mock.patch.object(kernel, "compile_options", return_value=of_gpu),
         unittest.mock.patch.object(heuristics.CachingAutotuner, "_make_launchers"),
         unittest.mock.patch.object(heuristics.CachingAutotuner, "run", _precompile),
     ):

@@ -104,7 +104,7 @@ def test_injected_rates_give_the_bits_of_constants(make):
         ),
         (
             lambda: hs.trace(0.9, accumulator_dtype="int8"),
-            'trace: accumulator_dtype=int8 is not a state dtype. Use "bfloat16", "float16" or "float32".',
+            'trace: accumulator_dtype=int8 cannot hold a moment without a block scale. Use scaled("int8").',
         ),
         (
             lambda: hs.trace(0.9, accumulator_dtype=hs.scaled("ufloat8_e5m3")),

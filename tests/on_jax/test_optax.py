@@ -226,6 +226,18 @@ def test_x64_changes_nothing():
         assert_trees_same(wide[1][0], expected)
 
 
+def test_float64_weights_are_refused_and_may_have_a_transform_of_their_own():
+    with jax.enable_x64(True):
+        p = {"w": weights(30), "wide": jnp.ones(3, jnp.float64)}
+        g = {"w": gradients(1, 30)[0], "wide": jnp.full(3, 1e-12, jnp.float64)}
+        with pytest.raises(TypeError, match=r"the weight 'wide' is float64; .* or mask the leaf out"):
+            hs.adamw(1e-3).init(p)
+        tx = optax.partition({"ours": hs.sgd(1.0), "theirs": optax.sgd(1.0)}, {"w": "ours", "wide": "theirs"})
+        params, _ = run(tx, p, jax.tree.map(lambda x: x[None], g))
+        assert params["wide"].tolist() == [1 - 1e-12] * 3
+        assert_trees_same(params["w"], run(hs.sgd(1.0), {"w": p["w"]}, {"w": g["w"][None]})[0]["w"])
+
+
 @pytest.mark.slow
 def test_implicit_promotion_and_debug_flags_find_nothing():
     params, rows = {"w": weights(30)}, {"w": gradients(2, 30)}

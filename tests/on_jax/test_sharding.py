@@ -123,9 +123,17 @@ EXPLICIT = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "fp8" else pytest.mark.slow) for name in EXPLICIT]
-)
+EXHAUSTIVE = ("tables", "store_state", "clip")
+
+
+def speed(name):
+    """Return the marks of a format; each is seconds of compiling."""
+    if name == "fp8":
+        return ()
+    return pytest.mark.exhaustive if name in EXHAUSTIVE else pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=speed(name)) for name in EXPLICIT])
 def test_explicit_mesh_axes_serve_every_format(name):
     """On a mesh of explicit axes blocks are cut as on any other: same bits, same placement, nothing sent."""
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)

@@ -280,7 +280,7 @@ def copy_of_params():
         (
             lambda: hs.store_state(optax.adam(1.0), "int8"),
             ValueError,
-            'store_state: format=int8 is not a state dtype. Use "bfloat16", "float16" or "float32".',
+            'store_state: format=int8 cannot hold a moment without a block scale. Use scaled("int8").',
         ),
         (
             lambda: hs.store_state(optax.adam(1.0), "bfloat16", rounding="nearest"),

@@ -81,6 +81,17 @@ def test_grad_is_where_autograd_puts_it_and_the_step_is_unchanged(accumulate):
     assert int(optimizer.state[model[0].weight]["step"]) == 3
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_words_are_those_of_the_index_past_the_first_piece(accumulate, layout):
+    shape = (40, 64, 8, 8)
+    rows = gradients(2, 40 * 64 * 64).reshape(2, *shape)
+    w = torch.nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16).to(memory_format=layout))
+    accumulate([("w", w)], seed=5, compile=False)
+    add_up(w, rows)
+    words = hs.random_words(5, 2, "w", hs.Role.ACCUMULATOR, shape)
+    assert torch.equal(w.grad, hs.round_to(rows[0].float() + rows[1].float(), "bfloat16", words))
+
+
 def test_other_parameters_and_layouts_get_the_same_words(accumulate):
     """The words are those of the row-major index, whatever the strides, and of the name."""
     g = gradients(8, 3 * 4 * 5 * 2).reshape(8, 3, 4, 5, 2)
@@ -94,6 +105,17 @@ def test_other_parameters_and_layouts_get_the_same_words(accumulate):
     other = torch.nn.Parameter(torch.zeros(3, 4, 5, 2, dtype=torch.bfloat16))
     accumulate({"v": other}.items())
     assert not torch.equal(add_up(other, g), sums[0])
+
+
+@pytest.mark.slow
+def test_compiled_sums_have_the_bits_of_eager_ones(accumulate):
+    sums = []
+    for compile in (False, True):
+        small, large = (torch.nn.Parameter(torch.zeros(n, dtype=torch.bfloat16)) for n in (5000, 70_001))
+        handle = accumulate([("a", small), ("b", large)], compile=compile)
+        sums.append([add_up(p, gradients(4, p.numel())) for p in (small, large)])
+        handle.remove()
+    assert all(torch.equal(*pair) for pair in zip(*sums, strict=True))
 
 
 def test_removed_hooks_leave_plain_addition(p):

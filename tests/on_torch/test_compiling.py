@@ -12,8 +12,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import halfstep_torch as hs
-from halfstep_torch.engine import batches, kernel
-from halfstep_torch.engine import optimizer as optimizer_module
+from halfstep_torch.engine import batches, kernel, planned_optimizer
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
 
 
@@ -89,7 +88,7 @@ def test_a_step_without_random_words_is_one_graph_however_many_arrays(fresh):
 
 def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
     made = []
-    for where, name in ((optimizer_module, "make_plan"), (batches, "Layout")):
+    for where, name in ((planned_optimizer, "make_plan"), (batches, "Layout")):
         make = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *args, make=make, name=name: made.append(name) or make(*args))
     params = model(8)

@@ -47,7 +47,7 @@ class Compile:
             return device.type in ("cuda", "xpu")
         return elements >= _WORTH_COMPILING and find_cxx() is not None
 
-    def prepare(self, caller: str, device: torch.device, elements: int, make: Callable[[], None]) -> bool:
+    def prepare(self, caller: str, device: torch.device, elements: int, make: Callable[[], object]) -> bool:
         """Compile if that is wanted, and return whether steps run compiled.
 
         Args:

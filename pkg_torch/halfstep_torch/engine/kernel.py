@@ -206,7 +206,9 @@ def compiled_kernel(stage: Stage, layouts: tuple, device: torch.device, grad_dty
         of_rules = unflat(layouts, numbers.unbind())
         step_rows(stage, p, g, u, state, of_rules, first[:, None], keys[:, :, None], column)
 
-    kernel = torch.compile(_own_code(step_in_place), dynamic=True, fullgraph=True, options=_options(device))
+    kernel = torch.compile(
+        own_code(step_in_place), dynamic=True, fullgraph=True, options=compile_options(device)
+    )
     count = max(_SCRATCH // stage.width, 4)
     memory = Memory(stage, count, device, grad_dtype, wide=True)
     p, g, u, state = memory.matrices(count)
@@ -215,25 +217,26 @@ def compiled_kernel(stage: Stage, layouts: tuple, device: torch.device, grad_dty
     numbers = torch.ones(len(flat(layouts)), dtype=torch.float32, device=device)
     for x in (p, g, *([] if u is None else [u]), *(x for x in state if x.dim() == 2)):
         torch._dynamo.mark_static(x, 1)
-    with warnings.catch_warnings(), _saying_so():
-        # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        # Inductor says that it runs such a kernel more slowly.
-        warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
-        # Lengths are dynamic; what the stage says (bits of mantissa, elements of a block) is constant.
-        with torch._dynamo.config.patch(specialize_int=True):
-            kernel(p, g, u, state, numbers, first, keys, _column(stage.width, device))
+    with compiling():
+        kernel(p, g, u, state, numbers, first, keys, _column(stage.width, device))
     return kernel
 
 
 @contextlib.contextmanager
-def _saying_so() -> Iterator[None]:
-    """Say once in a process what it waits for, if it waits."""
+def compiling() -> Iterator[None]:
+    """Compile what is called inside, and say once in a process what it waits for, if it waits."""
     timer = threading.Timer(_PATIENCE, _say)
     timer.daemon = True
     timer.start()
     try:
-        yield
+        with warnings.catch_warnings():
+            # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            # Inductor says that it runs such a kernel more slowly.
+            warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
+            # Lengths are dynamic; what a stage says (bits of mantissa, elements of a block) is constant.
+            with torch._dynamo.config.patch(specialize_int=True):
+                yield
     finally:
         timer.cancel()
 
@@ -246,7 +249,8 @@ def _say() -> None:
     )
 
 
-def _own_code(function: Callable) -> Callable:
+def own_code(function: Callable) -> Callable:
+    """Return a copy of a function, code included."""
     # Dynamo keeps its graphs, and limits their number, per code object; every plan needs its own.
     return types.FunctionType(
         function.__code__.replace(),
@@ -257,7 +261,7 @@ def _own_code(function: Callable) -> Callable:
     )
 
 
-def _options(device: torch.device) -> dict:
+def compile_options(device: torch.device) -> dict:
     """Return options of Inductor for one function; the global configuration is left alone."""
     from torch._inductor import config
 

@@ -34,6 +34,8 @@ def check_replicas(caller: str, slots: Sequence[Slot], seeds: Sequence[Any]) -> 
         return
     if distributed.get_world_size() > 1 and slots:
         store = distributed.distributed_c10d._get_default_store()
+        if store is None:  # a backend that starts its processes itself, such as MPI
+            return
         compare(caller, store, distributed.get_rank(), slots, seeds, _COMPARED)
 
 

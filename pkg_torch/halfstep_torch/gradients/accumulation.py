@@ -1,6 +1,7 @@
 """Gradients of micro-batches, added up in 16 bits without losing the small ones. Contract: G1, G2."""
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep_torch.engine.compiler import Compile
+from halfstep_torch.engine.in_place import round_in_place, rounding_kernel
 from halfstep_torch.engine.leaves import check_grad
 from halfstep_torch.engine.state_dict import LAST_STEP
 from halfstep_torch.gradients.hooks import give_back, named_leaves, take
-from halfstep_torch.numbers.in_place import round_in_place
+from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.seeds import Seed, as_seed
 
@@ -19,7 +22,10 @@ _FUNCTION = "accumulate_gradients"
 
 
 def accumulate_gradients(
-    parameters: torch.nn.Module | torch.optim.Optimizer | Iterable, *, seed: Seed = 0
+    parameters: torch.nn.Module | torch.optim.Optimizer | Iterable,
+    *,
+    seed: Seed = 0,
+    compile: bool | str = "auto",
 ) -> "GradientAccumulation":
     """Round stochastically when backward adds a gradient to one that is there: grad <- stochastic(grad + g).
 
@@ -39,6 +45,8 @@ def accumulate_gradients(
         parameters: a module, an optimizer, `model.named_parameters()`, or parameters; of those without names
             the index stands for the name. 16-bit ones get a hook; they need not all get a gradient.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        compile: whether sums are rounded by a torch.compile'd kernel: True, False, or "auto", as `Optimizer`
+            takes it. The bits are the same.
 
     Returns:
         A handle: `remove()` takes the hooks away, which else keep the parameters in memory (those of a module
@@ -63,7 +71,7 @@ def accumulate_gradients(
 
     Source: Torchastic's `StochasticAccumulator`, which keeps the sum beside `grad`. Contract G1, G2.
     """
-    handle = GradientAccumulation(named_leaves(_FUNCTION, parameters), as_seed(_FUNCTION, seed))
+    handle = GradientAccumulation(named_leaves(_FUNCTION, parameters), as_seed(_FUNCTION, seed), compile)
     if isinstance(parameters, torch.nn.Module):
         weakref.finalize(parameters, handle.remove).atexit = False
     return handle
@@ -93,8 +101,12 @@ class _Leaf:
 class GradientAccumulation:
     """The handle that `accumulate_gradients` returns."""
 
-    def __init__(self, named: Iterable[tuple[str, Tensor]], seed: int):
+    def __init__(self, named: Iterable[tuple[str, Tensor]], seed: int, compile: bool | str):
         leaves = [_Leaf(name, p) for name, p in named if p.requires_grad and p.dtype != torch.float32]
+        self._compile = Compile(_FUNCTION, compile)
+        self._elements = sum(leaf.param.numel() for leaf in leaves)
+        for leaf in leaves:
+            self._compile.check(_FUNCTION, leaf.param.device)
         take(_FUNCTION, [(leaf.name, leaf.param) for leaf in leaves])
         self._seed, self._leaves = seed, {leaf.name: leaf for leaf in leaves}
         self._handles: list[Any] = []
@@ -134,14 +146,20 @@ class GradientAccumulation:
                     f"{_FUNCTION}: the gradient of {leaf.name!r} has a graph, which rounding would cut. "
                     "Use backward without create_graph."
                 )
-        except TypeError:
+            compiled = total is not None and self._is_compiled(total)
+        except Exception:
             leaf.param.grad = total
             raise
         leaf.count = min(leaf.count + 1, LAST_STEP)
         if total is not None:
             words = self._seed, leaf.count, leaf.name, Role.ACCUMULATOR
-            round_in_place(total, (grad,), accumulate, *words)
+            round_in_place(total, (grad,), accumulate, *words, compiled=compiled)
             leaf.param.grad = total
+
+    def _is_compiled(self, total: Tensor) -> bool:
+        """Whether a sum is rounded by a kernel, which is then compiled."""
+        make = functools.partial(rounding_kernel, accumulate, dtype_name(total.dtype), 1, total.device)
+        return self._compile.prepare(_FUNCTION, total.device, self._elements, make)
 
     def remove(self) -> None:
         """Take the hooks away: gradients are added as autograd adds them."""

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from halfstep_torch.engine.in_place import round_in_place
 from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.numbers.hyperparameters import decay_rate
-from halfstep_torch.numbers.in_place import round_in_place
 from halfstep_torch.numbers.moments import DecayRate, ema
 from halfstep_torch.numbers.random_words import role_of
 from halfstep_torch.numbers.seeds import Seed, as_seed

@@ -1,0 +1,106 @@
+"""Rounding a tensor in place: piece by piece in eager mode, by one kernel where that is compiled.
+
+Either way no temporary of the size of the tensor is made.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.engine.kernel import compile_options, compiling, own_code
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.numbers.random_words import as_int32, leaf_id, leaf_keys, whole_words, words_from
+from halfstep_torch.numbers.rounding import round_value
+
+# Elements of a piece: on a CPU few enough for the temporaries of one to stay in a cache, elsewhere enough for
+# launching its kernels to be a small part of running them.
+_PIECE, _PIECE_ELSEWHERE = 1 << 17, 1 << 22
+# Fewer elements than these are no work for a kernel; nor are more, whose indices have two halves.
+_SMALLEST, _LARGEST = 1 << 12, 1 << 31
+
+New = Callable[..., Tensor]
+"""From float32 pieces of tensors to the float32 value that is to be rounded."""
+
+
+def round_in_place(
+    x: Tensor,
+    others: tuple[Tensor, ...],
+    new: New,
+    seed: int,
+    step: int,
+    leaf: str,
+    role: int,
+    compiled: bool = False,
+) -> None:
+    """Replace x by stochastic(new(x, others...)), by R5, with the words of its row-major indices.
+
+    Args:
+        x: of the dtype that is rounded to; any layout. In float32 nothing is rounded.
+        others: of the shape of x.
+        new: makes what is rounded of x and the others.
+        seed: of the words, and
+        step: their step,
+        leaf: the name of their leaf,
+        role: their role.
+        compiled: by a compiled kernel, where x is of 16 bits and all tensors are in row-major order.
+    """
+    k0, k1 = as_int32(leaf_keys(seed, [step], [leaf_id(leaf)], [role])[0]).tolist()
+    name = dtype_name(x.dtype)
+    in_order = all(tensor.is_contiguous() for tensor in (x, *others))
+    if compiled and in_order and name != "float32" and _SMALLEST <= x.numel() < _LARGEST:
+        keys = torch.tensor([k0, k1], dtype=torch.int32, device=x.device)
+        flat = tuple(tensor.view(-1) for tensor in (x, *others))
+        rounding_kernel(new, name, len(others), x.device)(*flat, keys)
+        return
+    for offset, part, *of_others in _pieces(x, *others):
+        value = new(part.to(torch.float32), *(other.to(torch.float32) for other in of_others))
+        words = None if name == "float32" else whole_words(k0, k1, part.shape, part.device, offset)
+        part.copy_(round_value(value, name, words, saturate=False))
+
+
+@functools.cache
+def rounding_kernel(new: New, name: str, others: int, device: torch.device) -> Callable:
+    """Return a compiled function (x, others..., keys) that rounds flat tensors in place, of any length.
+
+    Args:
+        new: makes what is rounded of x and the others.
+        name: of the dtype of all tensors.
+        others: how many there are beside x.
+        device: of the tensors.
+
+    Raises:
+        Exception: whatever torch.compile raises where it cannot compile.
+    """
+
+    def round_flat(x: Tensor, *rest: Tensor) -> None:
+        *of_others, keys = rest
+        k0, k1 = keys.unbind()
+        words = words_from(torch.arange(x.numel(), dtype=torch.int32, device=x.device), k0, {0: k1})(0)
+        value = new(x.to(torch.float32), *(other.to(torch.float32) for other in of_others))
+        x.copy_(round_value(value, name, words, saturate=False))
+
+    options = compile_options(device)
+    kernel = torch.compile(own_code(round_flat), dynamic=True, fullgraph=True, options=options)
+    # Long enough that Inductor, which decides on the length it is first shown, runs the kernel in parallel.
+    dtype = getattr(torch, name)
+    scratch = [torch.zeros(1 << 20, dtype=dtype, device=device) for _ in range(1 + others)]
+    with compiling():
+        kernel(*scratch, torch.zeros(2, dtype=torch.int32, device=device))
+    return kernel
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple]:
+    """Yield (row-major index of the first element, pieces of every tensor), cut along the first axis."""
+    if not tensors[0].dim():
+        tensors = tuple(x.reshape(1) if i else x.view(1) for i, x in enumerate(tensors))
+    if all(x.is_contiguous() for x in tensors):
+        tensors = tuple(x.view(-1) for x in tensors)
+    length, *rest = tensors[0].shape
+    width = math.prod(rest)
+    piece = _PIECE if tensors[0].device.type == "cpu" else _PIECE_ELSEWHERE
+    rows = max(piece // max(width, 1), 1)
+    for start in range(0, length if width else 0, rows):
+        yield start * width, *(x[start : start + rows] for x in tensors)
