@@ -78,7 +78,7 @@ def torch_side(name):
 
 @pytest.mark.parametrize(
     ("name", "steps", "every"),
-    [("four-bit", 40, 10), *(pytest.param(n, 500, 50, marks=pytest.mark.slow) for n in _RUNS)],
+    [("float32", 40, 10), *(pytest.param(n, 500, 50, marks=pytest.mark.slow) for n in _RUNS)],
 )
 def test_a_run_that_changes_framework_keeps_its_bits(name, steps, every, tmp_path):
     path, numbers = tmp_path / "run.safetensors", record(steps, _RUNS[name][1])

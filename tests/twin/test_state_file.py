@@ -207,3 +207,34 @@ def test_a_person_can_read_a_file(file, tmp_path, capsys):
     bad.write_bytes(file.read_bytes()[:-1])
     assert inspect.main([str(bad)]) == 1
     assert "damaged" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_parts_of_a_jax_run_are_groups_in_torch(tmp_path):
+    """Each with its own formats, weight storage and seed."""
+    params, path = weights() | {"b": jnp.ones(4, jnp.bfloat16)}, tmp_path / "run"
+    parts = {"x": transform(seed=1), "y": transform(seed=2, nu_dtype="bfloat16", param_storage="split16")}
+    tx = optax.partition(parts, {"w": "x", "b": "y"})
+    update, state = jax.jit(tx.update), tx.init(params)
+    for _ in range(2):
+        updates, state = update(params, state, params)
+        params = optax.apply_updates(params, updates)
+        halfstep_jax.save_state(path, params, state, tx)
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
+    model.b = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    groups = [
+        {"params": [("w", model.w)], "nu_dtype": "ufloat8_e6m2"},
+        {"params": [("b", model.b)], "nu_dtype": "bfloat16", "param_storage": "split16"},
+    ]
+    optimizer = halfstep_torch.AdamW(groups, 1e-2, weight_decay=1e-4, compile=False)
+    halfstep_torch.load_state(path, model, optimizer)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    halfstep_torch.save_state(path, model, optimizer)
+    updates, state = update(jax.tree.map(jnp.ones_like, params), state, params)
+    params = optax.apply_updates(params, updates)
+    found = halfstep_jax.load_state(path, params, tx)
+    for mine, theirs in zip(jax.tree.leaves((params, state)), jax.tree.leaves(found), strict=True):
+        assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
