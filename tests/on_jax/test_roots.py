@@ -43,6 +43,14 @@ def test_a_root_is_right_from_either_neighbour():
         assert_same(corrected(x, moved(right, steps)), right)
 
 
+def test_below_a_power_of_two_a_unit_is_that_above_it():
+    x = np.array([0.25, 1.0, 4.0], np.float32)
+    assert_same(roots.corrected_root(x, moved(np.sqrt(x), -2)), np.sqrt(x))
+    assert_same(
+        roots.corrected_quotient(x, x + x, moved(np.full(3, 0.5, np.float32), -4)), np.full(3, 0.5, "f4")
+    )
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_quotient_is_right_from_two_numbers_away(sign):
     x, y = numbers(1, 70, 180), np.float32(sign) * numbers(2, 70, 180)
