@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 COMPILERS := .venv-compilers
 CLIENTS := .venv-clients
 
-.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all bench check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all bench gpu check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -88,6 +88,9 @@ twin: setup  ## the same training in Flax and PyTorch under eight recipes: print
 
 bench: setup  ## speed of a step against peers, one run
 	$(BIN)/python benchmarks/step.py
+
+gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: bits, and speed against peers
+	PYTHONPATH=pkg_jax:pkg_torch:shared_spec $(PYTHON) benchmarks/gpu.py --json gpu.json
 
 check: lint types contracts vectors test test-slow notebooks readme compiled  ## all that CI runs
 

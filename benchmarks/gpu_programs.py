@@ -47,7 +47,7 @@ def faults_of_llvm(text: str) -> dict[str, int]:
     """
     flags = r"= (?:tail )?(?:f\w+|call)(?: \w+)* (?:fast|contract|reassoc|afn|arcp)\b"
     patterns = {"fma": r"@llvm\.(?:fma|fmuladd)\.", "approximate": rf"{flags}|!fpmath"}
-    patterns["flushed"] = r'"denormal-fp-math(?:-f32)?"="(?!ieee)'
+    patterns["flushed"] = r'"denormal-fp-math(?:-f32)?"="(?:preserve-sign|positive-zero)'
     found = {name: len(re.findall(pattern, text)) for name, pattern in patterns.items()}
     return {name: count for name, count in found.items() if count}
 

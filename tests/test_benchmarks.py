@@ -9,7 +9,7 @@ import pytest
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
-    *("transformer", "compile_time"),
+    *("transformer", "compile_time", "gpu"),
 )
 EXAMPLES = ("recipe", "text", "train_flax")
 pytestmark = pytest.mark.slow
@@ -116,3 +116,27 @@ def test_time_to_compile_is_measured(run):
     assert ours["leaves"] == theirs["leaves"] == 2
     assert ours["equations per leaf"] > theirs["equations per leaf"] > 0
     assert ours["total"] >= ours["compile"] > 0
+
+
+def test_what_a_gpu_will_be_asked_holds_on_a_cpu(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu
+
+    record = tmp_path / "record.json"
+    assert gpu.main(["--device", "cpu", "--small", "--json", str(record)]) == 0
+    found = json.loads(record.read_text())
+    assert all(not any(differing.values()) for differing in found["bits"]["twins"].values())
+    assert [result["cases"] > 5 for result in found["bits"]["vectors"].values()] == [True, True]
+    ours = [row for row in found["2 arrays"] if ": " in row["step"]]
+    assert len(ours) == 2
+    assert all(row["ns"] > 0 and row["recompiled"] == 0 for row in ours)
+
+
+def test_a_bit_that_differs_on_a_device_is_told(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu
+
+    monkeypatch.setattr(gpu, "vectors", lambda *arguments, **options: {})
+    monkeypatch.setattr(gpu, "times", lambda *arguments, **options: [{"step": "copy", "ns": 1.0}])
+    monkeypatch.setattr(gpu, "twins", lambda *arguments, **options: {"AdamW": {"JAX": 1}})
+    assert gpu.main(["--device", "cpu", "--small"]) == 1

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 
 import halfstep_torch as hs
 from halfstep_torch.engine import batches, kernel, planned_optimizer
+from halfstep_torch.engine.compiler import Compile
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
 
 
@@ -257,3 +258,12 @@ def test_the_default_setting_is_the_one_of_the_class():
     optimizer.step()
     assert optimizer.state[p]["exp_avg"].dtype == getattr(torch, DEFAULT.mu)
     assert optimizer.state[p]["exp_avg_sq"].dtype == getattr(torch, DEFAULT.nu)
+
+
+def test_a_device_that_was_never_proved_is_stepped_eagerly_unless_told_and_then_says_so():
+    other, made = torch.device("xpu"), []
+    assert not Compile("AdamW", "auto").prepare("AdamW", other, 10**9, lambda: made.append(1))
+    assert not made
+    with pytest.warns(RuntimeWarning, match="compile=True on xpu.*not promised"):
+        assert Compile("AdamW", True).prepare("AdamW", other, 10, lambda: made.append(1))
+    assert made

@@ -10,6 +10,8 @@ import torch
 
 # Elements from which half a minute of compilation pays on a CPU.
 _WORTH_COMPILING = 1_000_000
+# Devices whose compiled programs are held to the contract.
+_PROVED = ("cpu", "cuda")
 
 
 def find_cxx() -> str | None:
@@ -44,7 +46,7 @@ class Compile:
         if self.choice != "auto":
             return bool(self.choice)
         if device.type != "cpu":
-            return device.type in ("cuda", "xpu")
+            return device.type == "cuda"
         return elements >= _WORTH_COMPILING and find_cxx() is not None
 
     def prepare(self, caller: str, device: torch.device, elements: int, make: Callable[[], object]) -> bool:
@@ -61,6 +63,13 @@ class Compile:
         """
         if not self.wanted(device, elements):
             return False
+        if device.type not in _PROVED:
+            warnings.warn(
+                f"{caller}: compile=True on {device.type}, for which no compiled step was ever read: the "
+                "contract's bits are not promised (C6). Use compile=False, which rounds correctly.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         try:
             make()
         except Exception as error:

@@ -54,7 +54,7 @@ class Optimizer(PlannedOptimizer):
             float32, bfloat16 or float16.
         tx: a transform, or a `chain` of them.
         maximize: ascend.
-        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on accelerators, and on
+        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices, and on
             CPU from a million parameters up where a C++ compiler is found. The bits are the same.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
             names, or a share of them.
