@@ -49,7 +49,7 @@ notebooks: setup  ## execute the notebooks; every one asserts what it claims
 	$(BIN)/python -m pytest -q --nbmake --nbmake-timeout=600 -o addopts= notebooks
 
 readme: setup  ## run the examples of the README and of docs/
-	$(BIN)/python -m pytest -q tests/test_readme.py
+	$(BIN)/python -m pytest -q -m "not clients" tests/test_readme.py
 
 # An environment of its own: nothing of halfstep depends on these libraries.
 $(CLIENTS)/.ready: constraints.txt
@@ -84,7 +84,7 @@ compiled-all: compiled  ## torch's steps for CUDA, all of them
 	PYTHONPATH=$(COMPILERS)/triton $(BIN)/python benchmarks/compiled_torch.py
 
 twin: setup  ## the same training in Flax and PyTorch under eight recipes: print the bits that differ, write out/twin.png
-	$(BIN)/python examples/twin.py
+	$(BIN)/python examples/two_frameworks.py
 
 bench: setup  ## speed of a step against peers, one run
 	$(BIN)/python benchmarks/step.py

@@ -59,6 +59,7 @@ def test_the_readme_has_an_example_for_each_framework():
     assert any("halfstep_torch" in block for block in blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("client", "blocks"), list(examples()))
 def test_examples_run(client, blocks, tmp_path):
     """Each in a namespace of its own, as it stands; of one page in one process, which imports once."""

@@ -61,6 +61,7 @@ def test_the_sum_takes_half_the_memory_of_optax():
     assert 2 * ours.nbytes == theirs.nbytes
 
 
+@pytest.mark.slow
 def test_eager_and_jitted_micro_batches_agree_to_the_bit():
     tx = hs.accumulate_gradients(optax.sgd(0.3), 3, seed=5)
     params = {"w": jnp.asarray(rows(1, 50)[0], jnp.bfloat16)}

@@ -86,6 +86,7 @@ def test_a_long_run_has_the_bits_of_the_reference(param_dtype, param_storage, mu
         check_against_spec(param_dtype, 100_000, 20, param_storage=param_storage, **mu, **nu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
     "options",

@@ -64,6 +64,7 @@ def take_steps(tx, gradient, state, steps):
     return jax.lax.fori_loop(0, steps, step, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "b"), STOPS)
 def test_nearest_averages_stop_at_their_fixed_points(dtype, b):
     fmt = stored_format(dtype)

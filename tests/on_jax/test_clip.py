@@ -21,6 +21,7 @@ def tree(seed: int = 0, scale: float = 1.0) -> dict[str, jax.Array]:
     return {name: jnp.asarray(draw(shape), jnp.float32) for name, shape in shapes.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_equal_leaves_in_bfloat16_are_clipped_to_the_bound(exact):
     updates = {f"{i}": jnp.ones((), jnp.bfloat16) for i in range(400)}

@@ -42,6 +42,7 @@ def pair(name, **more):
     return functools.partial(ours, **options, **more), functools.partial(theirs, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["op by op", "jit"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_derivatives_by_rate_and_weights_are_those_of_optax(name, transform):
@@ -54,6 +55,7 @@ def test_derivatives_by_rate_and_weights_are_those_of_optax(name, transform):
         assert jnp.abs(a).max() > 0
 
 
+@pytest.mark.slow
 def test_forward_mode_and_vmap_agree_with_reverse_mode():
     f = functools.partial(trained, pair("adamw")[0])
     rates = jnp.array([0.01, 0.02], jnp.float32)

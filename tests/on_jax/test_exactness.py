@@ -90,6 +90,7 @@ def vmapped(tx, params, rows):
 WAYS = (jit_of_a_step, donated, unrolled, scanned, vmapped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["float32", "bfloat16", *SLOW])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_every_way_to_take_steps_gives_the_same_bits(way, recipe):

@@ -176,6 +176,7 @@ def test_the_ratio_sees_the_float32_weights(storage):
     assert abs(full - (1.001 - LR)) > 1e-6
 
 
+@pytest.mark.slow
 def test_sharded_steps_keep_shardings_and_give_the_weights_of_one_device():
     p, rows = {"w": weights((16, 24), "float32")}, {"w": gradients(3, (16, 24))}
     alone, _ = run(hs.lamb(LR, weight_decay=0.1), p, rows)
@@ -187,6 +188,7 @@ def test_sharded_steps_keep_shardings_and_give_the_weights_of_one_device():
     assert moments(state)[0]["w"].sharding == parts["w"].sharding
 
 
+@pytest.mark.slow
 def test_it_works_in_multi_steps_and_under_schedules():
     schedule = optax.cosine_decay_schedule(LR, 10)
     p, rows = {"w": weights((8, 40))}, {"w": gradients(4, (8, 40), "bfloat16")}

@@ -106,6 +106,7 @@ def test_a_state_without_types_keeps_what_it_knows_of_the_weights(rule):
     assert_trees_same(actual[1], as_mappings(expected[1]))
 
 
+@pytest.mark.slow
 def test_without_jit_altogether_the_bits_are_the_same():
     tx = hs.adamw(1e-3, nesterov=True)
     rows = {"w": gradients(2, (6, 4))}

@@ -37,6 +37,7 @@ def shapes(tree):
     return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
 
 
+@pytest.mark.slow
 class AliasTest(chex.TestCase):
     @parameterized.named_parameters(NAMED)
     def test_it_finds_the_minimum_of_a_parabola(self, make):
@@ -139,6 +140,7 @@ def test_the_state_is_int32_counts_raw_seed_words_and_moments():
         assert (seed.dtype, seed.tolist()) == (jnp.uint32, [1, 7])
 
 
+@pytest.mark.slow
 def test_seeds_go_by_integer_words_and_arrays():
     g, params = {"w": gradients(1, 50)[0]}, {"w": weights(50)}
     seeds = (

@@ -95,6 +95,7 @@ def test_a_rule_written_by_a_user_has_the_bits_of_ours(compiled):
         assert_trees_same(tuple(state[0]), tuple(expected[1][0]))
 
 
+@pytest.mark.slow
 def test_state_of_another_shape_than_the_weight():
     tx = hs.as_transform(Factored())
     params, state = run(tx, tree(), rows())

@@ -42,6 +42,7 @@ def on_one_device(param_dtype):
     return run(recipe(), {"w": weights(SHAPE, param_dtype)}, {"w": gradients(3, SHAPE)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("param_dtype", ["bfloat16", "float32"])
 def test_sharded_steps_give_the_bits_of_one_device(param_dtype, axes):

@@ -35,6 +35,7 @@ def test_eager_steps_in_pieces_have_the_bits_of_the_spec(setting):
     assert_equal_runs(torch_run(setting, 2, size, compile=False), spec_run(setting, 2, size), str(setting))
 
 
+@pytest.mark.slow
 def test_compiled_steps_have_the_bits_of_the_spec_under_the_default_setting():
     ours = torch_run(DEFAULT, 20, 100_003, compile=True)
     assert_equal_runs(ours, spec_run(DEFAULT, 20, 100_003), str(DEFAULT))

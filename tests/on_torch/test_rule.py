@@ -166,6 +166,7 @@ def test_a_users_rule_steps_and_resumes_to_the_bit(rule):
     assert all((p != start[name]).float().mean() > 0.5 for name, p in again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two averages", "muon in 8 bits"])
 def test_a_users_rule_has_the_same_bits_compiled(name):
     eager, compiled = (run(RULES[name], compile=compile)[1] for compile in (False, True))

@@ -193,6 +193,7 @@ _ANY_STORAGE = (
 _SAMPLED = {"suppress_health_check": [HealthCheck.too_slow], "deadline": None}
 
 
+@pytest.mark.slow
 @settings(max_examples=20, derandomize=True, **_SAMPLED)
 @given(*_ANY_STORAGE)
 def test_any_rule_in_any_storage_agrees_to_the_bit(rule, dtype, mu, nu, storage, block_size):

@@ -94,6 +94,7 @@ class TorchRun:
         return [from_torch(x) for x in (self.p, state["exp_avg"], state["exp_avg_sq"])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "moments", "storage", "compile"),
     [
