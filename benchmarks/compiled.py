@@ -119,7 +119,7 @@ def _settings() -> list[Setting]:
             "four_bit (relative int4, ufloat8_e5m3)",
             adamw(**hs.recipes.four_bit),
             {"h100": 3.3},
-            temporaries=5.2,
+            temporaries=5.5,
             targets=("h100",),
         ),
         Setting("nu scaled float16", adamw(nu_dtype=hs.scaled("float16")), dict.fromkeys(one_pass, 1.31)),
