@@ -13,11 +13,13 @@ VECTORS = load(SPEC_VERSION)
 
 
 _ONE_IN = {
-    ("torch-compile", True): 6,
-    ("torch-compile", False): 3,
-    ("jax-sharded", True): 3,
-    ("jax-eager", True): 2,
-    ("jax-eager", False): 2,
+    ("torch-compile", True): 12,
+    ("torch-compile", False): 6,
+    ("jax-sharded", True): 6,
+    ("jax-sharded", False): 2,
+    ("jax-eager", True): 3,
+    ("jax-eager", False): 3,
+    ("jax-jit", True): 2,
 }
 """By backend, and whether a case is a trajectory: of how many CI takes one. Each is seconds of compiling."""
 
