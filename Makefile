@@ -27,7 +27,7 @@ test: setup  ## the tests, without the slow ones
 	$(BIN)/python -m pytest -n 2 -q
 
 test-slow: setup  ## the tests marked slow: all backends over the vectors, long twins, packaging
-	$(BIN)/python -m pytest -n 2 -q -m slow
+	$(BIN)/python -m pytest -n 2 -q -m "slow and not exhaustive"
 
 test-exhaustive: setup  ## the tests that CI leaves out: every trajectory under torch.compile and over eight devices
 	$(BIN)/python -m pytest -n 2 -q -m exhaustive
