@@ -4,13 +4,13 @@ import collections
 
 import pytest
 import torch
-import torch.multiprocessing
 
 import halfstep_torch as hs
 from halfstep_torch.engine.notices import say_once
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.replicas import compare
 from halfstep_torch.engine.rows import Slot
+from on_torch.two_processes import in_two_processes
 
 
 @pytest.fixture(autouse=True)
@@ -109,8 +109,7 @@ def test_a_second_run_in_the_same_processes_may_have_another_seed():
             compare("AdamW", store, rank, slots(), [[seed]], counters[rank])
 
 
-def _train(rank: int, path: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+def train_apart_or_alike(rank: int) -> None:
     for apart in (False, True):
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
@@ -126,9 +125,8 @@ def _train(rank: int, path: str) -> None:
         torch.distributed.all_gather_object(outcomes, (problem, weights))
         assert any("replicas of a model would drift apart" in problem for problem, _ in outcomes) == apart
         assert apart or outcomes[0] == outcomes[1]
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_processes_find_out_at_the_first_step(tmp_path):
-    torch.multiprocessing.spawn(_train, (str(tmp_path / "store"),), nprocs=2)
+    in_two_processes(tmp_path, train_apart_or_alike)

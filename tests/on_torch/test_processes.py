@@ -10,8 +10,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 from torch.nn.parallel import DistributedDataParallel
 
 import halfstep_torch as hs
+from on_torch.two_processes import PROCESSES, in_two_processes
 
-_PROCESSES, _MICRO_BATCHES = 2, 4
+_MICRO_BATCHES = 4
 
 
 def net() -> torch.nn.Module:
@@ -29,7 +30,7 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
 
 
 def equal_everywhere(x: torch.Tensor) -> bool:
-    found = [torch.empty_like(x) for _ in range(_PROCESSES)]
+    found = [torch.empty_like(x) for _ in range(PROCESSES)]
     dist.all_gather(found, x)
     return all(torch.equal(x, one) for one in found)
 
@@ -82,15 +83,6 @@ def dcp_reads_state_by_name(rank: int) -> None:
         assert saved["state"]["0.weight"]["exp_avg"].dtype == torch.bfloat16
 
 
-def in_one_process(rank: int, path: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=_PROCESSES)
-    try:
-        for check in (accumulate_under_ddp, zero_steps_as_one_process, dcp_reads_state_by_name):
-            check(rank)
-    finally:
-        dist.destroy_process_group()
-
-
 @pytest.mark.slow
 def test_two_processes_train_as_their_wrappers_promise(tmp_path: pathlib.Path):
-    torch.multiprocessing.spawn(in_one_process, (str(tmp_path / "store"),), nprocs=_PROCESSES)
+    in_two_processes(tmp_path, accumulate_under_ddp, zero_steps_as_one_process, dcp_reads_state_by_name)
