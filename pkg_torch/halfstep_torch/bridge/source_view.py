@@ -79,7 +79,16 @@ class SourceView(nn.Module):
                 source.grad = None if set_to_none else source.grad
 
         optimizer.zero_grad = zero_grad
-        optimizer.register_step_pre_hook(lambda *_: self.take_gradients())
+
+        def before_step(_: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+            if any(callable(one) for one in (*args, *options.values())):
+                raise TypeError(
+                    f"{_CALLER}: a step takes no closure: the gradients it makes would come too late. "
+                    "Run backward before the step."
+                )
+            self.take_gradients()
+
+        optimizer.register_step_pre_hook(before_step)
         return optimizer
 
     @torch.no_grad()
