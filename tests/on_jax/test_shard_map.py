@@ -16,7 +16,7 @@ import halfstep_jax as hs
 from on_jax.steps import assert_trees_same, gradients, take_step, weights
 from on_jax.test_sharding import COLLECTIVES
 
-# A matrix cut both ways; one cut along its rows over both axes, whose shards would be too small for a scale; a
+# A matrix cut both ways; one cut along its rows over both axes, whose shards would be too small for scales; a
 # kernel whose blocks run over three axes; a vector that is cut, and one that is not.
 SHAPES = {"w": (16, 512), "e": (64, 96), "k": (8, 32, 3, 3), "b": (48,), "n": (48,)}
 SPECS = {"w": P("x", "y"), "e": P(("y", "x")), "k": P("x"), "b": P("y"), "n": P()}
