@@ -31,7 +31,7 @@ RECIPES = {
     "accumulate": ("w", lambda: hs.accumulate_gradients(hs.sgd(1e-2, 0.9), 2)),
     "average": ("wb", lambda: hs.ema_params(0.999)),
 }
-MARKED = [pytest.param(name, marks=() if name == "adamw" else pytest.mark.slow) for name in RECIPES]
+MARKED = [pytest.param(name, marks=() if name == "average" else pytest.mark.slow) for name in RECIPES]
 
 
 def mesh():
