@@ -7,6 +7,7 @@ they leave where it was is what would be lost.
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +79,7 @@ class Diagnosis:
         return "\n".join([*table, *(f"- {line}" for line in self.advice or ("Nothing is lost.",))])
 
 
-def diagnose(tx: optax.GradientTransformation, params, grads, state=None) -> Diagnosis:
+def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: Any = None) -> Diagnosis:
     """Say what rounding would lose in the next step of any Optax transform, of this package or not.
 
     Best after some steps of training, with their state. The transform takes three trial steps: with these

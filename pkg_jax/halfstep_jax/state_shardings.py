@@ -10,7 +10,7 @@ from halfstep_jax.leaves import leaf_name
 from halfstep_jax.placement import placed_like
 
 
-def state_shardings(tx: optax.GradientTransformation, params, shardings) -> Any:
+def state_shardings(tx: optax.GradientTransformation, params: Any, shardings: Any) -> Any:
     """Return the sharding of every array of the state of any Optax transform.
 
     What belongs to a weight lies where the weight lies: moments, their codes in any format, their scales,
