@@ -114,7 +114,7 @@ def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: A
     state = tx.init(params) if state is None else state
     lost = _lost(params, tx.update(grads, state, params)[0], state)
     zeros = jax.tree.map(jnp.zeros_like, grads)
-    decay = tx.update(zeros, tx.init(params), params)[0]
+    decay = _decay(tx, params, zeros)
     decays = any(bool((u != 0).any()) for u in jax.tree.leaves(decay))
     found = (
         _share(lost.values()),
@@ -125,6 +125,16 @@ def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: A
         float(optax.tree.norm(grads)),
     )
     return Diagnosis(*found, advice=_advice(*found))
+
+
+def _decay(tx: optax.GradientTransformation, params, zeros):
+    """Return the updates that weights get without gradients because of what they are: zero where none.
+
+    What a first step does to weights of zero too, such as by averages that do not start at zero, is no decay.
+    """
+    nothing = jax.tree.map(jnp.zeros_like, params)
+    decayed, other = (tx.update(zeros, tx.init(p), p)[0] for p in (params, nothing))
+    return jax.tree.map(lambda u, v: jnp.where(u == v, jnp.zeros_like(u), u), decayed, other)
 
 
 Count = tuple[int, int]

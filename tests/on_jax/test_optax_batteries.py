@@ -32,8 +32,8 @@ ALIASES = {
 # Wrappers of optax.contrib and how they are put around a transform of ours.
 WRAPPED = {
     "reduce_on_plateau": lambda: optax.chain(hs.sgd(1e-3, momentum=0.9), optax.contrib.reduce_on_plateau()),
-    "schedule_free": lambda: optax.contrib.schedule_free(hs.sgd(1.0), learning_rate=1e-3),
-    "mechanize": lambda: optax.contrib.mechanize(hs.sgd(0.1)),
+    "schedule_free": lambda: optax.contrib.schedule_free(hs.adam(0.1, b1=0.0), learning_rate=0.1),
+    "mechanize": lambda: optax.contrib.mechanize(hs.adam(0.1)),
     "accumulate_gradients": lambda: hs.accumulate_gradients(hs.adam(0.1), 2),
     "skip_nonfinite": lambda: hs.skip_nonfinite(hs.adam(0.1)),
 }
@@ -131,6 +131,17 @@ def test_multi_steps_moves_nothing_between_steps(name):
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert not any(u.any() for u in jax.tree.leaves(updates))
     assert_trees_same(after.inner_opt_state, state.inner_opt_state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [hs.adam, hs.adamw, hs.lion, hs.sgd, hs.lamb, hs.lamb16])
+def test_injected_hyperparameters_are_numbers(make):
+    """Rates by which roundings are chosen stay numbers, as docs/jax.md says."""
+    start, _, loss = parabola()
+    static = [name for name in ("b1", "b2", "momentum") if name in inspect.signature(make).parameters]
+    injected = optax.inject_hyperparams(make, static_args=static, hyperparam_dtype=jnp.float32)(1e-3)
+    params, rows = start.astype(jnp.bfloat16), jax.grad(loss)(start)[None]
+    assert_trees_same(run(injected, params, rows)[0], run(make(1e-3), params, rows)[0])
 
 
 @pytest.mark.slow
