@@ -76,12 +76,12 @@ $(COMPILERS)/triton/.ready: constraints.txt | setup
 	touch $@
 
 compiled: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## compile steps for TPU and CUDA, which are not here; count bytes and instructions
-	PYTHONPATH=pkg_jax:$(COMPILERS)/triton $(COMPILERS)/bin/python benchmarks/compiled.py --targets v5e h100
+	PYTHONPATH=pkg_jax:shared_spec:$(COMPILERS)/triton $(COMPILERS)/bin/python benchmarks/compiled.py --targets v5e h100
 	PYTHONPATH=$(COMPILERS)/triton $(BIN)/python benchmarks/compiled_torch.py --targets sm_90 \
 		--only AdamW "AdamW, one_pass" "AdamW, e4m3fn, ufloat8_e5m3" Lion Lamb
 
 compiled-all: compiled  ## the same for a TPU v6e too, and all of torch's steps for CUDA
-	PYTHONPATH=pkg_jax:$(COMPILERS)/triton $(COMPILERS)/bin/python benchmarks/compiled.py --targets v6e
+	PYTHONPATH=pkg_jax:shared_spec:$(COMPILERS)/triton $(COMPILERS)/bin/python benchmarks/compiled.py --targets v6e
 	PYTHONPATH=$(COMPILERS)/triton $(BIN)/python benchmarks/compiled_torch.py
 
 twin: setup  ## the same training in Flax and PyTorch under eight recipes: print the bits that differ, write out/twin.png

@@ -42,6 +42,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 import halfstep_jax as hs
+from halfstep_spec import PARAM_STORAGES
 
 # An H100 SXM, as its maker describes it: what the compiler asks of a device.
 H100 = """
@@ -103,7 +104,7 @@ def _settings() -> list[Setting]:
         return adamw(mu_dtype=hs.scaled(mu, **layout), nu_dtype=hs.scaled(nu, **layout), **options)
 
     fp8, row = eight_bits(), eight_bits(block_size="row")
-    storages = ("nearest", "compensated", "split8", "split16", "master")
+    storages = [name for name in PARAM_STORAGES if name != "stochastic"]
     return [
         Setting("AdamW, bfloat16 (default)", adamw(), one_pass),
         *(Setting(f"bfloat16, {name}", adamw(**bf16, param_storage=name), one_pass) for name in storages),

@@ -29,6 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 import halfstep_torch as hs
+from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.engine import kernel
 
 TARGETS = {
@@ -173,14 +174,12 @@ def cases() -> dict[str, Callable[[], torch.optim.Optimizer]]:
         return step_of("Optimizer", hs.chain(*links, *last))
 
     scaled, codebook = hs.scaled, hs.codebook
+    storages = [name for name in PARAM_STORAGES if name != "stochastic"]
     # Not four_bit: a step that cuts blocks in two ways is not compiled.
     names = ("full_precision", "near_float32", "one_pass", "eight_bit")
     return {
         "AdamW": step_of("AdamW"),
-        **{
-            f"AdamW, {name}": step_of("AdamW", param_storage=name)
-            for name in ("nearest", "compensated", "split8", "split16", "master")
-        },
+        **{f"AdamW, {name}": step_of("AdamW", param_storage=name) for name in storages},
         **{f"AdamW, {name}": step_of("AdamW", **getattr(hs.recipes, name)) for name in names},
         "AdamW, ufloat8_e6m2": moments("bfloat16", "ufloat8_e6m2"),
         "AdamW, scaled float16": moments(scaled("float16"), scaled("float16")),

@@ -3,26 +3,28 @@
     make gpu                                     # on a machine with a GPU
     python benchmarks/gpu.py --device cpu --small    # the same, small, on a CPU
 
-First the bits: the golden vectors in both packages on the device, and training in both packages, on the
-device and on the CPU, from the same weights with the same gradients: not one bit may differ. Then the time:
-each step against a plain copy of the default's bytes, the seconds that the first step takes, whether later
-ones compile anew, and the memory at its peak. Exits with 1 if a bit differs.
+First the bits, by `tests/gpu`: the golden vectors in both packages on the device, its roots and quotients,
+and training in both packages, on the device and on the CPU. That needs pytest, and with pytest-xdist it takes
+several processes. Then the time: each step against a plain copy of the default's bytes, the seconds that the
+first step takes, whether later ones compile anew, and the memory at its peak. Exits with 1 if a bit differs.
 """
 
 import argparse
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import pathlib
 import platform
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-# The runner of the golden vectors is that of the tests.
+# Where the devices are is known to the tests.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
 # Both frameworks share the device.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -35,25 +37,25 @@ import torch
 
 import halfstep_jax
 import halfstep_torch
-from backends import on_jax, on_torch
-from compare import assert_same
-from halfstep_spec import SPEC_VERSION
-from halfstep_spec.vectors import load
+from backends.devices import jax_device, why_absent
 
+ROOT = pathlib.Path(__file__).parents[1]
 _RATE, _DECAY = 1e-3, 0.1
-_SHAPE = (256, 384)
 
 
 def settings(hs: Any) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return the steps: the name of an optimizer and its options; `hs` is either package."""
     fp8 = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
     tables = {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8")}
+    short_tables = {"mu_dtype": hs.codebook("dynamic4"), "nu_dtype": hs.codebook("udynamic4")}
     return {
         "AdamW, bfloat16 (default)": ("AdamW", {}),
         "AdamW, one_pass": ("AdamW", dict(hs.recipes.one_pass)),
+        "AdamW, eight_bit": ("AdamW", dict(hs.recipes.eight_bit)),
         "AdamW, fp8": ("AdamW", fp8),
         "AdamW, split16": ("AdamW", {"param_storage": "split16"}),
         "AdamW, 8-bit codebooks": ("AdamW", tables),
+        "AdamW, 4-bit codebooks": ("AdamW", short_tables),
         "Lion": ("Lion", {}),
         "LAMB": ("Lamb", {}),
     }
@@ -89,9 +91,11 @@ class JaxSteps:
         """Return when all steps are done."""
         jax.block_until_ready((self.params, self.state))
 
-    def bits(self) -> list[np.ndarray]:
-        """Return the weights, as patterns."""
-        return [np.asarray(x).view(np.uint16) for x in self.params.values()]
+    def bits(self) -> dict[str, np.ndarray]:
+        """Return weights and state, as patterns."""
+        arrays = jax.tree_util.tree_leaves_with_path(self.state)
+        named = {jax.tree_util.keystr(path): x for path, x in arrays} | self.params
+        return {name: _patterns(np.asarray(x)) for name, x in named.items()}
 
     @property
     def compilations(self) -> int:
@@ -124,9 +128,15 @@ class TorchSteps:
         if self._device != "cpu":
             torch.accelerator.synchronize()
 
-    def bits(self) -> list[np.ndarray]:
-        """Return the weights, as patterns."""
-        return [p.detach().cpu().view(torch.int16).numpy().view(np.uint16) for _, p in self._named]
+    def bits(self) -> dict[str, np.ndarray]:
+        """Return weights and state, as patterns."""
+        named = dict(self._named)
+        named |= {f"{key}/{w}": x for w, p in self._named for key, x in self._optimizer.state[p].items()}
+        widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return {
+            name: _patterns(x.detach().cpu().contiguous().view(widths[x.element_size()]).numpy())
+            for name, x in named.items()
+        }
 
     @property
     def compilations(self) -> int:
@@ -150,60 +160,19 @@ def torch_steps(name: str, weights: list[np.ndarray], device: str, compiled: boo
     )
 
 
-def vectors(device: str, every: int) -> dict[str, Any]:
-    """Run golden vectors on a device in both packages; return how many were run, and which differ."""
-    cases = [case for name in load(SPEC_VERSION).values() for case in name][::every]
-    found: dict[str, Any] = {}
-    for package, backend in (("jax", on_jax.JaxBackend("jit")), ("torch", on_torch.TorchBackend("eager"))):
-        differing = []
-        with _on(device):
-            for case in cases:
-                try:
-                    actual = backend.run(case)
-                    for output, expected in case.outputs.items():
-                        assert_same(actual[output], expected, case.key)
-                except Exception as error:  # whatever a device cannot do is to be seen, not to end the run
-                    differing.append(f"{case.key}: {type(error).__name__}: {str(error)[:200]}")
-        found[package] = {"cases": len(cases), "differing": differing}
-    return found
+def _patterns(array: np.ndarray) -> np.ndarray:
+    return array.view(f"uint{8 * array.itemsize}")
 
 
-@contextlib.contextmanager
-def _on(device: str) -> Iterator[None]:
-    """Let the runner's arrays be on a device."""
-    to_torch, from_torch = on_torch.to_torch, on_torch.from_torch
-    on_torch.to_torch = lambda array: to_torch(array).to(device)
-    on_torch.from_torch = lambda values, label="": from_torch(values.cpu(), label)
-    try:
-        with jax.default_device(_jax_device(device)), torch.device(device):
-            yield
-    finally:
-        on_torch.to_torch, on_torch.from_torch = to_torch, from_torch
-
-
-def twins(device: str, names: Sequence[str], steps: int, shape: tuple[int, int]) -> dict[str, dict[str, int]]:
-    """Train in both packages, on the device and on the CPU; return how many weights differ from there."""
-    found = {}
-    for name in names:
-        if name == "LAMB":  # its norms are sums in an order of the device's own
-            continue
-        weights = [np.random.default_rng(0).normal(0, 0.05, shape).astype(np.float32)]
-        runs = {
-            "JAX, CPU": jax_steps(name, weights, jax.local_devices(backend="cpu")[0]),
-            "JAX": jax_steps(name, weights, _jax_device(device)),
-            "torch, eager": torch_steps(name, weights, device, False),
-            "torch, compiled": torch_steps(name, weights, device, True),
-        }
-        for k in range(steps):
-            gradients = [np.random.default_rng((1, k)).normal(0, 1e-2, shape).astype(np.float32)]
-            for run in runs.values():
-                run.give(gradients)
-                run.step()
-        right, *others = (run.bits()[0] for run in runs.values())
-        found[name] = {
-            run: int((bits != right).sum()) for run, bits in zip(list(runs)[1:], others, strict=True)
-        }
-    return found
+def bits(device: str, small: bool) -> dict[str, Any]:
+    """Run the tests of the device; return what pytest said, its last line first, and whether all passed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--device", device]
+    if importlib.util.find_spec("xdist"):
+        command += ["-n", str(1 if small else min(8, max(1, (os.cpu_count() or 1) // 2)))]
+    command += ["--one-in", "100", "-k", "golden or default"] if small else []
+    done = subprocess.run([*command, "tests/gpu"], cwd=ROOT, text=True, stdout=-1, stderr=-2, check=False)
+    last = (done.stdout.strip().splitlines() or ["pytest said nothing"])[-1]
+    return {"said": last, "passed": done.returncode == 0 and "passed" in last, "output": done.stdout}
 
 
 def peers(weights: list[np.ndarray], device: str) -> dict[str, Callable[[], Any]]:
@@ -218,7 +187,7 @@ def peers(weights: list[np.ndarray], device: str) -> dict[str, Callable[[], Any]
 
     tx = optax.adamw(_RATE, weight_decay=_DECAY)
     found: dict[str, Callable[[], Any]] = {
-        "optax.adamw": lambda: JaxSteps(tx, weights, _jax_device(device)),
+        "optax.adamw": lambda: JaxSteps(tx, weights, jax_device(device)),
         "torch AdamW(fused)": torch_peer(torch.optim.AdamW, fused=True),
     }
     others = {"torchao.optim": ("AdamW8bit", "AdamWFp8"), "bitsandbytes.optim": ("AdamW8bit",)}
@@ -240,7 +209,7 @@ def times(
     count = leaves * int(np.prod(shape))
     steps: dict[str, Callable[[], Any]] = {}
     for name in names:
-        steps[f"JAX: {name}"] = lambda name=name: jax_steps(name, weights, _jax_device(device))
+        steps[f"JAX: {name}"] = lambda name=name: jax_steps(name, weights, jax_device(device))
         steps[f"torch: {name}"] = lambda name=name: torch_steps(name, weights, device, True)
     rows = [{"step": "copy of 14 bytes", "ns": _copy(device, 7 * count, rounds) / count * 1e9}]
     for name, make in {**steps, **peers(weights, device)}.items():
@@ -286,16 +255,7 @@ def _copy(device: str, size: int, rounds: int) -> float:
     return min(taken)
 
 
-def _jax_device(device: str) -> Any:
-    return jax.local_devices(backend="cpu" if device == "cpu" else None)[0]
-
-
-def _print(bits: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    for package, result in bits["vectors"].items():
-        print(f"{package}: {result['cases']} golden vectors, {len(result['differing'])} differ")
-        print(*(f"    {line}" for line in result["differing"][:20]), sep="\n")
-    for name, found in bits["twins"].items():
-        print(f"{name:28s} weights that differ from JAX on a CPU:", found)
+def _print(rows: list[dict[str, Any]]) -> None:
     copy = rows[0]["ns"]
     columns = f"{'ns per parameter':>17s}{'copy of 14 bytes':>18s}{'first step, s':>15s}{'recompiled':>12s}"
     print(f"\n{'step':34s}{columns}")
@@ -315,27 +275,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=pathlib.Path, help="where to write what was found")
     arguments = parser.parse_args(argv)
     device, small = arguments.device, arguments.small
-    if device != "cpu" and "cpu" in (jax.default_backend(), torch.accelerator.current_accelerator() or "cpu"):
-        print("gpu.py: JAX or torch sees no GPU. Install their builds for it, or use --device cpu --small.")
+    if reason := why_absent(device):
+        print(f"gpu.py: {reason} Or use --device cpu --small.")
         return 2
+    found = bits(device, small)
+    print(found["said"] if found["passed"] else found["output"], flush=True)
     names = list(settings(halfstep_jax))[: 1 if small else None]
-    bits = {
-        "vectors": vectors(device, every=100 if small else 1),
-        "twins": twins(device, names, *((3, (8, 384)) if small else (1000, _SHAPE))),
-    }
     # A thousand million parameters either way.
     layouts = {"1 array": (1, (31250, 32000)), "300 arrays": (300, (1824, 1824))}
     layouts = {"2 arrays": (2, (64, 512))} if small else layouts
-    rounds, record = 1 if small else 10, {"machine": platform.platform(), "device": device, "bits": bits}
+    rounds, record = 1 if small else 10, {"machine": platform.platform(), "device": device, "bits": found}
     for layout, (leaves, shape) in layouts.items():
         rows = record[layout] = times(device, names, leaves, shape, rounds)
         print(f"\n{layout}")
-        _print(bits, rows)
+        _print(rows)
     if arguments.json:
         record["versions"] = {"jax": jax.__version__, "torch": torch.__version__}
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
-    differ = any(result["differing"] for result in bits["vectors"].values())
-    return int(differ or any(any(found.values()) for found in bits["twins"].values()))
+    return int(not found["passed"])
 
 
 if __name__ == "__main__":

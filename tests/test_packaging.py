@@ -1,6 +1,9 @@
 """What a user installs: each package without the other's framework, and a wheel with packages alone."""
 
+import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -31,15 +34,44 @@ def test_the_block_on_imports_does_block():
     assert "optax" in done.stderr
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path):
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)]
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    return next(folder.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     packages = {"halfstep_jax", "halfstep_torch", "halfstep_spec"}
     assert {top for top in tops if not top.endswith(".dist-info")} == packages
     assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert not [name for name in names if name.endswith((".json", ".ipynb")) or "test" in name]
     assert any(name.endswith("LICENSE") for name in names)
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_and_an_archive_of_the_vectors_check_a_backend(wheel, tmp_path):
+    install = ["pip", "install", "--no-deps", "--no-index", "--quiet", "--target", str(tmp_path), str(wheel)]
+    subprocess.run([sys.executable, "-m", *install], check=True, timeout=120)
+    archive = shutil.make_archive(str(tmp_path / "vectors"), "gztar", ROOT / "shared_spec" / "vectors")
+    # Before the folders of the development environment.
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    adapter = str(ROOT / "examples" / "adapters" / "plain_python.py")
+    command = [sys.executable, "-m", "halfstep_spec.check", adapter]
+
+    def run(*arguments):
+        return subprocess.run(
+            [*command, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+
+    without = run()
+    assert without.returncode == 2
+    assert "holds no manifest.json. Pass the golden vectors by --vectors." in without.stdout
+    done = run("--vectors", archive)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"cases: 4\d\d passed, 0 failed", done.stdout)

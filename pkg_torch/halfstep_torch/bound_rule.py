@@ -55,7 +55,8 @@ class Moments:
 
     def __init__(self, rule: str, moments: Mapping[str, StepMoment]):
         self._rule = rule
-        self.__dict__.update(moments)
+        for name, moment in moments.items():  # Dynamo of torch 2.11 cannot trace `__dict__.update`
+            setattr(self, name, moment)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

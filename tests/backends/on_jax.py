@@ -69,7 +69,7 @@ def from_jax(values) -> Array:
 
 
 class JaxBackend(Backend):
-    """JAX on CPU.
+    """JAX, on its default device.
 
     Attributes:
         mode: "eager", "jit" or "sharded" (jit, arrays in eight parts along their only axis).

@@ -40,19 +40,19 @@ EXTRA = {"compensated": "compensation", "split8": "extra_bits", "split16": "extr
 
 
 def to_torch(array: Array) -> torch.Tensor:
-    """Return an array of patterns as a tensor of its own dtype."""
+    """Return an array of patterns as a tensor of its own dtype, on the default device."""
     bits = array.bits.copy()
     signed = (
         torch.from_numpy(bits.view(f"int{8 * bits.itemsize}"))
         if bits.itemsize > 1
         else torch.from_numpy(bits)
     )
-    return signed.view(getattr(torch, array.dtype, torch.uint8))
+    return signed.view(getattr(torch, array.dtype, torch.uint8)).to(torch.get_default_device())
 
 
 def from_torch(values: torch.Tensor, label: str = "") -> Array:
     """Return a tensor as patterns; under a label for which torch has no dtype, patterns that are in uint8."""
-    values = values.detach().contiguous()
+    values = values.detach().cpu().contiguous()
     signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()]
     bits = values.view(signed).numpy()
     own = str(values.dtype).removeprefix("torch.")
@@ -61,7 +61,7 @@ def from_torch(values: torch.Tensor, label: str = "") -> Array:
 
 
 class TorchBackend(Backend):
-    """torch on CPU.
+    """torch, on its default device.
 
     Attributes:
         mode: "eager" or "compile".
@@ -278,7 +278,7 @@ def _links(case: Case, rule: dict) -> list[hs.Rule]:
     """Return the links of a rule, without those of decay and learning rate."""
     if case.op != "lamb_step":
         return [_link(case.op)(**rule)]
-    ratio = hs.scale_by_trust_ratio(max_norm=rule.pop("max_norm", None))
+    ratio = hs.scale_by_trust_ratio(max_norm=rule.pop("max_norm", None), exact=rule.pop("exact", False))
     return [_link(case.op)(**rule), ratio]
 
 

@@ -366,7 +366,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("change", "kind", "message"), STEPS, ids=[message[:60] for _, _, message in STEPS])
 def test_a_step_that_cannot_be_done_for_all_is_done_for_none(change, kind, message, compile):
     params = [parameter() for _ in range(3)]

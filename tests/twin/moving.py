@@ -27,7 +27,10 @@ def record(steps: int, dtype: str) -> list[dict[str, np.ndarray]]:
 
 
 def formats(package, text: str | None):
-    """Return a format of a package: "int8/8" is scaled, "dynamic8/8" a table, "relative int4/8" relative."""
+    """Return a format of a package.
+
+    "int8/8" is scaled, "dynamic8/8" a table, "relative int4/8" relative, "fine int8/8" of a fine scale.
+    """
     if text is None or not ("/" in text or text.startswith("relative")):
         return text
     name, _, size = text.removeprefix("relative ").partition("/")
@@ -36,8 +39,8 @@ def formats(package, text: str | None):
         return package.relative(name, **{k: v for k, v in options.items() if k != "min_ndim"})
     if "dynamic" in name or "linear" in name:
         return package.codebook(name, **options)
-    if name == "fine":
-        return package.scaled("int8", scale="fine", **options)
+    if name.startswith("fine "):
+        return package.scaled(name.removeprefix("fine "), scale="fine", **options)
     return package.scaled(name, **options)
 
 

@@ -1,6 +1,7 @@
 """A run that changes framework on the way ends with the bits of one that never did."""
 
 import copy
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -9,22 +10,48 @@ import pytest
 
 import halfstep_jax
 import halfstep_torch
+from halfstep_jax.leaves import HELD_BY_FLOAT32
+from halfstep_spec import CODEBOOK_CODES, PARAM_STORAGES, PLAIN_CODES, RULES, SCALED_CODES
+from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
 from twin.moving import SEED, JaxSide, TorchSide, formats, record
 
-# rule, dtype of the weights, how they are stored, first moment, second moment
+
+class Run(NamedTuple):
+    """A rule, the dtype of its weights, how they are stored, and the formats of its moments."""
+
+    rule: str
+    dtype: str
+    storage: str
+    mu: str | None
+    nu: str | None = None
+
+
+# Together they have every rule, every format and every weight storage.
 _RUNS = {
-    "default": ("adamw", "bfloat16", "stochastic", None, None),
-    "four-bit": ("adamw", "bfloat16", "split16", "relative int4/8", "ufloat8_e5m3/8"),
-    "one-pass": ("adam", "bfloat16", "stochastic", "relative float8_e3m4", "ufloat8_e6m2"),
-    "tables": ("adamw", "bfloat16", "compensated", "dynamic4/8", "udynamic8/8"),
-    "fp8": ("adamw", "float16", "master", "float8_e4m3fn/8", "float8_e5m2/8"),
-    "sixteen": ("adan", "bfloat16", "split8", "float16", "float16/8"),
-    "lion": ("lion", "float16", "split8", "fine/8", None),
-    "momentum": ("sgd", "bfloat16", "nearest", "float8_e3m4/8", None),
-    "float32": ("sgd", "float32", "stochastic", "bfloat16", None),
-    "stored": ("stored", "bfloat16", "stochastic", "int8/8", None),
+    "default": Run("adamw", "bfloat16", "stochastic", "bfloat16", "bfloat16"),
+    "four-bit": Run("adamw", "bfloat16", "split16", "relative int4/8", "ufloat8_e5m3/8"),
+    "one-pass": Run("adam", "bfloat16", "stochastic", "relative float8_e3m4", "ufloat8_e6m2"),
+    "relative": Run("adamw", "bfloat16", "nearest", "relative int8/8", "ufloat8_e4m4/8"),
+    "fixed": Run("adam", "float16", "stochastic", "relative int8", "float32"),
+    "tables": Run("adamw", "bfloat16", "compensated", "dynamic4/8", "udynamic8/8"),
+    "linear": Run("adamw", "bfloat16", "split8", "dynamic8/8", "ulinear4/8"),
+    "four-bit table": Run("adamw", "bfloat16", "stochastic", "float32", "udynamic4/8"),
+    "fp8": Run("adamw", "float16", "master", "float8_e4m3fn/8", "float8_e5m2/8"),
+    "fp8, too": Run("adamw", "float32", "stochastic", "float8_e5m2/8", "float8_e4m3fn/8"),
+    "sixteen": Run("adan", "bfloat16", "split8", "float16", "float16/8"),
+    "eight": Run("adan", "bfloat16", "master", "float16/8", "float8_e3m4/8"),
+    "lamb": Run("lamb", "bfloat16", "stochastic", "bfloat16", "bfloat16"),
+    "lamb16": Run("lamb16", "bfloat16", "master", "float8_e4m3fn/8", "ufloat8_e5m3/8"),
+    "lion": Run("lion", "float16", "split8", "fine int8/8"),
+    "momentum": Run("sgd", "bfloat16", "nearest", "float8_e3m4/8"),
+    "float32": Run("sgd", "float32", "stochastic", "bfloat16"),
+    "stored": Run("stored", "bfloat16", "stochastic", "int8/8"),
 }
 _CLASSES = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD"}
+# Norms alike in both; a power of their quotient is not.
+_LAMB = {"lamb": {"exact": True}, "lamb16": {"exact": True, "trust_power": None}}
+# What the aliases are called after is not always the rule.
+_RULE_OF = {"adamw": "adam", "sgd": "trace", "stored": "store_state"}
 
 
 def jax_side(name):
@@ -34,6 +61,9 @@ def jax_side(name):
     common = {"param_storage": storage, "seed": SEED}
     if rule in ("adamw", "adam"):
         tx = getattr(hs, rule)(1e-2, mu_dtype=mu, nu_dtype=nu, **common)
+    elif rule in _LAMB:
+        options = common | _LAMB[rule]
+        tx = getattr(hs, rule)(1e-2, weight_decay=0.1, mu_dtype=mu, nu_dtype=nu, **options)
     elif rule == "lion":
         tx = hs.lion(1e-3, mu_dtype=mu, weight_decay=0.1, **common)
     elif rule == "sgd":
@@ -61,6 +91,9 @@ def torch_side(name):
             decay = 1e-4 if rule == "adamw" else 0.0
             optimizer = getattr(hs, _CLASSES[rule])
             return optimizer(params, 1e-2, weight_decay=decay, mu_dtype=mu, nu_dtype=nu, **common)
+        if rule in _LAMB:
+            options = {"weight_decay": 0.1, "mu_dtype": mu, "nu_dtype": nu} | common | _LAMB[rule]
+            return getattr(hs, rule.capitalize())(params, 1e-2, **options)
         if rule == "lion":
             return hs.Lion(params, 1e-3, weight_decay=0.1, mu_dtype=mu, **common)
         if rule == "sgd":
@@ -76,12 +109,34 @@ def torch_side(name):
     return TorchSide(make, dtype)
 
 
+def _second_moments(codes):
+    return {name for name, one in codes.items() if one.for_second_moments}
+
+
+def test_every_rule_format_and_storage_has_a_run_that_changes_framework():
+    blocks = SCALED_CODES | CODEBOOK_CODES
+    firsts = {name for name, one in PLAIN_CODES.items() if one.signed}
+    firsts |= {f"{name}/8" for name, one in blocks.items() if one.signed} | {"fine int8/8"}
+    firsts |= {f"relative {name}" for name in FIXED_CODES} | {f"relative {name}/8" for name in FINE_CODES}
+    seconds = _second_moments(PLAIN_CODES) | {f"{name}/8" for name in _second_moments(blocks)}
+    runs = _RUNS.values()
+    assert {run.mu for run in runs} == firsts
+    assert {run.nu for run in runs} - {None} == seconds
+    assert {_RULE_OF.get(run.rule, run.rule) for run in runs} == {*RULES, *_LAMB, "store_state"}
+    assert {run.storage for run in runs if run.dtype != "float32"} == set(PARAM_STORAGES)
+    assert {run.dtype for run in runs} == set(HELD_BY_FLOAT32)
+
+
 @pytest.mark.parametrize(
     ("name", "steps", "every"),
-    [("float32", 40, 10), *(pytest.param(n, 500, 50, marks=pytest.mark.slow) for n in _RUNS)],
+    [
+        ("float32", 40, 10),
+        *(pytest.param(name, 60, 20, marks=pytest.mark.slow) for name in _RUNS),
+        *(pytest.param(name, 500, 50, marks=pytest.mark.exhaustive) for name in _RUNS),
+    ],
 )
 def test_a_run_that_changes_framework_keeps_its_bits(name, steps, every, tmp_path):
-    path, numbers = tmp_path / "run.safetensors", record(steps, _RUNS[name][1])
+    path, numbers = tmp_path / "run.safetensors", record(steps, _RUNS[name].dtype)
     sides = (jax_side(name), torch_side(name))
     sides[0].start(numbers[0])
     stays = copy.copy(sides[0])  # with the same compiled step

@@ -176,3 +176,26 @@ def test_a_model_that_was_moved_is_noticed():
     model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
     with pytest.raises(ValueError, match="has other memory than when the view was made"):
         optimizer.step()
+
+
+def test_a_map_that_permutes_wrongly_loads_no_file(tmp_path):
+    model, params = nn.Linear(3, 2), {"kernel": np.ones((3, 2), np.float32), "bias": np.ones(2, np.float32)}
+    tx = halfstep_jax.adamw(1e-3)
+    params = jax.tree.map(jnp.asarray, params)
+    halfstep_jax.save_state(tmp_path / "run", params, tx.init(params), tx)
+    mapping = name_map(params, model)
+    wrong = SourceView(model, mapping | {"kernel": Place(("weight",), (2, 3), (0, 1))})
+    optimizer = wrong.optimizer(halfstep_torch.AdamW, weight_decay=1e-4, compile=False)
+    before, state = model.weight.detach().clone(), str(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"'params/kernel' is F32\[3, 2\] in the file, F32\[2, 3\] here"):
+        halfstep_torch.load_state(tmp_path / "run", wrong, optimizer)
+    assert torch.equal(model.weight, before)
+    assert str(optimizer.state_dict()) == state
+
+
+def test_a_closure_is_refused_as_its_gradients_would_come_too_late():
+    model = nn.Linear(3, 2)
+    view = SourceView(model, name_map({"kernel": np.ones((3, 2)), "bias": np.ones(2)}, model))
+    optimizer = view.optimizer(halfstep_torch.AdamW, compile=False)
+    with pytest.raises(TypeError, match="takes no closure"):
+        optimizer.step(lambda: model(torch.ones(1, 3)).sum())

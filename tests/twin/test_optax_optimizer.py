@@ -204,13 +204,39 @@ def test_what_cannot_be_stepped_is_refused():
         other.load_state_dict(optimizer.state_dict())
 
 
-def test_a_transform_of_another_structure_changes_nothing():
+_WRONG = {
+    "state of another structure": lambda updates, state: (updates, (*state, 0.0)),
+    "state of another structure, shape or dtype": lambda updates, state: (updates, (jnp.zeros(2),)),
+    "updates of another structure": lambda updates, state: ({"0/bias": updates["0/bias"]}, state),
+    "updates of another structure, shape": lambda updates, state: (
+        jax.tree.map(lambda u: u[None], updates),
+        state,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", _WRONG)
+def test_a_transform_of_another_structure_changes_nothing(what):
     model = model_of()
     tx = optax.GradientTransformation(
-        lambda params: (), lambda updates, state, params=None: (updates, (0.0,))
+        lambda params: (jnp.ones(3),), lambda updates, state, params=None: _WRONG[what](updates, state)
     )
     optimizer, before = OptaxOptimizer(model.named_parameters(), tx), [p.clone() for p in model.parameters()]
-    with pytest.raises(ValueError, match="returned state of another structure"):
+    with pytest.raises(ValueError, match=f"returned {what}"):
         take(model, optimizer, gradients(model, 1))
-    assert optimizer.optax_state == ()
+    np.testing.assert_array_equal(optimizer.optax_state[0], np.ones(3))
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_a_file_of_another_run_or_a_damaged_one_changes_nothing(run, tmp_path):
+    model, optimizer = run
+    path, bad = tmp_path / "run", tmp_path / "bad"
+    OptaxOptimizer(model.named_parameters(), optax.sgd(1.0)).save_state(path)
+    bad.write_bytes(path.read_bytes()[:-1])
+    before = [p.detach().clone() for p in model.parameters()]
+    state = jax.tree.map(np.array, optimizer.optax_state)
+    for wrong, message in ((path, "lacks the arrays 'optax/"), (bad, "damaged")):
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state(wrong)
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), state, optimizer.optax_state))

@@ -103,6 +103,45 @@ def test_a_file_of_a_later_layout_is_refused(reader, tmp_path, monkeypatch):
         _READERS[reader](path)
 
 
+def damaged_files(file, tmp_path, monkeypatch):
+    """Return files that are no whole state file of this version, and what is said of each."""
+    content, start = file.read_bytes(), file.read_bytes().index(b"}") + 1
+    found = {"cut": (content[: len(content) // 2], "damaged"), "none": (b"", "damaged")}
+    for at in (3, start // 2, start + 40, len(content) - 3):
+        flipped = bytearray(content)
+        flipped[at] ^= 4
+        found[f"flipped at {at}"] = (bytes(flipped), "damaged")
+    safetensors.numpy.save_file({"w": np.zeros(3, np.float32)}, tmp_path / "theirs")
+    found["theirs"] = ((tmp_path / "theirs").read_bytes(), "no state file of halfstep")
+    header, arrays = _READERS["jax"](file)
+    monkeypatch.setattr(jax_file, "LAYOUT_VERSION", 2)
+    jax_file.write_state_file(tmp_path / "later", header | {"layout_version": 2}, arrays)
+    monkeypatch.undo()
+    found["later"] = ((tmp_path / "later").read_bytes(), "layout_version=2")
+    jax_file.write_state_file(tmp_path / "contract", header | {"spec_version": 2}, arrays)
+    found["contract"] = ((tmp_path / "contract").read_bytes(), "version 2 of the contract")
+    return found
+
+
+def test_model_and_optimizer_stay_as_they_are_where_a_file_is_refused(file, tmp_path, monkeypatch):
+    path, (model, optimizer) = tmp_path / "bad", torch_run()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = everything(model, optimizer)
+    for content, message in damaged_files(file, tmp_path, monkeypatch).values():
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            halfstep_torch.load_state(path, model, optimizer)
+        with pytest.raises(ValueError, match=message):
+            halfstep_jax.load_state(path, weights(), transform())
+    with pytest.raises(FileNotFoundError):
+        halfstep_torch.load_state(tmp_path / "missing", model, optimizer)
+    after = everything(model, optimizer)
+    assert before[1] == after[1]
+    assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
+
+
 def test_all_readers_find_what_was_written_and_so_does_safetensors(file):
     header, arrays = _READERS["spec"](file)
     assert header["leaves"].keys() == {"w", "b"}

@@ -1,5 +1,6 @@
 """Which leaf of a Flax or Equinox model is which parameter of a torch model, and in which layout."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,12 +8,14 @@ from typing import Any, NamedTuple
 import jax
 from torch import Tensor, nn
 
+from halfstep_jax.leaves import leaf_name as leaf_of
 from halfstep_torch.engine.leaves import leaf_name
 
 Shape = tuple[int, ...]
 
 _CALLER = "name_map"
-_ATTENTION = ("query", "key", "value", "out")
+# The four layers of attention in Flax, and in Equinox.
+_ATTENTION = (("query", "key", "value", "out"), ("query_proj", "key_proj", "value_proj", "output_proj"))
 
 
 class Place(NamedTuple):
@@ -65,20 +68,21 @@ def name_map(params: Any, model: nn.Module, names: Mapping[str, str] | None = No
 
     Known are Flax (linen and nnx) Dense, DenseGeneral, Conv, Embed, LayerNorm and other norms, and attention
     with split heads, against torch Linear, Conv, Embedding, norms and MultiheadAttention or four Linears;
-    layers stacked by `nn.scan` along the first axis; and models whose leaves have torch's names and layouts,
-    as those of Equinox. Layers are paired by their path, else where just one of either fits the other.
+    layers stacked by `nn.scan` along the first axis; and Equinox's layers of the same kinds, whose `weight`
+    has torch's layout. Layers are paired by their path, else where just one of either fits the other.
     Nothing is guessed from an order.
 
     Args:
-        params: the tree of weights, or of their shapes.
+        params: the tree of weights, or of their shapes: of Equinox, `eqx.filter(model, eqx.is_array)`.
         model: in torch.
-        names: from paths of Flax layers to paths of torch modules, where they cannot be found: "Dense_0" to
+        names: from paths of layers in JAX to paths of torch modules, where they cannot be found: "Dense_0" to
             "head".
 
     Returns:
         A dict from leaf names to places, for `SourceView`.
 
     Raises:
+        TypeError: if a leaf is no array.
         ValueError: if a leaf or a parameter is not paired, or fits more than one; all of them are listed.
 
     Example:
@@ -90,11 +94,11 @@ def name_map(params: Any, model: nn.Module, names: Mapping[str, str] | None = No
 
     Source: ours.
     """
-    shapes = {_leaf(path): tuple(x.shape) for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    shapes = {leaf_of(path): _shape(path, x) for path, x in jax.tree_util.tree_leaves_with_path(params)}
     found = {name: tuple(p.shape) for name, p in model.named_parameters()}
     result = _same_names(shapes, found)
     if len(result) < len(shapes):
-        result = _paired(_flax_units(shapes), _torch_units(model), dict(names or {}))
+        result = _paired(_source_units(shapes), _torch_units(model), dict(names or {}))
     taken = [name for place in result.values() for name in place.parameters]
     left, unused = sorted(set(shapes) - set(result)), sorted(set(found) - set(taken))
     if left or unused:
@@ -105,11 +109,13 @@ def name_map(params: Any, model: nn.Module, names: Mapping[str, str] | None = No
     return NameMap(sorted(result.items()))
 
 
-def _leaf(path: Any) -> str:
-    """Return the name of a leaf (contract W7)."""
-    parts = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path]
-    is_value = path and isinstance(path[-1], jax.tree_util.GetAttrKey) and parts[-1] == "value"
-    return "/".join(parts[:-1] if is_value else parts)
+def _shape(path: Any, x: Any) -> Shape:
+    if not hasattr(x, "shape"):
+        raise TypeError(
+            f"{_CALLER}: the leaf '{leaf_of(path)}' is a {type(x).__name__}, no array. "
+            "Pass the weights alone: of an Equinox model, eqx.filter(model, eqx.is_array)."
+        )
+    return tuple(x.shape)
 
 
 def _same_names(shapes: Mapping[str, Shape], found: Mapping[str, Shape]) -> dict[str, Place]:
@@ -126,19 +132,19 @@ def _squeezed(shape: Shape) -> list[int]:
     return [n for n in shape if n != 1]
 
 
-def _flax_units(shapes: Mapping[str, Shape]) -> list[_Unit]:
-    """Return the layers of a Flax model; attention is one layer of four."""
+def _source_units(shapes: Mapping[str, Shape]) -> list[_Unit]:
+    """Return the layers of a model in JAX; attention is one layer of four."""
     layers: dict[str, dict[str, Shape]] = {}
     for name, shape in shapes.items():
         path, _, leaf = name.rpartition("/")
         layers.setdefault(path, {})[leaf] = shape
-    for path in list(layers):
+    for path, names in itertools.product(list(layers), _ATTENTION):
         parent, _, last = path.rpartition("/")
-        four = [f"{parent}/{one}" if parent else one for one in _ATTENTION]
-        if last == "query" and all(one in layers for one in four):
+        four = [f"{parent}/{one}" if parent else one for one in names]
+        if last == names[0] and all(one in layers for one in four):
             parts = {
                 f"{key}/{leaf}": shape
-                for key, one in zip(_ATTENTION, four, strict=True)
+                for key, one in zip(names, four, strict=True)
                 for leaf, shape in layers[one].items()
             }
             layers[parent] = parts | layers.get(parent, {})
@@ -167,17 +173,17 @@ def _torch_units(model: nn.Module) -> list[_Unit]:
     return units
 
 
-def _paired(flax: list[_Unit], torches: list[_Unit], names: dict[str, str]) -> dict[str, Place]:
+def _paired(sources: list[_Unit], torches: list[_Unit], names: dict[str, str]) -> dict[str, Place]:
     """Return the places of the leaves of all layers that can be paired in one way alone."""
     fits = {
         (i, j): places
-        for i, ours in enumerate(flax)
+        for i, ours in enumerate(sources)
         for j, theirs in enumerate(torches)
         if (places := _fit(ours, theirs)) is not None and names.get(ours.path, theirs.path) == theirs.path
     }
     result: dict[str, Place] = {}
     while fits:
-        chosen = next((pair for pair in fits if _alike(flax[pair[0]], torches[pair[1]], names)), None)
+        chosen = next((pair for pair in fits if _alike(sources[pair[0]], torches[pair[1]], names)), None)
         chosen = chosen or next((pair for pair in fits if _only(pair, fits)), None)
         if chosen is None:
             break
@@ -225,27 +231,33 @@ def _fit(ours: _Unit, theirs: _Unit) -> dict[str, Place] | None:
 def _wanted(module: nn.Module | None, leaves: set[str]) -> dict[str, tuple[str, Any]] | None:
     """Return of each leaf of a layer the parameter of a torch module and its rows, or None."""
     if isinstance(module, nn.MultiheadAttention):
-        if module.in_proj_weight is None:
-            return None
-        size = module.embed_dim
-        wanted: dict[str, tuple[str, Any]] = {}
-        for i, part in enumerate(_ATTENTION[:3]):
-            rows = (i * size, (i + 1) * size)
-            wanted |= {f"{part}/kernel": ("in_proj_weight", rows), f"{part}/bias": ("in_proj_bias", rows)}
-        wanted |= {"out/kernel": ("out_proj.weight", None), "out/bias": ("out_proj.bias", None)}
-        return {leaf: wanted[leaf] for leaf in leaves} if leaves <= set(wanted) else None
-    first = "embedding" if isinstance(module, nn.Embedding) else "kernel"
-    known = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding))
-    first = first if known else "scale"
-    wanted = {first: ("weight", None), "bias": ("bias", None)}
+        wanted = {} if module.in_proj_weight is None else _wanted_of_attention(module.embed_dim)
+    else:
+        first = "embedding" if isinstance(module, nn.Embedding) else "kernel"
+        known = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding))
+        first = first if known else "scale"
+        wanted = {name: ("weight", None) for name in (first, "weight")} | {"bias": ("bias", None)}
     return {leaf: wanted[leaf] for leaf in leaves} if leaves <= set(wanted) else None
+
+
+def _wanted_of_attention(size: int) -> dict[str, tuple[str, Any]]:
+    """Return the same of torch's attention, for the names of either framework."""
+    wanted: dict[str, tuple[str, Any]] = {}
+    for i, part in itertools.product(range(4), range(len(_ATTENTION))):
+        name, rows = _ATTENTION[part][i], (i * size, (i + 1) * size)
+        weight, bias = ("in_proj_weight", rows), ("in_proj_bias", rows)
+        if i == 3:
+            weight, bias = ("out_proj.weight", None), ("out_proj.bias", None)
+        wanted |= {f"{name}/kernel": weight, f"{name}/weight": weight, f"{name}/bias": bias}
+    return wanted
 
 
 def _layout(name: str, leaf: Shape, parameter: Sequence[int]) -> tuple[Shape, tuple[int, ...]] | None:
     """Return how axes of a parameter are cut and ordered to be those of a leaf, or None."""
     n = len(leaf)
-    if name == "embedding":
-        return (leaf, (0, 1)) if leaf == tuple(parameter) else None
+    if name == "embedding" or name.rpartition("/")[2] == "weight":
+        # As in torch.
+        return (leaf, tuple(range(n))) if leaf == tuple(parameter) else None
     if len(parameter) == 1:
         # A vector; the bias of split heads.
         return (leaf, tuple(range(n))) if math.prod(leaf) == parameter[0] else None
@@ -260,44 +272,3 @@ def _layout(name: str, leaf: Shape, parameter: Sequence[int]) -> tuple[Shape, tu
         if math.prod(leaf[:k]) == inputs and math.prod(leaf[k:]) == outputs:
             found.add(((*leaf[k:], *leaf[:k]), (*range(n - k, n), *range(n - k))))
     return found.pop() if len(found) == 1 else None
-
-
-def check_map(caller: str, mapping: Mapping[str, Place], model: nn.Module) -> dict[str, Sequence[Tensor]]:
-    """Return the parameters of every leaf, if the map has each part of the model once.
-
-    Args:
-        caller: for messages.
-        mapping: from leaf names to places.
-        model: in torch.
-
-    Raises:
-        ValueError: naming what is missing, unknown, there twice or of another size.
-    """
-    params = dict(model.named_parameters())
-    taken = dict.fromkeys(params, 0)
-    found: dict[str, Sequence[Tensor]] = {}
-    for leaf, place in mapping.items():
-        unknown = [name for name in place.parameters if name not in params]
-        if unknown:
-            raise ValueError(
-                f"{caller}: {leaf!r} is mapped to {unknown[0]!r}, which the model does not have."
-            )
-        found[leaf] = [params[name] for name in place.parameters]
-        for name in place.parameters:
-            rows = place.rows or (0, params[name].shape[0] if params[name].ndim else 1)
-            whole = math.prod(params[name].shape[1:])
-            if math.prod(place.split) != (rows[1] - rows[0]) * whole or sorted(place.axes) != list(
-                range(len(place.split))
-            ):
-                raise ValueError(
-                    f"{caller}: {leaf!r} is {place}, and {name!r} has the shape {tuple(params[name].shape)}. "
-                    "Correct split, axes or rows."
-                )
-            taken[name] += math.prod(place.split)
-    wrong = [name for name, count in taken.items() if count != params[name].numel()]
-    if wrong:
-        raise ValueError(
-            f"{caller}: the map has {', '.join(wrong)} not at all, in part or twice. "
-            "Map every parameter once."
-        )
-    return found

@@ -152,7 +152,6 @@ class OptaxOptimizer(torch.optim.Optimizer):
                 shared.append(same)
         state = self._with_written_rates()
         new, after = jax.block_until_ready(self._update(weights, grads, state))
-        self._check(new, weights, after, state)
         # A program may return what it was given: tensors would then write to the state.
         lent = {address(x) for x in (*weights.values(), *grads.values()) if x.size}
         self.optax_state = jax.tree.map(lambda x: own_copy(x) if x.size and address(x) in lent else x, after)
@@ -161,16 +160,6 @@ class OptaxOptimizer(torch.optim.Optimizer):
         self.shares_memory = all(shared)
         self._show_rates()
         return loss
-
-    def _check(self, new: Any, weights: Mapping[str, jax.Array], after: Any, state: Any) -> None:
-        """Raise ValueError unless a step returned what it was given, in structure, shapes and dtypes."""
-        for what, theirs, ours in (("weights", new, weights), ("state", after, state)):
-            found, due = (jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree) for tree in (theirs, ours))
-            if found != due:
-                raise ValueError(
-                    f"{_NAME}: the transform returned {what} of another structure, shape or dtype. "
-                    "Use one whose update returns what its init made."
-                )
 
     def _rates(self, state: Any) -> list[Any]:
         """Return of every group the injected learning rate, or None."""
@@ -264,10 +253,21 @@ def _step_of(tx: Any) -> Callable:
     """Return one step of a transform."""
 
     def step(params, grads, state):
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
+        updates, after = tx.update(grads, state, params)
+        _check("updates", updates, params, lambda x: jnp.shape(x))
+        _check("state", after, state, lambda x: (jnp.shape(x), str(jnp.result_type(x))))
+        return optax.apply_updates(params, updates), after
 
     return step
+
+
+def _check(what: str, found: Any, due: Any, describe: Callable[[Any], Any]) -> None:
+    """Raise ValueError unless a transform returned what it was given, as far as `describe` tells."""
+    if jax.tree.map(describe, found) != jax.tree.map(describe, due):
+        raise ValueError(
+            f"{_NAME}: the transform returned {what} of another structure, shape or dtype. "
+            "Use one whose update returns what its init made."
+        )
 
 
 def _rate(state: Any) -> Any:

@@ -1,12 +1,13 @@
 """A torch model's parameters in the names and the layout of another framework's tree."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from halfstep_torch.bridge.name_map import Place, check_map
+from halfstep_torch.bridge.name_map import Place
 
 _CALLER = "SourceView"
 
@@ -48,7 +49,7 @@ class SourceView(nn.Module):
     def __init__(self, model: nn.Module, mapping: Mapping[str, Place]) -> None:
         super().__init__()
         self._mapping = dict(mapping)
-        self._sources = check_map(_CALLER, mapping, model)
+        self._sources = _checked(mapping, model)
         for leaf, sources in self._sources.items():
             if not all(source.is_contiguous() for source in sources):
                 raise ValueError(
@@ -78,7 +79,16 @@ class SourceView(nn.Module):
                 source.grad = None if set_to_none else source.grad
 
         optimizer.zero_grad = zero_grad
-        optimizer.register_step_pre_hook(lambda *_: self.take_gradients())
+
+        def before_step(_: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+            if any(callable(one) for one in (*args, *options.values())):
+                raise TypeError(
+                    f"{_CALLER}: a step takes no closure: the gradients it makes would come too late. "
+                    "Run backward before the step."
+                )
+            self.take_gradients()
+
+        optimizer.register_step_pre_hook(before_step)
         return optimizer
 
     @torch.no_grad()
@@ -122,3 +132,43 @@ class SourceView(nn.Module):
 
     def _address(self, leaf: str) -> tuple:
         return tuple((source.data_ptr(), source.dtype) for source in self._sources[leaf])
+
+
+def _checked(mapping: Mapping[str, Place], model: nn.Module) -> dict[str, Sequence[Tensor]]:
+    """Return the parameters of every leaf, if the map has each part of the model once.
+
+    Args:
+        mapping: from leaf names to places.
+        model: in torch.
+
+    Raises:
+        ValueError: naming what is missing, unknown, there twice or of another size.
+    """
+    params = dict(model.named_parameters())
+    taken = dict.fromkeys(params, 0)
+    found: dict[str, Sequence[Tensor]] = {}
+    for leaf, place in mapping.items():
+        unknown = [name for name in place.parameters if name not in params]
+        if unknown:
+            raise ValueError(
+                f"{_CALLER}: {leaf!r} is mapped to {unknown[0]!r}, which the model does not have."
+            )
+        found[leaf] = [params[name] for name in place.parameters]
+        for name in place.parameters:
+            rows = place.rows or (0, params[name].shape[0] if params[name].ndim else 1)
+            whole = math.prod(params[name].shape[1:])
+            if math.prod(place.split) != (rows[1] - rows[0]) * whole or sorted(place.axes) != list(
+                range(len(place.split))
+            ):
+                raise ValueError(
+                    f"{_CALLER}: {leaf!r} is {place}, and {name!r} has the shape "
+                    f"{tuple(params[name].shape)}. Correct split, axes or rows."
+                )
+            taken[name] += math.prod(place.split)
+    wrong = [name for name, count in taken.items() if count != params[name].numel()]
+    if wrong:
+        raise ValueError(
+            f"{_CALLER}: the map has {', '.join(wrong)} not at all, in part or twice. "
+            "Map every parameter once."
+        )
+    return found
