@@ -5,6 +5,7 @@ from halfstep_jax.checkpoint.save_state import load_state, save_state
 from halfstep_jax.description import describe
 from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
+from halfstep_jax.in_shard_map import in_shard_map
 from halfstep_jax.memory_report import memory_report
 from halfstep_jax.numbers.exact import add_product, opaque
 from halfstep_jax.numbers.moments import ema
@@ -78,6 +79,7 @@ __all__ = [
     "ema",
     "ema_params",
     "float32_params",
+    "in_shard_map",
     "keep_master_params",
     "lamb",
     "lamb16",

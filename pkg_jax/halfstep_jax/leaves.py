@@ -29,22 +29,23 @@ class Leaves:
     values: list[Any]
     treedef: Any
 
-    def match(self, tree, owner: str, hint: str, shape_of: Callable = tuple) -> list[Any]:
+    def match(self, tree, owner: str, hint: str, shapes: list | None = None) -> list[Any]:
         """Return what another tree holds for every leaf.
 
         Args:
             tree: of the same structure.
             owner: what it is, for the error: "state" or "weight".
             hint: the last sentence of the error.
-            shape_of: the shape that it has for an update of a shape: the same, unless it says otherwise.
+            shapes: that it has for every leaf; None: those of the updates.
 
         Raises:
             ValueError: if its structure or a shape differs.
         """
         values = self.match_any_shape(tree, owner, hint)
-        for name, update, value in zip(self.names, self.values, values, strict=True):
+        due = [getattr(update, "shape", None) for update in self.values] if shapes is None else shapes
+        for name, update, value, shape_due in zip(self.names, self.values, values, due, strict=True):
             shape = getattr(value, "shape", None)
-            if update is not None and shape_of(update.shape) != shape:
+            if update is not None and shape_due != shape:
                 raise ValueError(
                     f"{self.caller}: the update of '{name}' has shape {update.shape}, its {owner} {shape}. "
                     f"{hint}"

@@ -16,6 +16,7 @@ from halfstep_jax.numbers.exact import opaque_input, opaque_zero
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
+from halfstep_jax.numbers.shards import shards, told_shards
 from halfstep_jax.rule import (
     Moments,
     Rule,
@@ -145,11 +146,12 @@ def _with_moments(
     if any(moment.dithered for moment in stored.values()):
         before = leaf_keys(state.seed, state.count, ids, roles)
     static = static_form(rule), tuple(stored.items())
+    places = keys.places(shards(rule.name, leaves.names, leaves.values))
     rows = [
         (None, *encoded)
         if g is None
         else call_per_shape(_step, static, keys, before, place, numbers, g, p, tuple(encoded))
-        for place, g, p, *encoded in zip(keys.places, leaves.values, weights, *columns, strict=True)
+        for place, g, p, *encoded in zip(places, leaves.values, weights, *columns, strict=True)
     ]
     us, *columns = leaves.unzip(1 + len(stored), rows)
     trees = zip(stored.items(), columns, strict=True)
@@ -279,4 +281,5 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
         state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
         return _with_moments(rule, stored, leaves, [p], numbers, state, count)
 
-    jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight)
+    with told_shards({}):  # The rule may be made inside `jax.shard_map`.
+        jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight)

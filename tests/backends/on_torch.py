@@ -278,7 +278,7 @@ def _links(case: Case, rule: dict) -> list[hs.Rule]:
     """Return the links of a rule, without those of decay and learning rate."""
     if case.op != "lamb_step":
         return [_link(case.op)(**rule)]
-    ratio = hs.scale_by_trust_ratio(max_norm=rule.pop("max_norm", None))
+    ratio = hs.scale_by_trust_ratio(max_norm=rule.pop("max_norm", None), exact=rule.pop("exact", False))
     return [_link(case.op)(**rule), ratio]
 
 

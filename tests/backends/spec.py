@@ -75,7 +75,7 @@ class SpecBackend(Backend):
     def step(self, case: Case) -> dict[str, Array]:
         a, i = case.arguments, case.inputs
         options = rule_arguments(case, spec)
-        bounds = {n: options.pop(n) for n in ("max_norm", "trust_power") if n in options}
+        bounds = {n: options.pop(n) for n in ("max_norm", "trust_power", "exact") if n in options}
         name = a.get("inner", case.op).removesuffix("_step")
         rule = spec.RULES["adam" if name == "lamb" else name](**options)
         if "inner" in a:

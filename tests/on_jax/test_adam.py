@@ -70,6 +70,7 @@ PARAMS = [("float32", "nearest")] + [
 
 
 # Moments do not see each other's storage, so one walk through both lists meets every rounding.
+@pytest.mark.slow
 @pytest.mark.parametrize(("mu", "nu"), list(zip(MU, (*NU[2:], *NU), strict=False)))
 @pytest.mark.parametrize(
     ("param_dtype", "param_storage"), [("bfloat16", "stochastic"), ("float16", "nearest")]
@@ -103,16 +104,19 @@ def test_options_have_the_bits_of_the_reference(options, compiled):
     )
 
 
-@pytest.mark.parametrize("size", [(), (0,), (1,), (3, 0, 2), (2, 3, 5), (1, 1, 7)])
-def test_leaves_of_any_shape_have_the_bits_of_the_reference(size):
-    p, rows = weights(size), gradients(3, size)
-    params, state = run(hs.adamw(3e-3, weight_decay=0.1), {"w": p}, {"w": rows})
+def test_leaves_of_any_shape_have_the_bits_of_the_reference():
+    shapes = {str(shape): shape for shape in [(), (0,), (1,), (3, 0, 2), (2, 3, 5), (1, 1, 7)]}
+    params = {name: weights(shape) for name, shape in shapes.items()}
+    rows = {name: gradients(3, shape) for name, shape in shapes.items()}
+    after, state = run(hs.adamw(3e-3, weight_decay=0.1), params, rows)
     step = spec_adamw("bfloat16", mu_dtype="bfloat16", nu_dtype="bfloat16")
-    bits, reference = spec_run(step, p, rows, "w", 3e-3)
-    assert_same(from_jax(params["w"]), Array.of(bits, "bfloat16"))
-    assert_same(from_jax(moments(state)[1]["w"]), Array.of(reference.nu, "bfloat16"))
+    for name in shapes:
+        bits, reference = spec_run(step, params[name], rows[name], name, 3e-3)
+        assert_same(from_jax(after[name]), Array.of(bits, "bfloat16"), name)
+        assert_same(from_jax(moments(state)[1][name]), Array.of(reference.nu, "bfloat16"), name)
 
 
+@pytest.mark.slow
 def test_gradients_of_16_bits_count_as_their_float32_values():
     for dtype in ("bfloat16", "float16"):
         p, rows = {"w": weights(100)}, gradients(3, 100, dtype)
@@ -121,18 +125,17 @@ def test_gradients_of_16_bits_count_as_their_float32_values():
         assert_trees_same(narrow, wide)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
-def test_a_bad_gradient_stays_in_its_element_and_no_moment_becomes_infinite(bad):
+def test_bad_gradients_stay_in_their_elements_and_no_moment_becomes_infinite():
     p = {"w": weights(64)}
     rows = np.array(gradients(3, 64))
     good = run(hs.adamw(1e-3), p, {"w": jnp.asarray(rows)})
-    rows[1, 5] = bad
+    rows[1, 5:9] = np.nan, np.inf, -np.inf, 3e38
     params, state = run(hs.adamw(1e-3), p, {"w": jnp.asarray(rows)})
     mu, nu = (np.asarray(m["w"], np.float32) for m in moments(state))
     assert not np.isinf(mu).any()
     assert not np.isinf(nu).any()
-    assert np.isnan(nu[5])  # 3e38 too: its square is infinite, which a state holds as NaN
-    keep = np.arange(64) != 5
+    assert np.isnan(nu[5:9]).all()  # 3e38 too: its square is infinite, which a state holds as NaN
+    keep = np.delete(np.arange(64), np.s_[5:9])
     assert_trees_same(params["w"][keep], good[0]["w"][keep])
 
 
@@ -177,6 +180,7 @@ def test_l2_decay_stands_before_adam():
     assert_same(from_jax(params["w"]), Array.of(bits, "bfloat16"))
 
 
+@pytest.mark.slow
 def test_float32_follows_optax_for_100_steps():
     # Two float32 Adams in different orders of operation. What they may differ by, relative to an update: -
     # Bias correction. b2^t carries t half ulps of 1 (a power by squaring), and 1 - b2^t is about 0.001 t, so

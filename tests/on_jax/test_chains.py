@@ -58,6 +58,7 @@ def test_a_factor_inside_is_a_smaller_learning_rate(rule):
     assert_trees_same(run(tx, P, G)[0], run(hs.sgd(1e-3, param_storage=rule), P, G)[0], rule)
 
 
+@pytest.mark.slow
 def test_a_plateau_halves_the_rate_inside_and_weights_go_on_moving():
     plateau = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
     tx = hs.store_params(optax.chain(hs.sgd(2.0**-12, param_storage="nearest"), plateau), "split16")

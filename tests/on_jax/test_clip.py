@@ -44,6 +44,7 @@ def test_an_exact_norm_has_the_bits_of_the_spec(scale):
         assert np.asarray(norm).tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 def test_an_exact_norm_of_many_elements_carries_between_limbs():
     x = jnp.full((1 << 21) + 77, 1.9999999, jnp.float32)
     expected = spec_norm.global_norm([np.asarray(x)], exact=True)
@@ -75,6 +76,7 @@ def test_sharding_does_not_change_the_bits_of_an_exact_norm():
     assert np.asarray(jax.jit(exact)([spread])).tobytes() == np.asarray(exact([x])).tobytes()
 
 
+@pytest.mark.slow
 def test_it_follows_optax_in_float32():
     updates = tree()
     ours, _ = hs.clip_by_global_norm(0.5).update(updates, optax.EmptyState())

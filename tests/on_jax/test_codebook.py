@@ -39,6 +39,7 @@ def near_every_number(name: str) -> np.ndarray:
     return (y if TABLES[name].signed else np.abs(y)).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dynamic8", "udynamic8"])
 def test_what_accelerators_compute_is_what_a_cpu_looks_up(name):
     table = tables.TABLES[name]
@@ -147,6 +148,7 @@ def test_op_by_op_compiled_and_over_devices_give_the_same_bits(formats):
     assert_trees_same(run(tx, split, {"w": sharded(g["w"], None, ("x", "y"))}), expected, "over devices")
 
 
+@pytest.mark.slow
 def test_packed_codes_are_sharded_as_their_leading_axes_and_send_nothing():
     params = {"w": sharded(weights((64, 256)), ("x", "y")), "conv": sharded(weights((64, 32, 3, 3)), "x")}
     tx = hs.adamw(1e-3, **FOUR)

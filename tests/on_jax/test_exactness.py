@@ -135,6 +135,7 @@ def test_a_schedule_is_read_before_the_count_goes_up():
     assert_trees_same(by_schedule, params)
 
 
+@pytest.mark.slow
 def test_weight_decay_by_a_schedule_gives_the_same_bits():
     _, params, rows = case("bfloat16")
     constant = hs.adamw(1e-3, weight_decay=0.1, seed=3)

@@ -93,6 +93,7 @@ def test_nnx_weights_move_where_nearest_leaves_them():
     assert share_moved(params, after) < 0.02
 
 
+@pytest.mark.slow
 def test_nnx_takes_the_steps_of_a_plain_dict_of_the_same_names():
     model = Model()
     plain = nnx.to_pure_dict(nnx.state(model, nnx.Param))

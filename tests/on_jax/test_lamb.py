@@ -151,6 +151,7 @@ def test_only_the_leaves_of_a_mask_are_scaled():
     np.testing.assert_array_equal(updates["b"], 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_float32_lamb_follows_optax_for_100_steps(weight_decay):
     steps, n = 100, 1000

@@ -52,6 +52,7 @@ def test_a_transform_made_under_jit_works_outside(make):
     assert_trees_same(made().init(P), under)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_seed_can_be_batched(make):
     def first(seed):

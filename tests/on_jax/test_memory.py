@@ -32,7 +32,7 @@ def compile_step(tx, param_dtype, gradient_dtype=None, leaves=1):
 
 @pytest.mark.parametrize("param_dtype", PLAIN_STATES)
 @pytest.mark.parametrize("state_dtype", PLAIN_STATES)
-@pytest.mark.parametrize("param_storage", ["stochastic", "nearest"])
+@pytest.mark.parametrize("param_storage", ["stochastic", pytest.param("nearest", marks=pytest.mark.slow)])
 def test_a_donated_step_needs_no_temporary_memory(param_dtype, state_dtype, param_storage):
     nu = "bfloat16" if state_dtype == "float16" else state_dtype  # plain float16 is refused
     tx = hs.adamw(1e-3, mu_dtype=state_dtype, nu_dtype=nu, param_storage=param_storage)
@@ -50,6 +50,7 @@ def test_moments_in_units_of_a_root_need_no_more_than_a_copy_of_the_codes(mu):
     assert memory.temp_size_in_bytes < SIZE + SMALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [

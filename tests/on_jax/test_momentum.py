@@ -46,6 +46,7 @@ def test_a_momentum_of_zero_or_none_keeps_nothing():
     assert optax.tree.get(hs.sgd(1e-3, 0.5).init(params), "trace") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", RECIPES.values(), ids=RECIPES)
 def test_sharded_steps_give_the_bits_of_one_device_and_send_nothing(make):
     tx = make()

@@ -175,6 +175,7 @@ def test_vmap_over_seeds_and_params_is_one_run_each():
         assert_trees_same(jax.tree.map(lambda x, k=k: x[k], together), alone)
 
 
+@pytest.mark.slow
 def test_apply_if_finite_goes_around_the_links_before_ours():
     # lax.cond wants updates in the dtype of the gradients, and ours are float32: with bfloat16 gradients it
     # may hold anything that keeps their dtype, and our links follow.
@@ -217,6 +218,7 @@ def test_a_learning_rate_without_flipped_sign_ascends():
     np.testing.assert_array_equal(np.asarray(updates["w"]), np.full(3, 0.5))
 
 
+@pytest.mark.slow
 def test_x64_changes_nothing():
     params, rows = {"w": weights(30)}, {"w": gradients(3, 30)}
     schedule = optax.cosine_decay_schedule(1e-3, 10)

@@ -38,6 +38,7 @@ def landing_update(p, u, dtype, words):
     return spec.param_storage("stochastic", dtype).land(bits(p), np.asarray(u), None, words)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_update_and_the_landing_are_those_of_the_reference(dtype, compiled):

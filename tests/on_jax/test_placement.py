@@ -107,6 +107,7 @@ class Dense(nn.Module):
         return nn.LayerNorm(scale_init=nn.with_partitioning(nn.initializers.ones, ("y",)))(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MARKED)
 def test_flax_places_a_train_state_by_its_boxes(name):
     model, x, tx = Dense(), jnp.ones((2, SHAPE[0]), jnp.bfloat16), RECIPES[name]()

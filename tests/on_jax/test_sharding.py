@@ -99,6 +99,7 @@ def test_init_takes_shapes_alone():
     assert_trees_same(tx.init(shapes), tx.init(params))
 
 
+@pytest.mark.slow
 def test_apply_updates_over_devices_gives_the_bits_of_one():
     p, u = weights(SHAPE), gradients(1, SHAPE)[0] * 1e-3
     apply = jax.jit(functools.partial(hs.apply_updates, seed=4, step=2))
@@ -134,6 +135,7 @@ def speed(name):
     return pytest.mark.exhaustive if name in EXHAUSTIVE else pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=speed(name)) for name in EXPLICIT])
 def test_explicit_mesh_axes_serve_every_format(name):
     """On a mesh of explicit axes blocks are cut as on any other: same bits, same placement, nothing sent."""
@@ -193,6 +195,7 @@ def test_norms_in_shard_map_are_those_of_whole_arrays(name, check_vma):
         np.testing.assert_allclose(a, b, rtol=16 * 2.0**-23)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_in_shard_map_without_axis_names_are_refused(name):
     p = {"w": weights((16, 24), "float32")}

@@ -62,6 +62,7 @@ def stored(x):
     return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(QUICK))
 def test_stored_in_float32_it_is_the_transform_itself(name):
     params, rows = problem(2)
@@ -115,6 +116,7 @@ def test_a_step_is_decode_inner_encode():
     np.testing.assert_array_equal(np.asarray(state.inner_state[0].nu["w"], np.float32), expected)
 
 
+@pytest.mark.slow
 def test_updates_are_of_the_state_before_it_was_stored():
     params, rows = problem(1)
     g = jax.tree.map(lambda r: r[0], rows)

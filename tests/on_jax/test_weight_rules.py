@@ -32,6 +32,7 @@ def steps_of(tx, params, gradient, count: int):
 # --- equality with float32 training ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "rule"), [("bfloat16", "split16"), ("bfloat16", "master"), ("float16", "master")]
 )
@@ -162,6 +163,7 @@ def test_decay_without_gradients(rule):
 # --- full precision in and out -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("rule", RULES)
 def test_float32_values_go_in_and_come_out(rule, dtype):

@@ -40,12 +40,16 @@ _RUNS = {
     "fp8, too": Run("adamw", "float32", "stochastic", "float8_e5m2/8", "float8_e4m3fn/8"),
     "sixteen": Run("adan", "bfloat16", "split8", "float16", "float16/8"),
     "eight": Run("adan", "bfloat16", "master", "float16/8", "float8_e3m4/8"),
+    "lamb": Run("lamb", "bfloat16", "stochastic", "bfloat16", "bfloat16"),
+    "lamb16": Run("lamb16", "bfloat16", "master", "float8_e4m3fn/8", "ufloat8_e5m3/8"),
     "lion": Run("lion", "float16", "split8", "fine int8/8"),
     "momentum": Run("sgd", "bfloat16", "nearest", "float8_e3m4/8"),
     "float32": Run("sgd", "float32", "stochastic", "bfloat16"),
     "stored": Run("stored", "bfloat16", "stochastic", "int8/8"),
 }
 _CLASSES = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD"}
+# Norms alike in both; a power of their quotient is not.
+_LAMB = {"lamb": {"exact": True}, "lamb16": {"exact": True, "trust_power": None}}
 # What the aliases are called after is not always the rule.
 _RULE_OF = {"adamw": "adam", "sgd": "trace", "stored": "store_state"}
 
@@ -57,6 +61,9 @@ def jax_side(name):
     common = {"param_storage": storage, "seed": SEED}
     if rule in ("adamw", "adam"):
         tx = getattr(hs, rule)(1e-2, mu_dtype=mu, nu_dtype=nu, **common)
+    elif rule in _LAMB:
+        options = common | _LAMB[rule]
+        tx = getattr(hs, rule)(1e-2, weight_decay=0.1, mu_dtype=mu, nu_dtype=nu, **options)
     elif rule == "lion":
         tx = hs.lion(1e-3, mu_dtype=mu, weight_decay=0.1, **common)
     elif rule == "sgd":
@@ -84,6 +91,9 @@ def torch_side(name):
             decay = 1e-4 if rule == "adamw" else 0.0
             optimizer = getattr(hs, _CLASSES[rule])
             return optimizer(params, 1e-2, weight_decay=decay, mu_dtype=mu, nu_dtype=nu, **common)
+        if rule in _LAMB:
+            options = {"weight_decay": 0.1, "mu_dtype": mu, "nu_dtype": nu} | common | _LAMB[rule]
+            return getattr(hs, rule.capitalize())(params, 1e-2, **options)
         if rule == "lion":
             return hs.Lion(params, 1e-3, weight_decay=0.1, mu_dtype=mu, **common)
         if rule == "sgd":
@@ -112,7 +122,7 @@ def test_every_rule_format_and_storage_has_a_run_that_changes_framework():
     runs = _RUNS.values()
     assert {run.mu for run in runs} == firsts
     assert {run.nu for run in runs} - {None} == seconds
-    assert {_RULE_OF.get(run.rule, run.rule) for run in runs} == {*RULES, "store_state"}
+    assert {_RULE_OF.get(run.rule, run.rule) for run in runs} == {*RULES, *_LAMB, "store_state"}
     assert {run.storage for run in runs if run.dtype != "float32"} == set(PARAM_STORAGES)
     assert {run.dtype for run in runs} == set(HELD_BY_FLOAT32)
 

@@ -72,6 +72,7 @@ def test_a_recipe_has_the_same_bits_in_both_packages_and_its_bytes(name, draws):
     assert kept == kept_there == BYTES[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BYTES)
 def test_a_recipe_suits_lamb(name, draws):
     params = {"w": jnp.asarray(draws[0], jnp.bfloat16)}

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 import torch
 
 import halfstep_jax
@@ -17,6 +18,7 @@ def scaled(package):
     return package.scaled("float8_e4m3fn", 4, 0, 0)
 
 
+@pytest.mark.slow
 def test_stored_state_of_a_chain_agrees_to_the_bit():
     """In a chain, so that the place of the link is part of the names."""
     rng = np.random.default_rng(0)

@@ -17,6 +17,7 @@ from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
+from halfstep_jax.numbers.shards import shards
 
 _FUNCTION = "accumulate_gradients"
 
@@ -140,7 +141,8 @@ def accumulate(dtype: str, keys: LeafKeys, place, g: jax.Array, total: jax.Array
 
 def _add(leaves: Leaves, sums: list, dtype: str, keys: LeafKeys) -> Any:
     """Return the tree of the new sums; where there is no gradient, of the old ones."""
-    rows = zip(keys.places, leaves.values, sums, strict=True)
+    places = keys.places(shards(_FUNCTION, leaves.names, leaves.values))
+    rows = zip(places, leaves.values, sums, strict=True)
     made = [x if g is None else call_per_shape(accumulate, dtype, keys, place, g, x) for place, g, x in rows]
     return leaves.treedef.unflatten(made)
 

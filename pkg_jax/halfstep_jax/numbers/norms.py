@@ -6,7 +6,6 @@ Contract: L1.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from halfstep_jax.numbers.roots import sqrt
+from halfstep_jax.numbers.shards import manual_axes, varying
 
 # Exponent fields between which both 2^e and 2^-e are normal numbers.
 _LOWEST, _HIGHEST = 1, 253
@@ -133,7 +133,7 @@ def check_axis_names(caller: str, axis_names: AxisNames) -> None:
     Raises:
         ValueError: naming the axes.
     """
-    manual = _manual_axes()
+    manual = manual_axes()
     if manual and axis_names is None:
         raise ValueError(
             f"{caller}: inside jax.shard_map over {manual} a norm would be that of a shard. Pass "
@@ -147,26 +147,15 @@ def cut_axes(x: jax.Array, axis_names: AxisNames) -> tuple[str, ...]:
     Outside `jax.shard_map` none: there an array is whole, wherever its parts lie. Inside, an array may differ
     from the others: JAX knows over which axes it varies, unless it was told not to (`check_vma=False`).
     """
-    names = tuple(name for name in axis_names or () if name in _manual_axes())
-    if names and _varying(lax.axis_index(names)):
-        return tuple(name for name in names if name in _varying(x))
+    names = tuple(name for name in axis_names or () if name in manual_axes())
+    if names and varying(lax.axis_index(names)):
+        return tuple(name for name in names if name in varying(x))
     return names
 
 
 def over_axes(reduce: Callable, x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """Return a reduction over mesh axes, if there are any."""
     return reduce(x, axes) if axes else x
-
-
-def _varying(x) -> frozenset[str]:
-    """Return the mesh axes over which an array varies, as far as JAX keeps track of it."""
-    kind: Any = jax.typeof(x)
-    # Before JAX 0.10 it is called so.
-    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
-
-
-def _manual_axes() -> tuple[str, ...]:
-    return tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
 
 
 def power_of_two(field: jax.Array) -> jax.Array:

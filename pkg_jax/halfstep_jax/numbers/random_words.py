@@ -19,6 +19,7 @@ from jax import lax
 
 from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.seeds import seed_words
+from halfstep_jax.numbers.shards import Shard, whole_shape
 
 
 class Role(enum.IntEnum):
@@ -49,11 +50,13 @@ class LeafKey:
         roles: the roles.
         k0: uint32 scalar, shared by all roles.
         k1: uint32[len(roles)], a role's own.
+        shard: which part of the leaf its arrays are; None where they are whole.
     """
 
     roles: tuple[int, ...]
     k0: jax.Array
     k1: jax.Array
+    shard: Shard | None = None
 
     def words(self, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
         """Return the words of one role: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi), of `shape` (contract W8).
@@ -62,8 +65,13 @@ class LeafKey:
             role: one of `roles`.
             shape: of the result.
             offset: row-major index of its first element, in [0, 2^64).
+
+        Raises:
+            ValueError: if the leaf is a shard, and it is not known which.
         """
-        hi, lo = _index(tuple(shape), offset)
+        if self.shard is not None:
+            self.shard.check()
+        hi, lo = _index(tuple(shape), offset, self.shard)
         return mix(mix(lo ^ self.k0) + (self.k1[self.roles.index(role)] + _GOLDEN_RATIO * hi))
 
     def word(self, role: int) -> jax.Array:
@@ -90,22 +98,29 @@ class LeafKeys:
     k0: jax.Array
     k1: jax.Array
 
-    def of_leaf(self, place: jax.typing.ArrayLike) -> LeafKey:
+    def of_leaf(self, place) -> LeafKey:
         """Return the key of one leaf.
 
         Args:
             place: one of `places`.
         """
+        place, shard = place if isinstance(place, tuple) else (place, None)
         # The index stays an operand: XLA then compiles what leaves of one shape do once, and not for each
         # index. For that it may neither know the index nor take it for a scalar, which it would copy in.
         index = (jnp.asarray(place) | opaque_zero(self.k0[0]))[0]
         k0 = lax.dynamic_index_in_dim(self.k0, index, 0, keepdims=False)
-        return LeafKey(self.roles, k0, lax.dynamic_index_in_dim(self.k1, index, 1, keepdims=False))
+        return LeafKey(self.roles, k0, lax.dynamic_index_in_dim(self.k1, index, 1, keepdims=False), shard)
 
-    @property
-    def places(self) -> list[np.ndarray]:
-        """The index of every leaf, for `of_leaf`: in a vector that XLA takes for no broadcast and no iota."""
-        return [np.array([i, 0, 2], np.uint32) for i in range(self.k0.shape[0])]
+    def places(self, shards: Sequence[Shard | None] | None = None) -> list:
+        """Return the index of every leaf, for `of_leaf`: in a vector that XLA takes for no broadcast or iota.
+
+        Args:
+            shards: which part each leaf is, from `shards`; None: they are whole.
+        """
+        indices = [np.array([i, 0, 2], np.uint32) for i in range(self.k0.shape[0])]
+        if shards is None:
+            return indices
+        return [i if shard is None else (i, shard) for i, shard in zip(indices, shards, strict=True)]
 
 
 def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
@@ -115,7 +130,8 @@ def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], o
     the keys of (seed, step, leaf, role). Consumers take the top bits. Nothing is rounded: all arithmetic is
     on uint32.
 
-    Inside `jax.shard_map` an array is one shard: give the offset of the shard. Under `jax.jit` with sharded
+    Inside `jax.shard_map` an array is one shard: give the offset of the shard (transforms are told by
+    `in_shard_map`). Under `jax.jit` with sharded
     arrays no offset is needed.
 
     Args:
@@ -145,7 +161,7 @@ def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], o
     offset = _in_range("offset", offset, 64)
     role = _in_range("role", role, 32)
     keys = leaf_keys(seed_words("random_words", seed), step, [leaf], (role,))
-    return keys.of_leaf(keys.places[0]).words(role, shape, offset)
+    return keys.of_leaf(keys.places()[0]).words(role, shape, offset)
 
 
 def leaf_id(name: str) -> int:
@@ -240,18 +256,21 @@ def mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> np.uint32(16))
 
 
-def _index(shape: tuple[int, ...], offset: int):
+def _index(shape: tuple[int, ...], offset: int, shard: Shard | None = None):
     """Return (hi, lo): the row-major index of each element plus `offset`, in two uint32 halves.
 
     By one iota per axis, so that a sharded array needs nothing from another device. hi is a scalar where it
     is the same for all: always, but for more than 2^32 elements or an offset near a multiple of that.
     """
-    size = math.prod(shape)
+    whole = whole_shape(shard, shape)
+    size = math.prod(whole)
     hi, lo = jnp.uint32(offset // 2**32), jnp.zeros(shape, jnp.uint32)
     stride = size
-    for axis, length in enumerate(shape if size else ()):
+    for axis, length in enumerate(whole if size else ()):
         stride //= length
         position = lax.broadcasted_iota(jnp.uint32, shape, axis)
+        if shard is not None:
+            position = position + shard.first(axis)
         step = position * np.uint32(stride % 2**32)
         lo = lo + step
         if size > 2**32:

@@ -96,7 +96,7 @@ def scale_by_adam(
         arrays, so that `optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)` works. With
         `static_args=("b1", "b2")` "auto" sees numbers, and the bits are those of the plain transform. (Give
         it dtypes by name: it treats the callable `jnp.bfloat16` as a schedule.) Under `jax.jit` a sharded
-        array gets the bits of a single device; in `jax.shard_map` each shard numbers its elements from 0.
+        array gets the bits of a single device, and in `jax.shard_map` by `in_shard_map`.
 
     Raises:
         TypeError: if an argument is of the wrong type, or an array of another dtype than float32; from `init`

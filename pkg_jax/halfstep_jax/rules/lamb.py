@@ -36,6 +36,7 @@ def lamb(
     param_storage: str = "stochastic",
     bias_correction: bool = True,
     max_norm: jax.typing.ArrayLike | None = 10.0,
+    exact: bool = False,
     axis_names: Sequence[str] | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -66,6 +67,8 @@ def lamb(
             cancels it up to rounding.
         max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`: without one, steps at
             a constant rate grow with the weights. None for no bound, as `optax.lamb` has it.
+        exact: add integers, so that norms, and with them the step, have the same bits in any order, on any
+            mesh, and in torch, as in `scale_by_trust_ratio`.
         axis_names: inside `jax.shard_map`, the mesh axes over which arrays are cut, as in
             `scale_by_trust_ratio`.
         seed: of the random words, for moments and weights alike.
@@ -101,7 +104,7 @@ def lamb(
         bias_correction=bias_correction,
         seed=seed,
     )
-    trust = scale_by_trust_ratio(max_norm=max_norm, axis_names=axis_names)
+    trust = scale_by_trust_ratio(max_norm=max_norm, exact=exact, axis_names=axis_names)
     return _chained("lamb", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
 
 
@@ -122,6 +125,7 @@ def lamb16(
     bias_correction: bool = True,
     max_norm: jax.typing.ArrayLike | None = 10.0,
     trust_power: jax.typing.ArrayLike | None = 0.382,
+    exact: bool = False,
     axis_names: Sequence[str] | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -153,6 +157,7 @@ def lamb16(
         max_norm: an upper bound on the norm of a weight, as in `lamb`.
         trust_power: a number in (0, 1), that of the published code unless given, or None for LAMB's own
             ratio. Not 1: the learning rate would cancel, and a schedule do nothing.
+        exact: as in `lamb`: the same norms in torch. The power still differs by ulps, but for None.
         axis_names: as in `lamb`.
         seed: of the random words, for moments and weights alike.
 
@@ -188,10 +193,10 @@ def lamb16(
         seed=seed,
     )
     if trust_power is None:
-        trust = scale_by_trust_ratio(max_norm=max_norm, axis_names=axis_names)
+        trust = scale_by_trust_ratio(max_norm=max_norm, exact=exact, axis_names=axis_names)
     else:
         trust = scale_by_tempered_trust_ratio(
-            learning_rate, trust_power, max_norm=max_norm, axis_names=axis_names
+            learning_rate, trust_power, max_norm=max_norm, exact=exact, axis_names=axis_names
         )
     return _chained("lamb16", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
 

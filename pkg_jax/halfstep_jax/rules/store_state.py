@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 
@@ -20,6 +21,8 @@ from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
+from halfstep_jax.numbers.shards import Shard, shards, whole_shape
+from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format, as_format
 from halfstep_jax.storage.stored_moment import named_scales
 
@@ -131,7 +134,8 @@ def store_state(
         return report(storage, params, state, Inside(links, inner_state, [array.format for array in arrays]))
 
     def update(updates, state, params=None, **extra_args):
-        arrays = storage.arrays(jax.eval_shape(inner.init, updates if params is None else params))
+        shapes = jax.eval_shape(inner.init, updates if params is None else params)
+        arrays = storage.arrays(shapes, state.inner_state)
         inner_state = storage.decode(arrays, state)
         us, inner_state = inner_update(updates, inner_state, params, **extra_args)
         count = next_count(state.count)
@@ -150,12 +154,14 @@ class _Array:
         value: the array, or its shape and dtype.
         signed: whether it may hold negative numbers; None where that is not known.
         format: how it is stored; None: it is left alone.
+        shard: which part of a whole array it is, inside `jax.shard_map`; None where it is whole.
     """
 
     name: str
     value: Any
     signed: bool | None
     format: Format | None
+    shard: Shard | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,15 +179,31 @@ class _Storage:
     stochastic: bool
     select: Callable[[str, Any], bool] | None
 
-    def arrays(self, state) -> list[_Array]:
+    def arrays(self, state, stored=None) -> list[_Array]:
         """Return the leaves of a state, or of its shapes and dtypes.
+
+        Args:
+            state: of the wrapped transform.
+            stored: the same as it is stored; None where it is not yet.
 
         Raises:
             TypeError: if one is complex.
+            ValueError: if both are not of the same arrays, or an array is cut in a way that is not known.
         """
         leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+        codes = [x for _, x in leaves] if stored is None else jax.tree.leaves(stored)
+        if len(codes) != len(leaves):
+            raise ValueError(
+                f"{_FUNCTION}: the state holds {len(codes)} arrays, that of these params {len(leaves)}. "
+                "Pass the tree that init saw."
+            )
+        names = [leaf_name(path) for path, _ in leaves]
+        held = [x if self._is_chosen(name, x) else None for name, (_, x) in zip(names, leaves, strict=True)]
+        parts = shards(_FUNCTION, names, held, codes)
+        rows = zip(leaves, names, held, parts, strict=True)
         return [
-            _Array(leaf_name(path), x, _sign(path), self._format_of(leaf_name(path), x)) for path, x in leaves
+            _Array(name, x, _sign(path), None if one is None else self._format_of(name, one, part), part)
+            for (path, x), name, one, part in rows
         ]
 
     def check(self, arrays: list[_Array]) -> None:
@@ -212,16 +234,11 @@ class _Storage:
         """Return the state of the wrapped transform.
 
         Raises:
-            ValueError: if it is not of these arrays.
+            ValueError: if it is not of these arrays in this format.
         """
         codes: list[Any]
         codes, treedef = jax.tree.flatten(state.inner_state)
         scales = state.scale if isinstance(state.scale, Mapping) else {}
-        if len(codes) != len(arrays):
-            raise ValueError(
-                f"{_FUNCTION}: the state holds {len(codes)} arrays, that of these params {len(arrays)}. "
-                "Pass the tree that init saw."
-            )
         stored = [Encoded(x, scales.get(array.name)) for x, array in zip(codes, arrays, strict=True)]
         return treedef.unflatten([self._decode(*pair) for pair in zip(arrays, stored, strict=True)])
 
@@ -231,20 +248,27 @@ class _Storage:
         if not arrays:
             return self._trees(arrays, state, [])
         keys = leaf_keys(seed, count, [leaf_id(array.name) for array in arrays], (Role.STATE,))
-        rows = zip(arrays, values, keys.places, strict=True)
+        rows = zip(arrays, values, keys.places([array.shard for array in arrays]), strict=True)
         stored = [self._encode(array, x, keys, place) for array, x, place in rows]
         return self._trees(arrays, state, stored)
 
-    def _format_of(self, name: str, x) -> Format | None:
-        if not hasattr(x, "dtype"):
-            return None
-        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+    def _is_chosen(self, name: str, x) -> bool:
+        """Whether an array is to be stored, unless it is too small."""
+        if jnp.issubdtype(getattr(x, "dtype", np.int32), jnp.complexfloating):
             raise TypeError(
                 f"{_FUNCTION}: the state array '{name}' is {x.dtype}; formats hold real numbers. "
                 "Wrap a transform of real numbers."
             )
-        chosen = _is_held(x) and self._chosen(name, x) and self.format.for_shape(x.shape) == self.format
-        return self.format if chosen else None
+        return _is_held(x) and self._chosen(name, x)
+
+    def _format_of(self, name: str, x, shard: Shard | None) -> Format | None:
+        if self.format.scaled and shard is not None:
+            shard.check()
+        if self.format.for_shape(whole_shape(shard, x.shape)) != self.format:
+            return None
+        if self.format.scaled:
+            check_blocks(_FUNCTION, name, shard, self.format.block_size)
+        return self.format
 
     def _chosen(self, name: str, x) -> bool:
         return self.select is None or bool(self.select(name, jax.ShapeDtypeStruct(x.shape, x.dtype)))

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.numbers.shards import Shard
+
 BlockSize = int | str | None
 """A number of elements, "row" (one block per last-axis row) or None (one block in all)."""
 # A TPU keeps the last two axes in tiles of 8 rows. In that order of axes a block is whole in memory, and XLA
@@ -50,6 +52,34 @@ def scale_shape(shape: tuple[int, ...], block_size: BlockSize) -> tuple[int, ...
     """
     leading, run, block = block_layout(shape, block_size)
     return (*leading, -(-run // block) if block else 0)
+
+
+def check_blocks(caller: str, name: str, shard: Shard | None, block_size: BlockSize) -> None:
+    """Refuse a cut through blocks that share a scale.
+
+    Args:
+        caller: the link, and
+        name: the leaf, for the error.
+        shard: which part the array is.
+        block_size: of its format.
+
+    Raises:
+        ValueError: naming the leaf.
+    """
+    if shard is None:
+        return
+    leading, run, _ = block_layout(shard.shape, block_size)
+    whole_leading, _, block = block_layout(shard.whole, block_size)
+    axis = len(whole_leading)
+    # Cut along the first axis of the run, parts of it stay in one piece; they must be of whole blocks.
+    in_one_piece = len(leading) == axis and all(n == 1 for n in shard.pieces[axis + 1 :])
+    if any(n > 1 for n in shard.pieces[axis:]) and (not in_one_piece or run % block):
+        raise ValueError(
+            f"{caller}: inside jax.shard_map '{name}' is {list(shard.shape)} of {list(shard.whole)}, and the "
+            f"cut goes through blocks (block_size={block_size!r}), whose scales this device alone cannot "
+            "find. Cut leading axes, or the first axis of a run at a multiple of block_size; or step under "
+            "jax.jit."
+        )
 
 
 def first_elements(x: jax.Array, block_size: BlockSize) -> jax.Array:

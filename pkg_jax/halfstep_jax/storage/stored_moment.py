@@ -15,7 +15,8 @@ from jax.core import Tracer
 
 from halfstep_jax.leaves import Leaves, leaf_name
 from halfstep_jax.numbers.random_words import LeafKey, role_of
-from halfstep_jax.storage.blocks import scale_shape
+from halfstep_jax.numbers.shards import Shard, shards, whole_shape
+from halfstep_jax.storage.blocks import check_blocks, scale_shape
 from halfstep_jax.storage.formats import Encoded, Format, as_format, default_format
 
 _HINT = "Pass the tree that init saw."
@@ -130,7 +131,27 @@ class StoredMoment:
 
     def init(self, params):
         """Return the codes of new moments, in the tree of `params`, and their scales (`named_scales`)."""
-        return self.split_tree(jax.tree.map(self._zeros_for, params))
+        named, treedef = jax.tree_util.tree_flatten_with_path(params)
+        names, values = [leaf_name(path) for path, _ in named], [p for _, p in named]
+        parts = self.shards(names, values)
+        rows = zip(names, values, parts, strict=True)
+        return self.split_tree(treedef.unflatten([self._zeros_for(*row) for row in rows]))
+
+    def shards(self, names: list[str], weights: list) -> list[Shard | None]:
+        """Return which parts of whole arrays those of the moment are, inside `jax.shard_map`.
+
+        Raises:
+            ValueError: if a weight is cut, and the moment has another shape.
+        """
+        found = shards(self.caller, names, weights)
+        for name, shard in zip(names, found, strict=True):
+            if shard is not None and self.field.shape is not None:
+                shard.check()
+                raise ValueError(
+                    f"{self.caller}: inside jax.shard_map '{name}' is a shard, and how {self.name}, which is "
+                    "of another shape, is cut is not known. Step under jax.jit."
+                )
+        return found
 
     def read(self, leaves: Leaves, codes, scales) -> list[Encoded]:
         """Return what is stored for every leaf, and refuse what `init` would not have made.
@@ -145,13 +166,23 @@ class StoredMoment:
             ValueError: if a tree or a shape differs, or a scale is out of range; under `jax.jit` its value
                 cannot be read, and is not checked.
         """
-        all_codes = leaves.match(codes, "state", _HINT, self._code_shape)
+        parts = self.shards(leaves.names, leaves.values)
+        shapes = [None if g is None else self._shape(g.shape) for g in leaves.values]
+        rows = zip(leaves.names, shapes, parts, strict=True)
+        formats = [
+            None if shape is None else self._format_here(name, shape, part) for name, shape, part in rows
+        ]
+        due = [
+            fmt.code_shape(shape) if fmt and shape is not None else shape
+            for fmt, shape in zip(formats, shapes, strict=True)
+        ]
+        all_codes = leaves.match(codes, "state", _HINT, due)
         kept = scales if isinstance(scales, Mapping) else {}
-        all_scales = [kept.get(name) for name in leaves.names]
-        rows = zip(leaves.names, leaves.values, all_codes, all_scales, strict=True)
         return [
-            Encoded(code, scale) if g is None else self._checked(name, self._shape(g.shape), code, scale)
-            for name, g, code, scale in rows
+            Encoded(code, kept.get(name))
+            if shape is None
+            else self._checked(name, shape, fmt, code, kept.get(name))
+            for name, shape, fmt, code in zip(leaves.names, shapes, formats, all_codes, strict=True)
         ]
 
     def decode(self, encoded: Encoded, key: LeafKey | None) -> jax.Array:
@@ -166,7 +197,7 @@ class StoredMoment:
 
     def encode(self, old: Encoded, moment: jax.Array, key: LeafKey) -> Encoded:
         """Round the float32 `moment` to the format of `old`, with words of the leaf's key."""
-        fmt = self._format_of(old.codes, moment.shape)
+        fmt = self.format_of(old)
         return fmt.encode(
             moment,
             self._words(fmt, moment.shape, key),
@@ -182,8 +213,11 @@ class StoredMoment:
         return codes, named_scales(self._has_scales, {leaf_name(path): one.scale for path, one in paths})
 
     def format_of(self, encoded: Encoded) -> Format:
-        """Return the format of what is stored."""
-        return self._format_of(encoded.codes, encoded.codes.shape if encoded.shape is None else encoded.shape)
+        """Return the format of what is stored: the one asked for, or the plain one of its dtype."""
+        small = self._has_scales and encoded.scale is None
+        if self.asked_for is None or small:
+            return as_format(self.caller, self.field.dtype_name, encoded.codes.dtype)
+        return self.asked_for
 
     def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, bool]:
         """Return how the moment of a weight of `shape` is stored, and whether it is rounded stochastically.
@@ -192,7 +226,10 @@ class StoredMoment:
             codes: what has their dtype.
             shape: of the weight.
         """
-        fmt = self._format_of(codes, self._shape(shape))
+        if self.asked_for is None:
+            fmt = as_format(self.caller, self.field.dtype_name, codes.dtype)
+        else:
+            fmt = self.asked_for.for_shape(self._shape(shape))
         return fmt, self._stochastic(fmt)
 
     @property
@@ -219,10 +256,10 @@ class StoredMoment:
     def _has_scales(self) -> bool:
         return self.asked_for is not None and self.asked_for.scaled
 
-    def _zeros_for(self, p) -> Encoded:
+    def _zeros_for(self, name: str, p, shard: Shard | None) -> Encoded:
         if self.field.shape is not None:
             p = jnp.zeros(self._shape(p.shape), p.dtype)
-        fmt = default_format(p) if self.asked_for is None else self.asked_for.for_shape(p.shape)
+        fmt = self._format_here(name, p.shape, shard) or default_format(p)
         self._refuse_freezing(fmt)
         return fmt.zeros_like(p)
 
@@ -238,19 +275,23 @@ class StoredMoment:
             )
         return own
 
-    def _code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the codes of the moment of a weight."""
-        shape = self._shape(shape)
-        return shape if self.asked_for is None else self.asked_for.for_shape(shape).code_shape(shape)
+    def _format_here(self, name: str, shape: tuple[int, ...], shard: Shard | None) -> Format | None:
+        """Return the format asked for, for an array of `shape` that may be a shard; None if none was.
 
-    def _format_of(self, codes: jax.Array, shape: tuple[int, ...]) -> Format:
-        """Return the format of a leaf's codes: the one asked for, or the plain one of their dtype."""
-        if self.asked_for is not None:
-            return self.asked_for.for_shape(shape)
-        return as_format(self.caller, self.field.dtype_name, codes.dtype)
+        Raises:
+            ValueError: if the shard ends within a block.
+        """
+        if self.asked_for is None:
+            return None
+        if self.asked_for.scaled and shard is not None:
+            shard.check()
+        fmt = self.asked_for.for_shape(whole_shape(shard, shape))
+        if fmt.scaled:
+            check_blocks(self.caller, name, shard, fmt.block_size)
+        return fmt
 
-    def _checked(self, leaf: str, shape: tuple[int, ...], codes, scale) -> Encoded:
-        fmt = self._format_of(codes, shape)
+    def _checked(self, leaf: str, shape: tuple[int, ...], fmt: Format | None, codes, scale) -> Encoded:
+        fmt = fmt or as_format(self.caller, self.field.dtype_name, codes.dtype)
         if codes.dtype != fmt.code_dtype:
             raise TypeError(
                 f"{self.caller}: the {self.name} of '{leaf}' is {codes.dtype}, {self.field.dtype_name} is "

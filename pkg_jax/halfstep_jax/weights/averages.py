@@ -15,6 +15,7 @@ from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys, role
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
+from halfstep_jax.numbers.shards import shards
 
 _FUNCTION, _ROLE = "ema_params", role_of("ema")
 
@@ -90,7 +91,8 @@ def ema_params(
                 )
         count = next_count(state.count)
         keys = leaf_keys(state.seed, count, [leaf_id(name) for name in leaves.names], (_ROLE,))
-        rows = zip(keys.places, leaves.values, averages, strict=True)
+        places = keys.places(shards(_FUNCTION, leaves.names, leaves.values))
+        rows = zip(places, leaves.values, averages, strict=True)
         made = [
             x if p is None else call_per_shape(_average, None, keys, place, rate, p, x)
             for place, p, x in rows

@@ -54,10 +54,10 @@ def round_stochastically(seed: jax.typing.ArrayLike = 0) -> optax.GradientTransf
     about 2^-16 |p|; q - p past the range of float32; q - p or a weight subnormal; p infinite; q = -0
     (contract P2).
 
-    Under `jax.jit` a sharded array gets the bits of a single device; in `jax.shard_map` each shard numbers
-    its elements from 0. The updates are float32. Wrappers around `jax.lax.cond`, such as
-    `optax.apply_if_finite`, want updates in the dtype of the gradients: under bfloat16 gradients put them
-    around earlier links, not around this one.
+    Under `jax.jit` a sharded array gets the bits of a single device, and in `jax.shard_map`, where an array
+    is a shard, told by `in_shard_map` how it is cut. The updates are float32. Wrappers around `jax.lax.cond`,
+    such as `optax.apply_if_finite`, want updates in the dtype of the gradients: under bfloat16 gradients put
+    them around earlier links, not around this one.
 
     Args:
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).

@@ -21,6 +21,7 @@ from halfstep_jax.numbers.exact import opaque_input, opaque_zero, straight_throu
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
+from halfstep_jax.numbers.shards import shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +178,8 @@ def param_keys(leaves: Leaves, seed: jax.Array | np.ndarray, count) -> LeafKeys:
 def land(rule: WeightRule, leaves: Leaves, weights: list, extras: list, keys: LeafKeys | None):
     """Return the tree of updates that land on the new weights, and that of what is kept beside those."""
     zero = opaque_zero() if keys is None else None
-    places = [None] * len(weights) if keys is None else keys.places
+    parts = shards(rule.name, leaves.names, leaves.values)
+    places = [None] * len(weights) if keys is None else keys.places(parts)
     rows = [
         (None, extra) if u is None else call_per_shape(_land, rule, zero, keys, place, u, p, extra)
         for place, u, p, extra in zip(places, leaves.values, weights, extras, strict=True)

@@ -49,6 +49,8 @@ class Lamb(Optimizer):
             cancels it up to rounding.
         max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`: without one, steps at
             a constant rate grow with the weights. None for no bound, as You et al.'s text has it.
+        exact: add integers, so that norms, and with them the step, have the same bits in any order, and in
+            JAX, as in `scale_by_trust_ratio`.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; what comes before the ratio has the same bits.
         names: as in `Optimizer`.
@@ -86,6 +88,7 @@ class Lamb(Optimizer):
         param_storage: str = "stochastic",
         bias_correction: bool = True,
         max_norm: float | None = 10.0,
+        exact: bool = False,
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
@@ -93,7 +96,7 @@ class Lamb(Optimizer):
         caller = type(self).__name__
         formats = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
         adam = adam_of(caller, betas, eps=eps, bias_correction=bias_correction, seed=seed, **formats)
-        trust = ScaleByTrustRatio(max_norm=max_norm)
+        trust = ScaleByTrustRatio(max_norm=max_norm, exact=exact)
         make = functools.partial(_lamb_chain, caller, adam, weight_decay, trust, lr)
         options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
         tx = ChainByOptions(make, options)
@@ -128,6 +131,7 @@ class Lamb16(Optimizer):
         max_norm: as in `Lamb`.
         trust_power: a number in (0, 1), that of the published code unless given, or None for LAMB's own
             ratio. Not 1: the learning rate would cancel, and a schedule do nothing.
+        exact: as in `Lamb`: the same norms in JAX. The power still differs by ulps, but for None.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; what comes before the ratio has the same bits.
         names: as in `Optimizer`.
@@ -166,6 +170,7 @@ class Lamb16(Optimizer):
         bias_correction: bool = True,
         max_norm: float | None = 10.0,
         trust_power: float | None = 0.382,
+        exact: bool = False,
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
@@ -173,7 +178,7 @@ class Lamb16(Optimizer):
         caller = type(self).__name__
         formats = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
         adam = adam_of(caller, betas, eps=eps, bias_correction=bias_correction, seed=seed, **formats)
-        trust = ScaleByTemperedTrustRatio(trust_power=trust_power, max_norm=max_norm)
+        trust = ScaleByTemperedTrustRatio(trust_power=trust_power, max_norm=max_norm, exact=exact)
         make = functools.partial(_lamb_chain, caller, adam, weight_decay, trust, lr)
         options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
         tx = ChainByOptions(make, options)

@@ -26,6 +26,7 @@ NOTES = {
     "Power": "the ratio of lamb16",
     "Given": "max_norm is 0, so that every norm of weights counts as 0, and the ratio is 1: what a step does "
     "with a ratio that is given, to the bit",
+    "Exact": "the ratio is of norms that are sums of integers: weights are compared to the bit",
     "Order": "the ratio depends on the order of a sum: weights are compared in ulps",
 }
 
@@ -35,7 +36,8 @@ _UNIT = 2.0**-24
 
 def cases() -> list[Case]:
     """Return the cases of lamb.json."""
-    return [*_norm_cases(), *_ratio_cases(), *_power_cases(), *_given_cases(), *_step_cases()]
+    steps = [*_given_cases(), *_exact_cases(), *_step_cases()]
+    return [*_norm_cases(), *_ratio_cases(), *_power_cases(), *steps]
 
 
 def _norm_cases():
@@ -128,7 +130,7 @@ def _power_cases():
 def _ratio_case(comment: str, p_norm, u_norm, trust: ScaleByTrustRatio, flags=()) -> Case:
     p_norm, u_norm = (np.asarray(x, np.float32) for x in (p_norm, u_norm))
     ratio = trust.ratio(p_norm, u_norm)
-    values = {name: value for name, value in vars(trust).items() if value is not None}
+    values = {name: x for name, x in vars(trust).items() if x is not None and not isinstance(x, bool)}
     inputs = {name: Array.of(np.float32(value)) for name, value in values.items()}
     inputs |= {"p_norm": Array.of(p_norm), "u_norm": Array.of(u_norm)}
     compare = "bits"
@@ -167,6 +169,18 @@ def _given_cases():
     yield _step_case(given(_FULL(bias_correction=False, eps_root=1e-3)), "eps_root", ("Given",))
 
 
+def _exact_cases():
+    exact = functools.partial(Lamb, weight_decay=0.1, exact=True)
+    rows = {
+        "float32, max_norm": exact(_FULL(), max_norm=2.0, param_dtype="float32"),
+        "bfloat16 weights": exact(_LOW()),
+        "bfloat16 weights, master": exact(_LOW(), param_storage="master"),
+        "lamb16's formats": exact(_LAMB16()),
+    }
+    for comment, step in rows.items():
+        yield _step_case(step, f"{comment}, exact norms", ("Exact",))
+
+
 def _step_cases():
     low = functools.partial(Lamb, weight_decay=0.1)
     wide = functools.partial(low, param_dtype="float32")
@@ -192,7 +206,7 @@ def _step_case(step: Lamb, comment: str, flags) -> Case:
     p = round_to(reals("lamb weights", _SIZE, (-3, 0)).reshape(_SHAPE), step.param_dtype)
     g = reals("lamb gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, *_SHAPE)
     comment = f"{comment}: {step.param_dtype} {step.param_storage} weights, {describe(step.rule)}"
-    clauses = ("L3", "L4") if step.trust_power else ("L3",)
+    clauses = ("L3", "L4") if step.trust_power else ("L3", "N2") if step.exact else ("L3",)
     with np.errstate(under="raise"):  # contract A8
         case = step_case(step, comment, p, g, None, 1e-3, flags, clauses)
     if "Order" not in flags:

@@ -52,7 +52,7 @@ def step_case(step: Step, comment, p, g, state: StepState | None, lr, flags, cla
         name: Array.of(np.stack([row[name].bits for row in rows]), array.dtype, "bits")
         for name, array in rows[0].items()
     }
-    arguments = {"leaf": LEAF, "decay": step.decay, "param_storage": step.param_storage}
+    arguments = {"leaf": LEAF, "decay": step.decay, "param_storage": step.param_storage} | _switched(step)
     return Case(step_op(step), comment, _arguments(step.rule) | arguments, inputs, outputs, flags, clauses)
 
 
@@ -118,6 +118,12 @@ def _arguments(rule: Rule) -> dict[str, object]:
     values = {f.name: getattr(rule, f.name) for f in others if f.name not in rule.hyperparameters()}
     switched = {f.name for f in others if isinstance(f.default, bool) and values.get(f.name) == f.default}
     return {name: _plain(value) for name, value in values.items() if name not in switched}
+
+
+def _switched(step: Step) -> dict[str, object]:
+    """Return the switches of a step that are not as they are by default."""
+    own = {field.name: (getattr(step, field.name), field.default) for field in dataclasses.fields(step)}
+    return {name: x for name, (x, usual) in own.items() if isinstance(usual, bool) and x != usual}
 
 
 def _plain(value: object) -> object:

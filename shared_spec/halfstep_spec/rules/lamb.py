@@ -15,10 +15,12 @@ class Lamb(Step):
     Attributes:
         max_norm: an upper bound on the norm of the weight.
         trust_power: makes it a step of `lamb16`.
+        exact: norms are those of N2.
     """
 
     max_norm: float = np.inf
     trust_power: float | None = None
+    exact: bool = False
 
     def links(self, learning_rate) -> tuple[Links, Links]:
         """Return the links in front of Adam, and those behind it."""
@@ -27,5 +29,5 @@ class Lamb(Step):
 
     def _ratio(self, learning_rate) -> ScaleByTrustRatio:
         if self.trust_power is None:
-            return ScaleByTrustRatio(max_norm=self.max_norm)
-        return scale_by_tempered_trust_ratio(learning_rate, self.trust_power, self.max_norm)
+            return ScaleByTrustRatio(max_norm=self.max_norm, exact=self.exact)
+        return scale_by_tempered_trust_ratio(learning_rate, self.trust_power, self.max_norm, self.exact)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from halfstep_spec.numbers.global_norm import global_norm
 from halfstep_spec.numbers.norms import norm
 from halfstep_spec.rule import Rule
 
@@ -23,6 +24,7 @@ class ScaleByTrustRatio(Rule):
         min_ratio: a lower bound on the ratio.
         max_ratio: an upper bound.
         power: to which the quotient is raised, before it is bounded; None: as it is.
+        exact: norms are those of N2, of one array.
     """
 
     scope = "parameter"
@@ -34,11 +36,13 @@ class ScaleByTrustRatio(Rule):
     min_ratio: float = 0.0
     max_ratio: float = np.inf
     power: float | None = None
+    exact: bool = False
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
         """Return ratio g, rounded once."""
         assert p is not None
-        return self.ratio(norm(p), norm(g)) * g
+        norms = [global_norm([x], exact=True) if self.exact else norm(x) for x in (p, g)]
+        return self.ratio(*norms) * g
 
     def ratio(self, p_norm, u_norm) -> np.ndarray:
         """Return the float32 ratio of norms that are given (contract L2).
@@ -62,11 +66,15 @@ class ScaleByTrustRatio(Rule):
 
 
 def scale_by_tempered_trust_ratio(
-    learning_rate, trust_power: float, max_norm: float = np.inf
+    learning_rate, trust_power: float, max_norm: float = np.inf, exact: bool = False
 ) -> ScaleByTrustRatio:
     """Return the ratio of `lamb16`: ((1e-3 / learning_rate) |p| / |u|)^trust_power, at most 2."""
     with np.errstate(divide="ignore"):
         coefficient = float(TEMPERED_COEFFICIENT / np.float32(learning_rate))
     return ScaleByTrustRatio(
-        trust_coefficient=coefficient, max_norm=max_norm, max_ratio=TEMPERED_MAX_RATIO, power=trust_power
+        trust_coefficient=coefficient,
+        max_norm=max_norm,
+        max_ratio=TEMPERED_MAX_RATIO,
+        power=trust_power,
+        exact=exact,
     )

@@ -1,0 +1,112 @@
+"""A transform inside `jax.shard_map`, where an array is a shard, with the bits of a step on whole arrays."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from halfstep_jax.leaves import leaf_name
+from halfstep_jax.numbers.shards import manual_axes, shard_of, told_shards
+
+_FUNCTION = "in_shard_map"
+
+
+def in_shard_map(inner: optax.GradientTransformation, specs: Any) -> optax.GradientTransformationExtraArgs:
+    """Tell a transform how weights are cut, for steps inside `jax.shard_map`.
+
+    There every device sees its part of an array alone. Told which part that is, the links of this package
+    use the random words of those elements in the whole array, and the formats that it has (an array is not
+    small because its parts are), and the bits are those of one device. Nothing is sent. The state is that of
+    `inner`, so that it may be made outside, and a step outside is that of `inner`.
+
+    Where a cut goes through blocks that share a scale, no device alone can find it: refused. So is, without
+    this, whatever needs random words or blocks of an array of which it is not known that it is whole. Norms
+    are told by `axis_names` of the links that take them.
+
+        state_specs = jax.tree.map(lambda s: s.spec, state_shardings(tx, params, shardings))
+        step = jax.shard_map(step, in_specs=(specs, state_specs, specs), out_specs=(specs, state_specs))
+
+    Args:
+        inner: any Optax transform: a whole chain.
+        specs: a `jax.sharding.PartitionSpec` per weight, in the tree of the weights or a prefix of it; or
+            shardings that have one.
+
+    Returns:
+        An Optax transform, with the updates and the state of `inner`.
+
+    Raises:
+        TypeError: if something in `specs` is neither.
+        ValueError: from `init` and `update`, if trees differ, a spec has more axes than its weight, or a cut
+            goes through blocks.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from halfstep_jax import adamw
+        >>> mesh, specs = jax.make_mesh((1,), ("x",)), {"w": PartitionSpec("x")}
+        >>> tx = in_shard_map(adamw(1e-3), specs)
+        >>> params = {"w": jnp.ones(8, jnp.bfloat16)}
+        >>> def step(params, grads):
+        ...     updates, _ = tx.update(grads, tx.init(params), params)
+        ...     return optax.apply_updates(params, updates)
+        >>> step = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(specs, specs), out_specs=specs))
+        >>> step(params, params)["w"].shape
+        (8,)
+
+    Source: ours (contract W8).
+    """
+    leaves = jax.tree.leaves(specs, is_leaf=_is_spec)
+    wrong = [x for x in leaves if not _is_spec(x)]
+    if wrong:
+        raise TypeError(
+            f"{_FUNCTION}: specs holds {wrong[0]!r}, which does not say how axes are cut. "
+            "Use jax.sharding.PartitionSpec."
+        )
+    inner_update = optax.with_extra_args_support(inner).update
+
+    def init(params):
+        with _told(specs, params):
+            return inner.init(params)
+
+    def update(updates, state, params=None, **extra_args):
+        with _told(specs, updates):
+            return inner_update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+@contextlib.contextmanager
+def _told(specs, tree) -> Iterator[None]:
+    """Let links know which parts the arrays of a tree are; outside of `jax.shard_map`, nothing.
+
+    Raises:
+        ValueError: if `specs` is not for that tree.
+    """
+    if not manual_axes():
+        yield
+        return
+    try:
+        of_leaves = jax.tree.map(
+            lambda spec, below: jax.tree.map(lambda _: spec, below), specs, tree, is_leaf=_is_spec
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{_FUNCTION}: specs and weights are different trees: {error}. Pass a spec per weight."
+        ) from None
+    shards = {}
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    for (path, x), spec in zip(named, jax.tree.leaves(of_leaves, is_leaf=_is_spec), strict=True):
+        name, spec = leaf_name(path), spec.spec if isinstance(spec, NamedSharding) else spec
+        if len(spec) > x.ndim:
+            raise ValueError(
+                f"{_FUNCTION}: the spec of '{name}' is {spec}, its shape {x.shape}. Use a spec of its axes."
+            )
+        shards[name] = shard_of(spec, x.shape)
+    with told_shards(shards):
+        yield
+
+
+def _is_spec(x) -> bool:
+    return isinstance(x, PartitionSpec | NamedSharding)

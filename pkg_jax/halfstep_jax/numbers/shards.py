@@ -1,0 +1,153 @@
+"""Inside `jax.shard_map` an array is a shard: which part of which whole, as far as it was told.
+
+Contract: W8. Random words and blocks are those of whole arrays; `in_shard_map` tells how these are cut.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["positions"],
+    meta_fields=["shape", "pieces", "problem"],
+)
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A part of an array that is cut into equal ones.
+
+    Attributes:
+        shape: of the part.
+        pieces: of each axis, how many parts it is cut into.
+        positions: of each axis, which of them this is: uint32, 0 where the axis is not cut.
+        problem: why none of this is known, as an error says it; "" where it is.
+    """
+
+    shape: tuple[int, ...]
+    pieces: tuple[int, ...]
+    positions: tuple[Any, ...]
+    problem: str = ""
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        return tuple(n * pieces for n, pieces in zip(self.shape, self.pieces, strict=True))
+
+    def first(self, axis: int) -> Any:
+        """Return the index along an axis, in the whole array, of the part's first element: uint32."""
+        return self.positions[axis] * np.uint32(self.shape[axis])
+
+    def check(self) -> None:
+        """Refuse to go on with part of an array as if it were all of it.
+
+        Raises:
+            ValueError: if it is not known which part it is.
+        """
+        if self.problem:
+            raise ValueError(self.problem)
+
+
+_told: contextvars.ContextVar[Mapping[str, Shard] | None] = contextvars.ContextVar("told", default=None)
+
+
+@contextlib.contextmanager
+def told_shards(shards: Mapping[str, Shard] | None) -> Iterator[None]:
+    """Let links know which parts their arrays are, by the names of the weights; None: nothing is said."""
+    token = _told.set(shards)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def manual_axes() -> tuple[str, ...]:
+    """Return the mesh axes over which the program around is one device's own: those of `jax.shard_map`."""
+    return tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
+
+
+def varying(x) -> frozenset[str]:
+    """Return the mesh axes over which an array varies, as far as JAX keeps track of it."""
+    kind: Any = jax.typeof(x)
+    # Before JAX 0.10 it is called so.
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+
+
+def shard_of(spec: PartitionSpec, shape: tuple[int, ...]) -> Shard:
+    """Return which part an array of `shape` is, here, of one that a PartitionSpec cuts.
+
+    Axes of the mesh that are not manual here do not count: over these an array is whole.
+    """
+    manual, sizes = manual_axes(), jax.sharding.get_abstract_mesh().shape
+    pieces, positions = [], []
+    for axes in (*spec, *(None,) * (len(shape) - len(spec))):
+        names = axes if isinstance(axes, tuple) else (axes,)
+        cut = tuple(name for name in names if name in manual)
+        pieces.append(math.prod(sizes[name] for name in cut))
+        positions.append(lax.axis_index(cut).astype(jnp.uint32) if pieces[-1] > 1 else np.uint32(0))
+    return Shard(tuple(shape), tuple(pieces), tuple(positions))
+
+
+def shards(
+    caller: str, names: Sequence[str], values: Sequence[Any], alike: Sequence[Any] | None = None
+) -> list[Shard | None]:
+    """Return which parts arrays are, each of the weight whose name its own ends with; None: it is whole.
+
+    Args:
+        caller: the link, for errors.
+        names: of the arrays.
+        values: the arrays, or their shapes; None where there is none.
+        alike: arrays that are whole where these are; None: these themselves.
+
+    Raises:
+        ValueError: if an array is of another shape than the part of its weight.
+    """
+    if not manual_axes():
+        return [None] * len(names)
+    rows = zip(names, values, values if alike is None else alike, strict=True)
+    return [None if x is None else _shard(caller, name, x.shape, other) for name, x, other in rows]
+
+
+def whole_shape(shard: Shard | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the whole array of which one of `shape` is a part."""
+    return shape if shard is None or shard.problem else shard.whole
+
+
+def _shard(caller: str, name: str, shape: tuple[int, ...], x) -> Shard | None:
+    told = _told.get()
+    if told is None:
+        return _untold(caller, name, shape, x)
+    parts = name.split("/")
+    ends = ("/".join(parts[k:]) for k in range(len(parts) + 1))
+    shard = next((told[end] for end in ends if end in told), None)
+    if shard is None or all(n == 1 for n in shard.pieces):
+        return None
+    if shard.shape != shape:
+        raise ValueError(
+            f"{caller}: inside jax.shard_map '{name}' is {list(shape)} beside a weight that is "
+            f"{list(shard.shape)} of {list(shard.whole)}; how it is cut is not known. Step under jax.jit."
+        )
+    return shard
+
+
+def _untold(caller: str, name: str, shape: tuple[int, ...], x) -> Shard | None:
+    """Return None of an array that JAX knows to be whole, and else what refuses it once it matters."""
+    manual = manual_axes()
+    if isinstance(x, jax.Array) and varying(lax.axis_index(manual)) and not varying(x):
+        return None
+    problem = (
+        f"{caller}: inside jax.shard_map over {manual} '{name}' may be a shard, whose random words and "
+        "blocks are those of the whole array. Say how weights are cut: in_shard_map(tx, specs), or "
+        "in_shard_map(tx, PartitionSpec()) where every device has them whole."
+    )
+    return Shard(tuple(shape), (1,) * len(shape), (np.uint32(0),) * len(shape), problem)

@@ -1,0 +1,174 @@
+"""Inside `jax.shard_map` a device sees its shard: told how, steps have the bits of whole arrays.
+
+Contract: W8. Eight devices of the host, made by tests/conftest.py, in a mesh of 4 x 2.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import halfstep_jax as hs
+from on_jax.steps import assert_trees_same, gradients, take_step, weights
+from on_jax.test_sharding import COLLECTIVES
+
+# A matrix cut both ways; one cut along its rows over both axes, whose shards would be too small for scales; a
+# kernel whose blocks run over three axes; a vector that is cut, and one that is not.
+SHAPES = {"w": (16, 512), "e": (64, 96), "k": (8, 32, 3, 3), "b": (48,), "n": (48,)}
+SPECS = {"w": P("x", "y"), "e": P(("y", "x")), "k": P("x"), "b": P("y"), "n": P()}
+FP8 = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
+# The leaves, and the transform.
+RECIPES = {
+    "adamw": ("ebn", lambda: hs.adamw(1e-2, seed=3, weight_decay=0.1)),
+    "fp8, split8": ("wk", lambda: hs.adamw(1e-2, param_storage="split8", **FP8)),
+    "four_bit": ("we", lambda: hs.adamw(1e-2, **hs.recipes.four_bit)),
+    "table": ("ek", lambda: hs.lion(1e-2, mu_dtype=hs.codebook("dynamic4", "row"))),
+    "store_state": ("eb", lambda: hs.store_state(optax.yogi(1e-2), hs.scaled("int8"))),
+    "accumulate": ("w", lambda: hs.accumulate_gradients(hs.sgd(1e-2, 0.9), 2)),
+    "average": ("wb", lambda: hs.ema_params(0.999)),
+}
+MARKED = [pytest.param(name, marks=() if name == "average" else pytest.mark.slow) for name in RECIPES]
+
+
+def mesh():
+    return jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
+
+
+def weights_and_gradients(names):
+    params = {name: weights(SHAPES[name], seed=k) for k, name in enumerate(names)}
+    return params, {name: gradients(1, SHAPES[name], "bfloat16", seed=k)[0] for k, name in enumerate(names)}
+
+
+def in_shards(tx, params, specs, inside=None, **options):
+    """Return the step inside `jax.shard_map`, its state placed as `state_shardings` says.
+
+    Args:
+        tx: as it is outside.
+        params: the weights.
+        specs: how they are cut.
+        inside: the transform that steps; None: `tx`, told by `specs`.
+    """
+    shardings = {name: NamedSharding(mesh(), spec) for name, spec in specs.items()}
+    own = jax.tree.map(lambda s: s.spec, hs.state_shardings(tx, params, shardings))
+    step = functools.partial(take_step, hs.in_shard_map(tx, specs) if inside is None else inside)
+    placed = {"in_specs": (specs, own, specs), "out_specs": (specs, own)}
+    return jax.jit(jax.shard_map(step, mesh=mesh(), **placed, **options))
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_steps_in_shard_map_have_the_bits_of_whole_arrays(name):
+    names, make = RECIPES[name]
+    tx, (params, g) = make(), weights_and_gradients(names)
+    specs = {name: SPECS[name] for name in names}
+    step, expected = jax.jit(functools.partial(take_step, tx)), (params, tx.init(params))
+    inside, actual = in_shards(tx, params, specs, check_vma=name != "four_bit"), expected
+    inside = inside.lower(*actual, g).compile()
+    assert not [collective for collective in COLLECTIVES if collective in inside.as_text()]
+    for _ in range(2):
+        expected, actual = step(*expected, g), inside(*actual, g)
+    assert_trees_same(actual, expected)
+    assert not (actual[0]["w" if "w" in names else "e"] == params["w" if "w" in names else "e"]).all()
+
+
+def test_a_state_may_be_made_inside():
+    """With the format of the whole array, for which the shard by itself would be too small."""
+    tx, params, specs = hs.scale_by_adam(**FP8), {"e": weights(SHAPES["e"])}, {"e": P(("y", "x"))}
+    shardings = hs.state_shardings(tx, params, {"e": NamedSharding(mesh(), specs["e"])})
+    own = jax.tree.map(lambda s: s.spec, shardings)
+    init = jax.shard_map(hs.in_shard_map(tx, specs).init, mesh=mesh(), in_specs=(specs,), out_specs=own)
+    assert_trees_same(jax.jit(init)(params), tx.init(params))
+
+
+def eight_by(specs, tx, shape=(16, 512), **options):
+    """Trace a step inside `jax.shard_map`, on shapes alone."""
+    params = {"w": jax.ShapeDtypeStruct(shape, "bfloat16")}
+    step = lambda p: take_step(tx, p, tx.init(p), p)[0]  # noqa: E731
+    cut = {"w": specs}
+    return jax.eval_shape(jax.shard_map(step, mesh=mesh(), in_specs=(cut,), out_specs=cut, **options), params)
+
+
+CUTS = {
+    "a whole array": (P("x"), hs.scaled("float8_e4m3fn", None)),
+    "a row": (P(None, "x"), hs.scaled("float8_e4m3fn", "row")),
+    "a block of 128": (P(None, ("x", "y")), hs.scaled("float8_e4m3fn")),
+    "packed codes": (P(None, ("x", "y")), hs.codebook("dynamic4")),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_cut_through_a_block_is_refused_by_name(cut):
+    spec, fmt = CUTS[cut]
+    for tx in (hs.scale_by_adam(mu_dtype=fmt), hs.store_state(optax.trace(0.9), fmt)):
+        with pytest.raises(
+            ValueError, match=r"'(0/trace/|trace/)?w' is .* of \[16, 512\], and the cut goes through"
+        ):
+            eight_by(spec, hs.in_shard_map(tx, {"w": spec}))
+
+
+WORDS = {
+    "a last link": hs.round_stochastically(),
+    "moments": hs.scale_by_adam(),
+    "scales": hs.scale_by_adam(
+        mu_dtype=hs.scaled("int8"), mu_rounding="nearest_unchecked", nu_dtype="float32"
+    ),
+    "store_state": hs.store_state(optax.trace(0.9), hs.scaled("int8"), rounding="nearest_unchecked"),
+    "a sum": hs.accumulate_gradients(optax.sgd(0.1), 2),
+    "an average": hs.ema_params(0.9),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_words_and_blocks_of_what_may_be_a_shard_are_refused(name, check_vma):
+    tx = WORDS[name]
+    with pytest.raises(
+        ValueError, match=r"inside jax.shard_map over \('x', 'y'\) '(trace/)?w' may be a shard.*Say"
+    ):
+        eight_by(P("x"), tx, check_vma=check_vma)
+    eight_by(P(), hs.in_shard_map(tx, P()), check_vma=check_vma)
+    if check_vma:  # JAX knows that it is whole
+        eight_by(P(), tx)
+
+
+def test_what_needs_no_words_needs_not_be_told():
+    tx = optax.chain(hs.scale_by_adam(mu_dtype="float32", nu_dtype="float32"), hs.compensate())
+    eight_by(P("x", "y"), tx)
+    eight_by(P("x", "y"), tx, check_vma=False)
+
+
+def test_axes_that_are_not_manual_do_not_cut():
+    """`jax.shard_map` over one axis of the mesh: along the other arrays are whole, wherever they lie."""
+    tx, params, g = hs.round_stochastically(seed=5), *weights_and_gradients("e")
+    step = functools.partial(take_step, hs.in_shard_map(tx, {"e": P("x", "y")}))
+    part = jax.shard_map(
+        lambda p, g: step(p, tx.init(p), g)[0],
+        mesh=mesh(),
+        in_specs=(P("x"),) * 2,
+        out_specs=P("x"),
+        axis_names={"x"},
+    )
+    assert_trees_same(
+        jax.jit(part)(params, g), jax.jit(functools.partial(take_step, tx))(params, tx.init(params), g)[0]
+    )
+
+
+def test_outside_it_changes_nothing():
+    tx, params, g = hs.adamw(1e-2), *weights_and_gradients("b")
+    told = hs.in_shard_map(tx, SPECS)
+    programs = [
+        str(jax.make_jaxpr(functools.partial(take_step, x))(params, x.init(params), g)) for x in (told, tx)
+    ]
+    assert programs[0] == programs[1]
+
+
+def test_specs_that_are_none_are_refused():
+    with pytest.raises(TypeError, match=r"in_shard_map: specs holds 'x', which does not say.*PartitionSpec"):
+        hs.in_shard_map(hs.adamw(1e-3), {"w": "x"})
+    with pytest.raises(ValueError, match=r"in_shard_map: specs and weights are different trees"):
+        eight_by(P("x"), hs.in_shard_map(hs.adamw(1e-3), {"v": P("x")}))
+    with pytest.raises(ValueError, match=r"in_shard_map: the spec of 'w' is .*, its shape \(4, 512\)"):
+        eight_by(P("x"), hs.in_shard_map(hs.adamw(1e-3), {"w": P("x", None, "y")}))
