@@ -104,7 +104,7 @@ def _squares_by_range(x: jax.Array, add_both: Callable) -> tuple[jax.Array, jax.
     # From here on there are sums 4^exponent of each piece. The largest of them, about 4^top, becomes about 1.
     of_range = (low, -up), (high, down)
     top = jnp.max(jnp.stack([jnp.max(_half_exponent(sums) + exponent) for sums, exponent in of_range]))
-    total = zero
+    total = jnp.zeros([], jnp.float32)
     for sums, exponent in of_range:
         factor = power_of_two((127 + jnp.clip(exponent - top, -126, 64)).astype(jnp.uint32))
         total += jnp.sum(sums * factor * factor)
