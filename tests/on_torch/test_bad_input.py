@@ -47,9 +47,9 @@ CALLS = [
         "Use a float, or a float32 tensor.",
     ),
     (
-        lambda: hs.scale_by_adam(b2=np.array(0.999)),
+        lambda: hs.scale_by_adam(b2=np.array(0.999, np.float16)),
         TypeError,
-        "scale_by_adam: b2 is a float64 array; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
+        "scale_by_adam: b2 is a float16 array; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
         "Use a float, or a float32 tensor.",
     ),
     (
@@ -204,9 +204,9 @@ CALLS = [
         "AdamW: lr=-0.1 is negative. Use a number >= 0, or maximize=True to ascend.",
     ),
     (
-        lambda: hs.AdamW([parameter()], lr=torch.tensor(0.1, dtype=torch.float64)),
+        lambda: hs.AdamW([parameter()], lr=torch.tensor(0.1, dtype=torch.float16)),
         TypeError,
-        "AdamW: lr is a float64 tensor; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
+        "AdamW: lr is a float16 tensor; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
         "Use a float, or a float32 tensor.",
     ),
     (lambda: hs.Adam([parameter()], lr="fast"), TypeError, "Adam: lr='fast' is not a number. Use a float."),

@@ -234,8 +234,8 @@ def compiling() -> Iterator[None]:
             warnings.simplefilter("ignore", DeprecationWarning)
             # Inductor says that it runs such a kernel more slowly.
             warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
-            # Lengths are dynamic; what a stage says (bits of mantissa, elements of a block) is constant.
-            with torch._dynamo.config.patch(specialize_int=True):
+            # Lengths are dynamic; what a stage says (bits of mantissa, units, elements of a block) is fixed.
+            with torch._dynamo.config.patch(specialize_int=True, specialize_float=True):
                 yield
     finally:
         timer.cancel()

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from halfstep_torch.numbers import patterns
 from halfstep_torch.numbers.float_formats import FLOAT_FORMATS, FloatFormat, dtype_name
-from halfstep_torch.numbers.patterns import to_patterns
 
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
@@ -91,7 +91,7 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
         return _round_bfloat16(x, words, saturate).to(torch.bfloat16)
     fmt = FLOAT_FORMATS[name]
     value = rounded(x, fmt, words, saturate)
-    return (value if fmt.dtype.is_floating_point else to_patterns(value, fmt)).to(fmt.dtype)
+    return (value if fmt.dtype.is_floating_point else patterns.to_patterns(value, fmt)).to(fmt.dtype)
 
 
 def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
@@ -140,28 +140,64 @@ def _stochastic_narrow(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
     bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
     magnitude = bits & 0x7FFFFFFF
     normal = (magnitude + ((words >> (32 - drop)) & ((1 << drop) - 1))) & -(1 << drop)
-    first_normal = (fmt.min_exponent + _EXPONENT_BIAS) << _MANTISSA_BITS
-    subnormal = _stochastic_subnormal(magnitude.clamp(max=first_normal).view(torch.float32), fmt, words)
-    value = torch.where(magnitude < first_normal, subnormal.view(torch.int32), normal)
+    subnormal = _multiple_of_smallest(magnitude, fmt, words).to(torch.float32) * _smallest(fmt)
+    value = torch.where(magnitude < _first_normal(fmt), subnormal.view(torch.int32), normal)
     return (value | (bits & _SIGN)).view(torch.float32)
 
 
-def _stochastic_subnormal(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
-    """Round non-negative float32 up to the smallest normal number to multiples of the smallest number.
+def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
+    """Return the int32 patterns that float32 `x` rounds to as a state: it saturates, infinity becomes NaN.
 
-    In float32: every product is by a power of two and every difference of a number and its whole part, so
-    nothing is rounded on the way. Of the discarded part, 32 bits are kept, in two halves.
+    Args:
+        x: float32.
+        fmt: an 8-bit format with infinities.
+        words: int32 words, or None for nearest, ties to even.
     """
-    smallest = 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)
-    kept, part = _whole_and_part(x * (1 / smallest))
-    high, part = _whole_and_part(part * 2.0**16)
-    low, _ = _whole_and_part(part * 2.0**16)
-    fraction = (high.to(torch.int32) << 16) | low.to(torch.int32)
-    # The sum carries where it is less than a part, unsigned: that order is the signed one, sign bits flipped.
-    up = ((fraction + words) ^ _SIGN) < (fraction ^ _SIGN)
-    return (kept + up.to(torch.float32)) * smallest
+    bits, infinity = x.view(torch.int32), patterns.infinity(fmt)
+    code = round_to_code(x, fmt, words).clamp(max=infinity - 1) | ((bits >> 24) & 0x80)
+    # All ones where x is not finite.
+    not_finite = (_LARGEST - (bits & 0x7FFFFFFF)) >> 31
+    nan = infinity + (1 << (fmt.mantissa_bits - 1))
+    return (code & ~not_finite) | (nan & not_finite)
 
 
-def _whole_and_part(x: Tensor) -> tuple[Tensor, Tensor]:
-    whole = x.floor()
-    return whole, x - whole
+def round_to_code(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
+    """Return the int32 code of the rounded magnitude: past the largest it counts on, of NaN it is any.
+
+    Below the smallest normal number a code counts multiples of the smallest one, and the pattern of a number
+    there, cut as that of a normal one, would be a lower code; above it, it is the other way round.
+    """
+    magnitude, drop = x.view(torch.int32) & 0x7FFFFFFF, _MANTISSA_BITS - fmt.mantissa_bits
+    if words is None:
+        addend = ((magnitude >> drop) & 1) + ((1 << (drop - 1)) - 1)
+    else:
+        addend = (words >> (32 - drop)) & ((1 << drop) - 1)
+    normal = ((magnitude + addend) >> drop) - patterns.base(fmt)
+    return normal.maximum(_multiple_of_smallest(magnitude, fmt, words))
+
+
+def _multiple_of_smallest(magnitude: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
+    """Return which multiple of the smallest number patterns up to the smallest normal one round to.
+
+    In float32: products are by powers of two, and the difference is exact. Of the discarded part 32 bits are
+    kept, as a signed number: from the even number of halves that is at most one away.
+    """
+    bounded = magnitude.clamp(max=_first_normal(fmt)).view(torch.float32)
+    if words is None:
+        return (bounded * (1 / _smallest(fmt))).round().to(torch.int32)
+    halves = bounded * (2 / _smallest(fmt))
+    below = halves.to(torch.int32)
+    part = halves - ((below + 1) & -2).to(torch.float32)
+    fraction = (part * 2.0**31).to(torch.int32)
+    # Unsigned, the sum carries where both have the top bit, or one has it and the sum has not.
+    carry = ((fraction & words) | ((fraction | words) & ~(fraction + words))) >> 31
+    return (below >> 1) - carry
+
+
+def _first_normal(fmt: FloatFormat) -> int:
+    """Return the pattern of the smallest normal number."""
+    return (fmt.min_exponent + _EXPONENT_BIAS) << _MANTISSA_BITS
+
+
+def _smallest(fmt: FloatFormat) -> float:
+    return 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)

@@ -253,8 +253,8 @@ class AdamW(Optimizer):
 
     Args:
         params: parameters, pairs (name, parameter), or dicts of groups; float32, bfloat16 or float16.
-        lr: learning rate: a number, a float32 tensor of one element, or a function from a parameter's count
-            of steps so far to a number.
+        lr: learning rate: a number, a tensor of one element (float32 or float64), or a function from a
+            parameter's count of steps so far to a number.
         betas: decay rates of the two moments.
         eps: added to the square root of the second moment.
         weight_decay: decoupled decay; it is scaled by the learning rate.

@@ -23,6 +23,7 @@ from halfstep_torch.storage.unsigned_floats import (
     encode_unsigned,
 )
 
+_NAN = 0x7FC00000
 NAN_SCALE = 255
 """The scale byte of a block that holds a NaN which its codes cannot."""
 
@@ -215,8 +216,7 @@ class UnsignedCodes:
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return codes counted from the base of their block; only zero gets 0."""
-        codes = encode_unsigned(x, words, self.format, self._base(scale))
-        return codes if self.nan_in_scale else torch.where(x < math.inf, codes, NAN_CODE)
+        return encode_unsigned(x, words, self.format, self._base(scale))
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Return int32."""
@@ -225,7 +225,10 @@ class UnsignedCodes:
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the numbers from the base of their block up."""
         values = decode_unsigned(wide, self.format, self._base(scale))
-        return torch.where(wide == NAN_CODE if scale is None else scale == NAN_SCALE, math.nan, values)
+        if scale is not None:
+            return torch.where(scale == NAN_SCALE, math.nan, values)
+        nan = ((NAN_CODE - 1 - wide) >> 31) & _NAN
+        return (values.view(torch.int32) | nan).view(torch.float32)
 
     def _base(self, scale: Tensor | None):
         """Return what code 0 stands on: of every block, or one for all."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.numbers.float_formats import FLOAT_FORMATS, FloatFormat
-from halfstep_torch.numbers.patterns import from_patterns, to_patterns
-from halfstep_torch.numbers.rounding import rounded
+from halfstep_torch.numbers.patterns import from_patterns
+from halfstep_torch.numbers.rounding import round_to_patterns, rounded
 from halfstep_torch.storage.codes import INT8, NAN_SCALE, Codes
 from halfstep_torch.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
@@ -49,7 +49,7 @@ class FixedCodes:
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return the patterns of x over the unit, rounded."""
-        return to_patterns(rounded(x * (1 / self.unit), self.format, words, saturate=True), self.format)
+        return round_to_patterns(x * (1 / self.unit), self.format, words)
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Return the numbers of the patterns."""

@@ -9,6 +9,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+_INFINITY = 0x7F800000
 NAN_CODE = 255
 """NaN in a format without a scale, and what is past its largest number."""
 
@@ -49,7 +50,8 @@ def encode_unsigned(x: Tensor, words: Tensor | None, fmt: UnsignedFloat, base) -
     """Round non-negative float32 `x` to codes: add the word or one half, cut the pattern, clamp.
 
     Args:
-        x: float32, not negative; what is not finite is the caller's business.
+        x: float32, not negative; NaN and infinity get the code 255, if the base is no higher than that of a
+            scale.
         words: int32 words, or None for nearest, ties to even.
         fmt: the format.
         base: int32, one for all or of a shape that broadcasts with x.
@@ -58,13 +60,14 @@ def encode_unsigned(x: Tensor, words: Tensor | None, fmt: UnsignedFloat, base) -
         int32 codes.
     """
     drop = 23 - fmt.mantissa_bits
-    bits = x.view(torch.int32)
+    # NaN, of either sign, is past the largest number, as infinity is.
+    bits = (x.view(torch.int32) & 0x7FFFFFFF).clamp(max=_INFINITY)
     if words is None:
         add = (1 << (drop - 1)) - 1 + (bits >> drop & 1)
     else:
         add = ((words >> (32 - drop)) & ((1 << drop) - 1)) + _root_term(bits, fmt)
-    codes = ((bits + add >> drop) - base).clamp(1, 255)
-    return torch.where(x == 0, 0, codes)
+    # Zero alone is less than one.
+    return ((bits + add >> drop) - base).maximum(bits.clamp(max=1)).clamp(max=255)
 
 
 def _root_term(bits: Tensor, fmt: UnsignedFloat) -> Tensor:
@@ -82,4 +85,4 @@ def _root_term(bits: Tensor, fmt: UnsignedFloat) -> Tensor:
 def decode_unsigned(codes: Tensor, fmt: UnsignedFloat, base) -> Tensor:
     """Return the float32 values of int32 codes: exact."""
     bits = (codes + base) << (23 - fmt.mantissa_bits)
-    return torch.where(codes == 0, 0, bits).view(torch.float32)
+    return (bits & (-codes >> 31)).view(torch.float32)
