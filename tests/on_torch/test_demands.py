@@ -22,7 +22,6 @@ def adan(params, lr=1e-3, weight_decay=0.0, maximize=False):
 
 
 MAKERS = {
-    "Adam": functools.partial(hs.Adam, compile=False),
     "AdamW": functools.partial(hs.AdamW, compile=False),
     "SGD": functools.partial(hs.SGD, compile=False, momentum=0.9),
     "Lion": functools.partial(hs.Lion, compile=False),
