@@ -64,23 +64,27 @@ def check_header(caller: str, group: int, header: Any) -> None:
             _check_kind(caller, f"one of {name!r} in 'halfstep' of group {group}", one, str, _DAMAGED)
 
 
-def check_seeds(caller: str, group: int, saved: Sequence[Any], mine: Sequence[Any]) -> None:
-    """Raise TypeError or ValueError unless every link that has a seed was saved with one.
+def check_seeds(caller: str, group: int, saved: Any, mine: Any) -> None:
+    """Raise TypeError or ValueError unless seeds are saved where this optimizer has seeds.
 
     Args:
         caller: for the message.
         group: its index.
         saved: seeds of the links, of a state dict.
-        mine: those of this optimizer.
+        mine: those of this optimizer: a list; in it numbers, None, and pairs of a link that wraps another.
     """
+    if not isinstance(mine, (tuple, list)):
+        if mine is not None:
+            as_seed(caller, saved)
+        return
+    _check_kind(caller, f"one of 'seeds' in 'halfstep' of group {group}", saved, Sequence, _DAMAGED)
     if len(saved) != len(mine):
         raise ValueError(
-            f"{caller}: param group {group} has {len(saved)} seeds in the state dict, and {len(mine)} links. "
+            f"{caller}: param group {group} has {len(saved)} seeds in the state dict, {len(mine)} here. "
             f"{_DAMAGED}"
         )
     for seed, own in zip(saved, mine, strict=True):
-        if own is not None:
-            as_seed(caller, seed)
+        check_seeds(caller, group, seed, own)
 
 
 def saved_step(caller: str, name: str, value: Any) -> int:
