@@ -101,17 +101,17 @@ def _as_unrounded(primals, tangents):
 
 
 def computed_once(x: jax.Array) -> jax.Array:
-    """Return float32 `x` as a quotient by an opaque 1, for XLA on CPU: it then keeps it for all that read it.
+    """Return float32 `x` as a quotient by an opaque 1, which XLA on CPU keeps for all kernels that read it.
 
-    What is cheap, XLA on CPU computes anew in every kernel that reads it, however much is in front, and copies
-    donated inputs that were overwritten by then. A quotient it takes for expensive. Elsewhere it costs time.
+    What is cheap it computes anew in each of them, with all that is in front, and so it copies donated inputs
+    that one kernel overwrites and another reads. A quotient it takes for expensive. Not for other devices.
 
     Args:
         x: float32: zeros, normal numbers and what is not finite. A subnormal number may become zero.
 
     Example:
-        >>> computed_once(jnp.array([0.3, -0.0, jnp.inf])).tolist() == jnp.array([0.3, -0.0, jnp.inf]).tolist()
-        True
+        >>> computed_once(jnp.array([0.5, -0.0, jnp.inf])).tolist()
+        [0.5, -0.0, inf]
 
     Source: ours.
     """

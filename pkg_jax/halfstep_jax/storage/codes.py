@@ -220,7 +220,7 @@ class SignedCodes:
         )
 
     def _select_once(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
-        """Do as `_select_bits`. What ends in a bitcast, XLA on CPU computes again where the codes are read."""
+        """Do as `_select_bits`. What ends in a bitcast, XLA on CPU makes again where codes are read."""
         codes = computed_once(jnp.where(finite, bits, self.nan).astype(jnp.float32))
         return lax.bitcast_convert_type(codes.astype(jnp.int32).astype(self._bits), self.dtype)
 
