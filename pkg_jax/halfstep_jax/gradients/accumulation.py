@@ -41,7 +41,10 @@ class AccumulateGradientsState(NamedTuple):
 
 
 def accumulate_gradients(
-    inner: optax.GradientTransformation, every_k: int, dtype="bfloat16", seed: jax.typing.ArrayLike = 0
+    inner: optax.GradientTransformation,
+    every_k: int,
+    dtype: jax.typing.DTypeLike = "bfloat16",
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Add gradients up over `every_k` micro-batches, and step by their mean.
 

@@ -10,6 +10,8 @@ What to make opaque: a product that feeds a sum; an array that arrives from anot
 product; a constant that could vanish if it were seen.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,7 +121,7 @@ def computed_once(x: jax.Array) -> jax.Array:
     return x / lax.bitcast_convert_type(zero | _ONE, jnp.float32)
 
 
-def add_product(c, a, b, zero: jax.Array) -> jax.Array:
+def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
     """Return c + (a b) in float32: product and sum, each rounded once.
 
     Args:

@@ -23,7 +23,7 @@ from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.numbers.shards import Shard, shards, whole_shape
 from halfstep_jax.storage.blocks import check_blocks
-from halfstep_jax.storage.formats import Encoded, Format, as_format
+from halfstep_jax.storage.formats import Encoded, Format, StateDType, as_format
 from halfstep_jax.storage.stored_moment import named_scales
 
 _FUNCTION = "store_state"
@@ -52,7 +52,7 @@ class StoreStateState(NamedTuple):
 
 def store_state(
     inner: optax.GradientTransformation,
-    format,
+    format: StateDType,
     *,
     rounding: str = "stochastic",
     select: Callable[[str, Any], bool] | None = None,

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from halfstep_jax.leaves import Leaves, leaf_name
+from halfstep_jax.leaves import Leaves, leaf_name, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey, role_of
 from halfstep_jax.numbers.shards import Shard, shards, whole_shape
 from halfstep_jax.storage.blocks import check_blocks, scale_shape
@@ -177,6 +177,8 @@ class StoredMoment:
             for fmt, shape in zip(formats, shapes, strict=True)
         ]
         all_codes = leaves.match(codes, "state", _HINT, due)
+        for name, code in zip(leaves.names, all_codes, strict=True):
+            refuse_raw_bytes(self.caller, f"the {self.name} of '{name}'", code)
         kept = scales if isinstance(scales, Mapping) else {}
         return [
             Encoded(code, kept.get(name))
