@@ -24,7 +24,7 @@ from halfstep_torch.bridge import OptaxOptimizer
 # Muon multiplies matrices: of two million elements for seconds.
 LAYOUTS = {
     "1 x 2M": (1, (2048, 1024), ("optax.adamw", "halfstep_jax.adamw")),
-    "100 x 4k": (100, (64, 64), ("optax.adamw", "halfstep_jax.adamw", "muon", "store_state(muon, fp8)")),
+    "30 x 4k": (30, (64, 64), ("optax.adamw", "halfstep_jax.adamw", "muon", "store_state(muon, fp8)")),
 }
 _LR = 1e-3
 NATIVE = {
