@@ -153,10 +153,10 @@ def check_state(caller: str, state, kind: type) -> None:
     Raises:
         ValueError: naming both.
     """
-    due = getattr(kind, "_fields", ())
-    if not set(due).issubset(getattr(state, "_fields", ())):
+    if getattr(state, "_fields", ()) != getattr(kind, "_fields", ()):
+        found = "an array" if isinstance(state, jax.Array) else type(state).__name__
         raise ValueError(
-            f"{caller}: the state is {type(state).__name__}, due is {kind.__name__}: it is of another "
+            f"{caller}: the state is {found}, due is {kind.__name__}: it is of another "
             "transform, or was loaded without its types. Pass the state that init made, or load it into that."
         )
 
