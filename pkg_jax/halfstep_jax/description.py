@@ -29,6 +29,7 @@ class ArrayDescription:
         rounding: how it is rounded.
         nbytes: with its scales.
         why: it is kept and rounded so.
+        as_asked: whether it has the format that was asked for, if any was.
     """
 
     leaf: str
@@ -38,6 +39,7 @@ class ArrayDescription:
     rounding: str
     nbytes: int
     why: str
+    as_asked: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Description:
         return text_table(head, rows, right={5})
 
 
-def describe(tx: optax.GradientTransformation, params) -> Description:
+def describe(tx: optax.GradientTransformation, params: Any) -> Description:
     """Say of every weight, and of what is kept for it, in what format it is kept, how it is rounded, and why.
 
     A format that was asked for and is not used, since the array is too small for scales, shows here, as does
@@ -163,14 +165,15 @@ def _rows(link: Link) -> Iterable[ArrayDescription]:
 def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescription:
     fmt, stochastic = moment.storage_of(codes, p.shape)
     asked_for, why = moment.asked_for, "asked for"
+    as_asked = asked_for in (None, fmt)
     if asked_for is None:
         why = f"by default for weights that the link sees in {p.dtype}"
-    elif asked_for != fmt:
+    elif not as_asked:
         size = f"{asked_for.min_size} elements or {asked_for.min_ndim} axes"
         why = f"asked for {_said(asked_for)}, but it has under {size}"
     nbytes = _nbytes(codes) + (0 if scale is None else _nbytes(scale))
     rounding = "none" if not fmt.rounds else "stochastic" if stochastic else "nearest"
-    return ArrayDescription(leaf, moment.name, p.shape, _said(fmt), rounding, nbytes, why)
+    return ArrayDescription(leaf, moment.name, p.shape, _said(fmt), rounding, nbytes, why, as_asked)
 
 
 def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterable[ArrayDescription]:

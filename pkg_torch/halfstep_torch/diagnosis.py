@@ -6,43 +6,25 @@ gradients of zero. What they leave where it was is what would be lost.
 
 import dataclasses
 import inspect
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep_torch.gradients.hooks import named_leaves
-from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.gradients.hooks import named_leaves, taken_by
+from halfstep_torch.moment_trials import MomentDiagnosis, diagnose_moments
 from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.trial_steps import (
     NARROW,
-    copy_of,
-    is_moment,
     rounded_to_nearest,
-    take_step,
     weights_after_decay,
     weights_after_step,
 )
 
 _FUNCTION = "diagnose"
-
-
-@dataclasses.dataclass(frozen=True)
-class MomentDiagnosis:
-    """How one kind of moment fares.
-
-    Attributes:
-        dtypes: how many elements are kept in each dtype.
-        frozen: share of them that cannot shrink: one step without a gradient takes nothing off them. (Of
-            codes with scales nothing is said.)
-        zero: of a second moment, the share that is zero where the first one is not.
-    """
-
-    dtypes: dict[str, int]
-    frozen: float
-    zero: float = 0.0
+# Writes to a gradient from which it is a sum: unscaling and clipping are two.
+_WRITES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +37,8 @@ class Diagnosis:
         decay_lost: the same of weight decay alone; None where there is none.
         leaves: `updates_lost` of each 16-bit parameter, by name.
         moments: of every kind of moment, by its key in the state.
+        sums_rounded: share of the gradients that are sums, every summand of which was added in 16 bits and
+            rounded to nearest.
         norm: of all gradients, in float32, and
         plain_norm: as the framework's own clipping has it.
         advice: a line for each thing found; none where all is well.
@@ -64,6 +48,7 @@ class Diagnosis:
     decay_lost: float | None
     leaves: dict[str, float]
     moments: dict[str, MomentDiagnosis]
+    sums_rounded: float
     norm: float
     plain_norm: float
     advice: tuple[str, ...]
@@ -72,9 +57,8 @@ class Diagnosis:
         decay = "none" if self.decay_lost is None else f"{self.decay_lost:.1%}"
         rows = [("updates lost", f"{self.updates_lost:.1%}"), ("decay lost", decay)]
         rows += [(f"  {name}", f"{lost:.1%}") for name, lost in _worst(self.leaves)]
-        for key, one in self.moments.items():
-            kinds = ", ".join(one.dtypes)
-            rows.append((key, f"{kinds}; frozen {one.frozen:.1%}; zero {one.zero:.1%}"))
+        rows += [(key, str(one)) for key, one in self.moments.items()]
+        rows.append(("sums of gradients", f"rounded to nearest {self.sums_rounded:.1%}"))
         rows.append(("norm of gradients", f"{self.norm:.6g} (as clipping has it: {self.plain_norm:.6g})"))
         width = max(len(name) for name, _ in rows)
         table = [f"{name:<{width}}  {value}" for name, value in rows]
@@ -130,11 +114,11 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
             lossy, *(weights_after_step(optimizer, lossy, wide) for wide in (True, False))
         )
         decay_lost = _decay_lost(optimizer, lossy)
-        moments = _moments(optimizer, listed)
+        moments = diagnose_moments(optimizer, listed)
     grads = [p.grad.detach() for p in listed if p.grad is not None]
     norm, plain = float(global_norm(grads)), float(torch.nn.utils.get_total_norm(grads))
     leaves = {names.get(id(p), str(i)): _share([counts[p]]) for i, p in enumerate(narrow)}
-    found = (_share(counts.values()), decay_lost, leaves, moments, norm, plain)
+    found = (_share(counts.values()), decay_lost, leaves, moments, _sums_rounded(listed), norm, plain)
     return Diagnosis(*found, advice=_advice(*found))
 
 
@@ -163,6 +147,7 @@ def _advice(
     decay_lost: float | None,
     leaves: Mapping[str, float],
     moments: Mapping[str, MomentDiagnosis],
+    sums_rounded: float,
     norm: float,
     plain_norm: float,
 ) -> tuple[str, ...]:
@@ -186,12 +171,33 @@ def _advice(
                 f"{one.zero:.0%} of {key} is zero where exp_avg is not: such weights move by exp_avg / eps. "
                 "Keep it in a dtype with the range of float32, such as bfloat16."
             )
+        if one.not_as_asked > 0.05:
+            lines.append(
+                f"{one.not_as_asked:.0%} of {key} is not kept as was asked for: {one.why}. "
+                "Change what was asked for, or make the state anew."
+            )
+    if sums_rounded > 0.05:
+        lines.append(
+            f"{sums_rounded:.0%} of the gradients were written to {_WRITES} times or more, and rounded to 16 "
+            "bits each time: sums of micro-batches lose what is small beside them. Use accumulate_gradients."
+        )
     if abs(plain_norm - norm) > 0.01 * norm:
         lines.append(
             f"The norm of the gradients is {norm:.4g}; torch's own clipping takes it for {plain_norm:.4g}. "
             "Use clip_grad_norm_ of halfstep_torch."
         )
     return tuple(lines)
+
+
+def _sums_rounded(params: list[Tensor]) -> float:
+    """Return the share of gradients that were added up in 16 bits; in one process, where that shows."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return 0.0  # wrappers write to gradients to bring them to other processes
+    grads = [(p, p.grad) for p in params if p.grad is not None]
+    # Autograd, and whatever changes a gradient in place, counts that in its version.
+    plain = [g for p, g in grads if g.dtype in NARROW and taken_by(p) != "accumulate_gradients"]
+    rounded = sum(g.numel() for g in plain if g._version >= _WRITES)
+    return rounded / max(sum(g.numel() for _, g in grads), 1)
 
 
 Count = tuple[int, int]
@@ -222,57 +228,3 @@ def _decay_lost(optimizer: torch.optim.Optimizer, lossy: list[Tensor]) -> float 
     params = [p for p in lossy if p in decayed]
     after = (weights_after_decay(optimizer, params, wide) for wide in (True, False))
     return _share(_lost(params, *after).values())
-
-
-def _moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, MomentDiagnosis]:
-    """Return how the moments fare, by key: rates show in what a step without a gradient leaves of them."""
-    params = [p for p in params if optimizer.state.get(p)]
-    asked: set[tuple[Tensor, str]] = set()
-
-    def state(p: Tensor, key: str, x: Tensor) -> Tensor:
-        if x.dtype not in NARROW or not is_moment(p, key, x):
-            return x
-        asked.add((p, key))
-        # The next number above 1: there the gap below is the largest share of the number.
-        return torch.full_like(x, 1 + torch.finfo(x.dtype).eps)
-
-    alone, copies = copy_of(optimizer, params, torch.zeros_like, torch.zeros_like, state)
-    take_step(alone)
-    fates: dict[str, _Fate] = defaultdict(_Fate)
-    for i, group in enumerate(optimizer.param_groups):
-        for p in (p for p in group["params"] if p in copies):
-            kept, left = optimizer.state[p], alone.state[copies[p]]
-            for key, x in kept.items():
-                if not is_moment(p, key, x):
-                    continue
-                fates[key].dtypes[dtype_name(x.dtype)] += x.numel()
-                if (p, key) in asked:
-                    shrinks = bool((left[key] != 1 + torch.finfo(x.dtype).eps).any())
-                    fates[key].note(i, x.numel(), shrinks)
-            first, second = kept.get("exp_avg"), kept.get("exp_avg_sq")
-            if is_moment(p, "", first) and is_moment(p, "", second) and first.is_floating_point():
-                fates["exp_avg_sq"].zero += int(((second == 0) & (first != 0)).sum())
-    return {key: fate.diagnosis for key, fate in fates.items()}
-
-
-class _Fate:
-    """What is known of one kind of moment."""
-
-    def __init__(self):
-        self.dtypes: dict[str, int] = defaultdict(int)
-        self.zero = 0
-        # A group has one rate. Of few elements that are rounded stochastically, none may happen to shrink.
-        self._sizes: dict[int, int] = defaultdict(int)
-        self._shrinks: dict[int, bool] = defaultdict(bool)
-
-    def note(self, group: int, size: int, shrinks: bool) -> None:
-        """Note of an array of a group whether any element has shrunk."""
-        self._sizes[group] += size
-        self._shrinks[group] |= shrinks
-
-    @property
-    def diagnosis(self) -> MomentDiagnosis:
-        """What is told of it."""
-        total = max(sum(self.dtypes.values()), 1)
-        frozen = sum(size for group, size in self._sizes.items() if not self._shrinks[group])
-        return MomentDiagnosis(dict(self.dtypes), frozen / total, self.zero / total)

@@ -93,6 +93,43 @@ def test_zero_second_moments_and_a_norm_that_sticks_are_told():
     assert "optax.global_norm takes it for" in diagnosis.advice[-1]
 
 
+def test_an_average_that_does_not_start_at_zero_is_no_decay():
+    params = {"w": jnp.ones((8, 8), jnp.bfloat16)}
+    assert hs.diagnose(optax.yogi(1e-2), params, params).decay_lost is None
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_sums_of_micro_batches_in_16_bits_are_told(dtype):
+    params = {"a": jnp.ones((8, 8), dtype)}
+    grads = jax.tree.map(lambda p: p * 0.01, params)
+    link = optax.scale(-0.5)
+    theirs, ours = optax.chain(optax.apply_every(4), link), hs.accumulate_gradients(link, 4)
+    diagnosis = hs.diagnose(theirs, params, grads)
+    told = any("they lose what is small beside them" in line for line in diagnosis.advice)
+    assert (diagnosis.sums_rounded, told) == ((1, True) if dtype == jnp.bfloat16 else (0, False))
+    assert f"rounded to nearest {diagnosis.sums_rounded:.1%}" in str(diagnosis)
+    assert hs.diagnose(ours, params, grads).sums_rounded == 0
+
+
+@pytest.mark.slow
+def test_a_format_that_does_nothing_is_told():
+    params = {"a": jnp.ones((64, 64), jnp.bfloat16), "b": jnp.ones((48, 48), jnp.bfloat16)}
+    tx = hs.scale_by_adam(nu_dtype=hs.scaled("ufloat8_e5m3"))
+    diagnosis = hs.diagnose(tx, params, params)
+    assert diagnosis.moments["nu"].not_as_asked == 48**2 / (48**2 + 64**2)
+    assert diagnosis.moments["mu"].not_as_asked == 0
+    assert "36% of nu is not kept as was asked for: asked for ufloat8_e5m3" in diagnosis.advice[-1]
+
+
+def test_a_state_of_another_dtype_than_a_fresh_one_is_told():
+    params = {"a": jnp.ones((8, 8), jnp.bfloat16)}
+    tx = optax.sgd(0.1, momentum=0.9)
+    cast = optax.tree.cast(tx.init(params), jnp.float32)
+    moment = hs.diagnose(tx, params, params, cast).moments["trace"]
+    assert moment.not_as_asked == 1
+    assert moment.why == "it is float32, and bfloat16 where fresh"
+
+
 def test_integer_weights_are_refused():
     with pytest.raises(TypeError, match="the weight 'n' is int32"):
         hs.diagnose(optax.sgd(1.0), {"n": jnp.ones(2, jnp.int32)}, {"n": jnp.ones(2)})

@@ -1,6 +1,7 @@
 """LAMB: norms that neither under- nor overflow, the trust ratio, whole steps against Optax's. Contract: L."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from halfstep_jax.numbers.norms import norm
+from halfstep_jax.numbers.norms import _complex_sums, _squares_by_range, _sums, norm, power_of_two
 from halfstep_jax.storage.formats import Encoded
 from on_jax.steps import assert_trees_same, gradients, moments, run, sharded, take_step, weights
 
@@ -51,6 +52,35 @@ def test_norms_of_nothing_zeros_and_what_is_no_number():
     assert norm(jnp.float32(-3)) == 3
     assert norm(jnp.array([1, -jnp.inf])) == jnp.inf
     assert jnp.isnan(norm(jnp.array([1, jnp.nan, jnp.inf])))
+
+
+@pytest.mark.parametrize("add_both", [_sums, _complex_sums])
+@pytest.mark.parametrize("shape", [(), (1,), (1000,), (7, 200), (5, 40, 4)], ids=str)
+def test_the_norm_of_one_pass_is_that_of_two(shape, add_both):
+    # What a TPU and a GPU compute; here as well, so that it can be seen.
+    one_pass, x = jax.jit(functools.partial(_squares_by_range, add_both=add_both)), reals(2000, 1.0)
+    x = x[: math.prod(shape)].reshape(shape)
+    wide = x * np.exp2(np.random.default_rng(4).integers(-90, 90, shape)).astype(np.float32)
+    for scaled in (*(x * np.float32(2.0**e) for e in range(-96, 125, 4)), wide, 0 * x):
+        total, field = one_pass(scaled)
+        exact = np.linalg.norm(scaled.astype(np.float64))
+        found = float(total) ** 0.5 * 2.0 ** (int(field) - 127)
+        assert abs(found - exact) <= exact * norm_bound(x.size)
+
+
+@pytest.mark.parametrize("add_both", [_sums, _complex_sums])
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([[1, -np.inf], [1e30, 1e-30]], np.inf),
+        ([[1, np.nan], [1e30, np.inf]], np.nan),
+        ([[3e38, 3e38], [1, 0]], np.inf),
+    ],
+    ids=["infinity", "nan", "too large"],
+)
+def test_what_is_no_number_is_seen_in_one_pass(rows, expected, add_both):
+    total, field = _squares_by_range(jnp.array(rows, jnp.float32), add_both)
+    np.testing.assert_equal(float(power_of_two(field) * jnp.sqrt(total)), expected)
 
 
 @pytest.mark.slow

@@ -47,9 +47,9 @@ CALLS = [
         "Use a float, or a float32 tensor.",
     ),
     (
-        lambda: hs.scale_by_adam(b2=np.array(0.999)),
+        lambda: hs.scale_by_adam(b2=np.array(0.999, np.float16)),
         TypeError,
-        "scale_by_adam: b2 is a float64 array; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
+        "scale_by_adam: b2 is a float16 array; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
         "Use a float, or a float32 tensor.",
     ),
     (
@@ -204,9 +204,9 @@ CALLS = [
         "AdamW: lr=-0.1 is negative. Use a number >= 0, or maximize=True to ascend.",
     ),
     (
-        lambda: hs.AdamW([parameter()], lr=torch.tensor(0.1, dtype=torch.float64)),
+        lambda: hs.AdamW([parameter()], lr=torch.tensor(0.1, dtype=torch.float16)),
         TypeError,
-        "AdamW: lr is a float64 tensor; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
+        "AdamW: lr is a float16 tensor; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
         "Use a float, or a float32 tensor.",
     ),
     (lambda: hs.Adam([parameter()], lr="fast"), TypeError, "Adam: lr='fast' is not a number. Use a float."),
@@ -452,6 +452,31 @@ def test_a_tensor_subclass_in_a_state_dict_is_refused():
     saved["state"][0]["exp_avg"] = saved["state"][0]["exp_avg"].as_subclass(Wrapper)
     with pytest.raises(TypeError, match=r"^load_state_dict: exp_avg of 'p' is a Wrapper\. Pass plain dense"):
         optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda x: x.as_subclass(Wrapper), TypeError, "exp_avg of 'p' is a Wrapper. State arrays are plain"),
+        (lambda x: x.to_sparse(), TypeError, "exp_avg of 'p' is sparse. State arrays are plain"),
+        (lambda x: x.tolist(), TypeError, "exp_avg of 'p' is a list. State arrays are plain"),
+        (lambda x: x.T.contiguous().T, ValueError, "exp_avg of 'p' is not row-major, as state is"),
+    ],
+    ids=["subclass", "sparse", "list", "transposed"],
+)
+def test_a_state_array_that_was_put_there_by_hand_is_refused_unless_it_is_as_ours(
+    change, error, message, compile
+):
+    p = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([("p", p)], compile=compile)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = p.detach().clone()
+    optimizer.state[p]["exp_avg"] = change(optimizer.state[p]["exp_avg"])
+    with pytest.raises(error, match=f"AdamW: {message}"):
+        optimizer.step()
+    assert torch.equal(p, before)
 
 
 @pytest.mark.parametrize(("first", "second"), [("a.w", "a.w"), ("a.b", "a/b"), ("module.x", "x")])

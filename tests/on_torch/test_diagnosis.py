@@ -109,6 +109,51 @@ def test_second_moments_that_underflow_are_told():
     assert any("is zero where exp_avg is not" in line for line in diagnosis.advice)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sums_of_micro_batches_in_16_bits_are_told(dtype):
+    model, optimizer = trained(torchs(1e-3), dtype)
+    quiet = hs.diagnose(model, optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    assert hs.diagnose(model, optimizer).sums_rounded == quiet.sums_rounded == 0
+
+    def after_four_backwards():
+        optimizer.zero_grad()
+        for _ in range(4):
+            model(torch.ones(8, 48, dtype=dtype)).square().mean().backward()
+        return hs.diagnose(model, optimizer)
+
+    loud = after_four_backwards()
+    told = any("sums of micro-batches lose" in line for line in loud.advice)
+    assert (loud.sums_rounded, told) == ((1, True) if dtype == torch.bfloat16 else (0, False))
+    assert f"rounded to nearest {loud.sums_rounded:.1%}" in str(loud)
+    handle = hs.accumulate_gradients(optimizer)
+    assert after_four_backwards().sums_rounded == 0
+    handle.remove()
+
+
+def test_a_format_that_does_nothing_is_told():
+    model, optimizer = trained(ours(1e-4, nu_dtype=hs.scaled("ufloat8_e5m3")))
+    diagnosis = hs.diagnose(model, optimizer)
+    assert diagnosis.moments["exp_avg_sq"].not_as_asked == 1
+    assert diagnosis.moments["exp_avg"].not_as_asked == 0
+    assert diagnosis.advice[-1].startswith(
+        "100% of exp_avg_sq is not kept as was asked for: 2304 elements are fewer than min_size=4096."
+    )
+    small = ours(1e-4, nu_dtype=hs.scaled("ufloat8_e5m3", min_size=48))
+    share = hs.diagnose(*trained(small)).moments["exp_avg_sq"].not_as_asked
+    assert share == 2 * 48 / (2 * 48 * 49)  # the biases, which have one axis
+    assert "not as asked 2.0%" in str(hs.diagnose(*trained(small)))
+
+
+def test_a_state_of_another_dtype_than_a_fresh_one_is_told():
+    model, optimizer = trained(lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9))
+    for p in model.parameters():
+        p.data, p.grad = p.data.float(), p.grad.float()
+    moment = hs.diagnose(model, optimizer).moments["momentum_buffer"]
+    assert moment.not_as_asked == 1
+    assert moment.why == "it is bfloat16, and float32 where fresh"
+
+
 def test_the_norm_is_that_of_float32():
     params = [torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(1000)]
     for p in params:

@@ -135,6 +135,28 @@ def test_a_link_that_clips_sees_gradients_without_their_scale():
     assert torch.equal(hs.float32_params(ours)["w"], q)
 
 
+@pytest.mark.parametrize("clip", [hs.clip_grad_norm_, torch.nn.utils.clip_grad_norm_])
+def test_float16_gradients_that_are_clipped_as_they_are_scaled_are_what_the_step_uses(clip):
+    p = parameter()
+    optimizer = hs.SGD([("w", p)], lr=1.0, param_storage="master")
+    s = scaler(2.0**8)
+    s.scale(torch.ones(()))
+    p.grad = torch.ones(40).half()
+    with pytest.raises(ValueError, match="unscale FP16 gradients"):  # with every optimizer
+        s.unscale_(optimizer)
+    grad = torch.linspace(-3, 3, 40).half()
+    p.grad = grad * 2.0**8
+    s = scaler(2.0**8)
+    s.scale(torch.ones(()))
+    start = hs.float32_params(optimizer)["w"]
+    clip([p], 1.0 * s.get_scale())
+    s.step(optimizer)
+    moved = start - hs.float32_params(optimizer)["w"]
+    clipped = grad.float() / torch.linalg.vector_norm(grad.float())
+    # The norm, the factor and the product are each rounded to float16 at worst, and the weight to float32.
+    assert ((moved - clipped).abs() <= 2.0**-9 * clipped.abs() + 2.0**-23 * start.abs() + 1e-6).all()
+
+
 def test_fp16_training_goes_on_to_the_bit_from_a_checkpoint():
     nets = [model(torch.float16) for _ in range(2)]
     optimizers = [hs.AdamW(net.named_parameters(), 1e-2, param_storage="master") for net in nets]

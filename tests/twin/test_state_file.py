@@ -210,8 +210,22 @@ def test_state_of_another_transform_is_kept_in_jax_and_refused_in_torch(tmp_path
     _, found = halfstep_jax.load_state(path, params, tx)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, state))
     model, optimizer = torch_run()
-    with pytest.raises(ValueError, match="has the arrays 'optax/0/count'"):
+    with pytest.raises(ValueError, match=r"has the arrays 'optax/0/count'.*save what they wrap"):
         halfstep_torch.load_state(path, model, optimizer)
+
+
+def test_what_a_transform_of_jax_alone_wraps_goes_to_torch(tmp_path):
+    path, params, inner = tmp_path / "run", weights(), transform()
+    tx = halfstep_jax.skip_nonfinite(inner)
+    updates, state = jax.jit(tx.update)(params, tx.init(params), params)
+    params = optax.apply_updates(params, updates)
+    halfstep_jax.save_state(path, params, state.inner_state, inner)
+    model, optimizer = torch_run()
+    halfstep_torch.load_state(path, model, optimizer)
+    assert [int(one["step"]) for one in optimizer.state.values()] == [1, 1]
+    halfstep_torch.save_state(path, model, optimizer)
+    _, found = halfstep_jax.load_state(path, params, inner)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, state.inner_state))
 
 
 def test_parameters_at_different_steps_move_in_torch_alone(file, tmp_path):

@@ -10,6 +10,8 @@ What to make opaque: a product that feeds a sum; an array that arrives from anot
 product; a constant that could vanish if it were seen.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,7 +100,7 @@ def _as_unrounded(primals, tangents):
     return rounded, tangents[0].astype(rounded.dtype)
 
 
-def add_product(c, a, b, zero: jax.Array) -> jax.Array:
+def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
     """Return c + (a b) in float32: product and sum, each rounded once.
 
     Args:

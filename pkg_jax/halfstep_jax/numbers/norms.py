@@ -3,6 +3,8 @@
 Contract: L1.
 """
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -15,7 +17,8 @@ from halfstep_jax.numbers.shards import manual_axes, varying
 
 # Exponent fields between which both 2^e and 2^-e are normal numbers.
 _LOWEST, _HIGHEST = 1, 253
-
+# Elements that are at least added up at once where a norm is taken in pieces.
+_PIECE = 128
 
 AxisNames = Sequence[str] | None
 """Mesh axes over which arrays are cut inside `jax.shard_map`."""
@@ -45,11 +48,83 @@ def norm(x: jax.Array, axis_names: AxisNames = ()) -> jax.Array:
     x = jnp.asarray(x).astype(jnp.float32)
     if x.size == 0:
         return jnp.zeros([], jnp.float32)
-    axes = cut_axes(x, axis_names)
-    largest = lax.bitcast_convert_type(over_axes(lax.pmax, jnp.max(jnp.abs(x)), axes), jnp.uint32)
+    by_range = functools.partial(_squares_by_range, add_both=_sums)
+    by_range_on_gpu = functools.partial(_squares_by_range, add_both=_complex_sums)
+    total, field = lax.platform_dependent(x, cpu=_squares, tpu=by_range, default=by_range_on_gpu)
+    if axes := cut_axes(x, axis_names):
+        own, field = field, lax.pmax(field, axes)
+        # Exact, or below a rounding error: what is 2^-63 of the largest does not count.
+        apart = jnp.minimum(field - own, np.uint32(63))
+        total = lax.psum(total * power_of_two(np.uint32(127) - apart - apart), axes)
+    return power_of_two(field) * sqrt(total)
+
+
+def _squares(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return sum((x 2^-e)^2), and the exponent field 127 + e of the largest magnitude."""
+    largest = lax.bitcast_convert_type(jnp.max(jnp.abs(x)), jnp.uint32)
     field = jnp.clip(largest >> np.uint32(23), np.uint32(_LOWEST), np.uint32(_HIGHEST))
     scaled = x * power_of_two(np.uint32(254) - field)
-    return power_of_two(field) * sqrt(over_axes(lax.psum, jnp.sum(scaled * scaled), axes))
+    return jnp.sum(scaled * scaled), field
+
+
+def _squares_by_range(x: jax.Array, add_both: Callable) -> tuple[jax.Array, jax.Array]:
+    """Do as `_squares` in a single pass over memory, which knows no largest magnitude before it ends.
+
+    Two sums are taken of each piece of the array, of some trailing axes: of squares of what is below 2^b,
+    moved up by a power of two, and of the rest, moved down. Both powers are chosen so that neither sum
+    overflows, and that a number from 2^-104 up counts in full, in pieces of up to 2^20 elements: what is
+    below concerns A8. Then e is that of the largest norm of a piece, roughly.
+
+    Not on a CPU, where each sum is a pass of its own.
+
+    Args:
+        x: float32.
+        add_both: returns the sums of two arrays over given axes.
+
+    Source: ours; sums by range are those of J. L. Blue, "A portable Fortran program to find the Euclidean
+    norm of a vector", ACM TOMS 4(1), 1978.
+    """
+    x = x.reshape(1) if x.ndim == 0 else x
+    count = 1
+    while count < x.ndim and math.prod(x.shape[x.ndim - count :]) < _PIECE:
+        count += 1
+    bits = (math.prod(x.shape[x.ndim - count :]) - 1).bit_length()
+    down = (130 + bits) // 2
+    border = down - 63
+    up = (127 - bits) // 2 - border
+    is_large = jnp.abs(x) >= np.float32(2.0**border)
+    moved = x * jnp.where(is_large, np.float32(2.0**-down), np.float32(2.0**up))
+    squares, zero = moved * moved, np.float32(0)
+    low, high = add_both(
+        # NaN is not large.
+        jnp.where(is_large, zero, squares),
+        jnp.where(is_large, squares, zero),
+        tuple(range(x.ndim - count, x.ndim)),
+    )
+    # From here on there are sums 4^exponent of each piece. The largest of them, about 4^top, becomes about 1.
+    of_range = (low, -up), (high, down)
+    top = jnp.max(jnp.stack([jnp.max(_half_exponent(sums) + exponent) for sums, exponent in of_range]))
+    total = jnp.zeros([], jnp.float32)
+    for sums, exponent in of_range:
+        factor = power_of_two((127 + jnp.clip(exponent - top, -126, 64)).astype(jnp.uint32))
+        total += jnp.sum(sums * factor * factor)
+    return total, jnp.clip(127 + top, _LOWEST, 255).astype(jnp.uint32)
+
+
+def _half_exponent(x: jax.Array) -> jax.Array:
+    """Return e of numbers in [4^e, 4^(e + 1)), of zero one below all others."""
+    field = lax.bitcast_convert_type(x, jnp.int32) >> 23
+    return jnp.where(field == 0, -1000, (field - 127) >> 1)
+
+
+def _sums(some: jax.Array, others: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    return jnp.sum(some, axes), jnp.sum(others, axes)
+
+
+def _complex_sums(some: jax.Array, others: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Do as `_sums` by a single one: of two XLA for GPUs would make a pass of their own."""
+    both = jnp.sum(lax.complex(some, others), axes)
+    return lax.real(both), lax.imag(both)
 
 
 def check_axis_names(caller: str, axis_names: AxisNames) -> None:

@@ -123,7 +123,14 @@ class LeafKeys:
         return [i if shard is None else (i, shard) for i, shard in zip(indices, shards, strict=True)]
 
 
-def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
+def random_words(
+    seed: jax.typing.ArrayLike,
+    step: jax.typing.ArrayLike,
+    leaf: str | int,
+    role: int,
+    shape: Sequence[int],
+    offset: int = 0,
+) -> jax.Array:
     """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi).
 
     (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array, and (k0, k1)

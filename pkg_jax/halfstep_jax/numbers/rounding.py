@@ -27,7 +27,13 @@ _TARGETS = ("float32", *FLOAT_FORMATS)
 _SOURCES = ("float32", "bfloat16", "float16")
 
 
-def round_to(x, dtype, words=None, *, saturate: bool = False) -> jax.Array:
+def round_to(
+    x: jax.typing.ArrayLike,
+    dtype: jax.typing.DTypeLike,
+    words: jax.typing.ArrayLike | None = None,
+    *,
+    saturate: bool = False,
+) -> jax.Array:
     """Round float32 `x` to `dtype`.
 
     With s the significand of x and d the number of its low bits that `dtype` cannot hold, the magnitude of

@@ -22,7 +22,9 @@ LARGEST_BOUND = 7.5
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
-def relative(dtype, block_size: BlockSize = None, min_size: int = 4096, min_ndim: int = 2) -> Format:
+def relative(
+    dtype: jax.typing.DTypeLike, block_size: BlockSize = None, min_size: int = 4096, min_ndim: int = 2
+) -> Format:
     """Return the format of a first moment in units of the root of the second one.
 
     With v the second moment as it is stored in the same step, what is rounded and stored is
@@ -59,7 +61,7 @@ def relative(dtype, block_size: BlockSize = None, min_size: int = 4096, min_ndim
     Source: ours (contract F12 to F15); the bound is Cauchy's and Schwarz's inequality. Subtractive dither: L.
     Roberts, "Picture coding using pseudo-random noise", IRE Trans. Inf. Theory 8(2), 1962.
     """
-    name = dtype if dtype == "int4" else dtype_name(dtype)
+    name = dtype if isinstance(dtype, str) and dtype == "int4" else dtype_name(dtype)
     names = FIXED_CODES if block_size is None else FINE_CODES
     if name not in names:
         raise ValueError(

@@ -16,6 +16,11 @@ SPEC_VERSION = 1
 Recipe = list[dict[str, Any]]
 
 _HINT = "Build the optimizer of the run that was saved."
+_THAT_RUN = "Pass the model and the optimizer of that run."
+_IN_JAX = (
+    "Those called optax/ are of transforms that are JAX's alone. Where these wrap one of halfstep's, save "
+    "what they wrap: save_state(path, params, state.inner_state, inner)."
+)
 # What a run may change on its way: schedules do.
 _FREE = ("learning_rate", "lr", "weight_decay")
 
@@ -99,7 +104,8 @@ def check_names(caller: str, what: str, saved: Any, own: Any) -> None:
             f"lacks the {what}s {_listed(missing)}" if missing else f"has the {what}s {_listed(unknown)}"
         )
         here = "" if missing else ", which are not here"
-        raise ValueError(f"{caller}: the file {problem}{here}. Pass the model and the optimizer of that run.")
+        way_out = _IN_JAX if any(name.startswith("optax/") for name in unknown) else _THAT_RUN
+        raise ValueError(f"{caller}: the file {problem}{here}. {way_out}")
 
 
 def _keeping(recipe: Recipe) -> Recipe:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.numbers.norms import piece_length
 from halfstep_torch.numbers.random_words import leaf_id, leaf_keys, whole_words, words_from
 from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.storage.blocks import Blocks
@@ -138,7 +139,9 @@ class Stage:
         p32 = p.to(torch.float32) if self._reads_float32 else p
         if self.negates:
             u = -u
-        known = self._known(p32, state) if any(self.wrapped) else p32
+        known = p32
+        if any(self.wrapped):
+            known = self.weights.join(p32, state) if self.scope == "elementwise" else self._known(p, state)
         for rule, sources, wrapped, n in zip(self.rules, self.sources, self.wrapped, numbers, strict=True):
             u, arrays = rule.update(u, known if wrapped else p32, state, n, [words(*x) for x in sources])
             new_state.update(arrays)
@@ -147,13 +150,19 @@ class Stage:
     @property
     def _reads_float32(self) -> bool:
         """Whether the weights are needed in float32: a copy of its size for a whole parameter."""
-        return self.lands or any(self.wrapped) or any(rule.rule.wide_weights for rule in self.rules)
+        wrapped = self.scope == "elementwise" and any(self.wrapped)
+        return self.lands or wrapped or any(rule.rule.wide_weights for rule in self.rules)
 
-    def _known(self, p32: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Return the weights as precisely as they are known, given those of the model."""
-        if self.scope == "elementwise":
-            return self.weights.join(p32, state)
-        return self.weights.join(p32.reshape(-1), state).view(p32.shape)
+    def _known(self, p: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """Return a whole parameter as precisely as it is known, joined piece by piece."""
+        flat, length = p.reshape(-1), piece_length(p.device)
+        known = torch.empty(flat.shape, dtype=torch.float32, device=p.device)
+        kept = {name: state[name] for name in self.weights.arrays}
+        for start in range(0, flat.numel(), length):
+            piece = slice(start, start + length)
+            of_piece = {name: x[piece] for name, x in kept.items()}
+            known[piece] = self.weights.join(flat[piece].to(torch.float32), of_piece)
+        return known.view(p.shape)
 
     def columns(self, keys: Sequence) -> Columns:
         """Return the columns of `stream_keys` by stream and role."""

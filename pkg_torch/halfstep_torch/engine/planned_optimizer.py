@@ -67,6 +67,10 @@ class PlannedOptimizer(torch.optim.Optimizer):
         state = {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
         return {**state, "_given_names": None, "_compared": False}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch's own optimizers have it; no group of ours does
+
     def __repr__(self) -> str:
         """As torch's, but for names and what is for state dicts."""
         lines = [f"{self._name} ("]

@@ -47,7 +47,10 @@ def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
         return torch.zeros((), dtype=torch.float32)
     device = tensors[0].device
     if not exact:
-        return norm(torch.stack([norm(x).to(device) for x in tensors]))
+        norms = torch.empty(len(tensors), dtype=torch.float32, device=device)
+        for i, x in enumerate(tensors):
+            norms[i] = norm(x)
+        return norm(norms)
     patterns = [_pattern(x) for x in tensors]
     largest = torch.stack([bits.amax().to(device) if bits.numel() else _zero(device) for bits in patterns])
     return _exact_norm(patterns, largest.amax())

@@ -18,28 +18,28 @@ def as_float32(caller: str, name: str, value) -> float:
     Args:
         caller: whose argument it is, for the message.
         name: of the argument.
-        value: a Python or NumPy number, or a float32 tensor or array of one element.
+        value: a Python or NumPy number, or a float32 or float64 tensor or array of one element.
 
     Raises:
         TypeError: for anything else.
         ValueError: for a tensor of more than one element.
     """
     if isinstance(value, (Tensor, np.ndarray)):
-        value = _one_float32(caller, name, value)
+        value = _one(caller, name, value)
     elif isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{caller}: {name}={value!r} is not a number. Use a float.")
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 
 
-def _one_float32(caller: str, name: str, value: Tensor | np.ndarray) -> float:
+def _one(caller: str, name: str, value: Tensor | np.ndarray) -> float:
     kind, dtype = "tensor" if isinstance(value, Tensor) else "array", dtype_name(value.dtype)
-    if dtype != "float32":
+    if dtype not in ("float32", "float64"):
         raise TypeError(
             f"{caller}: {name} is a {dtype} {kind}; hyperparameters are float32 (0.999 in bfloat16 is "
             "1.0). Use a float, or a float32 tensor."
         )
-    if tuple(value.shape) not in ((), (1,)):
+    if math.prod(value.shape) != 1:
         raise ValueError(
             f"{caller}: {name} has shape {tuple(value.shape)}; a hyperparameter is a scalar. Use shape ()."
         )

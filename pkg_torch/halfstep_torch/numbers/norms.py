@@ -30,8 +30,12 @@ def norm(x: Tensor) -> Tensor:
 
     Source: ours; the scaling is that of BLAS's `nrm2`, by a power of two (contract L1).
     """
-    pieces = [_squares(piece.to(torch.float32)) for piece in x.reshape(-1).split(piece_length(x.device))]
-    fields, sums = (torch.stack(column) for column in zip(*pieces, strict=True))
+    pieces = x.reshape(-1).split(piece_length(x.device))
+    # Made before the pieces are: small results between large temporaries keep a heap from shrinking.
+    fields = torch.empty(len(pieces), dtype=torch.int32, device=x.device)
+    sums = torch.empty(len(pieces), dtype=torch.float32, device=x.device)
+    for i, piece in enumerate(pieces):
+        fields[i], sums[i] = _squares(piece.to(torch.float32))
     field = fields.amax(0)
     # Exact, or below a rounding error: what is 2^-63 of the largest does not count.
     total = (sums * _power_of_two((127 + 2 * (fields - field)).clamp(min=0))).sum(0)

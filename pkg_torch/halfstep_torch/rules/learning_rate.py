@@ -107,8 +107,8 @@ def scale_by_learning_rate(learning_rate: float | Tensor | Schedule, *, flip_sig
     is written there, as `torch.optim.lr_scheduler` does, changes nothing, which is said once in the log.
 
     Args:
-        learning_rate: a number, a float32 tensor of one element (read at every step), or a function from the
-            parameter's count of steps so far (0 at the first) to a number.
+        learning_rate: a number, a tensor of one element (float32 or float64, read at every step), or a
+            function from the parameter's count of steps so far (0 at the first) to a number.
         flip_sign: True to descend.
 
     Returns:

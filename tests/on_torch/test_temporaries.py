@@ -1,0 +1,88 @@
+"""The memory of a step at its peak: pieces of constant size, and of LAMB the update of one layer."""
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_torch.engine import layout, plan
+from halfstep_torch.numbers import norms
+
+PIECE = 1 << 11
+ELEMENTS = 1 << 18
+# float32 temporaries of a piece, with room: moments, words and roundings of 8-bit floats have some forty.
+OF_PIECES = 48 * 4 * PIECE
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(layout, "lengths", lambda *_: (PIECE, PIECE))
+    for module in (norms, plan):
+        monkeypatch.setattr(module, "piece_length", lambda device: PIECE)
+
+
+def peak_bytes(function) -> int:
+    """Return how many bytes stand at once, at most, of what a function allocates."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        function()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    stands = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        stands += event.nbytes()
+        peak = max(peak, stands)
+    return peak
+
+
+def weights(*shapes, layout=torch.contiguous_format, grads=torch.contiguous_format):
+    params = [torch.nn.Parameter(torch.ones(shape).bfloat16().to(memory_format=layout)) for shape in shapes]
+    for p in params:
+        p.grad = torch.ones(p.shape, dtype=torch.bfloat16).to(memory_format=grads)
+    assert sum(p.numel() for p in params) == ELEMENTS
+    return [(f"w{i}", p) for i, p in enumerate(params)]
+
+
+def peak_of_a_step(optimizer) -> int:
+    optimizer.step()  # which makes state and rows
+    return peak_bytes(optimizer.step)
+
+
+@pytest.mark.parametrize(
+    ("grads", "recipe"),
+    [
+        (torch.contiguous_format, {"param_storage": "split16"}),
+        (torch.channels_last, hs.recipes.eight_bit),
+    ],
+    ids=["row-major gradients", "blocks"],
+)
+def test_weights_that_are_not_row_major_are_copied_in_pieces(grads, recipe):
+    params = weights((64, 64, 8, 8), layout=torch.channels_last, grads=grads)
+    peak = peak_of_a_step(hs.AdamW(params, compile=False, **recipe))
+    assert peak < OF_PIECES < 2 * ELEMENTS  # a copy of weights or gradients would be as many
+
+
+@pytest.mark.parametrize(("storage", "copies"), [("stochastic", 1), ("master", 2)])
+def test_lamb_keeps_the_update_of_one_layer_at_a_time(storage, copies):
+    """Beside it the float32 weights of that layer, where the model's are not all that is known of them."""
+    layers = 8
+    params = weights(*[(256, 128)] * layers)
+    peak = peak_of_a_step(hs.Lamb(params, compile=False, param_storage=storage))
+    assert peak < OF_PIECES + copies * 4 * ELEMENTS / layers
+    assert peak > copies * 4 * ELEMENTS / layers
+
+
+def test_loading_makes_the_new_state_in_the_place_of_the_old():
+    params = weights(*[(256, 128)] * 8)
+    saved = []
+
+    def load():
+        optimizer = hs.AdamW(params, compile=False)
+        optimizer.step()
+        saved.append({**optimizer.state_dict()})
+        saved[0]["state"] = {
+            k: {key: x.clone() for key, x in one.items()} for k, one in saved[0]["state"].items()
+        }
+        optimizer.load_state_dict(saved[0])
+
+    state, of_array = 4 * ELEMENTS, 4 * ELEMENTS / 8
+    # What was saved, and either state; of an old and a new one there would be another.
+    assert 2 * state <= peak_bytes(load) < 2 * state + of_array + OF_PIECES
