@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+_ONE = np.float32(1).view(np.uint32)
+
 
 def opaque_zero(word: jax.Array | None = None) -> jax.Array:
     """Return the uint32 zero (word (word + 1)) & 1: one of two neighbours is even, which no compiler proves.
@@ -98,6 +100,25 @@ def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
 def _as_unrounded(primals, tangents):
     rounded = straight_through(*primals)
     return rounded, tangents[0].astype(rounded.dtype)
+
+
+def computed_once(x: jax.Array) -> jax.Array:
+    """Return float32 `x` as a quotient by an opaque 1, which XLA on CPU keeps for all kernels that read it.
+
+    What is cheap it computes anew in each of them, with all that is in front, and so it copies donated inputs
+    that one kernel overwrites and another reads. A quotient it takes for expensive. Not for other devices.
+
+    Args:
+        x: float32: zeros, normal numbers and what is not finite. A subnormal number may become zero.
+
+    Example:
+        >>> computed_once(jnp.array([0.5, -0.0, jnp.inf])).tolist()
+        [0.5, -0.0, inf]
+
+    Source: ours.
+    """
+    zero = opaque_zero(lax.bitcast_convert_type(x, jnp.uint32))
+    return x / lax.bitcast_convert_type(zero | _ONE, jnp.float32)
 
 
 def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.numbers.exact import straight_through
 from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
 
@@ -87,6 +88,11 @@ def round_in_float32(
     x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False
 ) -> jax.Array:
     """Return the values of `round_to` in float32, which holds them all."""
+    return straight_through(x, call_per_shape(_round_in_float32, (name, saturate), x, words))
+
+
+def _round_in_float32(target: tuple[str, bool], x: jax.Array, words: jax.Array | None) -> jax.Array:
+    name, saturate = target
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     magnitude = bits & _MAGNITUDE
     is_nan = magnitude >= _INFINITY if saturate else magnitude > _INFINITY
@@ -99,7 +105,7 @@ def round_in_float32(
         result = jnp.where(magnitude < smallest_normal, _round_subnormal(magnitude, fmt, words), result)
     result = jnp.where(is_nan, _NAN, _bounded(result, fmt, saturate)) | (bits & _SIGN)
     # The mask comes last, where LLVM sees that a cast to come has nothing to round.
-    return straight_through(x, lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32))
+    return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
 
 
 def round_to_code(x: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
