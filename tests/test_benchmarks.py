@@ -9,7 +9,7 @@ import pytest
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
-    *("transformer", "compile_time", "gpu"),
+    *("transformer", "compile_time", "gpu", "bridge"),
 )
 EXAMPLES = ("recipe", "text", "train_flax")
 pytestmark = pytest.mark.slow
@@ -116,6 +116,20 @@ def test_time_to_compile_is_measured(run):
     assert ours["leaves"] == theirs["leaves"] == 2
     assert ours["equations per leaf"] > theirs["equations per leaf"] > 0
     assert ours["total"] >= ours["compile"] > 0
+
+
+def test_steps_through_the_bridge_are_timed(run, monkeypatch):
+    import bridge
+
+    monkeypatch.setattr(bridge, "in_quiet_process", lambda: 1)
+    # The other is compiled, for seconds.
+    monkeypatch.delitem(bridge.NATIVE, "halfstep_torch.AdamW")
+    monkeypatch.setattr(bridge, "LAYOUTS", {"2 x 16": (2, (4, 4), ("optax.adamw",))})
+    status, record = run(bridge, "--rounds", "2")
+    assert status == 0
+    names = [row["name"] for row in record["rows"]]
+    assert names[1:] == ["optax.adamw, in JAX", "optax.adamw, OptaxOptimizer"]
+    assert all(row["ms"] >= row["min"] > 0 for row in record["rows"])
 
 
 def test_what_a_gpu_will_be_asked_holds_on_a_cpu(monkeypatch, tmp_path):

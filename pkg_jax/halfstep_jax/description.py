@@ -72,7 +72,7 @@ class Description:
         return text_table(head, rows, right={5})
 
 
-def describe(tx: optax.GradientTransformation, params) -> Description:
+def describe(tx: optax.GradientTransformation, params: Any) -> Description:
     """Say of every weight, and of what is kept for it, in what format it is kept, how it is rounded, and why.
 
     A format that was asked for and is not used, since the array is too small for scales, shows here, as does

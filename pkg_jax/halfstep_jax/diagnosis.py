@@ -6,6 +6,7 @@ they leave where it was is what would be lost.
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +61,7 @@ class Diagnosis:
         return "\n".join([*table, *(f"- {line}" for line in self.advice or ("Nothing is lost.",))])
 
 
-def diagnose(tx: optax.GradientTransformation, params, grads, state=None) -> Diagnosis:
+def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: Any = None) -> Diagnosis:
     """Say what rounding would lose in the next step of any Optax transform, of this package or not.
 
     Best after some steps of training, with their state. The transform takes three trial steps: with these
@@ -95,7 +96,7 @@ def diagnose(tx: optax.GradientTransformation, params, grads, state=None) -> Dia
     state = tx.init(params) if state is None else state
     lost = _lost(params, tx.update(grads, state, params)[0], state)
     zeros = jax.tree.map(jnp.zeros_like, grads)
-    decay = tx.update(zeros, tx.init(params), params)[0]
+    decay = _decay(tx, params, zeros)
     decays = any(bool((u != 0).any()) for u in jax.tree.leaves(decay))
     found = (
         _share(lost.values()),
@@ -107,6 +108,16 @@ def diagnose(tx: optax.GradientTransformation, params, grads, state=None) -> Dia
         float(optax.tree.norm(grads)),
     )
     return Diagnosis(*found, advice=_advice(*found))
+
+
+def _decay(tx: optax.GradientTransformation, params, zeros):
+    """Return the updates that weights get without gradients because of what they are: zero where none.
+
+    What a first step does to weights of zero too, such as by averages that do not start at zero, is no decay.
+    """
+    nothing = jax.tree.map(jnp.zeros_like, params)
+    decayed, other = (tx.update(zeros, tx.init(p), p)[0] for p in (params, nothing))
+    return jax.tree.map(lambda u, v: jnp.where(u == v, jnp.zeros_like(u), u), decayed, other)
 
 
 Count = tuple[int, int]

@@ -45,7 +45,7 @@ def in_shard_map(inner: optax.GradientTransformation, specs: Any) -> optax.Gradi
     Example:
         >>> import jax.numpy as jnp
         >>> from halfstep_jax import adamw
-        >>> mesh, specs = jax.make_mesh((1,), ("x",)), {"w": PartitionSpec("x")}
+        >>> mesh, specs = jax.sharding.Mesh(jax.devices()[:1], "x"), {"w": PartitionSpec("x")}
         >>> tx = in_shard_map(adamw(1e-3), specs)
         >>> params = {"w": jnp.ones(8, jnp.bfloat16)}
         >>> def step(params, grads):

@@ -47,8 +47,8 @@ class Leaves:
             shape = getattr(value, "shape", None)
             if update is not None and shape_due != shape:
                 raise ValueError(
-                    f"{self.caller}: the update of '{name}' has shape {update.shape}, its {owner} {shape}. "
-                    f"{hint}"
+                    f"{self.caller}: the update of {quoted(name)} has shape {update.shape}, "
+                    f"its {owner} {shape}. {hint}"
                 )
         return values
 
@@ -106,7 +106,8 @@ def flatten_updates(caller: str, updates) -> Leaves:
 def leaf_name(path) -> str:
     """Return the name of a leaf: its key path joined with "/", a trailing attribute `value` dropped.
 
-    Flax nnx has that attribute at the end of some paths and not of others.
+    Flax nnx has that attribute at the end of some paths and not of others. Params that are one array have the
+    empty path, and so the empty name: its words are those of "" (contract W7).
 
     Example:
         >>> paths, _ = jax.tree_util.tree_flatten_with_path({"layers": [1.0, 2.0]})
@@ -116,6 +117,16 @@ def leaf_name(path) -> str:
     if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
         path = path[:-1]
     return "/".join(_part(key) for key in path)
+
+
+def quoted(name: str) -> str:
+    """Return the name of a leaf as errors say it.
+
+    Example:
+        >>> quoted("layers/0"), quoted("")
+        ("'layers/0'", "'' (the params are one array)")
+    """
+    return f"'{name}'" if name else "'' (the params are one array)"
 
 
 def check_params(caller: str, params) -> None:
@@ -142,10 +153,10 @@ def check_state(caller: str, state, kind: type) -> None:
     Raises:
         ValueError: naming both.
     """
-    due = getattr(kind, "_fields", ())
-    if not set(due).issubset(getattr(state, "_fields", ())):
+    if getattr(state, "_fields", ()) != getattr(kind, "_fields", ()):
+        found = "an array" if isinstance(state, jax.Array) else type(state).__name__
         raise ValueError(
-            f"{caller}: the state is {type(state).__name__}, due is {kind.__name__}: it is of another "
+            f"{caller}: the state is {found}, due is {kind.__name__}: it is of another "
             "transform, or was loaded without its types. Pass the state that init made, or load it into that."
         )
 
@@ -156,10 +167,24 @@ def check_weight(caller: str, name: str, p) -> None:
     Raises:
         TypeError: naming it.
     """
+    refuse_raw_bytes(caller, f"the weight {quoted(name)}", p)
     if (dtype := _dtype_name(p)) not in HELD_BY_FLOAT32:
         raise TypeError(
-            f"{caller}: the weight '{name}' is {dtype}; weights are float32, bfloat16 or float16. "
+            f"{caller}: the weight {quoted(name)} is {dtype}; weights are float32, bfloat16 or float16. "
             "Cast it, or mask the leaf out."
+        )
+
+
+def refuse_raw_bytes(caller: str, what: str, x) -> None:
+    """Refuse what `np.load` makes of arrays whose dtype NumPy does not know: bytes without a meaning.
+
+    Raises:
+        TypeError: naming it.
+    """
+    if (dtype := _dtype_name(x)).startswith("void"):
+        raise TypeError(
+            f"{caller}: {what} is {dtype}, bytes of a dtype that np.savez has not kept. View it as what it "
+            "was, such as x.view(jnp.bfloat16), or save by save_state."
         )
 
 
@@ -179,7 +204,7 @@ def _checked(caller: str, name: str, update):
         return None
     if (dtype := _dtype_name(update)) not in HELD_BY_FLOAT32:
         raise TypeError(
-            f"{caller}: the update of '{name}' is {dtype}; updates are float32, bfloat16 or float16. "
+            f"{caller}: the update of {quoted(name)} is {dtype}; updates are float32, bfloat16 or float16. "
             "Cast it, or mask the leaf out."
         )
     return jnp.asarray(update)

@@ -52,7 +52,7 @@ class MemoryReport:
         return name, f"{per_weight:.3f}", f"{in_all / 2**30:,.3f}", f"{on_one / 2**30:,.3f}"
 
 
-def memory_report(tx: optax.GradientTransformation, params, shardings=None) -> MemoryReport:
+def memory_report(tx: optax.GradientTransformation, params: Any, shardings: Any = None) -> MemoryReport:
     """Say what weights, gradients and state take, in all and on one device, beside AdamW in float32.
 
     Gradients are counted in the dtypes of the weights. Activations are not counted, nor is what a step needs

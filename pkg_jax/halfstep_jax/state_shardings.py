@@ -10,7 +10,7 @@ from halfstep_jax.leaves import leaf_name
 from halfstep_jax.placement import placed_like
 
 
-def state_shardings(tx: optax.GradientTransformation, params, shardings) -> Any:
+def state_shardings(tx: optax.GradientTransformation, params: Any, shardings: Any) -> Any:
     """Return the sharding of every array of the state of any Optax transform.
 
     What belongs to a weight lies where the weight lies: moments, their codes in any format, their scales,
@@ -19,6 +19,7 @@ def state_shardings(tx: optax.GradientTransformation, params, shardings) -> Any:
     whole on every device otherwise. Counts, seeds and all else are on every device.
 
     An array belongs to the weight whose name its own ends with: `0/mu/encoder/kernel` to `encoder/kernel`.
+    Where the params are one array, without a name, what has its shape, or as many rows, belongs to it.
 
         shardings = state_shardings(tx, params, param_shardings)
         state = jax.jit(tx.init, out_shardings=shardings)(params)
@@ -82,7 +83,7 @@ def _placed(weights, whole: Sharding | None, name: str, x) -> Sharding | None:
     parts = name.split("/")
     for k in range(len(parts) + 1):
         shape, sharding = weights.get("/".join(parts[k:]), (None, None))
-        if shape is None or sharding is None:
+        if shape is None or sharding is None or (k == len(parts) and not _of_bare_array(parts, shape, x)):
             continue
         if x.shape == shape:
             return sharding
@@ -90,6 +91,11 @@ def _placed(weights, whole: Sharding | None, name: str, x) -> Sharding | None:
             break
         return placed_like(sharding, shape, x.shape) if isinstance(sharding, NamedSharding) else sharding
     return whole
+
+
+def _of_bare_array(parts: list[str], shape: tuple[int, ...], x) -> bool:
+    """Whether an array of the state belongs to a weight of `shape` whose name is empty: any name ends so."""
+    return parts[-1] == "" or x.shape == shape or (x.ndim == len(shape) > 1 and x.shape[0] == shape[0])
 
 
 def _whole(sharding: Sharding) -> Sharding:

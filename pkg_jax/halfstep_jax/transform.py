@@ -119,7 +119,10 @@ def transform_of(rule: Callable[P, Rule]) -> Callable[P, optax.GradientTransform
 
     transform.__doc__, transform.__name__ = rule.__doc__, getattr(rule, "name", rule.__name__)
     transform.__qualname__, transform.__module__ = transform.__name__, rule.__module__
-    transform.__signature__ = inspect.signature(rule)  # pyright: ignore[reportFunctionMemberAccess]
+    signature = inspect.signature(rule)
+    transform.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    given = {name: field.annotation for name, field in signature.parameters.items()}
+    transform.__annotations__ = given | {"return": optax.GradientTransformationExtraArgs}
     return transform
 
 

@@ -235,12 +235,12 @@ ROWS = [
     (
         lambda: update(hs.scale_by_adam(), G, seen={"w": jnp.ones(4)}),
         ValueError,
-        "scale_by_adam: the update of 'w' has shape (3,), its state (4,). Pass the tree that init saw.",
+        "scale_by_adam: the update of 'w' has shape (3,), its mu (4,). Pass the tree that init saw.",
     ),
     (
         lambda: update(hs.scale_by_adam(), G, seen={"w": None}),
         ValueError,
-        "scale_by_adam: the update of 'w' has shape (3,), its state None. Pass the tree that init saw.",
+        "scale_by_adam: the update of 'w' has shape (3,), its mu None. Pass the tree that init saw.",
     ),
     (
         lambda: update(hs.add_decayed_weights(0.1), G, {"w": jnp.ones((3, 1))}),
@@ -292,8 +292,9 @@ ROWS = [
     ),
     (
         lambda: hs.scale_by_adam().update(G, hs.scale_by_adam().init(W)._replace(nu={"w": jnp.ones(3, jnp.int8)})),
-        ValueError,
-        'scale_by_adam: nu_dtype=int8 cannot hold a moment without a block scale. Use scaled("int8").',
+        TypeError,
+        "scale_by_adam: the nu of 'w' is int8, as another recipe keeps it: nu_dtype=None keeps bfloat16 or "
+        "float32. Pass the state that init made, or the arguments that it had.",
     ),
 ]  # fmt: skip
 
@@ -340,3 +341,32 @@ def test_a_traced_hyperparameter_is_not_read():
     assert bool(jnp.isfinite(step(jnp.float32(0.9))["w"]).all())
     with pytest.raises(TypeError, match="b1 is a float16 array"):
         step(jnp.float16(0.9))
+
+
+RECIPES = {
+    "default": hs.scale_by_adam(),
+    "eight_bit": hs.scale_by_adam(**hs.recipes.eight_bit),
+    "four_bit": hs.scale_by_adam(**hs.recipes.four_bit),
+    "fp8": hs.scale_by_adam(mu_dtype=hs.scaled("float8_e4m3fn"), nu_dtype=hs.scaled("ufloat8_e5m3")),
+    "lion": hs.scale_by_lion(),
+    "trace": hs.trace(0.9),
+    "split_params": hs.split_params(hs.scale_by_adam()),
+    "store_state": hs.store_state(optax.scale_by_adam(), "bfloat16"),
+    "accumulate_gradients": hs.accumulate_gradients(optax.sgd(0.1), 2),
+    "ema_params": hs.ema_params(0.9),
+    "skip_nonfinite": hs.skip_nonfinite(hs.scale_by_adam()),
+}
+P16 = {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
+
+
+@pytest.mark.parametrize("own", RECIPES)
+def test_a_state_of_another_recipe_is_refused_and_named(own):
+    """By the class of the state, or by the dtype in which the other recipe keeps a moment."""
+    for other in RECIPES.keys() - {own}:
+        state = jax.eval_shape(RECIPES[other].init, P16)
+        with pytest.raises(
+            (ValueError, TypeError), match=r"due is \w+State|(mu|nu) of 'w'|_scale of 'w'|'w' .*its mu"
+        ):
+            jax.eval_shape(RECIPES[own].update, P16, state, P16)
+    with pytest.raises(ValueError, match="the state is an array, due is"):
+        jax.eval_shape(RECIPES[own].update, P16, P16["w"], P16)

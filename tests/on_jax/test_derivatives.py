@@ -56,13 +56,44 @@ def test_derivatives_by_rate_and_weights_are_those_of_optax(name, transform):
 
 
 @pytest.mark.slow
-def test_forward_mode_and_vmap_agree_with_reverse_mode():
-    f = functools.partial(trained, pair("adamw")[0])
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["op by op", "jit"])
+def test_forward_mode_and_vmap_agree_with_reverse_mode_and_optax(transform):
+    f, theirs = (functools.partial(trained, make, steps=1) for make in pair("adamw"))
     rates = jnp.array([0.01, 0.02], jnp.float32)
-    reverse = jax.vmap(jax.grad(f), (0, None))(rates, P)
-    for rate, expected in zip(rates, reverse, strict=True):
-        _, forward = jax.jvp(lambda r: f(r, P), (rate,), (jnp.float32(1),))
-        np.testing.assert_allclose(forward, expected, rtol=RTOL)
+    reverse = transform(jax.vmap(jax.grad(f), (0, None)))(rates, P)
+    np.testing.assert_allclose(reverse, jax.vmap(jax.grad(theirs), (0, None))(rates, P), rtol=RTOL)
+
+    def forward(rate):
+        return jax.jvp(lambda r: f(r, P), (rate,), (jnp.float32(1),))[1]
+
+    np.testing.assert_allclose([transform(forward)(rate) for rate in rates], reverse, rtol=RTOL)
+
+
+@pytest.mark.slow
+def test_a_maml_loop_and_a_learned_rate_go_where_they_go_through_optax():
+    """Derivatives of second order, by weights and by a rate, over tasks under vmap."""
+    goals = jnp.array([[0.5, 1.0, -1.0], [1.5, 0.0, 2.0]])
+
+    def adapted(make, meta, goal):
+        tx, p = make(jnp.exp(meta["log_rate"]), 0.9), meta["p"]
+        state = tx.init(p)
+        for _ in range(2):
+            updates, state = tx.update(jax.grad(lambda p: jnp.sum((p - goal) ** 4))(p), state, p)
+            p = optax.apply_updates(p, updates)
+        return jnp.sum((p - goal) ** 4)
+
+    def learned(make):
+        @jax.jit
+        def step(meta, _):
+            losses = lambda meta: jax.vmap(lambda goal: adapted(make, meta, goal))(goals).sum()  # noqa: E731
+            return jax.tree.map(lambda x, g: x - 1e-3 * g, meta, jax.grad(losses)(meta)), None
+
+        return jax.lax.scan(step, {"p": jnp.zeros(3), "log_rate": jnp.float32(-5.0)}, None, 10)[0]
+
+    ours, theirs = learned(hs.sgd), learned(optax.sgd)
+    for x, y in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=RTOL)
+    assert ours["log_rate"] != -5.0
 
 
 @pytest.mark.parametrize("param_storage", ["stochastic", "nearest", "compensated", "master"])

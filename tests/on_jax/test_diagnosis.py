@@ -93,6 +93,11 @@ def test_zero_second_moments_and_a_norm_that_sticks_are_told():
     assert "optax.global_norm takes it for" in diagnosis.advice[-1]
 
 
+def test_an_average_that_does_not_start_at_zero_is_no_decay():
+    params = {"w": jnp.ones((8, 8), jnp.bfloat16)}
+    assert hs.diagnose(optax.yogi(1e-2), params, params).decay_lost is None
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_sums_of_micro_batches_in_16_bits_are_told(dtype):
     params = {"a": jnp.ones((8, 8), dtype)}

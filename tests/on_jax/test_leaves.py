@@ -159,6 +159,8 @@ def test_a_single_array_is_a_tree():
     one, _ = run(hs.adamw(1e-3), p, rows)
     layer, _ = run(hs.adamw(1e-3), Layer(p, p), Layer(rows, rows))
     assert_trees_same(layer.value, one)  # both are called "": the trailing `value` is dropped
+    with pytest.raises(TypeError, match=r"the weight '' \(the params are one array\) is int32"):
+        hs.adamw(1e-3).init(jnp.ones(3, jnp.int32))
 
 
 def test_map_params_finds_what_stands_in_the_tree_of_the_params():

@@ -74,6 +74,22 @@ def test_a_leaf_takes_three_kernels_and_no_copy():
     assert whole_arrays.count("fusion") == 2 * 3
 
 
+def test_the_parts_of_a_weight_are_split_from_one_sum():
+    """Without that, XLA computes the step for each part, and copies both before one is overwritten."""
+    compiled = compile_step(hs.adamw(1e-3, param_storage="split16"), "bfloat16")
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * SIZE + SMALL  # the sum
+    assert not re.findall(r"\[512,512\]\S* copy\(", compiled.as_text())
+
+
+def test_a_moment_with_block_scales_is_computed_once_for_its_maxima_and_once_for_its_codes():
+    """Without that, XLA computes maxima in two parts, and the moment for each, an element at a time."""
+    fp8 = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
+    text = compile_step(hs.adamw(1e-3, b1=0.875, b2=0.998, **fp8), "bfloat16").as_text()
+    # One decay rate per kernel that computes the moment.
+    assert text.count("f32[] constant(0.875)") == 1
+    assert text.count("f32[] constant(0.998)") == 2
+
+
 def test_one_compilation_serves_all_steps_and_learning_rates():
     traced = []
 

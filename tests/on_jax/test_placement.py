@@ -169,6 +169,15 @@ def test_state_shardings_follow_names_and_prefixes():
     assert (mu["w"], mu["a"]["w"], mu["count"], placed[0].count) == (rows, columns, rows, WHOLE)
 
 
+def test_an_array_without_a_name_does_not_claim_what_is_not_of_its_shape():
+    p = jax.ShapeDtypeStruct((64, 128), "bfloat16")
+    tx = optax.chain(hs.adamw(1e-3, **hs.recipes.four_bit), optax.add_noise(0.1, 0.1, 0))
+    placed = hs.state_shardings(tx, p, NamedSharding(MESH, P("x")))
+    shapes = jax.eval_shape(tx.init, p)
+    cut = [x.shape for x, s in zip(*map(jax.tree.leaves, (shapes, placed)), strict=True) if s.spec != P()]
+    assert cut == [(64, 64), (64, 128), (64, 4), (64, 1)]  # packed codes, codes, and the scales of both
+
+
 def test_state_shardings_refuse_what_is_no_sharding():
     p = {"w": jnp.ones((8, 4))}
     with pytest.raises(TypeError, match=r"'w' has .* which does not say how axes are cut"):

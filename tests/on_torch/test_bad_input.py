@@ -454,6 +454,31 @@ def test_a_tensor_subclass_in_a_state_dict_is_refused():
         optimizer.load_state_dict(saved)
 
 
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda x: x.as_subclass(Wrapper), TypeError, "exp_avg of 'p' is a Wrapper. State arrays are plain"),
+        (lambda x: x.to_sparse(), TypeError, "exp_avg of 'p' is sparse. State arrays are plain"),
+        (lambda x: x.tolist(), TypeError, "exp_avg of 'p' is a list. State arrays are plain"),
+        (lambda x: x.T.contiguous().T, ValueError, "exp_avg of 'p' is not row-major, as state is"),
+    ],
+    ids=["subclass", "sparse", "list", "transposed"],
+)
+def test_a_state_array_that_was_put_there_by_hand_is_refused_unless_it_is_as_ours(
+    change, error, message, compile
+):
+    p = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([("p", p)], compile=compile)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = p.detach().clone()
+    optimizer.state[p]["exp_avg"] = change(optimizer.state[p]["exp_avg"])
+    with pytest.raises(error, match=f"AdamW: {message}"):
+        optimizer.step()
+    assert torch.equal(p, before)
+
+
 @pytest.mark.parametrize(("first", "second"), [("a.w", "a.w"), ("a.b", "a/b"), ("module.x", "x")])
 def test_two_parameters_of_one_name_are_refused(first, second):
     leaf = second.replace(".", "/")

@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import inspect
 import io
 import pickle
 import weakref
@@ -22,7 +23,6 @@ def adan(params, lr=1e-3, weight_decay=0.0, maximize=False):
 
 
 MAKERS = {
-    "Adam": functools.partial(hs.Adam, compile=False),
     "AdamW": functools.partial(hs.AdamW, compile=False),
     "SGD": functools.partial(hs.SGD, compile=False, momentum=0.9),
     "Lion": functools.partial(hs.Lion, compile=False),
@@ -46,12 +46,14 @@ def clean():
         handle.remove()
 
 
+def normal(shape, generator, dtype):
+    return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
+
+
 def parameters(dtype=torch.bfloat16):
     """Return named parameters: a matrix, one that is not row-major, a scalar, one without elements."""
     generator = torch.Generator().manual_seed(0)
-    drawn = {
-        shape: torch.randn(shape, generator=generator).to(dtype) for shape in [(4, 3), (3, 5), (), (0, 2)]
-    }
+    drawn = {shape: normal(shape, generator, dtype) for shape in [(4, 3), (3, 5), (), (0, 2)]}
     of_names = zip(("w", "t", "scale", "none"), drawn.values(), strict=True)
     return [(name, torch.nn.Parameter(x.T if name == "t" else x)) for name, x in of_names]
 
@@ -59,7 +61,7 @@ def parameters(dtype=torch.bfloat16):
 def give_grads(params, seed):
     generator = torch.Generator().manual_seed(seed)
     for _, p in params:
-        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        p.grad = normal(p.shape, generator, p.dtype)
 
 
 def run(params, optimizer, seeds):
@@ -110,6 +112,20 @@ def test_to_maximize_is_to_minimize_the_opposite(make):
             optimizer.step()
         runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
+
+
+def test_parameters_of_all_dtypes_step_together_as_they_do_alone(make):
+    def of(dtypes):
+        params = [(f"{name}.{dtype}", p) for dtype in dtypes for name, p in parameters(getattr(torch, dtype))]
+        optimizer = make(params, lr=1e-2, weight_decay=0.1)
+        for step in range(2):
+            for i in range(0, len(params), 4):
+                give_grads(params[i : i + 4], step)
+            optimizer.step()
+        return snapshot(optimizer)
+
+    dtypes = ["float32", "bfloat16", "float16"]
+    assert_same_snapshots(of(dtypes), [x for dtype in dtypes for x in of([dtype])])
 
 
 def test_nothing_happens_without_gradients(make):
@@ -200,7 +216,7 @@ def test_the_default_dtype_changes_no_bit(make, dtype):
     for default in (torch.float32, dtype):
         torch.set_default_dtype(default)
         try:
-            params = parameters()
+            params = parameters(torch.float32)  # which show every bit
             optimizer = make(params, lr=1e-2, weight_decay=0.1)
             run(params, optimizer, range(3))
         finally:
@@ -472,6 +488,28 @@ def test_a_gradient_that_cannot_be_used_stops_the_step_for_all(make, kind):
 def test_a_learning_rate_that_is_none_is_refused(make, lr):
     with pytest.raises((TypeError, ValueError), match=r"lr|learning_rate"):
         make(parameters(), lr=lr)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_the_arguments_of_torch_stand_where_torch_has_them_and_have_its_defaults(name):
+    ours, theirs = (inspect.signature(getattr(package, name)).parameters for package in (hs, torch.optim))
+    assert theirs.keys() <= ours.keys()
+    placed = [key for key, one in theirs.items() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert list(ours)[: len(placed)] == placed
+    assert [one.kind for one in list(ours.values())[: len(placed)]] == [theirs[key].kind for key in placed]
+    assert {key: one.default for key, one in theirs.items()} == {key: ours[key].default for key in theirs}
+
+
+@pytest.mark.parametrize("name", ["foreach", "fused", "differentiable", "capturable", "amsgrad"])
+@pytest.mark.parametrize("make", [hs.Adam, hs.AdamW, hs.SGD])
+def test_an_argument_of_torch_is_taken_where_it_changes_nothing_and_refused_where_it_would(make, name):
+    if name not in inspect.signature(make).parameters:
+        pytest.skip("torch has not got it either")
+    for value in (None, False, *([True] if name in ("foreach", "fused") else [])):
+        make(parameters(), **{name: value})
+    if name not in ("foreach", "fused"):
+        with pytest.raises(ValueError, match=rf"{name}=True is not supported\. Use {name}=False"):
+            make(parameters(), **{name: True})
 
 
 # --- what stands around ---

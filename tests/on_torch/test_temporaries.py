@@ -42,19 +42,17 @@ def weights(*shapes, layout=torch.contiguous_format, grads=torch.contiguous_form
 
 
 def peak_of_a_step(optimizer) -> int:
-    for _ in range(2):  # which make state and rows
-        optimizer.step()
+    optimizer.step()  # which makes state and rows
     return peak_bytes(optimizer.step)
 
 
 @pytest.mark.parametrize(
     ("grads", "recipe"),
     [
-        (torch.channels_last, {}),
         (torch.contiguous_format, {"param_storage": "split16"}),
         (torch.channels_last, hs.recipes.eight_bit),
     ],
-    ids=["plain", "row-major gradients", "blocks"],
+    ids=["row-major gradients", "blocks"],
 )
 def test_weights_that_are_not_row_major_are_copied_in_pieces(grads, recipe):
     params = weights((64, 64, 8, 8), layout=torch.channels_last, grads=grads)
@@ -62,7 +60,7 @@ def test_weights_that_are_not_row_major_are_copied_in_pieces(grads, recipe):
     assert peak < OF_PIECES < 2 * ELEMENTS  # a copy of weights or gradients would be as many
 
 
-@pytest.mark.parametrize(("storage", "copies"), [("stochastic", 1), ("split16", 2), ("master", 2)])
+@pytest.mark.parametrize(("storage", "copies"), [("stochastic", 1), ("master", 2)])
 def test_lamb_keeps_the_update_of_one_layer_at_a_time(storage, copies):
     """Beside it the float32 weights of that layer, where the model's are not all that is known of them."""
     layers = 8
@@ -70,11 +68,6 @@ def test_lamb_keeps_the_update_of_one_layer_at_a_time(storage, copies):
     peak = peak_of_a_step(hs.Lamb(params, compile=False, param_storage=storage))
     assert peak < OF_PIECES + copies * 4 * ELEMENTS / layers
     assert peak > copies * 4 * ELEMENTS / layers
-
-
-def test_lamb_of_one_layer_has_its_update_alone():
-    peak = peak_of_a_step(hs.Lamb(weights((1024, 256)), compile=False))
-    assert 4 * ELEMENTS < peak < OF_PIECES + 4 * ELEMENTS
 
 
 def test_loading_makes_the_new_state_in_the_place_of_the_old():

@@ -142,6 +142,50 @@ def test_layers_that_fit_more_than_one_are_listed_and_can_be_named():
     assert found["Dense_1/bias"].parameters == ("first.bias",)
 
 
+class FlaxImages(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.Conv(5, (3, 2), padding="VALID", name="filters")(x)
+        x = x.reshape(x.shape[0], -1, 5)
+        attention = linen.MultiHeadDotProductAttention
+        return attention(_HEADS, qkv_features=_FEATURES, out_features=5, name="attention")(x, x)
+
+
+class TorchImages(nn.Module):
+    """The same, with the four layers of attention each for itself, and channels in front."""
+
+    def __init__(self):
+        super().__init__()
+        self.filters = nn.Conv2d(3, 5, (3, 2))
+        shapes = {name: (5, _FEATURES) for name in ("query", "key", "value")} | {"out": (_FEATURES, 5)}
+        self.attention = nn.ModuleDict({name: nn.Linear(*shape) for name, shape in shapes.items()})
+
+    def forward(self, x):
+        x = self.filters(x).permute(0, 2, 3, 1).flatten(1, 2)
+        query, key, value = (
+            self.attention[name](x).unflatten(-1, (_HEADS, -1)).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
+        x = nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.attention["out"](x.transpose(1, 2).flatten(2))
+
+
+def test_images_and_attention_of_four_layers_are_the_same_function():
+    x = np.random.default_rng(1).normal(size=(2, 5, 4, 3)).astype(np.float32)
+    shapes = jax.eval_shape(FlaxImages().init, jax.random.key(0), x)["params"]
+    rng = np.random.default_rng(2)
+    params = jax.tree.map(lambda p: 0.3 * rng.normal(size=p.shape).astype(np.float32), shapes)
+    model = TorchImages()
+    view = SourceView(model, name_map(shapes, model))
+    with torch.no_grad():
+        for name, p in leaves(params).items():
+            view.get_parameter(name).copy_(torch.from_numpy(p))
+    expected = jax.jit(FlaxImages().apply)({"params": params}, x)
+    found = model(torch.from_numpy(x).permute(0, 3, 1, 2)).detach()
+    # Sums of at most 18 products in another order, of numbers near 1.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+
+
 def test_leaves_with_the_names_and_shapes_of_torch_stay_as_they_are():
     """As those of Equinox, whose convolutions have biases with further axes."""
     model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Linear(3, 4))

@@ -124,6 +124,28 @@ def test_groups_have_their_transforms_and_the_rate_is_live(run):
     optimizer.param_groups[0]["lr"] = 0.5
 
 
+def rates(optimizer, model, steps, scheduler=None):
+    """Return by how much each step of gradients of 1 lowers a weight."""
+    found = []
+    for _ in range(steps):
+        before = model[0].bias.detach().clone()
+        take(model, optimizer, [[torch.ones_like(p) for p in model.parameters()]])
+        found.append((before - model[0].bias).mean().item())
+        if scheduler is not None:
+            scheduler.step()
+    return found
+
+
+def test_schedules_of_either_framework_set_the_rate():
+    """A schedule inside of the transform, and torch's scheduler where the rate is injected."""
+    model = model_of()
+    inside = OptaxOptimizer(model.named_parameters(), optax.sgd(optax.linear_schedule(1.0, 0.0, 4)))
+    np.testing.assert_allclose(rates(inside, model, 3), [1.0, 0.75, 0.5], rtol=1e-5)
+    live = OptaxOptimizer(model.named_parameters(), optax.inject_hyperparams(optax.sgd)(1.0))
+    scheduler = torch.optim.lr_scheduler.StepLR(live, 1, 0.5)
+    np.testing.assert_allclose(rates(live, model, 3, scheduler), [1.0, 0.5, 0.25], rtol=1e-5)
+
+
 def test_weights_and_gradients_are_read_where_they_are(run):
     """XLA takes memory that is aligned; torch's allocator aligns it. One that is not row-major is copied."""
     model, optimizer = run

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from halfstep_jax.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
 from halfstep_jax.checkpoint.slots import Entry, Slots, slots_of
@@ -20,7 +21,9 @@ from halfstep_jax.leaves import leaf_name
 _HINT = "Pass the params, the state and the transform of one run."
 
 
-def save_state(path: str | os.PathLike[str], params, state, tx) -> None:
+def save_state(
+    path: str | os.PathLike[str], params: Any, state: Any, tx: optax.GradientTransformation
+) -> None:
     """Write weights and optimizer state to one file, from which either package goes on.
 
     The file is safetensors: `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are stored.
@@ -72,7 +75,9 @@ def state_file_of(caller: str, params, state, tx) -> tuple[dict[str, Any], dict[
     return make_header(writer, recipes, formats), arrays
 
 
-def load_state(path: str | os.PathLike[str], params, tx) -> tuple[Any, Any]:
+def load_state(
+    path: str | os.PathLike[str], params: Any, tx: optax.GradientTransformation
+) -> tuple[Any, Any]:
     """Return the weights and the optimizer state of a file that `save_state` of either package wrote.
 
     Counts and seeds are the file's; numbers, such as b1, are those of `tx`, and must be the file's, but for

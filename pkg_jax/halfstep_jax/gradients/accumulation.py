@@ -11,7 +11,7 @@ from jax import lax
 from jax.core import Tracer
 
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, check_params, flatten_updates
+from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.numbers.exact import opaque, opaque_input, opaque_zero
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
@@ -41,7 +41,10 @@ class AccumulateGradientsState(NamedTuple):
 
 
 def accumulate_gradients(
-    inner: optax.GradientTransformation, every_k: int, dtype="bfloat16", seed: jax.typing.ArrayLike = 0
+    inner: optax.GradientTransformation,
+    every_k: int,
+    dtype: jax.typing.DTypeLike = "bfloat16",
+    seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Add gradients up over `every_k` micro-batches, and step by their mean.
 
@@ -94,6 +97,7 @@ def accumulate_gradients(
         return AccumulateGradientsState(zero, zero, new_seed(words), sums, inner.init(params))
 
     def update(updates, state, params=None, **extra_args):
+        check_state(_FUNCTION, state, AccumulateGradientsState)
         leaves = flatten_updates(_FUNCTION, updates)
         count, mini_step = next_count(state.count), state.mini_step + 1
         keys = leaf_keys(state.seed, count, [leaf_id(x) for x in leaves.names], (Role.ACCUMULATOR,))

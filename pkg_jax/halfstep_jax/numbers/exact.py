@@ -10,10 +10,14 @@ What to make opaque: a product that feeds a sum; an array that arrives from anot
 product; a constant that could vanish if it were seen.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+_ONE = np.float32(1).view(np.uint32)
 
 
 def opaque_zero(word: jax.Array | None = None) -> jax.Array:
@@ -98,7 +102,26 @@ def _as_unrounded(primals, tangents):
     return rounded, tangents[0].astype(rounded.dtype)
 
 
-def add_product(c, a, b, zero: jax.Array) -> jax.Array:
+def computed_once(x: jax.Array) -> jax.Array:
+    """Return float32 `x` as a quotient by an opaque 1, which XLA on CPU keeps for all kernels that read it.
+
+    What is cheap it computes anew in each of them, with all that is in front, and so it copies donated inputs
+    that one kernel overwrites and another reads. A quotient it takes for expensive. Not for other devices.
+
+    Args:
+        x: float32: zeros, normal numbers and what is not finite. A subnormal number may become zero.
+
+    Example:
+        >>> computed_once(jnp.array([0.5, -0.0, jnp.inf])).tolist()
+        [0.5, -0.0, inf]
+
+    Source: ours.
+    """
+    zero = opaque_zero(lax.bitcast_convert_type(x, jnp.uint32))
+    return x / lax.bitcast_convert_type(zero | _ONE, jnp.float32)
+
+
+def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
     """Return c + (a b) in float32: product and sum, each rounded once.
 
     Args:

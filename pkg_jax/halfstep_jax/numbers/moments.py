@@ -11,7 +11,9 @@ from jax import lax
 from halfstep_jax.numbers.exact import opaque, opaque_zero
 
 
-def ema(average: jax.Array, value: jax.Array, b, zero: jax.Array | None = None) -> jax.Array:
+def ema(
+    average: jax.Array, value: jax.Array, b: jax.typing.ArrayLike, zero: jax.Array | None = None
+) -> jax.Array:
     """Return (b average) + ((1 - b) value): two products and a sum, each rounded once (contract M1).
 
     Args:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.numbers.shards import Shard, whole_shape
@@ -71,8 +72,7 @@ class LeafKey:
         """
         if self.shard is not None:
             self.shard.check()
-        hi, lo = _index(tuple(shape), offset, self.shard)
-        return mix(mix(lo ^ self.k0) + (self.k1[self.roles.index(role)] + _GOLDEN_RATIO * hi))
+        return call_per_shape(_words, (tuple(shape), offset, self.shard), self.k0, self.word(role))
 
     def word(self, role: int) -> jax.Array:
         """Return the role's own key, as one word for all elements: a uint32 scalar (contract F15)."""
@@ -123,7 +123,14 @@ class LeafKeys:
         return [i if shard is None else (i, shard) for i, shard in zip(indices, shards, strict=True)]
 
 
-def random_words(seed, step, leaf: str | int, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
+def random_words(
+    seed: jax.typing.ArrayLike,
+    step: jax.typing.ArrayLike,
+    leaf: str | int,
+    role: int,
+    shape: Sequence[int],
+    offset: int = 0,
+) -> jax.Array:
     """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi).
 
     (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array, and (k0, k1)
@@ -244,6 +251,12 @@ def threefry2x32(key, counter):
         x0 = x0 + schedule[(group + 1) % 3]
         x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
     return x0, x1
+
+
+def _words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
+    """Return the words of elements, given their shape, offset and shard: what `_index` asks for."""
+    hi, lo = _index(*elements)
+    return mix(mix(lo ^ k0) + (k1 + _GOLDEN_RATIO * hi))
 
 
 def mix(x: jax.Array) -> jax.Array:

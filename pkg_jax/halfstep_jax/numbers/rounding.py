@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.numbers.exact import straight_through
 from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
 
@@ -27,7 +28,13 @@ _TARGETS = ("float32", *FLOAT_FORMATS)
 _SOURCES = ("float32", "bfloat16", "float16")
 
 
-def round_to(x, dtype, words=None, *, saturate: bool = False) -> jax.Array:
+def round_to(
+    x: jax.typing.ArrayLike,
+    dtype: jax.typing.DTypeLike,
+    words: jax.typing.ArrayLike | None = None,
+    *,
+    saturate: bool = False,
+) -> jax.Array:
     """Round float32 `x` to `dtype`.
 
     With s the significand of x and d the number of its low bits that `dtype` cannot hold, the magnitude of
@@ -81,6 +88,11 @@ def round_in_float32(
     x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False
 ) -> jax.Array:
     """Return the values of `round_to` in float32, which holds them all."""
+    return straight_through(x, call_per_shape(_round_in_float32, (name, saturate), x, words))
+
+
+def _round_in_float32(target: tuple[str, bool], x: jax.Array, words: jax.Array | None) -> jax.Array:
+    name, saturate = target
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     magnitude = bits & _MAGNITUDE
     is_nan = magnitude >= _INFINITY if saturate else magnitude > _INFINITY
@@ -93,20 +105,21 @@ def round_in_float32(
         result = jnp.where(magnitude < smallest_normal, _round_subnormal(magnitude, fmt, words), result)
     result = jnp.where(is_nan, _NAN, _bounded(result, fmt, saturate)) | (bits & _SIGN)
     # The mask comes last, where LLVM sees that a cast to come has nothing to round.
-    return straight_through(x, lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32))
+    return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
 
 
 def round_to_code(x: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
     """Return the code of the magnitude of `round_to` with `saturate`, in int32; of what is not finite, any.
 
-    For every `fmt` whose exponents are fewer than those of float32, the integers up to 127 among them.
+    For every `fmt` whose exponents are fewer than those of float32, the integers up to 127 among them. Below
+    the smallest normal number a code counts multiples of the smallest one, and the pattern of a number there,
+    cut as that of a normal one, would be a lower code; above it, it is the other way round.
     """
     magnitude = lax.bitcast_convert_type(x, jnp.uint32) & _MAGNITUDE
     drop = np.uint32(_MANTISSA_BITS - fmt.mantissa_bits)
     base = (_EXPONENT_BIAS + fmt.min_exponent - 1) << fmt.mantissa_bits
     normal = (_add_to_kept(magnitude, fmt, words) >> drop).astype(jnp.int32) - np.int32(base)
-    is_normal = magnitude >= np.float32(2.0**fmt.min_exponent).view(np.uint32)
-    code = jnp.where(is_normal, normal, multiple_of_smallest(magnitude, fmt, words))
+    code = jnp.maximum(normal, multiple_of_smallest(magnitude, fmt, words))
     return jnp.minimum(code, fmt.max_code)
 
 

@@ -216,7 +216,7 @@ def adamw(
     eps_root: jax.typing.ArrayLike = 0.0,
     mu_dtype: StateDType | None = None,
     weight_decay: optax.ScalarOrSchedule = 1e-4,
-    mask: Any | Callable[[optax.Params], Any] | None = None,
+    mask: Any | Callable[[Any], Any] | None = None,
     *,
     nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",

@@ -91,7 +91,7 @@ def lion(
     b2: jax.typing.ArrayLike = 0.99,
     mu_dtype: StateDType | None = None,
     weight_decay: optax.ScalarOrSchedule = 1e-3,
-    mask: Any | Callable[[optax.Params], Any] | None = None,
+    mask: Any | Callable[[Any], Any] | None = None,
     *,
     mu_rounding: str = "auto",
     param_storage: str = "stochastic",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.leaves import flatten_updates
+from halfstep_jax.leaves import check_state, flatten_updates
 from halfstep_jax.numbers.schedules import next_count
 
 
@@ -70,6 +70,7 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
         return SkipNonfiniteState(zero, jnp.array(True), jnp.zeros([], jnp.int32), inner.init(params))
 
     def update(updates, state, params=None, *, skip: jax.typing.ArrayLike = False, **extra_args):
+        check_state("skip_nonfinite", state, SkipNonfiniteState)
         gradients = [g for g in flatten_updates("skip_nonfinite", updates).values if g is not None]
         ok = jnp.logical_not(jnp.asarray(skip))
         for g in gradients:

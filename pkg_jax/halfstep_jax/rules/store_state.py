@@ -14,7 +14,7 @@ import optax
 from jax.core import Tracer
 
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.leaves import HELD_BY_FLOAT32, leaf_name
+from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, leaf_name
 from halfstep_jax.links import Inside, report, reported_links
 from halfstep_jax.numbers.exact import opaque_input
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
@@ -23,7 +23,7 @@ from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.numbers.shards import Shard, shards, whole_shape
 from halfstep_jax.storage.blocks import check_blocks
-from halfstep_jax.storage.formats import Encoded, Format, as_format
+from halfstep_jax.storage.formats import Encoded, Format, StateDType, as_format
 from halfstep_jax.storage.stored_moment import named_scales
 
 _FUNCTION = "store_state"
@@ -52,7 +52,7 @@ class StoreStateState(NamedTuple):
 
 def store_state(
     inner: optax.GradientTransformation,
-    format,
+    format: StateDType,
     *,
     rounding: str = "stochastic",
     select: Callable[[str, Any], bool] | None = None,
@@ -134,6 +134,7 @@ def store_state(
         return report(storage, params, state, Inside(links, inner_state, [array.format for array in arrays]))
 
     def update(updates, state, params=None, **extra_args):
+        check_state(_FUNCTION, state, StoreStateState)
         shapes = jax.eval_shape(inner.init, updates if params is None else params)
         arrays = storage.arrays(shapes, state.inner_state)
         inner_state = storage.decode(arrays, state)

@@ -17,7 +17,7 @@ from halfstep_jax.transform import as_transform
 
 def add_decayed_weights(
     weight_decay: optax.ScalarOrSchedule = 0.0,
-    mask: Any | Callable[[optax.Params], Any] | None = None,
+    mask: Any | Callable[[Any], Any] | None = None,
     *,
     absolute: bool = False,
 ) -> optax.GradientTransformationExtraArgs:

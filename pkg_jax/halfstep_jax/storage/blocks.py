@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.numbers.exact import computed_once
 from halfstep_jax.numbers.shards import Shard
 
 BlockSize = int | str | None
@@ -106,7 +107,7 @@ def block_maximum(x: jax.Array, block_size: BlockSize, not_finite: float = 0.0) 
     rows = magnitude.reshape(*leading, run)
     return lax.platform_dependent(
         rows,
-        cpu=functools.partial(_maximum_by_halves, block=block),
+        cpu=functools.partial(_maximum_by_halves, block=block, once=not_finite > 0),
         tpu=functools.partial(_maximum_by_tiles, block=block),
         default=functools.partial(_maximum, block=block),
     )
@@ -220,13 +221,22 @@ def _maximum(rows: jax.Array, block: int) -> jax.Array:
     return jnp.max(_cut(rows, block), axis=-1, initial=0)
 
 
-def _maximum_by_halves(rows: jax.Array, block: int) -> jax.Array:
-    """Do as `_maximum`. What makes the operand is fused with the halving, but on CPU not with a reduction."""
+def _maximum_by_halves(rows: jax.Array, block: int, once: bool) -> jax.Array:
+    """Do as `_maximum`. What makes the operand is fused with the halving, but on CPU not with a reduction.
+
+    Args:
+        rows: magnitudes.
+        block: of elements.
+        once: whether the first half is kept. XLA keeps the operand by itself where codes are floats with a
+            sign, whose NaN is a code; others it would compute an element at a time, in four times as long.
+    """
     blocks = _cut(rows, block)
     width = block
     while width % 2 == 0 and width > 16:
         width //= 2
         blocks = jnp.maximum(blocks[..., :width], blocks[..., width:])
+        # A subnormal maximum and zero have the same scale.
+        blocks, once = computed_once(blocks) if once else blocks, False
     return jnp.max(blocks, axis=-1, initial=0)
 
 

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
+from halfstep_jax.numbers.exact import computed_once
 from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep_jax.numbers.rounding import round_and_cast, round_to_code
 from halfstep_jax.storage.tables import TABLES, Table, decode_table, encode_table
@@ -214,7 +215,14 @@ class SignedCodes:
         code = self.magnitude(x, scale, words, nonzero).astype(jnp.uint32)
         sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(width - 1)
         finite, bits = jnp.abs(x) < _INFINITY, (code | sign).astype(self._bits)
-        return lax.platform_dependent(finite, bits, tpu=self._select_floats, default=self._select_bits)
+        return lax.platform_dependent(
+            finite, bits, cpu=self._select_once, tpu=self._select_floats, default=self._select_bits
+        )
+
+    def _select_once(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
+        """Do as `_select_bits`. What ends in a bitcast, XLA on CPU makes again where codes are read."""
+        codes = computed_once(jnp.where(finite, bits, self.nan).astype(jnp.float32))
+        return lax.bitcast_convert_type(codes.astype(jnp.int32).astype(self._bits), self.dtype)
 
     def _select_bits(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Return the codes of magnitudes and signs, NaN where the value was not finite."""

@@ -236,7 +236,7 @@ StateDType = jax.typing.DTypeLike | Format
 
 
 def scaled(
-    dtype,
+    dtype: jax.typing.DTypeLike,
     block_size: BlockSize = 128,
     min_size: int = 4096,
     min_ndim: int = 2,

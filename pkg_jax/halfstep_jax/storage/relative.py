@@ -9,6 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.roots import divide, sqrt
@@ -21,7 +22,9 @@ LARGEST_BOUND = 7.5
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
-def relative(dtype, block_size: BlockSize = None, min_size: int = 4096, min_ndim: int = 2) -> Format:
+def relative(
+    dtype: jax.typing.DTypeLike, block_size: BlockSize = None, min_size: int = 4096, min_ndim: int = 2
+) -> Format:
     """Return the format of a first moment in units of the root of the second one.
 
     With v the second moment as it is stored in the same step, what is rounded and stored is
@@ -58,7 +61,7 @@ def relative(dtype, block_size: BlockSize = None, min_size: int = 4096, min_ndim
     Source: ours (contract F12 to F15); the bound is Cauchy's and Schwarz's inequality. Subtractive dither: L.
     Roberts, "Picture coding using pseudo-random noise", IRE Trans. Inf. Theory 8(2), 1962.
     """
-    name = dtype if dtype == "int4" else dtype_name(dtype)
+    name = dtype if isinstance(dtype, str) and dtype == "int4" else dtype_name(dtype)
     names = FIXED_CODES if block_size is None else FINE_CODES
     if name not in names:
         raise ValueError(
@@ -77,10 +80,23 @@ def to_unit(m: jax.Array, v: jax.Array, zero: jax.Array) -> jax.Array:
         v: float32, the second moment as it was stored.
         zero: for `exact.opaque`.
     """
-    # XLA on CPU keeps a root that has two uses as an array of its own, and takes two roots of the same for
-    # one: here is a root of something else. And a quotient by a bare root would be a product with its rsqrt.
-    z = divide(m, opaque(sqrt(opaque(v, zero)), zero))
+    z = divide(m, lax.platform_dependent(v, zero, cpu=_another_root, tpu=_another_root, default=_root))
     return jnp.where(v < _SMALLEST_NORMAL, np.float32(0), z)
+
+
+def _another_root(v: jax.Array, zero: jax.Array) -> jax.Array:
+    """Return the root of v, which no compiler knows to be that.
+
+    XLA on CPU keeps a root that has two uses as an array of its own, and takes two roots of the same for one:
+    here is a root of something else. And a quotient by a bare root would be a product with its rsqrt.
+    """
+    return opaque(sqrt(opaque(v, zero)), zero)
+
+
+def _root(v: jax.Array, zero: jax.Array) -> jax.Array:
+    """Return the root of v, the one of `from_unit`: on a GPU a correction stands behind it."""
+    del zero
+    return sqrt(v)
 
 
 def from_unit(z: jax.Array, v: jax.Array) -> jax.Array:

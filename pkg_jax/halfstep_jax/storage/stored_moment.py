@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from halfstep_jax.leaves import Leaves, leaf_name
+from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey, role_of
 from halfstep_jax.numbers.shards import Shard, shards, whole_shape
 from halfstep_jax.storage.blocks import check_blocks, scale_shape
@@ -176,7 +176,12 @@ class StoredMoment:
             fmt.code_shape(shape) if fmt and shape is not None else shape
             for fmt, shape in zip(formats, shapes, strict=True)
         ]
-        all_codes = leaves.match(codes, "state", _HINT, due)
+        # Of another recipe codes may be of another shape too: their dtype says more.
+        for name, fmt, code in zip(
+            leaves.names, formats, leaves.match_any_shape(codes, "state", _HINT), strict=True
+        ):
+            self._check_dtype(name, fmt, code)
+        all_codes = leaves.match(codes, self.name, _HINT, due)
         kept = scales if isinstance(scales, Mapping) else {}
         return [
             Encoded(code, kept.get(name))
@@ -290,13 +295,23 @@ class StoredMoment:
             check_blocks(self.caller, name, shard, fmt.block_size)
         return fmt
 
+    def _check_dtype(self, leaf: str, fmt: Format | None, codes) -> None:
+        """Refuse codes of a dtype that the format does not have; without one, of none that a moment has."""
+        what, dtype = f"the {self.name} of '{leaf}'", getattr(codes, "dtype", None)
+        refuse_raw_bytes(self.caller, what, codes)
+        if fmt is None and dtype is not None and dtype not in HELD_BY_FLOAT32:
+            raise TypeError(
+                f"{self.caller}: {what} is {dtype}, as another recipe keeps it: {self.field.dtype_name}=None "
+                "keeps bfloat16 or float32. Pass the state that init made, or the arguments that it had."
+            )
+        if fmt is not None and dtype is not None and dtype != fmt.code_dtype:
+            raise TypeError(
+                f"{self.caller}: {what} is {dtype}, {self.field.dtype_name} is {fmt.dtype}. "
+                "Pass the state that init made."
+            )
+
     def _checked(self, leaf: str, shape: tuple[int, ...], fmt: Format | None, codes, scale) -> Encoded:
         fmt = fmt or as_format(self.caller, self.field.dtype_name, codes.dtype)
-        if codes.dtype != fmt.code_dtype:
-            raise TypeError(
-                f"{self.caller}: the {self.name} of '{leaf}' is {codes.dtype}, {self.field.dtype_name} is "
-                f"{fmt.dtype}. Pass the state that init made."
-            )
         if fmt.scaled and (problem := _problem(fmt, shape, scale)):
             raise ValueError(
                 f"{self.caller}: the {self.name}_scale of '{leaf}' {problem}. "

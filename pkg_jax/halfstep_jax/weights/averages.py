@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.leaves import check_params, flatten_updates
+from halfstep_jax.leaves import check_params, check_state, flatten_updates
 from halfstep_jax.numbers.exact import opaque_input
 from halfstep_jax.numbers.hyperparameters import as_decay_rate
 from halfstep_jax.numbers.moments import ema
@@ -81,6 +81,7 @@ def ema_params(
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
+        check_state(_FUNCTION, state, EmaParamsState)
         leaves = flatten_updates(_FUNCTION, updates)
         averages = leaves.match(state.ema, "average", "Pass the tree that init saw.")
         for name, p, average in zip(leaves.names, leaves.values, averages, strict=True):

@@ -17,7 +17,7 @@ _LONGEST_AXIS = 4
 _STEPS = 16
 
 
-def check_chain(tx: optax.GradientTransformation, params, **extra_args) -> None:
+def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -> None:
     """Take steps on small arrays, and refuse a chain that undoes the rounding of its weights.
 
     Updates that land on 16-bit weights (`round_stochastically`, `compensate`, `split_params`,

@@ -24,7 +24,7 @@ _KEEPERS: dict[type, type[WeightRule]] = {
 """The rules that keep something beside the weights, by the type of their state."""
 
 
-def float32_params(params, state):
+def float32_params(params: Any, state: Any) -> Any:
     """Return the weights in float32, as precisely as they are known.
 
     What `compensate`, `split_params` or `keep_master_params` keep in `state`, at any depth, is combined with
@@ -69,7 +69,7 @@ def float32_params(params, state):
     return jax.tree_util.tree_map_with_path(known, params)
 
 
-def set_float32_params(params, state, values):
+def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
     """Return params and state that represent float32 `values`: to load a float32 checkpoint.
 
     `float32_params` of the two then gives `values`: exactly under `keep_master_params` and `split_params`

@@ -4,7 +4,7 @@ Contract: section P. Ways that keep more of a weight than the model sees for the
 `wide_params.py`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +120,7 @@ def compensate() -> optax.GradientTransformationExtraArgs:
     return weight_transform(Compensate())
 
 
-def apply_updates(params, updates, seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike):
+def apply_updates(params: Any, updates: Any, seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike) -> Any:
     """Return params + updates, rounded stochastically to the dtype of the params.
 
     For custom training loops, and for Equinox; bit-identical to `round_stochastically` as the last link,

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
+from halfstep_jax.numbers.exact import computed_once
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.weights.split_weights import holds_float32, join, split
 from halfstep_jax.weights.weight_rule import WeightRule, weight_transform
@@ -165,6 +167,12 @@ class SplitParams(WeightRule):
     def store(self, w, dtype, words):
         """Return both parts of w, rounded to the wider format where they cannot hold it (contract P5)."""
         return split(w, dtype, self.extra_bits, words)
+
+    def land(self, u, p, extra, words, zero):
+        """Return both parts of the weight and the update."""
+        # A sum, and so not subnormal where those are taken for zero.
+        w = lax.platform_dependent(self.join(p, extra) + u, cpu=computed_once, default=lambda w: w)
+        return self.store(w, p.dtype, words)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,7 +117,7 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
 def check_state_array(
     caller: str, name: str, key: str, spec: StateArray, array: Tensor, param: Tensor
 ) -> None:
-    """Raise ValueError unless a state array fits its parameter and format.
+    """Raise TypeError or ValueError unless a state array fits its parameter and format.
 
     Args:
         caller: for the message.
@@ -127,6 +127,12 @@ def check_state_array(
         array: the state.
         param: the weights.
     """
+    if not isinstance(array, Tensor) or not _is_plain(array):
+        found = _kind(array) if isinstance(array, Tensor) else f"a {type(array).__name__}"
+        raise TypeError(
+            f"{caller}: {key} of {name!r} is {found}. State arrays are plain dense tensors: "
+            "load them by load_state_dict."
+        )
     if array.dtype != spec.dtype:
         raise ValueError(
             f"{caller}: {key} of {name!r} is stored in {dtype_name(array.dtype)}, its group says "
@@ -137,6 +143,11 @@ def check_state_array(
             f"{caller}: {key} of {name!r} has shape {tuple(array.shape)} on {array.device}, "
             f"its weight {tuple(param.shape)} on {param.device}{_cut(spec)}. "
             "Make the optimizer once the model has its shape and device."
+        )
+    if not array.is_contiguous():
+        raise ValueError(
+            f"{caller}: {key} of {name!r} is not row-major, as state is, whatever the layout of its weight. "
+            "Load it by load_state_dict, or write array.contiguous()."
         )
 
 

@@ -18,7 +18,6 @@ from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.engine.replicas import check_replicas
 from halfstep_torch.engine.rows import Slot
 from halfstep_torch.engine.state_dict import (
-    LAST_STEP,
     check_saved_state,
     load_group,
     load_states,
@@ -26,6 +25,7 @@ from halfstep_torch.engine.state_dict import (
     read_groups,
     replace_groups,
 )
+from halfstep_torch.engine.state_form import LAST_STEP
 from halfstep_torch.storage.state_array import StateArray
 
 

@@ -18,12 +18,11 @@ from halfstep_torch.chain import Chain
 from halfstep_torch.engine.groups import HEADER, GroupChoices
 from halfstep_torch.engine.leaves import check_scale_bytes, leaf_name
 from halfstep_torch.engine.notices import say_once
+from halfstep_torch.engine.state_form import check_form, check_header, check_seeds, saved_step
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.state_array import StateArray
 
 SPEC_VERSION = 1
-LAST_STEP = 2**31 - 1
-"""Where the count stops (contract W5)."""
 
 
 def make_header(chain: Chain, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -51,11 +50,7 @@ def read_groups(
         TypeError: if it is no optimizer's state dict.
         ValueError: if its headers and this optimizer's do not agree.
     """
-    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
-        raise TypeError(
-            "load_state_dict: the argument is not a state dict with 'state' and 'param_groups'. "
-            "Pass what state_dict() returned."
-        )
+    check_form("load_state_dict", state_dict)
     groups = copy.deepcopy(list(state_dict["param_groups"]))
     if len(groups) != len(headers):
         raise ValueError(
@@ -70,8 +65,14 @@ def read_groups(
                 f"load_state_dict: param group {i} was not written by halfstep_torch: it has no {HEADER!r} "
                 "entry. Pass a state dict of the same optimizer class."
             )
+        check_header("load_state_dict", i, saved)
         names = _saved_names(group, saved, before[0])
         _compare(saved, mine, i, len(names))
+        if len(names) != len(group["params"]):
+            raise ValueError(
+                f"load_state_dict: param group {i} has {len(names)} names and {len(group['params'])} "
+                "parameters in the state dict. The file is damaged: load another."
+            )
         ids.append(_match(names, mine["names"], group["params"], i, before))
         before = [before[0] + len(group["params"]), before[1] + len(mine["names"])]
         seeds.append(saved["seeds"])
@@ -95,6 +96,7 @@ def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int, coun
             f"load_state_dict: the state dict is of the chain {', '.join(saved['links'])}, this optimizer of "
             f"{', '.join(mine['links'])}. Build the chain of the run that was saved."
         )
+    check_seeds("load_state_dict", group, saved["seeds"], mine["seeds"])
     if count != len(mine["names"]):
         raise ValueError(
             f"load_state_dict: param group {group} has {count} parameters in the state dict, "
@@ -210,15 +212,10 @@ def check_saved_state(
             f"load_state_dict: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
             f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved."
         )
-    step = int(saved["step"])
-    if not 0 <= step <= LAST_STEP:
-        raise ValueError(
-            f"load_state_dict: the step of {name!r} is {step}, outside [0, 2^31 - 1]. "
-            "Load the state of a run."
-        )
+    saved_step("load_state_dict", name, saved["step"])
     for key, spec in arrays.items():
         array = saved[key]
-        if hasattr(array, "__tensor_flatten__"):
+        if not isinstance(array, Tensor) or hasattr(array, "__tensor_flatten__"):
             raise TypeError(
                 f"load_state_dict: {key} of {name!r} is a {type(array).__name__}. Pass plain dense tensors."
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 from halfstep_torch.engine.compiler import Compile
 from halfstep_torch.engine.in_place import round_in_place, rounding_kernel
 from halfstep_torch.engine.leaves import check_grad
-from halfstep_torch.engine.state_dict import LAST_STEP
+from halfstep_torch.engine.state_form import LAST_STEP
 from halfstep_torch.gradients.hooks import give_back, named_leaves, take
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import Role

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -174,6 +174,7 @@ class Adam(Optimizer):
         betas: decay rates of the two moments.
         eps: added to the square root of the second moment.
         weight_decay: L2 decay, added to the gradient.
+        amsgrad: False; it stands where `torch.optim.Adam` has it.
         maximize: ascend.
         mu_dtype: as in `AdamW`.
         nu_dtype: as in `AdamW`.
@@ -183,11 +184,11 @@ class Adam(Optimizer):
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; the bits are the same.
         names: as in `Optimizer`.
-        amsgrad: False.
         foreach: of no effect, as `fused` is: all parameters are stepped together.
         capturable: False.
         differentiable: False.
         fused: of no effect.
+        decoupled_weight_decay: False; `AdamW` has it.
 
     Raises:
         TypeError: if an argument is of a wrong type.
@@ -203,6 +204,8 @@ class Adam(Optimizer):
     Source: D. Kingma, J. Ba, "Adam", ICLR 2015. Contract A5, A6.
     """
 
+    decoupled_decay: ClassVar[bool | None] = False
+
     def __init__(
         self,
         params: Iterable,
@@ -210,6 +213,7 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        amsgrad: bool = False,
         *,
         maximize: bool = False,
         mu_dtype: DType = None,
@@ -220,23 +224,16 @@ class Adam(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
-        amsgrad: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
     ) -> None:
         caller = type(self).__name__
-        check_torch_options(
-            caller,
-            {
-                "amsgrad": amsgrad,
-                "foreach": foreach,
-                "capturable": capturable,
-                "differentiable": differentiable,
-                "fused": fused,
-            },
-        )
+        if decoupled_weight_decay:
+            raise ValueError(f"{caller}: decoupled_weight_decay=True is not supported. Use AdamW.")
+        check_torch_options(caller, locals())
         adam = adam_of(caller, betas, eps=eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype, seed=seed)
         make = functools.partial(_adam_chain, caller, adam, lr, weight_decay)
         options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
@@ -258,6 +255,7 @@ class AdamW(Optimizer):
         betas: decay rates of the two moments.
         eps: added to the square root of the second moment.
         weight_decay: decoupled decay; it is scaled by the learning rate.
+        amsgrad: False; it stands where `torch.optim.AdamW` has it.
         maximize: ascend.
         mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
             a `scaled` or `codebook` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
@@ -271,7 +269,6 @@ class AdamW(Optimizer):
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto"; the bits are the same.
         names: as in `Optimizer`.
-        amsgrad: False.
         foreach: of no effect, as `fused` is: all parameters are stepped together.
         capturable: False.
         differentiable: False.
@@ -291,6 +288,8 @@ class AdamW(Optimizer):
     Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract A5, A6.
     """
 
+    decoupled_decay: ClassVar[bool | None] = True
+
     def __init__(
         self,
         params: Iterable,
@@ -298,6 +297,7 @@ class AdamW(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
         *,
         maximize: bool = False,
         mu_dtype: DType = None,
@@ -308,23 +308,13 @@ class AdamW(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
-        amsgrad: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
         caller = type(self).__name__
-        check_torch_options(
-            caller,
-            {
-                "amsgrad": amsgrad,
-                "foreach": foreach,
-                "capturable": capturable,
-                "differentiable": differentiable,
-                "fused": fused,
-            },
-        )
+        check_torch_options(caller, locals())
         adam = adam_of(caller, betas, eps=eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype, seed=seed)
         make = functools.partial(_adamw_chain, caller, adam, lr, weight_decay)
         options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}

@@ -161,8 +161,7 @@ class SGD(Optimizer):
     ) -> None:
         caller = type(self).__name__
         seed = as_seed(caller, seed)
-        given = {"dampening": dampening, "foreach": foreach, "differentiable": differentiable, "fused": fused}
-        check_torch_options(caller, given)
+        check_torch_options(caller, locals())
         # In the chain even if momentum is 0: a group may have a momentum of its own.
         trace = Trace(decay=momentum, accumulator_dtype=accumulator_dtype, seed=seed, without_zero=True)
         make = functools.partial(_sgd_chain, caller, trace, weight_decay, lr)

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.engine.batches import new_state
+from halfstep_torch.engine.groups import check_decay
 from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
-from halfstep_torch.engine.state_dict import LAST_STEP, replace_groups
+from halfstep_torch.engine.state_dict import replace_groups
+from halfstep_torch.engine.state_form import LAST_STEP, check_form, saved_step
 from halfstep_torch.numbers.random_words import as_int32
 
 # What a param group says in torch's form; how state is stored is no part of it.
@@ -86,7 +88,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     Raises:
         TypeError: if it is not an `Optimizer`, or no state dict.
         ValueError: if groups, parameters, shapes or the names of moments differ, or it asks for what is not
-            here: `amsgrad`, `dampening`. Nothing is changed.
+            here: `amsgrad`, `dampening`, another kind of weight decay. Nothing is changed.
 
     Example:
         >>> import halfstep_torch as hs
@@ -105,13 +107,12 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     """
     caller = "load_float32_state_dict"
     _check_optimizer(caller, optimizer)
-    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
-        raise TypeError(
-            f"{caller}: the argument is not a state dict with 'state' and 'param_groups'. "
-            "Pass what state_dict() of torch.optim.AdamW, or float32_state_dict, returned."
-        )
+    way_out = "Pass what state_dict() of torch.optim.AdamW, or float32_state_dict, returned."
+    check_form(caller, state_dict, way_out)
     saved_groups = list(state_dict["param_groups"])
     _check_groups(caller, optimizer.param_groups, saved_groups)
+    for i, group in enumerate(saved_groups):
+        check_decay(caller, i, group, optimizer.decoupled_decay)
     groups, states = [], {}
     plans = iter(optimizer.plans())
     for i, (group, saved_group) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
@@ -262,11 +263,7 @@ def _check_saved(caller: str, name: str, param: Tensor, plan: Plan, saved: Mappi
             f"{caller}: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer reads "
             f"{', '.join(['step', *sorted(keys)])}. Pass the state of the same kind of optimizer, in float32."
         )
-    if not 0 <= int(saved.get("step", 0)) <= LAST_STEP:
-        raise ValueError(
-            f"{caller}: the step of {name!r} is {int(saved['step'])}, outside [0, 2^31 - 1]. "
-            "Load the state of a run."
-        )
+    saved_step(caller, name, saved.get("step", 0))
     for key, rule in keys.items():
         array, shape = saved[key], _shape(rule, key, param)
         if not isinstance(array, Tensor) or not array.is_floating_point() or tuple(array.shape) != shape:
