@@ -401,6 +401,25 @@ def test_groups_of_a_torch_optimizer_can_be_taken_over():
         assert optimizer.param_groups[0]["lr"] == 0.25
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "decay", "way_out"),
+    [("Adam", hs.AdamW, "decoupled", "Use Adam"), ("AdamW", hs.Adam, "added to the gradient", "Use AdamW")],
+)
+def test_groups_and_states_of_another_kind_of_decay_are_refused(theirs, ours, decay, way_out):
+    p = torch.nn.Parameter(torch.ones(2))
+    other = getattr(torch.optim, theirs)([p], weight_decay=0.1)
+    message = rf"whose weight_decay is 0\.1; here decay is {decay}\. {way_out}, or weight_decay=0\.$"
+    with pytest.raises(ValueError, match=message):
+        ours(other.param_groups)
+    p.grad = torch.ones(2)
+    other.step()
+    with pytest.raises(ValueError, match=message):
+        hs.load_float32_state_dict(ours([p]), other.state_dict())
+    other.param_groups[0]["weight_decay"] = 0.0
+    hs.load_float32_state_dict(ours([p]), other.state_dict())
+    assert ours(other.param_groups).param_groups[0]["weight_decay"] == 0
+
+
 def test_groups_can_be_logged_as_json():
     format = hs.scaled("ufloat8_e5m3", 64)
     groups = [

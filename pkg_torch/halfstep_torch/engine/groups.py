@@ -173,6 +173,25 @@ def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
             raise ValueError(f"{caller}: {name}={value!r} is not supported. Use {name}={allowed[0]!r}.")
 
 
+def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bool | None) -> None:
+    """Raise ValueError for a group of torch's Adam in AdamW, or the other way round: decay is another there.
+
+    Args:
+        caller: for the message.
+        index: of the group.
+        group: of torch, in which `decoupled_weight_decay` says how it decays.
+        decoupled: whether decay is so here; None where no group of torch says that.
+    """
+    theirs = group.get("decoupled_weight_decay")
+    if None in (theirs, decoupled) or bool(theirs) == decoupled or not group.get("weight_decay"):
+        return
+    raise ValueError(
+        f"{caller}: decoupled_weight_decay={theirs} in param group {index}, whose weight_decay is "
+        f"{group['weight_decay']}; here decay is {'decoupled' if decoupled else 'added to the gradient'}. "
+        f"Use {'AdamW' if theirs else 'Adam'}, or weight_decay=0."
+    )
+
+
 def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], arguments: set[str]) -> None:
     """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none.
 

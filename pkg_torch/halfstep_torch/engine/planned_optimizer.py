@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from halfstep_torch.engine.compiler import Compile
 from halfstep_torch.engine.groups import (
     HEADER,
     GroupChoices,
+    check_decay,
     check_entries,
     check_names,
     parameter_names,
@@ -29,7 +30,13 @@ from halfstep_torch.rule_check import check_rule
 
 
 class PlannedOptimizer(torch.optim.Optimizer):
-    """What `Optimizer` knows of its parameters before it steps them."""
+    """What `Optimizer` knows of its parameters before it steps them.
+
+    Attributes:
+        decoupled_decay: whether weight decay is; None where a group of torch does not say that.
+    """
+
+    decoupled_decay: ClassVar[bool | None] = None
 
     def __init__(
         self,
@@ -122,6 +129,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         check_memory(self._name, ((name, param) for _, name, param in self._named()))
         arguments = set(inspect.signature(type(self)).parameters)
         check_entries(self._name, group, set(self.defaults), arguments)
+        check_decay(self._name, last, group, self.decoupled_decay)
         check_names(self._name, self.param_groups)
         values, links = self._read(last), self._choices[last].chain.links
         for info in {self._info(i, name, param) for i, name, param in self._named() if i == last}:

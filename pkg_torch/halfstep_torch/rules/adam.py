@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -204,6 +204,8 @@ class Adam(Optimizer):
     Source: D. Kingma, J. Ba, "Adam", ICLR 2015. Contract A5, A6.
     """
 
+    decoupled_decay: ClassVar[bool | None] = False
+
     def __init__(
         self,
         params: Iterable,
@@ -285,6 +287,8 @@ class AdamW(Optimizer):
 
     Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract A5, A6.
     """
+
+    decoupled_decay: ClassVar[bool | None] = True
 
     def __init__(
         self,

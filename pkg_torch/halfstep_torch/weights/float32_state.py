@@ -12,6 +12,7 @@ from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.engine.batches import new_state
+from halfstep_torch.engine.groups import check_decay
 from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
@@ -87,7 +88,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     Raises:
         TypeError: if it is not an `Optimizer`, or no state dict.
         ValueError: if groups, parameters, shapes or the names of moments differ, or it asks for what is not
-            here: `amsgrad`, `dampening`. Nothing is changed.
+            here: `amsgrad`, `dampening`, another kind of weight decay. Nothing is changed.
 
     Example:
         >>> import halfstep_torch as hs
@@ -110,6 +111,8 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     check_form(caller, state_dict, way_out)
     saved_groups = list(state_dict["param_groups"])
     _check_groups(caller, optimizer.param_groups, saved_groups)
+    for i, group in enumerate(saved_groups):
+        check_decay(caller, i, group, optimizer.decoupled_decay)
     groups, states = [], {}
     plans = iter(optimizer.plans())
     for i, (group, saved_group) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
