@@ -132,7 +132,7 @@ def _weight(name: str, p, links: list[Link]) -> ArrayDescription:
     stored_by = [link.rule for link in links if isinstance(link.rule, WeightRule) and _has(link.params, name)]
     rounding, why = "nearest", "no link stores it: optax.apply_updates rounds it"
     if keeps_nothing(p):
-        rounding, why = "none", "float32 weights pass through"
+        rounding, why = "none", f"{p.dtype} weights pass through"
     elif stored_by:
         rule = stored_by[-1]
         rounding, why = "stochastic" if rule.rounds(p.dtype) else "nearest", rule.name

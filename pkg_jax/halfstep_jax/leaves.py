@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 
 HELD_BY_FLOAT32 = ("float32", "bfloat16", "float16")
+# What links take: float64 they round to float32 as they read it, to nearest (contract P6).
+_TAKEN = (*HELD_BY_FLOAT32, "float64")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +67,22 @@ class Leaves:
                 f"{self.caller}: updates and {owner}s are different trees: {error}. {hint}"
             ) from None
 
-    def weights(self, params) -> list[Any]:
-        """Return the weight of every leaf.
+    def weights(self, params, *, wide: bool = True) -> list[Any]:
+        """Return the weight of every leaf; of float64 in float32.
+
+        Args:
+            params: in the tree of the updates.
+            wide: whether float64 is taken: not by what returns weights in their own dtype.
 
         Raises:
-            TypeError: if float32 does not hold one.
+            TypeError: if one is of no such dtype.
             ValueError: if its tree or a shape differs.
         """
         weights = self.match(params, "weight", "Pass the params that the updates are for.")
         for name, update, weight in zip(self.names, self.values, weights, strict=True):
             if update is not None:
-                check_weight(self.caller, name, weight)
-        return weights
+                check_weight(self.caller, name, weight, wide=wide)
+        return [_narrowed(weight) for weight in weights]
 
     def unzip(self, columns: int, rows: list[tuple]) -> tuple[Any, ...]:
         """Return `columns` trees, the k-th of what stands k-th in each leaf's row."""
@@ -90,10 +96,10 @@ class Leaves:
 
 
 def flatten_updates(caller: str, updates) -> Leaves:
-    """Flatten `updates`; float32 holds every leaf.
+    """Flatten `updates`; float32 holds every leaf, those of float64 rounded to it.
 
     Raises:
-        TypeError: if float32 does not hold a leaf.
+        TypeError: if a leaf is of another dtype.
         ValueError: if two leaves have one name.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(updates, is_leaf=lambda x: x is None)
@@ -129,8 +135,8 @@ def quoted(name: str) -> str:
     return f"'{name}'" if name else "'' (the params are one array)"
 
 
-def check_params(caller: str, params) -> None:
-    """Refuse weights that float32 does not hold, and two of one name.
+def check_params(caller: str, params, *, wide: bool = True) -> None:
+    """Refuse weights of dtypes that are not stepped, and two of one name. For `wide` see `Leaves.weights`.
 
     Raises:
         TypeError: naming the first one.
@@ -139,7 +145,7 @@ def check_params(caller: str, params) -> None:
     named = [(leaf_name(path), p) for path, p in jax.tree_util.tree_flatten_with_path(params)[0]]
     _check_names(caller, [name for name, _ in named])
     for name, p in named:
-        check_weight(caller, name, p)
+        check_weight(caller, name, p, wide=wide)
 
 
 def check_state(caller: str, state, kind: type) -> None:
@@ -161,16 +167,17 @@ def check_state(caller: str, state, kind: type) -> None:
         )
 
 
-def check_weight(caller: str, name: str, p) -> None:
-    """Refuse one weight that float32 does not hold.
+def check_weight(caller: str, name: str, p, *, wide: bool = False) -> None:
+    """Refuse one weight of a dtype that is not stepped. For `wide` see `Leaves.weights`.
 
     Raises:
         TypeError: naming it.
     """
     refuse_raw_bytes(caller, f"the weight {quoted(name)}", p)
-    if (dtype := _dtype_name(p)) not in HELD_BY_FLOAT32:
+    due = _TAKEN if wide else HELD_BY_FLOAT32
+    if (dtype := _dtype_name(p)) not in due:
         raise TypeError(
-            f"{caller}: the weight {quoted(name)} is {dtype}; weights are float32, bfloat16 or float16. "
+            f"{caller}: the weight {quoted(name)} is {dtype}; weights are {_one_of(due)}. "
             "Cast it, or mask the leaf out."
         )
 
@@ -202,12 +209,21 @@ def _check_names(caller: str, names: list[str]) -> None:
 def _checked(caller: str, name: str, update):
     if update is None:
         return None
-    if (dtype := _dtype_name(update)) not in HELD_BY_FLOAT32:
+    if (dtype := _dtype_name(update)) not in _TAKEN:
         raise TypeError(
-            f"{caller}: the update of {quoted(name)} is {dtype}; updates are float32, bfloat16 or float16. "
+            f"{caller}: the update of {quoted(name)} is {dtype}; updates are {_one_of(_TAKEN)}. "
             "Cast it, or mask the leaf out."
         )
-    return jnp.asarray(update)
+    return jnp.asarray(_narrowed(update))
+
+
+def _narrowed(x):
+    """Return an array of float64 in float32, and others as they are."""
+    return jnp.asarray(x, jnp.float32) if _dtype_name(x) == "float64" else x
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _dtype_name(value) -> str:

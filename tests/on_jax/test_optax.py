@@ -230,16 +230,23 @@ def test_x64_changes_nothing():
         assert_trees_same(wide[1][0], expected)
 
 
-def test_float64_weights_are_refused_and_may_have_a_transform_of_their_own():
+@pytest.mark.parametrize("param_storage", ["stochastic", "split16", "master", "compensated"])
+def test_float64_weights_are_stepped_in_float32_and_keep_what_they_are(param_storage):
+    tx = hs.adamw(1e-3, param_storage=param_storage)
     with jax.enable_x64(True):
-        p = {"w": weights(30), "wide": jnp.ones(3, jnp.float64)}
-        g = {"w": gradients(1, 30)[0], "wide": jnp.full(3, 1e-12, jnp.float64)}
-        with pytest.raises(TypeError, match=r"the weight 'wide' is float64; .* or mask the leaf out"):
-            hs.adamw(1e-3).init(p)
-        tx = optax.partition({"ours": hs.sgd(1.0), "theirs": optax.sgd(1.0)}, {"w": "ours", "wide": "theirs"})
-        params, _ = run(tx, p, jax.tree.map(lambda x: x[None], g))
-        assert params["wide"].tolist() == [1 - 1e-12] * 3
-        assert_trees_same(params["w"], run(hs.sgd(1.0), {"w": p["w"]}, {"w": g["w"][None]})[0]["w"])
+        wide = 1 + 2.0**-40 * jnp.arange(30, dtype=jnp.float64)
+        params = {"w": weights(30), "wide": wide}
+        narrow = params | {"wide": wide.astype(jnp.float32)}
+        g = {"w": gradients(1, 30)[0], "wide": jnp.linspace(-1, 1, 30, dtype=jnp.float64)}
+        state = tx.init(params)
+        assert_trees_same(state, tx.init(narrow))
+        for update in (tx.update, jax.jit(tx.update)):
+            updates, after = update(g, state, params)
+            narrow_g = g | {"wide": g["wide"].astype(jnp.float32)}
+            assert_trees_same((updates, after), update(narrow_g, state, narrow))
+            new = optax.apply_updates(params, updates)["wide"]
+            assert new.dtype == jnp.float64
+            assert new.tolist() == (wide + updates["wide"]).tolist()
 
 
 @pytest.mark.slow

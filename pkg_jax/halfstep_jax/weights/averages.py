@@ -75,7 +75,7 @@ def ema_params(
     words = seed_words(_FUNCTION, seed)
 
     def init(params):
-        check_params(_FUNCTION, params)
+        check_params(_FUNCTION, params, wide=False)
         start = jax.tree.map(lambda p: jnp.array(p, copy=True), params)
         return EmaParamsState(jnp.zeros([], jnp.int32), new_seed(words), start)
 

@@ -149,7 +149,7 @@ def apply_updates(params: Any, updates: Any, seed: jax.typing.ArrayLike, step: j
     """
     caller = "apply_updates"
     leaves = flatten_updates(caller, updates)
-    weights = leaves.weights(params)
+    weights = leaves.weights(params, wide=False)
     keys = param_keys(leaves, seed_words(caller, seed), step)
     us, _ = land(RoundStochastically(), leaves, weights, [None] * len(weights), keys)
     pairs = zip(weights, leaves.treedef.flatten_up_to(us), strict=True)
