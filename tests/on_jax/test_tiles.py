@@ -1,5 +1,6 @@
 """What only a TPU runs, run here: the same values as what everything else runs."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,8 +9,11 @@ from halfstep_jax.storage.blocks import (
     _fills_tiles,
     _maximum,
     _maximum_by_tiles,
+    _packed,
+    _packed_by_tiles,
     _repeated,
     _repeated_by_tiles,
+    _unpacked_by_tiles,
 )
 from halfstep_jax.storage.codes import SCALED_CODES
 
@@ -29,6 +33,21 @@ def test_scales_of_elements_are_the_same_in_the_order_of_a_tpu(shape, block):
     blocks = -(-shape[-1] // block)
     scales = jnp.asarray(np.random.default_rng(1).integers(0, 256, (*shape[:-1], blocks)), jnp.uint8)
     np.testing.assert_array_equal(_repeated_by_tiles(scales, block), _repeated(scales, block))
+
+
+@pytest.mark.parametrize("shape", [*_SHAPES, (3, 13, 256), (9, 768)])
+def test_codes_of_four_bits_are_packed_the_same_by_a_product(shape):
+    codes = jnp.asarray(np.random.default_rng(2).integers(0, 16, shape), jnp.uint8)
+    packed = _packed(codes)
+    np.testing.assert_array_equal(_packed_by_tiles(codes), packed)
+    np.testing.assert_array_equal(_unpacked_by_tiles(packed), codes)
+
+
+def test_every_byte_is_unpacked_by_a_product():
+    packed = jnp.arange(256, dtype=jnp.uint8).reshape(2, 128)
+    halves = np.stack([packed & 15, packed >> 4], -1).reshape(2, 256)
+    np.testing.assert_array_equal(_unpacked_by_tiles(packed), halves)
+    assert "dot_general" in str(jax.make_jaxpr(_unpacked_by_tiles)(packed))
 
 
 def test_the_order_of_a_tpu_is_really_taken():

@@ -154,3 +154,25 @@ def test_a_run_that_changes_framework_keeps_its_bits(name, steps, every, tmp_pat
         assert (mine.dtype, mine.shape, mine.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
     moved = stays.leaves()[0] != np.asarray(jax.tree.leaves(stays.tree(numbers[0]))[0])
     assert moved.mean() > 0.5
+
+
+@pytest.mark.slow
+def test_what_passes_through_a_file_of_jax_goes_on_in_torch_with_the_same_bits(tmp_path):
+    """Every run: what its arrays are is known to both, without a step in JAX, which would be compiled."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for name, run in _RUNS.items():
+        numbers = record(4, run.dtype)
+        stays, through, moves = torch_side(name), jax_side(name), torch_side(name)
+        stays.start(numbers[0])
+        for g in numbers[1:3]:
+            stays.step(g)
+        stays.save(first)
+        through.load(first)
+        through.save(second)
+        moves.load(second)
+        for g in numbers[3:]:
+            stays.step(g)
+            moves.step(g)
+        moves.save(second)
+        stays.save(first)
+        assert second.read_bytes() == first.read_bytes(), name

@@ -189,6 +189,45 @@ def test_a_run_with_another_recipe_is_refused_by_both(options, file):
     assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
 
 
+def test_a_run_with_other_norms_is_refused_by_both(tmp_path):
+    """The links that compute them keep nothing, and may be missing; but they say how they compute."""
+    path, params = tmp_path / "run", {"w": weights()["w"]}
+    tx = halfstep_jax.lamb(1e-2, exact=True)
+    halfstep_jax.save_state(path, params, tx.init(params), tx)
+    with pytest.raises(ValueError, match="scale_by_trust_ratio of 'w' had exact=True, here exact=False"):
+        halfstep_jax.load_state(path, params, halfstep_jax.lamb(1e-2))
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
+    for exact in (False, True):
+        optimizer = halfstep_torch.Lamb(model.named_parameters(), 1e-2, exact=exact, compile=False)
+        before = everything(model, optimizer)
+        if exact:
+            halfstep_torch.load_state(path, model, optimizer)
+            assert torch.equal(model.w.float(), torch.arange(6.0).reshape(2, 3))
+            continue
+        with pytest.raises(ValueError, match="had exact=True, here exact=False"):
+            halfstep_torch.load_state(path, model, optimizer)
+        assert before[1] == everything(model, optimizer)[1]
+        assert not model.w.any()
+
+
+def test_a_header_is_json_as_others_read_it(tmp_path):
+    """LAMB's ratio has no upper bound, and JSON no infinity."""
+    path, params = tmp_path / "run", {"w": weights()["w"]}
+    tx = halfstep_jax.lamb(1e-2)
+    halfstep_jax.save_state(path, params, tx.init(params), tx)
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
+    optimizer = halfstep_torch.Lamb(model.named_parameters(), 1e-2, compile=False)
+    halfstep_torch.load_state(path, model, optimizer)
+    halfstep_torch.save_state(tmp_path / "again", model, optimizer)
+    for name in ("run", "again"):
+        with safetensors.safe_open(tmp_path / name, "np") as file:
+            said = json.loads(file.metadata()["halfstep"], parse_constant=pytest.fail)
+        (ratio,) = (link for link in said["recipes"][0] if link["name"] == "scale_by_trust_ratio")
+        assert ratio["numbers"]["max_ratio"] is None
+
+
 def test_other_weights_are_refused_by_both(file):
     for params in ({"w": weights()["w"]}, weights() | {"c": jnp.ones(1)}):
         with pytest.raises(ValueError, match=r"the file (has|lacks) the weights"):

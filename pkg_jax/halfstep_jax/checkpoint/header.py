@@ -63,6 +63,7 @@ def read_recipes(caller: str, header: Mapping[str, Any], own: Mapping[str, Recip
     saved = {leaf: header["recipes"][number] for leaf, number in header["leaves"].items()}
     for leaf, recipe in own.items():
         _compare(caller, leaf, _keeping(saved[leaf]), _keeping(recipe))
+        _compare_switches(caller, leaf, saved[leaf], recipe)
     return saved
 
 
@@ -116,17 +117,30 @@ def _compare(caller: str, leaf: str, saved: Sequence[dict], own: Sequence[dict])
         )
     for theirs, ours in zip(saved, own, strict=True):
         for what in ("arrays", "options", "numbers"):
-            for name in sorted(theirs[what].keys() & ours[what].keys()):
-                a, b = theirs[what][name], ours[what][name]
-                if a != b and name not in _FREE and None not in (a, b):
-                    raise ValueError(
-                        f"{caller}: {theirs['name']} of {leaf!r} had {name}={_said(a)}, "
-                        f"here {name}={_said(b)}. {_HINT}"
-                    )
+            _compare_values(caller, leaf, theirs, ours, what)
         if theirs["arrays"].keys() != ours["arrays"].keys():
             raise ValueError(
                 f"{caller}: {theirs['name']} of {leaf!r} kept {', '.join(theirs['arrays'])}, here "
                 f"{', '.join(ours['arrays'])}. {_HINT}"
+            )
+
+
+def _compare_switches(caller: str, leaf: str, saved: Recipe, own: Recipe) -> None:
+    """Raise ValueError where a link that both recipes have, and that keeps nothing, is switched otherwise."""
+    for name in {link["name"]: None for link in own if not link["arrays"]}:
+        found = [[link for link in recipe if link["name"] == name] for recipe in (saved, own)]
+        for theirs, ours in zip(*found, strict=False):
+            _compare_values(caller, leaf, theirs, ours, "options")
+
+
+def _compare_values(caller: str, leaf: str, theirs: dict, ours: dict, what: str) -> None:
+    """Raise ValueError where two links differ in what both say of their arrays, options or numbers."""
+    for name in sorted(theirs[what].keys() & ours[what].keys()):
+        a, b = theirs[what][name], ours[what][name]
+        if a != b and name not in _FREE and None not in (a, b):
+            raise ValueError(
+                f"{caller}: {theirs['name']} of {leaf!r} had {name}={_said(a)}, "
+                f"here {name}={_said(b)}. {_HINT}"
             )
 
 

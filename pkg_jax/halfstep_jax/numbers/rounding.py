@@ -111,14 +111,15 @@ def _round_in_float32(target: tuple[str, bool], x: jax.Array, words: jax.Array |
 def round_to_code(x: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
     """Return the code of the magnitude of `round_to` with `saturate`, in int32; of what is not finite, any.
 
-    For every `fmt` whose exponents are fewer than those of float32, the integers up to 127 among them.
+    For every `fmt` whose exponents are fewer than those of float32, the integers up to 127 among them. Below
+    the smallest normal number a code counts multiples of the smallest one, and the pattern of a number there,
+    cut as that of a normal one, would be a lower code; above it, it is the other way round.
     """
     magnitude = lax.bitcast_convert_type(x, jnp.uint32) & _MAGNITUDE
     drop = np.uint32(_MANTISSA_BITS - fmt.mantissa_bits)
     base = (_EXPONENT_BIAS + fmt.min_exponent - 1) << fmt.mantissa_bits
     normal = (_add_to_kept(magnitude, fmt, words) >> drop).astype(jnp.int32) - np.int32(base)
-    is_normal = magnitude >= np.float32(2.0**fmt.min_exponent).view(np.uint32)
-    code = jnp.where(is_normal, normal, multiple_of_smallest(magnitude, fmt, words))
+    code = jnp.maximum(normal, multiple_of_smallest(magnitude, fmt, words))
     return jnp.minimum(code, fmt.max_code)
 
 

@@ -151,11 +151,7 @@ def pack(codes: jax.Array, block_size: BlockSize) -> jax.Array:
     runs = codes.reshape(*leading, run)
     if run % 2:
         runs = jnp.pad(runs, [(0, 0)] * len(leading) + [(0, 1)])
-    pairs = runs.reshape(*packed_shape(codes.shape, block_size), 2).astype(jnp.uint4)
-    # Not by a shift of every second code: XLA then takes elements one at a time, and five times as long.
-    packed = lax.bitcast_convert_type(pairs, jnp.uint8)
-    # A select: XLA on CPU keeps what one gives, and would make the codes again where they are decoded.
-    return jnp.where(packed == 0, np.uint8(0), packed)
+    return lax.platform_dependent(runs, tpu=_packed_by_tiles, default=_packed)
 
 
 def unpack(packed: jax.Array, shape: tuple[int, ...], block_size: BlockSize) -> jax.Array:
@@ -165,9 +161,59 @@ def unpack(packed: jax.Array, shape: tuple[int, ...], block_size: BlockSize) -> 
         >>> unpack(jnp.array([[33, 3], [84, 6]], jnp.uint8), (2, 3), "row").tolist()
         [[1, 2, 3], [4, 5, 6]]
     """
-    leading, run, _ = block_layout(shape, block_size)
+    _, run, _ = block_layout(shape, block_size)
+    runs = lax.platform_dependent(packed, tpu=_unpacked_by_tiles, default=_unpacked)
+    return runs[..., :run].reshape(shape)
+
+
+def _packed(runs: jax.Array) -> jax.Array:
+    """Return 4-bit codes of runs of even length, two to a byte."""
+    pairs = runs.reshape(*runs.shape[:-1], runs.shape[-1] // 2, 2).astype(jnp.uint4)
+    # Not by a shift of every second code: XLA then takes elements one at a time, and five times as long.
+    packed = lax.bitcast_convert_type(pairs, jnp.uint8)
+    # A select: XLA on CPU keeps what one gives, and would make the codes again where they are decoded.
+    return jnp.where(packed == 0, np.uint8(0), packed)
+
+
+def _unpacked(packed: jax.Array) -> jax.Array:
     pairs = lax.bitcast_convert_type(packed, jnp.uint4).astype(jnp.uint8)
-    return pairs.reshape(*leading, 2 * packed.shape[-1])[..., :run].reshape(shape)
+    return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
+def _packed_by_tiles(runs: jax.Array) -> jax.Array:
+    """Do as `_packed`, by a product of matrices, which is exact: pairs have no place in a TPU's tiles."""
+    if not _fills_tiles(runs.shape, runs.shape[-1]) or runs.shape[-1] % (2 * _TILE_COLUMNS):
+        return _packed(runs)
+    tiles = _in_tiles(runs.astype(jnp.bfloat16), 2 * _TILE_COLUMNS)
+    weights = np.kron(np.eye(_TILE_COLUMNS), [[1], [16]]).astype(jnp.bfloat16)
+    packed = jnp.matmul(tiles, weights, preferred_element_type=jnp.float32)
+    return _out_of_tiles(packed, runs.shape[-2]).astype(jnp.uint8)
+
+
+def _unpacked_by_tiles(packed: jax.Array) -> jax.Array:
+    """Do as `_unpacked`, likewise."""
+    if not _fills_tiles(packed.shape, packed.shape[-1]):
+        return _unpacked(packed)
+    tiles = _in_tiles(packed.astype(jnp.bfloat16), _TILE_COLUMNS)
+    weights = np.repeat(np.eye(_TILE_COLUMNS), 2, axis=1).astype(jnp.bfloat16)
+    twice = jnp.matmul(tiles, weights, preferred_element_type=jnp.float32)
+    both = _out_of_tiles(twice, packed.shape[-2]).astype(jnp.uint8)
+    # Shifted by a number: of a select between two shifts XLA would keep both in memory.
+    late = lax.broadcasted_iota(jnp.uint8, both.shape, both.ndim - 1) & np.uint8(1)
+    return (both >> (np.uint8(4) * late)) & np.uint8(15)
+
+
+def _in_tiles(rows: jax.Array, columns: int) -> jax.Array:
+    """Return rows in the order of a TPU's memory: (..., rows / 8, columns of tiles, 8, `columns`)."""
+    *leading, count, run = rows.shape
+    padded = jnp.pad(rows, [(0, 0)] * len(leading) + [(0, -count % _TILE_ROWS), (0, 0)])
+    return padded.reshape(*leading, -1, _TILE_ROWS, run // columns, columns).swapaxes(-2, -3)
+
+
+def _out_of_tiles(tiles: jax.Array, count: int) -> jax.Array:
+    """Return `count` rows out of what `_in_tiles` gives."""
+    *leading, high, across, rows, columns = tiles.shape
+    return tiles.swapaxes(-2, -3).reshape(*leading, high * rows, across * columns)[..., :count, :]
 
 
 def _maximum(rows: jax.Array, block: int) -> jax.Array:

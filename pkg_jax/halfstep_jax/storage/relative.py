@@ -9,6 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.roots import divide, sqrt
@@ -79,10 +80,23 @@ def to_unit(m: jax.Array, v: jax.Array, zero: jax.Array) -> jax.Array:
         v: float32, the second moment as it was stored.
         zero: for `exact.opaque`.
     """
-    # XLA on CPU keeps a root that has two uses as an array of its own, and takes two roots of the same for
-    # one: here is a root of something else. And a quotient by a bare root would be a product with its rsqrt.
-    z = divide(m, opaque(sqrt(opaque(v, zero)), zero))
+    z = divide(m, lax.platform_dependent(v, zero, cpu=_another_root, tpu=_another_root, default=_root))
     return jnp.where(v < _SMALLEST_NORMAL, np.float32(0), z)
+
+
+def _another_root(v: jax.Array, zero: jax.Array) -> jax.Array:
+    """Return the root of v, which no compiler knows to be that.
+
+    XLA on CPU keeps a root that has two uses as an array of its own, and takes two roots of the same for one:
+    here is a root of something else. And a quotient by a bare root would be a product with its rsqrt.
+    """
+    return opaque(sqrt(opaque(v, zero)), zero)
+
+
+def _root(v: jax.Array, zero: jax.Array) -> jax.Array:
+    """Return the root of v, the one of `from_unit`: on a GPU a correction stands behind it."""
+    del zero
+    return sqrt(v)
 
 
 def from_unit(z: jax.Array, v: jax.Array) -> jax.Array:

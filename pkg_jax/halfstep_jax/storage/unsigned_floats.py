@@ -75,9 +75,9 @@ def encode_unsigned(x: jax.Array, words: jax.Array | None, fmt: UnsignedFloat, b
     else:
         add = (words >> np.uint32(32 - drop)) + _root_term(bits, fmt)
     above = ((bits + add) >> np.uint32(drop)).astype(jnp.int32) - jnp.asarray(base).astype(jnp.int32)
-    codes = jnp.clip(above, 1, 255).astype(jnp.uint8)
-    # By its bits: XLA on CPU takes a subnormal number for zero.
-    return jnp.where((bits & _MAGNITUDE) == 0, np.uint8(0), codes)
+    # Zero alone is less than one; by its bits, since XLA on CPU takes a subnormal number for zero.
+    least = jnp.minimum(bits & _MAGNITUDE, np.uint32(1)).astype(jnp.int32)
+    return jnp.minimum(jnp.maximum(above, least), 255).astype(jnp.uint8)
 
 
 def _root_term(bits: jax.Array, fmt: UnsignedFloat) -> jax.Array:

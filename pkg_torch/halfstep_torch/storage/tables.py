@@ -119,7 +119,8 @@ def encode_table(y: Tensor, words: Tensor | None, table: Table) -> Tensor:
     h = 0.5 if words is None else ((words >> 8) & 0xFFFFFF | 1).to(torch.float32) * 2.0**-24
     index = first + (h * (middle - low) < y - low).to(torch.int32)
     index = index + (h * (high - middle) < y - middle).to(torch.int32)
-    return (index - table.zero) & (table.size - 1)
+    # Past the last number `_take` may give one more.
+    return (index.clamp(max=table.size - 1) - table.zero) & (table.size - 1)
 
 
 def decode_table(codes: Tensor, table: Table) -> Tensor:
@@ -128,6 +129,8 @@ def decode_table(codes: Tensor, table: Table) -> Tensor:
 
 
 def _take(table: Table, index: Tensor) -> Tensor:
+    if not table.has_zero:
+        return (index + 1).to(torch.float32) * (1 / table.size)
     # On an accelerator a copy of a kilobyte at every call: a copy kept there would be state of this module.
     return table.numbers.to(index.device)[index]
 
