@@ -67,6 +67,15 @@ def test_second_moments_are_kept(run, monkeypatch):
     assert all(0.9 < row["mean"] < 1.1 for row in rows)
 
 
+def test_where_a_second_moment_misses_the_aim_is_said(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import second_moment
+
+    row = {"sigma": 2.0, "format": "scaled ufloat8_e5m3", "median": 1.0, "low": 0.55, "high": 2.005}
+    assert second_moment.misses([row]) == ["scaled ufloat8_e5m3, sigma 2.0: 95 % at 2.005"]
+    assert second_moment.misses([row | {"high": 1.96}, row | {"format": "scaled int8"}]) == []
+
+
 def test_a_transformer_is_trained(run, monkeypatch):
     import transformer
 

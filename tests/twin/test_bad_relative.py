@@ -52,6 +52,12 @@ def test_relative_with_blocks_needs_no_bound(name):
         (("float8_e3m4", 128), 'with block_size=128 is not a format. Use "int8" or "int4"'),
         (("int4", 33), "block_size=33 is odd"),
         (("int8", 0), "block_size=0 is not a block size"),
+        # Codes without a zero would move what never got a gradient.
+        (
+            ("ufloat8_e6m2",),
+            'dtype=ufloat8_e6m2 with block_size=None is not a format. Use "float8_e3m4" or "int8"',
+        ),
+        (("ulinear4", 128), 'dtype=ulinear4 with block_size=128 is not a format. Use "int8" or "int4"'),
     ],
 )
 def test_relative_refuses_what_is_no_format(name, arguments, message):
@@ -99,5 +105,5 @@ def test_the_count_stops_at_its_largest_value_in_both():
         optimizer.step()
         assert int(state.count) == int(optimizer.state[p]["step"]) == last
     saved["state"][0]["step"] = torch.tensor(last + 1)
-    with pytest.raises(ValueError, match=r"step of .* is 2147483648, outside \[0, 2\^31 - 1\]"):
+    with pytest.raises(ValueError, match=r"step of .* is 2147483648, no whole number in \[0, 2\^31 - 1\]"):
         optimizer.load_state_dict(saved)

@@ -211,6 +211,23 @@ def test_a_run_with_other_norms_is_refused_by_both(tmp_path):
         assert not model.w.any()
 
 
+def test_a_header_is_json_as_others_read_it(tmp_path):
+    """LAMB's ratio has no upper bound, and JSON no infinity."""
+    path, params = tmp_path / "run", {"w": weights()["w"]}
+    tx = halfstep_jax.lamb(1e-2)
+    halfstep_jax.save_state(path, params, tx.init(params), tx)
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
+    optimizer = halfstep_torch.Lamb(model.named_parameters(), 1e-2, compile=False)
+    halfstep_torch.load_state(path, model, optimizer)
+    halfstep_torch.save_state(tmp_path / "again", model, optimizer)
+    for name in ("run", "again"):
+        with safetensors.safe_open(tmp_path / name, "np") as file:
+            said = json.loads(file.metadata()["halfstep"], parse_constant=pytest.fail)
+        (ratio,) = (link for link in said["recipes"][0] if link["name"] == "scale_by_trust_ratio")
+        assert ratio["numbers"]["max_ratio"] is None
+
+
 def test_other_weights_are_refused_by_both(file):
     for params in ({"w": weights()["w"]}, weights() | {"c": jnp.ones(1)}):
         with pytest.raises(ValueError, match=r"the file (has|lacks) the weights"):

@@ -216,7 +216,9 @@ def _settings(rule) -> tuple[dict[str, float | None], dict[str, Any]]:
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if "check" in field.metadata:
-            numbers[field.name] = float(value) if isinstance(value, np.floating) else None
+            # JSON knows no infinity, which is a bound that bounds nothing.
+            known = isinstance(value, np.floating) and np.isfinite(value)
+            numbers[field.name] = float(value) if known else None
         elif isinstance(value, bool):
             options[field.name] = value
     return numbers, options

@@ -1,6 +1,7 @@
 """What a state file says of the links of an optimizer: their numbers and switches, and what they keep."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,7 +94,11 @@ def _link(link: Rule, values: Any, seed: Any, count: int, arrays: dict[str, Any]
     fixed = {field: getattr(values, field, None) for field in declared(type(link)).hyperparameters}
     # A learning rate may be a function of the step.
     rates = {field: getattr(value, "rate", value) for field, value in fixed.items()}
-    numbers = {field: value if isinstance(value, float) else None for field, value in rates.items()}
+    # JSON knows no infinity, which is a bound that bounds nothing.
+    known = {
+        field: value for field, value in rates.items() if isinstance(value, float) and math.isfinite(value)
+    }
+    numbers = {field: known.get(field) for field in rates}
     fields = dataclasses.fields(link)  # pyright: ignore[reportArgumentType]
     options = {field.name: getattr(link, field.name) for field in fields}
     switches = {name: value for name, value in options.items() if isinstance(value, bool)}
