@@ -171,10 +171,21 @@ def step_rows(
     """
     old = dict(zip(stage.arrays, state, strict=True))
     words = stage.row_words(lambda: first + column, keys.unbind())
-    out, new = stage.run(p, g, old, numbers, words)
+    out, new = stage.run(_in_rows(p, first), g, old, numbers, words)
     (p if u is None else u).copy_(out)
     for name, array in new.items():
         old[name].copy_(array)
+
+
+def _in_rows(p: Tensor, first: Tensor) -> Tensor:
+    """Return the weights, by a choice that every row makes for itself and that is always the same.
+
+    Else Inductor, on a CPU, runs over weights that draw no words as over one line, and over moments in rows:
+    it cuts the step in two, and keeps the moments in memory in between.
+    """
+    if p.device.type != "cpu" or not torch.compiler.is_compiling():
+        return p
+    return torch.where(first >= -(2**31), p, 0)
 
 
 @functools.cache
