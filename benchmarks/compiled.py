@@ -120,7 +120,7 @@ def _settings() -> list[Setting]:
             "four_bit (relative int4, ufloat8_e5m3)",
             adamw(**hs.recipes.four_bit),
             {"h100": 3.3},
-            temporaries=5.5,
+            temporaries=5.3,
             targets=("h100",),
         ),
         Setting("nu scaled float16", adamw(nu_dtype=hs.scaled("float16")), dict.fromkeys(one_pass, 1.31)),
@@ -159,6 +159,7 @@ def _settings() -> list[Setting]:
             "4-bit codebooks",
             adamw(mu_dtype=hs.codebook("dynamic4"), nu_dtype=hs.codebook("ulinear4")),
             {"v5e": 6.3, "v6e": 5.6, "h100": 1.82},
+            temporaries=0.21,
         ),
     ]
 
