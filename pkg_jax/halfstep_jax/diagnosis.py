@@ -83,7 +83,7 @@ def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: A
         A `Diagnosis`; `print` shows it.
 
     Raises:
-        TypeError: if a weight is not float32, bfloat16 or float16.
+        TypeError: if a weight is not float32, bfloat16, float16 or float64.
 
     Example:
         >>> params = {"w": jnp.ones((64, 64), jnp.bfloat16)}

@@ -314,7 +314,7 @@ BAD = [
      "scale_by_trust_ratio: the update of 'w' has shape (2,), its weight (3,). "
      "Pass the params that the updates are for."),
     (lambda: scaled_by_ratio(hs.scale_by_trust_ratio(), np.ones(2, np.int32), np.ones(2)), TypeError,
-     "scale_by_trust_ratio: the weight 'w' is int32; weights are float32, bfloat16 or float16. "
+     "scale_by_trust_ratio: the weight 'w' is int32; weights are float32, bfloat16, float16 or float64. "
      "Cast it, or mask the leaf out."),
 ]  # fmt: skip
 

@@ -69,7 +69,7 @@ def accumulate_gradients(
 
     Raises:
         TypeError: if `every_k` is no integer, `dtype` no dtype, `seed` no seed; from `init` and `update`, if
-            a leaf is not float32, bfloat16 or float16.
+            a leaf is not float32, bfloat16, float16 or float64.
         ValueError: if `every_k` is below 1, there is no such dtype, or `seed` is out of range; from `update`,
             if trees, shapes or the dtype of the sum differ.
 

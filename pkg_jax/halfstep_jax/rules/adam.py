@@ -100,7 +100,7 @@ def scale_by_adam(
 
     Raises:
         TypeError: if an argument is of the wrong type, or an array of another dtype than float32; from `init`
-            and `update`, if a leaf is not float32, bfloat16 or float16.
+            and `update`, if a leaf is not float32, bfloat16, float16 or float64.
         ValueError: if an argument is out of range, or a moment would freeze; from `update`, if trees or
             shapes differ.
 

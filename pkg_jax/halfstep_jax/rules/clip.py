@@ -41,7 +41,7 @@ def clip_by_global_norm(
 
     Raises:
         TypeError: if `max_norm` is no number, or an array of another dtype than float32; from `update`, if a
-            leaf is not float32, bfloat16 or float16.
+            leaf is not float32, bfloat16, float16 or float64.
         ValueError: if `max_norm` is negative; from `update`, inside `jax.shard_map` without `axis_names`.
 
     Example:

@@ -73,7 +73,7 @@ def scale_by_learning_rate(
 
     Raises:
         TypeError: if `learning_rate` is no number, or an array of another dtype than float32; from `update`,
-            if a leaf is not float32, bfloat16 or float16.
+            if a leaf is not float32, bfloat16, float16 or float64.
         ValueError: if `learning_rate` is negative.
 
     Example:

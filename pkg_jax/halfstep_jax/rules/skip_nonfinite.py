@@ -50,8 +50,8 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
         An Optax transform. Its updates are those of `inner`.
 
     Raises:
-        TypeError: from `update`, if a gradient is not float32, bfloat16 or float16; or whatever `inner`
-            raises.
+        TypeError: from `update`, if a gradient is not float32, bfloat16, float16 or float64; or whatever
+            `inner` raises.
 
     Example:
         >>> from halfstep_jax import adamw

@@ -67,7 +67,7 @@ def scale_by_trust_ratio(
 
     Raises:
         TypeError: if an argument is no number, or an array of another dtype than float32; from `update`, if
-            a leaf is not float32, bfloat16 or float16.
+            a leaf is not float32, bfloat16, float16 or float64.
         ValueError: if one is negative, or a lower bound above its upper bound; from `update`, without
             `params`, inside `jax.shard_map` without `axis_names`, or if trees or shapes differ.
 

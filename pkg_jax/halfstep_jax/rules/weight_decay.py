@@ -39,7 +39,7 @@ def add_decayed_weights(
 
     Raises:
         TypeError: if `weight_decay` is no number, or an array of another dtype than float32; from `update`,
-            if a leaf is not float32, bfloat16 or float16.
+            if a leaf is not float32, bfloat16, float16 or float64.
         ValueError: if `weight_decay` is negative; from `update`, without `params`, or if trees or shapes
             differ.
 

@@ -119,7 +119,7 @@ def keep_master_params(inner: optax.GradientTransformation) -> optax.GradientTra
         An Optax transform that needs `params`. Its updates are float32.
 
     Raises:
-        TypeError: from `init` and `update`, if a leaf is not float32, bfloat16 or float16.
+        TypeError: from `init` and `update`, if a leaf is not float32, bfloat16, float16 or float64.
         ValueError: from `update`, without `params`, or if trees or shapes differ.
 
     Example:
