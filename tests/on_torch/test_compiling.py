@@ -56,14 +56,14 @@ def test_two_hundred_parameters_of_thirty_shapes_are_one_graph(fresh):
     assert len(set(shapes())) == 30
     params = model(200)
     optimizer = hs.AdamW(params, compile=True)
-    before, start = graphs(), time.perf_counter()
+    before, start = graphs(), time.process_time()
     for step in range(4):
         give_gradients(params, step)
         # Schedulers write the groups; none of this may compile again.
         optimizer.param_groups[0].update(lr=1e-3 * (step + 1), betas=(0.9 - step / 100, 0.999), eps=1e-7)
         optimizer.step()
         if step == 0:
-            assert time.perf_counter() - start < 60
+            assert time.process_time() - start < 60
         assert graphs() - before == 1
 
 
