@@ -249,6 +249,16 @@ def test_float64_weights_are_stepped_in_float32_and_keep_what_they_are(param_sto
             assert new.tolist() == (wide + updates["wide"]).tolist()
 
 
+def test_what_lies_inside_sees_float64_weights_in_float32():
+    seen = []
+    inner = optax.stateless(lambda updates, params: (seen.append(params["w"].dtype), updates)[1])
+    with jax.enable_x64(True):
+        params = {"w": jnp.ones(3, jnp.float64)}
+        tx = hs.split_params(inner)
+        tx.update(params, tx.init(params), params)
+    assert seen == [jnp.float32]
+
+
 @pytest.mark.slow
 def test_implicit_promotion_and_debug_flags_find_nothing():
     params, rows = {"w": weights(30)}, {"w": gradients(2, 30)}
