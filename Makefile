@@ -24,13 +24,13 @@ demo: setup  ## train a small transformer in Flax and PyTorch; print the table, 
 	$(BIN)/python examples/demo.py
 
 test: setup  ## the tests, without the slow ones
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -q
 
 test-slow: setup  ## the tests marked slow: all backends over the vectors, long twins, packaging
-	$(BIN)/python -m pytest -n 2 -q -m "slow and not exhaustive"
+	$(BIN)/python -m pytest -q -m "slow and not exhaustive"
 
 test-exhaustive: setup  ## the tests that CI leaves out: every trajectory under torch.compile and over eight devices
-	$(BIN)/python -m pytest -n 2 -q -m exhaustive
+	$(BIN)/python -m pytest -q -m exhaustive
 
 lint: setup  ## format and lint
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""What must stand before any framework is imported; how many slow cases CI takes; on what device."""
+"""What must stand before a framework is imported; in how many processes, on what device, which slow cases."""
 
 import os
 import zlib
@@ -10,6 +10,8 @@ _DEVICES = "--xla_force_host_platform_device_count=8"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 
+# More would each hold both frameworks in memory.
+_PROCESSES = 4
 _MANY = ("on_jax", "on_torch", "twin")
 _ONE_IN = 4
 
@@ -18,6 +20,15 @@ def pytest_addoption(parser):
     """Add what the tests of `tests/gpu` ask for."""
     parser.addoption("--device", help='on which tests/gpu is run: "cuda", or "cpu" for its code alone')
     parser.addoption("--one-in", type=int, default=1, help="of how many golden vectors tests/gpu takes one")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Run the whole suite in several processes, and what is asked for by name in this one, for debuggers."""
+    by_name = config.args_source is pytest.Config.ArgsSource.ARGS
+    here = by_name or config.getoption("usepdb") or hasattr(config, "workerinput")
+    if not here and config.getoption("numprocesses", 0) is None:
+        config.option.numprocesses = min(os.cpu_count() or 1, _PROCESSES)
 
 
 def pytest_configure(config):

@@ -8,7 +8,7 @@ import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import with_prefix
 from halfstep_jax.numbers.shards import manual_axes, shard_of, told_shards
 
 _FUNCTION = "in_shard_map"
@@ -87,18 +87,9 @@ def _told(specs, tree) -> Iterator[None]:
     if not manual_axes():
         yield
         return
-    try:
-        of_leaves = jax.tree.map(
-            lambda spec, below: jax.tree.map(lambda _: spec, below), specs, tree, is_leaf=_is_spec
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"{_FUNCTION}: specs and weights are different trees: {error}. Pass a spec per weight."
-        ) from None
     shards = {}
-    named = jax.tree_util.tree_leaves_with_path(tree)
-    for (path, x), spec in zip(named, jax.tree.leaves(of_leaves, is_leaf=_is_spec), strict=True):
-        name, spec = leaf_name(path), spec.spec if isinstance(spec, NamedSharding) else spec
+    for name, x, spec in with_prefix(_FUNCTION, "specs", specs, tree, _is_spec):
+        spec = spec.spec if isinstance(spec, NamedSharding) else spec
         if len(spec) > x.ndim:
             raise ValueError(
                 f"{_FUNCTION}: the spec of '{name}' is {spec}, its shape {x.shape}. Use a spec of its axes."

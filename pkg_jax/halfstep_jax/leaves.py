@@ -4,7 +4,7 @@ Contract: W7. Names come from key paths, never from positions: masks and partiti
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -123,6 +123,25 @@ def leaf_name(path) -> str:
     if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
         path = path[:-1]
     return "/".join(_part(key) for key in path)
+
+
+def with_prefix(caller: str, owner: str, prefix, tree, is_leaf: Callable) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name of every leaf of a tree, the leaf, and what a prefix of that tree holds for it.
+
+    Raises:
+        ValueError: if `prefix`, which the error calls `owner`, is no prefix of `tree`.
+    """
+    try:
+        spread = jax.tree.map(
+            lambda x, below: jax.tree.map(lambda _: x, below), prefix, tree, is_leaf=is_leaf
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{caller}: params and {owner} are different trees: {error}. Pass {owner} of params."
+        ) from None
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    for (path, leaf), x in zip(named, jax.tree.leaves(spread, is_leaf=is_leaf), strict=True):
+        yield leaf_name(path), leaf, x
 
 
 def quoted(name: str) -> str:

@@ -6,7 +6,7 @@ import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import leaf_name, with_prefix
 from halfstep_jax.placement import placed_like
 
 
@@ -57,24 +57,15 @@ def state_shardings(tx: optax.GradientTransformation, params: Any, shardings: An
 
 def _weights(params, shardings) -> dict[str, tuple[tuple[int, ...], Sharding]]:
     """Return shape and sharding of every weight, by its name."""
-    try:
-        placed = jax.tree.map(
-            lambda s, below: jax.tree.map(lambda _: s, below), shardings, params, is_leaf=_is_sharding
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"state_shardings: params and shardings are different trees: {error}. Pass shardings of params."
-        ) from None
     found = {}
-    named = jax.tree_util.tree_leaves_with_path(params)
-    for (path, p), sharding in zip(named, jax.tree.leaves(placed, is_leaf=_is_sharding), strict=True):
+    for name, p, sharding in with_prefix("state_shardings", "shardings", shardings, params, _is_sharding):
         whole = _is_sharding(sharding) and sharding.is_fully_replicated
         if not whole and not isinstance(sharding, NamedSharding):
             raise TypeError(
-                f"state_shardings: '{leaf_name(path)}' has {sharding!r}, which does not say how axes are "
+                f"state_shardings: '{name}' has {sharding!r}, which does not say how axes are "
                 "cut. Use jax.sharding.NamedSharding(mesh, spec)."
             )
-        found[leaf_name(path)] = p.shape, sharding
+        found[name] = p.shape, sharding
     return found
 
 

@@ -168,7 +168,7 @@ def test_outside_it_changes_nothing():
 def test_specs_that_are_none_are_refused():
     with pytest.raises(TypeError, match=r"in_shard_map: specs holds 'x', which does not say.*PartitionSpec"):
         hs.in_shard_map(hs.adamw(1e-3), {"w": "x"})
-    with pytest.raises(ValueError, match=r"in_shard_map: specs and weights are different trees"):
+    with pytest.raises(ValueError, match=r"in_shard_map: params and specs are different trees"):
         eight_by(P("x"), hs.in_shard_map(hs.adamw(1e-3), {"v": P("x")}))
     with pytest.raises(ValueError, match=r"in_shard_map: the spec of 'w' is .*, its shape \(4, 512\)"):
         eight_by(P("x"), hs.in_shard_map(hs.adamw(1e-3), {"w": P("x", None, "y")}))

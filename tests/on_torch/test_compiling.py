@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
 from halfstep_torch.engine import batches, inductor, kernel, planned_optimizer
@@ -174,6 +175,17 @@ def test_more_plans_than_dynamo_allows_graphs_of_one_function_all_compile(fresh)
         p.grad = torch.ones(100)
         optimizer.step()
     assert graphs() - before == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["stochastic", "nearest", "compensated"])
+def test_weights_are_stepped_in_the_loop_of_their_moments(fresh, storage):
+    # A second loop would read the moments again. Inductor makes one of weights that draw no words, if it may.
+    p = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    p.grad = torch.ones_like(p)
+    optimizer = hs.AdamW([p], param_storage=storage, compile=True)
+    _, (code,) = run_and_get_code(optimizer.step)
+    assert code.count("for(int64_t x0=") == 1
 
 
 def test_eager_and_compiled_steps_of_a_whole_model_have_the_same_bits():

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.numbers.primitives import elementwise
+
 _ONE = np.float32(1).view(np.uint32)
 
 
@@ -50,7 +52,7 @@ def opaque(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
 
     Source: ours.
     """
-    return _opaque(x, zero)
+    return _opaque(jnp.asarray(x), zero)
 
 
 def opaque_input(x: jax.Array, zero: jax.Array) -> jax.Array:
@@ -65,20 +67,6 @@ def opaque_input(x: jax.Array, zero: jax.Array) -> jax.Array:
     return _opaque(x, zero).astype(jnp.float32)
 
 
-@jax.custom_jvp
-def _opaque(x, zero: jax.Array) -> jax.Array:
-    width = jnp.uint32 if x.dtype == jnp.float32 else jnp.uint16
-    bits = lax.bitcast_convert_type(x, width) | zero.astype(width)
-    return lax.bitcast_convert_type(bits, x.dtype)
-
-
-@_opaque.defjvp
-def _identity(primals, tangents):
-    # Patterns have no derivative: without this it would be zero, and nothing would say so.
-    return _opaque(*primals), tangents[0]
-
-
-@jax.custom_jvp
 def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
     """Return `rounded`, which to a derivative is `x`: what a step rounds passes derivatives on as they are.
 
@@ -93,13 +81,7 @@ def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
     Source: Y. Bengio et al., "Estimating or propagating gradients through stochastic neurons",
     arXiv:1308.3432, section 4.
     """
-    return rounded
-
-
-@straight_through.defjvp
-def _as_unrounded(primals, tangents):
-    rounded = straight_through(*primals)
-    return rounded, tangents[0].astype(rounded.dtype)
+    return _straight_through(jnp.asarray(x), rounded)
 
 
 def computed_once(x: jax.Array) -> jax.Array:
@@ -135,6 +117,29 @@ def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
         7.0
     """
     return c + opaque(a * b, zero)
+
+
+def _with_zero_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
+    width = jnp.uint32 if x.dtype == jnp.float32 else jnp.uint16
+    bits = lax.bitcast_convert_type(x, width) | zero.astype(width)
+    return lax.bitcast_convert_type(bits, x.dtype)
+
+
+# Patterns have no derivative: without the identity it would be zero, and nothing would say so.
+_opaque = elementwise(
+    "opaque",
+    lambda x, zero: x.update(weak_type=False),
+    lambda primals, tangents: tangents[0],
+    _with_zero_bits,
+)
+
+
+_straight_through = elementwise(
+    "straight_through",
+    lambda x, rounded: rounded.update(weak_type=False),
+    lambda primals, tangents: tangents[0].astype(primals[1].dtype),
+    lambda x, rounded: rounded,
+)
 
 
 def _word_of_a_loop() -> jax.Array:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep_jax.numbers.primitives import elementwise
+
 _MANTISSA_BITS = np.uint32(23)
 _MANTISSA = np.uint32(0x7FFFFF)
 _HIDDEN = np.uint32(0x800000)
@@ -20,8 +22,7 @@ _EXPONENT = np.uint32(0x7F800000)
 _ONE = np.uint32(0x3F800000)
 
 
-@jax.custom_jvp
-def sqrt(x: jax.Array) -> jax.Array:
+def sqrt(x: jax.typing.ArrayLike) -> jax.Array:
     """Return the square root of float32 `x`, rounded once to nearest.
 
     Args:
@@ -33,11 +34,10 @@ def sqrt(x: jax.Array) -> jax.Array:
 
     On a GPU: `corrected_root`.
     """
-    return lax.platform_dependent(x, cpu=lax.sqrt, tpu=lax.sqrt, default=_corrected_sqrt)
+    return _sqrt(jnp.asarray(x, jnp.float32))
 
 
-@jax.custom_jvp
-def divide(x: jax.Array, y: jax.Array) -> jax.Array:
+def divide(x: jax.typing.ArrayLike, y: jax.typing.ArrayLike) -> jax.Array:
     """Return the quotient of float32 `x` and `y`, of shapes that broadcast, rounded once to nearest.
 
     Args:
@@ -50,19 +50,7 @@ def divide(x: jax.Array, y: jax.Array) -> jax.Array:
 
     On a GPU: `corrected_quotient`.
     """
-    x, y = jnp.broadcast_arrays(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32))
-    return lax.platform_dependent(x, y, cpu=lax.div, tpu=lax.div, default=_corrected_divide)
-
-
-@sqrt.defjvp
-def _derivative_of_sqrt(primals, tangents):
-    # Patterns have no derivative: it is that of XLA's own root.
-    return sqrt(*primals), jax.jvp(lax.sqrt, primals, tangents)[1]
-
-
-@divide.defjvp
-def _derivative_of_divide(primals, tangents):
-    return divide(*primals), jax.jvp(jnp.divide, primals, tangents)[1]
+    return _divide(*jnp.broadcast_arrays(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)))
 
 
 def _corrected_sqrt(x: jax.Array) -> jax.Array:
@@ -141,3 +129,22 @@ def _bits(x: jax.Array) -> jax.Array:
 
 def _signed(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, jnp.int32)
+
+
+# Patterns have no derivative: it is that of XLA's own.
+_sqrt = elementwise(
+    "correct_sqrt",
+    lambda x: lax.sqrt_p.abstract_eval(x)[0],
+    lambda primals, tangents: jax.jvp(lax.sqrt, primals, tangents)[1],
+    _corrected_sqrt,
+    cpu=lax.sqrt,
+    tpu=lax.sqrt,
+)
+_divide = elementwise(
+    "correct_divide",
+    lambda x, y: lax.div_p.abstract_eval(x, y)[0],
+    lambda primals, tangents: jax.jvp(lax.div, primals, tangents)[1],
+    _corrected_divide,
+    cpu=lax.div,
+    tpu=lax.div,
+)

@@ -83,6 +83,22 @@ def varying(x) -> frozenset[str]:
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
 
 
+def vary_together(arrays: Sequence[Any]) -> list[Any]:
+    """Return arrays marked to vary over all the mesh axes over which one of them does."""
+    if not manual_axes():
+        return list(arrays)
+    axes = frozenset[str]().union(*map(varying, arrays))
+    return [_marked(x, tuple(axes - varying(x))) for x in arrays]
+
+
+def _marked(x, axes: tuple[str, ...]):
+    if not axes:
+        return x
+    if hasattr(lax, "pcast"):
+        return lax.pcast(x, axes, to="varying")
+    return lax.pvary(x, axes)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def shard_of(spec: PartitionSpec, shape: tuple[int, ...]) -> Shard:
     """Return which part an array of `shape` is, here, of one that a PartitionSpec cuts.
 
