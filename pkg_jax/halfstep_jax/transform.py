@@ -185,7 +185,7 @@ def _step(
     """Take the step of a rule with moments on one leaf: return its update and what is stored."""
     rule, stored = static
     key = keys.of_leaf(place)
-    zero = key.opaque_zero()
+    zero = key.zero
     step_keys = StepKeys(key, None if before is None else before.of_leaf(place), zero)
     moments: dict[str, StepMoment] = {}
     rows = zip(stored, encoded, strict=True)

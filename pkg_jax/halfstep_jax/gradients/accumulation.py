@@ -139,7 +139,7 @@ def accumulate(dtype: str, keys: LeafKeys, place, g: jax.Array, total: jax.Array
         total: the sum before.
     """
     key = keys.of_leaf(place)
-    wide = opaque_input(total, key.opaque_zero()) + opaque_input(g, key.opaque_zero())
+    wide = opaque_input(total, key.zero) + opaque_input(g, key.zero)
     return round_and_cast(wide, dtype, key.words(Role.ACCUMULATOR, g.shape))
 
 

@@ -54,14 +54,16 @@ def bias_correction(b, count) -> jax.Array:
     """
     b, count = jnp.broadcast_arrays(jnp.asarray(b, jnp.float32), jnp.asarray(count).astype(jnp.uint32))
     # Rolled, or XLA would fuse two hundred scalar operations into every kernel that uses the result; eight
-    # bits a turn, because on a GPU every turn is a kernel launch.
+    # bits a turn, because on a GPU every turn is a kernel launch. Written out and without an index: of a loop
+    # that JAX unrolls, XLA takes the counters apart one by one, each time going over the whole program.
     start = (jnp.zeros_like(b), np.float32(1) - b, count, opaque_zero())
-    return lax.fori_loop(0, 32, _next_bit, start, unroll=8)[0]
+    return lax.scan(_next_bits, start, None, length=4)[0][0]
 
 
-def _next_bit(k: jax.Array, carry):
-    """Take bit k of the count into q; at module level, so that op by op it compiles once."""
+def _next_bits(carry, _):
+    """Take the lowest eight bits of the count into q; at module level, so that op by op it compiles once."""
     q, power, count, zero = carry
-    set_bit = (count >> jnp.uint32(k)) & np.uint32(1)  # a Python integer under `jax.disable_jit`
-    q = jnp.where(set_bit == 1, q + opaque(power * (np.float32(1) - q), zero), q)
-    return q, (power + power) - opaque(power * power, zero), count, zero
+    for _ in range(8):
+        q = jnp.where(count & np.uint32(1) == 1, q + opaque(power * (np.float32(1) - q), zero), q)
+        power, count = (power + power) - opaque(power * power, zero), count >> np.uint32(1)
+    return (q, power, count, zero), None

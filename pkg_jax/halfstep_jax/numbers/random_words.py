@@ -51,12 +51,14 @@ class LeafKey:
         roles: the roles.
         k0: uint32 scalar, shared by all roles.
         k1: uint32[len(roles)], a role's own.
+        zero: for `exact.opaque`: keys come out of a loop.
         shard: which part of the leaf its arrays are; None where they are whole.
     """
 
     roles: tuple[int, ...]
     k0: jax.Array
     k1: jax.Array
+    zero: jax.Array
     shard: Shard | None = None
 
     def words(self, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
@@ -77,10 +79,6 @@ class LeafKey:
     def word(self, role: int) -> jax.Array:
         """Return the role's own key, as one word for all elements: a uint32 scalar (contract F15)."""
         return self.k1[self.roles.index(role)]
-
-    def opaque_zero(self) -> jax.Array:
-        """Return a zero for `exact.opaque`: the key came out of a loop."""
-        return opaque_zero(self.k0)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["k0", "k1"], meta_fields=["roles"])
@@ -107,9 +105,11 @@ class LeafKeys:
         place, shard = place if isinstance(place, tuple) else (place, None)
         # The index stays an operand: XLA then compiles what leaves of one shape do once, and not for each
         # index. For that it may neither know the index nor take it for a scalar, which it would copy in.
-        index = (jnp.asarray(place) | opaque_zero(self.k0[0]))[0]
-        k0 = lax.dynamic_index_in_dim(self.k0, index, 0, keepdims=False)
-        return LeafKey(self.roles, k0, lax.dynamic_index_in_dim(self.k1, index, 1, keepdims=False), shard)
+        zero = opaque_zero(self.k0[0])
+        index = (jnp.asarray(place) | zero)[0]
+        k0 = lax.dynamic_slice(self.k0, (index,), (1,))[0]
+        k1 = lax.dynamic_slice(self.k1, (np.uint32(0), index), (len(self.roles), 1))
+        return LeafKey(self.roles, k0, k1.reshape(-1), zero, shard)
 
     def places(self, shards: Sequence[Shard | None] | None = None) -> list:
         """Return the index of every leaf, for `of_leaf`: in a vector that XLA takes for no broadcast or iota.
@@ -256,7 +256,8 @@ def threefry2x32(key, counter):
 def _words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
     """Return the words of elements, given their shape, offset and shard: what `_index` asks for."""
     hi, lo = _index(*elements)
-    return mix(mix(lo ^ k0) + (k1 + _GOLDEN_RATIO * hi))
+    k1 = k1 if hi is None else k1 + _GOLDEN_RATIO * hi
+    return mix(mix(lo ^ k0) + k1)
 
 
 def mix(x: jax.Array) -> jax.Array:
@@ -273,29 +274,37 @@ def _index(shape: tuple[int, ...], offset: int, shard: Shard | None = None):
     """Return (hi, lo): the row-major index of each element plus `offset`, in two uint32 halves.
 
     By one iota per axis, so that a sharded array needs nothing from another device. hi is a scalar where it
-    is the same for all: always, but for more than 2^32 elements or an offset near a multiple of that.
+    is the same for all, and None where that is 0: always, but for more than 2^32 elements or an offset near
+    a multiple of that.
     """
     whole = whole_shape(shard, shape)
     size = math.prod(whole)
-    hi, lo = jnp.uint32(offset // 2**32), jnp.zeros(shape, jnp.uint32)
+    hi, lo = (jnp.uint32(offset // 2**32) if offset // 2**32 else None), None
     stride = size
     for axis, length in enumerate(whole if size else ()):
         stride //= length
+        if length == 1:
+            continue
         position = lax.broadcasted_iota(jnp.uint32, shape, axis)
         if shard is not None:
             position = position + shard.first(axis)
-        step = position * np.uint32(stride % 2**32)
-        lo = lo + step
+        step = position if stride == 1 else position * np.uint32(stride % 2**32)
+        lo = step if lo is None else lo + step
         if size > 2**32:
-            hi = hi + _product_high(position, stride) + (lo < step).astype(jnp.uint32)
+            hi = _sum(hi, _product_high(position, stride) + (lo < step).astype(jnp.uint32))
         if length > 2**32:
-            hi = hi + _position_high(position, axis) * np.uint32(stride % 2**32)
+            hi = _sum(hi, _position_high(position, axis) * np.uint32(stride % 2**32))
+    lo = jnp.zeros(shape, jnp.uint32) if lo is None else lo
     if offset:
         low = np.uint32(offset % 2**32)
         lo = lo + low
         if offset % 2**32 + size > 2**32:
-            hi = hi + (lo < low).astype(jnp.uint32)
+            hi = _sum(hi, (lo < low).astype(jnp.uint32))
     return hi, lo
+
+
+def _sum(x: jax.Array | None, y: jax.Array) -> jax.Array:
+    return y if x is None else x + y
 
 
 def _product_high(x: jax.Array, factor: int) -> jax.Array:

@@ -103,7 +103,7 @@ def _round_in_float32(target: tuple[str, bool], x: jax.Array, words: jax.Array |
     if fmt.min_exponent > 1 - _EXPONENT_BIAS:
         smallest_normal = np.float32(2.0**fmt.min_exponent).view(np.uint32)
         result = jnp.where(magnitude < smallest_normal, _round_subnormal(magnitude, fmt, words), result)
-    result = jnp.where(is_nan, _NAN, _bounded(result, fmt, saturate)) | (bits & _SIGN)
+    result = lax.select(is_nan, lax.full_like(bits, _NAN), _bounded(result, fmt, saturate)) | (bits & _SIGN)
     # The mask comes last, where LLVM sees that a cast to come has nothing to round.
     return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
 
@@ -174,7 +174,8 @@ def _bounded(result: jax.Array, fmt: FloatFormat, saturate: bool) -> jax.Array:
         return jnp.minimum(result, last)
     if fmt.has_infinity and fmt.max > 2.0**127:
         return result  # the carry is the infinity of float32
-    return jnp.where(result > last, _INFINITY if fmt.has_infinity else _NAN, result)
+    beyond = _INFINITY if fmt.has_infinity else _NAN
+    return lax.select(result > last, lax.full_like(result, beyond), result)
 
 
 def _kept_mask(fmt: FloatFormat) -> np.uint32:

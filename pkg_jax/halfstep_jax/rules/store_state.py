@@ -315,7 +315,7 @@ def _encoded(static: tuple[Format, bool], x: jax.Array, keys: LeafKeys | None, p
     """Return what is stored of an array that a format holds; without keys, to nearest."""
     fmt, stochastic = static
     key = None if keys is None else keys.of_leaf(place)
-    wide = x.astype(jnp.float32) if key is None else opaque_input(x, key.opaque_zero())
+    wide = x.astype(jnp.float32) if key is None else opaque_input(x, key.zero)
     words = key.words(Role.STATE, x.shape) if key is not None and stochastic else None
     return fmt.encode(wide if fmt.signed else jnp.abs(wide), words, keep_nonzero="where_nonnegative")
 

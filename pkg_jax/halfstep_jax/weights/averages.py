@@ -107,6 +107,6 @@ def ema_params(
 def _average(_, keys: LeafKeys, place, decay, p: jax.Array, average: jax.Array) -> jax.Array:
     """Return the new average of one leaf."""
     key = keys.of_leaf(place)
-    zero = key.opaque_zero()
+    zero = key.zero
     wide = ema(opaque_input(average, zero), opaque_input(p, zero), decay, zero)
     return round_and_cast(wide, p.dtype.name, key.words(_ROLE, p.shape))

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
@@ -122,7 +123,7 @@ def landing(p: jax.Array, q: jax.Array) -> jax.Array:
 
     -0.0 is the one number that moves no weight, neither an infinity nor a zero of either sign.
     """
-    return jnp.where(q == p, np.float32(-0.0), q - p)
+    return lax.select(q == p, lax.full_like(q, -0.0), q - p)
 
 
 def weight_transform(
@@ -190,7 +191,7 @@ def land(rule: WeightRule, leaves: Leaves, weights: list, extras: list, keys: Le
 def _land(rule: WeightRule, zero, keys: LeafKeys | None, place, u: jax.Array, p: jax.Array, extra):
     """Return the update of one leaf, and what is kept beside its weight."""
     key = None if keys is None else keys.of_leaf(place)
-    zero = zero if key is None else key.opaque_zero()
+    zero = zero if key is None else key.zero
     u = opaque_input(u, zero)
     if keeps_nothing(p):
         return u, extra
