@@ -28,6 +28,7 @@ from halfstep_jax.storage.unsigned_floats import (
 NAN_SCALE = np.uint8(255)
 """The scale byte of a block that holds a NaN which its codes cannot."""
 _INFINITY = np.float32(np.inf)
+_NAN = np.float32(np.nan).view(np.uint32)
 _MANTISSA_BITS = np.uint32(23)
 _SIGN = np.uint32(0x80000000)
 _BIAS = 127
@@ -268,8 +269,7 @@ class SignedCodes:
 
     def _unit(self, scale: jax.Array) -> jax.Array:
         """Return what the code of 1 stands for: 2^(byte - 127 - e); NaN in a marked block."""
-        unit = _power_of_two(scale.astype(jnp.uint32) - np.uint32(self._top_exponent))
-        return jnp.where(scale == NAN_SCALE, np.float32(np.nan), unit)
+        return _unit(scale, self._top_exponent)
 
 
 INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
@@ -401,8 +401,7 @@ class TableCodes:
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
-        unit = jnp.where(scale == NAN_SCALE, np.float32(np.nan), _power_of_two(scale.astype(jnp.uint32)))
-        return decode_table(codes, self.table) * unit
+        return decode_table(codes, self.table) * _unit(scale, 0)
 
 
 PLAIN_CODES: dict[str, Codes] = {
@@ -436,3 +435,19 @@ def must_not_vanish(x: jax.Array, nonzero: Mask) -> jax.Array:
 def _power_of_two(field: jax.Array) -> jax.Array:
     """Return the power of two with the exponent field `field`, uint32."""
     return lax.bitcast_convert_type(field << _MANTISSA_BITS, jnp.float32)
+
+
+def _unit(scale: jax.Array, down: int) -> jax.Array:
+    """Return the power of two of exponent field `scale` - `down`; NaN in a marked block."""
+    field = scale.astype(jnp.uint32) - np.uint32(down)
+    return lax.platform_dependent(scale, field, tpu=_marked_by_bits, default=_marked_by_select)
+
+
+def _marked_by_select(scale: jax.Array, field: jax.Array) -> jax.Array:
+    return jnp.where(scale == NAN_SCALE, np.float32(np.nan), _power_of_two(field))
+
+
+def _marked_by_bits(scale: jax.Array, field: jax.Array) -> jax.Array:
+    """Do as `_marked_by_select`, without a select, which XLA on TPU keeps in memory for every element."""
+    nan = (scale == NAN_SCALE).astype(jnp.uint32) * _NAN
+    return lax.bitcast_convert_type((field << _MANTISSA_BITS) | nan, jnp.float32)
