@@ -3,8 +3,8 @@
     python benchmarks/compile_time.py [--leaves 10 50 100] [--repeats 3] [--json benchmarks/results/NAME.json]
 
 Trees of bfloat16 leaves, of 30 shapes at most, as models repeat theirs. Processor time, the least of some
-turns: what else a machine does changes that little. Nothing is kept of a step before. Equations are those of the whole
-traced step; what several calls share counts once.
+turns: what else a machine does changes that little. Nothing is kept of a step before. Equations are those of
+the whole traced step; what several calls share counts once.
 """
 
 import argparse
