@@ -12,7 +12,7 @@ import torch
 from backends.devices import jax_device
 from halfstep_jax.numbers import roots
 from halfstep_jax.numbers.exact import add_product, opaque_zero
-from halfstep_torch.engine.kernel import compile_options, compiling, own_code
+from halfstep_torch.engine.inductor import compile_options, compiling, own_code
 from halfstep_torch.numbers import exact
 
 _CHUNK = 1 << 21

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
-from halfstep_torch.engine import batches, kernel, planned_optimizer
+from halfstep_torch.engine import batches, inductor, kernel, planned_optimizer
 from halfstep_torch.engine.compiler import Compile
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
 
@@ -88,6 +88,49 @@ def test_a_step_without_random_words_is_one_graph_however_many_arrays(fresh):
     assert graphs() - before == 1
 
 
+def test_steps_pass_dynamo_when_they_compile_and_never_again(fresh, monkeypatch):
+    passed = []
+    compile = torch.compile
+
+    def watched(function, **options):
+        through_dynamo = compile(function, **options)
+        return lambda *args: passed.append(len(args)) or through_dynamo(*args)
+
+    monkeypatch.setattr(torch, "compile", watched)
+    params = model(12)
+    optimizer = hs.AdamW(params, compile=True)
+    for step in range(3):
+        give_gradients(params, step)
+        optimizer.step()
+    assert len(passed) == 2  # of two lengths
+
+
+def test_a_kernel_whose_arguments_are_not_recognised_is_called_through_dynamo(fresh, monkeypatch):
+    runs = []
+    for places in (inductor._places, lambda argument, tensors: []):
+        kernel.compiled_kernel.cache_clear()
+        monkeypatch.setattr(inductor, "_places", places)
+        params = model(12)
+        optimizer = hs.AdamW(params, compile=True)
+        for step in range(2):
+            give_gradients(params, step)
+            optimizer.step()
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(*runs)
+
+
+def test_another_number_of_threads_is_another_kernel(monkeypatch):
+    asked = []
+    monkeypatch.setattr(kernel, "compiled_kernel", lambda *of: asked.append(of) or (lambda *tensors: None))
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        params = model(1)
+        give_gradients(params, 0)
+        hs.AdamW(params, compile=True).step()
+    assert asked[0][:-1] == asked[-1][:-1]
+    assert asked[0] != asked[-1]
+
+
 def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
     made = []
     for where, name in ((planned_optimizer, "make_plan"), (batches, "Layout")):
@@ -110,8 +153,8 @@ def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
 
 
 def test_a_long_compilation_is_explained_once(monkeypatch, fresh, caplog):
-    kernel._say.cache_clear()
-    monkeypatch.setattr(kernel, "_PATIENCE", 0.0)
+    inductor._say.cache_clear()
+    monkeypatch.setattr(inductor, "_PATIENCE", 0.0)
     for dtype in (torch.bfloat16, torch.float32):
         params = model(2, dtype)
         give_gradients(params, 0)

@@ -6,6 +6,7 @@ along leading axes keeps its blocks whole, each on one device.
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,10 @@ from jax import lax
 
 from halfstep_jax.numbers.exact import computed_once
 from halfstep_jax.numbers.shards import Shard
+from halfstep_jax.storage import tiles
 
 BlockSize = int | str | None
 """A number of elements, "row" (one block per last-axis row) or None (one block in all)."""
-# A TPU keeps the last two axes in tiles of 8 rows. In that order of axes a block is whole in memory, and XLA
-# takes its maximum while it computes the elements; cut out of the rows, it first moves every array, twice.
-_TILE_ROWS, _TILE_COLUMNS = 8, 128
 
 
 def block_layout(shape: tuple[int, ...], block_size: BlockSize) -> tuple[tuple[int, ...], int, int]:
@@ -101,15 +100,31 @@ def block_maximum(x: jax.Array, block_size: BlockSize, not_finite: float = 0.0) 
         >>> block_maximum(jnp.array([1.0, -4.0, jnp.nan, 2.0, 3.0]), 2).tolist()
         [4.0, 2.0, 3.0]
     """
+    return of_block_maximum(lambda largest: largest, x, block_size, not_finite)
+
+
+def of_block_maximum(
+    scale: Callable[[jax.Array], jax.Array], x: jax.Array, block_size: BlockSize, not_finite: float = 0.0
+) -> jax.Array:
+    """Return `scale` of the largest magnitude of every block.
+
+    Args:
+        scale: a function of every number by itself, not falling: so it may be applied before the maximum is
+            taken, and is where an array must be kept in between: bytes take a quarter of the room.
+        x: float32.
+        block_size: of `x`.
+        not_finite: what a NaN or an infinity counts as.
+    """
     leading, run, block = block_layout(x.shape, block_size)
     magnitude = jnp.abs(x)
     magnitude = jnp.where(magnitude < np.float32(np.inf), magnitude, np.float32(not_finite))
     rows = magnitude.reshape(*leading, run)
+    one_axis = x.shape == rows.shape
     return lax.platform_dependent(
         rows,
-        cpu=functools.partial(_maximum_by_halves, block=block, once=not_finite > 0),
-        tpu=functools.partial(_maximum_by_tiles, block=block),
-        default=functools.partial(_maximum, block=block),
+        cpu=lambda rows: scale(_maximum_by_halves(rows, block, once=not_finite > 0)),
+        tpu=lambda rows: _of_maximum_on_tpu(scale, rows, block, one_axis),
+        default=lambda rows: scale(_maximum(rows, block)),
     )
 
 
@@ -120,13 +135,15 @@ def per_element(scales: jax.Array, shape: tuple[int, ...], block_size: BlockSize
         >>> per_element(jnp.array([[1], [2]]), (2, 3), "row").tolist()
         [[1, 1, 1], [2, 2, 2]]
     """
-    _, run, block = block_layout(shape, block_size)
+    leading, run, block = block_layout(shape, block_size)
     repeated = lax.platform_dependent(
         scales,
-        tpu=functools.partial(_repeated_by_tiles, block=block),
-        default=functools.partial(_repeated, block=block),
+        tpu=functools.partial(
+            _repeated_on_tpu, rows=(*leading, run), block=block, one_axis=shape[-1:] == (run,)
+        ),
+        default=lambda scales: _repeated(scales, block)[..., :run],
     )
-    return repeated[..., :run].reshape(shape)
+    return repeated.reshape(shape)
 
 
 def packed_shape(shape: tuple[int, ...], block_size: BlockSize) -> tuple[int, ...]:
@@ -151,7 +168,7 @@ def pack(codes: jax.Array, block_size: BlockSize) -> jax.Array:
     runs = codes.reshape(*leading, run)
     if run % 2:
         runs = jnp.pad(runs, [(0, 0)] * len(leading) + [(0, 1)])
-    return lax.platform_dependent(runs, tpu=_packed_by_tiles, default=_packed)
+    return lax.platform_dependent(runs, tpu=_packed_on_tpu, default=_packed)
 
 
 def unpack(packed: jax.Array, shape: tuple[int, ...], block_size: BlockSize) -> jax.Array:
@@ -162,7 +179,7 @@ def unpack(packed: jax.Array, shape: tuple[int, ...], block_size: BlockSize) -> 
         [[1, 2, 3], [4, 5, 6]]
     """
     _, run, _ = block_layout(shape, block_size)
-    runs = lax.platform_dependent(packed, tpu=_unpacked_by_tiles, default=_unpacked)
+    runs = lax.platform_dependent(packed, tpu=_unpacked_on_tpu, default=_unpacked)
     return runs[..., :run].reshape(shape)
 
 
@@ -180,40 +197,12 @@ def _unpacked(packed: jax.Array) -> jax.Array:
     return pairs.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
-def _packed_by_tiles(runs: jax.Array) -> jax.Array:
-    """Do as `_packed`, by a product of matrices, which is exact: pairs have no place in a TPU's tiles."""
-    if not _fills_tiles(runs.shape, runs.shape[-1]) or runs.shape[-1] % (2 * _TILE_COLUMNS):
-        return _packed(runs)
-    tiles = _in_tiles(runs.astype(jnp.bfloat16), 2 * _TILE_COLUMNS)
-    weights = np.kron(np.eye(_TILE_COLUMNS), [[1], [16]]).astype(jnp.bfloat16)
-    packed = jnp.matmul(tiles, weights, preferred_element_type=jnp.float32)
-    return _out_of_tiles(packed, runs.shape[-2]).astype(jnp.uint8)
+def _packed_on_tpu(runs: jax.Array) -> jax.Array:
+    return tiles.packed(runs) if tiles.has_columns(runs.shape, 2) else _packed(runs)
 
 
-def _unpacked_by_tiles(packed: jax.Array) -> jax.Array:
-    """Do as `_unpacked`, likewise."""
-    if not _fills_tiles(packed.shape, packed.shape[-1]):
-        return _unpacked(packed)
-    tiles = _in_tiles(packed.astype(jnp.bfloat16), _TILE_COLUMNS)
-    weights = np.repeat(np.eye(_TILE_COLUMNS), 2, axis=1).astype(jnp.bfloat16)
-    twice = jnp.matmul(tiles, weights, preferred_element_type=jnp.float32)
-    both = _out_of_tiles(twice, packed.shape[-2]).astype(jnp.uint8)
-    # Shifted by a number: of a select between two shifts XLA would keep both in memory.
-    late = lax.broadcasted_iota(jnp.uint8, both.shape, both.ndim - 1) & np.uint8(1)
-    return (both >> (np.uint8(4) * late)) & np.uint8(15)
-
-
-def _in_tiles(rows: jax.Array, columns: int) -> jax.Array:
-    """Return rows in the order of a TPU's memory: (..., rows / 8, columns of tiles, 8, `columns`)."""
-    *leading, count, run = rows.shape
-    padded = jnp.pad(rows, [(0, 0)] * len(leading) + [(0, -count % _TILE_ROWS), (0, 0)])
-    return padded.reshape(*leading, -1, _TILE_ROWS, run // columns, columns).swapaxes(-2, -3)
-
-
-def _out_of_tiles(tiles: jax.Array, count: int) -> jax.Array:
-    """Return `count` rows out of what `_in_tiles` gives."""
-    *leading, high, across, rows, columns = tiles.shape
-    return tiles.swapaxes(-2, -3).reshape(*leading, high * rows, across * columns)[..., :count, :]
+def _unpacked_on_tpu(packed: jax.Array) -> jax.Array:
+    return tiles.unpacked(packed) if tiles.has_columns(packed.shape) else _unpacked(packed)
 
 
 def _maximum(rows: jax.Array, block: int) -> jax.Array:
@@ -240,15 +229,24 @@ def _maximum_by_halves(rows: jax.Array, block: int, once: bool) -> jax.Array:
     return jnp.max(blocks, axis=-1, initial=0)
 
 
-def _maximum_by_tiles(rows: jax.Array, block: int) -> jax.Array:
-    """Do as `_maximum`, in the order of a TPU's memory."""
-    if not _fills_tiles(rows.shape, block):
-        return _maximum(rows, block)
-    *leading, count, run = rows.shape
-    padded = jnp.pad(rows, [(0, 0)] * len(leading) + [(0, -count % _TILE_ROWS), (0, -run % block)])
-    tiles = padded.reshape(*leading, -1, _TILE_ROWS, -(-run // block), block).swapaxes(-2, -3)
-    largest = jnp.max(tiles, axis=-1, initial=0).swapaxes(-1, -2)
-    return largest.reshape(*leading, -1, largest.shape[-1])[..., :count, :]
+def _of_maximum_on_tpu(scale: Callable, rows: jax.Array, block: int, one_axis: bool) -> jax.Array:
+    """Return `scale` of the maximum of every block, in an order in which XLA on TPU need not move the array.
+
+    Args:
+        scale: not falling.
+        rows: magnitudes.
+        block: of elements.
+        one_axis: whether they are the rows of the array itself.
+    """
+    # Of bytes XLA takes the maxima of two arrays in one pass, and it keeps in memory what it is to pad.
+    of_elements = scale(rows)
+    if not tiles.cut_by_blocks(rows.shape, block):
+        return _maximum(of_elements, block)
+    if not (one_axis and tiles.on_end(rows.shape)):
+        return tiles.maximum(of_elements, block)
+    if rows.shape[-1] % tiles.ROWS:
+        return _maximum(of_elements, block)
+    return _maximum(_maximum(of_elements, tiles.ROWS), block // tiles.ROWS)
 
 
 def _repeated(scales: jax.Array, block: int) -> jax.Array:
@@ -257,20 +255,15 @@ def _repeated(scales: jax.Array, block: int) -> jax.Array:
     return repeated.reshape(*scales.shape[:-1], scales.shape[-1] * block)
 
 
-def _repeated_by_tiles(scales: jax.Array, block: int) -> jax.Array:
-    """Do as `_repeated`, in the order of a TPU's memory."""
-    if not _fills_tiles(scales.shape, block):
-        return _repeated(scales, block)
-    *leading, count, blocks = scales.shape
-    padded = jnp.pad(scales, [(0, 0)] * len(leading) + [(0, -count % _TILE_ROWS), (0, 0)])
-    tiles = padded.reshape(*leading, -1, _TILE_ROWS, blocks).swapaxes(-1, -2)
-    repeated = jnp.broadcast_to(tiles[..., None], (*tiles.shape, block)).swapaxes(-2, -3)
-    return repeated.reshape(*leading, -1, blocks * block)[..., :count, :]
-
-
-def _fills_tiles(shape: tuple[int, ...], block: int) -> bool:
-    """Whether blocks of rows of this shape fill rows of a TPU's tiles, of 8 by 128 elements."""
-    return len(shape) > 1 and block % _TILE_COLUMNS == 0
+def _repeated_on_tpu(scales: jax.Array, rows: tuple[int, ...], block: int, one_axis: bool) -> jax.Array:
+    """Return the scale of every element of rows, in such an order."""
+    run = rows[-1]
+    if not tiles.cut_by_blocks(rows, block):
+        return _repeated(scales, block)[..., :run]
+    if not (one_axis and tiles.on_end(rows)):
+        return tiles.repeated(scales, block)[..., :run]
+    unit = math.gcd(run, block)
+    return _repeated(_repeated(scales, block // unit)[..., : run // unit], unit)
 
 
 def _cut(rows: jax.Array, block: int) -> jax.Array:

@@ -28,7 +28,9 @@ from halfstep_jax.storage.unsigned_floats import (
 NAN_SCALE = np.uint8(255)
 """The scale byte of a block that holds a NaN which its codes cannot."""
 _INFINITY = np.float32(np.inf)
+_NAN = np.float32(np.nan).view(np.uint32)
 _MANTISSA_BITS = np.uint32(23)
+_SIGN = np.uint32(0x80000000)
 _BIAS = 127
 
 
@@ -235,17 +237,15 @@ class SignedCodes:
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
-        return self.decode_bits(lax.bitcast_convert_type(codes, self._bits), scale)
+        return self.decode_bits(lax.bitcast_convert_type(codes, self._bits)) * self._unit(scale)
 
-    def decode_bits(self, bits: jax.Array, scale) -> jax.Array:
-        """Do as `decode`, of codes as unsigned integers."""
+    def decode_bits(self, bits: jax.Array) -> jax.Array:
+        """Return the numbers of codes, given as unsigned integers: the values under a scale of one."""
         width = 8 * bits.dtype.itemsize
         bits = bits.astype(jnp.uint32)
-        magnitude = bits & np.uint32(2 ** (width - 1) - 1)
-        sign = (bits >> np.uint32(width - 1)) << np.uint32(31)
-        value = self._value(magnitude)
-        value = lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.uint32) | sign, jnp.float32)
-        return value * self._unit(scale)
+        value = self._value(bits & np.uint32(2 ** (width - 1) - 1))
+        sign = (bits << np.uint32(32 - width)) & _SIGN
+        return lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.uint32) | sign, jnp.float32)
 
     def magnitude(self, x, scale, words, nonzero) -> jax.Array:
         """Return the codes of |x|, finite, in int32; `scale` of every element, or one for all."""
@@ -257,19 +257,19 @@ class SignedCodes:
 
     def _value(self, magnitude: jax.Array) -> jax.Array:
         """Return the float32 values of the codes of magnitudes; NaN for what is past the largest."""
-        fmt = self.numbers
-        one = np.uint32(1) << _MANTISSA_BITS
-        bits = (magnitude << np.uint32(23 - fmt.mantissa_bits)) + np.uint32(_BIAS + fmt.min_exponent) * one
-        # A subnormal number and 2^min_exponent make a number of that binade; the difference is exact.
-        subnormal = lax.bitcast_convert_type(bits, jnp.float32) - np.float32(2.0**fmt.min_exponent)
-        normal = lax.bitcast_convert_type(bits - one, jnp.float32)
-        value = jnp.where(magnitude < 2**fmt.mantissa_bits, subnormal, normal)
+        fmt, first_normal = self.numbers, np.float32(2.0**self.numbers.min_exponent)
+        bits = (magnitude << np.uint32(23 - fmt.mantissa_bits)) + first_normal.view(np.uint32)
+        # Of a normal number these are the bits of its double, and of a subnormal one those of its sum with
+        # the smallest normal number; that difference is exact. The lesser of what either rule gives is right.
+        subnormal = lax.bitcast_convert_type(bits, jnp.float32) - first_normal
+        normal = (bits - (np.uint32(1) << _MANTISSA_BITS)).astype(jnp.int32)
+        lesser = jnp.minimum(lax.bitcast_convert_type(subnormal, jnp.int32), normal)
+        value = lax.bitcast_convert_type(lesser, jnp.float32)
         return jnp.where(magnitude > fmt.max_code, np.float32(np.nan), value)
 
     def _unit(self, scale: jax.Array) -> jax.Array:
         """Return what the code of 1 stands for: 2^(byte - 127 - e); NaN in a marked block."""
-        unit = _power_of_two(scale.astype(jnp.uint32) - np.uint32(self._top_exponent))
-        return jnp.where(scale == NAN_SCALE, np.float32(np.nan), unit)
+        return _unit(scale, self._top_exponent)
 
 
 INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
@@ -401,8 +401,7 @@ class TableCodes:
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
-        unit = jnp.where(scale == NAN_SCALE, np.float32(np.nan), _power_of_two(scale.astype(jnp.uint32)))
-        return decode_table(codes, self.table) * unit
+        return decode_table(codes, self.table) * _unit(scale, 0)
 
 
 PLAIN_CODES: dict[str, Codes] = {
@@ -436,3 +435,19 @@ def must_not_vanish(x: jax.Array, nonzero: Mask) -> jax.Array:
 def _power_of_two(field: jax.Array) -> jax.Array:
     """Return the power of two with the exponent field `field`, uint32."""
     return lax.bitcast_convert_type(field << _MANTISSA_BITS, jnp.float32)
+
+
+def _unit(scale: jax.Array, down: int) -> jax.Array:
+    """Return the power of two of exponent field `scale` - `down`; NaN in a marked block."""
+    field = scale.astype(jnp.uint32) - np.uint32(down)
+    return lax.platform_dependent(scale, field, tpu=_marked_by_bits, default=_marked_by_select)
+
+
+def _marked_by_select(scale: jax.Array, field: jax.Array) -> jax.Array:
+    return jnp.where(scale == NAN_SCALE, np.float32(np.nan), _power_of_two(field))
+
+
+def _marked_by_bits(scale: jax.Array, field: jax.Array) -> jax.Array:
+    """Do as `_marked_by_select`, without a select, which XLA on TPU keeps in memory for every element."""
+    nan = (scale == NAN_SCALE).astype(jnp.uint32) * _NAN
+    return lax.bitcast_convert_type((field << _MANTISSA_BITS) | nan, jnp.float32)

@@ -18,6 +18,7 @@ from halfstep_jax.storage.blocks import (
     BlockSize,
     block_maximum,
     first_elements,
+    of_block_maximum,
     pack,
     packed_shape,
     per_element,
@@ -113,7 +114,8 @@ class Format:
     def _encode(self, x: jax.Array, words: jax.Array | None, keep_nonzero: str) -> Encoded:
         codes = self._codes
         # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
-        scale = codes.scale(block_maximum(x, self.block_size, np.inf if codes.nan_in_scale else 0.0))
+        not_finite = np.inf if codes.nan_in_scale else 0.0
+        scale = of_block_maximum(codes.scale, x, self.block_size, not_finite)
         nonzero: Mask = keep_nonzero == "always"
         if keep_nonzero == "where_nonnegative":
             nonzero = self._without_negative(x)

@@ -10,6 +10,10 @@ from halfstep_torch.engine.plan import Stage
 from halfstep_torch.engine.rows import AliasedRows, Memory, PackedRows, Rows, Slot, Span, kernel_dtype
 from halfstep_torch.storage.blocks import Blocks
 
+# Elements up to which an array is sooner copied to packed memory and back than given to a kernel of its own.
+# On a CPU torch copies more than twice as many with all threads, and waking them takes longer than copying.
+_SHORT, _SHORT_ELSEWHERE = 1 << 14, 1 << 20
+
 
 class Layout:
     """The rows of the slots of a batch. What it is made of stays from step to step, so it is made once.
@@ -111,7 +115,8 @@ def _spans_of(slot: Slot, place: int, k: int, compiled: bool) -> tuple[list[Span
     at_once, packed = lengths(stage, device, compiled)
     if not n:
         return [], []
-    if n <= (packed // 4 if compiled else packed) and stage.width <= packed:
+    short_length = packed if not compiled else _SHORT if device.type == "cpu" else _SHORT_ELSEWHERE
+    if n < max(short_length + 1, 2 * stage.width) and stage.width <= packed:
         return [], [Span(place, 0, n, short=short)]
     if not (slot.param.is_contiguous() and slot.grad.is_contiguous()):
         return [], list(_boxes(slot, place, own, packed, short))

@@ -187,8 +187,9 @@ class AliasedRows(Rows):
 
     def load(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor] | None) -> None:
         """Alias what comes in and where it goes; weights and state are in place."""
-        slot = self.spans[0].slot
-        self.g = self._alias(incoming[slot], self.stage.width)
+        slot, shape = self.spans[0].slot, self.p.shape
+        g = incoming[slot]
+        self.g = g.as_strided(shape, self.p.stride(), g.storage_offset() + self.spans[0].start)
         self.u = None if outgoing is None else self._alias(outgoing[slot], self.stage.width)
         for i, x in self._narrow.items():
             self.state[i] = x.to(kernel_dtype(x.dtype, x.device))

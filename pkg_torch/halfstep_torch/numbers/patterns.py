@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halfstep_torch.numbers.float_formats import FloatFormat
 
-_INFINITY = 0x7F800000
+_INFINITY, _SIGN = 0x7F800000, -(1 << 31)
 
 
 def to_patterns(x: Tensor, fmt: FloatFormat) -> Tensor:
@@ -32,11 +32,12 @@ def from_patterns(codes: Tensor, fmt: FloatFormat) -> Tensor:
     """Return the float32 numbers of 8-bit patterns in int32."""
     code, m = codes & 0x7F, fmt.mantissa_bits
     past = ((infinity(fmt) - 1 - code) >> 31) & _INFINITY
-    normal = (((code.clamp(min=1 << m) + base(fmt)) << (23 - m)) | past).view(torch.float32)
-    # How far a subnormal number is below the smallest normal one.
-    below = ((1 << m) - code).clamp(min=0).to(torch.float32) * 2.0 ** (fmt.min_exponent - m)
-    sign = (codes & 0x80) << 24
-    return ((normal - below).view(torch.int32) | sign).view(torch.float32)
+    # Of a normal number this is the double, and of a subnormal one its sum with the smallest normal number.
+    # The lesser of what either rule gives is right.
+    bits = (code << (23 - m)) + ((127 + fmt.min_exponent) << 23)
+    subnormal = (bits.view(torch.float32) - 2.0**fmt.min_exponent).view(torch.int32)
+    number = subnormal.minimum(bits - (1 << 23))
+    return (number | past | ((codes << 24) & _SIGN)).view(torch.float32)
 
 
 def base(fmt: FloatFormat) -> int:

@@ -145,35 +145,35 @@ def _stochastic_narrow(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
     return (value | (bits & _SIGN)).view(torch.float32)
 
 
-def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
-    """Return the int32 patterns that float32 `x` rounds to as a state: it saturates, infinity becomes NaN.
+def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the int32 patterns that float32 `x` rounds to as a state, and the float32 numbers that they are.
+
+    It saturates, and infinity becomes NaN. Both results come from the same parts, without a decoding between.
 
     Args:
         x: float32.
         fmt: an 8-bit format with infinities.
         words: int32 words, or None for nearest, ties to even.
     """
-    bits, infinity = x.view(torch.int32), patterns.infinity(fmt)
-    code = round_to_code(x, fmt, words).clamp(max=infinity - 1) | ((bits >> 24) & 0x80)
-    # All ones where x is not finite.
-    not_finite = (_LARGEST - (bits & 0x7FFFFFFF)) >> 31
-    nan = infinity + (1 << (fmt.mantissa_bits - 1))
-    return (code & ~not_finite) | (nan & not_finite)
-
-
-def round_to_code(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
-    """Return the int32 code of the rounded magnitude: past the largest it counts on, of NaN it is any.
-
-    Below the smallest normal number a code counts multiples of the smallest one, and the pattern of a number
-    there, cut as that of a normal one, would be a lower code; above it, it is the other way round.
-    """
-    magnitude, drop = x.view(torch.int32) & 0x7FFFFFFF, _MANTISSA_BITS - fmt.mantissa_bits
+    bits, drop = x.view(torch.int32), _MANTISSA_BITS - fmt.mantissa_bits
+    magnitude = bits & 0x7FFFFFFF
+    # Below the smallest normal number this is that, and multiples of the smallest number are taken off.
+    normal = magnitude.clamp(min=_first_normal(fmt))
     if words is None:
-        addend = ((magnitude >> drop) & 1) + ((1 << (drop - 1)) - 1)
+        normal = normal + (((normal >> drop) & 1) + ((1 << (drop - 1)) - 1))
     else:
-        addend = (words >> (32 - drop)) & ((1 << drop) - 1)
-    normal = ((magnitude + addend) >> drop) - patterns.base(fmt)
-    return normal.maximum(_multiple_of_smallest(magnitude, fmt, words))
+        normal = normal + ((words >> (32 - drop)) & ((1 << drop) - 1))
+    infinity = patterns.infinity(fmt)
+    normal = normal.clamp(max=((infinity + patterns.base(fmt)) << drop) - 1)
+    off = _multiple_of_smallest(magnitude, fmt, words) - (1 << fmt.mantissa_bits)
+    code = (normal >> drop) + (off - patterns.base(fmt))
+    number = (normal & -(1 << drop)).view(torch.float32) + off.to(torch.float32) * _smallest(fmt)
+    # All ones where x is not finite.
+    not_finite = (_LARGEST - magnitude) >> 31
+    nan = infinity + (1 << (fmt.mantissa_bits - 1))
+    code = ((code | ((bits >> 24) & 0x80)) & ~not_finite) | (nan & not_finite)
+    number = number.view(torch.int32) | (not_finite & _NAN) | (bits & _SIGN)
+    return code, number.view(torch.float32)
 
 
 def _multiple_of_smallest(magnitude: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:

@@ -82,6 +82,10 @@ class Codes(Protocol):
         """Round float32 to the numbers that codes are: float32 or int32, for a cast to `dtype`."""
         ...
 
+    def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
+        """Return what `encode` gives, and what it decodes to, in a format without a scale."""
+        ...
+
     def to_wide(self, codes: Tensor) -> Tensor:
         """Undo the cast."""
         ...
@@ -91,8 +95,17 @@ class Codes(Protocol):
         ...
 
 
+class RoundTrip:
+    """Codes whose values are those that they decode to, for want of a shorter way."""
+
+    def round_trip(self: Codes, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
+        """Return what `encode` gives, and what it decodes to, in a format without a scale."""
+        wide = self.encode(x, None, words, nonzero)
+        return wide, self.decode(self.to_wide(wide), None)
+
+
 @dataclasses.dataclass(frozen=True)
-class SignedCodes:
+class SignedCodes(RoundTrip):
     """Floats with a sign and a scale, and integers.
 
     Attributes:
@@ -181,7 +194,7 @@ class PatternCodes(SignedCodes):
 
 
 @dataclasses.dataclass(frozen=True)
-class UnsignedCodes:
+class UnsignedCodes(RoundTrip):
     """Floats without a sign, of 8 bits.
 
     Attributes:
@@ -236,7 +249,7 @@ class UnsignedCodes:
 
 
 @dataclasses.dataclass(frozen=True)
-class TableCodes:
+class TableCodes(RoundTrip):
     """Numbers of a table.
 
     Attributes:
@@ -300,7 +313,7 @@ class TableCodes:
 
 
 @dataclasses.dataclass(frozen=True)
-class PlainCodes:
+class PlainCodes(RoundTrip):
     """Floats as they are, with no scale.
 
     Attributes:

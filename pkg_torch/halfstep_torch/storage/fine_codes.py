@@ -10,26 +10,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep_torch.numbers.float_formats import FloatFormat
 from halfstep_torch.numbers.patterns import from_patterns
 from halfstep_torch.numbers.rounding import round_to_patterns, rounded
-from halfstep_torch.storage.codes import INT8, NAN_SCALE, Codes
+from halfstep_torch.storage.codes import INT8, NAN_SCALE, Codes, RoundTrip
 from halfstep_torch.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
+# The patterns of float8_e3m4, each of which stands for half as much: so the scale costs no product.
+_HALVES = FloatFormat(torch.uint8, 4, -3, 7.75, math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedCodes:
+class FixedCodes(RoundTrip):
     """Floats of 8 bits under one scale, that of a block whose largest magnitude is 7.5: none is stored.
 
     Attributes:
-        format: of the codes, kept as patterns.
-        unit: what the number 1 stands for.
+        format: of the codes, kept as patterns, under that scale.
     """
 
-    format: FloatFormat = FLOAT_FORMATS["float8_e3m4"]
-    unit: float = 0.5
+    format: FloatFormat = _HALVES
     dtype = torch.uint8
     signed = True
     packed = False
@@ -48,24 +48,27 @@ class FixedCodes:
         raise NotImplementedError
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
-        """Return the patterns of x over the unit, rounded."""
-        return round_to_patterns(x * (1 / self.unit), self.format, words)
+        """Return the patterns of x, rounded."""
+        return round_to_patterns(x, self.format, words)[0]
+
+    def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
+        """Return the patterns, and the numbers, which rounding knows without them."""
+        return round_to_patterns(x, self.format, words)
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Return the numbers of the patterns."""
         return from_patterns(codes.to(torch.int32), self.format)
 
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
-        """Return the numbers times the unit."""
-        return wide * self.unit
+        """Return the numbers themselves."""
+        return wide
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedIntegerCodes(FixedCodes):
-    """int8 under one scale; -128 is NaN."""
+    """int8 under one scale, 1/16; -128 is NaN."""
 
     format: FloatFormat = INT8
-    unit: float = 1 / 16
     dtype = torch.int8
 
     @property
@@ -74,21 +77,27 @@ class FixedIntegerCodes(FixedCodes):
         return 1 / 254, "1/254"
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
-        """Return x over the unit, rounded, or -128."""
-        integers = rounded(x * (1 / self.unit), self.format, words, saturate=True)
-        return torch.where(integers == integers, integers, -128.0)
+        """Return x over the scale, rounded, or -128."""
+        # Past 8 it saturates; a number that 16 takes past float32's largest one does too.
+        integers = rounded(x.clamp(-8.0, 8.0) * 16.0, self.format, words, saturate=True)
+        return torch.where(x.abs() < math.inf, integers, -128.0)
+
+    def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
+        """Return the integers, and what they decode to."""
+        wide = self.encode(x, None, words, nonzero)
+        return wide, self.decode(wide, None)
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Return float32."""
         return codes.to(torch.float32)
 
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
-        """Return the integers times the unit."""
-        return torch.where(wide == -128, math.nan, wide * self.unit)
+        """Return the integers times the scale."""
+        return torch.where(wide == -128, math.nan, wide * (1 / 16))
 
 
 @dataclasses.dataclass(frozen=True)
-class FineIntegerCodes:
+class FineIntegerCodes(RoundTrip):
     """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q s is what was stored.
 
     Attributes:

@@ -111,8 +111,8 @@ class Format:
     ) -> tuple[Encoded, Tensor]:
         """Return what `encode` gives, and what `decode` makes of that, without the cast there and back."""
         if self.blocks is None:
-            wide = self.codes.encode(x, None, words, keep_nonzero == "always")
-            return Encoded(wide.to(self.dtype), None), self.codes.decode(self.codes.to_wide(wide), None)
+            wide, values = self.codes.round_trip(x, words, keep_nonzero == "always")
+            return Encoded(wide.to(self.dtype), None), values
         y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
         # What is not finite does not count for the maximum, or marks its block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)

@@ -79,7 +79,8 @@ def _root_term(bits: Tensor, fmt: UnsignedFloat) -> Tensor:
     """
     m, drop = fmt.mantissa_bits, 23 - fmt.mantissa_bits
     kept, cut = bits >> drop & (1 << m) - 1, bits >> (drop - 11) & 2047
-    return cut * (2047 - cut) * (368 - (192 >> m) * kept) >> (9 + 2 * m)
+    # Factors of two are taken out of 368 - (192 >> M) m, which so takes fewer instructions.
+    return cut * (2047 - cut) * ((23 << m - 2) - 3 * kept) >> (3 + 3 * m)
 
 
 def decode_unsigned(codes: Tensor, fmt: UnsignedFloat, base) -> Tensor:

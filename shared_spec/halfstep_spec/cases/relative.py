@@ -20,6 +20,7 @@ NOTES = {
     "Extremes": "blocks of zeros, of equal values, of more binades than codes have, of the largest floats",
     "NotFinite": "NaN and infinities in some blocks and not in others",
     "Positive": "magnitudes over fifty binades",
+    "Largest": "numbers up to the largest float, which saturate",
     "Grid": "every code of mu with a nu of its kind",
     "Still": "a coordinate that never got a gradient, and one whose gradients stop",
     "Burst": "a gradient a thousand times the others: past the range of codes without a scale",
@@ -45,6 +46,14 @@ def _encode_cases():
                 z = np.where(np.isinf(x), x, z)
                 yield encode_case(fmt, flag, z, rounding, NOTES, second=False)
     yield encode_case(scaled("int8", None, 0, 0, "fine"), "Sample", _sample(), "stochastic", NOTES)
+    for name in FIXED_CODES:
+        yield encode_case(relative(name), "Largest", _largest(), "stochastic", NOTES, second=False)
+
+
+def _largest() -> np.ndarray:
+    """Return numbers about the largest code, and about the largest float over either scale."""
+    powers = np.array([[7.5, 8.0, 2.0**100, 2.0**123], [2.0**124, 2.0**126, 2.0**127, 1.999 * 2.0**127]])
+    return np.stack([powers, -powers]).astype(np.float32)
 
 
 def _sample() -> np.ndarray:

@@ -15,6 +15,7 @@ from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsign
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
 # What the range of codes without a scale must hold: 7.27 at b1 = 0.9 and b2 = 0.999, and some.
 _BOUND = np.float32(7.5)
+_PAST = np.float32(8.0)
 _INT8_NAN = np.int8(-128)
 
 
@@ -42,7 +43,9 @@ class FixedCodes(Codes):
 
     def encode(self, x, scale, words, nonzero) -> np.ndarray:
         """Return x over the scale, rounded; of an integer that is NaN, -128."""
-        codes = self.scaled.encode(x, self._scales(x), words, nonzero)
+        # Past the largest code it saturates, also where x over the scale is past float32's largest number.
+        bounded = np.clip(x, -_PAST, _PAST)
+        codes = self.scaled.encode(bounded, self._scales(x), words, nonzero)
         return np.where(np.isfinite(x), codes, self._nan).astype(codes.dtype)
 
     def decode(self, codes, scale, words=None) -> np.ndarray:
