@@ -30,6 +30,7 @@ NAN_SCALE = np.uint8(255)
 _INFINITY = np.float32(np.inf)
 _NAN = np.float32(np.nan).view(np.uint32)
 _MANTISSA_BITS = np.uint32(23)
+_SIGN = np.uint32(0x80000000)
 _BIAS = 127
 
 
@@ -236,17 +237,15 @@ class SignedCodes:
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
-        return self.decode_bits(lax.bitcast_convert_type(codes, self._bits), scale)
+        return self.decode_bits(lax.bitcast_convert_type(codes, self._bits)) * self._unit(scale)
 
-    def decode_bits(self, bits: jax.Array, scale) -> jax.Array:
-        """Do as `decode`, of codes as unsigned integers."""
+    def decode_bits(self, bits: jax.Array) -> jax.Array:
+        """Return the numbers of codes, given as unsigned integers: the values under a scale of one."""
         width = 8 * bits.dtype.itemsize
         bits = bits.astype(jnp.uint32)
-        magnitude = bits & np.uint32(2 ** (width - 1) - 1)
-        sign = (bits >> np.uint32(width - 1)) << np.uint32(31)
-        value = self._value(magnitude)
-        value = lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.uint32) | sign, jnp.float32)
-        return value * self._unit(scale)
+        value = self._value(bits & np.uint32(2 ** (width - 1) - 1))
+        sign = (bits << np.uint32(32 - width)) & _SIGN
+        return lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.uint32) | sign, jnp.float32)
 
     def magnitude(self, x, scale, words, nonzero) -> jax.Array:
         """Return the codes of |x|, finite, in int32; `scale` of every element, or one for all."""
@@ -258,13 +257,14 @@ class SignedCodes:
 
     def _value(self, magnitude: jax.Array) -> jax.Array:
         """Return the float32 values of the codes of magnitudes; NaN for what is past the largest."""
-        fmt = self.numbers
-        one = np.uint32(1) << _MANTISSA_BITS
-        bits = (magnitude << np.uint32(23 - fmt.mantissa_bits)) + np.uint32(_BIAS + fmt.min_exponent) * one
-        # A subnormal number and 2^min_exponent make a number of that binade; the difference is exact.
-        subnormal = lax.bitcast_convert_type(bits, jnp.float32) - np.float32(2.0**fmt.min_exponent)
-        normal = lax.bitcast_convert_type(bits - one, jnp.float32)
-        value = jnp.where(magnitude < 2**fmt.mantissa_bits, subnormal, normal)
+        fmt, first_normal = self.numbers, np.float32(2.0**self.numbers.min_exponent)
+        bits = (magnitude << np.uint32(23 - fmt.mantissa_bits)) + first_normal.view(np.uint32)
+        # Of a normal number these are the bits of its double, and of a subnormal one those of its sum with
+        # the smallest normal number; that difference is exact. The lesser of what either rule gives is right.
+        subnormal = lax.bitcast_convert_type(bits, jnp.float32) - first_normal
+        normal = (bits - (np.uint32(1) << _MANTISSA_BITS)).astype(jnp.int32)
+        lesser = jnp.minimum(lax.bitcast_convert_type(subnormal, jnp.int32), normal)
+        value = lax.bitcast_convert_type(lesser, jnp.float32)
         return jnp.where(magnitude > fmt.max_code, np.float32(np.nan), value)
 
     def _unit(self, scale: jax.Array) -> jax.Array:

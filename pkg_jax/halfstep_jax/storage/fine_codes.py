@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.float_formats import FLOAT_FORMATS
+from halfstep_jax.numbers.float_formats import FloatFormat
 from halfstep_jax.numbers.roots import divide
 from halfstep_jax.numbers.rounding import round_to_code
 from halfstep_jax.storage.codes import (
@@ -28,6 +28,8 @@ from halfstep_jax.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigne
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
 # What the range of codes without a scale must hold: 7.27 at b1 = 0.9 and b2 = 0.999, and some.
 _BOUND = np.float32(7.5)
+# The codes of float8_e3m4, each of which stands for half as much: so the scale costs no product.
+_HALVES = FloatFormat("float8_e3m4", 4, -3, 7.75)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +38,12 @@ class FixedCodes(WithoutScale):
 
     Their codes are uint8, and the last operation on them a select, which XLA on CPU keeps; what ends in a
     bitcast to a float8 dtype it computes again wherever it is used.
+
+    Attributes:
+        numbers: the codes, with what they stand for under that scale.
     """
 
-    scaled: SignedCodes
+    numbers: SignedCodes = dataclasses.field(default_factory=lambda: SignedCodes(_HALVES))
     dtype: str = "uint8"
     signed: bool = True
     for_second_moments: bool = False
@@ -46,38 +51,38 @@ class FixedCodes(WithoutScale):
     @property
     def half_gap(self) -> float:
         """That of the codes."""
-        return self.scaled.half_gap
+        return self.numbers.half_gap
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round, and mark what is not finite."""
-        sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(7)
-        code = self.scaled.magnitude(x, self._scale, words, False).astype(jnp.uint32) | sign
-        return jnp.where(jnp.abs(x) < np.float32(np.inf), code.astype(jnp.uint8), self.scaled.nan)
+        sign = (lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(24)) & np.uint32(0x80)
+        code = round_to_code(x, self.numbers.numbers, words).astype(jnp.uint32) | sign
+        return jnp.where(jnp.abs(x) < np.float32(np.inf), code.astype(jnp.uint8), self.numbers.nan)
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
-        return self.scaled.decode_bits(codes, self._scale)
-
-    @property
-    def _scale(self) -> jax.Array:
-        return self.scaled.scale(jnp.asarray(_BOUND))
+        return self.numbers.decode_bits(codes)
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedIntegerCodes(FixedCodes):
     """int8 under one scale, 1/16; -128 is NaN."""
 
-    scaled: SignedCodes = dataclasses.field(default_factory=IntegerCodes)
+    numbers: SignedCodes = dataclasses.field(default_factory=IntegerCodes)
     dtype: str = "int8"
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round, and mark what is not finite."""
-        codes = self.scaled.encode(x, self._scale, words, False)
+        codes = self.numbers.encode(x, self._scale, words, False)
         return jnp.where(jnp.abs(x) < np.float32(np.inf), codes, np.int8(-128))
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
-        return jnp.where(codes == -128, np.float32(np.nan), self.scaled.decode(codes, self._scale))
+        return jnp.where(codes == -128, np.float32(np.nan), self.numbers.decode(codes, self._scale))
+
+    @property
+    def _scale(self) -> jax.Array:
+        return self.numbers.scale(jnp.asarray(_BOUND))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +172,7 @@ def _dither(word: jax.Array | None):
 
 
 FIXED_CODES: dict[str, Codes] = {
-    "float8_e3m4": FixedCodes(SignedCodes(FLOAT_FORMATS["float8_e3m4"])),
+    "float8_e3m4": FixedCodes(),
     "int8": FixedIntegerCodes(),
 }
 """By name: codes that `relative` takes without a block size."""

@@ -90,8 +90,9 @@ def _root_term(bits: jax.Array, fmt: UnsignedFloat) -> jax.Array:
     m, drop = fmt.mantissa_bits, 23 - fmt.mantissa_bits
     kept = (bits >> np.uint32(drop)) & np.uint32(2**m - 1)
     cut = (bits >> np.uint32(drop - 11)) & np.uint32(2047)
-    k = np.uint32(368) - np.uint32(192 >> m) * kept
-    return (cut * (cut ^ np.uint32(2047)) * k) >> np.uint32(9 + 2 * m)
+    # Factors of two are taken out of 368 - (192 >> M) m.
+    k = np.uint32(23 << (m - 2)) - np.uint32(3) * kept
+    return (cut * (cut ^ np.uint32(2047)) * k) >> np.uint32(3 + 3 * m)
 
 
 def decode_unsigned(codes: jax.Array, fmt: UnsignedFloat, base) -> jax.Array:

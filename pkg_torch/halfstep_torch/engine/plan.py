@@ -264,6 +264,11 @@ class Plan:
         return _the_one(tuple(stage.whole for stage in self.stages))
 
     @functools.cached_property
+    def shared(self) -> tuple:
+        """What plans have in common whose parameters are stepped together: of equal ones the same object."""
+        return _the_one((self.links, self.kinds, self.whole))
+
+    @functools.cached_property
     def arrays(self) -> dict[str, StateArray]:
         """State arrays of all rules, by name."""
         return {name: array for rule in self.rules for name, array in rule.arrays.items()}
@@ -290,9 +295,9 @@ class Plan:
 
 
 @functools.cache
-def _the_one(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """Return, of equal stages, always the same object."""
-    return stages
+def _the_one(parts: tuple) -> tuple:
+    """Return, of equal tuples, always the same object."""
+    return parts
 
 
 def _with_whole_blocks(x: Any) -> Any:
