@@ -292,6 +292,20 @@ def test_a_step_without_any_gradient_does_nothing():
     assert torch.equal(p.detach(), torch.ones(2))
 
 
+def test_counts_stop_at_the_last_step_and_others_go_on():
+    last = 2**31 - 1
+    params = [(name, torch.nn.Parameter(torch.ones(2))) for name in "abc"]
+    for _, p in params:
+        p.grad = torch.ones(2)
+    optimizer = hs.AdamW(params, compile=False)
+    optimizer.step()
+    counts = [optimizer.state[p]["step"] for _, p in params]
+    for count, start in zip(counts, (7, last - 1, last), strict=True):
+        count.fill_(start)
+    optimizer.step()
+    assert [int(count) for count in counts] == [8, last, last]
+
+
 def test_mixed_dtypes_step_together():
     params = [
         torch.nn.Parameter(torch.ones(5, dtype=d)) for d in (torch.float32, torch.bfloat16, torch.float16)

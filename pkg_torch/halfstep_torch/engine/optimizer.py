@@ -209,6 +209,7 @@ class Optimizer(PlannedOptimizer):
         steps = [self.state[slot.param]["step"] for batch in batches.values() for slot in batch.slots]
         if steps:
             torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
+        if any(step == LAST_STEP for (*_, step) in batches):
             torch._foreach_clamp_max_(steps, LAST_STEP)  # pyright: ignore[reportPrivateImportUsage]
         for of_group in show:
             of_group()
@@ -229,9 +230,7 @@ class Optimizer(PlannedOptimizer):
         oldest: dict[int, int] = {}
         for i, step in steps:
             oldest[i] = max(oldest.get(i, 0), step)
-        return [
-            self._choices[i].show(self._name, i, self.param_groups[i], step) for i, step in oldest.items()
-        ]
+        return [self._choices[i].show(self._name, i, self.param_groups[i], oldest[i]) for i in oldest]
 
     def _prepare(self, batches: Iterable[Batch]) -> dict[torch.device, bool]:
         """Compile what is to be compiled; return on which devices steps run compiled."""
@@ -268,7 +267,7 @@ class Optimizer(PlannedOptimizer):
             slots[param] = key, slot
             plan, state = slot.plan, self.state.get(param)
             slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
-            of_batch = (i, plan.links, plan.kinds, id(plan.whole), param.device, grad.dtype, slot.step)
+            of_batch = (i, id(plan.shared), param.device, grad.dtype, slot.step)
             if of_batch not in batches:
                 batches[of_batch] = Batch(plan, self._links(i))
             batches[of_batch].slots.append(slot)
