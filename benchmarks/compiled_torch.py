@@ -36,9 +36,10 @@ TARGETS = {
     **{"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32)},
     "gfx942": ("hip", "gfx942", 64),  # an MI300
 }
-# Of steps of more than one: codes that share a byte are packed by a kernel of their own, and LAMB needs norms
-# of whole parameters between its two.
+# Of steps of more than one: codes that share a byte are packed by a kernel of their own, blocks of blocks are
+# reduced by another, and LAMB needs norms of whole parameters between its two.
 KERNELS = {
+    "AdamW, four_bit": 4,
     **{"AdamW, relative int4 by block": 2, "AdamW, ulinear4": 2, "AdamW, 4-bit codebooks": 3},
     **{"Lamb": 2, "Lamb16": 2},
 }
@@ -175,8 +176,7 @@ def cases() -> dict[str, Callable[[], torch.optim.Optimizer]]:
 
     scaled, codebook = hs.scaled, hs.codebook
     storages = [name for name in PARAM_STORAGES if name != "stochastic"]
-    # Not four_bit: a step that cuts blocks in two ways is not compiled.
-    names = ("full_precision", "near_float32", "one_pass", "eight_bit")
+    names = ("full_precision", "near_float32", "one_pass", "eight_bit", "four_bit")
     return {
         "AdamW": step_of("AdamW"),
         **{f"AdamW, {name}": step_of("AdamW", param_storage=name) for name in storages},

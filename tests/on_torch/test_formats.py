@@ -123,6 +123,31 @@ def test_blocks_follow_the_logical_order_whatever_the_layout():
     assert channels_last.state[p]["exp_avg"].is_contiguous()
 
 
+@pytest.mark.parametrize(
+    ("shape", "mu", "nu", "compiles"),
+    [
+        ((64, 256), 32, 128, True),
+        ((64, 256), "row", 128, True),
+        ((64, 200), 32, 128, True),
+        ((64, 200), "row", 128, False),
+        ((64, 256), 48, 128, False),
+        ((64, 100), 32, 128, False),  # blocks of 128 go across rows, and those of 32 do not
+    ],
+)
+def test_two_cuts_are_one_kernel_where_blocks_are_whole_ones_of_the_other(shape, mu, nu, compiles):
+    formats = {"mu_dtype": hs.relative("int8", mu), "nu_dtype": hs.scaled("ufloat8_e5m3", nu)}
+    optimizer = hs.AdamW([("w", torch.nn.Parameter(torch.zeros(shape)))], **formats)
+    ((_, _, plan),) = optimizer.plans()
+    assert [stage.compiles for stage in plan.whole] == [compiles]
+
+
+@pytest.mark.slow
+def test_blocks_within_blocks_are_stepped_by_a_kernel_with_the_bits_of_eager_steps():
+    shapes = ((64, 256), (40, 200), (40, 133), (10, 64, 3, 3), (300, 1024), (70, 100))
+    eager = snapshot(run(weights(shapes), **hs.recipes.four_bit))
+    assert_same_snapshots(eager, snapshot(run(weights(shapes), compile=True, **hs.recipes.four_bit)))
+
+
 @pytest.mark.slow
 def test_one_compiled_graph_serves_whole_and_short_blocks():
     import torch._dynamo.utils as dynamo

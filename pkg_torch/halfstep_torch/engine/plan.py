@@ -96,27 +96,34 @@ class Stage:
 
     @functools.cached_property
     def blocks(self) -> tuple[Blocks, ...]:
-        """The distinct cuts of formats with scales, as far as the stage is cut."""
+        """The distinct cuts of formats with scales, the coarsest first, as far as the stage is cut."""
         if self.scope != "elementwise":
             return ()
         scales = (array.scale_of for array in self.arrays.values())
-        return tuple({fmt.blocks for fmt in scales if fmt and fmt.blocks})
+        cuts = {fmt.blocks for fmt in scales if fmt and fmt.blocks}
+        return tuple(sorted(cuts, key=lambda cut: cut.size, reverse=True))
 
     @functools.cached_property
     def whole(self) -> "Stage":
-        """The stage as it runs on rows of one block each, where a short block is filled up.
+        """The stage as it runs on rows of one block each, the coarsest, where a short block is filled up.
 
-        The stage itself where formats cut blocks differently (Inductor takes minutes over two cuts), or where
-        blocks are too long to be a constant of a kernel: then a row holds whole runs.
+        The stage itself where a block is cut by others, or too long to be a constant of a kernel: then a row
+        holds whole runs.
         """
-        if len(self.blocks) != 1 or self.blocks[0].size > _LONGEST_BLOCK:
+        if not self.blocks or not self._nested or self.blocks[0].size > _LONGEST_BLOCK:
             return self
         return self if self.blocks[0].run is None else _with_whole_blocks(self)
 
     @property
     def compiles(self) -> bool:
         """Whether the stage, of whole blocks, can be a compiled kernel."""
-        return self.scope == "elementwise" and len(self.blocks) < 2 and self.width <= _LONGEST_BLOCK
+        return self.scope == "elementwise" and self._nested and self.width <= _LONGEST_BLOCK
+
+    @property
+    def _nested(self) -> bool:
+        """Whether a block of the coarsest cut is some whole blocks of every other."""
+        first, *others = self.blocks or (None,)
+        return all(first.holds(cut) for cut in others) if first else True
 
     @functools.cached_property
     def width(self) -> int:

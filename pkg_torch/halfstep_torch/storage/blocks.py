@@ -36,6 +36,15 @@ class Blocks:
         """Return the number of blocks of a stretch of whole units."""
         return elements // self.unit * (self.padded // self.size)
 
+    def holds(self, other: "Blocks") -> bool:
+        """Whether each of these blocks is whole ones of another cut, but for what is short in both.
+
+        Example:
+            >>> Blocks(128, 200).holds(Blocks(32, 200)), Blocks(128).holds(Blocks(48))
+            (True, False)
+        """
+        return self.size % other.size == 0 and other.run in (None, self.run)
+
     @property
     def packed(self) -> int:
         """Bytes of a unit in codes of 4 bits."""

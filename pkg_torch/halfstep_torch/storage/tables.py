@@ -115,10 +115,12 @@ def encode_table(y: Tensor, words: Tensor | None, table: Table) -> Tensor:
     # Right to 1e-4: the gap of y is the one at the floor of this, or the next one.
     position = _position(y, table) + (table.zero - 0.25)
     first = position.floor().to(torch.int32).clamp(0, table.size - 2)
-    low, middle, high = (_take(table, first + k) for k in range(3))
+    middle = _take(table, first + 1)
+    in_next = (y >= middle).to(torch.int32)
+    other = _take(table, first + 2 * in_next)
+    low, high = torch.minimum(middle, other), torch.maximum(middle, other)
     h = 0.5 if words is None else ((words >> 8) & 0xFFFFFF | 1).to(torch.float32) * 2.0**-24
-    index = first + (h * (middle - low) < y - low).to(torch.int32)
-    index = index + (h * (high - middle) < y - middle).to(torch.int32)
+    index = first + in_next + (h * (high - low) < y - low).to(torch.int32)
     # Past the last number `_take` may give one more.
     return (index.clamp(max=table.size - 1) - table.zero) & (table.size - 1)
 
