@@ -11,8 +11,8 @@ from halfstep_torch.engine.rows import AliasedRows, Memory, PackedRows, Rows, Sl
 from halfstep_torch.storage.blocks import Blocks
 
 # Elements up to which an array is sooner copied to packed memory and back than given to a kernel of its own.
-# On a CPU torch copies more than twice as many with all threads, and waking them takes longer than copying.
-_SHORT, _SHORT_ELSEWHERE = 1 << 14, 1 << 20
+# On a CPU torch copies one element more with all threads, and waking them takes longer than copying.
+_SHORT, _SHORT_ELSEWHERE = (1 << 15) - 1, 1 << 20
 
 
 class Layout:
