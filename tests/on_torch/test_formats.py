@@ -59,12 +59,13 @@ def test_any_layout_has_the_bits_of_the_spec(shape, block_size):
         assert_same(from_torch(ours.scale.view(fmt.scale_shape(shape))), Array.of(theirs.scale), "scales")
 
 
-def test_the_numbers_of_a_round_trip_are_those_of_its_codes():
+@pytest.mark.parametrize("dtype", ["float8_e3m4", "int8"])
+def test_the_numbers_of_a_round_trip_are_those_of_its_codes(dtype):
     rng = np.random.default_rng(0)
     x = np.exp2(rng.uniform(-40, 5, 4096)).astype(np.float32) * rng.choice([-1, 1], 4096).astype(np.float32)
     x[:8] = 0.0, -0.0, 7.75, -7.9, 3.4e38, np.inf, -np.inf, np.nan
     words = torch.from_numpy(rng.integers(-(2**31), 2**31, 4096).astype(np.int32))
-    fmt = hs.relative("float8_e3m4")
+    fmt = hs.relative(dtype)
     for drawn in (words, None):
         stored, numbers = fmt.round_trip(torch.from_numpy(x), drawn)
         assert_same(from_torch(numbers), from_torch(fmt.decode(stored)))

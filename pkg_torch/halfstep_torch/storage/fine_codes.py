@@ -85,7 +85,8 @@ class FixedIntegerCodes(FixedCodes):
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
         """Return the integers, and what they decode to."""
         wide = self.encode(x, None, words, nonzero)
-        return wide, self.decode(wide, None)
+        # Integers have one zero; that of a float32 with a sign would be seen in a weight that is -0.0.
+        return wide, self.decode(wide, None) + 0.0
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Return float32."""
