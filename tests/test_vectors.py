@@ -22,16 +22,17 @@ _ONE_IN = {
     ("jax-jit", True): 2,
 }
 """By backend, and whether a case is a trajectory: of how many CI takes one. Each is seconds of compiling."""
+_ONE_QUICK_IN = {"spec": 1, "torch-eager": 1, "jax-jit": 40, "jax-eager": 120}
+"""By backend: of how many cases one is quick. JAX compiles every operation of an eager case by itself."""
 
 
 def _speed(backend: str, case: Case) -> list:
-    """Where cases are programs to be compiled, of JAX one in forty stays quick.
+    """Where cases are programs to be compiled, few stay quick.
 
     Which, their digests say: a case stays where it is when others come.
     """
     number = int(case.digest, 16)
-    few = backend in ("jax-eager", "jax-jit") and number % 40 == 0
-    if few or backend in ("spec", "torch-eager"):
+    if number % _ONE_QUICK_IN.get(backend, number + 1) == 0:
         return []
     if number % _ONE_IN.get((backend, case.op.endswith("_step")), 1):
         return [pytest.mark.exhaustive]
