@@ -19,6 +19,7 @@ _WITHOUT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", _WITHOUT)
 def test_a_package_imports_without_what_it_must_not_need(package):
     blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in _WITHOUT[package])

@@ -22,7 +22,7 @@ _ONE_IN = {
     ("jax-jit", True): 2,
 }
 """By backend, and whether a case is a trajectory: of how many CI takes one. Each is seconds of compiling."""
-_ONE_QUICK_IN = {"spec": 1, "torch-eager": 1, "jax-jit": 40, "jax-eager": 120}
+_ONE_QUICK_IN = {"spec": 1, "torch-eager": 1, "jax-jit": 40, "jax-eager": 240}
 """By backend: of how many cases one is quick. JAX compiles every operation of an eager case by itself."""
 
 

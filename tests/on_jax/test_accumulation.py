@@ -33,6 +33,7 @@ def test_sums_of_64_gradients_are_unbiased_where_plain_sums_lose_some():
     assert state.acc_grads.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_between_steps_nothing_moves_and_the_inner_state_stays(dtype):
     params = {"w": jnp.asarray([-0.0, 1.0, -2.0], jnp.bfloat16), "none": None}

@@ -249,6 +249,7 @@ def test_op_by_op_compiled_and_over_devices_give_the_same_bits(mu, nu):
     assert_trees_same(run(tx, split, {"w": sharded(g["w"], None, ("x", "y"))}), expected, "over devices")
 
 
+@pytest.mark.slow
 def test_blocks_of_leading_shards_stay_whole_and_send_nothing():
     params = {"w": sharded(weights((64, 256)), ("x", "y")), "conv": sharded(weights((64, 32, 3, 3)), "x")}
     tx = hs.adamw(1e-3, mu_dtype=E4M3, nu_dtype=E5M3)

@@ -167,6 +167,7 @@ def test_float32_lamb_follows_optax_for_100_steps(weight_decay):
     assert moved > 20 * bound * 0.2
 
 
+@pytest.mark.slow
 def test_without_decay_and_eps_bias_correction_cancels():
     p, rows = {"w": weights((20, 50), "float32")}, {"w": gradients(20, (20, 50))}
     runs = [run(hs.lamb(LR, eps=0.0, bias_correction=flag), p, rows)[0]["w"] for flag in (True, False)]

@@ -148,6 +148,7 @@ def test_sharded_state_has_the_bits_of_one_device():
     assert_trees_same((params, state), run(tx, {"w": weights((16, 24))}, {"w": rows}))
 
 
+@pytest.mark.slow
 def test_a_second_moment_is_never_stored_as_zero():
     params = {"w": jnp.ones((2, 8))}
     tx = hs.store_state(optax.scale_by_rms(), hs.scaled("float8_e4m3fn", 8, 0, 0))
@@ -176,6 +177,7 @@ def test_select_chooses_by_name_and_by_shape():
     assert (state.mu["w"].dtype, state.mu["b"].dtype) == (jnp.bfloat16, jnp.float32)
 
 
+@pytest.mark.slow
 def test_small_arrays_stay_as_they_were_made():
     params = {"w": jnp.ones((64, 64)), "b": jnp.ones(64)}
     state = hs.store_state(optax.adam(RATE, mu_dtype="bfloat16"), hs.scaled("int8")).init(params)
@@ -210,6 +212,7 @@ def test_it_may_wrap_what_masks_and_partitions():
     assert optax.tree.get(state, "mu")["w"].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_optax_s_tree_tools_find_and_map_its_arrays():
     params, _ = problem()
     tx = hs.store_state(optax.adamw(RATE), FP8)

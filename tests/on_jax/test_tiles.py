@@ -36,6 +36,7 @@ def _magnitudes(shape):
     return jnp.asarray(x, jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "block"), [*((shape, 128) for shape in _SHAPES), ((16, 512), 512)])
 def test_scales_of_blocks_are_the_same_in_the_order_of_a_tpu(shape, block):
     rows = _magnitudes(shape)
@@ -60,6 +61,7 @@ def test_scales_of_elements_are_the_same_in_the_order_of_a_tpu(shape, block):
     np.testing.assert_array_equal(_repeated_on_tpu(scales, shape, block, True), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [*_SHAPES[:4], (3, 13, 256), (9, 768)])
 def test_codes_of_four_bits_are_packed_the_same_by_a_product(shape):
     codes = jnp.asarray(np.random.default_rng(2).integers(0, 16, shape), jnp.uint8)

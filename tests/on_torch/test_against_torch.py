@@ -78,6 +78,7 @@ def test_decay_alone_shrinks_bf16_weights_as_it_should():
     assert abs(shrunk - 0.0198) < 5 * (0.014 * 2**-8 / 5000) ** 0.5 / start
 
 
+@pytest.mark.slow
 def test_a_second_moment_in_bf16_follows_gradients_down():
     # After a tenfold drop of the gradients, an average rounded to nearest stays up; ours is right on average.
     p, b2 = torch.nn.Parameter(torch.zeros(5000)), float(np.float32(0.997))

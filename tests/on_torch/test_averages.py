@@ -60,6 +60,7 @@ def _flat(scale):
     return None if scale is None else scale.view(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "b"), STOPS)
 def test_nearest_averages_stop_at_their_fixed_points(dtype, b):
     shape = (2, 4)

@@ -60,6 +60,7 @@ def test_weights_that_are_not_row_major_are_copied_in_pieces(grads, recipe):
     assert peak < OF_PIECES < 2 * ELEMENTS  # a copy of weights or gradients would be as many
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("storage", "copies"), [("stochastic", 1), ("master", 2)])
 def test_lamb_keeps_the_update_of_one_layer_at_a_time(storage, copies):
     """Beside it the float32 weights of that layer, where the model's are not all that is known of them."""

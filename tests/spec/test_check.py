@@ -24,6 +24,7 @@ def adapter(tmp_path, text):
     return path
 
 
+@pytest.mark.slow
 def test_a_backend_in_plain_python_passes_what_it_offers(capsys):
     status, clauses, out = checked(capsys, ADAPTERS / "plain_python.py")
     assert status == 0

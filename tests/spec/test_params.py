@@ -88,6 +88,7 @@ def compensated(dtype: str, size: float, steps: int) -> float:
     return float((storage.join(p, compensation) - 1)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "size"), [("bfloat16", 2.0**-14), ("bfloat16", 2.0**-16), ("float16", 2.0**-18)]
 )

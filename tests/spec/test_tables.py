@@ -91,6 +91,7 @@ def test_nearest_is_the_nearer_neighbour(name):
     assert (np.abs(got - y) <= best + 2.0**-23).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_the_mean_over_every_word_is_the_value(name):
     """h takes 2^23 values, each from as many words. P(up) is f, rounded to a multiple of 2^-23: off by 2^-24.

@@ -70,6 +70,7 @@ def run_torch(mu, nu, dtype, storage, options, steps):
     return [from_torch(state[key]) for key in ("exp_avg", "exp_avg_sq")], full.double().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", GRID, ids=lambda s: "-".join(map(str, s)))
 def test_lamb_has_the_same_moments_and_weights_as_near_as_sums_are(setting):
     _, _, dtype, storage, _ = setting

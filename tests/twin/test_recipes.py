@@ -65,6 +65,7 @@ def test_every_recipe_is_tested(package):
     assert found == set(BYTES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BYTES)
 def test_a_recipe_has_the_same_bits_in_both_packages_and_its_bytes(name, draws):
     (mine, kept), (theirs, kept_there) = run_jax(name, draws), run_torch(name, draws)
