@@ -162,7 +162,7 @@ def _settings() -> list[Setting]:
         Setting(
             "4-bit codebooks",
             adamw(mu_dtype=hs.codebook("dynamic4"), nu_dtype=hs.codebook("ulinear4")),
-            {"v5e": 6.2, "v6e": 5.75, "h100": 1.82},
+            {"v5e": 6.2, "v6e": 5.6, "h100": 1.82},
             temporaries=0.21,
         ),
     ]
