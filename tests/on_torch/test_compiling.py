@@ -53,6 +53,13 @@ def give_gradients(params, seed: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
 
 
+def take_steps(optimizer, params, count: int) -> None:
+    """Step `count` times with the gradients of seeds 0, 1, ..."""
+    for step in range(count):
+        give_gradients(params, step)
+        optimizer.step()
+
+
 def test_two_hundred_parameters_of_thirty_shapes_are_one_graph(fresh):
     assert len(set(shapes())) == 30
     params = model(200)
@@ -99,9 +106,7 @@ def test_steps_pass_dynamo_when_they_compile_and_never_again(fresh, monkeypatch)
     monkeypatch.setattr(torch, "compile", watched)
     params = model(12)
     optimizer = hs.AdamW(params, compile=True)
-    for step in range(3):
-        give_gradients(params, step)
-        optimizer.step()
+    take_steps(optimizer, params, 3)
     assert len(passed) == 2  # of two lengths
 
 
@@ -112,9 +117,7 @@ def test_a_kernel_whose_arguments_are_not_recognised_is_called_through_dynamo(fr
         monkeypatch.setattr(inductor, "_places", places)
         params = model(12)
         optimizer = hs.AdamW(params, compile=True)
-        for step in range(2):
-            give_gradients(params, step)
-            optimizer.step()
+        take_steps(optimizer, params, 2)
         runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
 
@@ -193,9 +196,7 @@ def test_eager_and_compiled_steps_of_a_whole_model_have_the_same_bits():
     for compile in (False, True):
         params = model(60)
         optimizer = hs.AdamW(params, weight_decay=0.1, compile=compile)
-        for step in range(3):
-            give_gradients(params, step)
-            optimizer.step()
+        take_steps(optimizer, params, 3)
         runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
 
