@@ -126,7 +126,7 @@ def _settings() -> list[Setting]:
         Setting("nu scaled float16", adamw(nu_dtype=hs.scaled("float16")), dict.fromkeys(one_pass, 1.31)),
         Setting("fp8 (e4m3fn, ufloat8_e5m3)", fp8, two_passes),
         Setting(
-            "fp8, split16", eight_bits(param_storage="split16"), {"v5e": 1.32, "v6e": 2.05, "h100": 1.32}
+            "fp8, split16", eight_bits(param_storage="split16"), {"v5e": 1.32, "v6e": 1.32, "h100": 1.32}
         ),
         Setting("fp8 (e5m2, e5m2)", eight_bits("float8_e5m2", "float8_e5m2"), two_passes),
         Setting("int8, ufloat8_e4m4", eight_bits("int8", "ufloat8_e4m4"), two_passes),
@@ -150,7 +150,7 @@ def _settings() -> list[Setting]:
         Setting(
             "LAMB16",
             hs.lamb16(1e-3, weight_decay=0.1),
-            {"v5e": 1.85, "v6e": 2.65, "h100": 2.65},
+            {"v5e": 1.85, "v6e": 1.87, "h100": 2.65},
             temporaries=4.03,
         ),
         Setting(
