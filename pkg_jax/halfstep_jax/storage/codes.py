@@ -239,7 +239,7 @@ class SignedCodes:
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
         if self._bits == jnp.uint8:
-            numbers = lax.platform_dependent(codes, tpu=_cast, default=self._decoded)
+            numbers = lax.platform_dependent(codes, tpu=cast, default=self._decoded)
         else:
             numbers = self._decoded(codes)
         return numbers * self._unit(scale)
@@ -446,7 +446,7 @@ def _power_of_two(field: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(field << _MANTISSA_BITS, jnp.float32)
 
 
-def _cast(codes: jax.Array) -> jax.Array:
+def cast(codes: jax.Array) -> jax.Array:
     """Return the numbers of 8-bit floats by one operation: what takes many XLA on TPU does not do twice."""
     return codes.astype(jnp.float32)
 
