@@ -190,8 +190,8 @@ class Stage:
 
         def of_rows(stream: int, role: int) -> Words:
             if self.shared[stream]:
-                return lambda shape: columns[stream][1][role].expand(shape)
-            return lambda shape: words[stream](role)
+                return lambda shape, read_bits=32: columns[stream][1][role].expand(shape)
+            return lambda shape, read_bits=32: words[stream](role, read_bits)
 
         return of_rows
 
@@ -202,8 +202,8 @@ class Stage:
         def of_array(stream: int, role: int) -> Words:
             k0, k1 = columns[stream][0], columns[stream][1][role]
             if self.shared[stream]:
-                return lambda shape: torch.full(shape, k1, dtype=torch.int32, device=device)
-            return lambda shape: whole_words(k0, k1, shape, device)
+                return lambda shape, read_bits=32: torch.full(shape, k1, dtype=torch.int32, device=device)
+            return lambda shape, read_bits=32: whole_words(k0, k1, shape, device)
 
         return of_array
 

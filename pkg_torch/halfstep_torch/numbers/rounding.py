@@ -94,6 +94,11 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
     return (value if fmt.dtype.is_floating_point else patterns.to_patterns(value, fmt)).to(fmt.dtype)
 
 
+def read_bits(name: str) -> int:
+    """Return how many of the upper bits of a word `round_value` reads at most: 16 or 32."""
+    return 16 if name == "bfloat16" else 32
+
+
 def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
     """Return what `round_value` does for a format of fewer exponent bits than float32, still in float32."""
     value = round_narrow(x, fmt, words)
@@ -165,9 +170,13 @@ def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tupl
         normal = normal + ((words >> (32 - drop)) & ((1 << drop) - 1))
     infinity = patterns.infinity(fmt)
     normal = normal.clamp(max=((infinity + patterns.base(fmt)) << drop) - 1)
-    off = _multiple_of_smallest(magnitude, fmt, words) - (1 << fmt.mantissa_bits)
-    code = (normal >> drop) + (off - patterns.base(fmt))
-    number = (normal & -(1 << drop)).view(torch.float32) + off.to(torch.float32) * _smallest(fmt)
+    multiple = _multiple_of_smallest(magnitude, fmt, words)
+    code = (normal >> drop) + (multiple - (patterns.base(fmt) + (1 << fmt.mantissa_bits)))
+    # From this power of two up the unit in the last place of float32 is the smallest number.
+    exponent = fmt.min_exponent + drop
+    shifted = (multiple + ((exponent + _EXPONENT_BIAS) << _MANTISSA_BITS)).view(torch.float32)
+    off = shifted - (2.0**exponent + 2.0**fmt.min_exponent)
+    number = (normal & -(1 << drop)).view(torch.float32) + off
     # All ones where x is not finite.
     not_finite = (_LARGEST - magnitude) >> 31
     nan = infinity + (1 << (fmt.mantissa_bits - 1))
@@ -179,19 +188,24 @@ def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tupl
 def _multiple_of_smallest(magnitude: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     """Return which multiple of the smallest number patterns up to the smallest normal one round to.
 
-    In float32: products are by powers of two, and the difference is exact. Of the discarded part 32 bits are
-    kept, as a signed number: from the even number of halves that is at most one away.
+    The multiple below is the integer part of a float32 product by a power of two. The 32 bits after it are
+    those of the significand, shifted by as much as the exponent says.
     """
-    bounded = magnitude.clamp(max=_first_normal(fmt)).view(torch.float32)
+    bounded = magnitude.clamp(max=_first_normal(fmt))
+    multiples = bounded.view(torch.float32) * (1 / _smallest(fmt))
     if words is None:
-        return (bounded * (1 / _smallest(fmt))).round().to(torch.int32)
-    halves = bounded * (2 / _smallest(fmt))
-    below = halves.to(torch.int32)
-    part = halves - ((below + 1) & -2).to(torch.float32)
-    fraction = (part * 2.0**31).to(torch.int32)
+        return multiples.round().to(torch.int32)
+    # The exponent field of numbers whose significand stands where those bits do, at their lower end. From 24
+    # below it on nothing is left of a significand, and no shift may be by 32.
+    even = _EXPONENT_BIAS + _MANTISSA_BITS - 32 + fmt.min_exponent - fmt.mantissa_bits
+    up = (bounded >> _MANTISSA_BITS).clamp(min=even - 24) - even
+    significand = (bounded & 0x7FFFFF) | 0x800000
+    # Of more than 22 bits: whoever asks for so many takes x itself where the shift would be longer.
+    longest = None if fmt.mantissa_bits <= 22 else 31
+    fraction = (significand << up.clamp(0, longest)) >> (-up).clamp(min=0)
     # Unsigned, the sum carries where both have the top bit, or one has it and the sum has not.
     carry = ((fraction & words) | ((fraction | words) & ~(fraction + words))) >> 31
-    return (below >> 1) - carry
+    return multiples.to(torch.int32) - carry
 
 
 def _first_normal(fmt: FloatFormat) -> int:

@@ -16,8 +16,11 @@ from halfstep_torch.storage.formats import Encoded, Format
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 
 Arrays = Mapping[str, Tensor]
-Words = Callable[[Shape], Tensor]
-"""From the shape of what is to be rounded to int32 words, one per element."""
+Words = Callable[..., Tensor]
+"""From the shape of what is to be rounded to int32 words, one per element.
+
+A second argument, 32 unless given, says how many of their upper bits are read; the others may be anything.
+"""
 
 
 class MomentStorage(Protocol):
@@ -104,7 +107,7 @@ class StoredMoment:
 
     def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
         """Round `x` to the format, once; return codes and scales, and the values that they stand for."""
-        chosen = words[0](tuple(x.shape)) if words else None
+        chosen = words[0](tuple(x.shape), self.format.codes.read_bits) if words else None
         (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=self.keep_nonzero)
         return ({self.key: codes} if scale is None else {self.key: codes, scale_key(self.key): scale}), values
 

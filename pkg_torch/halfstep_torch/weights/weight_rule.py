@@ -57,6 +57,10 @@ class WeightRule(Rule):
         """
         return nearest(w, dtype), {}
 
+    def read_bits(self, dtype: str) -> int:
+        """Return how many of the upper bits of a word `store` reads at most: 16 or 32."""
+        return 32
+
     def land(
         self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
     ) -> tuple[Tensor, Arrays]:
@@ -100,7 +104,7 @@ class BoundWeights(BoundRule):
         self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words]
     ) -> tuple[Tensor, Arrays]:
         """Return q - p for the weights q that `land` gives, and -0.0 where q = p (contract P2)."""
-        chosen = words[0](p.shape) if words else None
+        chosen = words[0](p.shape, self.rule.read_bits(self.dtype)) if words else None
         q, extra = self.rule.land(u, p, state, self.dtype, chosen)
         return landing(p, q), extra
 
