@@ -109,7 +109,7 @@ class JaxBackend(Backend):
 
         def key(seed, step):
             keys = leaf_keys(seed, step, leaves, roles)
-            return jnp.concatenate([keys.k0, keys.k1[0]])
+            return jnp.concatenate([keys.k0[0], keys.k1[0]])
 
         return {
             "key": from_jax(

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from halfstep_jax.numbers.exact import opaque, opaque_zero
+from halfstep_jax.numbers.exact import opaque, opaque_product, opaque_zero
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
 STEPS = 4
@@ -225,6 +225,8 @@ def test_hiding_a_product_keeps_it_from_being_fused_with_a_sum(a_b_c):
     ):
         hidden = jax.jit(lambda a, b, c, zero=zero: opaque(a * b, zero(a)) + c)(a, b, c)
         np.testing.assert_array_equal(np.asarray(hidden), separate)
+        hidden = jax.jit(lambda a, b, c, zero=zero: opaque_product(a, b, zero(a)) + c)(a, b, c)
+        np.testing.assert_array_equal(np.asarray(hidden), separate)
 
 
 def test_hiding_what_arrives_keeps_its_factors_from_being_gathered(a_b_c):
@@ -235,6 +237,19 @@ def test_hiding_what_arrives_keeps_its_factors_from_being_gathered(a_b_c):
         pytest.skip("this compiler does not gather factors: there is nothing to hide from")
     hidden = jax.jit(lambda x: opaque(x * np.float32(0.3), opaque_zero()) * np.float32(0.7))(x)
     np.testing.assert_array_equal(np.asarray(hidden), separate)
+
+
+def test_a_hidden_product_is_the_product_of_numbers_of_all_sizes():
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**32, (2, 100_000), dtype=np.uint32)
+    bits[:, :4] = 0, 0x80000000, 0x7F800000, 0xFFC00000
+    a, b = jnp.asarray(bits.view(np.float32))
+    for transform in (lambda f: f, jax.jit):
+        hidden = transform(lambda a, b: opaque_product(a, b, opaque_zero()))(a, b)
+        np.testing.assert_array_equal(np.asarray(hidden), np.asarray(a * b))
+        np.testing.assert_array_equal(
+            np.signbit(hidden) | np.isnan(hidden), np.signbit(a * b) | np.isnan(a * b)
+        )
 
 
 PATTERNS = [0, 1, 0x80000000, 0x80000001, 0x7F800001, 0x7FFFFFFF, 0xFF800000, 0x00400000]

@@ -166,7 +166,7 @@ def test_a_leaf_of_a_new_shape_is_few_equations():
     tx = hs.adamw(1e-3, weight_decay=0.1)
     one, two = (equations(traced_step(tx, n, shapes=n).jaxpr.jaxpr, set()) for n in (1, 2))
     # With the branches of every platform and a program for every derivative it was 272.
-    assert two - one <= 150
+    assert two - one <= 130
 
 
 def without_names(body):
@@ -177,11 +177,12 @@ def without_names(body):
 
 
 def test_leaves_of_one_shape_share_their_kernels():
-    text = traced_step(hs.adamw(1e-3, weight_decay=0.1), 8).lower().compile().as_text()
-    bodies = re.findall(r"\n%fused_computation[^\n]* -> bf16\[16,128\] \{\n(.*?)\n\}", text, re.DOTALL)
-    assert len(bodies) == 8 * 3
-    # Three, each in at most two orders of its operands; 24 if a leaf's own index stood in them.
-    assert len(set(map(without_names, bodies))) <= 6
+    text = traced_step(hs.adamw(1e-3, weight_decay=0.1), 12, shapes=3).lower().compile().as_text()
+    bodies = re.findall(r"\n%fused_computation[^\n]* -> bf16\[\d+,128\] (\{\n.*?\n\})", text, re.DOTALL)
+    assert len(bodies) == 12 * 3
+    # Three of each shape, those of the first leaf of all in another order of operands: 12 if each shape had
+    # a first leaf, as where a zero is shared right out of its loop; 36 if a leaf's own index stood in them.
+    assert len(set(map(without_names, bodies))) <= 11
 
 
 # --- bad rules ---------------------------------------------------------------------------------------------

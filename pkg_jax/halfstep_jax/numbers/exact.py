@@ -20,18 +20,22 @@ from jax import lax
 from halfstep_jax.numbers.primitives import elementwise
 
 _ONE = np.float32(1).view(np.uint32)
+_MINUS_ZERO = np.float32(-0.0).view(np.uint32)
 
 
 def opaque_zero(word: jax.Array | None = None) -> jax.Array:
     """Return the uint32 zero (word (word + 1)) & 1: one of two neighbours is even, which no compiler proves.
 
     Args:
-        word: uint32 scalar out of a rolled loop, such as a key of a leaf: what a loop computes is not
+        word: uint32 scalar in or out of a rolled loop, such as that of the keys: what a loop computes is not
             folded even where all its inputs are constants. None makes a loop of its own for it.
 
     Source: ours.
     """
-    word = _word_of_a_loop() if word is None else word
+    if word is None:
+        # Two turns; a single one would be folded. What stands behind the loop is in front of every kernel
+        # that reads it, and so the loop's result among the last operands of all: they stay one program.
+        return lax.fori_loop(0, 2, _next_zero, jnp.uint32(1)) & np.uint32(1)
     return (word * (word + np.uint32(1))) & np.uint32(1)
 
 
@@ -116,7 +120,27 @@ def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
         >>> float(add_product(np.float32(1.0), np.float32(2.0), np.float32(3.0), opaque_zero()))
         7.0
     """
-    return c + opaque(a * b, zero)
+    return c + opaque_product(a, b, zero)
+
+
+def opaque_product(a: Any, b: Any, zero: jax.Array) -> jax.Array:
+    """Return a b in float32, rounded once, as a b + (-0.0) with a zero whose sign no compiler knows.
+
+    Where it is fused with that sum, the product is rounded once all the same; and it is an operation less
+    than `opaque` of it.
+
+    Args:
+        a: float32.
+        b: float32.
+        zero: from `opaque_zero`.
+
+    Example:
+        >>> float(opaque_product(np.float32(2.0), np.float32(-0.0), opaque_zero()))
+        -0.0
+
+    To a derivative it is the product. Source: ours.
+    """
+    return _plus_nothing(jnp.asarray(a * b), zero)
 
 
 def _with_zero_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
@@ -134,18 +158,24 @@ _opaque = elementwise(
 )
 
 
+# -0.0 is the one number that changes no other.
+_plus_nothing = elementwise(
+    "opaque_product",
+    lambda x, zero: x.update(weak_type=False),
+    lambda primals, tangents: tangents[0],
+    lambda x, zero: x + lax.bitcast_convert_type(zero | _MINUS_ZERO, jnp.float32),
+)
+
+
 _straight_through = elementwise(
     "straight_through",
     lambda x, rounded: rounded.update(weak_type=False),
     lambda primals, tangents: tangents[0].astype(primals[1].dtype),
     lambda x, rounded: rounded,
+    in_hlo={None: lambda x, rounded: rounded},
 )
 
 
-def _word_of_a_loop() -> jax.Array:
-    """Return a word by two turns of a linear congruential generator; a single turn would be folded."""
-    return lax.fori_loop(0, 2, _next_word, jnp.uint32(1))
-
-
-def _next_word(_, word: jax.Array) -> jax.Array:
-    return word * np.uint32(747796405) + np.uint32(2891336453)
+def _next_zero(_, word: jax.Array) -> jax.Array:
+    """Return a zero out of a turn of a linear congruential generator."""
+    return opaque_zero(word * np.uint32(747796405) + np.uint32(2891336453))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import opaque, opaque_zero
+from halfstep_jax.numbers.exact import add_product, opaque_product, opaque_zero
 
 
 def ema(
@@ -28,7 +28,7 @@ def ema(
     """
     zero = opaque_zero() if zero is None else zero
     b = jnp.asarray(b, jnp.float32)
-    return opaque(b * average, zero) + opaque((np.float32(1) - b) * value, zero)
+    return opaque_product(b, average, zero) + opaque_product(np.float32(1) - b, value, zero)
 
 
 def bias_correction(b, count) -> jax.Array:
@@ -64,6 +64,6 @@ def _next_bits(carry, _):
     """Take the lowest eight bits of the count into q; at module level, so that op by op it compiles once."""
     q, power, count, zero = carry
     for _ in range(8):
-        q = jnp.where(count & np.uint32(1) == 1, q + opaque(power * (np.float32(1) - q), zero), q)
-        power, count = (power + power) - opaque(power * power, zero), count >> np.uint32(1)
+        q = jnp.where(count & np.uint32(1) == 1, add_product(q, power, np.float32(1) - q, zero), q)
+        power, count = (power + power) - opaque_product(power, power, zero), count >> np.uint32(1)
     return (q, power, count, zero), None

@@ -4,7 +4,9 @@ Contract: A2, A3. A `jax.lax.platform_dependent` holds the branches of all platf
 `jax.custom_jvp` a program of its own; a primitive has neither, and says what it is where it is lowered.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,6 +23,7 @@ def elementwise(
     type_of_result: Callable[..., Any],
     derivative: Callable[..., Any],
     default: Callable[..., jax.Array],
+    in_hlo: Mapping[str | None, Callable[..., Any]] = MappingProxyType({}),
     **platforms: Callable[..., jax.Array],
 ) -> Callable[..., jax.Array]:
     """Return an elementwise operation on arrays, all of one shape or scalars beside the first.
@@ -32,6 +35,8 @@ def elementwise(
         type_of_result: from the abstract values of its operands to that of its result.
         derivative: from the operands and their tangents to that of the result.
         default: what it is, in operations of JAX.
+        in_hlo: by platform, and by None, what a trace of `default` or `platforms` for every shape would take
+            longer to find: its result in StableHLO, from operands there.
         platforms: what it is on platforms of which that is not so.
 
     Source: ours.
@@ -58,15 +63,20 @@ def elementwise(
     primitive.def_abstract_eval(type_of_result)
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch
-    mlir.register_lowering(primitive, mlir.lower_fun(default, multiple_results=False))
-    for platform, function in platforms.items():
+    for platform, function in {None: default, **platforms}.items():
         rule = mlir.lower_fun(function, multiple_results=False)
+        if platform in in_hlo:
+            rule = functools.partial(_lowered, in_hlo[platform])
         mlir.register_lowering(primitive, rule, platform=platform)
 
     def operation(*operands):
         return primitive.bind(*vary_together(operands))
 
     return operation
+
+
+def _lowered(operation: Callable[..., Any], _, *operands) -> list:
+    return [operation(*operands)]
 
 
 def _batched(operands: Sequence[Any], axes: Sequence[Any]) -> tuple[list[jax.Array], int]:

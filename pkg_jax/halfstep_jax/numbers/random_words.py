@@ -50,14 +50,14 @@ class LeafKey:
     Attributes:
         roles: the roles.
         k0: uint32 scalar, shared by all roles.
-        k1: uint32[len(roles)], a role's own.
-        zero: for `exact.opaque`: keys come out of a loop.
+        k1: a uint32 scalar of each role.
+        zero: for `exact.opaque`.
         shard: which part of the leaf its arrays are; None where they are whole.
     """
 
     roles: tuple[int, ...]
     k0: jax.Array
-    k1: jax.Array
+    k1: tuple[jax.Array, ...]
     zero: jax.Array
     shard: Shard | None = None
 
@@ -81,20 +81,22 @@ class LeafKey:
         return self.k1[self.roles.index(role)]
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["k0", "k1"], meta_fields=["roles"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["k0", "k1", "zero"], meta_fields=["roles"])
 @dataclasses.dataclass(frozen=True)
 class LeafKeys:
     """The keys of n leaves at one step, for some roles.
 
     Attributes:
         roles: the roles.
-        k0: uint32[n].
+        k0: uint32[len(roles), n], all rows alike.
         k1: uint32[len(roles), n].
+        zero: for `exact.opaque`: a uint32 scalar out of the loop of the keys.
     """
 
     roles: tuple[int, ...]
     k0: jax.Array
     k1: jax.Array
+    zero: jax.Array
 
     def of_leaf(self, place) -> LeafKey:
         """Return the key of one leaf.
@@ -105,11 +107,10 @@ class LeafKeys:
         place, shard = place if isinstance(place, tuple) else (place, None)
         # The index stays an operand: XLA then compiles what leaves of one shape do once, and not for each
         # index. For that it may neither know the index nor take it for a scalar, which it would copy in.
-        zero = opaque_zero(self.k0[0])
-        index = (jnp.asarray(place) | zero)[0]
-        k0 = lax.dynamic_slice(self.k0, (index,), (1,))[0]
-        k1 = lax.dynamic_slice(self.k1, (np.uint32(0), index), (len(self.roles), 1))
-        return LeafKey(self.roles, k0, k1.reshape(-1), zero, shard)
+        index = lax.index_in_dim(jnp.asarray(place) | self.zero, 0, keepdims=False)
+        k0 = _element(self.k0, 0, index)
+        k1 = tuple(_element(self.k1, row, index) for row in range(len(self.roles)))
+        return LeafKey(self.roles, k0, k1, self.zero, shard)
 
     def places(self, shards: Sequence[Shard | None] | None = None) -> list:
         """Return the index of every leaf, for `of_leaf`: in a vector that XLA takes for no broadcast or iota.
@@ -117,7 +118,7 @@ class LeafKeys:
         Args:
             shards: which part each leaf is, from `shards`; None: they are whole.
         """
-        indices = [np.array([i, 0, 2], np.uint32) for i in range(self.k0.shape[0])]
+        indices = [np.array([i, 0, 2], np.uint32) for i in range(self.k0.shape[1])]
         if shards is None:
             return indices
         return [i if shard is None else (i, shard) for i, shard in zip(indices, shards, strict=True)]
@@ -214,19 +215,25 @@ def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: 
     leaf = np.asarray(leaves, np.uint32)
     role = np.asarray(roles, np.uint32)[:, None]
     numbers = jnp.stack([jnp.broadcast_to(number, shape) for number in (step, leaf, role)])
-    start = (jnp.broadcast_to(seed[0], shape), jnp.broadcast_to(seed[1], shape), jnp.zeros(shape, jnp.uint32))
-    (_, k1, k0), _ = lax.scan(_fold, start, numbers)
-    return LeafKeys(tuple(map(int, roles)), k0=k0[0], k1=k1)
+    first, second = (jnp.broadcast_to(seed[i], shape) for i in range(2))
+    start = (first, second, jnp.zeros(shape, jnp.uint32), jnp.asarray(seed[1]))
+    (_, k1, k0, zero), _ = lax.scan(_fold, start, numbers)
+    return LeafKeys(tuple(map(int, roles)), k0, k1, zero & np.uint32(1))
 
 
 def _fold(carry, number):
     """Fold `number` into a key, and keep the first word of the key before: of the leaf, once the role is in.
 
-    At module level, so that op by op it compiles once.
+    Beside it a word becomes an opaque zero: made in the loop, no kernel that reads it makes it again. At
+    module level, so that op by op it compiles once.
     """
-    first, second, _ = carry
+    first, second, _, word = carry
     new_first, new_second = threefry2x32((first, second), (jnp.zeros_like(number), number))
-    return (new_first, new_second, first), None
+    return (new_first, new_second, first, opaque_zero(word)), None
+
+
+def _element(table: jax.Array, row: int, column: jax.Array) -> jax.Array:
+    return lax.dynamic_slice(table, (np.uint32(row), column), (1, 1)).reshape(())
 
 
 def threefry2x32(key, counter):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.mlir.dialects import stablehlo as hlo
 
 from halfstep_jax.numbers.primitives import elementwise
 
@@ -137,6 +138,7 @@ _sqrt = elementwise(
     lambda x: lax.sqrt_p.abstract_eval(x)[0],
     lambda primals, tangents: jax.jvp(lax.sqrt, primals, tangents)[1],
     _corrected_sqrt,
+    in_hlo={"cpu": hlo.sqrt, "tpu": hlo.sqrt},
     cpu=lax.sqrt,
     tpu=lax.sqrt,
 )
@@ -145,6 +147,7 @@ _divide = elementwise(
     lambda x, y: lax.div_p.abstract_eval(x, y)[0],
     lambda primals, tangents: jax.jvp(lax.div, primals, tangents)[1],
     _corrected_divide,
+    in_hlo={"cpu": hlo.divide, "tpu": hlo.divide},
     cpu=lax.div,
     tpu=lax.div,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from halfstep_jax.numbers.exact import opaque
+from halfstep_jax.numbers.exact import opaque_product
 from halfstep_jax.numbers.hyperparameters import as_nonnegative
 from halfstep_jax.rule import Rule, scalar_or_schedule
 from halfstep_jax.transform import as_transform
@@ -100,4 +100,4 @@ class ScaleByLearningRate(Rule):
     def update(self, g, p, n, moments, zero):
         """Return the product."""
         rate = -n.learning_rate if self.flip_sign else n.learning_rate
-        return opaque(rate * g, zero)
+        return opaque_product(rate, g, zero)

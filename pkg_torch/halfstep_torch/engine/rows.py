@@ -5,6 +5,7 @@
     row         a block of a span; `_WIDTH` elements of it where no format has blocks
     keys        of each row: the index of its first element, and k0, k1, ... of its parameter
     aliased     a span that is rows in its own memory: nothing is copied
+    addressed   a parameter that is rows in its own memory, stepped by a call for many (`addressed_rows.py`)
     packed      many spans end to end, in memory of ours; what is short is filled up, and not written back
 
                     parameter a               b           c              rows 0 to 2 of a could be aliased
@@ -19,6 +20,7 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +42,7 @@ class Slot:
         name: the leaf name.
         plan: of its step.
         step: the count after this step.
+        counter: the count that the state holds.
         state: its state arrays, row-major.
     """
 
@@ -47,13 +50,15 @@ class Slot:
     name: str
     plan: Plan
     step: int = 0
+    counter: Any = None
     state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
     @property
     def grad(self) -> Tensor:
         """The gradient, detached."""
-        assert self.param.grad is not None
-        return self.param.grad.detach()
+        grad = self.param.grad
+        assert grad is not None
+        return grad.detach() if grad.requires_grad else grad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,10 +269,11 @@ class Memory:
 
     Attributes:
         device: where it is.
+        grad_dtype: of what comes in.
     """
 
     def __init__(self, stage: Stage, rows: int, device: torch.device, grad_dtype: torch.dtype, wide: bool):
-        self.device = device
+        self.device, self.grad_dtype = device, grad_dtype
         self._per_row: dict[str | tuple, int] = dict.fromkeys((_P, _G, _U), stage.width)
         dtypes: dict[str | tuple, torch.dtype] = {_P: stage.dtype, _G: grad_dtype, _U: torch.float32}
         self._flat = {name for name, spec in stage.arrays.items() if spec.scale_of}
