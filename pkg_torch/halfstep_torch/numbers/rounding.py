@@ -6,6 +6,7 @@ Nothing here draws random numbers, and nothing here knows what an optimizer is.
 """
 
 import math
+import struct
 
 import torch
 from torch import Tensor
@@ -101,9 +102,9 @@ def read_bits(name: str) -> int:
 
 def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
     """Return what `round_value` does for a format of fewer exponent bits than float32, still in float32."""
-    value = round_narrow(x, fmt, words)
     if saturate:
-        return torch.where(x.abs() < math.inf, value.clamp(-fmt.largest, fmt.largest), math.nan)
+        return torch.where(x.abs() < math.inf, _saturated(x, fmt, words), math.nan)
+    value = round_narrow(x, fmt, words)
     value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
     return torch.where(x == x, value, math.nan)
 
@@ -131,6 +132,14 @@ def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     return _nearest_narrow(x, fmt) if words is None else _stochastic_narrow(x, fmt, words)
 
 
+def _saturated(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
+    """Return what `round_narrow` does of finite numbers, or the largest number of the format."""
+    if words is None:
+        return _nearest_narrow(x, fmt).clamp(-fmt.largest, fmt.largest)
+    magnitude = _stochastic_magnitude(x, fmt, words).clamp(max=_pattern(fmt.largest))
+    return (magnitude | (x.view(torch.int32) & _SIGN)).view(torch.float32)
+
+
 def _nearest_narrow(x: Tensor, fmt: FloatFormat) -> Tensor:
     bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
     normal = ((bits + (((bits >> drop) & 1) + (1 << (drop - 1)) - 1)) & -(1 << drop)).view(torch.float32)
@@ -142,12 +151,16 @@ def _nearest_narrow(x: Tensor, fmt: FloatFormat) -> Tensor:
 
 
 def _stochastic_narrow(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
-    bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
-    magnitude = bits & 0x7FFFFFFF
+    return (_stochastic_magnitude(x, fmt, words) | (x.view(torch.int32) & _SIGN)).view(torch.float32)
+
+
+def _stochastic_magnitude(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
+    """Return the patterns of float32 that |x| rounds to."""
+    drop = max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
+    magnitude = x.view(torch.int32) & 0x7FFFFFFF
     normal = (magnitude + ((words >> (32 - drop)) & ((1 << drop) - 1))) & -(1 << drop)
     subnormal = _multiple_of_smallest(magnitude, fmt, words).to(torch.float32) * _smallest(fmt)
-    value = torch.where(magnitude < _first_normal(fmt), subnormal.view(torch.int32), normal)
-    return (value | (bits & _SIGN)).view(torch.float32)
+    return torch.where(magnitude < _first_normal(fmt), subnormal.view(torch.int32), normal)
 
 
 def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -196,13 +209,13 @@ def _multiple_of_smallest(magnitude: Tensor, fmt: FloatFormat, words: Tensor | N
     if words is None:
         return multiples.round().to(torch.int32)
     # The exponent field of numbers whose significand stands where those bits do, at their lower end. From 24
-    # below it on nothing is left of a significand, and no shift may be by 32.
+    # below it on nothing is left of a significand, and no shift may be by 32. (Of 26 bits of mantissa one may
+    # be: where `split_weights` does not read what comes out.)
     even = _EXPONENT_BIAS + _MANTISSA_BITS - 32 + fmt.min_exponent - fmt.mantissa_bits
-    up = (bounded >> _MANTISSA_BITS).clamp(min=even - 24) - even
+    shift = ((bounded >> _MANTISSA_BITS) - even).clamp(min=-24)
     significand = (bounded & 0x7FFFFF) | 0x800000
-    # Of more than 22 bits: whoever asks for so many takes x itself where the shift would be longer.
-    longest = None if fmt.mantissa_bits <= 22 else 31
-    fraction = (significand << up.clamp(0, longest)) >> (-up).clamp(min=0)
+    left = shift.clamp(min=0)
+    fraction = (significand << left) >> (left - shift)
     # Unsigned, the sum carries where both have the top bit, or one has it and the sum has not.
     carry = ((fraction & words) | ((fraction | words) & ~(fraction + words))) >> 31
     return multiples.to(torch.int32) - carry
@@ -215,3 +228,8 @@ def _first_normal(fmt: FloatFormat) -> int:
 
 def _smallest(fmt: FloatFormat) -> float:
     return 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)
+
+
+def _pattern(number: float) -> int:
+    """Return the pattern of a float32 number."""
+    return struct.unpack("<i", struct.pack("<f", number))[0]

@@ -64,7 +64,7 @@ def encode_unsigned(x: Tensor, words: Tensor | None, fmt: UnsignedFloat, base) -
 
 
 def round_unsigned(x: Tensor, words: Tensor | None, fmt: UnsignedFloat, base: int) -> tuple[Tensor, Tensor]:
-    """Return the codes of `encode_unsigned`, and the float32 numbers that they are, in a format without scale.
+    """Return the codes of `encode_unsigned`, and the float32 numbers that they are; the base is fixed.
 
     Both come from the same sum, without a decoding between.
     """
