@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,10 +37,10 @@ class AddressedRows:
         kept = [(spec.dtype, True) for spec in stage.arrays.values()]
         kinds = [(stage.dtype, stage.lands), (grad_dtype, False), *update, *kept]
         self.table = Table(
-            pieces=np.array(pieces, np.int64),
-            addresses=np.array([[*a, *b] for a, b in zip(fixed, state, strict=True)], np.int64),
-            itemsizes=np.array([dtype.itemsize for dtype, _ in kinds], np.int64),
-            written=np.array([written for _, written in kinds], np.int64),
+            pieces=_int64(pieces),
+            addresses=_int64([[*a, *b] for a, b in zip(fixed, state, strict=True)]),
+            itemsizes=_int64([dtype.itemsize for dtype, _ in kinds]),
+            written=_int64([written for _, written in kinds]),
         )
 
     def load(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor] | None) -> None:
@@ -51,12 +50,19 @@ class AddressedRows:
             incoming: of each slot, its gradient or the update of the stage before.
             outgoing: of each slot, where the update of this stage goes; None where it changes the weights.
         """
-        self.table.addresses[:, _G] = [incoming[place].data_ptr() for place in self._places]
+        self._set(_G, incoming)
         if outgoing is not None:
-            self.table.addresses[:, _U] = [outgoing[place].data_ptr() for place in self._places]
+            self._set(_U, outgoing)
+
+    def _set(self, kind: int, arrays: Mapping[int, Tensor]) -> None:
+        self.table.addresses[:, kind] = _int64([arrays[place].data_ptr() for place in self._places])
 
     def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
         """Nothing was copied."""
+
+
+def _int64(x: Sequence) -> Tensor:
+    return torch.tensor(x, dtype=torch.int64, device="cpu")
 
 
 def is_addressable(slot: Slot, stage: Stage) -> bool:

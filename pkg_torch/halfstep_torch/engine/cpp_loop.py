@@ -13,11 +13,11 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
+import torch
 from torch import Tensor
 
 # What a parameter of a kernel is, as in the C++ file.
-_CONSTANT, _ARRAY, _FIRST, _KEYS, _ROWS = range(5)
+_ARRAY, _NUMBERS, _FIRST, _KEYS, _COLUMN, _ROWS = range(6)
 # Where addresses and numbers of 64 bits are passed alike.
 _MACHINES = ("x86_64", "aarch64")
 # Rows of a piece: some ten thousand elements, in which the call of a kernel is lost.
@@ -26,20 +26,20 @@ _SOURCE = pathlib.Path(__file__).with_name("step_arrays.cpp")
 
 
 class Table(NamedTuple):
-    """Arrays to be stepped.
+    """Arrays to be stepped: int64 tensors.
 
     Attributes:
-        pieces: int64, in rows: the array's row of addresses, its place in the keys, the first element, and
-            how many; at most `LONGEST` rows of the kernel, whole ones but for the last piece of an array.
-        addresses: int64: of every array, in the order of the kernel's tensors, where it is.
-        itemsizes: int64, of each kind of array.
-        written: int64: whether the kernel writes to each.
+        pieces: in rows: the array's row of addresses, its place in the keys, the first element, and how many;
+            at most `LONGEST` rows of the kernel, whole ones but for the last piece of an array.
+        addresses: of every array, in the order of the kernel's tensors, where it is.
+        itemsizes: of each kind of array.
+        written: whether the kernel writes to each.
     """
 
-    pieces: np.ndarray
-    addresses: np.ndarray
-    itemsizes: np.ndarray
-    written: np.ndarray
+    pieces: Tensor
+    addresses: Tensor
+    itemsizes: Tensor
+    written: Tensor
 
 
 class CppLoop:
@@ -47,8 +47,7 @@ class CppLoop:
 
     def __init__(self, kernel: int, parameters: Sequence[tuple[int, int]], width: int) -> None:
         self._kernel, self._width = kernel, width
-        self._what = np.array([what for what, _ in parameters], np.int64)
-        self._which = np.array([which for _, which in parameters], np.int64)
+        self._what, self._which = torch.tensor(parameters, dtype=torch.int64, device="cpu").T.contiguous()
         self._function = _compiled_loop(len(parameters))
 
     def step(self, table: Table, numbers: Tensor, keys: Tensor, column: Tensor, threads: int) -> None:
@@ -61,22 +60,19 @@ class CppLoop:
             column: 0, 1, ... up to the width.
             threads: to be used.
         """
-        constants = (numbers.data_ptr(), column.data_ptr())
-        which = self._which.copy()
-        for i, what in enumerate(self._what):
-            if what == _CONSTANT:
-                which[i] = constants[which[i]]
         self._function(
             self._kernel,
-            len(which),
-            self._what.ctypes.data,
-            which.ctypes.data,
-            table.pieces.ctypes.data,
+            len(self._what),
+            self._what.data_ptr(),
+            self._which.data_ptr(),
+            numbers.data_ptr(),
+            column.data_ptr(),
+            table.pieces.data_ptr(),
             len(table.pieces),
-            table.addresses.ctypes.data,
+            table.addresses.data_ptr(),
             table.addresses.shape[1],
-            table.itemsizes.ctypes.data,
-            table.written.ctypes.data,
+            table.itemsizes.data_ptr(),
+            table.written.data_ptr(),
             keys.data_ptr(),
             *keys.shape,
             self._width,
@@ -156,7 +152,7 @@ def _places(argument: Any, tensors: Sequence[Tensor]) -> set[tuple[int, int]]:
     if not isinstance(argument, Tensor):
         return {(_ROWS, 0)} if argument == len(first) else set()
     kinds = [(_ARRAY, i) for i in range(len(arrays))]
-    kinds += [(_CONSTANT, 0), (_FIRST, 0), (_KEYS, 0), (_CONSTANT, 1)]
+    kinds += [(_NUMBERS, 0), (_FIRST, 0), (_KEYS, 0), (_COLUMN, 0)]
     every = zip(kinds, [*arrays, numbers, first, keys, column], strict=True)
     return {kind for kind, x in every if x.data_ptr() == argument.data_ptr()}
 
@@ -170,5 +166,5 @@ def _compiled_loop(parameters: int) -> Callable[..., None]:
     values = ", ".join(f"x[{i}]" for i in range(parameters))
     source = f"#define TYPES {types_of}\n#define VALUES {values}\n{_SOURCE.read_text()}"
     function = CppCodeCache.load(source).step_arrays
-    function.argtypes, function.restype = [ctypes.c_int64] * 16, None
+    function.argtypes, function.restype = [ctypes.c_int64] * 18, None
     return function

@@ -140,7 +140,7 @@ class Stage:
             u: their gradient, of any dtype that float32 holds, or the update of the stage before.
             state: state arrays, in rows, scales in one; all in one row for a rule of scope "parameter".
             numbers: of each rule, by name.
-            words: from a stream and a role to the `Words` of a rule.
+            words: from a stream, a role and whether upper halves are enough to the `Words` of a rule.
         """
         u, new_state = u.to(torch.float32), {}
         p32 = p.to(torch.float32) if self._reads_float32 else p
@@ -150,7 +150,8 @@ class Stage:
         if any(self.wrapped):
             known = self.weights.join(p32, state) if self.scope == "elementwise" else self._known(p, state)
         for rule, sources, wrapped, n in zip(self.rules, self.sources, self.wrapped, numbers, strict=True):
-            u, arrays = rule.update(u, known if wrapped else p32, state, n, [words(*x) for x in sources])
+            drawn = [words(*x, one.upper) for x, one in zip(sources, rule.sources, strict=True)]
+            u, arrays = rule.update(u, known if wrapped else p32, state, n, drawn)
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
 
@@ -176,7 +177,7 @@ class Stage:
         rest = iter(keys)
         return [(next(rest), {role: next(rest) for role in roles}) for roles in self.roles]
 
-    def row_words(self, index: Callable[[], Tensor], keys: Sequence) -> Callable[[int, int], Words]:
+    def row_words(self, index: Callable[[], Tensor], keys: Sequence) -> Callable[..., Words]:
         """Return the words of rows.
 
         Args:
@@ -188,22 +189,22 @@ class Stage:
         at = index() if read else None
         words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
 
-        def of_rows(stream: int, role: int) -> Words:
+        def of_rows(stream: int, role: int, upper: bool = False) -> Words:
             if self.shared[stream]:
-                return lambda shape, read_bits=32: columns[stream][1][role].expand(shape)
-            return lambda shape, read_bits=32: words[stream](role, read_bits)
+                return lambda shape: columns[stream][1][role].expand(shape)
+            return lambda shape: words[stream](role, upper)
 
         return of_rows
 
-    def whole_words(self, keys: Sequence[int], device: torch.device) -> Callable[[int, int], Words]:
+    def whole_words(self, keys: Sequence[int], device: torch.device) -> Callable[..., Words]:
         """Return the words of arrays of any shape, given the keys of their leaf."""
         columns = self.columns(keys)
 
-        def of_array(stream: int, role: int) -> Words:
+        def of_array(stream: int, role: int, upper: bool = False) -> Words:
             k0, k1 = columns[stream][0], columns[stream][1][role]
             if self.shared[stream]:
-                return lambda shape, read_bits=32: torch.full(shape, k1, dtype=torch.int32, device=device)
-            return lambda shape, read_bits=32: whole_words(k0, k1, shape, device)
+                return lambda shape: torch.full(shape, k1, dtype=torch.int32, device=device)
+            return lambda shape: whole_words(k0, k1, shape, device)
 
         return of_array
 

@@ -6,13 +6,15 @@
 #include <vector>
 
 using std::int64_t;
-enum What : int64_t { CONSTANT, ARRAY, FIRST, KEYS, ROWS };
+enum What : int64_t { ARRAY, NUMBERS, FIRST, KEYS, COLUMN, ROWS };
 
 extern "C" void step_arrays(
     void (*kernel)(TYPES),
     int64_t parameters,        // of the kernel
     const int64_t* what,       // each is
-    const int64_t* which,      // its value, or the kind of array
+    const int64_t* which,      // the kind of array
+    int64_t numbers,           // of the rules: their address
+    int64_t column,            // 0, 1, ... up to the width: its address
     const int64_t* pieces,     // of each: its row of addresses, its place, its first element, its length
     int64_t count,             // of pieces
     const int64_t* addresses,  // of arrays, one for each kind
@@ -36,11 +38,12 @@ extern "C" void step_arrays(
       for (int64_t c = 0; c < columns; ++c)
         for (int64_t r = 0; r < rows; ++r) words[c * rows + r] = keys[c * places + place];
       for (int64_t i = 0; i < parameters; ++i)
-        x[i] = what[i] == ARRAY   ? address(which[i])
-               : what[i] == FIRST ? reinterpret_cast<int64_t>(firsts.data())
-               : what[i] == KEYS  ? reinterpret_cast<int64_t>(words.data())
-               : what[i] == ROWS  ? rows
-                                  : which[i];
+        x[i] = what[i] == ARRAY     ? address(which[i])
+               : what[i] == NUMBERS ? numbers
+               : what[i] == FIRST   ? reinterpret_cast<int64_t>(firsts.data())
+               : what[i] == KEYS    ? reinterpret_cast<int64_t>(words.data())
+               : what[i] == COLUMN  ? column
+                                    : rows;
       kernel(VALUES);
     };
 

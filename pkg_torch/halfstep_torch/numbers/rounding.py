@@ -6,7 +6,6 @@ Nothing here draws random numbers, and nothing here knows what an optimizer is.
 """
 
 import math
-import struct
 
 import torch
 from torch import Tensor
@@ -93,11 +92,6 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
     fmt = FLOAT_FORMATS[name]
     value = rounded(x, fmt, words, saturate)
     return (value if fmt.dtype.is_floating_point else patterns.to_patterns(value, fmt)).to(fmt.dtype)
-
-
-def read_bits(name: str) -> int:
-    """Return how many of the upper bits of a word `round_value` reads at most: 16 or 32."""
-    return 16 if name == "bfloat16" else 32
 
 
 def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
@@ -231,5 +225,6 @@ def _smallest(fmt: FloatFormat) -> float:
 
 
 def _pattern(number: float) -> int:
-    """Return the pattern of a float32 number."""
-    return struct.unpack("<i", struct.pack("<f", number))[0]
+    """Return the pattern of a positive normal float32 number."""
+    half, exponent = math.frexp(number)
+    return int(math.ldexp(half, _MANTISSA_BITS + 1)) + ((exponent + _EXPONENT_BIAS - 2) << _MANTISSA_BITS)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from halfstep_torch.numbers.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep_torch.numbers.patterns import from_patterns, to_patterns
-from halfstep_torch.numbers.rounding import read_bits, round_value, rounded
+from halfstep_torch.numbers.rounding import round_value, rounded
 from halfstep_torch.storage.tables import TABLES, Table, decode_table, encode_table
 from halfstep_torch.storage.unsigned_floats import (
     NAN_CODE,
@@ -71,11 +71,6 @@ class Codes(Protocol):
         ...
 
     @property
-    def read_bits(self) -> int:
-        """How many of the upper bits of a word `encode` reads at most: 16 or 32."""
-        ...
-
-    @property
     def scale_range(self) -> tuple[int, int]:
         """The lowest and the highest scale byte; `NAN_SCALE` apart."""
         ...
@@ -103,11 +98,6 @@ class Codes(Protocol):
 
 class RoundTrip:
     """Codes whose values are those that they decode to, for want of a shorter way."""
-
-    @property
-    def read_bits(self) -> int:
-        """All."""
-        return 32
 
     def round_trip(self: Codes, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
         """Return what `encode` gives, and what it decodes to, in a format without a scale."""
@@ -341,11 +331,6 @@ class PlainCodes(RoundTrip):
     nan_in_scale = False
     dithered = False
     scale_range = (0, 0)
-
-    @property
-    def read_bits(self) -> int:
-        """As `rounding.read_bits` says."""
-        return read_bits(self.name)
 
     @property
     def for_second_moments(self) -> bool:

@@ -16,11 +16,8 @@ from halfstep_torch.storage.formats import Encoded, Format
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 
 Arrays = Mapping[str, Tensor]
-Words = Callable[..., Tensor]
-"""From the shape of what is to be rounded to int32 words, one per element.
-
-A second argument, 32 unless given, says how many of their upper bits are read; the others may be anything.
-"""
+Words = Callable[[Shape], Tensor]
+"""From the shape of what is to be rounded to int32 words, one per element."""
 
 
 class MomentStorage(Protocol):
@@ -96,7 +93,7 @@ class StoredMoment:
         if self.source is None:
             return ()
         if not self.format.codes.dithered:
-            return (self.source,)
+            return (self.source._replace(upper=self.format.reads_upper_halves),)
         return self.source._replace(shared=True), self.source._replace(shared=True, before=True)
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
@@ -107,7 +104,7 @@ class StoredMoment:
 
     def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
         """Round `x` to the format, once; return codes and scales, and the values that they stand for."""
-        chosen = words[0](tuple(x.shape), self.format.codes.read_bits) if words else None
+        chosen = words[0](tuple(x.shape)) if words else None
         (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=self.keep_nonzero)
         return ({self.key: codes} if scale is None else {self.key: codes, scale_key(self.key): scale}), values
 

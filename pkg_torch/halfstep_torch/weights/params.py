@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.numbers.rounding import read_bits, round_value
+from halfstep_torch.numbers.rounding import round_value
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.rule import Rule
 from halfstep_torch.storage.state_array import StateArray
@@ -28,10 +28,6 @@ class RoundStochastically(WeightRule):
     def rounds(self, dtype: str) -> bool:
         """Always."""
         return True
-
-    def read_bits(self, dtype: str) -> int:
-        """As `rounding.read_bits` says."""
-        return read_bits(dtype)
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
         """Return stochastic(w), or nearest(w) without words (contract P2)."""

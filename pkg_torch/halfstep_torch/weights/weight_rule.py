@@ -57,10 +57,6 @@ class WeightRule(Rule):
         """
         return nearest(w, dtype), {}
 
-    def read_bits(self, dtype: str) -> int:
-        """Return how many of the upper bits of a word `store` reads at most: 16 or 32."""
-        return 32
-
     def land(
         self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
     ) -> tuple[Tensor, Arrays]:
@@ -98,13 +94,15 @@ class BoundWeights(BoundRule):
     @property
     def sources(self) -> tuple[WordSource, ...]:
         """The weights' words, where they are rounded stochastically."""
-        return (WordSource(Role.PARAM),) if self.rule.rounds(self.dtype) else ()
+        # bfloat16 is the upper half of float32: of its words nothing but the upper half is ever read.
+        source = WordSource(Role.PARAM, upper=self.dtype == "bfloat16")
+        return (source,) if self.rule.rounds(self.dtype) else ()
 
     def update(
         self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words]
     ) -> tuple[Tensor, Arrays]:
         """Return q - p for the weights q that `land` gives, and -0.0 where q = p (contract P2)."""
-        chosen = words[0](p.shape, self.rule.read_bits(self.dtype)) if words else None
+        chosen = words[0](p.shape) if words else None
         q, extra = self.rule.land(u, p, state, self.dtype, chosen)
         return landing(p, q), extra
 
