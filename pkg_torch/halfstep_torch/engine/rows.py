@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.plan import Plan, Stage
+from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.stage import Stage
 from halfstep_torch.storage.blocks import Blocks
 
 _copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
