@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from halfstep_torch.engine.addressed_rows import AddressedRows, is_addressable
-from halfstep_torch.engine.rows import AliasedRows, Memory, PackedRows, Rows, Slot, Span, kernel_dtype
+from halfstep_torch.engine.packed_rows import Memory, PackedRows
+from halfstep_torch.engine.rows import AliasedRows, Rows, Slot, Span, kernel_dtype
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.storage.blocks import Blocks
 

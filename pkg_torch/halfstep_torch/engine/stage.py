@@ -1,4 +1,4 @@
-"""A stage of a step: rules that run as one, a pure function of tensors in eager mode and under torch.compile."""
+"""A stage of a step: rules that run as one, a pure function of tensors in eager mode and in compiled code."""
 
 import dataclasses
 import functools
