@@ -6,8 +6,8 @@
     keys        of each row: the index of its first element, and k0, k1, ... of its parameter
     aliased     a span that is rows in its own memory: nothing is copied
     addressed   a parameter that is rows in its own memory, stepped by a call for many (`addressed_rows.py`)
-    packed      many spans end to end, in memory of ours (`packed_rows.py`); what is short is filled up, and not
-                written back
+    packed      many spans end to end, in memory of ours (`packed_rows.py`): what is short is filled up, and
+                what fills it up is not written back
 
                     parameter a               b           c              rows 0 to 2 of a could be aliased
                 |-----|-----|-----|---  |  |-----|--   |  |---   |
