@@ -108,13 +108,13 @@ def computed_once(x: jax.Array) -> jax.Array:
 
 
 def kept(x: jax.Array) -> jax.Array:
-    """Return bytes as XLA on CPU keeps them for all kernels that read them: out of a loop that never turns.
+    """Return codes as XLA on CPU keeps them for all kernels that read them: out of a loop that never turns.
 
     It fuses nothing across a loop. Bytes are a quarter of what `computed_once` keeps, and a kernel that
     writes them is made of vectors twice as wide as one that writes numbers of 16 or 32 bits.
 
     Args:
-        x: uint8.
+        x: of an unsigned integer dtype.
 
     Example:
         >>> kept(jnp.array([0, 200], jnp.uint8)).tolist()
