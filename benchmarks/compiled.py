@@ -156,8 +156,8 @@ def _settings() -> list[Setting]:
         Setting(
             "8-bit codebooks",
             adamw(mu_dtype=hs.codebook("dynamic8"), nu_dtype=hs.codebook("udynamic8")),
-            {"v5e": 3.5, "v6e": 3.5, "h100": 2.7},
-            temporaries=8.2,
+            {"v5e": 1.45, "v6e": 2.76, "h100": 2.15},
+            temporaries=4.2,
         ),
         Setting(
             "4-bit codebooks",

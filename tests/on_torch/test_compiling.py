@@ -1,6 +1,8 @@
 """Compilation: one graph for every shape and number, chosen when it pays, and nothing lost when it fails."""
 
 import collections
+import ctypes
+import functools
 import itertools
 import os
 import subprocess
@@ -13,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
-from halfstep_torch.engine import batches, inductor, kernel, planned_optimizer
+from halfstep_torch.engine import batches, cpp_loop, inductor, kernel, planned_optimizer
 from halfstep_torch.engine.compiler import Compile
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
 
@@ -122,9 +124,67 @@ def test_a_kernel_whose_arguments_are_not_recognised_is_called_through_dynamo(fr
     assert_same_snapshots(*runs)
 
 
+def short_and_long() -> list[tuple[str, torch.nn.Parameter]]:
+    """Return weights shorter than a row, of whole rows, with a rest, in many pieces, and of no element."""
+    lengths = (1, 255, 256, 257, 0, 1000, 16_384, 2 * 16_384 + 3)
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(n, generator=generator).bfloat16()) for n in lengths]
+    return [(f"w{n}", p) for n, p in zip(lengths, params, strict=True)]
+
+
+def after_two_steps(make) -> dict:
+    params = short_and_long()
+    optimizer = make(params)
+    for step in range(2):
+        give_gradients(params, step)
+        before = [p.grad.clone() for _, p in params]
+        optimizer.step()
+        assert all(torch.equal(p.grad, g) for (_, p), g in zip(params, before, strict=True))
+    return snapshot(optimizer)
+
+
+@pytest.fixture
+def addressed(monkeypatch):
+    """Return a list of the rows that are stepped where they are, and by how many threads."""
+    stepped, step = [], cpp_loop.CppLoop.step
+
+    def watched(loop, table, *arguments):
+        stepped.append(arguments[-1])
+        step(loop, table, *arguments)
+
+    monkeypatch.setattr(cpp_loop.CppLoop, "step", watched)
+    return stepped
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loop is for Linux")
+@pytest.mark.parametrize("make", [hs.AdamW, pytest.param(hs.Lamb, marks=pytest.mark.slow)])
+def test_arrays_stepped_where_they_are_have_the_bits_of_packed_ones(make, fresh, monkeypatch, addressed):
+    made = functools.partial(make, lr=1e-2, compile=True)
+    ours = after_two_steps(made)
+    assert addressed
+    # Without the library of the loop, all are packed.
+    kernel.compiled_kernel.cache_clear()
+    monkeypatch.setattr(cpp_loop, "_compiled_loop", lambda _: ctypes.CDLL("missing"))
+    addressed.clear()
+    assert_same_snapshots(ours, after_two_steps(made))
+    assert not addressed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loop is for Linux")
+def test_threads_share_the_arrays_that_are_stepped_where_they_are(monkeypatch, addressed):
+    runs, step = [], cpp_loop.CppLoop.step
+    for threads in (1, 3):
+        monkeypatch.setattr(cpp_loop.CppLoop, "step", lambda loop, *of, n=threads: step(loop, *of[:-1], n))
+        runs.append(after_two_steps(functools.partial(hs.AdamW, lr=1e-2, compile=True)))
+    assert addressed == [1, 1, 3, 3]
+    assert_same_snapshots(*runs)
+
+
 def test_another_number_of_threads_is_another_kernel(monkeypatch):
     asked = []
-    monkeypatch.setattr(kernel, "compiled_kernel", lambda *of: asked.append(of) or (lambda *tensors: None))
+    monkeypatch.setattr(
+        kernel, "compiled_kernel", lambda *of: asked.append(of) or kernel.Kernel(lambda *tensors: None)
+    )
     for threads in (1, 2):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         params = model(1)

@@ -183,7 +183,7 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
     stage.__dict__["width"] = width
     for start in (0, 2**31 - width, 2**32 // width * width, 2**32, 5 * 2**32 + 2**30):
         of_leaf = Rows(stage, [Span(0, 0, width), Span(1, start, 3 * width)], torch.device("cpu"))
-        of_rows = row_keys(stage, of_leaf, keys, keys.split(1, dim=1))
+        of_rows = row_keys(stage, of_leaf, keys)
         index = of_leaf.low[:, None] + torch.arange(width, dtype=torch.int32)
         columns = (of_rows if of_rows.dim() == 3 else of_rows[:, :, None]).unbind()
         ours = stage.row_words(lambda index=index: index, columns)(0, Role.PARAM)(index.shape)

@@ -176,44 +176,54 @@ def _looked_up_by_code(codes: jax.Array, table: Table) -> jax.Array:
 
 def _computed_by_code(codes: jax.Array, table: Table) -> jax.Array:
     code = codes.astype(jnp.int32)
-    last = table.values.size - 1 - table.zero
-    return _computed(jnp.where(code > last, code - table.values.size, code) + table.zero, table)
+    if not table.signed:
+        return _of_places(code, table)
+    is_negative = code > _last(table)
+    number = _of_places(jnp.where(is_negative, table.values.size - code, code), table)
+    return jnp.where(is_negative, -number, number)
 
 
 def _computed(index: jax.Array, table: Table) -> jax.Array:
-    """Do as `_looked_up`, to the bit, without a gather: on accelerators one is slow.
-
-    With n the numbers of the first decade, the float n - 1/2 + (place behind zero) has the decade for its
-    exponent, and for its mantissa 1 + (k + 1/2) / N. So 1 + 9 (k + 1/2) / N is exact, and what is left to
-    select is a power of ten.
-    """
+    """Do as `_looked_up`, to the bit, without a gather: on accelerators one is slow."""
     place = index - table.zero
-    decades, n = table.bits - 1, 1 if table.signed else 2
     magnitude = jnp.abs(place)
-    middle = (magnitude + (n - 1)).astype(jnp.float32) + np.float32(0.5)
-    mantissa = (lax.bitcast_convert_type(middle, jnp.uint32) & np.uint32(0x7FFFFF)) | np.uint32(0x3F800000)
-    numerator = np.float32(9) * lax.bitcast_convert_type(mantissa, jnp.float32) - np.float32(8)
-    high, low = _power_of_ten(-decades)
-    for i in range(1, decades + 1):
-        in_later = middle > np.float32(n << i)
-        later = _power_of_ten(i - decades)
-        high, low = jnp.where(in_later, later[0], high), jnp.where(in_later, later[1], low)
-    # The first product is exact, and the second so small that the sum is the quotient, rounded once: so it is
-    # for all numbers of the tables, whether products and sum are fused or not.
-    number = numerator * high + numerator * low
-    last = table.values.size - 1 - table.zero
-    number = jnp.where(
-        magnitude < last, number, jnp.where(magnitude == last, np.float32(1), np.float32(np.inf))
-    )
-    number = jnp.where(magnitude == 0, np.float32(0), number)
+    number = jnp.where(magnitude > _last(table), np.float32(np.inf), _of_places(magnitude, table))
     return jnp.where(place < 0, -number, number)
 
 
+def _of_places(place: jax.Array, table: Table) -> jax.Array:
+    """Return the numbers that stand so far behind zero in a dynamic map, int32 from 0 to its end.
+
+    With n the numbers of the first decade, the float (2 place + 2n - 1) / n has the decade in its exponent,
+    from one up, and for its mantissa 1 + (k + 1/2) / N: so 1 + 9 (k + 1/2) / N is exact. Powers of ten for
+    the two low bits of the decade keep it exact. That for the high one, 10^-7 or 10^-3, is a sum of two: the
+    first product is rounded little or not at all, and the second so small that their sum is the quotient,
+    rounded once. So it is for all numbers of the tables, whether products and sum are fused or not.
+    """
+    n = 1 if table.signed else 2
+    middle = place.astype(jnp.float32) * np.float32(2 / n) + np.float32((2 * n - 1) / n)
+    bits = lax.bitcast_convert_type(middle, jnp.uint32)
+    mantissa = (bits & np.uint32(0x7FFFFF)) | np.uint32(0x3F800000)
+    numerator = np.float32(9) * lax.bitcast_convert_type(mantissa, jnp.float32) - np.float32(8)
+    one, two, four = ((bits & np.uint32(1 << bit)) != 0 for bit in (23, 24, 25))
+    ten, hundred = np.float32(10), np.float32(100)
+    numerator *= jnp.where(one, ten, np.float32(1)) * jnp.where(two, hundred, np.float32(1))
+    high, low = (jnp.where(four, *parts) for parts in zip(_power_of_ten(-3), _power_of_ten(-7), strict=True))
+    # What is computed for the last one is past 1.
+    number = jnp.minimum(numerator * high + numerator * low, np.float32(1))
+    return jnp.where(place == 0, np.float32(0), number)
+
+
+def _last(table: Table) -> int:
+    """Return the place of 1."""
+    return table.values.size - 1 - table.zero
+
+
 def _power_of_ten(exponent: int) -> tuple[np.float32, np.float32]:
-    """Return a power of ten as the sum of two numbers, the first one of twelve bits."""
+    """Return a power of ten as the sum of two numbers, the first one of eight bits."""
     power = 10.0**exponent
     fraction, binary = math.frexp(power)
-    high = math.ldexp(round(fraction * 2**12), binary - 12)
+    high = math.ldexp(round(fraction * 2**8), binary - 8)
     return np.float32(high), np.float32(power - high)
 
 

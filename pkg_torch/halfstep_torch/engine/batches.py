@@ -11,8 +11,9 @@ from torch import Tensor
 
 from halfstep_torch.engine.layout import Layout, signature
 from halfstep_torch.engine.leaves import check_leftovers, check_state_array
-from halfstep_torch.engine.plan import Plan, Stage, stream_keys
+from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.rows import Slot
+from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.rule import Rule
 from halfstep_torch.storage.state_array import StateArray
@@ -29,6 +30,7 @@ class Batch:
         slots: the parameters, with gradients of one dtype.
         keys: of their random words, int32: a row for every column of `stream_keys`, an entry per slot.
         layout: the rows of the slots.
+        loops: of each stage, whether a loop calls its compiled kernel.
     """
 
     plan: Plan
@@ -37,6 +39,7 @@ class Batch:
     slots: list[Slot] = dataclasses.field(default_factory=list)
     keys: Any = None
     layout: Any = None
+    loops: tuple[bool, ...] = ()
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -70,7 +73,8 @@ def attach_state(caller: str, batches: Sequence[Batch], states: MutableMapping[T
     for batch in batches:
         for slot in batch.slots:
             state = states[slot.param]
-            if slot.state and all(state.get(key) is array for key, array in slot.state.items()):
+            if slot.state and _holds(state, slot.state):
+                slot.counter = state["step"]
                 continue  # as they were checked
             arrays = slot.plan.arrays
             if not state:
@@ -80,7 +84,15 @@ def attach_state(caller: str, batches: Sequence[Batch], states: MutableMapping[T
             check_leftovers(caller, slot.name, arrays, state)
             for key, spec in arrays.items():
                 check_state_array(caller, slot.name, key, spec, state[key], slot.param)
-            slot.state = {key: state[key] for key in arrays}
+            slot.state, slot.counter = {key: state[key] for key in arrays}, state["step"]
+
+
+def _holds(state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bool:
+    """Whether a state holds these very arrays."""
+    for key, array in arrays.items():
+        if state.get(key) is not array:
+            return False
+    return True
 
 
 def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tensor]:
@@ -128,9 +140,10 @@ def attach_layouts(
     layouts.clear()
     for (*key, _), batch in batches.items():
         # Batches that differ in their steps alone come in the order of the parameters.
-        kind = (*key, compiled[batch.device])
+        loops = batch.loops if compiled[batch.device] else ()
+        kind = (*key, compiled[batch.device], loops)
         kind, places[kind] = (*kind, places[kind]), places[kind] + 1
         now, layout = signature(batch.slots), before.get(kind)
         if layout is None or layout.signature != now:
-            layout = Layout(batch.slots, now, batch.grad_dtype, compiled[batch.device])
+            layout = Layout(batch.slots, now, batch.grad_dtype, compiled[batch.device], loops)
         layouts[kind] = batch.layout = layout

@@ -7,30 +7,44 @@ that fails leaves everything as it was.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from halfstep_torch.bound_rule import flat, layout, unflat
+from halfstep_torch.engine.addressed_rows import AddressedRows
 from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.cpp_loop import CppLoop, make_cpp_loop
 from halfstep_torch.engine.inductor import Inductor, compile_options, compiling, own_code
-from halfstep_torch.engine.plan import Stage
-from halfstep_torch.engine.rows import Memory, Rows, Slot
+from halfstep_torch.engine.packed_rows import Memory
+from halfstep_torch.engine.rows import Rows, Slot
+from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
 _SCRATCH = 1 << 20
 
 
+class Kernel(NamedTuple):
+    """A compiled stage.
+
+    Attributes:
+        step: steps rows, as `compiled_kernel` says.
+        loop: steps many arrays where they are; None where there is no such loop.
+    """
+
+    step: Callable[..., None]
+    loop: CppLoop | None = None
+
+
 def compile_batch(batch: Batch) -> None:
     """Compile the kernels that `run_batch` will call, if any; raise what torch.compile raises."""
-    for k, stage in enumerate(batch.stages):
-        if stage.compiles:
-            _kernel(batch, k)
+    kernels = [_kernel(batch, k) if stage.compiles else None for k, stage in enumerate(batch.stages)]
+    batch.loops = tuple(kernel is not None and kernel.loop is not None for kernel in kernels)
 
 
-def _kernel(batch: Batch, k: int) -> Callable:
+def _kernel(batch: Batch, k: int) -> Kernel:
     layouts = layout(tuple(batch.stage_numbers(k)))
     # Inductor writes the number of threads into a kernel for the CPU.
     threads = torch.get_num_threads() if batch.device.type == "cpu" else 0
@@ -46,7 +60,6 @@ def run_batch(batch: Batch, compiled: bool) -> None:
         compiled: whether stages are run by compiled kernels where they can be.
     """
     stages, steps = batch.stages, [_step_of(batch, k, compiled) for k in range(len(batch.stages))]
-    of_slots = batch.keys.split(1, dim=1)
     for places, of_stages in batch.layout.groups:
         arriving = {place: batch.slots[place].grad for place in places}
         for k, (stage, step, of_stage) in enumerate(zip(stages, steps, of_stages, strict=True)):
@@ -56,7 +69,7 @@ def run_batch(batch: Batch, compiled: bool) -> None:
             leaving = None if stage.lands else {place: _update_like(batch.slots[place]) for place in places}
             for rows in of_stage:
                 rows.load(arriving, leaving)
-                step(rows, row_keys(stage, rows, batch.keys, of_slots))
+                step(rows)
                 rows.write_back(leaving)
             arriving = leaving or {}
     # Aliases have version counters of their own: autograd must learn that the weights changed.
@@ -82,17 +95,16 @@ def _run_whole(batch: Batch, k: int, place: int, u: Tensor) -> Tensor:
     return out.contiguous()
 
 
-def row_keys(stage: Stage, rows: Rows, keys: Tensor, of_slots: Sequence[Tensor]) -> Tensor:
+def row_keys(stage: Stage, rows: Rows, keys: Tensor) -> Tensor:
     """Return the keys of rows: int32, of every column a number per row, or per element past 2^32.
 
     Args:
         stage: of the rows.
         rows: whose keys they are.
         keys: of the slots.
-        of_slots: the same, slot by slot.
     """
     if rows.slots is None:
-        columns = of_slots[rows.spans[0].slot].expand(-1, len(rows)).contiguous()
+        columns = keys[:, rows.spans[0].slot, None].expand(-1, len(rows)).contiguous()
     else:
         columns = keys.index_select(1, rows.slots)
     if rows.high is None:
@@ -106,12 +118,13 @@ def row_keys(stage: Stage, rows: Rows, keys: Tensor, of_slots: Sequence[Tensor])
     return columns if high.shape[1] > 1 else columns[:, :, 0].contiguous()
 
 
-def _step_of(batch: Batch, k: int, compiled: bool) -> Callable[[Rows, Tensor], None]:
-    """Return what steps rows of the k-th stage, given their keys."""
+def _step_of(batch: Batch, k: int, compiled: bool) -> Callable[[Any], None]:
+    """Return what steps rows of the k-th stage."""
     stage, numbers, device = batch.stages[k], batch.stage_numbers(k), batch.device
     column = _column(stage.width, device)
 
-    def eager(rows: Rows, keys: Tensor) -> None:
+    def eager(rows: Rows) -> None:
+        keys = row_keys(stage, rows, batch.keys)
         columns = keys[:, :, None] if keys.dim() == 2 else keys
         step_rows(stage, rows.p, rows.g, rows.u, rows.state, numbers, rows.low[:, None], columns, column)
 
@@ -120,13 +133,18 @@ def _step_of(batch: Batch, k: int, compiled: bool) -> Callable[[Rows, Tensor], N
     kernel = _kernel(batch, k)
     vector = torch.tensor(flat(numbers), dtype=torch.float32, device="cpu").to(device)
 
-    def by_kernel(rows: Rows, keys: Tensor) -> None:
+    def by_kernel(rows: Rows | AddressedRows) -> None:
+        if isinstance(rows, AddressedRows):
+            assert kernel.loop is not None
+            kernel.loop.step(rows.table, vector, batch.keys, column, torch.get_num_threads())
+            return
+        keys = row_keys(stage, rows, batch.keys)
         if keys.dim() > 2:
-            eager(rows, keys)  # too rare to have a kernel
+            eager(rows)  # too rare to have a kernel
         elif rows.u is None:
-            kernel(rows.p, rows.g, *rows.state, vector, rows.low, keys, column)
+            kernel.step(rows.p, rows.g, *rows.state, vector, rows.low, keys, column)
         else:
-            kernel(rows.p, rows.g, rows.u, *rows.state, vector, rows.low, keys, column)
+            kernel.step(rows.p, rows.g, rows.u, *rows.state, vector, rows.low, keys, column)
 
     return by_kernel
 
@@ -182,7 +200,7 @@ def _in_rows(p: Tensor, first: Tensor) -> Tensor:
 @functools.cache
 def compiled_kernel(
     stage: Stage, layouts: tuple, device: torch.device, grad_dtype: torch.dtype, threads: int
-) -> Callable:
+) -> Kernel:
     """Return a function (p, g, u, *state, numbers, first, keys, column) that steps rows in place.
 
     Args:
@@ -213,7 +231,8 @@ def compiled_kernel(
     with compiling():
         for tensors in calls:  # the second time by what the first has compiled
             kernel(*tensors)
-    return backend.direct(calls) or kernel
+    step = backend.direct(calls) or kernel
+    return Kernel(step, make_cpp_loop(step, calls, stage.width) if device.type == "cpu" else None)
 
 
 def _scratch(

@@ -3,16 +3,33 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
-from halfstep_torch.engine.plan import Stage
-from halfstep_torch.engine.rows import AliasedRows, Memory, PackedRows, Rows, Slot, Span, kernel_dtype
+from halfstep_torch.engine.addressed_rows import AddressedRows, is_addressable
+from halfstep_torch.engine.packed_rows import Memory, PackedRows
+from halfstep_torch.engine.rows import AliasedRows, Rows, Slot, Span, kernel_dtype
+from halfstep_torch.engine.stage import Stage
 from halfstep_torch.storage.blocks import Blocks
 
 # Elements up to which an array is sooner copied to packed memory and back than given to a kernel of its own.
 # On a CPU torch copies one element more with all threads, and waking them takes longer than copying.
 _SHORT, _SHORT_ELSEWHERE = (1 << 15) - 1, 1 << 20
+
+
+class Cut(NamedTuple):
+    """How some slots are brought to a stage.
+
+    Attributes:
+        addressed: places of those that are stepped in their own memory, all by one call.
+        aliased: spans that are stepped in their own memory, by a call each.
+        packs: spans that are packed, pack by pack.
+    """
+
+    addressed: list[int]
+    aliased: list[Span]
+    packs: list[list[Span]]
 
 
 class Layout:
@@ -24,7 +41,12 @@ class Layout:
     """
 
     def __init__(
-        self, slots: Sequence[Slot], signature: list[tuple], grad_dtype: torch.dtype, compiled: bool
+        self,
+        slots: Sequence[Slot],
+        signature: list[tuple],
+        grad_dtype: torch.dtype,
+        compiled: bool,
+        loops: Sequence[bool] = (),
     ) -> None:
         self.signature = signature
         stages = slots[0].plan.whole
@@ -32,18 +54,23 @@ class Layout:
         if len(stages) > 1:
             # Between the stages stand updates in float32: those of one long parameter, or some short ones.
             places = _split(slots, lengths(stages[0], slots[0].param.device, compiled)[1])
-        spans = [[_spans(k, slots, group, compiled) for k in range(len(stages))] for group in places]
+        loops = loops or [False] * len(stages)
+        cuts = [[_cut(k, slots, group, compiled, loop) for k, loop in enumerate(loops)] for group in places]
         self.groups = []
         memories = [
             _memory(
-                k, slots, [of_group[k][1] for of_group in spans], torch.float32 if k else grad_dtype, compiled
+                k,
+                slots,
+                [of_group[k].packs for of_group in cuts],
+                torch.float32 if k else grad_dtype,
+                compiled,
             )
             for k in range(len(stages))
         ]
-        for group, of_group in zip(places, spans, strict=True):
+        for group, of_group in zip(places, cuts, strict=True):
             rows = [
-                _rows(stage, slots, *of_stage, memory, compiled)
-                for stage, of_stage, memory in zip(stages, of_group, memories, strict=True)
+                _rows(stage, slots, cut, memory, compiled)
+                for stage, cut, memory in zip(stages, of_group, memories, strict=True)
             ]
             self.groups.append((group, rows))
 
@@ -86,15 +113,16 @@ def lengths(stage: Stage, device: torch.device, compiled: bool) -> tuple[int, in
     return 1 << 18 if stage.blocks else 1 << 24, 1 << 18
 
 
-def _spans(
-    k: int, slots: Sequence[Slot], places: Sequence[int], compiled: bool
-) -> tuple[list[Span], list[list[Span]]]:
-    """Return the spans of the k-th stage that are rows in their own memory, and packs of the others."""
-    aliased, packed = [], []
+def _cut(k: int, slots: Sequence[Slot], places: Sequence[int], compiled: bool, loop: bool) -> Cut:
+    """Return how slots are brought to the k-th stage."""
+    addressed, aliased, packed = [], [], []
     stage = slots[0].plan.whole[k]
     if stage.scope != "elementwise":
-        return [], []
+        return Cut([], [], [])
     for place in places:
+        if loop and is_addressable(slots[place], stage):
+            addressed.append(place)
+            continue
         of_slot = _spans_of(slots[place], place, k, compiled)
         aliased += of_slot[0]
         packed += of_slot[1]
@@ -106,7 +134,7 @@ def _spans(
             room = lengths(stage, slots[0].param.device, compiled)[1]
         packs[-1].append(span)
         room -= rows * stage.width
-    return aliased, packs
+    return Cut(addressed, aliased, packs)
 
 
 def _spans_of(slot: Slot, place: int, k: int, compiled: bool) -> tuple[list[Span], list[Span]]:
@@ -166,15 +194,11 @@ def _memory(
 
 
 def _rows(
-    stage: Stage,
-    slots: Sequence[Slot],
-    aliased: Sequence[Span],
-    packs: Sequence[Sequence[Span]],
-    memory: Memory,
-    compiled: bool,
-) -> list[Rows]:
+    stage: Stage, slots: Sequence[Slot], cut: Cut, memory: Memory, compiled: bool
+) -> list[Rows | AddressedRows]:
     """Return the rows of a stage of a group."""
     return [
-        *(AliasedRows(stage, span, slots[span.slot], compiled) for span in aliased),
-        *(PackedRows(stage, pack, slots, memory) for pack in packs),
+        *([AddressedRows(stage, cut.addressed, slots, memory.grad_dtype)] if cut.addressed else []),
+        *(AliasedRows(stage, span, slots[span.slot], compiled) for span in cut.aliased),
+        *(PackedRows(stage, pack, slots, memory) for pack in cut.packs),
     ]

@@ -15,6 +15,7 @@ from halfstep_torch.storage.codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+_PLAIN = (Tensor, torch.nn.Parameter)
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -95,7 +96,7 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
     assert grad is not None
     # A wrapper may have put other tensors into the groups since they were added.
     for what, tensor in (("weight", param), ("gradient of", grad)):
-        if hasattr(tensor, "__tensor_flatten__"):
+        if type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__"):
             raise TypeError(f"{caller}: the {what} {name!r} is {_kind(tensor)}. Pass plain dense tensors.")
     if grad.layout != torch.strided:
         raise TypeError(

@@ -206,7 +206,7 @@ class Optimizer(PlannedOptimizer):
         # Everything that can fail has been tried: from here on, weights change.
         for batch in batches.values():
             run_batch(batch, compiled[batch.device])
-        steps = [self.state[slot.param]["step"] for batch in batches.values() for slot in batch.slots]
+        steps = [slot.counter for batch in batches.values() for slot in batch.slots]
         if steps:
             torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
         if any(step == LAST_STEP for (*_, step) in batches):
@@ -258,7 +258,8 @@ class Optimizer(PlannedOptimizer):
             check_grad(self._name, name, param)
             if i not in values:
                 values[i] = self._read(i)
-                of_groups[i] = self._of_group(i, values[i])
+                now, before = self._of_group(i, values[i]), self._of_groups.get(i, ())
+                of_groups[i] = before if before == now else now  # the same object is compared at once
             key = (of_groups[i], param.dtype, param.shape, param.device, name)
             known, slot = self._slots.get(param, ((), None))
             if slot is None or known != key:
@@ -268,12 +269,13 @@ class Optimizer(PlannedOptimizer):
             plan, state = slot.plan, self.state.get(param)
             slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
             of_batch = (i, id(plan.shared), param.device, grad.dtype, slot.step)
-            if of_batch not in batches:
-                batches[of_batch] = Batch(plan, self._links(i))
-            batches[of_batch].slots.append(slot)
+            batch = batches.get(of_batch)
+            if batch is None:
+                batch = batches[of_batch] = Batch(plan, self._links(i))
+            batch.slots.append(slot)
         for (i, *_, step), batch in batches.items():
             batch.numbers = self._numbers(values[i], batch, step, batches.values())
-        self._slots = slots
+        self._slots, self._of_groups = slots, of_groups
         return batches
 
     def _numbers(self, values: list[Any], batch: Batch, step: int, batches: Iterable[Batch]) -> list[Any]:
@@ -291,6 +293,11 @@ class Optimizer(PlannedOptimizer):
     @functools.cached_property
     def _slots(self) -> dict[Tensor, tuple[tuple, Slot]]:  # pyright: ignore[reportRedeclaration]
         """Of each parameter that the last step stepped what its plan was made from, and its slot."""
+        return {}
+
+    @functools.cached_property
+    def _of_groups(self) -> dict[int, tuple]:  # pyright: ignore[reportRedeclaration]
+        """Of each group of the last step what the plans of its parameters depend on."""
         return {}
 
     @functools.cached_property

@@ -114,13 +114,20 @@ def mix(x: Tensor) -> Tensor:
 
     Source: C. Wellons, hash-prospector, "lowbias32" (2018), with his later constants 0x7feb352d, 0x846ca68b.
     """
-    x = (x ^ _shift_right(x, 16)) * 0x7FEB352D
-    x = (x ^ _shift_right(x, 15)) * (0x846CA68B - (1 << 32))
+    x = _mix_upper(x)
     return x ^ _shift_right(x, 16)
 
 
-def words_from(index: Tensor, k0, keys: dict[int, int | Tensor]) -> Callable[[int], Tensor]:
+def _mix_upper(x: Tensor) -> Tensor:
+    """Return patterns whose upper halves are those of `mix`, whose last line changes the lower ones alone."""
+    x = (x ^ _shift_right(x, 16)) * 0x7FEB352D
+    return (x ^ _shift_right(x, 15)) * (0x846CA68B - (1 << 32))
+
+
+def words_from(index: Tensor, k0, keys: dict[int, int | Tensor]) -> Callable[..., Tensor]:
     """Return a function from role to words: mix(mix(index ^ k0) + k1), the inner mix shared by all roles.
+
+    Where its second argument is True, only the upper halves are those of the words.
 
     Args:
         index: int32, the low half of the row-major index. Whoever cuts an array sees to it that the high half
@@ -129,7 +136,7 @@ def words_from(index: Tensor, k0, keys: dict[int, int | Tensor]) -> Callable[[in
         keys: of each role its k1.
     """
     inner = mix(index ^ k0)
-    return lambda role: mix(inner + keys[role])
+    return lambda role, upper=False: (_mix_upper if upper else mix)(inner + keys[role])
 
 
 def as_int32(words: np.ndarray) -> np.ndarray:

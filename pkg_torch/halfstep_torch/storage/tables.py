@@ -134,20 +134,30 @@ def _take(table: Table, index: Tensor) -> Tensor:
     if not table.has_zero:
         return (index + 1).to(torch.float32) * (1 / table.size)
     # On an accelerator a copy of a kilobyte at every call: a copy kept there would be state of this module.
-    return table.numbers.to(index.device)[index]
+    # The index is in bounds; a check in a GPU's kernel is a barrier and a call, which take registers.
+    return torch.ops.aten._unsafe_index(table.numbers.to(index.device), [index])
 
 
 def _position(y: Tensor, table: Table) -> Tensor:
     """Return how far behind the zero of a table y stands: the i-th number at i."""
     if not table.has_zero:
         return y * 16 - 1
-    magnitude, n = y.abs(), 1 if table.signed else 2
-    power, count = torch.full_like(y, 10.0**table.decades), torch.full_like(y, n)
+    magnitude = y.abs() if table.signed else y
+    slope, start = (torch.full_like(y, number) for number in _line(table, 0))
     for i in range(1, table.decades):
         later = magnitude >= 10.0 ** (i - table.decades)
-        power = torch.where(later, 10.0 ** (table.decades - i), power)
-        count = torch.where(later, float(n << i), count)
-    # A decade of `count` numbers begins behind count - 1 others (signed) or count - 2. Below the first number
-    # there is no decade, and this is between 0.25 and 1.
-    behind = count * ((magnitude * power + 8) * (1 / 9)) - (n - 0.5)
-    return torch.where(y < 0, -behind, behind)
+        of_decade = _line(table, i)
+        slope = torch.where(later, of_decade[0], slope)
+        start = torch.where(later, of_decade[1], start)
+    # Below the first number there is no decade, and this is between 0.25 and 1; of a negative one, where
+    # there are none, less.
+    behind = magnitude * slope + start
+    return torch.where(y < 0, -behind, behind) if table.signed else behind
+
+
+def _line(table: Table, decade: int) -> tuple[float, float]:
+    """Return by how much the place behind zero grows with the magnitude in a decade, and what it is at 0."""
+    n = 1 if table.signed else 2
+    # A decade of `count` numbers begins behind count - 1 others (signed) or count - 2.
+    count = n << decade
+    return count * 10.0 ** (table.decades - decade) / 9, count * 8 / 9 - (n - 0.5)
