@@ -1,6 +1,6 @@
 """Time an optimizer step against peers, and against copying the bytes that it must move.
 
-    python benchmarks/step.py [--rounds 15] [--json benchmarks/results/NAME.json]
+    python benchmarks/step.py [--rounds 15] [--many] [--threads 1] [--json benchmarks/results/NAME.json]
 
 Everything runs interleaved in one process. Prints the median nanoseconds per parameter and step, the
 processor time behind it (of all threads, divided by their number: steadier on a shared machine), and the
@@ -208,11 +208,12 @@ def ratios(rows: list[dict]) -> None:
 
 
 def against(rows: list[dict], peers: tuple[str, ...]) -> None:
-    """Print our rows of one layout against each peer."""
-    ns = {row["name"]: row["ns"] for row in rows}
-    for name in ns:
+    """Print our rows of one layout against each peer: wall time, and processor time."""
+    of = {row["name"]: row for row in rows}
+    for name, ours in of.items():
         for peer in peers if name.startswith("halfstep") else ():
-            print(f"{name} / {peer} = {ns[name] / ns[peer]:.2f}")
+            wall, cpu = (ours[time] / of[peer][time] for time in ("ns", "cpu"))
+            print(f"{name} / {peer} = {wall:.2f}, processor time {cpu:.2f}")
 
 
 def main() -> None:
@@ -223,11 +224,16 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
-    parser.add_argument("--storages", action="store_true", help="only the rows of every storage")
+    parser.add_argument("--threads", type=int, default=threads, help="of torch; JAX takes all there are")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--storages", action="store_true", help="only the rows of every storage")
+    only.add_argument("--many", action="store_true", help="only the rows of 300 arrays")
     arguments = parser.parse_args()
+    threads = arguments.threads
+    torch.set_num_threads(threads)
     print(machine(threads))
     rows = []
-    for layout, (leaves, shape) in ({} if arguments.storages else LAYOUTS).items():
+    for layout, (leaves, shape) in ({} if arguments.storages or arguments.many else LAYOUTS).items():
         entries = contenders(layout)
         measure(entries, arguments.rounds, leaves * int(np.prod(shape)), threads)
         rows += table(layout, entries)
@@ -239,7 +245,7 @@ def main() -> None:
         of_layout = table(layout, entries)
         against(of_layout, ("torch AdamW(foreach)", "torch AdamW(fused)"))
         rows += of_layout
-    for package in ("JAX", "torch"):
+    for package in () if arguments.many else ("JAX", "torch"):
         entries = storage_contenders(package)
         measure(entries, arguments.rounds, int(np.prod(STORED)), threads)
         rows += storage_table(package, entries)

@@ -1,6 +1,7 @@
 """How moments are stored: blocks in every layout, bytes of state, what is refused, what state dicts keep."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -57,6 +58,18 @@ def test_any_layout_has_the_bits_of_the_spec(shape, block_size):
             from_torch(ours.codes, label), Array.of(theirs.codes, label), f"{dtype} {block_size} {shape}"
         )
         assert_same(from_torch(ours.scale.view(fmt.scale_shape(shape))), Array.of(theirs.scale), "scales")
+
+
+def test_the_numbers_of_a_round_trip_of_unsigned_floats_are_those_of_its_codes():
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(np.exp2(rng.uniform(-60, 20, 4096)).astype(np.float32))
+    x[:6] = torch.tensor([0.0, 1e-45, 2.0**-50, 2.0**13, math.inf, math.nan])
+    words = torch.from_numpy(rng.integers(-(2**31), 2**31, 4096).astype(np.int32))
+    fmt = Format("ufloat8_e6m2")
+    for drawn in (words, None):
+        stored, numbers = fmt.round_trip(x, drawn)
+        assert_same(from_torch(numbers), from_torch(fmt.decode(stored)))
+        assert numbers[:6].isnan().tolist() == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize("dtype", ["float8_e3m4", "int8"])

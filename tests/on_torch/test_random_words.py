@@ -7,7 +7,7 @@ import torch
 import halfstep_spec as spec
 import halfstep_torch as hs
 from halfstep_torch.engine.leaves import leaf_name
-from halfstep_torch.numbers.random_words import leaf_keys
+from halfstep_torch.numbers.random_words import leaf_keys, words_from
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2**31 - 3, 2**32 - 5, 2**32, 3 * 2**32 + 17])
@@ -65,6 +65,13 @@ def test_keys_of_many_leaves_are_those_of_each():
 )
 def test_leaf_names_drop_wrappers_but_no_module_of_that_name(name, leaf):
     assert leaf_name(name) == leaf
+
+
+def test_upper_halves_are_those_of_the_words():
+    words = words_from(torch.arange(1000, dtype=torch.int32), 12345, {0: -678})
+    whole, upper = words(0), words(0, True)
+    assert torch.equal(whole >> 16, upper >> 16)
+    assert not torch.equal(whole, upper)  # the last line of the mix is left out
 
 
 def test_making_words_leaves_the_global_generators_alone():

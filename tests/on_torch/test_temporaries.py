@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine import layout, plan
+from halfstep_torch.engine import layout, stage
 from halfstep_torch.numbers import norms
 
 PIECE = 1 << 11
@@ -16,7 +16,7 @@ OF_PIECES = 48 * 4 * PIECE
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(layout, "lengths", lambda *_: (PIECE, PIECE))
-    for module in (norms, plan):
+    for module in (norms, stage):
         monkeypatch.setattr(module, "piece_length", lambda device: PIECE)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import computed_once
+from halfstep_jax.numbers.exact import kept
 from halfstep_jax.numbers.shards import Shard
 from halfstep_jax.storage import tiles
 
@@ -100,13 +100,25 @@ def block_maximum(x: jax.Array, block_size: BlockSize, not_finite: float = 0.0) 
         >>> block_maximum(jnp.array([1.0, -4.0, jnp.nan, 2.0, 3.0]), 2).tolist()
         [4.0, 2.0, 3.0]
     """
-    return of_block_maximum(lambda largest: largest, x, block_size, not_finite)
+    rows, block = _magnitudes(x, block_size, not_finite)
+    one_axis = x.shape == rows.shape
+    return lax.platform_dependent(
+        rows,
+        cpu=lambda rows: _maximum_by_halves(_cut(rows, block)),
+        tpu=lambda rows: _of_maximum_on_tpu(lambda largest: largest, rows, block, one_axis),
+        default=lambda rows: _maximum(rows, block),
+    )
 
 
 def of_block_maximum(
-    scale: Callable[[jax.Array], jax.Array], x: jax.Array, block_size: BlockSize, not_finite: float = 0.0
+    scale: Callable[[jax.Array], jax.Array],
+    x: jax.Array,
+    block_size: BlockSize,
+    not_finite: float = 0.0,
+    *,
+    bytes_on_tpu: bool = True,
 ) -> jax.Array:
-    """Return `scale` of the largest magnitude of every block.
+    """Return `scale`, a byte, of the largest magnitude of every block.
 
     Args:
         scale: a function of every number by itself, not falling: so it may be applied before the maximum is
@@ -114,18 +126,25 @@ def of_block_maximum(
         x: float32.
         block_size: of `x`.
         not_finite: what a NaN or an infinity counts as.
+        bytes_on_tpu: whether it is applied before on a TPU too.
     """
+    rows, block = _magnitudes(x, block_size, not_finite)
+    one_axis = x.shape == rows.shape
+    early, late = (scale, lambda largest: largest) if bytes_on_tpu else (lambda largest: largest, scale)
+    return lax.platform_dependent(
+        rows,
+        cpu=lambda rows: _of_maximum_by_halves(scale, rows, block),
+        tpu=lambda rows: late(_of_maximum_on_tpu(early, rows, block, one_axis)),
+        default=lambda rows: scale(_maximum(rows, block)),
+    )
+
+
+def _magnitudes(x: jax.Array, block_size: BlockSize, not_finite: float) -> tuple[jax.Array, int]:
+    """Return the magnitudes of `x` in runs, and how many of them are a block."""
     leading, run, block = block_layout(x.shape, block_size)
     magnitude = jnp.abs(x)
     magnitude = jnp.where(magnitude < np.float32(np.inf), magnitude, np.float32(not_finite))
-    rows = magnitude.reshape(*leading, run)
-    one_axis = x.shape == rows.shape
-    return lax.platform_dependent(
-        rows,
-        cpu=lambda rows: scale(_maximum_by_halves(rows, block, once=not_finite > 0)),
-        tpu=lambda rows: _of_maximum_on_tpu(scale, rows, block, one_axis),
-        default=lambda rows: scale(_maximum(rows, block)),
-    )
+    return magnitude.reshape(*leading, run), block
 
 
 def per_element(scales: jax.Array, shape: tuple[int, ...], block_size: BlockSize) -> jax.Array:
@@ -224,23 +243,31 @@ def _maximum(rows: jax.Array, block: int) -> jax.Array:
     return jnp.max(_cut(rows, block), axis=-1, initial=0)
 
 
-def _maximum_by_halves(rows: jax.Array, block: int, once: bool) -> jax.Array:
-    """Do as `_maximum`. What makes the operand is fused with the halving, but on CPU not with a reduction.
+def _of_maximum_by_halves(scale: Callable, rows: jax.Array, block: int) -> jax.Array:
+    """Return `scale` of the maximum of every block, a byte. The bytes of halves are kept.
 
-    Args:
-        rows: magnitudes.
-        block: of elements.
-        once: whether the first half is kept. XLA keeps the operand by itself where codes are floats with a
-            sign, whose NaN is a code; others it would compute an element at a time, in four times as long.
+    Else XLA would compute the rows for each half of the halves, and these an element at a time.
     """
     blocks = _cut(rows, block)
-    width = block
-    while width % 2 == 0 and width > 16:
-        width //= 2
-        blocks = jnp.maximum(blocks[..., :width], blocks[..., width:])
-        # A subnormal maximum and zero have the same scale.
-        blocks, once = computed_once(blocks) if once else blocks, False
+    if not _has_halves(blocks):
+        return scale(_maximum_by_halves(blocks))
+    return _maximum_by_halves(kept(scale(_halved(blocks))).astype(jnp.float32)).astype(jnp.uint8)
+
+
+def _maximum_by_halves(blocks: jax.Array) -> jax.Array:
+    """Return the maximum of every block. What makes them is fused with a halving, not with a reduction."""
+    while _has_halves(blocks):
+        blocks = _halved(blocks)
     return jnp.max(blocks, axis=-1, initial=0)
+
+
+def _has_halves(blocks: jax.Array) -> bool:
+    return blocks.shape[-1] % 2 == 0 and blocks.shape[-1] > 16
+
+
+def _halved(blocks: jax.Array) -> jax.Array:
+    width = blocks.shape[-1] // 2
+    return jnp.maximum(blocks[..., :width], blocks[..., width:])
 
 
 def _of_maximum_on_tpu(scale: Callable, rows: jax.Array, block: int, one_axis: bool) -> jax.Array:

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import computed_once
+from halfstep_jax.numbers.exact import kept
 from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep_jax.numbers.rounding import round_and_cast, round_to_code
 from halfstep_jax.storage.tables import TABLES, Table, decode_table, encode_table
@@ -224,8 +224,7 @@ class SignedCodes:
 
     def _select_once(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Do as `_select_bits`. What ends in a bitcast, XLA on CPU makes again where codes are read."""
-        codes = computed_once(jnp.where(finite, bits, self.nan).astype(jnp.float32))
-        return lax.bitcast_convert_type(codes.astype(jnp.int32).astype(self._bits), self.dtype)
+        return lax.bitcast_convert_type(kept(jnp.where(finite, bits, self.nan)), self.dtype)
 
     def _select_bits(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Return the codes of magnitudes and signs, NaN where the value was not finite."""
@@ -259,7 +258,8 @@ class SignedCodes:
     def magnitude(self, x, scale, words, nonzero) -> jax.Array:
         """Return the codes of |x|, finite, in int32; `scale` of every element, or one for all."""
         inverse = np.uint32(2 * _BIAS + self._top_exponent) - scale.astype(jnp.uint32)
-        code = round_to_code(x * _power_of_two(inverse), self.numbers, words)
+        # Of a magnitude: XLA on CPU computes x again, where it would keep an x that meets its own scale.
+        code = round_to_code(jnp.abs(x) * _power_of_two(inverse), self.numbers, words)
         return (
             code if nonzero is False else jnp.where(must_not_vanish(x, nonzero), jnp.maximum(code, 1), code)
         )

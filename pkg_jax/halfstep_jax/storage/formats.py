@@ -138,10 +138,8 @@ class Format:
         codes = self._codes
         # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
         not_finite = np.inf if codes.nan_in_scale else 0.0
-        if codes.packed:  # whose bytes a TPU keeps in another order, so that bytes of scales do not join them
-            scale = codes.scale(block_maximum(x, self.block_size, not_finite))
-        else:
-            scale = of_block_maximum(codes.scale, x, self.block_size, not_finite)
+        # The bytes of packed codes a TPU keeps in another order, so that bytes of scales do not join them.
+        scale = of_block_maximum(codes.scale, x, self.block_size, not_finite, bytes_on_tpu=not codes.packed)
         nonzero: Mask = keep_nonzero == "always"
         if keep_nonzero == "where_nonnegative":
             nonzero = self._without_negative(x)

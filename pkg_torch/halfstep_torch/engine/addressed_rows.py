@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.cpp_loop import LONGEST, Table
-from halfstep_torch.engine.plan import Stage
 from halfstep_torch.engine.rows import Slot, kernel_dtype
+from halfstep_torch.engine.stage import Stage
 
 # Columns of addresses: weights, what comes in, and the update if the stage leaves one. State follows.
 _P, _G, _U = range(3)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from halfstep_torch.engine.layout import Layout, signature
 from halfstep_torch.engine.leaves import check_leftovers, check_state_array
-from halfstep_torch.engine.plan import Plan, Stage, stream_keys
+from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.rows import Slot
+from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.rule import Rule
 from halfstep_torch.storage.state_array import StateArray

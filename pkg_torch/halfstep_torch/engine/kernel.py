@@ -17,8 +17,9 @@ from halfstep_torch.engine.addressed_rows import AddressedRows
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.cpp_loop import CppLoop, make_cpp_loop
 from halfstep_torch.engine.inductor import Inductor, compile_options, compiling, own_code
-from halfstep_torch.engine.plan import Stage
-from halfstep_torch.engine.rows import Memory, Rows, Slot
+from halfstep_torch.engine.packed_rows import Memory
+from halfstep_torch.engine.rows import Rows, Slot
+from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.

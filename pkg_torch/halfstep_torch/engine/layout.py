@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 
 from halfstep_torch.engine.addressed_rows import AddressedRows, is_addressable
-from halfstep_torch.engine.plan import Stage
-from halfstep_torch.engine.rows import AliasedRows, Memory, PackedRows, Rows, Slot, Span, kernel_dtype
+from halfstep_torch.engine.packed_rows import Memory, PackedRows
+from halfstep_torch.engine.rows import AliasedRows, Rows, Slot, Span, kernel_dtype
+from halfstep_torch.engine.stage import Stage
 from halfstep_torch.storage.blocks import Blocks
 
 # Elements up to which an array is sooner copied to packed memory and back than given to a kernel of its own.

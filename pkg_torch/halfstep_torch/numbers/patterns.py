@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halfstep_torch.numbers.float_formats import FloatFormat
 
-_INFINITY, _SIGN = 0x7F800000, -(1 << 31)
+_SIGN = -(1 << 31)
 
 
 def to_patterns(x: Tensor, fmt: FloatFormat) -> Tensor:
@@ -30,14 +30,16 @@ def to_patterns(x: Tensor, fmt: FloatFormat) -> Tensor:
 
 def from_patterns(codes: Tensor, fmt: FloatFormat) -> Tensor:
     """Return the float32 numbers of 8-bit patterns in int32."""
-    code, m = codes & 0x7F, fmt.mantissa_bits
-    past = ((infinity(fmt) - 1 - code) >> 31) & _INFINITY
+    drop = 23 - fmt.mantissa_bits
+    # Their exponents at the upper end of float32's, so that infinity and NaN are what they are there too.
+    lowest = 255 - (0x7F >> fmt.mantissa_bits)
+    high = ((codes << drop) & (0x7F << drop)) | (lowest << 23)
     # Of a normal number this is the double, and of a subnormal one its sum with the smallest normal number.
     # The lesser of what either rule gives is right.
-    bits = (code << (23 - m)) + ((127 + fmt.min_exponent) << 23)
-    subnormal = (bits.view(torch.float32) - 2.0**fmt.min_exponent).view(torch.int32)
-    number = subnormal.minimum(bits - (1 << 23))
-    return (number | past | ((codes << 24) & _SIGN)).view(torch.float32)
+    double = high.view(torch.float32) * 2.0 ** (127 + fmt.min_exponent - lowest)
+    subnormal = double - 2.0**fmt.min_exponent
+    number = subnormal.view(torch.int32).minimum((double * 0.5).view(torch.int32))
+    return (number | ((codes << 24) & _SIGN)).view(torch.float32)
 
 
 def base(fmt: FloatFormat) -> int:

@@ -96,9 +96,9 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
 
 def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
     """Return what `round_value` does for a format of fewer exponent bits than float32, still in float32."""
-    value = round_narrow(x, fmt, words)
     if saturate:
-        return torch.where(x.abs() < math.inf, value.clamp(-fmt.largest, fmt.largest), math.nan)
+        return torch.where(x.abs() < math.inf, _saturated(x, fmt, words), math.nan)
+    value = round_narrow(x, fmt, words)
     value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
     return torch.where(x == x, value, math.nan)
 
@@ -126,6 +126,14 @@ def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     return _nearest_narrow(x, fmt) if words is None else _stochastic_narrow(x, fmt, words)
 
 
+def _saturated(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
+    """Return what `round_narrow` does of finite numbers, or the largest number of the format."""
+    if words is None:
+        return _nearest_narrow(x, fmt).clamp(-fmt.largest, fmt.largest)
+    magnitude = _stochastic_magnitude(x, fmt, words).clamp(max=_pattern(fmt.largest))
+    return (magnitude | (x.view(torch.int32) & _SIGN)).view(torch.float32)
+
+
 def _nearest_narrow(x: Tensor, fmt: FloatFormat) -> Tensor:
     bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
     normal = ((bits + (((bits >> drop) & 1) + (1 << (drop - 1)) - 1)) & -(1 << drop)).view(torch.float32)
@@ -137,12 +145,16 @@ def _nearest_narrow(x: Tensor, fmt: FloatFormat) -> Tensor:
 
 
 def _stochastic_narrow(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
-    bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
-    magnitude = bits & 0x7FFFFFFF
+    return (_stochastic_magnitude(x, fmt, words) | (x.view(torch.int32) & _SIGN)).view(torch.float32)
+
+
+def _stochastic_magnitude(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
+    """Return the patterns of float32 that |x| rounds to."""
+    drop = max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
+    magnitude = x.view(torch.int32) & 0x7FFFFFFF
     normal = (magnitude + ((words >> (32 - drop)) & ((1 << drop) - 1))) & -(1 << drop)
     subnormal = _multiple_of_smallest(magnitude, fmt, words).to(torch.float32) * _smallest(fmt)
-    value = torch.where(magnitude < _first_normal(fmt), subnormal.view(torch.int32), normal)
-    return (value | (bits & _SIGN)).view(torch.float32)
+    return torch.where(magnitude < _first_normal(fmt), subnormal.view(torch.int32), normal)
 
 
 def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -165,9 +177,13 @@ def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tupl
         normal = normal + ((words >> (32 - drop)) & ((1 << drop) - 1))
     infinity = patterns.infinity(fmt)
     normal = normal.clamp(max=((infinity + patterns.base(fmt)) << drop) - 1)
-    off = _multiple_of_smallest(magnitude, fmt, words) - (1 << fmt.mantissa_bits)
-    code = (normal >> drop) + (off - patterns.base(fmt))
-    number = (normal & -(1 << drop)).view(torch.float32) + off.to(torch.float32) * _smallest(fmt)
+    multiple = _multiple_of_smallest(magnitude, fmt, words)
+    code = (normal >> drop) + (multiple - (patterns.base(fmt) + (1 << fmt.mantissa_bits)))
+    # From this power of two up the unit in the last place of float32 is the smallest number.
+    exponent = fmt.min_exponent + drop
+    shifted = (multiple + ((exponent + _EXPONENT_BIAS) << _MANTISSA_BITS)).view(torch.float32)
+    off = shifted - (2.0**exponent + 2.0**fmt.min_exponent)
+    number = (normal & -(1 << drop)).view(torch.float32) + off
     # All ones where x is not finite.
     not_finite = (_LARGEST - magnitude) >> 31
     nan = infinity + (1 << (fmt.mantissa_bits - 1))
@@ -179,19 +195,24 @@ def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tupl
 def _multiple_of_smallest(magnitude: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     """Return which multiple of the smallest number patterns up to the smallest normal one round to.
 
-    In float32: products are by powers of two, and the difference is exact. Of the discarded part 32 bits are
-    kept, as a signed number: from the even number of halves that is at most one away.
+    The multiple below is the integer part of a float32 product by a power of two. The 32 bits after it are
+    those of the significand, shifted by as much as the exponent says.
     """
-    bounded = magnitude.clamp(max=_first_normal(fmt)).view(torch.float32)
+    bounded = magnitude.clamp(max=_first_normal(fmt))
+    multiples = bounded.view(torch.float32) * (1 / _smallest(fmt))
     if words is None:
-        return (bounded * (1 / _smallest(fmt))).round().to(torch.int32)
-    halves = bounded * (2 / _smallest(fmt))
-    below = halves.to(torch.int32)
-    part = halves - ((below + 1) & -2).to(torch.float32)
-    fraction = (part * 2.0**31).to(torch.int32)
+        return multiples.round().to(torch.int32)
+    # The exponent field of numbers whose significand stands where those bits do, at their lower end. From 24
+    # below it on nothing is left of a significand, and no shift may be by 32. (Of 26 bits of mantissa one may
+    # be: where `split_weights` does not read what comes out.)
+    even = _EXPONENT_BIAS + _MANTISSA_BITS - 32 + fmt.min_exponent - fmt.mantissa_bits
+    shift = ((bounded >> _MANTISSA_BITS) - even).clamp(min=-24)
+    significand = (bounded & 0x7FFFFF) | 0x800000
+    left = shift.clamp(min=0)
+    fraction = (significand << left) >> (left - shift)
     # Unsigned, the sum carries where both have the top bit, or one has it and the sum has not.
     carry = ((fraction & words) | ((fraction | words) & ~(fraction + words))) >> 31
-    return (below >> 1) - carry
+    return multiples.to(torch.int32) - carry
 
 
 def _first_normal(fmt: FloatFormat) -> int:
@@ -201,3 +222,9 @@ def _first_normal(fmt: FloatFormat) -> int:
 
 def _smallest(fmt: FloatFormat) -> float:
     return 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)
+
+
+def _pattern(number: float) -> int:
+    """Return the pattern of a positive normal float32 number."""
+    half, exponent = math.frexp(number)
+    return int(math.ldexp(half, _MANTISSA_BITS + 1)) + ((exponent + _EXPONENT_BIAS - 2) << _MANTISSA_BITS)

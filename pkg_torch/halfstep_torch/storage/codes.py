@@ -21,6 +21,7 @@ from halfstep_torch.storage.unsigned_floats import (
     UnsignedFloat,
     decode_unsigned,
     encode_unsigned,
+    round_unsigned,
 )
 
 _NAN = 0x7FC00000
@@ -230,6 +231,10 @@ class UnsignedCodes(RoundTrip):
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return codes counted from the base of their block; only zero gets 0."""
         return encode_unsigned(x, words, self.format, self._base(scale))
+
+    def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
+        """Return the codes, and the numbers, which rounding knows without them."""
+        return round_unsigned(x, words, self.format, self._base(None))
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Return int32."""

@@ -17,7 +17,6 @@ from halfstep_torch.storage.formats import Format, with_blocks
 
 LARGEST_BOUND = 7.5
 """What codes without a scale hold."""
-_SMALLEST_NORMAL = 2.0**-126
 
 
 def relative(
@@ -73,7 +72,9 @@ def to_unit(m: Tensor, v: Tensor) -> Tensor:
         m: float32, the first moment.
         v: float32, the second moment as it was stored.
     """
-    return torch.where(v < _SMALLEST_NORMAL, 0.0, m / sqrt(v))
+    # All ones where v is normal, infinite or NaN.
+    kept = -(v.view(torch.int32) & 0x7F800000) >> 31
+    return ((m / sqrt(v)).view(torch.int32) & kept).view(torch.float32)
 
 
 def from_unit(z: Tensor, v: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-_INFINITY = 0x7F800000
+_INFINITY, _NAN = 0x7F800000, 0x7FC00000
 NAN_CODE = 255
 """NaN in a format without a scale, and what is past its largest number."""
 
@@ -59,6 +59,25 @@ def encode_unsigned(x: Tensor, words: Tensor | None, fmt: UnsignedFloat, base) -
     Returns:
         int32 codes.
     """
+    total, least = _uncut(x, words, fmt)
+    return ((total >> 23 - fmt.mantissa_bits) - base).maximum(least).clamp(max=255)
+
+
+def round_unsigned(x: Tensor, words: Tensor | None, fmt: UnsignedFloat, base: int) -> tuple[Tensor, Tensor]:
+    """Return the codes of `encode_unsigned`, and the float32 numbers that they are; the base is fixed.
+
+    Both come from the same sum, without a decoding between.
+    """
+    drop = 23 - fmt.mantissa_bits
+    total, least = _uncut(x, words, fmt)
+    codes = ((total >> drop) - base).maximum(least).clamp(max=255)
+    number = (total & -(1 << drop)).maximum(-least & (base + 1 << drop))
+    nan = ((NAN_CODE + base << drop) - 1 - total >> 31) & _NAN
+    return codes, (number | nan).view(torch.float32)
+
+
+def _uncut(x: Tensor, words: Tensor | None, fmt: UnsignedFloat) -> tuple[Tensor, Tensor]:
+    """Return the patterns to be cut to M mantissa bits, and the least codes: zero alone is less than one."""
     drop = 23 - fmt.mantissa_bits
     # NaN, of either sign, is past the largest number, as infinity is.
     bits = (x.view(torch.int32) & 0x7FFFFFFF).clamp(max=_INFINITY)
@@ -66,8 +85,7 @@ def encode_unsigned(x: Tensor, words: Tensor | None, fmt: UnsignedFloat, base) -
         add = (1 << (drop - 1)) - 1 + (bits >> drop & 1)
     else:
         add = ((words >> (32 - drop)) & ((1 << drop) - 1)) + _root_term(bits, fmt)
-    # Zero alone is less than one.
-    return ((bits + add >> drop) - base).maximum(bits.clamp(max=1)).clamp(max=255)
+    return bits + add, bits.clamp(max=1)
 
 
 def _root_term(bits: Tensor, fmt: UnsignedFloat) -> Tensor:

@@ -1,0 +1,199 @@
+"""A stage of a step: rules that run as one, a pure function of tensors in eager mode and in compiled code."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.bound_rule import BoundRule
+from halfstep_torch.numbers.norms import piece_length
+from halfstep_torch.numbers.random_words import whole_words, words_from
+from halfstep_torch.storage.blocks import Blocks
+from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.storage.stored_moment import Words
+from halfstep_torch.weights.weight_rule import BoundWeights, apply_updates
+
+# A compiled kernel has the length of a block as a constant.
+_LONGEST_BLOCK = 1 << 16
+# Elements of a row where no format asks for a length. 2^32 is a multiple: no row has two high halves of an
+# index.
+_WIDTH = 256
+
+Columns = Sequence[tuple[Any, dict[int, Any]]]
+"""Of each stream of random words its k0, and of each role its k1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Rules that run as one. Equal stages share a compiled kernel: no seed and no number is part of one.
+
+    Attributes:
+        rules: of the stage, in the order of the chain.
+        sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
+        roles: of each distinct stream of the plan, the roles that are read.
+        shared: of each distinct stream, whether all elements read the same word.
+        weights: what lands on the weights, or knows them best.
+        wrapped: of each rule, whether it sees the weights as `weights` knows them.
+        dtype: of the weights.
+        negates: whether what comes in is to be negated.
+        lands: whether the stage changes the weights; else it leaves an update in float32.
+    """
+
+    rules: tuple[BoundRule, ...]
+    sources: tuple[tuple[tuple[int, int], ...], ...]
+    roles: tuple[tuple[int, ...], ...]
+    shared: tuple[bool, ...]
+    weights: BoundWeights
+    wrapped: tuple[bool, ...]
+    dtype: torch.dtype
+    negates: bool
+    lands: bool
+
+    def __hash__(self) -> int:
+        return self._hash  # asked for at every step
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.rules, self.sources, self.roles, self.shared, self.wrapped, self.dtype))
+
+    @property
+    def scope(self) -> str:
+        """What the rules see, as `Rule.scope` has it; a rule of another scope than "elementwise" is alone."""
+        return self.rules[0].scope if self.rules else "elementwise"
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, StateArray]:
+        """State arrays of the rules, by name, and those that the weights are read from."""
+        rules = [*self.rules, self.weights] if any(self.wrapped) else self.rules
+        return {name: array for rule in rules for name, array in rule.arrays.items()}
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Blocks, ...]:
+        """The distinct cuts of formats with scales, the coarsest first, as far as the stage is cut."""
+        if self.scope != "elementwise":
+            return ()
+        scales = (array.scale_of for array in self.arrays.values())
+        cuts = {fmt.blocks for fmt in scales if fmt and fmt.blocks}
+        return tuple(sorted(cuts, key=lambda cut: cut.size, reverse=True))
+
+    @functools.cached_property
+    def whole(self) -> "Stage":
+        """The stage as it runs on rows of one block each, the coarsest, where a short block is filled up.
+
+        The stage itself where a block is cut by others, or too long to be a constant of a kernel: then a row
+        holds whole runs.
+        """
+        if not self.blocks or not self._nested or self.blocks[0].size > _LONGEST_BLOCK:
+            return self
+        return self if self.blocks[0].run is None else _with_whole_blocks(self)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the stage, of whole blocks, can be a compiled kernel."""
+        return self.scope == "elementwise" and self._nested and self.width <= _LONGEST_BLOCK
+
+    @property
+    def _nested(self) -> bool:
+        """Whether a block of the coarsest cut is some whole blocks of every other."""
+        first, *others = self.blocks or (None,)
+        return all(first.holds(cut) for cut in others) if first else True
+
+    @functools.cached_property
+    def width(self) -> int:
+        """Elements of a row."""
+        return math.lcm(*(blocks.unit for blocks in self.blocks)) if self.blocks else _WIDTH
+
+    def run(
+        self, p: Tensor, u: Tensor, state: Mapping[str, Tensor], numbers: Sequence, words: Callable
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the new weights, or the float32 update if another stage follows, and the new state arrays.
+
+        Args:
+            p: weights, in rows of the width; for a rule of scope "parameter" a parameter in its shape.
+            u: their gradient, of any dtype that float32 holds, or the update of the stage before.
+            state: state arrays, in rows, scales in one; all in one row for a rule of scope "parameter".
+            numbers: of each rule, by name.
+            words: from a stream, a role and whether upper halves are enough to the `Words` of a rule.
+        """
+        u, new_state = u.to(torch.float32), {}
+        p32 = p.to(torch.float32) if self._reads_float32 else p
+        if self.negates:
+            u = -u
+        known = p32
+        if any(self.wrapped):
+            known = self.weights.join(p32, state) if self.scope == "elementwise" else self._known(p, state)
+        for rule, sources, wrapped, n in zip(self.rules, self.sources, self.wrapped, numbers, strict=True):
+            drawn = [words(*x, one.upper) for x, one in zip(sources, rule.sources, strict=True)]
+            u, arrays = rule.update(u, known if wrapped else p32, state, n, drawn)
+            new_state.update(arrays)
+        return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
+
+    @property
+    def _reads_float32(self) -> bool:
+        """Whether the weights are needed in float32: a copy of its size for a whole parameter."""
+        wrapped = self.scope == "elementwise" and any(self.wrapped)
+        return self.lands or wrapped or any(rule.rule.wide_weights for rule in self.rules)
+
+    def _known(self, p: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """Return a whole parameter as precisely as it is known, joined piece by piece."""
+        flat, length = p.reshape(-1), piece_length(p.device)
+        known = torch.empty(flat.shape, dtype=torch.float32, device=p.device)
+        kept = {name: state[name] for name in self.weights.arrays}
+        for start in range(0, flat.numel(), length):
+            piece = slice(start, start + length)
+            of_piece = {name: x[piece] for name, x in kept.items()}
+            known[piece] = self.weights.join(flat[piece].to(torch.float32), of_piece)
+        return known.view(p.shape)
+
+    def columns(self, keys: Sequence) -> Columns:
+        """Return the columns of `stream_keys` by stream and role."""
+        rest = iter(keys)
+        return [(next(rest), {role: next(rest) for role in roles}) for roles in self.roles]
+
+    def row_words(self, index: Callable[[], Tensor], keys: Sequence) -> Callable[..., Words]:
+        """Return the words of rows.
+
+        Args:
+            index: makes the int32 row-major index of each element of the rows.
+            keys: the columns of `stream_keys`, each of a number per row.
+        """
+        columns = self.columns(keys)
+        read = {stream for sources in self.sources for stream, _ in sources if not self.shared[stream]}
+        at = index() if read else None
+        words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
+
+        def of_rows(stream: int, role: int, upper: bool = False) -> Words:
+            if self.shared[stream]:
+                return lambda shape: columns[stream][1][role].expand(shape)
+            return lambda shape: words[stream](role, upper)
+
+        return of_rows
+
+    def whole_words(self, keys: Sequence[int], device: torch.device) -> Callable[..., Words]:
+        """Return the words of arrays of any shape, given the keys of their leaf."""
+        columns = self.columns(keys)
+
+        def of_array(stream: int, role: int, upper: bool = False) -> Words:
+            k0, k1 = columns[stream][0], columns[stream][1][role]
+            if self.shared[stream]:
+                return lambda shape: torch.full(shape, k1, dtype=torch.int32, device=device)
+            return lambda shape: whole_words(k0, k1, shape, device)
+
+        return of_array
+
+
+def _with_whole_blocks(x: Any) -> Any:
+    """Return a stage, or any part of one, with no short blocks."""
+    if isinstance(x, Blocks):
+        return Blocks(x.size)
+    if isinstance(x, tuple):
+        parts = map(_with_whole_blocks, x)
+        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+    if not dataclasses.is_dataclass(x) or isinstance(x, type):
+        return x
+    fields = {field.name: _with_whole_blocks(getattr(x, field.name)) for field in dataclasses.fields(x)}
+    return dataclasses.replace(x, **fields)
