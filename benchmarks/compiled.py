@@ -74,7 +74,6 @@ class Setting:
         most: claims: of each target, traffic over the floor at most; none where nothing is claimed.
         shape: of the weights, bfloat16.
         temporaries: claim: bytes per parameter on the H100 at most. LAMB keeps its update for the norm.
-        targets: for which it is compiled.
     """
 
     name: str
@@ -82,7 +81,6 @@ class Setting:
     most: dict[str, float]
     shape: tuple[int, ...] = LARGE
     temporaries: float = 0.2
-    targets: tuple[str, ...] = ("v5e", "v6e", "h100")
 
     @property
     def one_kernel(self) -> bool:
@@ -231,13 +229,10 @@ def main() -> None:
     columns = [f"{name:>7}{'x':>6}{'temp':>6}" for name in targets]
     print(f"{'bytes per parameter':32}{'floor':>7}", *columns, "instructions: PTX / machine")
     for setting in _settings():
-        if setting.name not in (arguments.only or [setting.name]) or not set(targets) & set(setting.targets):
+        if setting.name not in (arguments.only or [setting.name]):
             continue
         line = []
         for name, device in targets.items():
-            if name not in setting.targets:
-                line.append(f"{'-':>7}{'-':>6}{'-':>6}")
-                continue
             row = compile_step(setting, device)
             ratio = row["moved"] / row["floor"]
             rows.append({"setting": setting.name, "shape": setting.shape, "target": name, **row, "x": ratio})
