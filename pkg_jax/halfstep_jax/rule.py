@@ -117,8 +117,7 @@ class StepMoment:
         check_array(self._caller, f"what is stored as {name}", x, self.value.shape)
         v = None if self._unit is None else self._unit.rounded_before(name)
         z = x if v is None else to_unit(x, v, self._keys.zero)
-        self.encoded = self._stored.encode(self.encoded, z, self._keys.now)
-        z = self._stored.decode(self.encoded, self._keys.now)
+        self.encoded, z = self._stored.round_trip(self.encoded, z, self._keys.now)
         self._rounded = straight_through(x, z if v is None else from_unit(z, v))
         return self._rounded
 

@@ -15,6 +15,7 @@ import halfstep_jax as hs
 import halfstep_spec as spec
 from backends.on_jax import from_jax
 from compare import assert_same
+from halfstep_jax.storage.codes import SCALED_CODES, cast
 from halfstep_jax.storage.formats import SCALED_DTYPES, Encoded, Format
 from halfstep_spec.vectors import Array
 from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
@@ -45,6 +46,15 @@ def values(shape, seed: int, *, positive: bool) -> np.ndarray:
     x[3, 5], x[4, -1], x[5, 0] = np.nan, np.inf, -np.inf
     x[6] = rng.choice(np.float32([0.0, -0.0, 1.0, 127.0, 3.4e38]), x[6].shape)
     return np.abs(x) if positive else x
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e3m4"])
+def test_a_cast_as_on_tpu_reads_the_numbers_that_integers_read(dtype):
+    patterns = np.arange(256, dtype=np.uint8)
+    read = np.asarray(SCALED_CODES[dtype].decode_bits(jnp.asarray(patterns)))
+    numbers = np.asarray(cast(jnp.asarray(patterns.view(getattr(ml_dtypes, dtype)))))
+    stored = ~np.isinf(numbers)  # of infinity the code is that of NaN
+    np.testing.assert_array_equal(numbers[stored], read[stored])
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])

@@ -24,11 +24,12 @@ def elementwise(
     derivative: Callable[..., Any],
     default: Callable[..., jax.Array],
     in_hlo: Mapping[str | None, Callable[..., Any]] = MappingProxyType({}),
+    op_by_op: Callable[..., jax.Array] | None = None,
     **platforms: Callable[..., jax.Array],
 ) -> Callable[..., jax.Array]:
     """Return an elementwise operation on arrays, all of one shape or scalars beside the first.
 
-    Op by op, and compiled for several platforms at once, it is what each of these has.
+    Op by op, unless that is said, and compiled for several platforms at once, it is what each of these has.
 
     Args:
         name: of its equations.
@@ -37,6 +38,7 @@ def elementwise(
         default: what it is, in operations of JAX.
         in_hlo: by platform, and by None, what a trace of `default` or `platforms` for every shape would take
             longer to find: its result in StableHLO, from operands there.
+        op_by_op: what it is there on every platform, where all give the same and need not be told apart.
         platforms: what it is on platforms of which that is not so.
 
     Source: ours.
@@ -59,7 +61,7 @@ def elementwise(
         operands, axis = _batched(operands, axes)
         return primitive.bind(*operands), axis
 
-    primitive.def_impl(here)
+    primitive.def_impl(op_by_op or here)
     primitive.def_abstract_eval(type_of_result)
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch

@@ -111,7 +111,30 @@ class Format:
             return Encoded(self._codes.encode(x, None, words, keep_nonzero == "always"), None)
         return with_auto_axes(functools.partial(self._encode, keep_nonzero=keep_nonzero), x, words)
 
+    def round_trip(
+        self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never"
+    ) -> tuple[Encoded, jax.Array]:
+        """Return what `encode` returns, and what `decode` makes of that."""
+        if not self.packed:
+            encoded = self.encode(x, words, keep_nonzero=keep_nonzero)
+            return encoded, self.decode(encoded, words)
+        return with_auto_axes(functools.partial(self._round_trip, keep_nonzero=keep_nonzero), x, words)
+
+    def _round_trip(
+        self, x: jax.Array, words: jax.Array | None, keep_nonzero: str
+    ) -> tuple[Encoded, jax.Array]:
+        codes, scale = self._codes_and_scale(x, words, keep_nonzero)
+        encoded = self._encoded(codes, scale)
+        codes = unpack(encoded.codes, x.shape, self.block_size, codes)
+        return encoded, self._codes.decode(codes, per_element(scale, x.shape, self.block_size), words)
+
     def _encode(self, x: jax.Array, words: jax.Array | None, keep_nonzero: str) -> Encoded:
+        return self._encoded(*self._codes_and_scale(x, words, keep_nonzero))
+
+    def _codes_and_scale(
+        self, x: jax.Array, words: jax.Array | None, keep_nonzero: str
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the code of every element, and the scale of every block."""
         codes = self._codes
         # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
         not_finite = np.inf if codes.nan_in_scale else 0.0
@@ -121,7 +144,7 @@ class Format:
         if keep_nonzero == "where_nonnegative":
             nonzero = self._without_negative(x)
         of_element = per_element(scale, x.shape, self.block_size)
-        return self._encoded(codes.encode(x, of_element, words, nonzero), scale)
+        return codes.encode(x, of_element, words, nonzero), scale
 
     def decode(self, encoded: Encoded, words: jax.Array | None = None) -> jax.Array:
         """Return the float32 values of codes and scales: exact.

@@ -200,14 +200,11 @@ class StoredMoment:
         fmt, shape = self.format_of(encoded), encoded.codes.shape if encoded.shape is None else encoded.shape
         return fmt.decode(encoded, self._words(fmt, shape, key) if fmt.dithered else None)
 
-    def encode(self, old: Encoded, moment: jax.Array, key: LeafKey) -> Encoded:
-        """Round the float32 `moment` to the format of `old`, with words of the leaf's key."""
+    def round_trip(self, old: Encoded, moment: jax.Array, key: LeafKey) -> tuple[Encoded, jax.Array]:
+        """Round the float32 `moment` to the format of `old`, with words of the leaf's key, and decode it."""
         fmt = self.format_of(old)
-        return fmt.encode(
-            moment,
-            self._words(fmt, moment.shape, key),
-            keep_nonzero="never" if self.field.signed else "always",
-        )
+        words = self._words(fmt, moment.shape, key)
+        return fmt.round_trip(moment, words, keep_nonzero="never" if self.field.signed else "always")
 
     def split_tree(self, encoded):
         """Return the tree of codes, and the scales by name, of a tree of `Encoded`."""
