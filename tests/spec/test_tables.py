@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from halfstep_spec.numbers.random_words import random_words
+from halfstep_spec.storage.base_codes import NAN_SCALE
 from halfstep_spec.storage.blocks import pack, unpack
-from halfstep_spec.storage.codes import NAN_SCALE
 from halfstep_spec.storage.formats import Encoded, codebook
 from halfstep_spec.storage.tables import TABLES, decode_table, encode_table
 

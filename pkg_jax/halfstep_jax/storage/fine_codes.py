@@ -13,16 +13,8 @@ from jax import lax
 from halfstep_jax.numbers.float_formats import FloatFormat
 from halfstep_jax.numbers.roots import divide
 from halfstep_jax.numbers.rounding import round_to_code
-from halfstep_jax.storage.codes import (
-    INT8,
-    NAN_SCALE,
-    Codes,
-    IntegerCodes,
-    Mask,
-    SignedCodes,
-    WithoutScale,
-    must_not_vanish,
-)
+from halfstep_jax.storage.base_codes import NAN_SCALE, Codes, Mask, WithoutScale, must_not_vanish
+from halfstep_jax.storage.float_codes import INT8, IntegerCodes, SignedCodes
 from halfstep_jax.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from halfstep_jax.placement import with_auto_axes
+from halfstep_jax.storage.base_codes import NAN_SCALE, Codes, Mask
 from halfstep_jax.storage.blocks import (
     BlockSize,
     block_maximum,
@@ -24,7 +25,7 @@ from halfstep_jax.storage.blocks import (
     per_element,
     unpack,
 )
-from halfstep_jax.storage.codes import CODEBOOK_CODES, NAN_SCALE, PLAIN_CODES, SCALED_CODES, Codes, Mask
+from halfstep_jax.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
 from halfstep_jax.storage.fine_codes import FINE_CODES, FIXED_CODES
 
 PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)

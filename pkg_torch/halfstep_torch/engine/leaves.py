@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.storage.codes import NAN_SCALE
+from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")

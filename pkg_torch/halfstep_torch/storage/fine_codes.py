@@ -13,7 +13,8 @@ from torch import Tensor
 from halfstep_torch.numbers.float_formats import FloatFormat
 from halfstep_torch.numbers.patterns import from_patterns
 from halfstep_torch.numbers.rounding import round_to_patterns, rounded
-from halfstep_torch.storage.codes import INT8, NAN_SCALE, Codes, RoundTrip
+from halfstep_torch.storage.base_codes import NAN_SCALE, Codes, RoundTrip
+from halfstep_torch.storage.float_codes import INT8
 from halfstep_torch.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.storage.base_codes import NAN_SCALE, Codes
 from halfstep_torch.storage.blocks import Blocks, blocks_of, packed_shape, scale_shape
-from halfstep_torch.storage.codes import CODEBOOK_CODES, NAN_SCALE, PLAIN_CODES, SCALED_CODES, Codes
+from halfstep_torch.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
 from halfstep_torch.storage.fine_codes import FINE_CODES, FIXED_CODES
 
 _WITH_SCALES = {**SCALED_CODES, **CODEBOOK_CODES}

@@ -9,7 +9,8 @@ import numpy as np
 
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.numbers.rounding import encode_float
-from halfstep_spec.storage.codes import INT8, NAN_SCALE, Codes, IntegerCodes, SignedCodes
+from halfstep_spec.storage.base_codes import NAN_SCALE, Codes
+from halfstep_spec.storage.float_codes import INT8, IntegerCodes, SignedCodes
 from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
