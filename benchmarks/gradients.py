@@ -24,7 +24,8 @@ import optax
 from tqdm import tqdm
 
 import halfstep_jax as hs
-from halfstep_jax.storage.formats import Format, as_format
+from halfstep_jax.storage.formats import Format
+from halfstep_jax.storage.state_dtypes import as_format
 
 STEPS, STOP, LR, SHAPE = 500, 250, 1e-3, (32, 256)
 SIZES = (1e-8, 1e-4, 1e-2, 1.0, 1e2, 1e4)

@@ -31,7 +31,8 @@ from tqdm import tqdm
 
 import halfstep_jax as hs
 import report
-from halfstep_jax.storage.formats import Format, as_format
+from halfstep_jax.storage.formats import Format
+from halfstep_jax.storage.state_dtypes import as_format
 
 SEEDS, BATCH, LR, DECAY, POWER = 8, 128, 1e-2, 0.01, 0.382
 LAYERS, LAYER_STEPS, SIZE_OF_GRADIENTS = (400_000, 10_000_000), 30, 0.1

@@ -23,7 +23,8 @@ import numpy as np
 
 import halfstep_jax as hs
 import report
-from halfstep_jax.storage.formats import Format, as_format
+from halfstep_jax.storage.formats import Format
+from halfstep_jax.storage.state_dtypes import as_format
 
 STEPS, DROP, B2 = 3500, 500, np.float32(0.999)
 SIGMAS = (0.5, 1.5, 2.0)

@@ -25,8 +25,9 @@ from halfstep_jax.rules.trace import TraceState, sgd, trace
 from halfstep_jax.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.state_shardings import state_shardings
-from halfstep_jax.storage.formats import Format, codebook, scaled
+from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.relative import relative
+from halfstep_jax.storage.state_dtypes import codebook, scaled
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weights.averages import EmaParamsState, ema_params
 from halfstep_jax.weights.chain_check import check_chain

@@ -12,8 +12,8 @@ Contract: F1, F5, F6, F12 to F15.
 
 import types
 
-from halfstep_jax.storage.formats import scaled
 from halfstep_jax.storage.relative import relative
+from halfstep_jax.storage.state_dtypes import scaled
 
 full_precision = types.MappingProxyType(
     {"param_storage": "split16", "mu_dtype": "float32", "nu_dtype": "float32"}

@@ -31,8 +31,8 @@ from halfstep_torch.rules.store_state import store_state
 from halfstep_torch.rules.trace import SGD, trace
 from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.rules.weight_decay import add_decayed_weights
-from halfstep_torch.storage.formats import codebook, scaled
 from halfstep_torch.storage.relative import relative
+from halfstep_torch.storage.state_dtypes import codebook, scaled
 from halfstep_torch.weights.averages import ema_params
 from halfstep_torch.weights.float32_params import float32_params, set_float32_params
 from halfstep_torch.weights.float32_state import float32_state_dict, load_float32_state_dict

@@ -7,8 +7,9 @@ from typing import Any
 
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.random_words import role_of
-from halfstep_torch.storage.formats import Format, as_format
+from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape, WordSource
+from halfstep_torch.storage.state_dtypes import as_format
 from halfstep_torch.storage.stored_moment import StoredMoment, scale_key
 
 ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")

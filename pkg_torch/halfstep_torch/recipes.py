@@ -14,8 +14,8 @@ Contract: F1, F5, F6, F12 to F15.
 
 import types
 
-from halfstep_torch.storage.formats import scaled
 from halfstep_torch.storage.relative import relative
+from halfstep_torch.storage.state_dtypes import scaled
 
 full_precision = types.MappingProxyType(
     {"param_storage": "split16", "mu_dtype": "float32", "nu_dtype": "float32"}

@@ -20,9 +20,10 @@ from halfstep_torch.declarations import Declared, Moment, declared
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.seeds import as_seed
-from halfstep_torch.storage.formats import Format, default_format
+from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.relative import LARGEST_BOUND, bound
 from halfstep_torch.storage.state_array import Shape
+from halfstep_torch.storage.state_dtypes import default_format
 
 
 class ParamInfo(NamedTuple):

@@ -34,8 +34,9 @@ from halfstep_spec.rules.trace import Trace
 from halfstep_spec.rules.trust_ratio import ScaleByTrustRatio, scale_by_tempered_trust_ratio
 from halfstep_spec.rules.weight_decay import AddDecayedWeights
 from halfstep_spec.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
-from halfstep_spec.storage.formats import Encoded, Format, as_format, codebook, scaled
+from halfstep_spec.storage.formats import Encoded, Format
 from halfstep_spec.storage.relative import relative
+from halfstep_spec.storage.state_dtypes import as_format, codebook, scaled
 from halfstep_spec.storage.stored_moment import StoredMoment
 from halfstep_spec.weights.averages import ema_params
 from halfstep_spec.weights.param_storage import PARAM_STORAGES, param_storage

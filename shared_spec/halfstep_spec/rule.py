@@ -24,8 +24,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from halfstep_spec.numbers.random_words import role_of
-from halfstep_spec.storage.formats import Encoded, as_format
+from halfstep_spec.storage.formats import Encoded
 from halfstep_spec.storage.relative import LARGEST_BOUND, bound, from_unit, to_unit
+from halfstep_spec.storage.state_dtypes import as_format
 from halfstep_spec.storage.stored_moment import StoredMoment
 
 _Shape = tuple[int, ...]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import halfstep_jax as hs
-from halfstep_jax.storage.formats import Encoded, as_format
+from halfstep_jax.storage.formats import Encoded
+from halfstep_jax.storage.state_dtypes import as_format
 from halfstep_spec import SCALED_CODES
 
 # An average of g = 1 from 0, rounded to nearest, stops where b x + (1 - b) rounds back to x.

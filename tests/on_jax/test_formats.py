@@ -17,7 +17,8 @@ from backends.on_jax import from_jax
 from compare import assert_same
 from halfstep_jax.storage.codes import SCALED_CODES
 from halfstep_jax.storage.float_codes import cast
-from halfstep_jax.storage.formats import SCALED_DTYPES, Encoded, Format
+from halfstep_jax.storage.formats import Encoded, Format
+from halfstep_jax.storage.state_dtypes import SCALED_DTYPES
 from halfstep_spec.vectors import Array
 from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
 

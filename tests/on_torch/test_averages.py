@@ -6,7 +6,8 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_spec import SCALED_CODES
-from halfstep_torch.storage.formats import Encoded, as_format
+from halfstep_torch.storage.formats import Encoded
+from halfstep_torch.storage.state_dtypes import as_format
 
 # An average of g = 1 from 0, rounded to nearest, stops where b x + (1 - b) rounds back to x.
 STOPS = {

@@ -11,7 +11,8 @@ from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.storage.base_codes import NAN_SCALE
 from halfstep_spec.storage.blocks import block_layout, block_maximum, scale_shape
 from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES
-from halfstep_spec.storage.formats import Encoded, Format, scaled
+from halfstep_spec.storage.formats import Encoded, Format
+from halfstep_spec.storage.state_dtypes import scaled
 from halfstep_spec.storage.unsigned_floats import NAN_CODE, UNSIGNED_FLOATS
 
 _BYTES = {

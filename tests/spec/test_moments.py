@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from halfstep_spec.numbers.moments import bias_correction, ema
-from halfstep_spec.storage.formats import as_format
+from halfstep_spec.storage.state_dtypes import as_format
 
 
 @pytest.mark.parametrize("b", [0.5, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.999999])

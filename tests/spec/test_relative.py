@@ -7,8 +7,9 @@ import pytest
 
 from halfstep_spec.rules.adam import ScaleByAdam
 from halfstep_spec.rules.lion import ScaleByLion
-from halfstep_spec.storage.formats import Encoded, codebook, scaled
+from halfstep_spec.storage.formats import Encoded
 from halfstep_spec.storage.relative import bound, relative
+from halfstep_spec.storage.state_dtypes import codebook, scaled
 
 FORMATS = {
     "e3m4": relative("float8_e3m4"),

@@ -8,7 +8,8 @@ import pytest
 from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.storage.base_codes import NAN_SCALE
 from halfstep_spec.storage.blocks import pack, unpack
-from halfstep_spec.storage.formats import Encoded, codebook
+from halfstep_spec.storage.formats import Encoded
+from halfstep_spec.storage.state_dtypes import codebook
 from halfstep_spec.storage.tables import TABLES, decode_table, encode_table
 
 SIGNED = [name for name, table in TABLES.items() if table.signed]

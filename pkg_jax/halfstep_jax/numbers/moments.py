@@ -1,6 +1,6 @@
 """Moments: exponential moving averages and their bias correction, in float32.
 
-Contract: section M. Storage is not decided here (`formats.py` and `storage.py` do).
+Contract: section M. How a moment is stored is not decided here (`formats.py` does).
 """
 
 import jax

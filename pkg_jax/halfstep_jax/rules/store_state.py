@@ -23,7 +23,8 @@ from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.numbers.shards import Shard, shards, whole_shape
 from halfstep_jax.storage.blocks import check_blocks
-from halfstep_jax.storage.formats import Encoded, Format, StateDType, as_format
+from halfstep_jax.storage.formats import Encoded, Format
+from halfstep_jax.storage.state_dtypes import StateDType, as_format
 from halfstep_jax.storage.stored_moment import named_scales
 
 _FUNCTION = "store_state"

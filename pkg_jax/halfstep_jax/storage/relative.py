@@ -15,7 +15,8 @@ from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.roots import divide, sqrt
 from halfstep_jax.storage.blocks import BlockSize
 from halfstep_jax.storage.fine_codes import FINE_CODES, FIXED_CODES
-from halfstep_jax.storage.formats import Format, dtype_name, listed, with_blocks
+from halfstep_jax.storage.formats import Format
+from halfstep_jax.storage.state_dtypes import dtype_name, listed, with_blocks
 
 LARGEST_BOUND = 7.5
 """What codes without a scale hold."""

@@ -18,7 +18,7 @@ from halfstep_torch.rules.adam import ScaleByAdam, adam_of
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
-from halfstep_torch.storage.formats import DType, scaled
+from halfstep_torch.storage.state_dtypes import DType, scaled
 from halfstep_torch.weights.param_storage import with_param_storage
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)

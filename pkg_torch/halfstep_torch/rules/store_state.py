@@ -16,8 +16,9 @@ from halfstep_torch.declarations import declared
 from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.rule import ParamInfo, Rule
-from halfstep_torch.storage.formats import Format, as_format
+from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import WordSource
+from halfstep_torch.storage.state_dtypes import as_format
 from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, StoredMoment, scale_key
 
 Select = Callable[[str, Tensor], bool]

@@ -16,7 +16,7 @@ from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
-from halfstep_torch.storage.formats import DType
+from halfstep_torch.storage.state_dtypes import DType
 from halfstep_torch.weights.param_storage import with_param_storage
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from halfstep_torch.numbers.exact import sqrt
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.fine_codes import FINE_CODES, FIXED_CODES
-from halfstep_torch.storage.formats import Format, with_blocks
+from halfstep_torch.storage.formats import Format
+from halfstep_torch.storage.state_dtypes import with_blocks
 
 LARGEST_BOUND = 7.5
 """What codes without a scale hold."""

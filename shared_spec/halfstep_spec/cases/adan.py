@@ -9,7 +9,7 @@ from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rules.adan import ScaleByAdan
 from halfstep_spec.rules.step import Step
-from halfstep_spec.storage.formats import codebook, scaled
+from halfstep_spec.storage.state_dtypes import codebook, scaled
 from halfstep_spec.vectors import Case
 
 NOTES = {"Grid": "ways to store averages and weights"}

@@ -7,7 +7,7 @@ from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.weights import trajectory
 from halfstep_spec.rules.adam import ScaleByAdam
 from halfstep_spec.rules.step import Step
-from halfstep_spec.storage.formats import codebook
+from halfstep_spec.storage.state_dtypes import codebook
 from halfstep_spec.storage.tables import TABLES
 from halfstep_spec.vectors import Case
 from halfstep_spec.weights.param_storage import PARAM_STORAGES

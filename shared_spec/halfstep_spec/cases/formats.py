@@ -4,7 +4,8 @@ import numpy as np
 
 from halfstep_spec.cases.inputs import patterns, reals
 from halfstep_spec.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
-from halfstep_spec.storage.formats import Format, scaled
+from halfstep_spec.storage.formats import Format
+from halfstep_spec.storage.state_dtypes import scaled
 from halfstep_spec.vectors import Array, Case
 
 NOTES = {

@@ -12,7 +12,7 @@ from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rule import RuleState
 from halfstep_spec.rules.lion import ScaleByLion
 from halfstep_spec.rules.step import Step, StepState
-from halfstep_spec.storage.formats import as_format
+from halfstep_spec.storage.state_dtypes import as_format
 from halfstep_spec.vectors import Case
 
 NOTES = trajectories.NOTES | {

@@ -14,7 +14,8 @@ from halfstep_spec.numbers.moments import bias_correction, ema
 from halfstep_spec.rule import RuleState
 from halfstep_spec.rules.adam import ScaleByAdam
 from halfstep_spec.rules.step import Step, StepState
-from halfstep_spec.storage.formats import Encoded, as_format
+from halfstep_spec.storage.formats import Encoded
+from halfstep_spec.storage.state_dtypes import as_format
 from halfstep_spec.vectors import Case
 
 NOTES = {

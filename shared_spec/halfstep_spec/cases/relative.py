@@ -11,8 +11,8 @@ from halfstep_spec.rules.lamb import Lamb
 from halfstep_spec.rules.lion import ScaleByLion
 from halfstep_spec.rules.step import Step
 from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
-from halfstep_spec.storage.formats import scaled
 from halfstep_spec.storage.relative import relative
+from halfstep_spec.storage.state_dtypes import scaled
 from halfstep_spec.vectors import Case
 
 NOTES = {

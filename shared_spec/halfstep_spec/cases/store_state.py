@@ -12,7 +12,7 @@ from halfstep_spec.rules.lion import ScaleByLion
 from halfstep_spec.rules.step import Step
 from halfstep_spec.rules.store_state import StoreState
 from halfstep_spec.rules.trace import Trace
-from halfstep_spec.storage.formats import codebook, scaled
+from halfstep_spec.storage.state_dtypes import codebook, scaled
 from halfstep_spec.vectors import Case
 
 NOTES = {

@@ -10,7 +10,8 @@ from halfstep_spec.cases.steps import describe, step_case
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rule import Rule
 from halfstep_spec.rules.step import Step
-from halfstep_spec.storage.formats import Format, as_format, scaled
+from halfstep_spec.storage.formats import Format
+from halfstep_spec.storage.state_dtypes import as_format, scaled
 from halfstep_spec.vectors import Case
 from halfstep_spec.weights.param_storage import PARAM_STORAGES
 

@@ -8,7 +8,8 @@ from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rules.adam import ScaleByAdam
 from halfstep_spec.rules.step import Step
 from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES
-from halfstep_spec.storage.formats import Format, scaled
+from halfstep_spec.storage.formats import Format
+from halfstep_spec.storage.state_dtypes import scaled
 from halfstep_spec.vectors import Case
 from halfstep_spec.weights.param_storage import PARAM_STORAGES
 

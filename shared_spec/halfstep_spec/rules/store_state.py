@@ -10,7 +10,8 @@ import numpy as np
 
 from halfstep_spec.numbers.random_words import Role
 from halfstep_spec.rule import Rule
-from halfstep_spec.storage.formats import Encoded, Format, as_format
+from halfstep_spec.storage.formats import Encoded, Format
+from halfstep_spec.storage.state_dtypes import as_format
 from halfstep_spec.storage.stored_moment import StoredMoment
 
 

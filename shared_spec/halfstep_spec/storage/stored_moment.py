@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from halfstep_spec.numbers.random_words import leaf_id, leaf_key, random_words
-from halfstep_spec.storage.formats import Encoded, Format, as_format
+from halfstep_spec.storage.formats import Encoded, Format
+from halfstep_spec.storage.state_dtypes import as_format
 
 
 @dataclasses.dataclass(frozen=True)
