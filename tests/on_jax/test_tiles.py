@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from halfstep_jax.storage import tiles
-from halfstep_jax.storage.base_codes import NAN_SCALE
+from halfstep_jax.storage.base_codes import NAN_SCALE, _marked_by_bits, _marked_by_select
 from halfstep_jax.storage.blocks import (
     _maximum,
     _of_maximum_on_tpu,
@@ -16,7 +16,7 @@ from halfstep_jax.storage.blocks import (
     _repeated_on_tpu,
     _unpacked_on_tpu,
 )
-from halfstep_jax.storage.codes import CODEBOOK_CODES, SCALED_CODES, _marked_by_bits, _marked_by_select
+from halfstep_jax.storage.codes import CODEBOOK_CODES, SCALED_CODES
 from halfstep_jax.storage.fine_codes import FINE_CODES
 
 # The last two stand on end, and one of them cannot be cut in eights.

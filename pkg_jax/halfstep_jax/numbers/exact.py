@@ -114,7 +114,7 @@ def kept(x: jax.Array) -> jax.Array:
     writes them is made of vectors twice as wide as one that writes numbers of 16 or 32 bits.
 
     Args:
-        x: of an unsigned integer dtype.
+        x: of 8 or 16 bits.
 
     Example:
         >>> kept(jnp.array([0, 200], jnp.uint8)).tolist()
@@ -204,7 +204,8 @@ def _turns(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 def _turn(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     count, x = carry
-    return count - np.uint32(1), ~x
+    bits = lax.bitcast_convert_type(x, jnp.uint16 if x.dtype.itemsize == 2 else jnp.uint8)
+    return count - np.uint32(1), lax.bitcast_convert_type(~bits, x.dtype)
 
 
 def _next_zero(_, word: jax.Array) -> jax.Array:

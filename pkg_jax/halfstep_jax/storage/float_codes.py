@@ -119,7 +119,7 @@ class SignedCodes:
 
     def _select_once(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Do as `_select_bits`. What ends in a bitcast, XLA on CPU makes again where codes are read."""
-        return lax.bitcast_convert_type(kept(jnp.where(finite, bits, self.nan)), self.dtype)
+        return kept(lax.bitcast_convert_type(jnp.where(finite, bits, self.nan), self.dtype))
 
     def _select_bits(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Return the codes of magnitudes and signs, NaN where the value was not finite."""
