@@ -15,7 +15,17 @@ ROOT = pathlib.Path(__file__).parents[1]
 _WITHOUT = {
     "halfstep_jax": ("torch", "halfstep_torch", "halfstep_spec", "flax", "chex", "pytest", "hypothesis"),
     "halfstep_torch": ("jax", "optax", "halfstep_jax", "halfstep_spec", "pytest", "hypothesis"),
-    "halfstep_spec": ("jax", "torch", "optax", "ml_dtypes", "pytest"),
+    "halfstep_spec": ("halfstep", "jax", "torch", "optax", "ml_dtypes", "pytest"),
+    "halfstep": (
+        "halfstep_jax",
+        "halfstep_torch",
+        "halfstep_spec",
+        "jax",
+        "torch",
+        "optax",
+        "ml_dtypes",
+        "pytest",
+    ),
 }
 
 
@@ -48,7 +58,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    packages = {"halfstep_jax", "halfstep_torch", "halfstep_spec"}
+    packages = {"halfstep", "halfstep_jax", "halfstep_torch", "halfstep_spec"}
     assert {top for top in tops if not top.endswith(".dist-info")} == packages
     assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert "halfstep_torch/engine/step_arrays.cpp" in names
