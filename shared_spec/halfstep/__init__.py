@@ -1,7 +1,7 @@
 """What both packages share, written once: nothing here knows JAX or torch.
 
-`halfstep_jax` and `halfstep_torch` re-export what their users need of it. The reference, `halfstep_spec`, imports
-nothing of this package: it judges what stands here too.
+`halfstep_jax` and `halfstep_torch` re-export what their users need of it. The reference, `halfstep_spec`,
+imports nothing of this package: it judges what stands here too.
 """
 
 __version__ = "0.1.0"
