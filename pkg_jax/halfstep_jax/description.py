@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import optax
 
+from halfstep.text_table import text_table
 from halfstep_jax.leaves import leaf_name
 from halfstep_jax.links import Inside, Link, reported_links
 from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.stored_moment import StoredMoment
-from halfstep_jax.text_table import text_table
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
 _WEIGHT = "weight"
