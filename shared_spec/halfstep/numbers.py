@@ -6,7 +6,10 @@ number where it is read, and only there. Contract: A1, A2.
 """
 
 import enum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from halfstep.op import Op
 
 
 class Made(enum.Enum):
@@ -20,7 +23,35 @@ class Made(enum.Enum):
     ROOT = "root"
 
 
-class Number:
+class _Guarded:
+    """What refuses the functions of frameworks: they would compute on values that nothing protects."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # so that NumPy scalars leave operators to the class
+    _op: "Op"
+
+    def _refuse(self) -> Any:
+        raise TypeError(
+            f"{self._op.rule}: update calls a function of a framework on a number of the step. "
+            "Use op.<name>, such as op.sqrt(x), or op.apply(function, x)."
+        )
+
+    def __jax_array__(self) -> Any:
+        return self._refuse()
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self._refuse()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        operands = [*args, *(kwargs or {}).values()]
+        nested = [x for operand in operands if isinstance(operand, (tuple, list)) for x in operand]
+        return next(x for x in (*operands, *nested) if isinstance(x, _Guarded))._refuse()
+
+
+class Number(_Guarded):
     """float32 values of a step, under +, -, *, /, and comparisons; every operation is rounded once.
 
     Attributes:
@@ -29,7 +60,6 @@ class Number:
     """
 
     __slots__ = ("_op", "_protected", "made", "value")
-    __array_ufunc__ = None  # so that NumPy scalars leave operators to this class
     __hash__: ClassVar[Any] = None
 
     def __init__(self, value: Any, made: Made, op: "Op"):
@@ -93,7 +123,7 @@ class Number:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        way = f"op.{name}(x)" if hasattr(Op, name) else "op.apply(function, x)"
+        way = f"op.{name}(x)" if hasattr(self._op, name) else "op.apply(function, x)"
         raise AttributeError(f"{self._op.rule}: update uses .{name} of a number of the step. Use {way}.")
 
     @property
@@ -105,11 +135,10 @@ class Number:
         return f"Number({self.made.value}: {self.value!r})"
 
 
-class Mask:
+class Mask(_Guarded):
     """Truth values of a comparison, under &, | and ~, for `op.where`."""
 
     __slots__ = ("_op", "value")
-    __array_ufunc__ = None
 
     def __init__(self, value: Any, op: "Op"):
         self.value, self._op = value, op
@@ -125,131 +154,3 @@ class Mask:
 
     def __bool__(self) -> bool:
         raise TypeError(f"{self._op.rule}: update branches on a comparison. Use op.where(mask, x, y).")
-
-
-class Op:
-    """Operations on the numbers of a step. A framework completes it: what its arrays do, what protects them.
-
-    Attributes:
-        rule: the name of the rule, for messages.
-    """
-
-    def __init__(self, rule: str):
-        self.rule = rule
-
-    # What a framework says.
-
-    def as_operand(self, x: Any) -> Any:
-        """Return a bare scalar as the framework's float32; raise TypeError for anything else."""
-        raise NotImplementedError
-
-    def opaque(self, x: Any) -> Any:
-        """Return x as a value whose origin no compiler sees."""
-        return x
-
-    def opaque_product(self, x: Any) -> Any:
-        """Return a product that a sum may read."""
-        return x
-
-    def spread(self, x: Any, like: Any) -> Any:
-        """Return a scalar divisor in the shape of the dividend, opaque in each element."""
-        return x
-
-    def root(self, x: Any) -> Any:
-        """Return the correctly rounded root of a bare array."""
-        raise NotImplementedError
-
-    def quotient(self, x: Any, y: Any) -> Any:
-        """Return the correctly rounded quotient of bare arrays."""
-        raise NotImplementedError
-
-    # What reads what.
-
-    def number(self, x: Any) -> Number:
-        """Return x as a Number: a bare scalar counts as a number of the step."""
-        return x if isinstance(x, Number) else Number(self.as_operand(x), Made.NUMBER, self)
-
-    def wrap(self, x: Any, made: Made = Made.ARRAY) -> Number:
-        """Return a bare array of the framework as a Number."""
-        return Number(x, made, self)
-
-    def bare(self, x: Any) -> Any:
-        """Return the array of a Number for any reader: a moment, the caller, another operation."""
-        return self._term(self.number(x))
-
-    def add(self, x: Any, y: Any) -> Number:
-        """Return x + y."""
-        a, b = self._terms(x, y, "sum")
-        return self.wrap(a + b)
-
-    def subtract(self, x: Any, y: Any) -> Number:
-        """Return x - y."""
-        a, b = self._terms(x, y, "difference")
-        return self.wrap(a - b)
-
-    def multiply(self, x: Any, y: Any) -> Number:
-        """Return x y."""
-        a, b = self._pair(x, y, "product")
-        scaled = Made.NUMBER in (a.made, b.made) or Made.SCALED in (a.made, b.made)
-        return self.wrap(self._factor(a, b) * self._factor(b, a), Made.SCALED if scaled else Made.PRODUCT)
-
-    def divide(self, x: Any, y: Any) -> Number:
-        """Return x / y, correctly rounded."""
-        a, b = self._pair(x, y, "quotient")
-        above = self._opaque(a) if a.made is Made.QUOTIENT else a.value
-        # (x / y) / z becomes x / (y z); x / sqrt(y) and a quotient by one number for all become products.
-        if getattr(b.value, "shape", ()) != getattr(a.value, "shape", ()):
-            below = self.spread(b.value, a.value)
-        else:
-            below = self._opaque(b) if b.made in (Made.QUOTIENT, Made.ROOT) else b.value
-        return self.wrap(self.quotient(above, below), Made.QUOTIENT)
-
-    def negative(self, x: Any) -> Number:
-        """Return -x, made as x was."""
-        x = self.number(x)
-        return self.wrap(-x.value, x.made)
-
-    def sqrt(self, x: Any) -> Number:
-        """Return the root of x, correctly rounded."""
-        return self.wrap(self.root(self.number(x).value), Made.ROOT)
-
-    def compare(self, how: str, x: Any, y: Any) -> Mask:
-        """Return a comparison, by the name of its method."""
-        a, b = self.bare(x), self.bare(y)
-        return Mask(getattr(a, how)(b), self)
-
-    def _pair(self, x: Any, y: Any, what: str) -> tuple[Number, Number]:
-        x, y = self.number(x), self.number(y)
-        if x.made is Made.NUMBER and y.made is Made.NUMBER:
-            # Frameworks disagree on it: eager torch would compute in float64, compiled code in float32.
-            raise TypeError(
-                f"{self.rule}: update computes the {what} of two numbers of the step. "
-                "Compute it in `numbers`, which runs once a step."
-            )
-        return x, y
-
-    def _terms(self, x: Any, y: Any, what: str) -> tuple[Any, Any]:
-        a, b = self._pair(x, y, what)
-        return self._summand(a), self._summand(b)
-
-    def _summand(self, x: Number) -> Any:
-        # A zero that is seen vanishes, and (x + c) + d becomes x + (c + d).
-        return self._opaque(x) if x.made is Made.NUMBER else self._term(x)
-
-    def _term(self, x: Number) -> Any:
-        """Return a value that a sum may read: a product is kept from being fused with it."""
-        if x.made not in (Made.PRODUCT, Made.SCALED):
-            return x.value
-        if x._protected is None:
-            x._protected = self.opaque_product(x.value)
-        return x._protected
-
-    def _factor(self, x: Number, y: Number) -> Any:
-        """Return x as a factor beside y: (x c) d becomes x (c d) where a compiler sees c and d."""
-        gathers = x.made is Made.SCALED and y.made in (Made.SCALED, Made.NUMBER)
-        return self._opaque(x) if gathers else x.value
-
-    def _opaque(self, x: Number) -> Any:
-        if x._protected is None:
-            x._protected = self.opaque(x.value)
-        return x._protected

@@ -25,6 +25,7 @@ SCOPES = ("elementwise", "parameter", "all")
 ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 
 _MISSING = dataclasses.MISSING
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of a class's name
 _KEY = "halfstep"
 
 
@@ -181,7 +182,7 @@ class Rule:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
-            cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+            cls.name = _WORDS.sub("_", cls.__name__).lower()
         dataclasses.dataclass(frozen=True)(cls)
         # A user may decorate the class once more, and the fields made then know no declaration.
         cls._fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
@@ -275,6 +276,8 @@ def _check(rule: type[Rule], found: Declared, fields: set[str]) -> None:
                     f"{rule.name}: the moment {name!r} has {what}={field!r}, which is no {kind} of the rule. "
                     f"Declare {field}, or leave {what} out."
                 )
+        if rule.scope == "all":
+            raise ValueError(f'{rule.name}: a rule of scope "all" keeps no moments. Use scope = "parameter".')
         if moment.shape is not None and rule.scope == "elementwise":
             raise ValueError(
                 f"{rule.name}: the moment {name!r} has a shape of its own, and the rule is elementwise. "
