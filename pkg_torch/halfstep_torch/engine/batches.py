@@ -14,8 +14,8 @@ from halfstep_torch.engine.leaves import check_leftovers, check_state_array
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.rows import Slot
 from halfstep_torch.engine.stage import Stage
+from halfstep_torch.link import Link
 from halfstep_torch.numbers.random_words import as_int32
-from halfstep_torch.rule import Rule
 from halfstep_torch.storage.state_array import StateArray
 
 
@@ -33,7 +33,7 @@ class Batch:
     """
 
     plan: Plan
-    links: Sequence[Rule] = ()
+    links: Sequence[Link] = ()
     numbers: list[Any] = dataclasses.field(default_factory=list)
     slots: list[Slot] = dataclasses.field(default_factory=list)
     keys: Any = None

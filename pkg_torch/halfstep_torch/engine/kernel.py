@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.bound_rule import flat, layout, unflat
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.inductor import Inductor, compile_options, compiling, own_code
 from halfstep_torch.engine.packed_rows import Memory
 from halfstep_torch.engine.rows import Rows, Slot
 from halfstep_torch.engine.stage import Stage
+from halfstep_torch.engine.step_numbers import flat, layout, unflat
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from halfstep.rule import Rule
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.compiler import Compile
 from halfstep_torch.engine.groups import (
@@ -25,8 +26,8 @@ from halfstep_torch.engine.leaves import check_memory, check_weight, leaf_name
 from halfstep_torch.engine.loss_scale import UNSCALE, scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
 from halfstep_torch.engine.state_dict import make_header
-from halfstep_torch.rule import ParamInfo, Rule
-from halfstep_torch.rule_check import check_rule
+from halfstep_torch.link import Link, ParamInfo
+from halfstep_torch.rule_check import try_rule
 
 
 class PlannedOptimizer(torch.optim.Optimizer):
@@ -135,8 +136,8 @@ class PlannedOptimizer(torch.optim.Optimizer):
         for info in {self._info(i, name, param) for i, name, param in self._named() if i == last}:
             bind_rules(links, self._name, values, info)
             for link, h in zip(links, values, strict=True):
-                if not type(link).__module__.startswith("halfstep_torch."):
-                    check_rule(self._name, link, h, info)
+                if type(link.rule).__module__.split(".")[0] not in ("halfstep", "halfstep_torch"):
+                    try_rule(self._name, link, h, info)
         group.update({key: plain_value(group[key]) for key in self.defaults})
         group[HEADER] = make_header(self._choices[last].chain)
 
@@ -165,7 +166,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         group = {**group, "grad_scale": scale_of(self)}
         return [link.read(self._name, group) for link in self._links(index)]
 
-    def _links(self, index: int) -> tuple[Rule, ...]:
+    def _links(self, index: int) -> tuple[Link, ...]:
         """Return the links by which a group is stepped: those of its chain, behind one that unscales."""
         links = self._choices[index].chain.links
         return links if scale_of(self) is None else (UNSCALE, *links)
@@ -188,7 +189,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
             info = self._info(i, name, param)
             yield name, param, self._plan(i, info, self._applies_to(i, name, param), values[i])
 
-    def links(self) -> list[list[tuple[Rule, Any]]]:
+    def links(self) -> list[list[tuple[Link, Any]]]:
         """Return of every param group the links of its chain, each with the values that it reads there."""
         chains = enumerate(choices.chain for choices in self._choices)
         return [list(zip(chain.links, self._read(i), strict=True)) for i, chain in chains]
