@@ -55,7 +55,8 @@ def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
     }
     counts = collections.Counter(keys.values())
     entries = []
-    for field in (field.name for field in rule._fields if field.name in places):
+    fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
+    for field in (field.name for field in fields if field.name in places):
         number, key = found.numbers.get(field), keys[field]
         check = functools.partial(as_format, signed=signed[field]) if number is None else _check_of(number)
         index = (places[field] or "").partition("[")[2].rstrip("]")

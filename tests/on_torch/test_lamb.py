@@ -1,9 +1,7 @@
 """LAMB: norms that do not under- or overflow, steps in stages, param groups and state dicts. Contract: L."""
 
-import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -225,14 +223,13 @@ def test_the_ratio_sees_the_float32_weights(storage):
     assert abs(full - 1.001 * (1 - LR)) < 4 * UNIT
 
 
-@dataclasses.dataclass(frozen=True)
 class Normalize(hs.Rule):
     """A rule of another kind that sees the whole parameter: the update gets length 1."""
 
-    scope: ClassVar[str] = "parameter"
+    scope = "parameter"
 
-    def update(self, g, p, n, moments):
-        return g / norm(g)
+    def update(self, g, p, n, m, op):
+        return g / op.norm(g)
 
 
 @pytest.mark.parametrize("piece", [None, 1])
