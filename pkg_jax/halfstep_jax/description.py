@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import optax
 
+from halfstep.text_table import text_table
 from halfstep_jax.leaves import leaf_name
 from halfstep_jax.links import Inside, Link, reported_links
 from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.stored_moment import StoredMoment
-from halfstep_jax.text_table import text_table
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
 _WEIGHT = "weight"
@@ -101,16 +101,7 @@ def describe(tx: optax.GradientTransformation, params: Any) -> Description:
 
     Source: ours.
     """
-    found: list[tuple[list[Link], Any]] = []
-
-    def make(params):
-        with reported_links() as links:
-            state = tx.init(params)
-        found.append((links, state))
-        return state
-
-    jax.eval_shape(make, params)
-    links, state = found[0]
+    links, state = _links_and_state(tx, params)
     weights = dict(_named(params))
     rows = [row for link in links for row in _rows(link)]
     arrays: list[ArrayDescription] = []
@@ -125,6 +116,29 @@ def describe(tx: optax.GradientTransformation, params: Any) -> Description:
         if x.ndim
     ]
     return Description(tuple(arrays))
+
+
+def weights_that_links_store(tx: optax.GradientTransformation, params: Any) -> set[str]:
+    """Return the names of the weights that a link of this package stores, so that rounding loses nothing."""
+    links, _ = _links_and_state(tx, params)
+    names = {name for name, _ in _named(params)}
+    stored = {name for link in links if isinstance(link.rule, WeightRule) for name, _ in _named(link.params)}
+    # A transform that renames weights, such as `optax.flatten`, hides which of them its links store.
+    return stored if stored <= names else names
+
+
+def _links_and_state(tx: optax.GradientTransformation, params: Any) -> tuple[list[Link], Any]:
+    """Return the links of a transform, and the state that it makes, on shapes alone."""
+    made: list[tuple[list[Link], Any]] = []
+
+    def make(params):
+        with reported_links() as links:
+            state = tx.init(params)
+        made.append((links, state))
+        return state
+
+    jax.eval_shape(make, params)
+    return made[0]
 
 
 def _weight(name: str, p, links: list[Link]) -> ArrayDescription:

@@ -8,8 +8,8 @@ import jax
 import optax
 from jax.sharding import Sharding
 
+from halfstep.text_table import text_table
 from halfstep_jax.state_shardings import state_shardings
-from halfstep_jax.text_table import text_table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """How the moments of a transform fare: whether they can shrink, are zero, and are kept as was asked for."""
 
 import collections
-import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from halfstep.diagnosis import MomentDiagnosis, MomentTally
 from halfstep_jax.description import describe
 from halfstep_jax.leaves import leaf_name
 
@@ -19,32 +19,6 @@ SUMS = ("acc_grads", "grad_acc")
 """Fields of states that hold sums of gradients."""
 # Fields of states that hold part of the weights, or gradients.
 _NO_MOMENTS = ("compensation", "extra", "master", *SUMS)
-
-
-@dataclasses.dataclass(frozen=True)
-class MomentDiagnosis:
-    """How one kind of moment fares.
-
-    Attributes:
-        dtypes: how many elements are kept in each dtype.
-        frozen: share of them that cannot shrink: one step without a gradient takes nothing off them. (Of
-            codes with scales nothing is said.)
-        zero: of a second moment, the share that is zero where the first one is not.
-        not_as_asked: share of them that is kept otherwise than was asked for: by a link of this package, not
-            in its format; by another, not in the dtype that a fresh state has.
-        why: it is; "" where it is not.
-    """
-
-    dtypes: dict[str, int]
-    frozen: float
-    zero: float = 0.0
-    not_as_asked: float = 0.0
-    why: str = ""
-
-    def __str__(self) -> str:
-        kinds = ", ".join(self.dtypes)
-        asked = f"not as asked {self.not_as_asked:.1%}"
-        return f"{kinds}; frozen {self.frozen:.1%}; zero {self.zero:.1%}; {asked}"
 
 
 def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> dict[str, MomentDiagnosis]:
@@ -59,25 +33,26 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
     shapes = {p.shape for p in jax.tree.leaves(params)}
     paths, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [_moment_name(path) if getattr(x, "shape", ()) in shapes else "" for path, x in paths]
-    asked = [bool(name) and x.dtype in NARROW for name, (_, x) in zip(names, paths, strict=True)]
-    ones = [_above_one(x) if one else x for one, (_, x) in zip(asked, paths, strict=True)]
+    narrow = [bool(name) and x.dtype in NARROW for name, (_, x) in zip(names, paths, strict=True)]
+    ones = [_above_one(x) if is_narrow else x for is_narrow, (_, x) in zip(narrow, paths, strict=True)]
     nothing = jax.tree.map(jnp.zeros_like, params)
     left = jax.tree.leaves(tx.update(zeros, treedef.unflatten(ones), nothing)[1])
-    fates: dict[str, _Fate] = collections.defaultdict(_Fate)
-    for name, (path, x), one, now in zip(names, paths, asked, left, strict=True):
+    tallies: dict[str, MomentTally] = collections.defaultdict(MomentTally)
+    for name, (path, x), is_narrow, now in zip(names, paths, narrow, left, strict=True):
         if name:
-            shrinks = bool((now != _above_one(x)).any()) if one else True
-            fates[name].note(x, jax.tree_util.keystr(path[:-1]), shrinks)
+            shrinks = bool((now != _above_one(x)).any()) if is_narrow else True
+            # The arrays of a state have one rate.
+            tallies[name].add(x.dtype.name, x.size, jax.tree_util.keystr(path[:-1]), shrinks)
     for name, why, count in _kept_otherwise(tx, params, names, paths):
-        fates[name].otherwise[why] += count
+        tallies[name].otherwise[why] += count
     by_path = {leaf_name(path): x for path, x in paths}
     for path, x in by_path.items():
         parts = path.split("/")
         for second, first in PAIRS.items():
             other = by_path.get("/".join(first if part == second else part for part in parts))
             if second in parts and other is not None and jnp.issubdtype(other.dtype, jnp.floating):
-                fates[second].zero += int(((x == 0) & (other != 0)).sum())
-    return {name: fate.diagnosis for name, fate in fates.items()}
+                tallies[second].zero += int(((x == 0) & (other != 0)).sum())
+    return {name: tally.diagnosis for name, tally in tallies.items()}
 
 
 def _kept_otherwise(tx: optax.GradientTransformation, params, names, paths) -> list[tuple[str, str, int]]:
@@ -104,31 +79,3 @@ def _moment_name(path) -> str:
     fields = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
     fields = [name for name in fields if name != "inner_state" and not name.endswith("_scale")]
     return "" if not fields or fields[-1] in _NO_MOMENTS else fields[-1]
-
-
-class _Fate:
-    """What is known of one kind of moment."""
-
-    def __init__(self):
-        self.dtypes: dict[str, int] = collections.defaultdict(int)
-        self.otherwise: dict[str, int] = collections.defaultdict(int)
-        self.zero = 0
-        # The arrays of a state have one rate. Of few elements that are rounded stochastically, none may
-        # happen to shrink.
-        self._sizes: dict[str, int] = collections.defaultdict(int)
-        self._shrinks: dict[str, bool] = collections.defaultdict(bool)
-
-    def note(self, x: jax.Array, place: str, shrinks: bool) -> None:
-        """Note of an array, and of its place in the state, whether any element has shrunk."""
-        self.dtypes[x.dtype.name] += x.size
-        self._sizes[place] += x.size
-        self._shrinks[place] |= shrinks
-
-    @property
-    def diagnosis(self) -> MomentDiagnosis:
-        """What is told of it."""
-        total = max(sum(self.dtypes.values()), 1)
-        frozen = sum(size for place, size in self._sizes.items() if not self._shrinks[place])
-        otherwise = sum(self.otherwise.values()) / total
-        why = max(self.otherwise, key=self.otherwise.__getitem__, default="")
-        return MomentDiagnosis(dict(self.dtypes), frozen / total, self.zero / total, otherwise, why)

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.text_table import text_table
 from halfstep_torch.declarations import declared
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import StateArray
-from halfstep_torch.text_table import text_table
 
 STEP_BYTES = 8
 """The count of a parameter, an int64."""

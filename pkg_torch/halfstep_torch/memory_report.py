@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from halfstep.text_table import text_table
 from halfstep_torch.description import state_bytes
 from halfstep_torch.engine.optimizer import Optimizer
-from halfstep_torch.text_table import text_table
 
 FLOAT32_ADAMW = 16
 """Bytes per parameter of float32 weights, gradients and the two moments of AdamW."""

@@ -4,6 +4,8 @@
 imports nothing of this package: it judges what stands here too.
 """
 
+from halfstep.rule import Rule, decay_rate, moment, number, option
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["Rule", "__version__", "decay_rate", "moment", "number", "option"]

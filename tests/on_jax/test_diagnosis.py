@@ -69,6 +69,28 @@ def test_decay_that_is_lost_is_told_where_updates_are_not():
     assert any("0% of the updates and 100% of the decay" in line for line in diagnosis.advice)
 
 
+def test_what_one_part_of_a_partition_loses_shows_beside_a_part_that_loses_nothing():
+    parts = {"plain": optax.adamw(1e-5), "ours": hs.adamw(1e-5)}
+    params = {name: jnp.ones((48, 48), jnp.bfloat16) for name in "ab"}
+    tx = optax.partition(parts, {"a": "plain", "b": "ours"})
+    diagnosis = hs.diagnose(tx, params, params)
+    alone = hs.diagnose(parts["plain"], {"a": params["a"]}, {"a": params["a"]})
+    assert alone.leaves == {"a": 1}
+    assert diagnosis.leaves == {"a": 1, "b": 0}
+    assert diagnosis.updates_lost == 0.5
+    assert "Rounding drops 50% of the updates" in diagnosis.advice[0]
+
+
+def test_weights_that_a_transform_renames_are_no_false_alarm():
+    params = {"a": jnp.ones((8, 8), jnp.bfloat16), "b": jnp.ones(8, jnp.bfloat16)}
+    assert hs.diagnose(optax.flatten(hs.adamw(1e-5)), params, params).updates_lost == 0
+
+
+def test_float32_moments_do_not_hide_those_of_16_bits_that_freeze():
+    params = {"a": jnp.ones((8, 8), jnp.bfloat16), "b": jnp.ones(192, jnp.float32)}
+    assert hs.diagnose(optax.adamw(1e-5), params, params).moments["nu"].frozen == 0.25
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tx", "dtype"),

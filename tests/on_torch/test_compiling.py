@@ -1,8 +1,8 @@
 """Compilation: one graph for every shape and number, chosen when it pays, and nothing lost when it fails."""
 
 import collections
-import ctypes
-import functools
+import contextlib
+import cProfile
 import itertools
 import os
 import subprocess
@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
-from halfstep_torch.engine import batches, cpp_loop, inductor, kernel, planned_optimizer
+from halfstep_torch.engine import batches, inductor, kernel, planned_optimizer
 from halfstep_torch.engine.compiler import Compile
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
 
@@ -132,9 +132,9 @@ def short_and_long() -> list[tuple[str, torch.nn.Parameter]]:
     return [(f"w{n}", p) for n, p in zip(lengths, params, strict=True)]
 
 
-def after_two_steps(make) -> dict:
+def after_two_steps(make, **options) -> dict:
     params = short_and_long()
-    optimizer = make(params)
+    optimizer = make(params, lr=1e-2, **options)
     for step in range(2):
         give_gradients(params, step)
         before = [p.grad.clone() for _, p in params]
@@ -143,47 +143,31 @@ def after_two_steps(make) -> dict:
     return snapshot(optimizer)
 
 
-@pytest.fixture
-def addressed(monkeypatch):
-    """Return a list of the rows that are stepped where they are, and by how many threads."""
-    stepped, step = [], cpp_loop.CppLoop.step
-
-    def watched(loop, table, *arguments):
-        stepped.append(arguments[-1])
-        step(loop, table, *arguments)
-
-    monkeypatch.setattr(cpp_loop.CppLoop, "step", watched)
-    return stepped
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the loop is for Linux")
 @pytest.mark.parametrize("make", [hs.AdamW, pytest.param(hs.Lamb, marks=pytest.mark.slow)])
-def test_arrays_stepped_where_they_are_have_the_bits_of_packed_ones(make, fresh, monkeypatch, addressed):
-    made = functools.partial(make, lr=1e-2, compile=True)
-    ours = after_two_steps(made)
-    assert addressed
-    # Without the library of the loop, all are packed.
-    kernel.compiled_kernel.cache_clear()
-    monkeypatch.setattr(cpp_loop, "_compiled_loop", lambda _: ctypes.CDLL("missing"))
-    addressed.clear()
-    assert_same_snapshots(ours, after_two_steps(made))
-    assert not addressed
+def test_packed_arrays_have_the_bits_of_eager_steps_and_gradients_stay(make):
+    assert_same_snapshots(after_two_steps(make, compile=True), after_two_steps(make, compile=False))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the loop is for Linux")
-def test_threads_share_the_arrays_that_are_stepped_where_they_are(monkeypatch, addressed):
-    runs, step = [], cpp_loop.CppLoop.step
-    for threads in (1, 3):
-        monkeypatch.setattr(cpp_loop.CppLoop, "step", lambda loop, *of, n=threads: step(loop, *of[:-1], n))
-        runs.append(after_two_steps(functools.partial(hs.AdamW, lr=1e-2, compile=True)))
-    assert addressed == [1, 1, 3, 3]
+@pytest.mark.parametrize("choice", [True, "auto"])
+def test_a_profiler_changes_nothing_about_compiling(fresh, choice):
+    runs = []
+    for profiler in (contextlib.nullcontext(), cProfile.Profile()):
+        kernel.compiled_kernel.cache_clear()
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 1_000_000).bfloat16())
+        p.grad = torch.ones_like(p)
+        optimizer = hs.AdamW([p], compile=choice)
+        before = graphs()
+        with profiler:
+            optimizer.step()
+        assert graphs() - before == 1
+        runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
 
 
 def test_another_number_of_threads_is_another_kernel(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        kernel, "compiled_kernel", lambda *of: asked.append(of) or kernel.Kernel(lambda *tensors: None)
+        kernel, "compiled_kernel", lambda *arguments: asked.append(arguments) or (lambda *tensors: None)
     )
     for threads in (1, 2):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)

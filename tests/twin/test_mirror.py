@@ -1,16 +1,14 @@
 """The packages and the reference have the same names in the same files, or `docs/mirror.md` says why not."""
 
 import ast
-import dataclasses
 import pathlib
 import re
 
 import halfstep_jax
 import halfstep_torch
-from halfstep_jax import diagnosis as diagnosis_jax
-from halfstep_torch import diagnosis as diagnosis_torch
 
 ROOT = pathlib.Path(__file__).parents[2]
+SHARED = "shared_spec/halfstep"
 FOLDERS = {
     "jax": "pkg_jax/halfstep_jax",
     "torch": "pkg_torch/halfstep_torch",
@@ -28,23 +26,26 @@ def explained(section: str) -> dict[str, set[str]]:
     return {name: set(column.split(", ")) for name, column in rows}
 
 
-def files(package: str) -> dict[str, pathlib.Path]:
-    folder = ROOT / FOLDERS[package]
-    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
+def files(folder: str) -> dict[str, pathlib.Path]:
+    root = ROOT / folder
+    return {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
 
 
 def holders() -> dict[str, set[str]]:
-    """Return which packages have a file, for every file of any."""
+    """Return which packages have a file, for every file of any; what they share is in both."""
     found: dict[str, set[str]] = {}
-    for package in FOLDERS:
-        for file in files(package):
+    for package, folder in FOLDERS.items():
+        for file in files(folder):
             found.setdefault(file, set()).add(package)
-    return found
+    return {file: found.get(file, set()) | {"jax", "torch"} for file in files(SHARED)} | {
+        file: packages for file, packages in found.items() if file not in files(SHARED)
+    }
 
 
-def public_names(path: pathlib.Path) -> dict[str, str]:
+def public_names(file: str, *folders: str) -> dict[str, str]:
     """Return the public definitions of a file, by name without case: `ScaleByLion` is `scale_by_lion`."""
-    nodes = ast.parse(path.read_text()).body
+    paths = [ROOT / folder / file for folder in folders]
+    nodes = [node for path in paths if path.exists() for node in ast.parse(path.read_text()).body]
     names = [n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
     names += [t.id for n in nodes if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
     names += [n.target.id for n in nodes if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
@@ -60,11 +61,11 @@ def test_a_public_name_of_one_package_alone_is_explained():
 
 def test_a_file_that_not_all_three_have_is_explained():
     """A row that ends in a slash explains a folder."""
-    rows, used = explained("Files"), set()
+    rows, used, shared = explained("Files"), set(), files(SHARED)
     for file, found in holders().items():
         row = next((r for r in rows if file == r or (r.endswith("/") and file.startswith(r))), None)
-        if found == FOLDERS.keys():
-            assert row is None, f"{file} is in all three packages"
+        if found == FOLDERS.keys() or file in shared:
+            assert row is None, f"{file} is in all three packages, or in halfstep"
             continue
         assert row is not None, f"{file} is in {found} alone"
         assert rows[row] == found, f"{file} is in {found}"
@@ -78,16 +79,10 @@ def test_a_name_of_the_reference_that_a_package_lacks_is_explained():
     for file, found in holders().items():
         if found != FOLDERS.keys() or file.endswith("__init__.py"):
             continue
-        names = {package: public_names(files(package)[file]) for package in FOLDERS}
+        names = {package: public_names(file, folder, SHARED) for package, folder in FOLDERS.items()}
+        names["spec"] = public_names(file, FOLDERS["spec"])
         for key, name in names["spec"].items():
             lacking = {package for package in ("jax", "torch") if key not in names[package]}
             if lacking:
                 missing[name] = lacking
     assert missing == explained("Names of the reference")
-
-
-def test_a_diagnosis_says_the_same_in_both_packages():
-    for name in ("Diagnosis", "MomentDiagnosis"):
-        ours, theirs = (getattr(package, name) for package in (diagnosis_jax, diagnosis_torch))
-        fields = [[(one.name, one.default) for one in dataclasses.fields(kind)] for kind in (ours, theirs)]
-        assert fields[0] == fields[1]

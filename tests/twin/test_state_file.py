@@ -1,5 +1,6 @@
 """A state file that is not whole, not ours or of another run is refused, and nothing has changed."""
 
+import importlib.metadata
 import json
 
 import jax
@@ -10,20 +11,19 @@ import pytest
 import safetensors.numpy
 import torch
 
+import halfstep
 import halfstep_jax
 import halfstep_spec
 import halfstep_torch
-from halfstep_jax.checkpoint import header as jax_header
-from halfstep_jax.checkpoint import state_file as jax_file
-from halfstep_spec import inspect
+from halfstep import inspect
+from halfstep.checkpoint import state_file
+from halfstep.checkpoint.header import SPEC_VERSION
+from halfstep_spec import inspect as spec_inspect
 from halfstep_spec.checkpoint import state_file as spec_file
-from halfstep_torch.checkpoint import header as torch_header
-from halfstep_torch.checkpoint import state_file as torch_file
 
 _READERS = {
     "spec": spec_file.read_state_file,
-    "jax": lambda path: jax_file.read_state_file("load_state", path),
-    "torch": lambda path: torch_file.read_state_file("load_state", path),
+    "packages": lambda path: state_file.read_state_file("load_state", path),
 }
 
 
@@ -96,8 +96,8 @@ def test_a_safetensors_file_of_someone_else_is_refused(reader, tmp_path):
 @pytest.mark.parametrize("reader", _READERS)
 def test_a_file_of_a_later_layout_is_refused(reader, tmp_path, monkeypatch):
     path = tmp_path / "later"
-    monkeypatch.setattr(jax_file, "LAYOUT_VERSION", 2)
-    jax_file.write_state_file(path, {}, {})
+    monkeypatch.setattr(state_file, "LAYOUT_VERSION", 2)
+    state_file.write_state_file(path, {}, {})
     monkeypatch.undo()
     with pytest.raises(ValueError, match="layout_version=2"):
         _READERS[reader](path)
@@ -113,12 +113,12 @@ def damaged_files(file, tmp_path, monkeypatch):
         found[f"flipped at {at}"] = (bytes(flipped), "damaged")
     safetensors.numpy.save_file({"w": np.zeros(3, np.float32)}, tmp_path / "theirs")
     found["theirs"] = ((tmp_path / "theirs").read_bytes(), "no state file of halfstep")
-    header, arrays = _READERS["jax"](file)
-    monkeypatch.setattr(jax_file, "LAYOUT_VERSION", 2)
-    jax_file.write_state_file(tmp_path / "later", header | {"layout_version": 2}, arrays)
+    header, arrays = _READERS["packages"](file)
+    monkeypatch.setattr(state_file, "LAYOUT_VERSION", 2)
+    state_file.write_state_file(tmp_path / "later", header | {"layout_version": 2}, arrays)
     monkeypatch.undo()
     found["later"] = ((tmp_path / "later").read_bytes(), "layout_version=2")
-    jax_file.write_state_file(tmp_path / "contract", header | {"spec_version": 2}, arrays)
+    state_file.write_state_file(tmp_path / "contract", header | {"spec_version": 2}, arrays)
     found["contract"] = ((tmp_path / "contract").read_bytes(), "version 2 of the contract")
     return found
 
@@ -145,13 +145,12 @@ def test_model_and_optimizer_stay_as_they_are_where_a_file_is_refused(file, tmp_
 def test_all_readers_find_what_was_written_and_so_does_safetensors(file):
     header, arrays = _READERS["spec"](file)
     assert header["leaves"].keys() == {"w", "b"}
-    for reader in ("jax", "torch"):
-        found_header, found = _READERS[reader](file)
-        assert found_header == header
-        assert found.keys() == arrays.keys()
-        for name, array in arrays.items():
-            said = (array.dtype, array.bits.shape, array.bits.tobytes())
-            assert (found[name].dtype, found[name].shape, found[name].data.tobytes()) == said
+    found_header, found = _READERS["packages"](file)
+    assert found_header == header
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        said = (array.dtype, array.bits.shape, array.bits.tobytes())
+        assert (found[name].dtype, found[name].shape, found[name].data.tobytes()) == said
     with safetensors.safe_open(file, "np") as theirs:
         assert set(theirs.keys()) == set(arrays)
         assert json.loads(theirs.metadata()["halfstep"]) == header
@@ -160,18 +159,16 @@ def test_all_readers_find_what_was_written_and_so_does_safetensors(file):
     )
 
 
-def test_the_three_writers_write_the_same_bytes(file, tmp_path):
-    header, arrays = _READERS["spec"](file)
-    assert spec_file.file_bytes(header, arrays) == file.read_bytes()
-    for writer in (jax_file, torch_file):
-        writer.write_state_file(tmp_path / "again", header, _READERS["jax"](file)[1])
-        assert (tmp_path / "again").read_bytes() == file.read_bytes()
+def test_both_writers_write_the_same_bytes(file, tmp_path):
+    assert spec_file.file_bytes(*_READERS["spec"](file)) == file.read_bytes()
+    state_file.write_state_file(tmp_path / "again", *_READERS["packages"](file))
+    assert (tmp_path / "again").read_bytes() == file.read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
 
 
 def test_versions_are_those_of_the_spec():
-    assert halfstep_spec.SPEC_VERSION == jax_header.SPEC_VERSION == torch_header.SPEC_VERSION
-    assert spec_file.LAYOUT_VERSION == jax_file.LAYOUT_VERSION == torch_file.LAYOUT_VERSION
+    assert halfstep_spec.SPEC_VERSION == SPEC_VERSION
+    assert spec_file.LAYOUT_VERSION == state_file.LAYOUT_VERSION
 
 
 @pytest.mark.parametrize("options", [{"nu_dtype": "bfloat16"}, {"b1": 0.8}, {"param_storage": "split16"}])
@@ -249,7 +246,7 @@ def test_state_of_another_transform_is_kept_in_jax_and_refused_in_torch(tmp_path
     _, found = halfstep_jax.load_state(path, params, tx)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, state))
     model, optimizer = torch_run()
-    with pytest.raises(ValueError, match=r"has the arrays 'optax/0/count'.*save what they wrap"):
+    with pytest.raises(ValueError, match=r"has the arrays 'optax/0/count'.*save what it wraps"):
         halfstep_torch.load_state(path, model, optimizer)
 
 
@@ -290,15 +287,31 @@ def test_a_state_that_is_not_of_the_transform_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_person_can_read_a_file(file, tmp_path, capsys):
-    assert inspect.main([str(file)]) == 0
+@pytest.mark.parametrize("main", [inspect.main, spec_inspect.main], ids=["packages", "spec"])
+def test_a_person_can_read_a_file(main, file, tmp_path, capsys):
+    assert main([str(file)]) == 0
     said = capsys.readouterr().out
     for text in ("2 leaves", "scale_by_adam, step 2, seed 3", "ufloat8_e6m2", "nu/w", "2x3"):
         assert text in said
     bad = tmp_path / "bad"
     bad.write_bytes(file.read_bytes()[:-1])
-    assert inspect.main([str(bad)]) == 1
+    assert main([str(bad)]) == 1
     assert "damaged" in capsys.readouterr().out
+
+
+def test_a_file_is_written_where_nothing_is_installed(tmp_path, monkeypatch):
+    """Folders on a path have no metadata; the version that a file names stands in the code."""
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    params, tx = weights(), transform()
+    halfstep_jax.save_state(tmp_path / "jax", params, tx.init(params), tx)
+    halfstep_torch.save_state(tmp_path / "torch", *torch_run())
+    for package in ("jax", "torch"):
+        said, _ = _READERS["packages"](tmp_path / package)
+        assert said["writer"] == f"halfstep_{package} {halfstep.__version__}"
 
 
 @pytest.mark.slow
@@ -330,3 +343,20 @@ def test_parts_of_a_jax_run_are_groups_in_torch(tmp_path):
     found = halfstep_jax.load_state(path, params, tx)
     for mine, theirs in zip(jax.tree.leaves((params, state)), jax.tree.leaves(found), strict=True):
         assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
+
+
+def test_links_at_different_counts_are_read_in_jax_and_refused_in_torch(tmp_path):
+    """As in a chain that was put together of two runs; in torch a parameter has one step."""
+    path, params, tx = tmp_path / "run", weights(), transform()
+    state = tx.init(params)
+    state = (*state[:-1], state[-1]._replace(count=jnp.int32(5)))
+    halfstep_jax.save_state(path, params, state, tx)
+    _, found = halfstep_jax.load_state(path, params, tx)
+    assert (int(found[0].count), int(found[-1].count)) == (0, 5)
+    model, optimizer = torch_run()
+    before = everything(model, optimizer)
+    with pytest.raises(ValueError, match=r"the links of 'w' stand at different counts, \[0, 5\]"):
+        halfstep_torch.load_state(path, model, optimizer)
+    after = everything(model, optimizer)
+    assert before[1] == after[1]
+    assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))

@@ -3,7 +3,6 @@
 Contract: section T. `halfstep_torch` reads and writes the same files.
 """
 
-import importlib.metadata
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
+from halfstep.checkpoint.header import Recipe, check_names, link_record, make_header, paired, read_recipes
+from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep_jax.checkpoint.slots import Entry, Slots, slots_of
-from halfstep_jax.checkpoint.state_file import DTYPES, FileArray, read_state_file, write_state_file
 from halfstep_jax.leaves import leaf_name
 
 _HINT = "Pass the params, the state and the transform of one run."
@@ -71,8 +70,7 @@ def state_file_of(caller: str, params, state, tx) -> tuple[dict[str, Any], dict[
             arrays[slot.name] = _file_array(caller, slot.name, x, slot.kind == "array")
             formats |= {slot.name: slot.label} if slot.label else {}
     recipes = _recipes(weights, found.entries, known["count"], known["seed"])
-    writer = f"halfstep_jax {importlib.metadata.version('halfstep')}"
-    return make_header(writer, recipes, formats), arrays
+    return make_header("halfstep_jax", recipes, formats), arrays
 
 
 def load_state(
@@ -163,10 +161,11 @@ def _recipes(
     """Return of every weight the links that touch it."""
     recipes: dict[str, Recipe] = {leaf: [] for leaf in weights}
     for i, entry in enumerate(entries):
-        said = {"name": entry.name, "count": counts.get(i), "seed": seeds.get(i)}
-        said |= {"numbers": entry.numbers, "options": entry.options}
+        numbers, options = entry.numbers, entry.options
         for leaf, kept in entry.arrays.items():
-            recipes[leaf].append({**said, "arrays": kept, "idle": leaf in entry.idle})
+            idle = leaf in entry.idle
+            record = link_record(entry.name, counts.get(i), seeds.get(i), numbers, options, kept, idle)
+            recipes[leaf].append(record)
     return recipes
 
 
@@ -205,23 +204,16 @@ def _file_array(caller: str, name: str, x, codes: bool) -> FileArray:
         said = getattr(x, "dtype", type(x).__name__)
         raise TypeError(f"{caller}: {name!r} is {said}; a file holds arrays of numbers. Leave it out.")
     values = np.asarray(x)
-    name_of_dtype = "uint8" if codes and values.itemsize == 1 else values.dtype.name
-    if name_of_dtype not in DTYPES:
-        raise TypeError(f"{caller}: {name!r} is {name_of_dtype}, which a file does not hold. Cast it.")
+    dtype = "uint8" if codes and values.itemsize == 1 else values.dtype.name
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    return FileArray(DTYPES[name_of_dtype], values.shape, data)
+    return file_array(caller, name, dtype, values.shape, data)
 
 
 def _array(caller: str, name: str, array: FileArray, like) -> np.ndarray:
     """Return an array of a file, in memory of its own, if it is of the shape and dtype of `like`."""
     dtype = np.dtype(like.dtype)
-    due = "U8" if dtype.itemsize == 1 and array.dtype == "U8" else DTYPES.get(dtype.name)
-    if (array.dtype, array.shape) != (due, tuple(like.shape)):
-        raise ValueError(
-            f"{caller}: {name!r} is {array.dtype}{list(array.shape)} in the file, {due}{list(like.shape)} "
-            f"here. {_HINT}"
-        )
-    return np.array(array.data).view(dtype).reshape(array.shape)
+    due = "uint8" if dtype.itemsize == 1 and array.dtype == "U8" else dtype.name
+    return bytes_of(caller, name, array, due, like.shape).view(dtype).reshape(array.shape)
 
 
 def _placed(x: np.ndarray, sharding) -> jax.Array:

@@ -10,7 +10,6 @@ import re
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 
 from halfstep_jax.leaves import leaf_name
 from halfstep_jax.links import Inside, Link, reported_links
@@ -43,14 +42,14 @@ class Entry:
 
     Attributes:
         name: of the link.
-        numbers: its hyperparameters; None where one is no constant.
+        numbers: its hyperparameters.
         options: its switches.
         arrays: of every weight that it touches what it keeps: by field its format and rounding.
         idle: the weights that it passes on as they are.
     """
 
     name: str
-    numbers: dict[str, float | None]
+    numbers: dict[str, Any]
     options: dict[str, Any]
     arrays: dict[str, dict[str, Any]]
     idle: set[str] = dataclasses.field(default_factory=set)
@@ -210,15 +209,13 @@ def _entry(link: Link) -> Entry:
     return Entry(_snake_case(rule.name), *_settings(rule), arrays, passes)
 
 
-def _settings(rule) -> tuple[dict[str, float | None], dict[str, Any]]:
+def _settings(rule) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the hyperparameters and the switches of a rule."""
     numbers, options = {}, {}
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if "check" in field.metadata:
-            # JSON knows no infinity, which is a bound that bounds nothing.
-            known = isinstance(value, np.floating) and np.isfinite(value)
-            numbers[field.name] = float(value) if known else None
+            numbers[field.name] = value
         elif isinstance(value, bool):
             options[field.name] = value
     return numbers, options

@@ -1,12 +1,11 @@
 """What a state file says of the links of an optimizer: their numbers and switches, and what they keep."""
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
+from halfstep.checkpoint.header import Recipe, link_record
 from halfstep_torch.bound_rule import BoundRule
-from halfstep_torch.checkpoint.header import Recipe
 from halfstep_torch.declarations import declared
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -40,7 +39,7 @@ def recipe_of(plan: Plan, links: list[tuple[Rule, Any]], count: int) -> Recipe:
             again = [one for one in bound.moments if isinstance(one, StoredAgain)]
             name = f"store_state({link.prefix}{link.inner.name})"
             stored = {_field(link.inner, one): _kept(one.outer) for one in again}
-            recipe.append(_said(name, own, count, {}, {}, stored))
+            recipe.append(link_record(name, count, seed_words(own), {}, {}, stored))
         elif isinstance(bound, BoundWeights):
             recipe.append(_link(link, values, link.seed, count, _beside(bound)))
         else:
@@ -94,22 +93,10 @@ def _link(link: Rule, values: Any, seed: Any, count: int, arrays: dict[str, Any]
     fixed = {field: getattr(values, field, None) for field in declared(type(link)).hyperparameters}
     # A learning rate may be a function of the step.
     rates = {field: getattr(value, "rate", value) for field, value in fixed.items()}
-    # JSON knows no infinity, which is a bound that bounds nothing.
-    known = {
-        field: value for field, value in rates.items() if isinstance(value, float) and math.isfinite(value)
-    }
-    numbers = {field: known.get(field) for field in rates}
     fields = dataclasses.fields(link)  # pyright: ignore[reportArgumentType]
     options = {field.name: getattr(link, field.name) for field in fields}
     switches = {name: value for name, value in options.items() if isinstance(value, bool)}
-    return _said(link.name, seed, count, numbers, switches, arrays)
-
-
-def _said(
-    name: str, seed: Any, count: int, numbers: dict, options: dict, arrays: dict[str, Any]
-) -> dict[str, Any]:
-    said = {"name": name, "count": count, "seed": seed_words(seed)}
-    return {**said, "numbers": numbers, "options": options, "arrays": arrays, "idle": False}
+    return link_record(link.name, count, seed_words(seed), rates, switches, arrays)
 
 
 def _beside(bound: BoundRule) -> dict[str, Any]:

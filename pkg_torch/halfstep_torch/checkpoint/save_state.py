@@ -3,18 +3,16 @@
 Contract: section T. `halfstep_jax` reads and writes the same files.
 """
 
-import importlib.metadata
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
+from halfstep.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
+from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep_torch.checkpoint.links import arrays_of, idle_places, recipe_of
-from halfstep_torch.checkpoint.state_file import DTYPES, FileArray, read_state_file, write_state_file
 from halfstep_torch.engine.batches import new_state
 from halfstep_torch.engine.groups import HEADER
 from halfstep_torch.engine.leaves import leaf_name
@@ -80,8 +78,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
             name = f"{field}/{leaf}"
             arrays[name] = _file_array(caller, name, state[key], codes=True)
             formats |= {name: label} if label else {}
-    writer = f"halfstep_torch {importlib.metadata.version('halfstep')}"
-    write_state_file(path, make_header(writer, recipes, formats), arrays)
+    write_state_file(path, make_header("halfstep_torch", recipes, formats), arrays)
 
 
 @torch.no_grad()
@@ -210,24 +207,16 @@ def _state_dict(
 
 def _file_array(caller: str, name: str, x: Tensor, codes: bool = False) -> FileArray:
     """Return a tensor as a file holds it; codes of a byte as bytes."""
-    dtype = _dtype_of(x.dtype, codes)
-    if dtype not in DTYPES:
-        raise TypeError(f"{caller}: {name!r} is {dtype}, which a file does not hold. Cast it.")
     flat = x.detach().cpu().contiguous().reshape(-1)
-    return FileArray(DTYPES[dtype], tuple(x.shape), flat.view(torch.uint8).numpy())
+    return file_array(caller, name, _dtype_of(x.dtype, codes), x.shape, flat.view(torch.uint8).numpy())
 
 
 def _tensor(
     caller: str, name: str, arrays: Mapping[str, FileArray], dtype: torch.dtype, shape: tuple[int, ...]
 ) -> Tensor:
     """Return an array of a file, in memory of its own, if it is of such a dtype and shape."""
-    array, due = arrays[name], DTYPES.get(_dtype_of(dtype, codes=not name.startswith("params/")))
-    if (array.dtype, array.shape) != (due, tuple(shape)):
-        raise ValueError(
-            f"{caller}: {name!r} is {array.dtype}{list(array.shape)} in the file, {due}{list(shape)} here. "
-            "Build the model and the optimizer of the run that was saved."
-        )
-    return torch.from_numpy(np.array(array.data)).view(dtype).reshape(array.shape)
+    due = _dtype_of(dtype, codes=not name.startswith("params/"))
+    return torch.from_numpy(bytes_of(caller, name, arrays[name], due, shape)).view(dtype).reshape(shape)
 
 
 def _dtype_of(dtype: torch.dtype, codes: bool) -> str:

@@ -30,7 +30,6 @@ class Batch:
         slots: the parameters, with gradients of one dtype.
         keys: of their random words, int32: a row for every column of `stream_keys`, an entry per slot.
         layout: the rows of the slots.
-        loops: of each stage, whether a loop calls its compiled kernel.
     """
 
     plan: Plan
@@ -39,7 +38,6 @@ class Batch:
     slots: list[Slot] = dataclasses.field(default_factory=list)
     keys: Any = None
     layout: Any = None
-    loops: tuple[bool, ...] = ()
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -140,10 +138,9 @@ def attach_layouts(
     layouts.clear()
     for (*key, _), batch in batches.items():
         # Batches that differ in their steps alone come in the order of the parameters.
-        loops = batch.loops if compiled[batch.device] else ()
-        kind = (*key, compiled[batch.device], loops)
+        kind = (*key, compiled[batch.device])
         kind, places[kind] = (*kind, places[kind]), places[kind] + 1
         now, layout = signature(batch.slots), before.get(kind)
         if layout is None or layout.signature != now:
-            layout = Layout(batch.slots, now, batch.grad_dtype, compiled[batch.device], loops)
+            layout = Layout(batch.slots, now, batch.grad_dtype, compiled[batch.device])
         layouts[kind] = batch.layout = layout

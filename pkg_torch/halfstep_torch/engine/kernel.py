@@ -7,15 +7,13 @@ that fails leaves everything as it was.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep_torch.bound_rule import flat, layout, unflat
-from halfstep_torch.engine.addressed_rows import AddressedRows
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.cpp_loop import CppLoop, make_cpp_loop
 from halfstep_torch.engine.inductor import Inductor, compile_options, compiling, own_code
 from halfstep_torch.engine.packed_rows import Memory
 from halfstep_torch.engine.rows import Rows, Slot
@@ -26,25 +24,14 @@ from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 _SCRATCH = 1 << 20
 
 
-class Kernel(NamedTuple):
-    """A compiled stage.
-
-    Attributes:
-        step: steps rows, as `compiled_kernel` says.
-        loop: steps many arrays where they are; None where there is no such loop.
-    """
-
-    step: Callable[..., None]
-    loop: CppLoop | None = None
-
-
 def compile_batch(batch: Batch) -> None:
     """Compile the kernels that `run_batch` will call, if any; raise what torch.compile raises."""
-    kernels = [_kernel(batch, k) if stage.compiles else None for k, stage in enumerate(batch.stages)]
-    batch.loops = tuple(kernel is not None and kernel.loop is not None for kernel in kernels)
+    for k, stage in enumerate(batch.stages):
+        if stage.compiles:
+            _kernel(batch, k)
 
 
-def _kernel(batch: Batch, k: int) -> Kernel:
+def _kernel(batch: Batch, k: int) -> Callable[..., None]:
     layouts = layout(tuple(batch.stage_numbers(k)))
     # Inductor writes the number of threads into a kernel for the CPU.
     threads = torch.get_num_threads() if batch.device.type == "cpu" else 0
@@ -118,7 +105,7 @@ def row_keys(stage: Stage, rows: Rows, keys: Tensor) -> Tensor:
     return columns if high.shape[1] > 1 else columns[:, :, 0].contiguous()
 
 
-def _step_of(batch: Batch, k: int, compiled: bool) -> Callable[[Any], None]:
+def _step_of(batch: Batch, k: int, compiled: bool) -> Callable[[Rows], None]:
     """Return what steps rows of the k-th stage."""
     stage, numbers, device = batch.stages[k], batch.stage_numbers(k), batch.device
     column = _column(stage.width, device)
@@ -133,18 +120,14 @@ def _step_of(batch: Batch, k: int, compiled: bool) -> Callable[[Any], None]:
     kernel = _kernel(batch, k)
     vector = torch.tensor(flat(numbers), dtype=torch.float32, device="cpu").to(device)
 
-    def by_kernel(rows: Rows | AddressedRows) -> None:
-        if isinstance(rows, AddressedRows):
-            assert kernel.loop is not None
-            kernel.loop.step(rows.table, vector, batch.keys, column, torch.get_num_threads())
-            return
+    def by_kernel(rows: Rows) -> None:
         keys = row_keys(stage, rows, batch.keys)
         if keys.dim() > 2:
             eager(rows)  # too rare to have a kernel
         elif rows.u is None:
-            kernel.step(rows.p, rows.g, *rows.state, vector, rows.low, keys, column)
+            kernel(rows.p, rows.g, *rows.state, vector, rows.low, keys, column)
         else:
-            kernel.step(rows.p, rows.g, rows.u, *rows.state, vector, rows.low, keys, column)
+            kernel(rows.p, rows.g, rows.u, *rows.state, vector, rows.low, keys, column)
 
     return by_kernel
 
@@ -200,7 +183,7 @@ def _in_rows(p: Tensor, first: Tensor) -> Tensor:
 @functools.cache
 def compiled_kernel(
     stage: Stage, layouts: tuple, device: torch.device, grad_dtype: torch.dtype, threads: int
-) -> Kernel:
+) -> Callable[..., None]:
     """Return a function (p, g, u, *state, numbers, first, keys, column) that steps rows in place.
 
     Args:
@@ -231,8 +214,7 @@ def compiled_kernel(
     with compiling():
         for tensors in calls:  # the second time by what the first has compiled
             kernel(*tensors)
-    step = backend.direct(calls) or kernel
-    return Kernel(step, make_cpp_loop(step, calls, stage.width) if device.type == "cpu" else None)
+    return backend.direct(calls) or kernel
 
 
 def _scratch(

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from halfstep_torch.engine.addressed_rows import AddressedRows, is_addressable
 from halfstep_torch.engine.packed_rows import Memory, PackedRows
 from halfstep_torch.engine.rows import AliasedRows, Rows, Slot, Span, kernel_dtype
 from halfstep_torch.engine.stage import Stage
@@ -22,12 +21,10 @@ class Cut(NamedTuple):
     """How some slots are brought to a stage.
 
     Attributes:
-        addressed: places of those that are stepped in their own memory, all by one call.
         aliased: spans that are stepped in their own memory, by a call each.
         packs: spans that are packed, pack by pack.
     """
 
-    addressed: list[int]
     aliased: list[Span]
     packs: list[list[Span]]
 
@@ -46,7 +43,6 @@ class Layout:
         signature: list[tuple],
         grad_dtype: torch.dtype,
         compiled: bool,
-        loops: Sequence[bool] = (),
     ) -> None:
         self.signature = signature
         stages = slots[0].plan.whole
@@ -54,8 +50,7 @@ class Layout:
         if len(stages) > 1:
             # Between the stages stand updates in float32: those of one long parameter, or some short ones.
             places = _split(slots, lengths(stages[0], slots[0].param.device, compiled)[1])
-        loops = loops or [False] * len(stages)
-        cuts = [[_cut(k, slots, group, compiled, loop) for k, loop in enumerate(loops)] for group in places]
+        cuts = [[_cut(k, slots, group, compiled) for k in range(len(stages))] for group in places]
         self.groups = []
         memories = [
             _memory(
@@ -113,16 +108,13 @@ def lengths(stage: Stage, device: torch.device, compiled: bool) -> tuple[int, in
     return 1 << 18 if stage.blocks else 1 << 24, 1 << 18
 
 
-def _cut(k: int, slots: Sequence[Slot], places: Sequence[int], compiled: bool, loop: bool) -> Cut:
+def _cut(k: int, slots: Sequence[Slot], places: Sequence[int], compiled: bool) -> Cut:
     """Return how slots are brought to the k-th stage."""
-    addressed, aliased, packed = [], [], []
+    aliased, packed = [], []
     stage = slots[0].plan.whole[k]
     if stage.scope != "elementwise":
-        return Cut([], [], [])
+        return Cut([], [])
     for place in places:
-        if loop and is_addressable(slots[place], stage):
-            addressed.append(place)
-            continue
         of_slot = _spans_of(slots[place], place, k, compiled)
         aliased += of_slot[0]
         packed += of_slot[1]
@@ -134,7 +126,7 @@ def _cut(k: int, slots: Sequence[Slot], places: Sequence[int], compiled: bool, l
             room = lengths(stage, slots[0].param.device, compiled)[1]
         packs[-1].append(span)
         room -= rows * stage.width
-    return Cut(addressed, aliased, packs)
+    return Cut(aliased, packs)
 
 
 def _spans_of(slot: Slot, place: int, k: int, compiled: bool) -> tuple[list[Span], list[Span]]:
@@ -193,12 +185,9 @@ def _memory(
     return Memory(stage, rows, slots[0].param.device, dtype, compiled)
 
 
-def _rows(
-    stage: Stage, slots: Sequence[Slot], cut: Cut, memory: Memory, compiled: bool
-) -> list[Rows | AddressedRows]:
+def _rows(stage: Stage, slots: Sequence[Slot], cut: Cut, memory: Memory, compiled: bool) -> list[Rows]:
     """Return the rows of a stage of a group."""
     return [
-        *([AddressedRows(stage, cut.addressed, slots, memory.grad_dtype)] if cut.addressed else []),
         *(AliasedRows(stage, span, slots[span.slot], compiled) for span in cut.aliased),
         *(PackedRows(stage, pack, slots, memory) for pack in cut.packs),
     ]

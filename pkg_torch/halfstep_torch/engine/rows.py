@@ -5,7 +5,6 @@
     row         a block of a span; `_WIDTH` elements of it where no format has blocks
     keys        of each row: the index of its first element, and k0, k1, ... of its parameter
     aliased     a span that is rows in its own memory: nothing is copied
-    addressed   a parameter that is rows in its own memory, stepped by a call for many (`addressed_rows.py`)
     packed      many spans end to end, in memory of ours (`packed_rows.py`): what is short is filled up, and
                 what fills it up is not written back
 

@@ -5,10 +5,14 @@ Weights with the same recipe share one.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halfstep_jax.checkpoint.state_file import LAYOUT_VERSION
+import numpy as np
+
+from halfstep import __version__
+from halfstep.checkpoint.state_file import LAYOUT_VERSION
 
 SPEC_VERSION = 1
 """Of the contract: it changes whenever a published bit does."""
@@ -16,15 +20,53 @@ SPEC_VERSION = 1
 Recipe = list[dict[str, Any]]
 
 _HINT = "Build the optimizer of the run that was saved."
+_THAT_RUN = "Pass the model and the optimizer of that run."
+_IN_JAX = (
+    "Arrays called optax/ belong to transforms that only JAX has. Where such a transform wraps one of "
+    "halfstep's, save what it wraps: save_state(path, params, state.inner_state, inner)."
+)
 # What a run may change on its way: schedules do.
 _FREE = ("learning_rate", "lr", "weight_decay")
 
 
-def make_header(writer: str, recipes: Mapping[str, Recipe], formats: Mapping[str, Any]) -> dict[str, Any]:
+def link_record(
+    name: str,
+    count: int | None,
+    seed: Sequence[int] | None,
+    numbers: Mapping[str, Any],
+    options: Mapping[str, bool],
+    arrays: Mapping[str, Any],
+    idle: bool = False,
+) -> dict[str, Any]:
+    """Return a link as a recipe holds it.
+
+    Args:
+        name: of the link.
+        count: steps that it has taken.
+        seed: its two words.
+        numbers: hyperparameters by name; what is no finite number, such as a schedule, becomes None.
+        options: switches by name.
+        arrays: of every field that it keeps of a weight, the format and the rounding.
+        idle: whether it passes the weight on as it is.
+    """
+    # JSON knows no infinity, which is a bound that bounds nothing.
+    finite = {field: isinstance(x, float | np.floating) and math.isfinite(x) for field, x in numbers.items()}
+    return {
+        "name": name,
+        "count": count,
+        "seed": None if seed is None else list(seed),
+        "numbers": {field: float(x) if finite[field] else None for field, x in numbers.items()},
+        "options": dict(options),
+        "arrays": dict(arrays),
+        "idle": idle,
+    }
+
+
+def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[str, Any]) -> dict[str, Any]:
     """Return the header of a state file.
 
     Args:
-        writer: which package, in which version.
+        package: which one writes it.
         recipes: of every weight, by its name.
         formats: of the arrays whose dtype does not say how they are stored, by name.
     """
@@ -34,7 +76,7 @@ def make_header(writer: str, recipes: Mapping[str, Recipe], formats: Mapping[str
         distinct.setdefault(key, recipes[leaf])
     numbers = {key: i for i, key in enumerate(distinct)}
     return {
-        "writer": writer,
+        "writer": f"{package} {__version__}",
         "spec_version": SPEC_VERSION,
         "layout_version": LAYOUT_VERSION,
         "leaves": {leaf: numbers[key] for leaf, key in keys.items()},
@@ -100,7 +142,8 @@ def check_names(caller: str, what: str, saved: Any, own: Any) -> None:
             f"lacks the {what}s {_listed(missing)}" if missing else f"has the {what}s {_listed(unknown)}"
         )
         here = "" if missing else ", which are not here"
-        raise ValueError(f"{caller}: the file {problem}{here}. Pass the model and the optimizer of that run.")
+        way_out = _IN_JAX if any(name.startswith("optax/") for name in unknown) else _THAT_RUN
+        raise ValueError(f"{caller}: the file {problem}{here}. {way_out}")
 
 
 def _keeping(recipe: Recipe) -> Recipe:

@@ -1,6 +1,6 @@
 """A state file: safetensors with a header of ours, and a digest of every byte. Contract: section T.
 
-Nothing here knows of torch: arrays are bytes with a dtype and a shape.
+Arrays are bytes with a dtype and a shape, so that nothing here knows of a framework.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +55,46 @@ class FileArray(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: np.ndarray
+
+
+def file_array(caller: str, name: str, dtype: str, shape: Sequence[int], data: np.ndarray) -> FileArray:
+    """Return an array as a file holds it.
+
+    Args:
+        caller: for messages.
+        name: of the array.
+        dtype: as NumPy or ml_dtypes calls it.
+        shape: of the array.
+        data: its bytes, as in `FileArray`.
+
+    Raises:
+        TypeError: if a file does not hold such a dtype.
+    """
+    if dtype not in DTYPES:
+        raise TypeError(f"{caller}: {name!r} is {dtype}, which a file does not hold. Cast it.")
+    return FileArray(DTYPES[dtype], tuple(shape), data)
+
+
+def bytes_of(caller: str, name: str, array: FileArray, dtype: str, shape: Sequence[int]) -> np.ndarray:
+    """Return the bytes of an array of a file, in memory of their own, if it is of such a dtype and shape.
+
+    Args:
+        caller: for messages.
+        name: of the array.
+        array: of the file.
+        dtype: as NumPy or ml_dtypes calls it; a code of a byte is a uint8.
+        shape: that it must have.
+
+    Raises:
+        ValueError: if it is of another dtype or shape.
+    """
+    due = DTYPES.get(dtype)
+    if (array.dtype, array.shape) != (due, tuple(shape)):
+        raise ValueError(
+            f"{caller}: {name!r} is {array.dtype}{list(array.shape)} in the file, {due}{list(shape)} here. "
+            "Build the model and the optimizer of the run that was saved."
+        )
+    return np.array(array.data)
 
 
 def write_state_file(

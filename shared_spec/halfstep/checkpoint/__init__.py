@@ -1,0 +1,1 @@
+"""State files: weights and optimizer state in one layout, whatever the framework."""

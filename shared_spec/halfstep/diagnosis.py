@@ -1,0 +1,218 @@
+"""What 16 bits cost a run, as both packages tell it: shares of what is lost, and advice where one is large.
+
+Each package takes the trial steps itself, and counts.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping
+
+Count = tuple[int, int]
+"""How many elements are lost, of how many."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentDiagnosis:
+    """How one kind of moment fares.
+
+    Attributes:
+        dtypes: how many elements are kept in each dtype.
+        frozen: share of them that cannot shrink: one step without a gradient takes nothing off them. (Of
+            codes with scales nothing is said.)
+        zero: of a second moment, the share that is zero where the first one is not.
+        not_as_asked: share of them that is kept otherwise than was asked for: by halfstep, not in its format;
+            by others, not in the dtype that a fresh state has.
+        why: it is; "" where it is not.
+    """
+
+    dtypes: dict[str, int]
+    frozen: float
+    zero: float = 0.0
+    not_as_asked: float = 0.0
+    why: str = ""
+
+    def __str__(self) -> str:
+        kinds = ", ".join(self.dtypes)
+        asked = f"not as asked {self.not_as_asked:.1%}"
+        return f"{kinds}; frozen {self.frozen:.1%}; zero {self.zero:.1%}; {asked}"
+
+
+class MomentTally:
+    """Counts of one kind of moment.
+
+    Attributes:
+        zero: elements of a second moment that are zero where the first one is not.
+        otherwise: elements that are kept otherwise than was asked for, by the reason.
+    """
+
+    def __init__(self):
+        self.zero = 0
+        self.otherwise: dict[str, int] = collections.defaultdict(int)
+        self._dtypes: dict[str, int] = collections.defaultdict(int)
+        # Arrays of one rate and dtype stand together: of few elements that are rounded stochastically, none
+        # may happen to shrink.
+        self._sizes: dict[Hashable, int] = collections.defaultdict(int)
+        self._shrinks: dict[Hashable, bool] = collections.defaultdict(bool)
+
+    def add(self, dtype: str, size: int, rate: Hashable, shrinks: bool) -> None:
+        """Count an array.
+
+        Args:
+            dtype: of the array.
+            size: its number of elements.
+            rate: what tells its rate from others.
+            shrinks: whether any element has shrunk.
+        """
+        self._dtypes[dtype] += size
+        self._sizes[rate, dtype] += size
+        self._shrinks[rate, dtype] |= shrinks
+
+    @property
+    def diagnosis(self) -> MomentDiagnosis:
+        """The counts as shares."""
+        total = max(sum(self._dtypes.values()), 1)
+        frozen = sum(size for key, size in self._sizes.items() if not self._shrinks[key])
+        otherwise = sum(self.otherwise.values()) / total
+        why = max(self.otherwise, key=self.otherwise.__getitem__, default="")
+        return MomentDiagnosis(dict(self._dtypes), frozen / total, self.zero / total, otherwise, why)
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` returns; `print` shows it as a table.
+
+    Attributes:
+        updates_lost: share of the updates of 16-bit weights that are not zero and move nothing; 0 where they
+            are rounded stochastically, or what is lost is kept.
+        decay_lost: the same of weight decay alone; None where there is none.
+        leaves: `updates_lost` of each 16-bit weight, by name.
+        moments: of every kind of moment, by its name in the state.
+        sums_rounded: share of the sums of gradients every summand of which was added in 16 bits and rounded
+            to nearest.
+        norm: of all gradients, in float32, and
+        plain_norm: as the framework has it.
+        advice: a line for each thing found; none where all is well.
+    """
+
+    updates_lost: float
+    decay_lost: float | None
+    leaves: dict[str, float]
+    moments: dict[str, MomentDiagnosis]
+    sums_rounded: float
+    norm: float
+    plain_norm: float
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        decay = "none" if self.decay_lost is None else f"{self.decay_lost:.1%}"
+        worst = sorted(((name, lost) for name, lost in self.leaves.items() if lost), key=lambda row: -row[1])
+        rows = [("updates lost", f"{self.updates_lost:.1%}"), ("decay lost", decay)]
+        rows += [(f"  {name}", f"{lost:.1%}") for name, lost in worst[:5]]
+        rows += [(name, str(moment)) for name, moment in self.moments.items()]
+        rows.append(("sums of gradients", f"rounded to nearest {self.sums_rounded:.1%}"))
+        rows.append(("norm of gradients", f"{self.norm:.6g} (the framework has {self.plain_norm:.6g})"))
+        width = max(len(name) for name, _ in rows)
+        table = [f"{name:<{width}}  {value}" for name, value in rows]
+        return "\n".join([*table, *(f"- {line}" for line in self.advice or ("Nothing is lost.",))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What a framework's users know things by, and what a package offers them.
+
+    Attributes:
+        package: the package of halfstep.
+        cure: for updates that are lost.
+        rate: of a moment.
+        pairs: the names of second moments, and of the first ones beside them.
+        sums: of sums of gradients that are rounded, how they came to be.
+        plain_norm: whose norm the framework's is.
+        clip: what to clip by.
+    """
+
+    package: str
+    cure: str
+    rate: str
+    pairs: Mapping[str, str]
+    sums: str
+    plain_norm: str
+    clip: str
+
+
+def diagnosis_of(
+    terms: Terms,
+    updates: Mapping[str, Count],
+    decay: Iterable[Count] | None,
+    moments: Mapping[str, MomentDiagnosis],
+    sums_rounded: float,
+    norm: float,
+    plain_norm: float,
+) -> Diagnosis:
+    """Return the diagnosis of what was counted.
+
+    Args:
+        terms: of the framework.
+        updates: of every 16-bit weight, the updates that are lost, by name.
+        decay: likewise the decay; None where there is none.
+        moments: by name.
+        sums_rounded: as in `Diagnosis`,
+        norm: likewise, and
+        plain_norm: likewise.
+    """
+    updates_lost = _share(updates.values())
+    decay_lost = None if decay is None else _share(decay)
+    advice = [
+        *_advice_on_updates(terms, updates_lost, decay_lost),
+        *(line for name, moment in moments.items() for line in _advice_on_moment(terms, name, moment)),
+        *_advice_on_gradients(terms, sums_rounded, norm, plain_norm),
+    ]
+    leaves = {name: _share([count]) for name, count in updates.items()}
+    return Diagnosis(
+        updates_lost, decay_lost, leaves, dict(moments), sums_rounded, norm, plain_norm, tuple(advice)
+    )
+
+
+def _share(counts: Iterable[Count]) -> float:
+    lost, total = zip((0, 0), *counts, strict=True)
+    return sum(lost) / max(sum(total), 1)
+
+
+def _advice_on_updates(terms: Terms, updates_lost: float, decay_lost: float | None) -> Iterable[str]:
+    if updates_lost > 0.05 or (decay_lost or 0) > 0.05:
+        decay = f" and {decay_lost:.0%} of the decay" if decay_lost else ""
+        yield (
+            f"Rounding drops {updates_lost:.0%} of the updates{decay}. {terms.cure} A learning rate that was "
+            "tuned while weights stood still is too high without that: try a lower one."
+        )
+
+
+def _advice_on_moment(terms: Terms, name: str, moment: MomentDiagnosis) -> Iterable[str]:
+    if moment.frozen > 0.05:
+        yield (
+            f"{moment.frozen:.0%} of {name} cannot shrink: 1 - {terms.rate} is below half a gap of its "
+            f"dtype. Keep it in float32, or round it stochastically, as {terms.package} does."
+        )
+    if moment.zero > 0.01:
+        first = terms.pairs[name]
+        yield (
+            f"{moment.zero:.0%} of {name} is zero where {first} is not: such weights move by {first} / eps. "
+            "Keep it in a dtype with the range of float32, such as bfloat16."
+        )
+    if moment.not_as_asked > 0.05:
+        yield (
+            f"{moment.not_as_asked:.0%} of {name} is not kept as was asked for: {moment.why}. "
+            "Change what was asked for, or make the state anew."
+        )
+
+
+def _advice_on_gradients(terms: Terms, sums_rounded: float, norm: float, plain_norm: float) -> Iterable[str]:
+    if sums_rounded > 0.05:
+        yield (
+            f"{sums_rounded:.0%} of the {terms.sums}: they lose what is small beside them. "
+            f"Use accumulate_gradients of {terms.package}."
+        )
+    if abs(plain_norm - norm) > 0.01 * norm:
+        yield (
+            f"The norm of the gradients is {norm:.4g}; {terms.plain_norm} takes it for {plain_norm:.4g}. "
+            f"Use {terms.clip} of {terms.package}."
+        )

@@ -1,0 +1,53 @@
+"""Checks of hyperparameters, which each framework makes float32 first. Contract: A4.
+
+A check gets (caller, name, the value as given, its float32 number) and raises ValueError. A framework
+skips it where the number is not known yet, as under a trace.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+Check = Callable[[str, str, Any, float], None]
+
+
+def check_decay_rate(caller: str, name: str, value: Any, number: float) -> None:
+    """Refuse a decay rate outside [0, 1)."""
+    if not 0.0 <= number < 1.0:
+        rounded = " in float32" if 0.0 <= float(value) < 1.0 else ""
+        raise ValueError(
+            f"{caller}: {name}={value} is outside [0, 1){rounded}. Use a decay rate such as 0.9."
+        )
+
+
+def check_bound(caller: str, name: str, value: Any, number: float, hint: str = "Use a number >= 0.") -> None:
+    """Refuse a negative number and NaN; infinity means no bound."""
+    if not number >= 0:
+        problem = "negative" if number < 0 else "not a number"
+        raise ValueError(f"{caller}: {name}={value} is {problem}. {hint}")
+
+
+def check_nonnegative(
+    caller: str, name: str, value: Any, number: float, hint: str = "Use a number >= 0."
+) -> None:
+    """Refuse a negative number, NaN and infinity."""
+    check_bound(caller, name, value, number, hint)
+    if number == math.inf:
+        raise ValueError(f"{caller}: {name}={value} is infinite in float32. {hint}")
+
+
+def check_order(caller: str, low_name: str, low: float, high_name: str, high: float) -> None:
+    """Refuse a lower bound above its upper bound."""
+    if low > high:
+        raise ValueError(
+            f"{caller}: {low_name}={low:.7g} is above {high_name}={high:.7g}. "
+            f"Use {low_name} <= {high_name}, or None for no bound."
+        )
+
+
+def several(caller: str, name: str, value: Any, count: int) -> tuple:
+    """Return the values of an entry that holds several, each still unchecked."""
+    if isinstance(value, (tuple, list)) and len(value) == count:
+        return tuple(value)
+    what, example = ("pair", "(0.9, 0.999)") if count == 2 else (f"tuple of {count}", "(0.98, 0.92, 0.99)")
+    raise TypeError(f"{caller}: {name}={value!r} is not a {what}. Use a {what} such as {example}.")

@@ -1,0 +1,75 @@
+"""Print what a state file holds.
+
+python -m halfstep.inspect run.safetensors
+"""
+
+import argparse
+import collections
+import os
+import sys
+from typing import Any
+
+from halfstep.checkpoint.state_file import read_state_file
+from halfstep.storage.labels import label_text
+from halfstep.text_table import text_table
+
+
+def lines(path: str | os.PathLike[str]) -> list[str]:
+    """Return what a state file says: the run, its recipes, and every array.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ValueError: if it is no state file, damaged, or of a later layout.
+        OSError: if it cannot be read.
+    """
+    header, arrays = read_state_file("inspect", path)
+    total = sum(array.data.nbytes for array in arrays.values())
+    text = [
+        f"written by {header['writer']}, contract version {header['spec_version']}, "
+        f"layout version {header['layout_version']}; its SHA-256 is right",
+        f"{len(header['leaves'])} leaves, {len(arrays)} arrays, {total:,} bytes",
+    ]
+    users = collections.Counter(header["leaves"].values())
+    for number, recipe in enumerate(header["recipes"]):
+        text += ["", f"recipe {number}, of {users[number]} leaves:", *(f"  {_link(link)}" for link in recipe)]
+    rows = []
+    for name, array in sorted(arrays.items()):
+        label, shape = header["formats"].get(name), "x".join(map(str, array.shape)) or "scalar"
+        stored = label_text(label) if label else array.dtype
+        rows.append((name, stored, shape, f"{array.data.nbytes:,}"))
+    return [*text, "", *text_table(("array", "stored as", "shape", "bytes"), rows, right={3}).splitlines()]
+
+
+def _link(link: dict[str, Any]) -> str:
+    """Return a link of a recipe in words."""
+    words = [link["name"]]
+    if link["count"] is not None:
+        words.append(f"step {link['count']}")
+    if link["seed"] is not None:
+        words.append(f"seed {(link['seed'][0] << 32) | link['seed'][1]}")
+    words += [f"{name} {value:.7g}" for name, value in link["numbers"].items() if value is not None]
+    words += [name for name, value in link["options"].items() if value is True]
+    for name, stored in link["arrays"].items():
+        rounding = f" ({stored['rounding']})" if stored.get("rounding") else ""
+        words.append(f"{name} in {label_text(stored['format'])}{rounding}")
+    return ", ".join([*words, "passes float32 weights on"] if link["idle"] else words)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(description="Print what a state file holds.")
+    parser.add_argument("file")
+    try:
+        print("\n".join(lines(parser.parse_args(argv).file)))
+    except BrokenPipeError:
+        return 0
+    except (OSError, ValueError) as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

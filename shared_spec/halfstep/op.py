@@ -1,0 +1,276 @@
+"""Operations on the numbers of a step: what reads a `Number`, and protects it first where a compiler would.
+
+Contract: A1 to A3.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from halfstep.numbers import Made, Mask, Number
+
+
+class Op:
+    """Operations on the numbers of a step. A framework completes it: what its arrays do, what protects them.
+
+    Attributes:
+        rule: the name of the rule, for messages.
+        library: the framework's functions of arrays: abs, sign, where, maximum, minimum, isfinite, matmul.
+    """
+
+    library: ClassVar[Any] = None
+
+    def __init__(self, rule: str):
+        self.rule = rule
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"{self.rule}: op has no {name}. Use op.apply(function, x).")
+
+    # What a framework says.
+
+    def as_scalar(self, x: Any) -> Any:
+        """Return a bare scalar as the framework's float32; None for anything else."""
+        raise NotImplementedError
+
+    def opaque(self, x: Any) -> Any:
+        """Return x as a value whose origin no compiler sees."""
+        return x
+
+    def opaque_product(self, x: Any) -> Any:
+        """Return a product that a sum may read."""
+        return x
+
+    def spread(self, x: Any, like: Any) -> Any:
+        """Return a scalar divisor in the shape of the dividend, opaque in each element."""
+        return x
+
+    def root(self, x: Any) -> Any:
+        """Return the correctly rounded root of a bare array."""
+        raise NotImplementedError
+
+    def quotient(self, x: Any, y: Any) -> Any:
+        """Return the correctly rounded quotient of bare arrays."""
+        raise NotImplementedError
+
+    # What reads what.
+
+    def number(self, x: Any) -> Number:
+        """Return x as a Number: a bare scalar counts as a number of the step.
+
+        Raises:
+            TypeError: if x is neither.
+        """
+        if isinstance(x, Number):
+            return x
+        scalar = None if isinstance(x, (Mask, bool)) else self.as_scalar(x)
+        if scalar is None:
+            found = "a comparison" if isinstance(x, Mask) else f"a bare {type(x).__name__}"
+            way = (
+                "op.where(mask, x, y)"
+                if isinstance(x, Mask)
+                else "numbers of the step, or op.apply(function, x)"
+            )
+            raise TypeError(f"{self.rule}: update computes with {found}. Use {way}.")
+        return self.wrap(scalar, Made.NUMBER)
+
+    def wrap(self, x: Any, made: Made = Made.ARRAY) -> Number:
+        """Return a bare array of the framework as a Number."""
+        return Number(x, made, self)
+
+    def bare(self, x: Any) -> Any:
+        """Return the array of a Number for any reader: a moment, the caller, another operation."""
+        return self._term(self.number(x))
+
+    def add(self, x: Any, y: Any) -> Number:
+        """Return x + y."""
+        a, b = self._terms(x, y, "sum")
+        return self.wrap(a + b)
+
+    def subtract(self, x: Any, y: Any) -> Number:
+        """Return x - y."""
+        a, b = self._terms(x, y, "difference")
+        return self.wrap(a - b)
+
+    def multiply(self, x: Any, y: Any) -> Number:
+        """Return x y."""
+        a, b = self._pair(x, y, "product")
+        scaled = {a.made, b.made} & {Made.NUMBER, Made.SCALED}
+        return self.wrap(self._factor(a, b) * self._factor(b, a), Made.SCALED if scaled else Made.PRODUCT)
+
+    def divide(self, x: Any, y: Any) -> Number:
+        """Return x / y, correctly rounded."""
+        a, b = self._pair(x, y, "quotient")
+        above = self._opaque(a) if a.made is Made.QUOTIENT else a.value
+        # (x / y) / z becomes x / (y z); x / sqrt(y) and a quotient by one number for all become products.
+        if b.made is Made.NUMBER or (_shape(a) and _shape(a) != _shape(b)):
+            below = self.spread(b.value, a.value)
+        else:
+            below = self._opaque(b) if b.made in (Made.QUOTIENT, Made.ROOT) else b.value
+        return self.wrap(self.quotient(above, below), Made.QUOTIENT)
+
+    def negative(self, x: Any) -> Number:
+        """Return -x, made as x was."""
+        x = self.number(x)
+        return self.wrap(-x.value, x.made)
+
+    def sqrt(self, x: Any) -> Number:
+        """Return the root of x, correctly rounded."""
+        return self.wrap(self.root(self.number(x).value), Made.ROOT)
+
+    def ema(self, average: Any, value: Any, rate: Any) -> Number:
+        """Return (rate average) + ((1 - rate) value), each operation rounded once (contract M1)."""
+        raise NotImplementedError
+
+    def abs(self, x: Any) -> Number:
+        """Return |x|."""
+        return self.wrap(self.library.abs(self.bare(x)))
+
+    def sign(self, x: Any) -> Number:
+        """Return 1, -1, +0 for a zero of either sign, and NaN for NaN."""
+        return self.wrap(self.library.sign(self.bare(x)))
+
+    def maximum(self, x: Any, y: Any) -> Number:
+        """Return the larger of both; NaN where either is NaN."""
+        return self.wrap(self.library.maximum(*self._bare_pair(x, y, "maximum")))
+
+    def minimum(self, x: Any, y: Any) -> Number:
+        """Return the smaller of both; NaN where either is NaN."""
+        return self.wrap(self.library.minimum(*self._bare_pair(x, y, "minimum")))
+
+    def clamp(self, x: Any, low: Any, high: Any) -> Number:
+        """Return minimum(maximum(x, low), high)."""
+        return self.minimum(self.maximum(x, low), high)
+
+    def where(self, mask: Mask, x: Any, y: Any) -> Number:
+        """Return x where a comparison holds, else y."""
+        return self.wrap(self.library.where(self.truth(mask), self.bare(x), self.bare(y)))
+
+    def isfinite(self, x: Any) -> Mask:
+        """Return where x is neither infinite nor NaN."""
+        return Mask(self.library.isfinite(self.bare(x)), self)
+
+    def power(self, x: Any, y: Any) -> Number:
+        """Return x^y, to within units in the last place: frameworks and devices differ."""
+        raise NotImplementedError
+
+    def matmul(self, x: Any, y: Any) -> Number:
+        """Return the matrix product in float32; its sums are added in an order of the framework's."""
+        return self.wrap(self.library.matmul(self.bare(x), self.bare(y)))
+
+    def norm(self, x: Any, exact: bool = False) -> Number:
+        """Return the Euclidean norm of the array (contract L1); with `exact` by sums of integers (N2)."""
+        raise NotImplementedError
+
+    def scaled(self, x: Any, ratio: Any) -> Number:
+        """Return ratio x. A framework may take the memory of x for it: x is not read again."""
+        return self.wrap(self.opaque(self.multiply(ratio, x).value))
+
+    def is_zero(self, field: Any) -> bool:
+        """Whether a field of the rule is known to be 0 when a step is built, so that its term can be left out."""
+        return False
+
+    def apply(self, function: Callable[..., Any], *xs: Any) -> Any:
+        """Return function(*xs), of arrays of the framework: rounded as the framework rounds it.
+
+        Its results are float32 or truth values, of any shape.
+        """
+        found = function(*(self.truth(x) if isinstance(x, Mask) else self.bare(x) for x in xs))
+        if isinstance(found, tuple):
+            return tuple(self._applied(function, x) for x in found)
+        return self._applied(function, found)
+
+    def truth(self, mask: Mask) -> Any:
+        """Return the truth values of a Mask; raise TypeError for anything else."""
+        if not isinstance(mask, Mask):
+            raise TypeError(
+                f"{self.rule}: op.where gets a {type(mask).__name__} as its mask. "
+                "Use a comparison of numbers of the step, such as x > 0."
+            )
+        return mask.value
+
+    def returned(self, u: Any, shape: tuple[int, ...]) -> Any:
+        """Return the array of what `update` returned, checked."""
+        if not isinstance(u, Number):
+            raise TypeError(f"{self.rule}: update returns a {type(u).__name__}. Return a number of the step.")
+        u = self.bare(u)
+        check_array(self.rule, "the update that the rule returns", u, shape)
+        return u
+
+    def compare(self, how: str, x: Any, y: Any) -> Mask:
+        """Return a comparison, by the name of its method."""
+        a, b = self.bare(x), self.bare(y)
+        return Mask(getattr(a, how)(b), self)
+
+    def _applied(self, function: Callable[..., Any], x: Any) -> Any:
+        dtype = dtype_name(x)
+        if dtype == "bool":
+            return Mask(x, self)
+        if dtype != "float32":
+            name = getattr(function, "__name__", "function")
+            raise TypeError(
+                f"{self.rule}: {name} returns {dtype} to op.apply. Return float32, or truth values."
+            )
+        return self.wrap(self.opaque(x))
+
+    def _bare_pair(self, x: Any, y: Any, what: str) -> tuple[Any, Any]:
+        return tuple(map(self.bare, self._pair(x, y, what)))  # pyright: ignore[reportReturnType]
+
+    def _pair(self, x: Any, y: Any, what: str) -> tuple[Number, Number]:
+        x, y = self.number(x), self.number(y)
+        if x.made is Made.NUMBER and y.made is Made.NUMBER:
+            # Frameworks disagree on it: eager torch would compute in float64, compiled code in float32.
+            raise TypeError(
+                f"{self.rule}: update computes the {what} of two numbers of the step. "
+                "Compute it in `numbers`, which runs once a step."
+            )
+        return x, y
+
+    def _terms(self, x: Any, y: Any, what: str) -> tuple[Any, Any]:
+        a, b = self._pair(x, y, what)
+        return self._summand(a), self._summand(b)
+
+    def _summand(self, x: Number) -> Any:
+        # A zero that is seen vanishes, and (x + c) + d becomes x + (c + d).
+        return self._opaque(x) if x.made is Made.NUMBER else self._term(x)
+
+    def _term(self, x: Number) -> Any:
+        """Return a value that a sum may read: a product is kept from being fused with it."""
+        if x.made not in (Made.PRODUCT, Made.SCALED):
+            return x.value
+        if x._protected is None:
+            x._protected = self.opaque_product(x.value)
+        return x._protected
+
+    def _factor(self, x: Number, y: Number) -> Any:
+        """Return x as a factor beside y: (x c) d becomes x (c d) where a compiler sees c and d."""
+        gathers = x.made is Made.SCALED and y.made in (Made.SCALED, Made.NUMBER)
+        return self._opaque(x) if gathers else x.value
+
+    def _opaque(self, x: Number) -> Any:
+        if x._protected is None:
+            x._protected = self.opaque(x.value)
+        return x._protected
+
+
+def _shape(x: Number) -> tuple[int, ...]:
+    return tuple(getattr(x.value, "shape", ()))
+
+
+def dtype_name(x: Any) -> str:
+    """Return the name of an array's dtype, alike in all frameworks; that of its type if x is no array."""
+    return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
+
+
+def check_array(rule: str, what: str, x: Any, shape: tuple[int, ...]) -> None:
+    """Refuse what is not a float32 array of `shape`.
+
+    Raises:
+        ValueError: naming it.
+    """
+    found = dtype_name(x), tuple(getattr(x, "shape", ()))
+    if found != ("float32", tuple(shape)):
+        raise ValueError(
+            f"{rule}: {what} is {found[0]}{list(found[1])}, due is float32{list(shape)}. "
+            "Return float32 of the shape that came in."
+        )

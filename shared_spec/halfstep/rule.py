@@ -1,0 +1,315 @@
+"""What a rule declares: its hyperparameters and moments, once for both frameworks, and its arithmetic.
+
+A framework reads a `Rule` as it stands: `halfstep_jax.as_transform(rule)`, `halfstep_torch.chain(rule, ...)`.
+"""
+
+import dataclasses
+import functools
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING or sys.version_info >= (3, 11):
+    from typing import dataclass_transform
+else:
+
+    def dataclass_transform(**_: Any) -> Callable[[type], type]:
+        """Return the class as it is: only type checkers read this."""
+        return lambda cls: cls
+
+
+from halfstep import hyperparameters
+
+SCOPES = ("elementwise", "parameter", "all")
+ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
+
+_MISSING = dataclasses.MISSING
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of a class's name
+_KEY = "halfstep"
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameter:
+    """What a field says of its value.
+
+    Attributes:
+        is_rate: whether it is the decay rate of an average.
+        schedule: whether it may be a function of the count of steps.
+        check: raises for a value that is wrong, given (caller, name, value as given, float32 number).
+        none: the number for which None stands; None where None is refused.
+        torch: the entry of a param group that holds it, such as "lr" or "betas[0]"; "" for the field's name;
+            None: no entry holds it.
+        owned: whether the rule gives that entry its default; otherwise another rule of the chain does.
+    """
+
+    is_rate: bool = False
+    schedule: bool = False
+    check: hyperparameters.Check = hyperparameters.check_nonnegative
+    none: float | None = None
+    torch: str | None = ""
+    owned: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """An array that a rule keeps between steps; see `moment`."""
+
+    name: str = ""
+    rate: str = ""
+    signed: bool = True
+    dtype: str = ""
+    rounding: str = ""
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
+    unit: str = ""
+    torch: str = ""
+
+
+def number(
+    default: Any = _MISSING,
+    *,
+    schedule: bool = False,
+    check: hyperparameters.Check = hyperparameters.check_nonnegative,
+    none: float | None = None,
+    torch: str | None = "",
+    owned: bool = True,
+) -> Any:
+    """Declare a hyperparameter: float32, and a number of every step, `n.<field>` in `update`.
+
+    Args:
+        default: of the field.
+        schedule: whether it may be a function of the count of steps.
+        check: raises for a value that is wrong; by default for one that is negative, infinite or NaN.
+        none: the number for which None stands, such as infinity for no upper bound.
+        torch: the entry of torch's param groups that holds it, such as "lr"; the field's name unless given.
+            None: no entry holds it, so that groups and schedulers do not change it.
+        owned: False for an entry to which another rule of the chain gives the default.
+
+    Example:
+        >>> class Scale(Rule):
+        ...     factor: float = number(2.0)
+        ...
+        ...     def update(self, g, p, n, m, op):
+        ...         return n.factor * g
+        >>> Scale(factor=3.0)
+        Scale(factor=3.0)
+    """
+    declaration = Hyperparameter(False, schedule, check, none, torch, owned)
+    return dataclasses.field(default=default, metadata={_KEY: declaration})
+
+
+def decay_rate(default: Any = _MISSING, *, torch: str | None = "") -> Any:
+    """Declare the decay rate of an average: a number in [0, 1), for `op.ema`.
+
+    Args:
+        default: of the field.
+        torch: the entry of torch's param groups that holds it, such as "betas[0]"; the field's name unless
+            given.
+    """
+    declaration = Hyperparameter(True, check=hyperparameters.check_decay_rate, torch=torch)
+    return dataclasses.field(default=default, metadata={_KEY: declaration})
+
+
+def option(default: Any = _MISSING) -> Any:
+    """Declare an option that `numbers` reads and `update` does not: all its values share one program."""
+    return dataclasses.field(default=default, metadata={_KEY: None})
+
+
+def moment(
+    *,
+    rate: str = "",
+    signed: bool = True,
+    dtype: str = "",
+    rounding: str = "",
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None,
+    unit: str = "",
+    torch: str = "",
+) -> Any:
+    """Declare an array that a rule keeps between steps; it starts as zeros.
+
+    Its name is the attribute's: the name of its field in an Optax state, and of its random words. In
+    `update`, `m.<name>.value` is the array as the step before stored it, and `m.<name>.round(x)` rounds x to
+    the format, once, keeps it as the new state and returns the stored values.
+
+    Args:
+        rate: the field of its decay rate: a rounding to nearest that would freeze the moment is refused.
+        signed: False for a second moment: never negative, and no other number is stored as zero.
+        dtype: the field that says how it is stored; `<name>_dtype` unless given. Without such a field the
+            moment is bfloat16 for bfloat16 weights, else float32.
+        rounding: the field that says how it is rounded; `<name>_rounding` unless given, "auto" without.
+        shape: from the shape of the weight to the shape of the array, for rules of scope "parameter".
+        unit: the second moment in whose root this moment may be kept, as `relative(...)`; `update` rounds the
+            second moment first.
+        torch: its key in the state of a torch optimizer, such as "exp_avg"; its name unless given.
+    """
+    return Moment("", rate, signed, dtype, rounding, shape, unit, torch)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(number, decay_rate, option))
+class Rule:
+    """Base of update rules. A subclass is made a frozen dataclass; both frameworks run it as it stands.
+
+    Fields declared by `number` and `decay_rate` are checked, made float32 and passed to `update` as numbers;
+    other fields are options. Moments are attributes declared by `moment`, without an annotation. A field
+    `seed`, if there is one, seeds the random words.
+
+    Attributes:
+        name: in messages, state dicts and files; the class's name in snake case unless given.
+        scope: "elementwise"; "parameter", where the update of an element reads others of its array; or "all",
+            where it reads other arrays (JAX alone; `update` then gets and returns tuples).
+        reads_params: the reason why `update` reads the weights, for the error about missing `params`; "" if
+            it does not read them.
+
+    Example:
+        >>> class ScaleBySign(Rule):
+        ...     b1: float = decay_rate(0.9)
+        ...     mu_dtype: str | None = None
+        ...     mu = moment(rate="b1", torch="exp_avg")
+        ...
+        ...     def update(self, g, p, n, m, op):
+        ...         return op.sign(m.mu.round(op.ema(m.mu.value, g, n.b1)))
+        >>> ScaleBySign(mu_dtype="bfloat16").name
+        'scale_by_sign'
+
+    Source: ours.
+    """
+
+    name: ClassVar[str] = "rule"
+    scope: ClassVar[str] = SCOPES[0]
+    reads_params: ClassVar[str] = ""
+    _fields: ClassVar[tuple[dataclasses.Field, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls):
+            cls.name = _WORDS.sub("_", cls.__name__).lower()
+        dataclasses.dataclass(frozen=True)(cls)
+        # A user may decorate the class once more, and the fields made then know no declaration.
+        cls._fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+
+    def numbers(self, h: Any, t: Any, op: Any) -> Mapping[str, Any]:
+        """Return numbers of a step that `update` reads beside the hyperparameters, or in place of some.
+
+        Args:
+            h: the hyperparameters in float32, by name.
+            t: the count of this step, 1 at the first: `t + 1`, `t > 1`.
+            op: `op.unbias((h.b1, t), ...)` returns 1 / (1 - b^t) of each pair; `op.float32(t > 1)`.
+        """
+        return {}
+
+    def update(self, g: Any, p: Any, n: Any, m: Any, op: Any) -> Any:
+        """Return the update, and round every moment once on the way.
+
+        Pure, in float32: operators and `op` round once and protect their own products. Of `self`, only
+        options are known here.
+
+        Args:
+            g: the incoming update.
+            p: the weight; None in JAX where `reads_params` is "".
+            n: the numbers of the step, by name.
+            m: the moments: `m.mu.value`, `m.mu.round(x)`.
+            op: operations beside +, -, * and /: `op.ema`, `op.sqrt`, `op.where`, `op.apply(function, x)`.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """What a class of rules declares.
+
+    Attributes:
+        numbers: the hyperparameters, by field.
+        moments: by name, with the names of their fields filled in.
+        options: the fields that `update` may read.
+        host_options: the fields that `numbers` alone reads.
+    """
+
+    numbers: dict[str, Hyperparameter]
+    moments: dict[str, Moment]
+    options: tuple[str, ...]
+    host_options: tuple[str, ...]
+
+
+@functools.cache
+def declared(rule: type[Rule]) -> Declared:
+    """Return what a class of rules declares.
+
+    Raises:
+        ValueError: if the scope is none, a moment names no field of the rule, or two names clash.
+    """
+    fields = rule._fields
+    names = {field.name for field in fields}
+    attributes = (vars(base).items() for base in reversed(rule.__mro__))
+    moments = {
+        key: _with_fields(value, key, names)
+        for items in attributes
+        for key, value in items
+        if isinstance(value, Moment)
+    }
+    numbers = {f.name: f.metadata[_KEY] for f in fields if f.metadata.get(_KEY) is not None}
+    host_options = tuple(f.name for f in fields if _KEY in f.metadata and f.name not in numbers)
+    stored_as = {field for moment in moments.values() for field in (moment.dtype, moment.rounding)}
+    options = tuple(sorted(names - {*numbers, *host_options, *stored_as, "seed"}))
+    found = Declared(numbers, moments, options, host_options)
+    _check(rule, found, names)
+    return found
+
+
+def _with_fields(moment: Moment, name: str, fields: set[str]) -> Moment:
+    """Return a moment with its name, and with the fields that go by its name."""
+    usual = {what: f"{name}_{what}" for what in ("dtype", "rounding")}
+    chosen = {what: getattr(moment, what) or (f if f in fields else "") for what, f in usual.items()}
+    return dataclasses.replace(moment, name=name, torch=moment.torch or name, **chosen)
+
+
+def _check(rule: type[Rule], found: Declared, fields: set[str]) -> None:
+    if rule.scope not in SCOPES:
+        scopes = '"elementwise", "parameter" or "all"'
+        raise ValueError(f"{rule.name}: scope={rule.scope!r} is not a scope. Use {scopes}.")
+    for name, moment in found.moments.items():
+        known = {"rate": set(found.numbers), "dtype": fields, "rounding": fields, "unit": set(found.moments)}
+        for what, names in known.items():
+            field = getattr(moment, what)
+            if field and field not in names:
+                kind = "moment" if what == "unit" else "field"
+                raise ValueError(
+                    f"{rule.name}: the moment {name!r} has {what}={field!r}, which is no {kind} of the rule. "
+                    f"Declare {field}, or leave {what} out."
+                )
+        if rule.scope == "all":
+            raise ValueError(f'{rule.name}: a rule of scope "all" keeps no moments. Use scope = "parameter".')
+        if moment.shape is not None and rule.scope == "elementwise":
+            raise ValueError(
+                f"{rule.name}: the moment {name!r} has a shape of its own, and the rule is elementwise. "
+                'Give it scope = "parameter".'
+            )
+    _check_keys(rule, found)
+    _check_entries(rule, found)
+
+
+def _check_keys(rule: type[Rule], found: Declared) -> None:
+    """Refuse moments whose arrays would share a name in a state."""
+    owners = {"step": "step", "count": "count", "seed": "seed"}
+    for name, moment in found.moments.items():
+        for key in {name, f"{name}_scale", moment.torch, f"{moment.torch}_scale"}:
+            if owners.setdefault(key, name) != name:
+                raise ValueError(
+                    f"{rule.name}: the moments {owners[key]!r} and {name!r} both use the key {key!r} of the "
+                    'state. Rename one, or give it torch="...".'
+                )
+
+
+def _check_entries(rule: type[Rule], found: Declared) -> None:
+    """Refuse two fields that give one entry of a param group its default."""
+    owners: dict[str, str] = {}
+    entries = {field: number.torch for field, number in found.numbers.items() if number.owned}
+    entries |= {moment.dtype: "" for moment in found.moments.values() if moment.dtype}
+    for field, entry in entries.items():
+        if entry is None:
+            continue
+        entry = entry or field
+        if owners.setdefault(entry, field) != field:
+            raise ValueError(
+                f"{rule.name}: the fields {owners[entry]!r} and {field!r} both own torch's group entry "
+                f"{entry!r}. Give one of them another torch=..."
+            )

@@ -1,0 +1,1 @@
+"""Rules of both packages, each written once."""

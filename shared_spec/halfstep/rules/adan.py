@@ -1,0 +1,60 @@
+"""Adan (contract A11)."""
+
+from typing import Any
+
+from halfstep.rule import Rule, decay_rate, moment, number
+
+
+class ScaleByAdan(Rule):
+    """Rescale updates by Adan: Adam with an average of the differences between gradients.
+
+    With t the count of steps, d the gradient less the last one as it was stored (0 at t = 1), and
+    r_i = 1 / (1 - b_i^t):
+
+        grad <- round(g)
+        nu <- round((b3 nu) + ((1 - b3) (g + (b2 d))^2))
+        mu <- round((b1 mu) + ((1 - b1) g))
+        diff <- round((b2 diff) + ((1 - b2) d))
+        u = ((mu r1) + (b2 (diff r2))) / (sqrt(nu r3) + eps)
+
+    All in float32, each operation rounded once; u reads what was stored. The four dtypes are as in
+    `scale_by_adam`; `mu_rounding` is for diff and grad too. Errors are those of `scale_by_adam`.
+
+    Example:
+        >>> ScaleByAdan(nu_dtype="bfloat16").name
+        'scale_by_adan'
+
+    Source: X. Xie et al., "Adan", arXiv:2208.06677, algorithm 1, with rates written as 1 - b; Optax 0.2.8 has
+        1 - b2 for b2 before the difference. Storage and rounding are ours (contract A11, F).
+    """
+
+    b1: Any = decay_rate(0.98, torch="betas[0]")
+    b2: Any = decay_rate(0.92, torch="betas[1]")
+    b3: Any = decay_rate(0.99, torch="betas[2]")
+    eps: Any = number(1e-8)
+    mu_dtype: Any = None
+    diff_dtype: Any = None
+    nu_dtype: Any = None
+    grad_dtype: Any = None
+    mu_rounding: str = "auto"
+    nu_rounding: str = "stochastic"
+    seed: Any = 0
+    mu = moment(rate="b1", torch="exp_avg")
+    diff = moment(rate="b2", rounding="mu_rounding", torch="exp_avg_diff")
+    nu = moment(rate="b3", signed=False, torch="exp_avg_sq")
+    grad = moment(rounding="mu_rounding", torch="last_grad")
+
+    def numbers(self, h, t, op):
+        """Return the inverse bias corrections, and 0 at the first step, which has no difference."""
+        r1, r2, r3 = op.unbias((h.b1, t), (h.b2, t), (h.b3, t))
+        return {"r1": r1, "r2": r2, "r3": r3, "later": op.float32(t > 1)}
+
+    def update(self, g, p, n, m, op):
+        """Return ((mu r1) + (b2 (diff r2))) / (sqrt(nu r3) + eps), of the averages as stored."""
+        d = n.later * (g - m.grad.value)
+        m.grad.round(g)
+        ahead = g + n.b2 * d
+        v = m.nu.round(op.ema(m.nu.value, ahead * ahead, n.b3))
+        mu = m.mu.round(op.ema(m.mu.value, g, n.b1))
+        diff = m.diff.round(op.ema(m.diff.value, d, n.b2))
+        return (mu * n.r1 + n.b2 * (diff * n.r2)) / (op.sqrt(v * n.r3) + n.eps)

@@ -1,0 +1,1 @@
+"""How a state array is stored: what is no framework's of it."""
