@@ -21,7 +21,7 @@ WITHOUT_VECTOR = {
         "the two frameworks call the step in different ways",
         "on_jax/test_accumulation.py::test_between_steps_nothing_moves_and_the_inner_state_stays",
     ),
-    "T1": ("a file, not numbers", "twin/test_state_file.py::test_the_three_writers_write_the_same_bytes"),
+    "T1": ("a file, not numbers", "twin/test_state_file.py::test_both_writers_write_the_same_bytes"),
     "T2": ("a file, not numbers", "twin/test_state_file.py::test_a_file_with_any_byte_changed_is_refused"),
     "T3": (
         "names of arrays in a file",
