@@ -167,7 +167,7 @@ class Op:
         return self.wrap(self.opaque(self.multiply(ratio, x).value))
 
     def is_zero(self, field: Any) -> bool:
-        """Whether a field of the rule is known to be 0 when a step is built, so that its term can be left out."""
+        """Whether a field of the rule is known to be 0 when a step is built: its term can be left out."""
         return False
 
     def apply(self, function: Callable[..., Any], *xs: Any) -> Any:

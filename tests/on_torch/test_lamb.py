@@ -13,6 +13,7 @@ from halfstep_torch.engine import layout
 from halfstep_torch.engine.plan import make_plan
 from halfstep_torch.numbers import norms
 from halfstep_torch.numbers.norms import norm
+from halfstep_torch.numbers.op import STEP_OPS
 from on_torch.steps import assert_same_snapshots, snapshot
 
 UNIT = 2.0**-24
@@ -80,7 +81,8 @@ def scaled_by_ratio(p, u, **options):
     link = hs.scale_by_trust_ratio(**options)
     values = link.read("test", link.entries)
     p, u = (torch.tensor(x, dtype=torch.float32) for x in (p, u))
-    return link.update(u, p, link.step_numbers(values, 1), None).tolist()
+    n = link.step_numbers(values, 1)
+    return link.update(u, p, n, None, STEP_OPS["parameter"]).tolist()
 
 
 def test_tiny_and_huge_weights_have_the_ratio_of_others():
