@@ -177,12 +177,15 @@ class Rule:
     name: ClassVar[str] = "rule"
     scope: ClassVar[str] = SCOPES[0]
     reads_params: ClassVar[str] = ""
+    _fields: ClassVar[tuple[dataclasses.Field, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = _WORDS.sub("_", cls.__name__).lower()
         dataclasses.dataclass(frozen=True)(cls)
+        # A user may decorate the class once more, and the fields made then know no declaration.
+        cls._fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
 
     def numbers(self, h: Any, t: Any, op: Any) -> Mapping[str, Any]:
         """Return numbers of a step that `update` reads beside the hyperparameters, or in place of some.
@@ -234,7 +237,7 @@ def declared(rule: type[Rule]) -> Declared:
     Raises:
         ValueError: if the scope is none, a moment names no field of the rule, or two names clash.
     """
-    fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
+    fields = rule._fields
     names = {field.name for field in fields}
     attributes = (vars(base).items() for base in reversed(rule.__mro__))
     moments = {
