@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from halfstep.moments import Moments, StepMoment
-from halfstep.numbers import Made, Number
+from halfstep.numbers import Made, Number, met_a_number, refusal
 from halfstep.rule import Rule, declared
 from halfstep_jax.numbers.exact import straight_through
 from halfstep_jax.numbers.hyperparameters import as_number
@@ -150,7 +150,12 @@ def updated(
         moments: of the leaf.
     """
     n = type(numbers)(*(op.wrap(x, Made.NUMBER) for x in numbers))
-    u = rule.update(_wrapped(op, g), _wrapped(op, p), n, Moments(rule.name, moments), op)
+    try:
+        u = rule.update(_wrapped(op, g), _wrapped(op, p), n, Moments(rule.name, moments), op)
+    except TypeError as error:
+        if not met_a_number(error):
+            raise
+        raise TypeError(refusal(rule.name)) from error
     for moment in moments.values():
         moment.check_rounded()
     if isinstance(g, tuple):

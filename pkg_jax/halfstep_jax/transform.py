@@ -262,9 +262,10 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
 
     def trial(count, g, p):
         leaves = Leaves(rule.name, [""], [g], jax.tree.structure(0))
-        numbers = numbers_at(rule, count, count, **fixed)
         if not stored:
-            return _without_moments(rule, leaves, [p], numbers)
+            counted = count if fixed else None
+            return _without_moments(rule, leaves, [p], numbers_at(rule, counted, counted, **fixed))
+        numbers = numbers_at(rule, count, count, **fixed)
         trees = {name: moment.init(g) for name, moment in stored.items()}
         state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
         return _with_moments(rule, stored, leaves, [p], numbers, state, count)
