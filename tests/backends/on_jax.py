@@ -34,6 +34,7 @@ from halfstep_jax.numbers.random_words import leaf_keys, threefry2x32
 from halfstep_jax.rules.clip import clip
 from halfstep_jax.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_jax.storage.formats import Format
+from halfstep_jax.storage.relative import to_unit
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8
@@ -169,6 +170,11 @@ class JaxBackend(Backend):
         outputs = {"codes": from_jax(stored.codes), "values": from_jax(values)}
         return outputs | ({} if stored.scale is None else {"scale": from_jax(stored.scale)})
 
+    def to_unit(self, case: Case) -> dict[str, Array]:
+        m, v = (self._put(case.inputs[name]) for name in ("m", "v"))
+        z = self._compiled(lambda m, v: to_unit(m, v, opaque_zero()))(m, v)
+        return {"z": from_jax(z[: case.inputs["v"].bits.size])}
+
     def _split_rows(self, array: Array):
         """Place a vector; sharded, in eight parts along its first axis, if that can be divided."""
         values = to_numpy(array)
@@ -183,7 +189,7 @@ class JaxBackend(Backend):
         p, *stored = (_stored(case, name, put(i[name])) for name in ("p", *names))
         fields = [_field(case, name) for name in names]
         given = dict(zip(fields, stored, strict=True))
-        state = optax.tree.set(tx.init(p), count=jnp.int32(to_numpy(i["count"])), **given)
+        state = _with_fields(tx.init(p), {"count": jnp.int32(to_numpy(i["count"])), **given})
 
         def step(params, state, gradient):
             updates, state = tx.update(gradient, state, params)
@@ -203,7 +209,8 @@ class JaxBackend(Backend):
 
     def global_norm(self, case: Case) -> dict[str, Array]:
         arrays = [self._put(x) for _, x in sorted(case.inputs.items())]
-        return {"norm": from_jax(self._compiled(functools.partial(global_norm, exact=True))(arrays))}
+        exact = case.arguments.get("exact", True)
+        return {"norm": from_jax(self._compiled(functools.partial(global_norm, exact=exact))(arrays))}
 
     def clip(self, case: Case) -> dict[str, Array]:
         def clipped(*operands):
@@ -277,6 +284,16 @@ class JaxBackend(Backend):
             rows.append([np.asarray(_leaf(tree)) for tree in (p, *(kept[name] for name in names))])
         columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
         return {name: from_jax(np.stack(column)) for name, column in columns}
+
+
+def _with_fields(state, values: dict[str, Any]):
+    """Return a state with other values of all fields of these names: `optax.tree.set` stops at the first."""
+    if not isinstance(state, tuple):
+        return state
+    if not hasattr(state, "_fields"):
+        return tuple(_with_fields(part, values) for part in state)
+    fields = zip(state._fields, state, strict=True)
+    return state._replace(**{n: values[n] if n in values else _with_fields(x, values) for n, x in fields})
 
 
 def _field(case: Case, name: str) -> str:
