@@ -142,10 +142,7 @@ def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
 
 
 def opaque_product(a: Any, b: Any, zero: jax.Array) -> jax.Array:
-    """Return a b in float32, rounded once, as a b + (-0.0) with a zero whose sign no compiler knows.
-
-    Where it is fused with that sum, the product is rounded once all the same; and it is an operation less
-    than `opaque` of it.
+    """Return a b in float32, rounded once, whatever reads it.
 
     Args:
         a: float32.
@@ -158,7 +155,20 @@ def opaque_product(a: Any, b: Any, zero: jax.Array) -> jax.Array:
 
     To a derivative it is the product. Source: ours.
     """
-    return _plus_nothing(jnp.asarray(a * b), zero)
+    return rounded_product(a * b, zero)
+
+
+def rounded_product(product: Any, zero: jax.Array) -> jax.Array:
+    """Return a product in float32 as it is, plus -0.0 with a zero whose sign no compiler knows.
+
+    Where it is fused with that sum, the product is rounded once all the same; and it is an operation less
+    than `opaque` of it.
+
+    Args:
+        product: float32.
+        zero: from `opaque_zero`.
+    """
+    return _plus_nothing(jnp.asarray(product), zero)
 
 
 def _with_zero_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
