@@ -3,6 +3,7 @@
 Contract: A1 to A3.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -200,7 +201,7 @@ class Op:
     def compare(self, how: str, x: Any, y: Any) -> Mask:
         """Return a comparison, by the name of its method."""
         a, b = self.bare(x), self.bare(y)
-        return Mask(getattr(a, how)(b), self)
+        return Mask(getattr(operator, how)(a, b), self)
 
     def _applied(self, function: Callable[..., Any], x: Any) -> Any:
         dtype = dtype_name(x)

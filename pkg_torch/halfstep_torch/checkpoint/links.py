@@ -30,7 +30,7 @@ def recipe_of(plan: Plan, links: list[tuple[Link, Any]], count: int) -> Recipe:
         count: steps taken.
     """
     recipe: Recipe = []
-    for bound, place in zip(plan.rules, plan.links, strict=True):
+    for bound, place in zip(plan.rules, plan.rule_indices, strict=True):
         link, values = links[place]
         if isinstance(link, StoreState):
             inner, own = link.seed
@@ -52,7 +52,9 @@ def recipe_of(plan: Plan, links: list[tuple[Link, Any]], count: int) -> Recipe:
 
 def idle_places(plan: Plan, links: list[tuple[Link, Any]]) -> list[int]:
     """Return which link, if any, would store the weights of a parameter if they were not float32."""
-    return [i for i, (link, _) in enumerate(links) if isinstance(link, WeightRule) and i not in plan.links]
+    return [
+        i for i, (link, _) in enumerate(links) if isinstance(link, WeightRule) and i not in plan.rule_indices
+    ]
 
 
 def arrays_of(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any] | None]]:

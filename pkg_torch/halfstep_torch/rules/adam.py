@@ -11,7 +11,7 @@ from halfstep.hyperparameters import several
 from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.engine.groups import check_torch_options
+from halfstep_torch.engine.group_entries import check_torch_options
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.link import checked_rule
 from halfstep_torch.numbers.seeds import Seed, as_seed

@@ -10,7 +10,7 @@ from torch import Tensor
 import halfstep.rules.trace as shared
 from halfstep.rule import Rule, option
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.engine.groups import check_torch_options
+from halfstep_torch.engine.group_entries import check_torch_options
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.link import Link, ParamInfo, checked_rule
 from halfstep_torch.numbers.seeds import Seed, as_seed
