@@ -220,6 +220,22 @@ def test_what_is_kept_is_found_anywhere_in_a_state(name, tx):
     assert_trees_same(again, (params, state))
 
 
+def test_values_in_another_tree_are_refused():
+    with pytest.raises(ValueError, match=r"params and values are different trees: .*\['v'\]"):
+        hs.set_float32_params({"w": weights(3)}, hs.compensate().init({"w": weights(3)}), {"v": weights(3)})
+
+
+def test_moments_and_counts_stay_where_values_are_set():
+    params = {"w": weights(5)}
+    tx = hs.adamw(1e-2, param_storage="split16")
+    params, state = jax.jit(functools.partial(take_step, tx))(params, tx.init(params), params)
+    values = {"w": hs.float32_params(params, state)["w"] * 2}
+    _, after = hs.set_float32_params(params, state, values)
+    assert_trees_same(after._replace(extra=None), state._replace(extra=None))
+    assert after.count == 1
+    assert (after.extra["w"] != state.extra["w"]).any() or (values["w"] != params["w"]).any()
+
+
 def test_without_a_state_that_keeps_anything_it_is_a_cast():
     p = {"w": weights((9,))}
     expected = {"w": p["w"].astype(jnp.float32)}
