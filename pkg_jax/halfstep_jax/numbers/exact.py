@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.primitives import elementwise
+from halfstep_jax.numbers.primitives import elementwise, type_of_first
 
 _ONE = np.float32(1).view(np.uint32)
 _MINUS_ZERO = np.float32(-0.0).view(np.uint32)
@@ -180,7 +180,7 @@ def _with_zero_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
 # Patterns have no derivative: without the identity it would be zero, and nothing would say so.
 _opaque = elementwise(
     "opaque",
-    lambda x, zero: x.update(weak_type=False),
+    type_of_first,
     lambda primals, tangents: tangents[0],
     _with_zero_bits,
 )
@@ -189,7 +189,7 @@ _opaque = elementwise(
 # -0.0 is the one number that changes no other.
 _plus_nothing = elementwise(
     "opaque_product",
-    lambda x, zero: x.update(weak_type=False),
+    type_of_first,
     lambda primals, tangents: tangents[0],
     lambda x, zero: x + lax.bitcast_convert_type(zero | _MINUS_ZERO, jnp.float32),
     op_by_op=_with_zero_bits,
@@ -201,7 +201,7 @@ _plus_nothing = elementwise(
 
 _straight_through = elementwise(
     "straight_through",
-    lambda x, rounded: rounded.update(weak_type=False),
+    lambda x, rounded: type_of_first(rounded),
     lambda primals, tangents: tangents[0].astype(primals[1].dtype),
     lambda x, rounded: rounded,
     in_hlo={None: lambda x, rounded: rounded},
