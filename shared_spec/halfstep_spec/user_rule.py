@@ -117,7 +117,7 @@ def cases_of(theirs: type) -> Iterator[Case]:
                 yield _case(step, g, storage, ("Grid",), ("A1", "F3", "W6", *storage_clauses(step)))
         except FloatingPointError as error:
             raise ValueError(
-                f"{theirs.__name__}: a result is subnormal where gradients are 1e-5 to 10, and frameworks take "
+                f"{theirs.__name__}: a result is subnormal where gradients are 1e-5 to 10. Frameworks take "
                 "it for zero. Give its numbers other defaults, or form smaller powers."
             ) from error
     inf, nan = float("inf"), float("nan")
