@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from halfstep.rule import Rule, declared
+from halfstep.step import updated
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
@@ -25,7 +26,6 @@ from halfstep_jax.rule import (
     schedules,
     state_type,
     static_form,
-    updated,
 )
 from halfstep_jax.storage.relative import LARGEST_BOUND, bound
 from halfstep_jax.storage.stored_moment import StoredMoment
