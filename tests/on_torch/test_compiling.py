@@ -17,7 +17,7 @@ from torch._inductor.utils import run_and_get_code
 import halfstep_torch as hs
 from halfstep_torch.engine import batches, compiled_stage, groups, inductor
 from halfstep_torch.engine.compile_choice import CompileChoice
-from halfstep_torch.engine.say_once import say_once
+from halfstep_torch.say_once import say_once
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
 
 # Inductor's modules warn, as they are imported, of what torch itself has deprecated.

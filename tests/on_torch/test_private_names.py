@@ -8,8 +8,8 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.engine import compiled_stage, inductor, packed_rows, replicas
-from halfstep_torch.engine.say_once import say_once
-from halfstep_torch.engine.state_form import LAST_STEP
+from halfstep_torch.optimizer_state.form import LAST_STEP
+from halfstep_torch.say_once import say_once
 from halfstep_torch.storage import tables
 from on_torch.steps import assert_same_snapshots, snapshot
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.say_once import say_once
+from halfstep_torch.say_once import say_once
 
 # Between these a second moment in ufloat8_e6m2 is what it should be (contract F6).
 _LOWEST, _LARGEST = 2.0**-50, 1.5 * 2.0**13
