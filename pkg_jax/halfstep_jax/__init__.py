@@ -1,6 +1,6 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
-from halfstep_jax import recipes
+from halfstep import recipes
 from halfstep_jax.checkpoint.save_state import load_state, save_state
 from halfstep_jax.description import describe
 from halfstep_jax.diagnosis import diagnose

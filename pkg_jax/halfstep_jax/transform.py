@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from halfstep.storage.relative import LARGEST_BOUND, bound
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
@@ -28,7 +29,6 @@ from halfstep_jax.rule import (
     schedules,
     static_form,
 )
-from halfstep_jax.storage.relative import LARGEST_BOUND, bound
 from halfstep_jax.storage.stored_moment import StoredMoment
 
 _TRIAL_SHAPE = (8, 16)

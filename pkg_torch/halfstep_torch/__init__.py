@@ -7,7 +7,7 @@
 >>> optimizer.step(zero_grad=True)
 """
 
-from halfstep_torch import recipes
+from halfstep import recipes
 from halfstep_torch.chain import chain
 from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.declarations import decay_rate, moment, number

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from halfstep.storage.moment_formats import check_format, check_freezing, check_rounding, is_stochastic
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.random_words import role_of
 from halfstep_torch.storage.formats import Format
@@ -12,7 +13,6 @@ from halfstep_torch.storage.state_array import Shape, WordSource
 from halfstep_torch.storage.state_dtypes import as_format
 from halfstep_torch.storage.stored_moment import StoredMoment, scale_key
 
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 SCOPES = ("elementwise", "parameter")
 
 _OWN_NAME = ""
@@ -118,28 +118,12 @@ class Moment:
             rate: its decay rate, a float32 value.
             rate_name: what that is called.
         """
-        if rounding not in ROUNDINGS:
-            raise ValueError(
-                f"{caller}: {self.rounding}={rounding!r} is not a rounding. "
-                'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
-            )
-        if fmt is not None and fmt.relative and not self.unit:
-            raise ValueError(
-                f"{caller}: {self.dtype}=relative(...) needs a second moment beside {self.name}. "
-                "Use it for mu of Adam or Lamb, and scaled(...) here."
-            )
-        if fmt is not None and not self.signed and not fmt.codes.for_second_moments:
-            raise ValueError(
-                f"{caller}: {self.dtype}={fmt.name} cannot hold a second moment: "
-                "it loses small ones or lifts them by orders, and steps are too long or too short. "
-                'Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
-            )
-        if fmt is not None and rounding == "nearest" and fmt.freezes(rate):
-            raise ValueError(
-                f'{caller}: {self.dtype}={fmt.name} with {self.rounding}="nearest" freezes at '
-                f"{rate_name}={rate:.7g} (1-{rate_name} < {fmt.codes.half_gap[1]}). "
-                f'Use {self.rounding}="stochastic", or {self.dtype}="float32".'
-            )
+        check_rounding(caller, self.rounding or "", rounding)
+        if fmt is not None:
+            dtype, rounding_name = self.dtype or "", self.rounding or ""
+            check_format(caller, dtype, fmt, name=self.name, signed=self.signed, unit=self.unit)
+            names = {"dtype": dtype, "rounding_name": rounding_name, "rate_name": rate_name}
+            check_freezing(caller, fmt, rounding, rate, **names)
 
     def stored(self, key: str, fmt: Format, rounding: str, rate: float, shape: Shape) -> StoredMoment:
         """Return how the moment of a parameter is stored; "auto" is nearest unless that falls short.
@@ -147,16 +131,14 @@ class Moment:
         Args:
             key: of its codes in the state.
             fmt: how it is to be stored.
-            rounding: one of `ROUNDINGS`.
+            rounding: one of `moment_formats.ROUNDINGS`.
             rate: its decay rate, a float32 value.
             shape: of the moment.
         """
         fmt = fmt.for_shape(shape)
-        stochastic = rounding == "stochastic" or (
-            rounding == "auto" and self.rate is not None and fmt.falls_short(rate)
-        )
+        stochastic = is_stochastic(fmt, rounding, rate, self.rate is not None)
         unit = self.unit if fmt.relative else ""
-        source = WordSource(role_of(self.name)) if stochastic and fmt.rounds else None
+        source = WordSource(role_of(self.name)) if stochastic else None
         return StoredMoment(key, fmt, source, "never" if self.signed else "always", self.shape, unit)
 
 
@@ -233,12 +215,12 @@ def declared(rule: type) -> Declared:
         if isinstance(value, Moment)
     }
     moments = {key: _with_fields(one, key, set(fields)) for key, one in found.items()}
-    signed = {one.dtype: one.signed for one in moments.values() if one.dtype}
+    formats = {one.dtype for one in moments.values() if one.dtype}
     numbers, read, blank = {}, {}, [one.rounding for one in moments.values() if one.rounding]
     for own, field in fields.items():
         declaration = field.metadata.get("hyperparameter")
-        if own in signed:
-            read[own] = Hyperparameter(functools.partial(as_format, signed=signed[own]))
+        if own in formats:
+            read[own] = Hyperparameter(as_format)
         elif isinstance(declaration, Hyperparameter):
             numbers[own] = read[own] = declaration
         if own in read or own == "seed" or "hyperparameter" in field.metadata:

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.storage.relative import LARGEST_BOUND, bound
 from halfstep_torch.bound_rule import BoundRule, named_tuple
 from halfstep_torch.declarations import Declared, Moment, declared
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.seeds import as_seed
 from halfstep_torch.storage.formats import Format
-from halfstep_torch.storage.relative import LARGEST_BOUND, bound
 from halfstep_torch.storage.state_array import Shape
 from halfstep_torch.storage.state_dtypes import default_format
 
@@ -319,4 +319,4 @@ def _as_float32(value: Any) -> Any:
 
 def group_value(fmt: Format | None) -> Format | str | None:
     """Return a format as it stands in a param group: a plain one by its name."""
-    return fmt if fmt is None or fmt.scaled or fmt.relative else fmt.name
+    return fmt if fmt is None or fmt.scaled or fmt.relative else fmt.dtype

@@ -4,8 +4,11 @@
 imports nothing of this package: it judges what stands here too.
 """
 
-from halfstep.rule import Rule, decay_rate, moment, number, option
-
 __version__ = "0.1.0"
 
-__all__ = ["Rule", "__version__", "decay_rate", "moment", "number", "option"]
+from halfstep import recipes
+from halfstep.storage.formats import Format
+from halfstep.storage.relative import relative
+from halfstep.storage.state_dtypes import codebook, scaled
+
+__all__ = ["Format", "__version__", "codebook", "recipes", "relative", "scaled"]

@@ -13,16 +13,15 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from halfstep.storage.moment_formats import check_format, check_freezing, check_rounding, is_stochastic
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey, role_of
 from halfstep_jax.numbers.shards import Shard, shards, whole_shape
-from halfstep_jax.storage.blocks import check_blocks, scale_shape
+from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import as_format, default_format
 
 _HINT = "Pass the tree that init saw."
-
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ class StoredMoment:
         caller: the link, for errors.
         field: the moment as its rule declares it.
         asked_for: its format; None takes bfloat16 for bfloat16 params, else float32.
-        rounding: one of `ROUNDINGS`.
+        rounding: one of `moment_formats.ROUNDINGS`.
         rate: the decay rate; None where it is an array, which counts as not known (contract F3).
 
     Raises:
@@ -94,31 +93,12 @@ class StoredMoment:
         return cls(rule.name, field, asked_for, getattr(rule, field.rounding_name, "auto"), constant)
 
     def __post_init__(self):
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(
-                f"{self.caller}: {self.field.rounding_name}={self.rounding!r} is not a rounding. "
-                'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
-            )
-        if self.asked_for is None:
-            return
-        if self.field.signed and not self.asked_for.signed:
-            dtype_name = self.field.dtype_name
-            raise ValueError(
-                f"{self.caller}: {dtype_name}={self.asked_for.dtype} has no sign. "
-                f"Use it for nu, and a signed format for {dtype_name.removesuffix('_dtype')}."
-            )
-        if self.asked_for.relative and not self.field.unit:
-            raise ValueError(
-                f"{self.caller}: {self.field.dtype_name}=relative(...) needs a second moment beside "
-                f"{self.name}. Use it for mu of Adam or LAMB, and scaled(...) here."
-            )
-        if not self.field.signed and not self.asked_for.for_second_moments:
-            raise ValueError(
-                f"{self.caller}: {self.field.dtype_name}={self.asked_for.dtype} cannot hold a second moment: "
-                "it loses small ones or lifts them by orders, and steps are too long or too short. "
-                'Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
-            )
-        self._refuse_freezing(self.asked_for)
+        field = self.field
+        check_rounding(self.caller, field.rounding_name, self.rounding)
+        if self.asked_for is not None:
+            kind = {"name": self.name, "signed": field.signed, "unit": field.unit}
+            check_format(self.caller, field.dtype_name, self.asked_for, **kind)
+            self._refuse_freezing(self.asked_for)
 
     @property
     def name(self) -> str:
@@ -248,12 +228,7 @@ class StoredMoment:
         return key.word(self.role) if fmt.dithered else key.words(self.role, shape)
 
     def _stochastic(self, fmt: Format) -> bool:
-        if not fmt.rounds:
-            return False
-        if self.rounding == "auto":
-            average = bool(self.field.rate_name)
-            return average and (self.rate is None or fmt.falls_short(self.rate))
-        return self.rounding == "stochastic"
+        return is_stochastic(fmt, self.rounding, self.rate, bool(self.field.rate_name))
 
     @property
     def _has_scales(self) -> bool:
@@ -318,13 +293,13 @@ class StoredMoment:
         return Encoded(codes, scale, shape if fmt.packed else None)
 
     def _refuse_freezing(self, fmt: Format) -> None:
-        if self.rounding == "nearest" and self.rate is not None and fmt.freezes(self.rate):
-            dtype, rounding, rate = self.field.dtype_name, self.field.rounding_name, self.field.rate_name
-            raise ValueError(
-                f'{self.caller}: {dtype}={fmt.dtype} with {rounding}="nearest" freezes '
-                f"at {rate}={self.rate!s} (1-{rate} < {fmt.half_gap}). "
-                f'Use {rounding}="stochastic", or {dtype}="float32".'
-            )
+        field = self.field
+        names = {
+            "dtype": field.dtype_name,
+            "rounding_name": field.rounding_name,
+            "rate_name": field.rate_name,
+        }
+        check_freezing(self.caller, fmt, self.rounding, self.rate, **names)
 
 
 def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> Any:
@@ -342,7 +317,7 @@ def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> An
 
 def _problem(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
     """Return what is wrong with the scales of an array of `shape`, as far as it can be read now."""
-    expected = scale_shape(shape, fmt.block_size)
+    expected = fmt.scale_shape(shape)
     if scale is None:
         return f"is missing; block_size={fmt.block_size!r} makes it uint8{list(expected)}"
     if scale.shape != expected or scale.dtype != jnp.uint8:

@@ -39,7 +39,7 @@ def advise(caller: str, batches: Iterable[Batch], nameless: int, scale: float | 
 def _advise_on_range(caller: str, batch: Batch, scale: float) -> None:
     """Say so where the squares of gradients are outside what ufloat8_e6m2 holds."""
     formats = [getattr(one, "format", None) for rule in batch.plan.rules for one in rule.moments]
-    if not any(fmt is not None and fmt.name == "ufloat8_e6m2" for fmt in formats):
+    if not any(fmt is not None and fmt.dtype == "ufloat8_e6m2" for fmt in formats):
         return
     for slot in batch.slots:
         if not slot.grad.numel():

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.storage.formats import Format
 from halfstep_torch.chain import Chain
 from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.notices import say_once
 from halfstep_torch.numbers.hyperparameters import nonnegative
-from halfstep_torch.storage.formats import Format
 
 HEADER = "halfstep"
 """The entry of a group that says by which chain and seeds it is stepped."""
