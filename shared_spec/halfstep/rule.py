@@ -37,6 +37,7 @@ class Hyperparameter:
         is_rate: whether it is the decay rate of an average.
         schedule: whether it may be a function of the count of steps.
         check: raises for a value that is wrong, given (caller, name, value as given, float32 number).
+        none: the number for which None stands; None where None is refused.
         torch: the entry of a param group that holds it, such as "lr" or "betas[0]"; "" for the field's name;
             None: no entry holds it.
         owned: whether the rule gives that entry its default; otherwise another rule of the chain does.
@@ -45,6 +46,7 @@ class Hyperparameter:
     is_rate: bool = False
     schedule: bool = False
     check: hyperparameters.Check = hyperparameters.check_nonnegative
+    none: float | None = None
     torch: str | None = ""
     owned: bool = True
 
@@ -68,6 +70,7 @@ def number(
     *,
     schedule: bool = False,
     check: hyperparameters.Check = hyperparameters.check_nonnegative,
+    none: float | None = None,
     torch: str | None = "",
     owned: bool = True,
 ) -> Any:
@@ -77,6 +80,7 @@ def number(
         default: of the field.
         schedule: whether it may be a function of the count of steps.
         check: raises for a value that is wrong; by default for one that is negative, infinite or NaN.
+        none: the number for which None stands, such as infinity for no upper bound.
         torch: the entry of torch's param groups that holds it, such as "lr"; the field's name unless given.
             None: no entry holds it, so that groups and schedulers do not change it.
         owned: False for an entry to which another rule of the chain gives the default.
@@ -90,9 +94,8 @@ def number(
         >>> Scale(factor=3.0)
         Scale(factor=3.0)
     """
-    return dataclasses.field(
-        default=default, metadata={_KEY: Hyperparameter(False, schedule, check, torch, owned)}
-    )
+    declaration = Hyperparameter(False, schedule, check, none, torch, owned)
+    return dataclasses.field(default=default, metadata={_KEY: declaration})
 
 
 def decay_rate(default: Any = _MISSING, *, torch: str | None = "") -> Any:
@@ -174,12 +177,15 @@ class Rule:
     name: ClassVar[str] = "rule"
     scope: ClassVar[str] = SCOPES[0]
     reads_params: ClassVar[str] = ""
+    _fields: ClassVar[tuple[dataclasses.Field, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = _WORDS.sub("_", cls.__name__).lower()
         dataclasses.dataclass(frozen=True)(cls)
+        # A user may decorate the class once more, and the fields made then know no declaration.
+        cls._fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
 
     def numbers(self, h: Any, t: Any, op: Any) -> Mapping[str, Any]:
         """Return numbers of a step that `update` reads beside the hyperparameters, or in place of some.
@@ -231,7 +237,7 @@ def declared(rule: type[Rule]) -> Declared:
     Raises:
         ValueError: if the scope is none, a moment names no field of the rule, or two names clash.
     """
-    fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
+    fields = rule._fields
     names = {field.name for field in fields}
     attributes = (vars(base).items() for base in reversed(rule.__mro__))
     moments = {

@@ -34,5 +34,5 @@ class ScaleByAdam(Rule):
         v = m.nu.round(op.ema(m.nu.value, g * g, n.b2))
         mu = m.mu.round(op.ema(m.mu.value, g, n.b1))
         ahead = op.ema(mu * n.r1_next, g * n.r1, n.b1) if self.nesterov else mu * n.r1
-        root = op.sqrt(v * n.r2 if op.is_zero(self.eps_root) else v * n.r2 + n.eps_root)
-        return ahead / (root + n.eps)
+        # In one expression, so that eager torch keeps no more arrays than the formula has.
+        return ahead / (op.sqrt(v * n.r2 if op.is_zero(self.eps_root) else v * n.r2 + n.eps_root) + n.eps)

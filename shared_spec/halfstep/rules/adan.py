@@ -6,7 +6,27 @@ from halfstep.rule import Rule, decay_rate, moment, number
 
 
 class ScaleByAdan(Rule):
-    """The rule of `scale_by_adan`."""
+    """Rescale updates by Adan: Adam with an average of the differences between gradients.
+
+    With t the count of steps, d the gradient less the last one as it was stored (0 at t = 1), and
+    r_i = 1 / (1 - b_i^t):
+
+        grad <- round(g)
+        nu <- round((b3 nu) + ((1 - b3) (g + (b2 d))^2))
+        mu <- round((b1 mu) + ((1 - b1) g))
+        diff <- round((b2 diff) + ((1 - b2) d))
+        u = ((mu r1) + (b2 (diff r2))) / (sqrt(nu r3) + eps)
+
+    All in float32, each operation rounded once; u reads what was stored. The four dtypes are as in
+    `scale_by_adam`; `mu_rounding` is for diff and grad too. Errors are those of `scale_by_adam`.
+
+    Example:
+        >>> ScaleByAdan(nu_dtype="bfloat16").name
+        'scale_by_adan'
+
+    Source: X. Xie et al., "Adan", arXiv:2208.06677, algorithm 1, with rates written as 1 - b; Optax 0.2.8 has
+        1 - b2 for b2 before the difference. Storage and rounding are ours (contract A11, F).
+    """
 
     b1: Any = decay_rate(0.98, torch="betas[0]")
     b2: Any = decay_rate(0.92, torch="betas[1]")

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from halfstep.rule import Rule, decay_rate, moment
+from halfstep.hyperparameters import check_decay_rate
+from halfstep.rule import Rule, moment, number
 
 
 class Trace(Rule):
     """The rule of `trace`."""
 
-    decay: Any = decay_rate(torch="momentum")
+    decay: Any = number(torch="momentum", check=check_decay_rate)
     nesterov: bool = False
     accumulator_dtype: Any = None
     rounding: str = "auto"

@@ -22,6 +22,8 @@ class Role(enum.IntEnum):
 
 _ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 
+LAST_STEP = 2**31 - 1
+"""Where counts stop: what an int32 holds (contract W5)."""
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
@@ -76,6 +78,11 @@ def role_of(moment: str) -> int:
         moment: its name in the contract.
     """
     return _ROLES.get(moment, leaf_id(moment))
+
+
+def next_step(count: int) -> int:
+    """Return count + 1, and the last step for ever after (contract W5)."""
+    return min(count + 1, LAST_STEP)
 
 
 def leaf_key(seed: int, step: int, leaf: int, role: int):
