@@ -82,7 +82,8 @@ CALLS = [
     (
         lambda: hs.scale_by_adam(nu_dtype="float8_e4m3fn"),
         ValueError,
-        'scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. Use scaled("float8_e4m3fn").',
+        'scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. '
+        'Use scaled("float8_e4m3fn").',
     ),
     (
         lambda: hs.scale_by_adam(nu_dtype=torch.int32),
