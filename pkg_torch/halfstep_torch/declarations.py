@@ -120,10 +120,10 @@ class Moment:
         """
         check_rounding(caller, self.rounding or "", rounding)
         if fmt is not None:
-            dtype, rounding_name = self.dtype or "", self.rounding or ""
+            dtype = self.dtype or ""
             check_format(caller, dtype, fmt, name=self.name, signed=self.signed, unit=self.unit)
-            names = {"dtype": dtype, "rounding_name": rounding_name, "rate_name": rate_name}
-            check_freezing(caller, fmt, rounding, rate, **names)
+            names = {"dtype": dtype, "rounding": self.rounding or "", "rate": rate_name}
+            check_freezing(caller, fmt, rounding, rate, names)
 
     def stored(self, key: str, fmt: Format, rounding: str, rate: float, shape: Shape) -> StoredMoment:
         """Return how the moment of a parameter is stored; "auto" is nearest unless that falls short.

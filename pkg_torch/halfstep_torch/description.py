@@ -121,7 +121,7 @@ def describe(optimizer: Optimizer) -> Description:
         raise TypeError(
             f"describe: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
-    links = optimizer.links()
+    links = optimizer.bound_links()
     groups = (i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
     leaves = zip(groups, optimizer.plans(), strict=True)
     return Description(tuple(_leaf(i, links[i], *of_plan) for i, of_plan in leaves))
@@ -143,7 +143,7 @@ def _leaf(
     storage = plan.weights.rule.name
     unused = asked.name if dtype == "float32" and asked is not None and asked.last else ""
     moments = {}
-    for rule, index in zip(plan.rules, plan.links, strict=True):
+    for rule, index in zip(plan.rules, plan.rule_indices, strict=True):
         link, h = links[index]
         for one in rule.moments:
             moments[one.key] = _moment(one, _asked_format(link, h, one.key), shape)

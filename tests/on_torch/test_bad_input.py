@@ -82,7 +82,7 @@ CALLS = [
     (
         lambda: hs.scale_by_adam(nu_dtype="float8_e4m3fn"),
         ValueError,
-        'scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. '
+        "scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. "
         'Use scaled("float8_e4m3fn").',
     ),
     (

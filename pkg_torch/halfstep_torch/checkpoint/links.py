@@ -29,7 +29,7 @@ def recipe_of(plan: Plan, links: list[tuple[Rule, Any]], count: int) -> Recipe:
         count: steps taken.
     """
     recipe: Recipe = []
-    for bound, place in zip(plan.rules, plan.links, strict=True):
+    for bound, place in zip(plan.rules, plan.rule_indices, strict=True):
         link, values = links[place]
         if isinstance(link, StoreState):
             inner, own = link.seed
@@ -51,12 +51,14 @@ def recipe_of(plan: Plan, links: list[tuple[Rule, Any]], count: int) -> Recipe:
 
 def idle_places(plan: Plan, links: list[tuple[Rule, Any]]) -> list[int]:
     """Return which link, if any, would store the weights of a parameter if they were not float32."""
-    return [i for i, (link, _) in enumerate(links) if isinstance(link, WeightRule) and i not in plan.links]
+    return [
+        i for i, (link, _) in enumerate(links) if isinstance(link, WeightRule) and i not in plan.rule_indices
+    ]
 
 
 def arrays_of(plan: Plan, links: list[tuple[Rule, Any]]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
     """Yield (key in the state, field in a file, label) of every array that is kept of a parameter."""
-    for bound, place in zip(plan.rules, plan.links, strict=True):
+    for bound, place in zip(plan.rules, plan.rule_indices, strict=True):
         if isinstance(bound, BoundWeights):
             for key in bound.arrays:
                 yield key, _WEIGHT_FIELDS.get(key, key), None

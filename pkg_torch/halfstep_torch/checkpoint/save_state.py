@@ -14,7 +14,7 @@ from halfstep.checkpoint.header import Recipe, check_names, make_header, paired,
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep_torch.checkpoint.links import arrays_of, idle_places, recipe_of
 from halfstep_torch.engine.batches import new_state
-from halfstep_torch.engine.groups import HEADER
+from halfstep_torch.engine.group_entries import HEADER
 from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
@@ -134,7 +134,7 @@ def _parameters(
             f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
     groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
-    links = optimizer.links()
+    links = optimizer.bound_links()
     stepped = {
         leaf: _Stepped(param, i, plan, links[i])
         for (leaf, param, plan), i in zip(optimizer.plans(), groups, strict=True)
@@ -172,7 +172,7 @@ def _seeds(
     seeds: dict[tuple[int, int], list[int]] = {}
     for leaf, (_, group, plan, links) in stepped.items():
         rest = iter(paired(saved[leaf], own[leaf]))
-        for place in (*plan.links, *idle_places(plan, links)):
+        for place in (*plan.rule_indices, *idle_places(plan, links)):
             mine = links[place][0].seed
             count = len(mine) if isinstance(mine, (tuple, list)) else 1
             words = [next(rest)["seed"] for _ in range(count)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.declarations import decay_rate, host_only, moment, number
-from halfstep_torch.engine.groups import check_torch_options
+from halfstep_torch.engine.group_entries import check_torch_options
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers import moments as averages
 from halfstep_torch.numbers.exact import sqrt

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.declarations import host_only, moment, number
-from halfstep_torch.engine.groups import check_torch_options
+from halfstep_torch.engine.group_entries import check_torch_options
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.seeds import Seed, as_seed

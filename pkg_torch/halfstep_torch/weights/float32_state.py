@@ -12,7 +12,7 @@ from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.engine.batches import new_state
-from halfstep_torch.engine.groups import check_decay
+from halfstep_torch.engine.group_entries import check_decay
 from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
@@ -129,9 +129,9 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
 
 def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, step: int) -> list[list]:
     """Return, of every rule of a plan, the words of its sources at a step."""
-    seeds = [link.seed for link, _ in optimizer.links()[group]]
+    seeds = [link.seed for link, _ in optimizer.bound_links()[group]]
     keys = as_int32(stream_keys(plan.streams(seeds), [step], [name])[0]).tolist()
-    of_array = plan.stages[0].whole_words(keys, param.device)
+    of_array = plan.stages[0].array_words(keys, param.device)
     return [[of_array(stream, role) for stream, role in sources] for sources in plan.sources]
 
 

@@ -1,5 +1,6 @@
 """What a moment's format and rounding are refused for, and which rounding "auto" is. Contract: F1 to F3."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from halfstep.storage.formats import Format
@@ -45,9 +46,7 @@ def check_format(caller: str, argument: str, fmt: Format, *, name: str, signed: 
         )
 
 
-def check_freezing(
-    caller: str, fmt: Format, rounding: str, rate: Any, *, dtype: str, rounding_name: str, rate_name: str
-) -> None:
+def check_freezing(caller: str, fmt: Format, rounding: str, rate: Any, names: Mapping[str, str]) -> None:
     """Raise ValueError where rounding to nearest would freeze an average.
 
     Args:
@@ -55,15 +54,13 @@ def check_freezing(
         fmt: of the average.
         rounding: one of `ROUNDINGS`.
         rate: its decay rate, a float32 number; None where it is not known.
-        dtype: the argument that asks for the format,
-        rounding_name: that for the rounding, and
-        rate_name: that for the rate, for the message.
+        names: of the arguments "dtype", "rounding" and "rate", for the message.
     """
     if rounding == "nearest" and rate is not None and fmt.freezes(rate):
         raise ValueError(
-            f'{caller}: {dtype}={fmt.dtype} with {rounding_name}="nearest" freezes '
-            f"at {rate_name}={float(rate):.7g} (1-{rate_name} < {fmt.half_gap}). "
-            f'Use {rounding_name}="stochastic", or {dtype}="float32".'
+            f'{caller}: {names["dtype"]}={fmt.dtype} with {names["rounding"]}="nearest" freezes '
+            f"at {names['rate']}={float(rate):.7g} (1-{names['rate']} < {fmt.half_gap}). "
+            f'Use {names["rounding"]}="stochastic", or {names["dtype"]}="float32".'
         )
 
 
