@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.rule import declared
 from halfstep.storage.formats import Format
 from halfstep.text_table import text_table
-from halfstep_torch.declarations import declared
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.state_array import StateArray
 
@@ -146,7 +147,7 @@ def _leaf(
     for rule, index in zip(plan.rules, plan.rule_indices, strict=True):
         link, h = links[index]
         for one in rule.moments:
-            moments[one.key] = _moment(one, _asked_format(link, h, one.key), shape)
+            moments[one.key] = _moment(one, _asked_format(link, h, one.name), shape)
     return LeafDescription(
         name=name,
         group=group,
@@ -159,14 +160,13 @@ def _leaf(
     )
 
 
-def _asked_format(link: Any, h: Any, key: str) -> Format | None:
+def _asked_format(link: Link, h: Any, name: str) -> Format | None:
     """Return the format that was asked for; None for the default."""
-    rule = getattr(link, "inner", link)
     asked = getattr(link, "format", None)
     if isinstance(asked, Format):
         return asked
-    one = declared(type(rule)).moments.get(key)
-    return getattr(h, one.dtype) if one is not None and one.dtype else None
+    dtype = declared(type(link.rule)).moments[name].dtype
+    return getattr(h, dtype) if dtype else None
 
 
 def _moment(one: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDescription:
@@ -174,6 +174,5 @@ def _moment(one: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDes
     fmt: Format = stored.format
     rounding = "exact" if not fmt.rounds else "stochastic" if stored.source is not None else "nearest"
     array = stored.arrays[stored.key]
-    shape = tuple(array.shape_of(shape)) if array.shape_of else shape
-    why = asked.too_small(shape) if asked is not None and not fmt.scaled else ""
+    why = asked.too_small(array.values_shape(shape)) if asked is not None and not fmt.scaled else ""
     return MomentDescription(fmt.text, rounding, why)

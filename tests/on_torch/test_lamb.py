@@ -1,9 +1,7 @@
 """LAMB: norms that do not under- or overflow, steps in stages, param groups and state dicts. Contract: L."""
 
-import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import halfstep_torch as hs
 from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.engine.plan import make_plan
 from halfstep_torch.numbers.norms import norm
+from halfstep_torch.numbers.op import STEP_OPS
 from on_torch.steps import assert_same_snapshots, snapshot, step_in_pieces
 
 UNIT = 2.0**-24
@@ -79,7 +78,8 @@ def scaled_by_ratio(p, u, **options):
     link = hs.scale_by_trust_ratio(**options)
     values = link.read("test", link.entries)
     p, u = (torch.tensor(x, dtype=torch.float32) for x in (p, u))
-    return link.update(u, p, link.step_numbers(values, 1), None).tolist()
+    n = link.step_numbers(values, 1)
+    return link.update(u, p, n, None, STEP_OPS["parameter"]).tolist()
 
 
 def test_tiny_and_huge_weights_have_the_ratio_of_others():
@@ -221,14 +221,13 @@ def test_the_ratio_sees_the_float32_weights(storage):
     assert abs(full - 1.001 * (1 - LR)) < 4 * UNIT
 
 
-@dataclasses.dataclass(frozen=True)
 class Normalize(hs.Rule):
     """A rule of another kind that sees the whole parameter: the update gets length 1."""
 
-    scope: ClassVar[str] = "parameter"
+    scope = "parameter"
 
-    def update(self, g, p, n, moments):
-        return g / norm(g)
+    def update(self, g, p, n, m, op):
+        return g / op.norm(g)
 
 
 @pytest.mark.parametrize("piece", [None, 1])

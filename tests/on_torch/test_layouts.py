@@ -168,8 +168,8 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
     from halfstep_spec import random_words as spec_words
     from halfstep_torch.engine.plan import make_plan, stream_keys
     from halfstep_torch.engine.rows import Rows, Span
+    from halfstep_torch.link import ParamInfo
     from halfstep_torch.numbers.random_words import Role, as_int32
-    from halfstep_torch.rule import ParamInfo
 
     rule = hs.round_stochastically().bind("f", (), ParamInfo(torch.bfloat16, (8,)))
     plan = make_plan([rule], [9], torch.bfloat16, False)

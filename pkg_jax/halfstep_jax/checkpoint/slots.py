@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from halfstep.rule import Rule, declared
 from halfstep_jax.leaves import leaf_name
 from halfstep_jax.links import Inside, Link, reported_links
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
@@ -210,14 +211,10 @@ def _entry(link: Link) -> Entry:
 
 def _settings(rule) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the hyperparameters and the switches of a rule."""
-    numbers, options = {}, {}
-    for field in dataclasses.fields(rule):
-        value = getattr(rule, field.name)
-        if "check" in field.metadata:
-            numbers[field.name] = value
-        elif isinstance(value, bool):
-            options[field.name] = value
-    return numbers, options
+    numbers = declared(type(rule)).numbers if isinstance(rule, Rule) else ()
+    values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+    switches = {name: x for name, x in values.items() if isinstance(x, bool) and name not in numbers}
+    return {name: values[name] for name in numbers}, switches
 
 
 def _other(place: str) -> Slot:

@@ -14,7 +14,13 @@ import optax
 from jax.core import Tracer
 
 from halfstep.rule import Moment
-from halfstep.storage.moment_formats import check_format, check_freezing, check_rounding, is_stochastic
+from halfstep.storage.moment_formats import (
+    check_format,
+    check_freezing,
+    check_rounding,
+    dtype_argument,
+    is_stochastic,
+)
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey, role_of
 from halfstep_jax.numbers.shards import Shard, shards, whole_shape
@@ -63,10 +69,9 @@ class StoredMoment:
         return cls(rule.name, field, asked_for, rounding, constant)
 
     def __post_init__(self):
-        check_rounding(self.caller, self.rounding_name, self.rounding)
+        check_rounding(self.caller, self.field, self.rounding)
         if self.asked_for is not None:
-            kind = {"name": self.name, "signed": self.field.signed, "unit": self.field.unit}
-            check_format(self.caller, self.dtype_name, self.asked_for, **kind)
+            check_format(self.caller, self.field, self.asked_for)
             self._refuse_freezing(self.asked_for)
 
     @property
@@ -77,12 +82,7 @@ class StoredMoment:
     @property
     def dtype_name(self) -> str:
         """Of the field that says how it is stored, for errors."""
-        return self.field.dtype or f"{self.name}_dtype"
-
-    @property
-    def rounding_name(self) -> str:
-        """Of the field that says how it is rounded, likewise."""
-        return self.field.rounding or f"{self.name}_rounding"
+        return dtype_argument(self.field)
 
     @property
     def role(self) -> int:
@@ -207,7 +207,7 @@ class StoredMoment:
         return key.word(self.role) if fmt.dithered else key.words(self.role, shape)
 
     def _stochastic(self, fmt: Format) -> bool:
-        return is_stochastic(fmt, self.rounding, self.rate, bool(self.field.rate))
+        return is_stochastic(self.field, fmt, self.rounding, self.rate)
 
     @property
     def _has_scales(self) -> bool:
@@ -272,8 +272,7 @@ class StoredMoment:
         return Encoded(codes, scale, shape if fmt.packed else None)
 
     def _refuse_freezing(self, fmt: Format) -> None:
-        names = {"dtype": self.dtype_name, "rounding": self.rounding_name, "rate": self.field.rate}
-        check_freezing(self.caller, fmt, self.rounding, self.rate, names)
+        check_freezing(self.caller, self.field, fmt, self.rounding, self.rate)
 
 
 def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> Any:

@@ -18,8 +18,8 @@ from halfstep_torch.engine.group_entries import HEADER
 from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.rule import Rule
 
 
 class _Stepped(NamedTuple):
@@ -35,7 +35,7 @@ class _Stepped(NamedTuple):
     param: Tensor
     group: int
     plan: Plan
-    links: list[tuple[Rule, Any]]
+    links: list[tuple[Link, Any]]
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     for leaf, (param, _, plan, links) in stepped.items():
         state = optimizer.state.get(param) or new_state(param, plan.arrays)
         recipes[leaf] = recipe_of(plan, links, int(state["step"]))
-        for key, field, label in arrays_of(plan, links):
+        for key, field, label in arrays_of(plan):
             name = f"{field}/{leaf}"
             arrays[name] = _file_array(caller, name, state[key], codes=True)
             formats |= {name: label} if label else {}
@@ -108,7 +108,7 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     own |= {leaf: recipe_of(plan, links, 0) for leaf, (_, _, plan, links) in stepped.items()}
     saved = read_recipes(caller, header, own)
     due = {f"params/{leaf}" for leaf in weights}
-    kept = {leaf: list(arrays_of(plan, links)) for leaf, (_, _, plan, links) in stepped.items()}
+    kept = {leaf: list(arrays_of(plan)) for leaf, (_, _, plan, links) in stepped.items()}
     due |= {f"{field}/{leaf}" for leaf, rows in kept.items() for _, field, _ in rows}
     check_names(caller, "array", arrays, due)
     read = {leaf: _tensor(caller, f"params/{leaf}", arrays, p.dtype, p.shape) for leaf, p in weights.items()}

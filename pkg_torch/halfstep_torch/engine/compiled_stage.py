@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from halfstep_torch.bound_rule import flat, layout, unflat
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.inductor import Inductor, compile_options, compiling, own_code
 from halfstep_torch.engine.packed_rows import Memory
 from halfstep_torch.engine.stage import Stage
+from halfstep_torch.engine.step_numbers import flat, layout, unflat
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
 _SCRATCH = 1 << 20

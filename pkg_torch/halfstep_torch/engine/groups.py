@@ -17,8 +17,8 @@ from halfstep_torch.chain import Chain
 from halfstep_torch.engine.loss_scale import UNSCALE
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
 from halfstep_torch.engine.say_once import say_once
+from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.hyperparameters import nonnegative
-from halfstep_torch.rule import ParamInfo, Rule
 
 
 @dataclasses.dataclass
@@ -109,7 +109,7 @@ class ReadGroup:
     scale: float | None = None
 
     @functools.cached_property
-    def links(self) -> tuple[Rule, ...]:
+    def links(self) -> tuple[Link, ...]:
         """The links by which the group is stepped: those of its chain, behind one that unscales."""
         links = self.choices.chain.links
         return links if self.scale is None else (UNSCALE, *links)

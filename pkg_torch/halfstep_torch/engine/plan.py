@@ -15,9 +15,9 @@ import torch
 
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.engine.stage import Stage
+from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import leaf_id, leaf_keys
-from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
@@ -179,7 +179,7 @@ def make_plan(
 
 
 def bind_rules(
-    links: Sequence[Rule], caller: str, values: Sequence[Any], info: ParamInfo
+    links: Sequence[Link], caller: str, values: Sequence[Any], info: ParamInfo
 ) -> list[BoundRule | None]:
     """Return of each link what it does to a parameter.
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from halfstep.rule import Rule
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.group_entries import (
@@ -23,8 +24,8 @@ from halfstep_torch.engine.leaves import check_memory, check_weight, leaf_name
 from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules
 from halfstep_torch.engine.state_dict import make_header
-from halfstep_torch.rule import Rule
-from halfstep_torch.rule_check import check_rule
+from halfstep_torch.link import Link
+from halfstep_torch.rule_check import try_rule
 
 
 class PlannedOptimizer(torch.optim.Optimizer):
@@ -131,8 +132,8 @@ class PlannedOptimizer(torch.optim.Optimizer):
         for info in {read.info(name, param) for i, name, param in self._named() if i == last}:
             bind_rules(read.links, self._name, read.values, info)
             for link, h in zip(read.links, read.values, strict=True):
-                if not type(link).__module__.startswith("halfstep_torch."):
-                    check_rule(self._name, link, h, info)
+                if type(link.rule).__module__.split(".")[0] not in ("halfstep", "halfstep_torch"):
+                    try_rule(self._name, link, h, info)
         group.update({key: plain_value(group[key]) for key in self.defaults})
         group[HEADER] = make_header(self._choices[last].chain)
 
@@ -173,7 +174,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         for i, name, param in self._named():
             yield name, param, group_of(i).plan(name, param)
 
-    def bound_links(self) -> list[list[tuple[Rule, Any]]]:
+    def bound_links(self) -> list[list[tuple[Link, Any]]]:
         """Return of every param group the links of its chain, each with the values that it reads there."""
         groups = [self._group(i) for i in range(len(self.param_groups))]
         return [list(zip(group.links, group.values, strict=True)) for group in groups]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from halfstep_torch.bound_rule import flat
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.rows import Rows, Slot
+from halfstep_torch.engine.step_numbers import flat
 
 
 def run_batch(batch: Batch) -> None:

@@ -140,7 +140,7 @@ class Stage:
     def _reads_float32(self) -> bool:
         """Whether the weights are needed in float32: a copy of its size for a whole parameter."""
         wrapped = self.scope == "elementwise" and any(self.wrapped)
-        return self.lands or wrapped or any(rule.rule.wide_weights for rule in self.rules)
+        return self.lands or wrapped or any(rule.wide_weights for rule in self.rules)
 
     def _known(self, p: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """Return a whole parameter as precisely as it is known, joined piece by piece."""

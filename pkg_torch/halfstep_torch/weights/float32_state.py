@@ -136,15 +136,10 @@ def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Pla
 
 
 def _step_moments(rule: BoundRule, state: Mapping[str, Tensor], words: list) -> dict[str, StepMoment]:
-    """Return the moments of one rule, those in units of another after that one."""
+    """Return the moments of one rule by their keys, those in units of another after that one."""
     flat = {key: state[key].reshape(-1) for key in rule.arrays}
-    drawn, moments = {}, {}
-    for one in rule.moments:
-        drawn[one.key], words = words[: len(one.sources)], words[len(one.sources) :]
-    for one in sorted(rule.moments, key=lambda one: bool(one.unit)):
-        unit = moments[one.unit] if one.unit else None
-        moments[one.key] = StepMoment(one, flat, drawn[one.key], None, unit)
-    return moments
+    keys = {stored.name: stored.key for stored in rule.moments}
+    return {keys[name]: moment for name, moment in rule.step_moments(flat, words, None).items()}
 
 
 def _decoded(
@@ -185,8 +180,7 @@ def _encoded(
 
 
 def _shape(rule: BoundRule, key: str, param: Tensor) -> tuple[int, ...]:
-    shape_of = rule.arrays[key].shape_of
-    return tuple(param.shape) if shape_of is None else tuple(shape_of(tuple(param.shape)))
+    return rule.arrays[key].values_shape(tuple(param.shape))
 
 
 def _moment_keys(plan: Plan) -> dict[str, BoundRule]:
