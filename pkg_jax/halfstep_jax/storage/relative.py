@@ -10,9 +10,9 @@ import numpy as np
 from jax import lax
 
 from halfstep.storage import relative as shared
-from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.roots import divide, sqrt
 from halfstep_jax.storage.state_dtypes import making_formats
+from halfstep_jax.xla.exact import opaque
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
