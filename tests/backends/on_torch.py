@@ -37,8 +37,8 @@ from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByT
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.relative import to_unit
 from halfstep_torch.storage.stored_moment import scale_key
-from halfstep_torch.weights.param_storage import with_param_storage
 from halfstep_torch.weights.weight_rule import apply_updates
+from halfstep_torch.weights.weight_storage import with_param_storage
 
 EXTRA = {"compensated": "compensation", "split8": "extra_bits", "split16": "extra_bits", "master": "master"}
 
