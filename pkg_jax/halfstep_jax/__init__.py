@@ -1,7 +1,7 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
+from halfstep import recipes
 from halfstep.rule import Rule, decay_rate, moment, number, option
-from halfstep_jax import recipes
 from halfstep_jax.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_jax.checkpoint.save_state import load_state, save_state
 from halfstep_jax.description import describe

@@ -7,8 +7,7 @@
 >>> optimizer.step(zero_grad=True)
 """
 
-from halfstep import Rule, decay_rate, moment, number, option
-from halfstep_torch import recipes
+from halfstep import Rule, decay_rate, moment, number, option, recipes
 from halfstep_torch.chain import chain
 from halfstep_torch.checkpoint.float32_state import float32_state_dict, load_float32_state_dict
 from halfstep_torch.checkpoint.float32_weights import float32_params, set_float32_params

@@ -146,7 +146,7 @@ class TorchBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, to_torch(case.inputs["x"])
-        fmt = Format(a["dtype"], a["scaled"], a["block_size"], **codes_of(case)).for_shape(x.shape)
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"], 0, 0, **codes_of(case)).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
         words = words.expand(x.shape) if fmt.codes.dithered and words is not None else words
 

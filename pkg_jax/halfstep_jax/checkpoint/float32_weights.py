@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from halfstep.float_formats import FLOAT_FORMATS
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, leaf_name
-from halfstep_jax.numbers.float_formats import FLOAT_FORMATS
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.weights.narrow_weights import Compensate
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing

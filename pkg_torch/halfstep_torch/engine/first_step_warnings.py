@@ -39,7 +39,7 @@ def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:
     """Say so where the squares of gradients are outside what ufloat8_e6m2 holds."""
     moments = [moment for rule in batch.plan.rules for moment in rule.moments]
     formats = [getattr(moment, "format", None) for moment in moments]
-    if not any(fmt is not None and fmt.name == "ufloat8_e6m2" for fmt in formats):
+    if not any(fmt is not None and fmt.dtype == "ufloat8_e6m2" for fmt in formats):
         return
     for slot in batch.slots:
         if not slot.grad.numel():

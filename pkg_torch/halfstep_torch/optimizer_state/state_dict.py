@@ -231,8 +231,8 @@ def check_saved_state(
         theirs, ours = saved_arrays.get(key, spec).scale_of, spec.scale_of
         if theirs != ours and theirs and ours:
             raise ValueError(
-                f"load_state_dict: {key} of {name!r} is of {theirs.name} in blocks of {theirs.block_size} in "
-                f"the state dict, of {ours.name} in blocks of {ours.block_size} here. "
+                f"load_state_dict: {key} of {name!r} is of {theirs.dtype} in blocks of {theirs.block_size} "
+                f"in the state dict, of {ours.dtype} in blocks of {ours.block_size} here. "
                 "Build the optimizer with the dtypes of the run that was saved."
             )
         if array.shape != spec.shape(param.shape):
