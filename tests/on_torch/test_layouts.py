@@ -165,11 +165,12 @@ def test_a_scalar_has_the_bits_of_an_array_of_one():
 def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
     # No array of 2^32 elements is made: what rows read of their leaf is where they start, and its keys. Of
     # rows of 12 elements some begin before a multiple of 2^32 and end after it.
+    from halfstep.random_words import Role
     from halfstep_spec import random_words as spec_words
     from halfstep_torch.engine.plan import make_plan, stream_keys
     from halfstep_torch.engine.rows import Rows, Span
     from halfstep_torch.link import ParamInfo
-    from halfstep_torch.numbers.random_words import Role, as_int32
+    from halfstep_torch.numbers.random_words import as_int32
 
     rule = hs.round_stochastically().bind("f", (), ParamInfo(torch.bfloat16, (8,)))
     plan = make_plan([rule], [9], torch.bfloat16, False)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from halfstep.random_words import leaf_id
 from halfstep_torch.engine.inductor import compile_options, compiling, own_code
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import as_int32, leaf_id, leaf_keys, whole_words, words_from
+from halfstep_torch.numbers.random_words import as_int32, leaf_keys, whole_words, words_from
 from halfstep_torch.numbers.rounding import round_value
 
 # Elements of a piece: on a CPU few enough for the temporaries of one to stay in a cache, elsewhere enough for
