@@ -124,8 +124,8 @@ class Span:
         runs = self.length // self.short.unit
         products = itertools.accumulate(x.shape, operator.mul, initial=1)
         leading = next(k for k, product in enumerate(products) if product == runs)
-        ours = rows.view(*x.shape[:leading], -1)[..., : x.numel() // runs]
-        return ours.unflatten(-1, x.shape[leading:])
+        entries = rows.view(*x.shape[:leading], -1)[..., : x.numel() // runs]
+        return entries.unflatten(-1, x.shape[leading:])
 
 
 class Rows:
