@@ -11,6 +11,10 @@ import math
 import torch
 from torch import Tensor
 
+# A private name of torch: it asks not whether an index is in bounds, which is so here; in a GPU's kernel the
+# question is a barrier and a call, which take registers.
+_index = getattr(torch.ops.aten, "_unsafe_index", torch.ops.aten.index)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
@@ -134,8 +138,7 @@ def _take(table: Table, index: Tensor) -> Tensor:
     if not table.has_zero:
         return (index + 1).to(torch.float32) * (1 / table.size)
     # On an accelerator a copy of a kilobyte at every call: a copy kept there would be state of this module.
-    # The index is in bounds; a check in a GPU's kernel is a barrier and a call, which take registers.
-    return torch.ops.aten._unsafe_index(table.numbers.to(index.device), [index])
+    return _index(table.numbers.to(index.device), [index])
 
 
 def _position(y: Tensor, table: Table) -> Tensor:
