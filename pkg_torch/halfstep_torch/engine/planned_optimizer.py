@@ -25,7 +25,7 @@ from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules
 from halfstep_torch.engine.state_dict import make_header
 from halfstep_torch.link import Link
-from halfstep_torch.rule_check import try_rule
+from halfstep_torch.rule_trial import try_rule
 
 
 class PlannedOptimizer(torch.optim.Optimizer):

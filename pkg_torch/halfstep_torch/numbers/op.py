@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.numbers import Made, Number
+from halfstep.numbers import Number
 from halfstep.op import Op
 from halfstep_torch.numbers import exact, moments
 from halfstep_torch.numbers.global_norm import global_norm
@@ -129,8 +129,6 @@ class GuardedOp(Op):
 
     def as_scalar(self, x: Any) -> Tensor | None:
         """Return a number of Python, NumPy or torch as a float32 0-d tensor; None for anything else."""
-        if isinstance(x, DecayRate):
-            return torch.tensor(x.b, dtype=torch.float32)
         if isinstance(x, (int, float, np.integer, np.floating)):
             return torch.tensor(float(x), dtype=torch.float32)
         return x if isinstance(x, Tensor) and x.dtype == torch.float32 and not x.shape else None
@@ -149,4 +147,9 @@ class GuardedOp(Op):
 
     def norm(self, x: Any, exact: bool = False) -> Number:
         """Return the norm of the whole array."""
-        return self.wrap(TorchOp.norm(self.bare(x), exact), Made.ARRAY)
+        return self.wrap(TorchOp.norm(self.bare(x), exact))
+
+
+def guarded_numbers(numbers: Any) -> Any:
+    """Return the numbers of a step as float32 0-d tensors, of a decay rate the rate alone."""
+    return type(numbers)(*(torch.tensor(_plain(x), dtype=torch.float32) for x in numbers))
