@@ -15,7 +15,7 @@ from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.engine.inductor import compile_options, compiling, find_cxx, own_code
 from halfstep_torch.engine.step_numbers import flat, layout, unflat
 from halfstep_torch.link import ParamInfo, as_link
-from halfstep_torch.numbers.op import STEP_OPS, GuardedOp, guarded_numbers
+from halfstep_torch.numbers.op import STEP_OPS, GuardedOp, tensor_numbers
 
 _CPU = torch.device("cpu")
 
@@ -84,18 +84,19 @@ def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
     if bound is None:
         return
     numbers = link.step_numbers(h, rule_check.COUNT)
+    tensors = tensor_numbers(numbers, _CPU)
     p = asked.g[::-1].copy() if asked.p is None else asked.p  # in torch the weights are always there
     question = Question(
         torch.from_numpy(asked.g),
         torch.from_numpy(p),
         {name: torch.from_numpy(x) for name, x in asked.moments.items()},
     )
-    eager = rule_check.answer(bound.rule, question, guarded_numbers(numbers), _RecordedOp(rule.name))
-    answers = {"on the bare tensors of a step": Answer(_bare_step(bound, numbers, question), [], [], [])}
+    eager = rule_check.answer(bound.rule, question, tensors, _RecordedOp(rule.name))
+    outputs = _bare_step(bound, tensors if bound.tensor_numbers else numbers, question)
+    answers = {"on the bare tensors of a step": Answer(outputs, [], [], [])}
     if compile and bound.scope == "elementwise":
         answers["under torch.compile"] = _compiled(bound, numbers, question)
-    plain = guarded_numbers(numbers)
-    rule_check.compared(bound.rule, asked._replace(p=p), plain, eager, answers)
+    rule_check.compared(bound.rule, asked._replace(p=p), tensors, eager, answers)
 
 
 def _compiled(bound: BoundRule, numbers: Any, question: Question) -> Answer:
@@ -104,21 +105,21 @@ def _compiled(bound: BoundRule, numbers: Any, question: Question) -> Answer:
         raise RuntimeError(
             "check_rule: no C++ compiler is found. Install g++ (or name one in CXX), or use compile=False."
         )
-    names, slots = list(question.moments), layout(numbers)
+    slots, names = layout(numbers), list(question.moments)
 
-    def asked(tensors: Sequence[Tensor]) -> tuple[Any, Question]:
-        vector, g, p, *moments = tensors
-        return unflat(slots, vector.unbind()), Question(g, p, dict(zip(names, moments, strict=True)))
+    def asked(g: Tensor, p: Tensor, *moments: Tensor) -> Question:
+        return Question(g, p, dict(zip(names, moments, strict=True)))
 
-    def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return _bare_step(bound, *asked(tensors))
+    def outputs(vector: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
+        return _bare_step(bound, unflat(slots, vector.unbind()), asked(*arrays))
 
-    def results(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return _operations(bound, *asked(tensors))
+    def results(vector: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
+        return _operations(bound, type(numbers)(*vector.unbind()), asked(*arrays))
 
-    vector = torch.tensor(flat(numbers), dtype=torch.float32)
-    tensors = [vector, question.g, question.p, *question.moments.values()]
-    return Answer(_run(outputs, tensors), list(_run(results, tensors)), [], [])
+    arrays = [question.g, question.p, *question.moments.values()]
+    tensors = torch.stack(tensor_numbers(numbers, _CPU)) if numbers else torch.zeros(0)
+    given = _run(outputs, [torch.tensor(flat(numbers), dtype=torch.float32), *arrays])
+    return Answer(given, list(_run(results, [tensors, *arrays])), [], [])
 
 
 def _run(function: Callable, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -140,7 +141,7 @@ def _bare_step(bound: BoundRule, numbers: Any, question: Question) -> tuple[Tens
 def _operations(bound: BoundRule, numbers: Any, question: Question) -> tuple[Tensor, ...]:
     """Return the result of every operation of a step."""
     op = _TracedOp(bound.rule.name)
-    n = type(numbers)(*(op.wrap(x[0] if isinstance(x, tuple) else x, Made.NUMBER) for x in numbers))
+    n = type(numbers)(*(op.wrap(x, Made.NUMBER) for x in numbers))
     moments = {name: StepMoment(name, x, op) for name, x in question.moments.items()}
     g, p = op.wrap(question.g), op.wrap(question.p)
     op.results.clear()

@@ -9,7 +9,7 @@ from halfstep.moments import StepMoment
 from halfstep.step import updated
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.link import Link, ParamInfo
-from halfstep_torch.numbers.op import GuardedOp, guarded_numbers
+from halfstep_torch.numbers.op import GuardedOp, tensor_numbers
 
 _SMALL = 8
 _ELEMENTS = 6
@@ -63,7 +63,7 @@ def _update(bound: BoundRule, numbers: Any, g: Tensor, p: Tensor) -> Tensor:
         unit = moments[stored.unit] if stored.unit else None
         moments[stored.name] = StepMoment(stored.name, zeros, op, unit)
     try:
-        return updated(bound.rule, guarded_numbers(numbers), g, p, op, moments)
+        return updated(bound.rule, tensor_numbers(numbers, g.device), g, p, op, moments)
     except Exception as error:
         if str(error).startswith(f"{rule}: "):
             raise
