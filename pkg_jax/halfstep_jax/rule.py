@@ -15,13 +15,13 @@ import optax
 
 from halfstep.moments import StepMoment
 from halfstep.rule import Rule, declared
-from halfstep_jax.numbers.exact import straight_through
 from halfstep_jax.numbers.hyperparameters import as_number
 from halfstep_jax.numbers.op import Count, JaxOp
 from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.numbers.schedules import at_count
 from halfstep_jax.storage.relative import from_unit, to_unit
 from halfstep_jax.storage.stored_moment import StoredMoment
+from halfstep_jax.xla.exact import straight_through
 
 
 class StepKeys(NamedTuple):

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from halfstep import rule_check
 from halfstep.rule import Rule
 from halfstep.rule_check import Answer, Question
-from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.rule import checked, numbers_at, static_form
+from halfstep_jax.xla.exact import opaque_zero
 
 
 class _RecordedOp(rule_check.Recorded, JaxOp):

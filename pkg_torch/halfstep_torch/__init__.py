@@ -7,9 +7,10 @@
 >>> optimizer.step(zero_grad=True)
 """
 
-from halfstep import Rule, decay_rate, moment, number, option
-from halfstep_torch import recipes
+from halfstep import Rule, decay_rate, moment, number, option, recipes
 from halfstep_torch.chain import chain
+from halfstep_torch.checkpoint.float32_state import float32_state_dict, load_float32_state_dict
+from halfstep_torch.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.description import describe
 from halfstep_torch.diagnosis import diagnose
@@ -31,11 +32,9 @@ from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.rules.weight_decay import add_decayed_weights
 from halfstep_torch.storage.relative import relative
 from halfstep_torch.storage.state_dtypes import codebook, scaled
-from halfstep_torch.weights.averages import ema_params
-from halfstep_torch.weights.float32_params import float32_params, set_float32_params
-from halfstep_torch.weights.float32_state import float32_state_dict, load_float32_state_dict
-from halfstep_torch.weights.params import compensate, round_stochastically
-from halfstep_torch.weights.wide_params import keep_master_params, split_params
+from halfstep_torch.weight_averages import ema_params
+from halfstep_torch.weights.narrow_weights import compensate, round_stochastically
+from halfstep_torch.weights.wide_weights import keep_master_params, split_params
 
 __all__ = [
     "SGD",

@@ -288,4 +288,4 @@ def _as_float32(value: Any) -> Any:
 
 def group_value(fmt: Format | None) -> Format | str | None:
     """Return a format as it stands in a param group: a plain one by its name."""
-    return fmt if fmt is None or fmt.scaled or fmt.relative else fmt.name
+    return fmt if fmt is None or fmt.scaled or fmt.relative else fmt.dtype

@@ -22,7 +22,6 @@ else:
 from halfstep import hyperparameters
 
 SCOPES = ("elementwise", "parameter", "all")
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 
 _MISSING = dataclasses.MISSING
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of a class's name

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from halfstep.numbers import Made
-from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.op import JaxOp
+from halfstep_jax.xla.exact import opaque_zero
 
 COUNT = 20_000
 # Numbers of the step: two ordinary ones, and one that is 0.

@@ -17,7 +17,13 @@ from torch._inductor.utils import run_and_get_code
 import halfstep_torch as hs
 from halfstep_torch.engine import batches, compiled_stage, groups, inductor
 from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.say_once import say_once
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
+
+# Inductor's modules warn, as they are imported, of what torch itself has deprecated.
+IMPORTS_INDUCTOR = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)
 
 
 @pytest.fixture
@@ -316,8 +322,7 @@ def test_global_settings_of_torch_stay_as_they_are():
     )
 
 
-# Inductor's modules warn, as they are imported, of what torch itself has deprecated.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@IMPORTS_INDUCTOR
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_step_inside_a_compiled_function_has_the_bits_of_one_outside(compile):
     runs = []
@@ -369,3 +374,51 @@ def test_a_device_that_was_never_proved_is_stepped_eagerly_unless_told_and_then_
     with pytest.warns(RuntimeWarning, match="compile=True on xpu.*not promised"):
         assert CompileChoice("AdamW", True).prepare("AdamW", other, 10, lambda: made.append(1))
     assert made
+
+
+@pytest.mark.parametrize("choice", [True, "auto"])
+def test_a_torch_without_an_option_for_exact_gpu_code_says_so_and_auto_steps_eagerly(monkeypatch, choice):
+    has = inductor._has
+    monkeypatch.setattr(
+        inductor, "_has", lambda config, name: name != "eager_numerics.disable_ftz" and has(config, name)
+    )
+    made, ours = [], CompileChoice("AdamW", choice)
+    with pytest.warns(RuntimeWarning, match="has no option eager_numerics.disable_ftz of Inductor"):
+        compiled = ours.prepare("AdamW", torch.device("cuda"), 10, lambda: made.append(1))
+    assert compiled == bool(made) == (choice is True)
+    if choice == "auto":
+        assert not ours.prepare(
+            "AdamW", torch.device("cuda"), 10, lambda: made.append(1)
+        )  # without a warning
+
+
+def test_a_cpu_on_which_no_vector_was_compiled_is_told_so_once_in_the_log(monkeypatch, caplog):
+    say_once.cache_clear()
+    for machine, lines in (("x86_64", 0), ("aarch64", 1), ("aarch64", 1)):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        assert CompileChoice("AdamW", True).prepare("AdamW", torch.device("cpu"), 10, lambda: None)
+        told = [record for record in caplog.records if "never on linux and aarch64" in record.getMessage()]
+        assert len(told) == lines
+
+
+# What a user may have set for other code, and what decides bits on a CPU.
+SETTINGS = {
+    "cpp.enable_floating_point_contract_flag": "fast",
+    "cpp.enable_unsafe_math_opt_flag": True,
+    "cpu_backend": "halide",
+}
+
+
+@IMPORTS_INDUCTOR
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_inductor_changes_no_bit(fresh, name):
+    from torch._inductor import config
+
+    runs = []
+    for compile in (False, True):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 1 << 15))
+        optimizer = hs.AdamW([("w", p)], lr=1e-2, weight_decay=0.1, compile=compile, **hs.recipes.one_pass)
+        with config.patch({name: SETTINGS[name]}):
+            take_steps(optimizer, [("w", p)], 3)
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(*runs)

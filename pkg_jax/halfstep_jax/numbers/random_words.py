@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.seeds import seed_words
-from halfstep_jax.numbers.shards import Shard, whole_shape
+from halfstep_jax.xla.exact import opaque_zero
+from halfstep_jax.xla.shards import Shard, whole_shape
 
 
 class Role(enum.IntEnum):

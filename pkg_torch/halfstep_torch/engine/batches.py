@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.groups import ReadGroup
-from halfstep_torch.engine.leaves import check_grad, check_leftovers, check_state_array
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
 from halfstep_torch.engine.rows import Slot
 from halfstep_torch.engine.stage import Stage
-from halfstep_torch.engine.state_form import LAST_STEP
+from halfstep_torch.leaves import check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
+from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.storage.state_array import StateArray
 
 

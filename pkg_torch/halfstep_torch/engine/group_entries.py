@@ -7,10 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.engine.leaves import leaf_name
-
-HEADER = "halfstep"
-"""The entry of a group that says by which chain and seeds it is stepped."""
+from halfstep_torch.leaves import leaf_name
+from halfstep_torch.optimizer_state.form import HEADER
 
 # Arguments of torch's own optimizers that ask for nothing where they have these values.
 _ASKS_FOR_NOTHING = {

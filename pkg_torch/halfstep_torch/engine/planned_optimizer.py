@@ -12,7 +12,6 @@ from halfstep.rule import Rule
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.group_entries import (
-    HEADER,
     check_decay,
     check_entries,
     check_names,
@@ -20,11 +19,12 @@ from halfstep_torch.engine.group_entries import (
     with_names,
 )
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
-from halfstep_torch.engine.leaves import check_memory, check_weight, leaf_name
 from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules
-from halfstep_torch.engine.state_dict import make_header
+from halfstep_torch.leaves import check_memory, check_weight, leaf_name
 from halfstep_torch.link import Link
+from halfstep_torch.optimizer_state.form import HEADER
+from halfstep_torch.optimizer_state.state_dict import make_header
 from halfstep_torch.rule_check import try_rule
 
 

@@ -120,9 +120,9 @@ class StoreState(Link):
         too_small = self.format.scaled and not fmt.scaled
         if too_small or not self._may_store(one, info) or not self._chooses(one, info):
             return one
-        if not self.format.codes.signed and declared(type(self.rule)).moments[one.name].signed:
+        if not self.format.signed and declared(type(self.rule)).moments[one.name].signed:
             raise ValueError(
-                f"{_CALLER}: format={self.format.name} has no sign, and {self._name(one)!r} has one. "
+                f"{_CALLER}: format={self.format.dtype} has no sign, and {self._name(one)!r} has one. "
                 'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
             )
         if fmt.scaled and scale_key(one.key) in one.arrays:
@@ -238,4 +238,4 @@ def store_state(
 
 
 def _description(fmt: Format) -> str:
-    return f"{fmt.name} in blocks of {fmt.block_size}" if fmt.scaled else fmt.name
+    return f"{fmt.dtype} in blocks of {fmt.block_size}" if fmt.scaled else fmt.dtype

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import jax
 import optax
 
-from halfstep_jax.weights.params import compensate, round_stochastically
-from halfstep_jax.weights.wide_params import keep_master_params, split_params
+from halfstep_jax.weights.narrow_weights import compensate, round_stochastically
+from halfstep_jax.weights.wide_weights import keep_master_params, split_params
 
 
 def store_params(

@@ -191,7 +191,7 @@ def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array:
         wrong &= array != NAN_SCALE
     if wrong.any():
         raise ValueError(
-            f"{caller}: {key} of {name!r} holds the byte {int(array[wrong][0])}; scales of {fmt.name} are "
+            f"{caller}: {key} of {name!r} holds the byte {int(array[wrong][0])}; scales of {fmt.dtype} are "
             f"{lowest} to {highest}{f', or {NAN_SCALE}' if fmt.codes.nan_in_scale else ''}. "
             "The file is damaged: load another."
         )

@@ -1,7 +1,7 @@
 """How a weight is stored: rounded stochastically, or with what rounding has lost beside it (Kahan's sum).
 
 Contract: section P. Ways that keep more of a weight than the model sees for the links themselves are in
-`wide_params.py`.
+`wide_weights.py`.
 """
 
 from typing import Any, NamedTuple
@@ -13,10 +13,10 @@ import optax
 from jax import lax
 
 from halfstep_jax.leaves import flatten_updates
-from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.rounding import round_and_cast, round_in_float32
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.weights.weight_rule import WeightRule, land, param_keys, weight_transform
+from halfstep_jax.xla.exact import opaque
 
 
 class RoundStochasticallyState(NamedTuple):

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from halfstep_torch.chain import Chain, chain
-from halfstep_torch.weights.params import Compensate, RoundStochastically
-from halfstep_torch.weights.wide_params import keep_master_params, split_params
+from halfstep_torch.weights.narrow_weights import Compensate, RoundStochastically
+from halfstep_torch.weights.wide_weights import keep_master_params, split_params
 
 
 def with_param_storage(caller: str, tx: Chain, param_storage: str, seed: int) -> Chain:

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from halfstep.float_formats import FLOAT_FORMATS
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, leaf_name
-from halfstep_jax.numbers.float_formats import FLOAT_FORMATS
 from halfstep_jax.numbers.rounding import round_and_cast
-from halfstep_jax.weights.params import Compensate
+from halfstep_jax.weights.narrow_weights import Compensate
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
-from halfstep_jax.weights.wide_params import KeepMasterParams, SplitParams
+from halfstep_jax.weights.wide_weights import KeepMasterParams, SplitParams
 
 _KEEPERS: dict[type, type[WeightRule]] = {
     rule.State: rule for rule in (Compensate, SplitParams, KeepMasterParams)
@@ -91,7 +91,7 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
 
     Example:
         >>> params = {"w": jnp.zeros(2, jnp.bfloat16)}
-        >>> from halfstep_jax.weights.params import compensate
+        >>> from halfstep_jax.weights.narrow_weights import compensate
         >>> values = {"w": jnp.full(2, 1.001953125)}
         >>> params, state = set_float32_params(params, compensate().init(params), values)
         >>> print(params["w"][0], float32_params(params, state)["w"][0])
