@@ -249,9 +249,9 @@ def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
             )
         if not nothing and (array.shape, array.dtype) == (p.shape, rule.extra_dtype):
             continue
-        found = "nothing" if nothing else f"{array.dtype}{list(array.shape)}"
+        array_kept = "nothing" if nothing else f"{array.dtype}{list(array.shape)}"
         raise ValueError(
-            f"{rule.name}: the state keeps {found} beside '{name}', not "
+            f"{rule.name}: the state keeps {array_kept} beside '{name}', not "
             f"{jnp.dtype(rule.extra_dtype).name}{list(p.shape)}. Pass the state that init made."
         )
     return arrays
