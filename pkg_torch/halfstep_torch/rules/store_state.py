@@ -197,7 +197,7 @@ def store_state(
             has one.
 
     Example:
-        >>> import halfstep_torch as hs
+        >>> import torch, halfstep_torch as hs
         >>> tx = hs.chain(store_state(hs.scale_by_adam(), "bfloat16"), hs.scale_by_learning_rate(1e-3))
         >>> p = torch.nn.Parameter(torch.ones(3))
         >>> p.grad = torch.ones(3)
