@@ -5,14 +5,14 @@ import pytest
 
 from halfstep.storage import codes, tables
 from halfstep_spec.storage import codes as spec
-from halfstep_spec.storage import fine_codes as spec_fine
+from halfstep_spec.storage import relative_codes as spec_codes
 from halfstep_spec.storage import tables as spec_tables
 
 REFERENCE = {
     "plain": spec.PLAIN_CODES,
     "scaled": {**spec.SCALED_CODES, **spec.CODEBOOK_CODES},
-    "fixed": spec_fine.FIXED_CODES,
-    "fine": spec_fine.FINE_CODES,
+    "fixed": spec_codes.FIXED_CODES,
+    "fine": spec_codes.FINE_CODES,
 }
 ENTRIES = [(family, name) for family, entries in codes.CODES.items() for name in entries]
 FACTS = ("signed", "packed", "for_second_moments", "dithered")

@@ -112,14 +112,14 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
     named = jax.tree_util.tree_map_with_path
     params = named(lambda path, p: new_params[leaf_name(path)], params)
 
-    def renew(found):
-        rule = _keeper(found)
+    def renew(part):
+        rule = _keeper(part)
         if rule is None:
-            return found
-        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), _extras_of(found, rule))
-        if isinstance(found, Mapping):
-            return {**found, rule.extra_field: tree}
-        return found._replace(**{rule.extra_field: tree})
+            return part
+        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), _extras_of(part, rule))
+        if isinstance(part, Mapping):
+            return {**part, rule.extra_field: tree}
+        return part._replace(**{rule.extra_field: tree})
 
     return params, jax.tree.map(renew, state, is_leaf=_keeps)
 
@@ -143,7 +143,7 @@ def _extras_of(state, rule: type[WeightRule]) -> Any:
 def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
     """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
     weights = {leaf_name(path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
-    found: dict[str, tuple[WeightRule, Any]] = {}
+    kept: dict[str, tuple[WeightRule, Any]] = {}
     keepers = [(x, _keeper(x)) for x in jax.tree.leaves(state, is_leaf=_keeps)]
     arrays = [
         (rule, path, array)
@@ -162,10 +162,10 @@ def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
                 f"{caller}: the state keeps {array.shape} of '{name}', which is {shape}. "
                 "Pass the state of these params."
             )
-        if name in found:
+        if name in kept:
             raise ValueError(f"{caller}: two states keep something of '{name}'. Pass one of the two.")
-        found[name] = rule.of_extra(array), array
-    return found
+        kept[name] = rule.of_extra(array), array
+    return kept
 
 
 def _pairs(caller: str, params, values):

@@ -2,8 +2,8 @@
 
 from halfstep.storage import codes
 from halfstep_jax.storage.base_codes import Codes
-from halfstep_jax.storage.fine_codes import DitheredCodes, FineIntegerCodes, FixedCodes, FixedIntegerCodes
 from halfstep_jax.storage.float_codes import IntegerCodes, PlainCodes, SignedCodes
+from halfstep_jax.storage.relative_codes import DitheredCodes, FineIntegerCodes, FixedCodes, FixedIntegerCodes
 from halfstep_jax.storage.table_codes import TableCodes
 from halfstep_jax.storage.unsigned_codes import UnsignedCodes
 

@@ -4,8 +4,13 @@ import torch
 
 from halfstep.storage import codes as shared
 from halfstep_torch.storage.base_codes import Codes
-from halfstep_torch.storage.fine_codes import DitheredCodes, FineIntegerCodes, FixedCodes, FixedIntegerCodes
 from halfstep_torch.storage.float_codes import PatternCodes, PlainCodes, SignedCodes
+from halfstep_torch.storage.relative_codes import (
+    DitheredCodes,
+    FineIntegerCodes,
+    FixedCodes,
+    FixedIntegerCodes,
+)
 from halfstep_torch.storage.table_codes import TableCodes
 from halfstep_torch.storage.unsigned_codes import UnsignedCodes
 
