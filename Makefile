@@ -5,8 +5,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 COMPILERS := .venv-compilers
 CLIENTS := .venv-clients
+PEERS := .venv-peers
+OURS := PYTHONPATH=$(CURDIR)/pkg_jax:$(CURDIR)/pkg_torch:$(CURDIR)/shared_spec
 
-.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all bench gpu check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all bench peers peers-speed gpu check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -90,10 +92,29 @@ twin: setup  ## the same training in Flax and PyTorch under eight recipes: print
 bench: setup  ## speed of a step against peers, one run
 	$(BIN)/python benchmarks/step.py
 
+# An environment of its own. The libraries come without what they ask for: torch and jax are there, and an installer
+# would fetch builds for GPUs. opt-einsum and packaging are what HeavyBall and bitsandbytes import besides.
+$(PEERS)/.ready: constraints.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		numpy jax jaxlib ml_dtypes optax safetensors opt-einsum packaging
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+		torchao bitsandbytes torch-optimi heavyball torchastic adamw-bf16 flashoptim rollfast flashoptim-jax
+	touch $@
+
+peers: $(PEERS)/.ready  ## what breaks in silence, in halfstep and in other libraries; writes README's table and docs/comparison.md
+	$(OURS) JAX_PLATFORMS=cpu $(PEERS)/bin/python benchmarks/silent_failures.py \
+		--json benchmarks/results/$$(date +%F)-silent_failures-cpu.json
+	$(PEERS)/bin/python benchmarks/comparison.py --write
+
+peers-speed: $(PEERS)/.ready  ## speed of a step beside other libraries, one run, for a quiet machine
+	$(OURS) $(PEERS)/bin/python benchmarks/peers_speed.py
+
 gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: bits, and speed against peers
 	PYTHONPATH=pkg_jax:pkg_torch:shared_spec $(PYTHON) benchmarks/gpu.py --json gpu.json
 
 check: lint types contracts vectors test test-slow notebooks readme compiled  ## all that CI runs
 
 clean:  ## remove what was built
-	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(PEERS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

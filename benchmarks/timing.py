@@ -28,11 +28,13 @@ class Contender:
         name: for the table.
         bytes: that a step must move per parameter: weights and state read and written, gradients read.
         step: runs once, and returns when done.
+        prepare: what comes before each step, and is not timed.
     """
 
     name: str
     bytes: int
     step: Callable[[], None]
+    prepare: Callable[[], None] = lambda: None
     wall: list[float] = dataclasses.field(default_factory=list)
     cpu: list[float] = dataclasses.field(default_factory=list)
 
@@ -84,9 +86,11 @@ def measure(entries: list[Contender], rounds: int, params: int, threads: int) ->
     """Time every contender once per round: whatever else happens on the machine happens to all of them."""
     for entry in entries:
         for _ in range(3):
+            entry.prepare()
             entry.step()
     for _ in range(rounds):
         for entry in entries:
+            entry.prepare()
             wall, cpu = time.perf_counter(), time.process_time()
             entry.step()
             entry.cpu.append((time.process_time() - cpu) / params / threads * 1e9)

@@ -1,0 +1,162 @@
+"""What breaks in silence: ours and other libraries' optimizers, measured alike.
+
+    make peers
+    python benchmarks/silent_failures.py [--only NAME ...] [--json benchmarks/results/NAME.json]
+
+Every row of `failures.py` for every optimizer of `peers.py`, on a CPU. A figure is printed as it is measured,
+bold outside the bounds that its row gives. An optimizer that cannot run here is listed with the reason. The
+exit status is 1 where one of ours is outside a bound and `SHORTFALLS` does not say so, or says so wrongly.
+"""
+
+import argparse
+import datetime
+import json
+import logging
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+
+import comparison
+import failures
+import jax
+import numpy as np
+import peers
+import torch
+
+_RANGE = "its second moment has no scale; gradients between 1e-6 and 90 are for it, and beyond them comes NaN"
+SHORTFALLS = {
+    ("drop", "halfstep_torch, one_pass"): "second moments of two mantissa bits lie further apart",
+    ("sizes", "halfstep_torch, one_pass"): _RANGE,
+    ("spike", "halfstep_torch, one_pass"): _RANGE,
+    ("idle", "halfstep_torch, four_bit"): "a dithered code beside 0 does not get back to 0",
+}
+"""What is outside a bound of ours, by row and name, with the reason."""
+
+
+def reason(error: Exception) -> str:
+    """Return what went wrong, in one line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".strip(": ")
+
+
+def runnable(entries: list[peers.Entry]) -> tuple[list[peers.Entry], dict[str, str]]:
+    """Return what takes a step here, and the reasons of what does not."""
+    kept, refused = [], {}
+    for entry in entries:
+        try:
+            run = entry.start(failures.weights())
+            run.step(run.native(failures.pool()[0]))
+            kept.append(entry)
+        except Exception as error:
+            refused[entry.name] = reason(error) + (f"; {entry.needs}" if entry.needs else "")
+    return kept, refused
+
+
+def write_replicas(entries: list[peers.Entry], path: pathlib.Path) -> None:
+    """In the second process: write the bits with which every optimizer ends."""
+    mesh = jax.make_mesh((2,), ("rows",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    bits = {}
+    for entry in entries:
+        try:
+            bits[entry.name] = failures.replica(entry, 1, rows).view(np.int16)
+        except Exception as error:
+            print(f"{entry.name}: {reason(error)}", file=sys.stderr)
+    np.savez(path, **bits)
+
+
+def read_replicas(names: list[str]) -> dict[str, np.ndarray]:
+    """Start the second process and return the bits that it wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "replicas.npz"
+        devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+        command = [sys.executable, __file__, "--replica", str(path), "--only", *names]
+        subprocess.run(command, check=True, env={**os.environ, **devices})
+        with np.load(path) as bits:
+            return dict(bits)
+
+
+def measured(entries: list[peers.Entry]) -> dict[str, dict[str, dict]]:
+    """Return the figures of all rows, by key and name; of what failed, the reason."""
+    figures = {}
+    for row in failures.ROWS:
+        figures[row.key] = {}
+        for entry in entries:
+            if row.moment and entry.second is None:
+                continue
+            start = time.perf_counter()
+            try:
+                figures[row.key][entry.name] = row.measure(entry)
+            except Exception as error:
+                figures[row.key][entry.name] = {"failed": reason(error)}
+            print(
+                f"{row.key}: {entry.name}, {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True
+            )
+    return figures
+
+
+def claims(record: dict) -> dict[str, bool]:
+    """Return, of every row, whether ours are within its bounds but for what `SHORTFALLS` names."""
+    held = {}
+    for row in record["rows"]:
+        ours = {entry["name"] for entry in record["entries"] if entry["ours"]} & row["figures"].keys()
+        outside = {name for name in ours if comparison.outside(row, row["figures"][name])}
+        said = {name for key, name in SHORTFALLS if key == row["key"]} & ours
+        but = f", but for {', '.join(sorted(said))}" if said else ""
+        held[f"{row['title']}: ours are within the bounds{but}"] = outside == said
+    return held
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description="Measure what breaks in silence, beside other libraries.")
+    parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
+    parser.add_argument("--only", nargs="+", help="names of optimizers, or beginnings of them")
+    parser.add_argument("--replica", type=pathlib.Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    # The libraries' own notes are not what is measured, and one thread suits arrays of this size.
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    np.seterr(all="ignore")
+    torch.set_num_threads(1)
+    chosen = tuple(arguments.only or [""])
+    entries = [entry for entry in peers.entries() if entry.name.startswith(chosen)]
+    if arguments.replica:
+        write_replicas(entries, arguments.replica)
+        return 0
+    start = time.perf_counter()
+    kept, refused = runnable(entries)
+    failures.REPLICAS.update(read_replicas([entry.name for entry in kept]))
+    figures = measured(kept)
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "machine": {
+            "processor": platform.machine(),
+            "system": platform.system(),
+            "python": platform.python_version(),
+        },
+        "seconds": round(time.perf_counter() - start),
+        "entries": [
+            {"name": entry.name, "package": f"{entry.distribution} {entry.version()}", "ours": entry.ours}
+            for entry in kept
+        ],
+        "not run": refused,
+        "shortfalls": [{"row": key, "name": name, "why": why} for (key, name), why in SHORTFALLS.items()],
+        "rows": [{**row.description, "figures": figures[row.key]} for row in failures.ROWS],
+    }
+    print(comparison.page(record))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+    held = claims(record)
+    for sentence, holds in held.items():
+        print(f"{'holds' if holds else 'FAILS'}: {sentence}")
+    return 0 if all(held.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
