@@ -1,0 +1,121 @@
+"""What is said beside other libraries is what `make peers` measured last, and ours is still so."""
+
+import pathlib
+import re
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+MODULES = ("comparison", "failures", "peers", "runs", "silent_failures")
+STALE = "Run `make peers`, which measures anew and writes README.md and docs/comparison.md."
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    """The folder of the benchmarks is on the path; their modules are gone again afterwards."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def record(benchmarks):
+    import comparison
+
+    return comparison.newest()
+
+
+def test_the_readme_has_the_table_of_the_newest_record(record):
+    import comparison
+
+    readme = (ROOT / "README.md").read_text()
+    assert comparison.placed(readme, comparison.readme_table(record)) == readme, STALE
+    assert len(comparison.LINES) <= 8
+
+
+def test_the_page_is_that_of_the_newest_record(record):
+    import comparison
+
+    assert (ROOT / "docs" / "comparison.md").read_text() == comparison.page(record), STALE
+
+
+def test_versions_of_the_record_are_those_that_are_installed_now(record):
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    for entry in record["entries"]:
+        package, version = entry["package"].split()
+        assert entry["ours"] or version.removesuffix("+cpu") == pins[package], STALE
+
+
+def test_the_record_has_every_optimizer_and_every_row_of_today(record):
+    import failures
+    import peers
+
+    names = [entry["name"] for entry in record["entries"]]
+    today = [entry.name for entry in peers.entries() if entry.name not in record["not run"]]
+    assert names == today, STALE
+    assert [{**row.description, "figures": 0} for row in failures.ROWS] == [
+        {**row, "figures": 0, "bounds": {name: tuple(limits) for name, limits in row["bounds"].items()}}
+        for row in record["rows"]
+    ], STALE
+
+
+def test_ours_are_right_or_the_row_says_what_falls_short(record):
+    import silent_failures
+
+    assert all(silent_failures.claims(record).values()), STALE
+
+
+def test_a_figure_of_ours_outside_its_bounds_is_told(record):
+    import silent_failures
+
+    row = next(row for row in record["rows"] if row["key"] == "small")
+    row["figures"]["halfstep_torch, default"]["1e-06"] = 0.9
+    assert [
+        row["title"] in sentence for sentence, holds in silent_failures.claims(record).items() if not holds
+    ] == [True]
+
+
+@pytest.mark.parametrize(("value", "text"), [(1.0, "1.00"), (1.5, "**1.50**"), (float("nan"), "**nan**")])
+def test_a_figure_outside_its_bounds_is_bold(benchmarks, value, text):
+    import comparison
+
+    row = {"columns": {"share": ".2f"}, "bounds": {"share": [0.9, 1.1]}}
+    assert comparison.cell(row, {"share": value}, "share") == text
+    assert comparison.cell(row, {"failed": "TypeError"}, "share") == "failed"
+    assert comparison.cell(row, None, "share") == "-"
+
+
+@pytest.mark.slow
+def test_our_figures_are_still_those_of_the_record(record):
+    """Bits are a function of the seed, and so are the figures: a change of bits makes the record stale."""
+    import failures
+    import peers
+
+    rows = {row.key: row for row in failures.ROWS}
+    kept = {row["key"]: row["figures"] for row in record["rows"]}
+    for entry in peers.entries():
+        if entry.ours:
+            # Of the default in JAX, whose steps are fast, all that follows a run.
+            keys = (
+                "idle",
+                "state",
+                *(("small", "drop", "sizes", "spike") if entry.framework == "JAX" else ()),
+            )
+            for key in keys:
+                assert rows[key].measure(entry) == pytest.approx(kept[key][entry.name], rel=1e-6), STALE
+
+
+@pytest.mark.slow
+def test_torch_and_optax_are_measured_as_in_the_record(record):
+    """Neither draws anything: the figures of a library follow from its version."""
+    import failures
+    import peers
+
+    rows = {row.key: row for row in failures.ROWS}
+    for entry in peers.entries():
+        if entry.name in ("torch AdamW(fused)", "optax.adamw"):
+            for key in ("decay", "drop", "nan", "resume"):
+                kept = next(row for row in record["rows"] if row["key"] == key)["figures"][entry.name]
+                assert rows[key].measure(entry) == pytest.approx(kept, rel=1e-3), STALE
