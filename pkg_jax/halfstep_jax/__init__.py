@@ -1,6 +1,7 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
 from halfstep import recipes
+from halfstep.random_words import Role, leaf_id
 from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep_jax.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_jax.checkpoint.save_state import load_state, save_state
@@ -9,7 +10,7 @@ from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
 from halfstep_jax.in_shard_map import in_shard_map
 from halfstep_jax.memory_report import memory_report
-from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
+from halfstep_jax.numbers.random_words import random_words
 from halfstep_jax.numbers.rounding import round_to
 from halfstep_jax.numbers.schedules import ScheduleState
 from halfstep_jax.rule_check import check_rule

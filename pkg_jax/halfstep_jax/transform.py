@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from halfstep.random_words import leaf_id
 from halfstep.rule import Rule, declared
 from halfstep.step import updated
 from halfstep.storage.moment_formats import check_unit
@@ -15,7 +16,7 @@ from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
 from halfstep_jax.numbers.op import JaxOp
-from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
+from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.rule import (

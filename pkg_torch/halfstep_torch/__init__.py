@@ -8,6 +8,7 @@
 """
 
 from halfstep import Rule, decay_rate, moment, number, option, recipes
+from halfstep.random_words import Role, leaf_id
 from halfstep_torch.chain import chain
 from halfstep_torch.checkpoint.float32_state import float32_state_dict, load_float32_state_dict
 from halfstep_torch.checkpoint.float32_weights import float32_params, set_float32_params
@@ -18,7 +19,7 @@ from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
 from halfstep_torch.memory_report import memory_report
-from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
+from halfstep_torch.numbers.random_words import random_words
 from halfstep_torch.numbers.rounding import round_to
 from halfstep_torch.rule_check import check_rule
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam

@@ -196,7 +196,7 @@ CALLS = [
     (
         lambda: hs.random_words(0, 1, -1, 0, 3),
         ValueError,
-        "random_words: leaf=-1 is outside [0, 2^32). Use a name, or what leaf_id gives.",
+        "random_words: leaf=-1 is outside [0, 2^32). Use an integer in that range.",
     ),
     # --- optimizers ---
     (

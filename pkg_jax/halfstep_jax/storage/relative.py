@@ -10,14 +10,15 @@ import numpy as np
 from jax import lax
 
 from halfstep.storage import relative as shared
+from halfstep.storage.formats import returning
 from halfstep_jax.numbers.roots import divide, sqrt
-from halfstep_jax.storage.state_dtypes import making_formats
+from halfstep_jax.storage.formats import Format
 from halfstep_jax.xla.exact import opaque
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
-relative = making_formats(shared.relative)
+relative = returning(Format, shared.relative)
 
 
 def to_unit(m: jax.Array, v: jax.Array, zero: jax.Array) -> jax.Array:

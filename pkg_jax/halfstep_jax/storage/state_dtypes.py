@@ -1,8 +1,6 @@
 """What a moment's dtype may be, for JAX: the formats of `halfstep`, which encode and decode its arrays."""
 
-import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 import jax
 
@@ -13,21 +11,8 @@ from halfstep_jax.storage.formats import Format
 StateDType = jax.typing.DTypeLike | formats.Format
 """What says how a moment is stored."""
 
-_P = ParamSpec("_P")
-
-
-def making_formats(function: Callable[_P, formats.Format]) -> Callable[_P, Format]:
-    """Return a function that makes formats of JAX."""
-
-    @functools.wraps(function)
-    def make(*args: _P.args, **kwargs: _P.kwargs) -> Format:
-        return Format.of(function(*args, **kwargs))
-
-    return make
-
-
-scaled = making_formats(shared.scaled)
-codebook = making_formats(shared.codebook)
+scaled = formats.returning(Format, shared.scaled)
+codebook = formats.returning(Format, shared.codebook)
 
 
 def as_format(caller: str, argument: str, dtype: Any) -> Format:

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from halfstep.random_words import role_of
 from halfstep.rule import Moment
 from halfstep.storage.moment_formats import (
     check_format,
@@ -22,7 +23,7 @@ from halfstep.storage.moment_formats import (
     is_stochastic,
 )
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
-from halfstep_jax.numbers.random_words import LeafKey, role_of
+from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import as_format, default_format

@@ -15,10 +15,11 @@ import numpy as np
 import optax
 from jax import lax
 
+from halfstep.random_words import Role, leaf_id
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
-from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
+from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.xla.exact import opaque_input, opaque_zero, straight_through

@@ -68,8 +68,8 @@ class PlannedOptimizer(torch.optim.Optimizer):
         return self._choices[0].chain
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: getattr(self, name) for name in ("_tx", "_compile", "_schedule", "_choices")}
-        return {**super().__getstate__(), **kept, "_given_names": None, "_compared": False}
+        fields = {name: getattr(self, name) for name in ("_tx", "_compile", "_schedule", "_choices")}
+        return {**super().__getstate__(), **fields, "_given_names": None, "_compared": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.random_words import Role
 from halfstep.rule import Rule, declared
+from halfstep.storage.moment_formats import check_stored_state
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.chain import Chain, chain
 from halfstep_torch.link import Link, ParamInfo
-from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import WordSource
@@ -24,7 +25,6 @@ from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, Sto
 Select = Callable[[str, Tensor], bool]
 
 _CALLER = "store_state"
-_ROUNDINGS = ("stochastic", "nearest_unchecked")
 _HELD = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -211,18 +211,7 @@ def store_state(
     fmt = as_format(_CALLER, "format", format)
     if fmt is None:
         raise TypeError(f'{_CALLER}: format=None is not a format. Use "bfloat16", or what scaled returns.')
-    if fmt.relative:
-        raise ValueError(
-            f"{_CALLER}: format=relative(...) is in units of the root of a second moment, "
-            "which is not known here. Use scaled(...), or mu_dtype=relative(...) of adam."
-        )
-    if rounding not in _ROUNDINGS:
-        raise ValueError(
-            f"{_CALLER}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "
-            'Use "stochastic" or "nearest_unchecked".'
-        )
-    if select is not None and not callable(select):
-        raise TypeError(f"{_CALLER}: select={select!r} is not a function. Use lambda name, array: ...")
+    check_stored_state(_CALLER, fmt, rounding, select)
     own, links = as_seed(_CALLER, seed), chain(inner).links
     for link in links:
         if link.last or isinstance(link, StoreState):

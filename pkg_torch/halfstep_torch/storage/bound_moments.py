@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from halfstep.random_words import role_of
 from halfstep.rule import Moment, Rule, declared
 from halfstep.storage.moment_formats import (
     check_format,
@@ -12,7 +13,6 @@ from halfstep.storage.moment_formats import (
     check_unit,
     is_stochastic,
 )
-from halfstep_torch.numbers.random_words import role_of
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape, WordSource
 from halfstep_torch.storage.state_dtypes import default_format

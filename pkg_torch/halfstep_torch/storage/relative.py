@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from halfstep.storage import relative as shared
+from halfstep.storage.formats import returning
 from halfstep_torch.numbers.exact import sqrt
-from halfstep_torch.storage.state_dtypes import making_formats
+from halfstep_torch.storage.formats import Format
 
-relative = making_formats(shared.relative)
+relative = returning(Format, shared.relative)
 
 
 def to_unit(m: Tensor, v: Tensor) -> Tensor:

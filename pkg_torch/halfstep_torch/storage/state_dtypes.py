@@ -1,8 +1,6 @@
 """What a moment's dtype may be, for torch: the formats of `halfstep`, which encode and decode its tensors."""
 
-import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 
@@ -15,21 +13,8 @@ from halfstep_torch.storage.formats import Format
 DType = str | torch.dtype | formats.Format | None
 """What `mu_dtype` and its like take."""
 
-_P = ParamSpec("_P")
-
-
-def making_formats(function: Callable[_P, formats.Format]) -> Callable[_P, Format]:
-    """Return a function that makes formats of torch."""
-
-    @functools.wraps(function)
-    def make(*args: _P.args, **kwargs: _P.kwargs) -> Format:
-        return Format.of(function(*args, **kwargs))
-
-    return make
-
-
-scaled = making_formats(shared.scaled)
-codebook = making_formats(shared.codebook)
+scaled = formats.returning(Format, shared.scaled)
+codebook = formats.returning(Format, shared.codebook)
 
 
 def as_format(caller: str, argument: str, dtype: Any) -> Format | None:

@@ -5,8 +5,10 @@ package has one that encodes and decodes its own arrays.
 """
 
 import dataclasses
+import functools
 import math
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -186,3 +188,14 @@ class Format:
 
 
 _Format = TypeVar("_Format", bound=Format)
+_P = ParamSpec("_P")
+
+
+def returning(kind: type[_Format], function: Callable[_P, Format]) -> Callable[_P, _Format]:
+    """Return a function that makes formats, such as `scaled`, with a framework's kind of them for results."""
+
+    @functools.wraps(function)
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> _Format:
+        return kind.of(function(*args, **kwargs))
+
+    return make

@@ -112,3 +112,24 @@ def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Any) -> bool
     if rounding == "auto":
         return bool(moment.rate) and (rate is None or fmt.falls_short(rate))
     return rounding == "stochastic"
+
+
+def check_stored_state(caller: str, fmt: Format, rounding: Any, select: Any) -> None:
+    """Refuse arguments of `store_state` that cannot store state of which nothing else is known.
+
+    Raises:
+        TypeError: if `select` is no function.
+        ValueError: for a relative format, or a rounding that is none of the two.
+    """
+    if fmt.relative:
+        raise ValueError(
+            f"{caller}: format=relative(...) is in units of the root of a second moment, "
+            "which is not known here. Use scaled(...), or mu_dtype=relative(...) of adam."
+        )
+    if rounding not in ("stochastic", "nearest_unchecked"):
+        raise ValueError(
+            f"{caller}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "
+            'Use "stochastic" or "nearest_unchecked".'
+        )
+    if select is not None and not callable(select):
+        raise TypeError(f"{caller}: select={select!r} is not a function. Use lambda name, array: ...")
