@@ -45,7 +45,7 @@ from halfstep_spec.weights.split_weights import SplitWeight, nearest_away
 from halfstep_spec.weights.weight_rule import NearestWeights, WeightRule, apply_updates
 from halfstep_spec.weights.wide_params import KeepMasterParams, SplitParams
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 
 __all__ = [
     "CODEBOOK_CODES",

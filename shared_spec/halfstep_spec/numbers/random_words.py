@@ -22,6 +22,9 @@ class Role(enum.IntEnum):
 
 _ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 
+TURNS = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
+"""The roles that share a leaf's word, and by how many bits it is turned to the left for each."""
+
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
@@ -98,10 +101,12 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset: int = 0) -> np.ndarray:
-    """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 * hi).
+    """Return one word per element of an array: mix(lo (k0 | 1) + k1 + 0x9E3779B9 hi).
 
-    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array.
-    Consumers take the top bits.
+    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array. Consumers
+    take the top 16 bits. Roles 0, 1 and 2 have one word, under the key of role 0, and a field of it each: bits
+    16 to 31, 8 to 23 and 0 to 15. The word is turned to the left by 0, 8 and 16 bits, to bring them to the
+    top.
 
     Args:
         seed: in [0, 2^64).
@@ -114,7 +119,10 @@ def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset
     Returns:
         uint32, of `shape`.
     """
-    k0, k1 = leaf_key(seed, step, leaf_id(leaf) if isinstance(leaf, str) else leaf, role)
+    leaf = leaf_id(leaf) if isinstance(leaf, str) else leaf
+    k0, k1 = leaf_key(seed, step, leaf, Role.PARAM if role in TURNS else role)
     index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(offset)
     lo, hi = index.astype(np.uint32), (index >> np.uint64(32)).astype(np.uint32)
-    return mix(mix(lo ^ k0) + k1 + _GOLDEN_RATIO * hi).reshape(shape)
+    words = mix(lo * (k0 | np.uint32(1)) + k1 + _GOLDEN_RATIO * hi)
+    turn = TURNS.get(role, 0)  # NumPy shifts by 32 bits to zero
+    return (words << np.uint32(turn) | words >> np.uint32(32 - turn)).reshape(shape)
