@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from halfstep_spec.numbers.random_words import role_of
+from halfstep_spec.numbers.random_words import next_step, role_of
 from halfstep_spec.storage.formats import Encoded
 from halfstep_spec.storage.relative import LARGEST_BOUND, bound, from_unit, to_unit
 from halfstep_spec.storage.state_dtypes import as_format
@@ -244,7 +244,7 @@ class Rule:
             leaf: its name, for the random words.
             p: float32 values of the weights, for rules that read them.
         """
-        g, count, rule = np.asarray(g, np.float32), state.count + 1, type(self).__name__
+        g, count, rule = np.asarray(g, np.float32), next_step(state.count), type(self).__name__
         moments: dict[str, StepMoment] = {}
         units = {name: declared.unit for name, declared in self.declared().items()}
         for name, storage in sorted(self.moments.items(), key=lambda item: bool(units.get(item[0]))):

@@ -85,7 +85,7 @@ class Case:
         inputs: arrays, hyperparameters among them.
         outputs: arrays, each with its comparison.
         flags: words that the file's notes explain.
-        clauses: of the contract, that the case tempts a compiler to break.
+        clauses: of the contract, that the case asks about.
     """
 
     op: str

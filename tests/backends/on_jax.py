@@ -24,6 +24,7 @@ from backends.protocol import (
     stored_names,
     unrefused,
 )
+from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
 from halfstep_jax.numbers.norms import norm
@@ -32,6 +33,7 @@ from halfstep_jax.rule import numbers_at
 from halfstep_jax.rules.clip import clip
 from halfstep_jax.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_jax.storage.formats import Format
+from halfstep_jax.storage.relative import to_unit
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8
@@ -167,6 +169,11 @@ class JaxBackend(Backend):
         outputs = {"codes": from_jax(stored.codes), "values": from_jax(values)}
         return outputs | ({} if stored.scale is None else {"scale": from_jax(stored.scale)})
 
+    def to_unit(self, case: Case) -> dict[str, Array]:
+        m, v = (self._put(case.inputs[name]) for name in ("m", "v"))
+        z = self._compiled(lambda m, v: to_unit(m, v, opaque_zero()))(m, v)
+        return {"z": from_jax(z[: case.inputs["v"].bits.size])}
+
     def _split_rows(self, array: Array):
         """Place a vector; sharded, in eight parts along its first axis, if that can be divided."""
         values = to_numpy(array)
@@ -181,7 +188,7 @@ class JaxBackend(Backend):
         p, *stored = (_stored(case, name, put(i[name])) for name in ("p", *names))
         fields = [_field(case, name) for name in names]
         given = dict(zip(fields, stored, strict=True))
-        state = optax.tree.set(tx.init(p), count=jnp.int32(to_numpy(i["count"])), **given)
+        state = _with_fields(tx.init(p), {"count": jnp.int32(to_numpy(i["count"])), **given})
 
         def step(params, state, gradient):
             updates, state = tx.update(gradient, state, params)
@@ -201,7 +208,8 @@ class JaxBackend(Backend):
 
     def global_norm(self, case: Case) -> dict[str, Array]:
         arrays = [self._put(x) for _, x in sorted(case.inputs.items())]
-        return {"norm": from_jax(self._compiled(functools.partial(global_norm, exact=True))(arrays))}
+        exact = case.arguments.get("exact", True)
+        return {"norm": from_jax(self._compiled(functools.partial(global_norm, exact=exact))(arrays))}
 
     def clip(self, case: Case) -> dict[str, Array]:
         u, norm, max_norm = (self._put(case.inputs[name]) for name in ("u", "norm", "max_norm"))
@@ -265,6 +273,16 @@ class JaxBackend(Backend):
             rows.append([np.asarray(_leaf(tree)) for tree in (p, *(kept[name] for name in names))])
         columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
         return {name: from_jax(np.stack(column)) for name, column in columns}
+
+
+def _with_fields(state, values: dict[str, Any]):
+    """Return a state with other values of all fields of these names: `optax.tree.set` stops at the first."""
+    if not isinstance(state, tuple):
+        return state
+    if not hasattr(state, "_fields"):
+        return tuple(_with_fields(part, values) for part in state)
+    fields = zip(state._fields, state, strict=True)
+    return state._replace(**{n: values[n] if n in values else _with_fields(x, values) for n, x in fields})
 
 
 def _field(case: Case, name: str) -> str:

@@ -32,6 +32,7 @@ from halfstep_torch.rule import ParamInfo
 from halfstep_torch.rules.clip import clip
 from halfstep_torch.rules.trust_ratio import RatioNumbers, trust_ratio
 from halfstep_torch.storage.formats import Format
+from halfstep_torch.storage.relative import to_unit
 from halfstep_torch.storage.stored_moment import scale_key
 from halfstep_torch.weights.param_storage import with_param_storage
 from halfstep_torch.weights.weight_rule import apply_updates
@@ -179,9 +180,13 @@ class TorchBackend(Backend):
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_torch(norm(to_torch(case.inputs["x"])))}
 
+    def to_unit(self, case: Case) -> dict[str, Array]:
+        m, v = (to_torch(case.inputs[name]) for name in ("m", "v"))
+        return {"z": from_torch(self._compiled(("to_unit",), to_unit)(m, v))}
+
     def global_norm(self, case: Case) -> dict[str, Array]:
         tensors = [to_torch(x) for _, x in sorted(case.inputs.items())]
-        return {"norm": from_torch(global_norm(tensors, exact=True))}
+        return {"norm": from_torch(global_norm(tensors, exact=case.arguments.get("exact", True)))}
 
     def clip(self, case: Case) -> dict[str, Array]:
         return {"u": from_torch(clip(*(to_torch(case.inputs[name]) for name in ("u", "norm", "max_norm"))))}

@@ -18,6 +18,7 @@ _FUNCTIONS = (
     "bias_correction",
     "round_stochastically",
     "encode",
+    "to_unit",
     "norm",
     "global_norm",
     "clip",

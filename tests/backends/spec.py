@@ -17,7 +17,9 @@ from backends.protocol import (
 )
 from halfstep_spec.cases.steps import stored_arrays
 from halfstep_spec.numbers.global_norm import global_norm
+from halfstep_spec.numbers.random_words import next_step
 from halfstep_spec.rules.clip import clip
+from halfstep_spec.storage.relative import to_unit
 from halfstep_spec.vectors import Array, Case
 
 
@@ -72,6 +74,9 @@ class SpecBackend(Backend):
         }
         return outputs | ({} if stored.scale is None else {"scale": Array.of(stored.scale)})
 
+    def to_unit(self, case: Case) -> dict[str, Array]:
+        return {"z": Array.of(to_unit(*(case.inputs[name].bits.view(np.float32) for name in ("m", "v"))))}
+
     def step(self, case: Case) -> dict[str, Array]:
         a, i = case.arguments, case.inputs
         options = rule_arguments(case, spec)
@@ -101,7 +106,8 @@ class SpecBackend(Backend):
     def global_norm(self, case: Case) -> dict[str, Array]:
         arrays = [x.bits.view(np.float32) for _, x in sorted(case.inputs.items())]
         with np.errstate(over="ignore"):
-            return {"norm": Array.of(global_norm(arrays, exact=True))}
+            exact = case.arguments.get("exact", True)
+            return {"norm": Array.of(global_norm(arrays, exact=exact))}
 
     def clip(self, case: Case) -> dict[str, Array]:
         u, norm, max_norm = (case.inputs[name].bits.view(np.float32) for name in ("u", "norm", "max_norm"))
@@ -112,19 +118,19 @@ class SpecBackend(Backend):
         g, count, leaf = case.inputs["g"], int(case.inputs["count"].bits), case.arguments["leaf"]
         total, rows = spec.round_to(np.full(g.bits.shape[1], -0.0, np.float32), g.dtype), []
         with np.errstate(invalid="ignore", over="ignore"):
-            for i, one in enumerate(spec.decode(g.bits, g.dtype)):
-                step = min(count + i + 1, 2**31 - 1)
-                words = spec.random_words(seed_of(case), step, leaf, spec.Role.ACCUMULATOR, one.shape)
-                total = spec.accumulate(total, one, g.dtype, words)
+            for gradient in spec.decode(g.bits, g.dtype):
+                count = next_step(count)
+                words = spec.random_words(seed_of(case), count, leaf, spec.Role.ACCUMULATOR, gradient.shape)
+                total = spec.accumulate(total, gradient, g.dtype, words)
                 rows.append(total)
         return {"total": Array.of(np.stack(rows), g.dtype)}
 
     def ema_params(self, case: Case) -> dict[str, Array]:
         i, leaf = case.inputs, case.arguments["leaf"]
-        average, rows = i["average"].bits, []
-        for k, p in enumerate(i["p"].bits):
-            step = int(i["count"].bits) + k + 1
-            words = spec.random_words(seed_of(case), step, leaf, spec.role_of("ema"), p.shape)
+        average, count, rows = i["average"].bits, int(i["count"].bits), []
+        for p in i["p"].bits:
+            count = next_step(count)
+            words = spec.random_words(seed_of(case), count, leaf, spec.role_of("ema"), p.shape)
             average = spec.ema_params(average, p, scalar(case, "decay"), i["p"].dtype, words)
             rows.append(average)
         return {"average": Array.of(np.stack(rows), i["p"].dtype)}

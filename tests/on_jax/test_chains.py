@@ -166,3 +166,37 @@ def test_a_caller_may_leave_a_step_out():
     updates, after = jax.jit(tx.update)(g, state, P, skip=jnp.array(True))
     assert_trees_same(optax.apply_updates(P, updates), P)
     assert_trees_same(after.inner_state, state.inner_state)
+
+
+LAST = 2**31 - 1
+COUNTED = {
+    "adamw": hs.adamw(1e-3),
+    "lion": hs.lion(1e-3),
+    "a schedule": hs.sgd(lambda count: 1e-3),
+    "compensate": hs.adamw(1e-3, param_storage="compensated"),
+    "split_params": hs.adamw(1e-3, param_storage="split16"),
+    "store_state": hs.store_state(optax.trace(0.9), "bfloat16"),
+    "accumulate_gradients": hs.accumulate_gradients(optax.identity(), 4),
+    "ema_params": hs.ema_params(0.9),
+    "skip_nonfinite": hs.skip_nonfinite(optax.identity()),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts_stop_where_int32_ends(name):
+    """Contract W5: they never turn negative."""
+    tx, params = COUNTED[name], {"w": jnp.ones(3, jnp.bfloat16)}
+
+    def at_the_end(path, x):
+        return jnp.full_like(x, LAST) if jax.tree_util.keystr(path).endswith("count") else x
+
+    state = jax.tree_util.tree_map_with_path(at_the_end, tx.init(params))
+    if name == "skip_nonfinite":
+        params = {"w": jnp.full(3, jnp.nan, jnp.bfloat16)}
+        state = state._replace(notfinite_count=jnp.int32(LAST), total_notfinite=jnp.int32(LAST))
+    args = (params, state) if name == "ema_params" else (params, state, params)
+    _, after = jax.jit(tx.update)(*args)
+    before, after = ([x for x in jax.tree.leaves(tree) if x.dtype == jnp.int32] for tree in (state, after))
+    ends = [int(y) for x, y in zip(before, after, strict=True) if x == LAST]
+    assert ends
+    assert set(ends) == {LAST}

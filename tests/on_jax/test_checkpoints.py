@@ -158,3 +158,31 @@ def test_a_run_that_is_killed_thrice_ends_with_the_bits_of_an_unbroken_one():
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "holds: after 3 kills the bits are those of an unbroken run" in done.stdout
+
+
+@pytest.mark.parametrize("as_structs", [False, True])
+def test_a_state_file_is_read_onto_the_devices_of_the_weights(as_structs, trained, tmp_path):
+    """The weight, its further bits and nu are placed as the weight is; mu is packed, and not of its shape."""
+    tx, params, state = trained
+    hs.save_state(tmp_path / "run", params, state, tx)
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
+    places = {"w": NamedSharding(mesh, P("x", "y")), "norm": NamedSharding(mesh, P("y"))}
+    due = jax.tree.map(jax.device_put, params, places)
+    if as_structs:
+        due = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, places)
+    found = hs.load_state(tmp_path / "run", due, tx)
+    assert_trees_same(found, (params, state))
+    arrays = {path.split("/")[-1]: [] for path in named(due)}
+    for path, x in named(found).items():
+        leaf = path.split("/")[-1]
+        if leaf in due and x.shape == due[leaf].shape:
+            arrays[leaf].append(x.sharding.is_equivalent_to(places[leaf], x.ndim))
+    assert arrays == {"w": [True] * 3, "norm": [True] * 3}
+
+
+def test_weights_that_were_not_placed_are_read_to_the_default_device(trained, tmp_path):
+    tx, params, state = trained
+    hs.save_state(tmp_path / "run", params, state, tx)
+    fresh = {"w": weights(SHAPE), "norm": weights((128,), "float32")}
+    assert not any(x.committed for x in jax.tree.leaves(fresh))
+    assert not any(x.committed for x in jax.tree.leaves(hs.load_state(tmp_path / "run", fresh, tx)))

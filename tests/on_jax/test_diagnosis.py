@@ -61,6 +61,14 @@ def test_the_stall_is_told_with_its_warning():
         assert phrase in text
 
 
+def test_decay_that_is_lost_is_told_where_updates_are_not():
+    """A decay of 1e-6 of a weight, beside updates that move every weight."""
+    params = {"w": jnp.ones((8, 8), jnp.bfloat16)}
+    diagnosis = hs.diagnose(optax.adamw(1e-1, weight_decay=1e-5), params, params)
+    assert (diagnosis.updates_lost, diagnosis.decay_lost) == (0, 1)
+    assert any("0% of the updates and 100% of the decay" in line for line in diagnosis.advice)
+
+
 def test_what_one_part_of_a_partition_loses_shows_beside_a_part_that_loses_nothing():
     parts = {"plain": optax.adamw(1e-5), "ours": hs.adamw(1e-5)}
     params = {name: jnp.ones((48, 48), jnp.bfloat16) for name in "ab"}

@@ -260,3 +260,19 @@ def test_hiding_keeps_every_pattern(bits):
     x = jax.lax.bitcast_convert_type(jnp.uint32(bits), jnp.float32)
     hidden = jax.jit(lambda x: jax.lax.bitcast_convert_type(opaque(x, opaque_zero()), jnp.uint32))(x)
     assert int(hidden) == bits
+
+
+def test_only_results_below_2_to_the_minus_101_depend_on_subnormal_numbers():
+    """XLA takes them for zero on a CPU, NumPy does not (contract A8)."""
+    rng = np.random.default_rng(0)
+    exponents = rng.integers(-126, -90, (2, 20_000))
+    g, m = (
+        rng.uniform(1, 2, exponents.shape) * rng.choice([-1, 1], exponents.shape) * 2.0**exponents
+    ).astype(np.float32)
+    tx = hs.trace(2.0**-4)
+    state = tx.init(g)._replace(trace=jnp.asarray(m))
+    actual = np.asarray(jax.jit(tx.update)(jnp.asarray(g), state)[0])
+    expected = g + np.float32(2.0**-4) * m
+    differs = actual != expected
+    assert differs.sum() > 100
+    assert np.abs(expected[differs]).max() < 2.0**-101

@@ -82,6 +82,15 @@ def test_the_stall_is_told_with_its_warning():
         assert phrase in text
 
 
+def test_decay_that_is_lost_is_told_where_updates_are_not():
+    """A decay of 1e-6 of a weight, beside updates that move every weight."""
+    p = torch.nn.Parameter(torch.ones(8, 8, dtype=torch.bfloat16))
+    p.grad = torch.ones_like(p)
+    diagnosis = hs.diagnose([("p", p)], torch.optim.AdamW([p], lr=1e-1, weight_decay=1e-5))
+    assert (diagnosis.updates_lost, diagnosis.decay_lost) == (0, 1)
+    assert any("0% of the updates and 100% of the decay" in line for line in diagnosis.advice)
+
+
 @pytest.mark.parametrize(
     ("make", "dtype"),
     [

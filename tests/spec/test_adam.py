@@ -81,3 +81,23 @@ def test_small_updates_move_stochastic_weights_by_the_right_mean_and_nearest_one
     # Each step's variance is at most gap * u, the gap being 2^-7 on [1, 2): the standard error of the mean.
     error = np.sqrt(steps * 2.0**-7 * u / size)
     assert abs(moved.mean() - steps * u) < 5 * error
+
+
+@pytest.mark.parametrize(("root_ulps", "quotient_ulps"), [(1, 0), (0, 1), (1, 2), (4, 2)])
+def test_a_root_and_a_quotient_that_are_off_move_the_term_by_no_more_than_their_bound(
+    root_ulps, quotient_ulps
+):
+    """The bound of contract C5, before the term is rounded; and no term is off by less than half of that."""
+    rng = np.random.Generator(np.random.PCG64(1))
+    m_hat, v_hat = (rng.uniform(1, 4, 100_000).astype(np.float32) for _ in range(2))
+    eps = np.float32(1e-8)
+    root = np.sqrt(v_hat)
+    right = m_hat.astype(np.float64) / (np.sqrt(v_hat.astype(np.float64)) + 1e-8)
+    worst = 0.0
+    for signs in ((1, -1), (-1, 1)):
+        moved = root + np.float32(signs[0] * root_ulps) * np.spacing(root)
+        term = m_hat / (moved + eps)
+        term = term + np.float32(signs[1] * quotient_ulps) * np.spacing(term)
+        worst = max(worst, np.abs(term / right - 1).max())
+    bound = (root_ulps + quotient_ulps + 2) * 2.0**-23
+    assert bound / 2 < worst <= bound

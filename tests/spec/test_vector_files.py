@@ -101,10 +101,3 @@ def test_a_missing_or_superfluous_file_is_found(copied):
 def test_another_spec_version_is_refused():
     with pytest.raises(ValueError, match="spec_version=1, this reader knows 2"):
         load(SPEC_VERSION + 1)
-
-
-def test_every_clause_that_a_case_names_stands_in_the_contract():
-    text = (FOLDER.parent / "README.md").read_text()
-    named = {clause for cases in load(SPEC_VERSION).values() for case in cases for clause in case.clauses}
-    assert named
-    assert not [clause for clause in sorted(named) if f"**{clause}**" not in text]

@@ -343,3 +343,20 @@ def test_parts_of_a_jax_run_are_groups_in_torch(tmp_path):
     found = halfstep_jax.load_state(path, params, tx)
     for mine, theirs in zip(jax.tree.leaves((params, state)), jax.tree.leaves(found), strict=True):
         assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
+
+
+def test_links_at_different_counts_are_read_in_jax_and_refused_in_torch(tmp_path):
+    """As in a chain that was put together of two runs; in torch a parameter has one step."""
+    path, params, tx = tmp_path / "run", weights(), transform()
+    state = tx.init(params)
+    state = (*state[:-1], state[-1]._replace(count=jnp.int32(5)))
+    halfstep_jax.save_state(path, params, state, tx)
+    _, found = halfstep_jax.load_state(path, params, tx)
+    assert (int(found[0].count), int(found[-1].count)) == (0, 5)
+    model, optimizer = torch_run()
+    before = everything(model, optimizer)
+    with pytest.raises(ValueError, match=r"the links of 'w' stand at different counts, \[0, 5\]"):
+        halfstep_torch.load_state(path, model, optimizer)
+    after = everything(model, optimizer)
+    assert before[1] == after[1]
+    assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from halfstep_torch.engine.in_place import round_in_place
 from halfstep_torch.engine.leaves import leaf_name
+from halfstep_torch.engine.state_form import LAST_STEP
 from halfstep_torch.numbers.hyperparameters import decay_rate
 from halfstep_torch.numbers.moments import DecayRate, ema
 from halfstep_torch.numbers.random_words import role_of
@@ -61,7 +62,7 @@ def ema_params(
 
     @torch.no_grad()
     def multi_avg_fn(averages: Sequence[Tensor], params: Sequence[Tensor], num_averaged: Tensor) -> None:
-        names, step = _names(model), int(num_averaged)
+        names, step = _names(model), min(int(num_averaged), LAST_STEP)
         for average, p in zip(averages, params, strict=True):
             if not p.is_floating_point() or not p.numel():
                 average.copy_(p)

@@ -4,7 +4,7 @@ import numpy as np
 
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.gradients.accumulation import accumulate
-from halfstep_spec.numbers.random_words import Role, random_words
+from halfstep_spec.numbers.random_words import Role, next_step, random_words
 from halfstep_spec.numbers.rounding import decode, round_to
 from halfstep_spec.numbers.seeds import seed_words
 from halfstep_spec.vectors import Array, Case
@@ -38,10 +38,11 @@ def _case(dtype: str, seed: int, count: int, g: np.ndarray, flags: tuple[str, ..
     leaf, given = "layers/0/kernel", round_to(g, dtype)
     total, rows = round_to(np.full(g.shape[1], -0.0, np.float32), dtype), []
     with np.errstate(invalid="ignore", over="ignore"):
-        for i, one in enumerate(decode(given, dtype)):
-            step = min(count + i + 1, 2**31 - 1)
-            words = random_words(seed, step, leaf, Role.ACCUMULATOR, one.shape)
-            total = accumulate(total, one, dtype, words)
+        step = count
+        for gradient in decode(given, dtype):
+            step = next_step(step)
+            words = random_words(seed, step, leaf, Role.ACCUMULATOR, gradient.shape)
+            total = accumulate(total, gradient, dtype, words)
             rows.append(total)
     inputs = {
         "seed": Array.of(np.array(seed_words(seed), np.uint32)),
@@ -49,5 +50,6 @@ def _case(dtype: str, seed: int, count: int, g: np.ndarray, flags: tuple[str, ..
         "g": Array.of(given, dtype),
     }
     outputs = {"total": Array.of(np.stack(rows), dtype, compare="bits")}
+    clauses = ("G1", "W6", "W5") if "LateStep" in flags else ("G1", "W6")
     comment = f"{len(rows)} gradients in {dtype}, the count before them {count}"
-    return Case("accumulate", comment, {"leaf": leaf}, inputs, outputs, flags, ("G1", "W6"))
+    return Case("accumulate", comment, {"leaf": leaf}, inputs, outputs, flags, clauses)

@@ -6,8 +6,9 @@ import itertools
 import numpy as np
 
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.cases.steps import describe, step_case
-from halfstep_spec.numbers.rounding import round_to
+from halfstep_spec.cases.steps import LEAF, describe, step_case
+from halfstep_spec.numbers.random_words import LAST_STEP
+from halfstep_spec.numbers.rounding import decode, round_to
 from halfstep_spec.rules.adam import ScaleByAdam
 from halfstep_spec.rules.step import Step
 from halfstep_spec.vectors import Case
@@ -18,6 +19,8 @@ NOTES = {
     "L2": "decay enters the gradient, before the moments",
     "Nearest": "weights rounded to nearest by nobody but P1",
     "Variant": "nesterov, eps_root, other rates, a high seed",
+    "Resumed": "from the middle of a run: from all that a checkpoint holds, and nothing else",
+    "LateStep": "the count stops at 2^31 - 1: the next step reads the words of the last one",
     "Special": "gradients that are infinite, NaN, zero or so large that their square overflows",
 }
 
@@ -27,7 +30,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 def cases() -> list[Case]:
     """Return the cases of adam.json."""
-    return [*_grid_cases(), *_variant_cases(), *_special_cases()]
+    return [*_grid_cases(), *_variant_cases(), *_resumed_cases(), *_special_cases()]
 
 
 def _grid_cases():
@@ -43,7 +46,9 @@ def _grid_cases():
             mu_dtype=mu, nu_dtype=nu, mu_rounding=mu_rounding, nu_rounding=nu_rounding, seed=42
         )
         flags = (flag, "L2") if decay == "l2" else (flag,)
-        yield _trajectory(Step(adam, 0.1, decay, param), "grid", flags)
+        clauses = () if mu == nu == "float32" else ("F1", "F2")
+        clauses += ("F3",) if mu_rounding == "auto" and mu != "float32" else ()
+        yield _trajectory(Step(adam, 0.1, decay, param), "grid", flags, clauses)
 
 
 def _variant_cases():
@@ -70,6 +75,22 @@ def _variant_cases():
         yield _trajectory(Step(adam, weight_decay), comment, ("Variant",))
 
 
+def _resumed_cases():
+    """Return cases that start from the state after three steps, with its count or with the last but one."""
+    dtypes = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16", "mu_rounding": "stochastic"}
+    adam = ScaleByAdam(**dtypes, nesterov=True, seed=42)
+    step = Step(adam, 0.1)
+    p = round_to(reals("resumed weights", _SIZE, (-4, 0)), step.param_dtype)
+    g = reals("resumed gradients", 6 * _SIZE, (-5, 1)).reshape(6, _SIZE)
+    state = step.init(p)
+    for gradient in decode(round_to(g[:3], step.param_dtype), step.param_dtype):
+        p, state = step.step(p, gradient, state, LEAF, 1e-3)
+    for flag, count, clauses in (("Resumed", 3, ("A7",)), ("LateStep", LAST_STEP - 1, ("A7", "W5"))):
+        rule = state.rule._replace(count=count)
+        comment = f"the steps after the first {count}: {describe(adam)}"
+        yield step_case(step, comment, p, g[3:], state._replace(rule=rule), 1e-3, (flag,), clauses)
+
+
 def _special_cases():
     inf, nan = float("inf"), float("nan")
     gradient = np.array(
@@ -85,10 +106,11 @@ def _special_cases():
         )
 
 
-def _trajectory(step: Step, comment: str, flags: tuple[str, ...]) -> Case:
+def _trajectory(step: Step, comment: str, flags: tuple[str, ...], clauses=()) -> Case:
     """Return a case of ten steps from zero state with fresh gradients."""
     p = round_to(reals("trajectory weights", _SIZE, (-4, 0)), step.param_dtype)
     g = reals("trajectory gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, _SIZE)
     comment = f"{comment}: {step.param_dtype} weights, {describe(step.rule)}, {step.decay} decay"
+    clauses = ("A5", "A6", *clauses, *(() if step.param_dtype == "float32" else ("A1",)))
     with np.errstate(under="raise"):  # contract A8: no float32 intermediate may be subnormal
-        return step_case(step, comment, p, g, None, 1e-3, flags, ("A5", "A6"))
+        return step_case(step, comment, p, g, None, 1e-3, flags, clauses)

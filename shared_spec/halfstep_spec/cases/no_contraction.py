@@ -23,6 +23,7 @@ NOTES = {
     "Reassociated": "factors taken in another order",
     "Reciprocal": "a division where the contract multiplies by a reciprocal, or the other way round",
     "SkippedRounding": "a value read before it was rounded for storage",
+    "Double": "a number that is computed in double precision and then rounded",
     "Approximate": "a function that is not correctly rounded",
 }
 
@@ -54,6 +55,8 @@ _TEMPTATIONS = (
     _Temptation("fma(nu, r2, eps_root)", "Fused", ("A2", "A5"), eps_root=0.3),
     _Temptation("fma(b1, mu r1', (1 - b1) (g r1))", "Fused", ("A2", "A5"), nesterov=True),
     _Temptation("fma(1 - b1, g r1, b1 (mu r1'))", "Fused", ("A2", "A5"), nesterov=True),
+    _Temptation("1 - b1 from a double", "Double", ("A4", "M1")),
+    _Temptation("1 - b2 from a double", "Double", ("A4", "M1")),
     _Temptation("mu / c1", "Reciprocal", ("A3",)),
     _Temptation("nu / c2", "Reciprocal", ("A3",)),
     _Temptation("(mu r1) (1 / denominator)", "Reciprocal", ("A3",)),
@@ -157,11 +160,13 @@ def _tempted_moments(name: str, adam: ScaleByAdam, g, m, v):
         "fma(b1, mu, (1 - b1) g)": lambda: _fma(b1, m, c1 * g),
         "fma(1 - b1, g, b1 mu)": lambda: _fma(c1, g, b1 * m),
         "mu + (1 - b1) (g - mu)": lambda: m + c1 * (g - m),
+        "1 - b1 from a double": lambda: b1 * m + _F(1 - adam.b1) * g,
     }.get(name, lambda: ema(m, g, b1))
     new_v = {
         "fma(b2, nu, (1 - b2) (g g))": lambda: _fma(b2, v, c2 * (g * g)),
         "fma(1 - b2, g g, b2 nu)": lambda: _fma(c2, g * g, b2 * v),
         "((1 - b2) g) g": lambda: b2 * v + (c2 * g) * g,
+        "1 - b2 from a double": lambda: b2 * v + _F(1 - adam.b2) * (g * g),
     }.get(name, lambda: ema(v, g * g, b2))
     return new_m(), new_v()
 

@@ -78,5 +78,5 @@ def _case(dtype: str, comment: str, p, u, flags) -> Case:
         inputs,
         outputs,
         tuple(flags),
-        ("P1", "P2"),
+        ("P1", "P2", "P6") if dtype == "float32" else ("P1", "P2", "P3"),
     )

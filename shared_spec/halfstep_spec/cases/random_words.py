@@ -62,7 +62,7 @@ def _key_cases() -> list[Case]:
                     {"seed": _seed(seed), "step": Array.of(np.int32(3))},
                     {"key": Array.of(key, compare="bits")},
                     (),
-                    ("W4", "W6"),
+                    ("W2", "W4", "W6"),
                 )
             )
     return result
@@ -95,8 +95,9 @@ def _word_case(comment, seed, step, leaf, role, shape, offset, flags) -> Case:
     arguments = {"leaf": leaf, "role": int(role), "shape": list(shape)}
     halves = np.array([offset >> 32, offset & 0xFFFFFFFF], np.uint32)
     inputs = {"seed": _seed(seed), "step": Array.of(np.int32(step)), "offset": Array.of(halves)}
+    clauses = ("W1", "W8") + (("W2",) if "LargeSeed" in flags else ()) + (("W6",) if "Field" in flags else ())
     return Case(
-        "random_words", comment, arguments, inputs, {"words": Array.of(words, compare="bits")}, flags, ("W6", "W8")
+        "random_words", comment, arguments, inputs, {"words": Array.of(words, compare="bits")}, flags, clauses
     )
 
 

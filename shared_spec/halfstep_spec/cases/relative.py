@@ -11,9 +11,10 @@ from halfstep_spec.rules.lamb import Lamb
 from halfstep_spec.rules.lion import ScaleByLion
 from halfstep_spec.rules.step import Step
 from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
-from halfstep_spec.storage.relative import relative
+from halfstep_spec.storage.formats import Format
+from halfstep_spec.storage.relative import relative, to_unit
 from halfstep_spec.storage.state_dtypes import scaled
-from halfstep_spec.vectors import Case
+from halfstep_spec.vectors import Array, Case
 
 NOTES = {
     "Sample": "values over several binades, two blocks a row, the second one short",
@@ -24,6 +25,7 @@ NOTES = {
     "Grid": "every code of mu with a nu of its kind",
     "Still": "a coordinate that never got a gradient, and one whose gradients stop",
     "Burst": "a gradient a thousand times the others: past the range of codes without a scale",
+    "Unit": "second moments of zero, subnormal, and next to the smallest normal number",
     "Fine": "int8 under a fine scale, not relative",
 }
 
@@ -32,7 +34,18 @@ _STEPS, _SHAPE = 5, (8, 6)
 
 def cases() -> list[Case]:
     """Return the cases of relative.json."""
-    return [*_encode_cases(), *_step_cases()]
+    return [_unit_case(), *_encode_cases(), *_step_cases()]
+
+
+def _unit_case() -> Case:
+    """Return z of every v in question, next to the smallest normal number above all."""
+    smallest = 2.0**-126
+    v = [0.0, 2.0**-149, smallest / 2, smallest - 2.0**-149, smallest, smallest + 2.0**-149, 1e-30, 0.3, 9.0]
+    v = np.repeat(np.array([*v, np.nan], np.float32), 2)
+    m = reals("numerators", v.size, (-40, -20))
+    outputs = {"z": Array.of(to_unit(m, v), compare="bits")}
+    comment = "z = m / sqrt(v), and 0 where v is below 2^-126"
+    return Case("to_unit", comment, {}, {"m": Array.of(m), "v": Array.of(v)}, outputs, ("Unit",), ("F12",))
 
 
 def _encode_cases():
@@ -92,4 +105,13 @@ def _case(step: Step, flag: str) -> Case:
     if flag == "Burst":
         g[3, 2] *= 1000
     comment = f"{type(step).__name__}: {step.param_dtype} weights, {describe(step.rule)}: {NOTES[flag]}"
-    return step_case(step, comment, p, g, None, 1e-3, (flag,), ("F12", "F13", "F14", "F15"))
+    return step_case(step, comment, p, g, None, 1e-3, (flag,), _clauses(step))
+
+
+def _clauses(step: Step) -> tuple[str, ...]:
+    """Return the clauses of the format of a step's first moment, and F3 where it says how it is rounded."""
+    mu = step.rule.moments["mu"]
+    assert isinstance(mu.dtype, Format)
+    own = ("F12",) if mu.dtype.relative else ()
+    own += ("F14", "F15") if mu.dtype.dtype == "int4" else ("F14",) if mu.dtype.scaled else ("F13",)
+    return own + (("F3",) if mu.rounding == "auto" else ())

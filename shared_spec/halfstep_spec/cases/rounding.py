@@ -27,6 +27,8 @@ _SPECIALS = {
     "Infinity": (0x7F800000, 0xFF800000),
     "NaN": (0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FBFFFFF, 0x7F80FFFF),
 }
+_CLAUSES = {"NaN": ("R4", "R7"), "Overflow": ("R7",), "Representable": ("R1",)}
+"""By flag: what such a case asks about beside the rounding itself."""
 _WORDS = (0x00000000, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x12345678)
 
 
@@ -143,7 +145,7 @@ def _case(dtype: str, flag: str, x: np.ndarray, words: np.ndarray | None, satura
     clauses = (
         "R6" if saturate else "R5",
         "R2" if words is None else "R3",
-        *(("R4",) if flag == "NaN" else ()),
+        *_CLAUSES.get(flag, ()),
     )
     comment = f"{NOTES[flag]}; {dtype}"
     outputs = {"y": Array.of(codes, dtype, "bits")}

@@ -18,6 +18,8 @@ from halfstep_spec.storage.formats import Format
 from halfstep_spec.vectors import Array, Case
 
 LEAF = "layers/0/kernel"
+_STORAGE_CLAUSES = {"nearest": ("P1",), "stochastic": ("P1", "P2", "P3"), "compensated": ("P1", "P4")}
+_STORAGE_CLAUSES |= dict.fromkeys(("split8", "split16", "master"), ("P1", "P5"))
 
 
 def step_case(step: Step, comment, p, g, state: StepState | None, lr, flags, clauses) -> Case:
@@ -67,6 +69,13 @@ def stored_arrays(step: Step, p: np.ndarray, state: StepState) -> dict[str, Arra
     if state.extra is not None:
         arrays["extra"] = Array.of(state.extra, step.storage.extra_dtype)
     return arrays
+
+
+def storage_clauses(step: Step) -> tuple[str, ...]:
+    """Return the clauses of the way in which a step stores weights."""
+    if step.param_dtype == "float32":
+        return "P1", "P6"
+    return _STORAGE_CLAUSES[step.param_storage]
 
 
 def describe(rule: Rule) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.cases.steps import describe, step_case
+from halfstep_spec.cases.steps import describe, step_case, storage_clauses
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rule import Rule
 from halfstep_spec.rules.step import Step
@@ -61,7 +61,7 @@ def trajectories_of(
         yield _trajectory(step, "grid", ("Grid",), (clause, "A6"))
     for storage in PARAM_STORAGES.keys() - {"stochastic"}:
         step = Step(make_rule(kind, _E4M3, "stochastic"), 0.1, decay, "bfloat16", storage)
-        yield _trajectory(step, storage, ("Storage",), (clause, "P1", "P4"))
+        yield _trajectory(step, storage, ("Storage",), (clause, *storage_clauses(step)))
     for comment, step in variants.items():
         yield _trajectory(step, comment, ("Variant",), (clause, "A6"))
     for fmt in ("float32", "bfloat16", _INT8):

@@ -3,8 +3,8 @@
 import numpy as np
 
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.cases.steps import describe, step_case
-from halfstep_spec.numbers.rounding import round_to
+from halfstep_spec.cases.steps import LEAF, describe, step_case, storage_clauses
+from halfstep_spec.numbers.rounding import decode, round_to
 from halfstep_spec.rules.adam import ScaleByAdam
 from halfstep_spec.rules.step import Step
 from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES
@@ -17,6 +17,7 @@ NOTES = {
     "Stall": "a learning rate at which every update is below half a unit in the last place of its weight",
     "Moving": "a learning rate at which weights move at every step",
     "Scaled": "moments as codes with a scale per block; the last block of a row is short",
+    "Written": "weights that were clamped from outside between two steps, what is beside them left as it was",
     "Special": "infinite and NaN gradients, and weights that overflow",
 }
 
@@ -27,7 +28,7 @@ _MU = {"ufloat8_e5m3": "float16", "ufloat8_e4m4": "float8_e4m3fn", "ufloat8_e6m2
 
 def cases() -> list[Case]:
     """Return the cases of weights.json."""
-    return [*_weight_cases(), *_format_cases(), *_special_cases()]
+    return [*_weight_cases(), *_format_cases(), *_written_cases(), *_special_cases()]
 
 
 def _weight_cases():
@@ -36,7 +37,8 @@ def _weight_cases():
             for flag, lr in (("Stall", 1e-5), ("Moving", 1e-2)):
                 for decay in ("decoupled", "l2") if flag == "Moving" else ("decoupled",):
                     adam = ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7)
-                    yield trajectory(Step(adam, 0.1, decay, dtype, storage), lr, (flag,), ("P1", "P4"))
+                    step = Step(adam, 0.1, decay, dtype, storage)
+                    yield trajectory(step, lr, (flag,), storage_clauses(step))
 
 
 def _format_cases():
@@ -46,10 +48,12 @@ def _format_cases():
             adam = ScaleByAdam(
                 mu_dtype=_small(_MU.get(nu, nu)), nu_dtype=_small(nu), mu_rounding=rounding, seed=7
             )
-            yield trajectory(Step(adam, 0.1), 1e-3, ("Scaled",), ("F4", "F5", "F6"))
+            clauses = ("F1", "F6") if nu in PLAIN_CODES else ("F4", "F5", "F6")
+            yield trajectory(Step(adam, 0.1), 1e-3, ("Scaled",), clauses)
     adam = ScaleByAdam(mu_dtype=_small("float8_e4m3fn"), nu_dtype=_small("ufloat8_e5m3"), seed=7)
     for storage in PARAM_STORAGES:
-        yield trajectory(Step(adam, 0.1, param_storage=storage), 1e-3, ("Scaled",), ("F4", "P4"))
+        step = Step(adam, 0.1, param_storage=storage)
+        yield trajectory(step, 1e-3, ("Scaled",), ("F4", *storage_clauses(step)))
     for block_size in ("row", None, 128):
         fmt = scaled("float8_e4m3fn", block_size, 0, 0)
         yield trajectory(Step(ScaleByAdam(mu_dtype=fmt, nu_dtype=fmt)), 1e-3, ("Scaled",), ("F4",))
@@ -59,6 +63,20 @@ def _format_cases():
 
 def _small(name: str) -> Format:
     return scaled(name, 4, 0, 0) if name in SCALED_CODES else Format(name)
+
+
+def _written_cases():
+    """Return steps on weights that another wrote: each third one, far from what is kept beside it."""
+    for storage in ("split8", "split16", "master"):
+        step = Step(ScaleByAdam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=7), 0.1, param_storage=storage)
+        p = round_to(reals("stored weights", 48, (-4, 0)).reshape(_SHAPE), step.param_dtype)
+        g = reals("stored gradients", 3 * 48, (-5, 1)).reshape(3, *_SHAPE)
+        first = decode(round_to(g[:1], step.param_dtype), step.param_dtype)[0]
+        p, state = step.step(p, first, step.init(p), LEAF, 1e-2)
+        p = p.copy()
+        p.reshape(-1)[::3] = round_to(np.full(16, 0.25, np.float32), step.param_dtype)
+        comment = f"{step.param_dtype} {storage}, each third weight written"
+        yield step_case(step, comment, p, g[1:], state, 1e-2, ("Written",), ("P5", "P7"))
 
 
 def _special_cases():

@@ -22,14 +22,14 @@ def bias_correction(b, count: int) -> np.float32:
 
     Args:
         b: decay rate in [0, 1), becomes float32.
-        count: the step, from 1 to 2^31 - 1.
+        count: the step, from 1 to 2^31 - 1, or, in Nesterov's momentum, the one after it.
 
     Source: ours.
     """
     one, two = np.float32(1), np.float32(2)
     power = one - np.float32(b)
     q = np.float32(0)
-    for k in range(31):
+    for k in range(32):
         if count >> k & 1:
             q = q + power * (one - q)
         power = two * power - power * power

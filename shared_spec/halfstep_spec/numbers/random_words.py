@@ -25,6 +25,8 @@ _ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 TURNS = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
 """The roles that share a leaf's word, and by how many bits it is turned to the left for each."""
 
+LAST_STEP = 2**31 - 1
+"""Where counts stop: what an int32 holds (contract W5)."""
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
@@ -79,6 +81,11 @@ def role_of(moment: str) -> int:
         moment: its name in the contract.
     """
     return _ROLES.get(moment, leaf_id(moment))
+
+
+def next_step(count: int) -> int:
+    """Return count + 1, and the last step for ever after (contract W5)."""
+    return min(count + 1, LAST_STEP)
 
 
 def leaf_key(seed: int, step: int, leaf: int, role: int):
