@@ -1,5 +1,6 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
+from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep_jax import recipes
 from halfstep_jax.checkpoint.save_state import load_state, save_state
 from halfstep_jax.description import describe
@@ -7,12 +8,9 @@ from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
 from halfstep_jax.in_shard_map import in_shard_map
 from halfstep_jax.memory_report import memory_report
-from halfstep_jax.numbers.exact import add_product, opaque
-from halfstep_jax.numbers.moments import ema
 from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
 from halfstep_jax.numbers.rounding import round_to
 from halfstep_jax.numbers.schedules import ScheduleState
-from halfstep_jax.rule import Rule, decay_rate, moment, number, scalar_or_schedule
 from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
 from halfstep_jax.rules.adan import scale_by_adan
 from halfstep_jax.rules.clip import clip_by_global_norm
@@ -67,7 +65,6 @@ __all__ = [
     "adam",
     "adamw",
     "add_decayed_weights",
-    "add_product",
     "apply_updates",
     "as_transform",
     "check_chain",
@@ -77,7 +74,6 @@ __all__ = [
     "decay_rate",
     "describe",
     "diagnose",
-    "ema",
     "ema_params",
     "float32_params",
     "in_shard_map",
@@ -90,7 +86,7 @@ __all__ = [
     "memory_report",
     "moment",
     "number",
-    "opaque",
+    "option",
     "preheat",
     "random_words",
     "recipes",
@@ -98,7 +94,6 @@ __all__ = [
     "round_stochastically",
     "round_to",
     "save_state",
-    "scalar_or_schedule",
     "scale_by_adam",
     "scale_by_adan",
     "scale_by_learning_rate",

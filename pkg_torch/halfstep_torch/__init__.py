@@ -7,20 +7,18 @@
 >>> optimizer.step(zero_grad=True)
 """
 
+from halfstep import Rule, decay_rate, moment, number, option
 from halfstep_torch import recipes
 from halfstep_torch.chain import chain
 from halfstep_torch.checkpoint.save_state import load_state, save_state
-from halfstep_torch.declarations import decay_rate, moment, number
 from halfstep_torch.description import describe
 from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
 from halfstep_torch.memory_report import memory_report
-from halfstep_torch.numbers.moments import ema
 from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
 from halfstep_torch.numbers.rounding import round_to
-from halfstep_torch.rule import Rule
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
 from halfstep_torch.rules.adan import scale_by_adan
 from halfstep_torch.rules.clip import clip_by_global_norm, clip_grad_norm_
@@ -59,7 +57,6 @@ __all__ = [
     "decay_rate",
     "describe",
     "diagnose",
-    "ema",
     "ema_params",
     "float32_params",
     "float32_state_dict",
@@ -70,6 +67,7 @@ __all__ = [
     "memory_report",
     "moment",
     "number",
+    "option",
     "preheat",
     "random_words",
     "recipes",

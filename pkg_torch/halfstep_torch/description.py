@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.rule import declared
 from halfstep.text_table import text_table
-from halfstep_torch.declarations import declared
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import StateArray
@@ -121,7 +122,7 @@ def describe(optimizer: Optimizer) -> Description:
         raise TypeError(
             f"describe: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
-    links = optimizer.links()
+    links = optimizer.bound_links()
     groups = (i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
     leaves = zip(groups, optimizer.plans(), strict=True)
     return Description(tuple(_leaf(i, links[i], *of_plan) for i, of_plan in leaves))
@@ -143,10 +144,10 @@ def _leaf(
     storage = plan.weights.rule.name
     unused = asked.name if dtype == "float32" and asked is not None and asked.last else ""
     moments = {}
-    for rule, index in zip(plan.rules, plan.links, strict=True):
+    for rule, index in zip(plan.rules, plan.rule_indices, strict=True):
         link, h = links[index]
         for one in rule.moments:
-            moments[one.key] = _moment(one, _asked_format(link, h, one.key), shape)
+            moments[one.key] = _moment(one, _asked_format(link, h, one.name), shape)
     return LeafDescription(
         name=name,
         group=group,
@@ -159,14 +160,13 @@ def _leaf(
     )
 
 
-def _asked_format(link: Any, h: Any, key: str) -> Format | None:
+def _asked_format(link: Link, h: Any, name: str) -> Format | None:
     """Return the format that was asked for; None for the default."""
-    rule = getattr(link, "inner", link)
     asked = getattr(link, "format", None)
     if isinstance(asked, Format):
         return asked
-    one = declared(type(rule)).moments.get(key)
-    return getattr(h, one.dtype) if one is not None and one.dtype else None
+    dtype = declared(type(link.rule)).moments[name].dtype
+    return getattr(h, dtype) if dtype else None
 
 
 def _moment(one: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDescription:
@@ -174,7 +174,7 @@ def _moment(one: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDes
     fmt: Format = stored.format
     rounding = "exact" if not fmt.rounds else "stochastic" if stored.source is not None else "nearest"
     why, array = "", stored.arrays[stored.key]
-    shape = tuple(array.shape_of(shape)) if array.shape_of else shape
+    shape = array.values_shape(shape)
     if asked is not None and asked.scaled and not fmt.scaled:
         count, axes = math.prod(shape), len(shape)
         small = count < asked.min_size

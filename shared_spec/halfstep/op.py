@@ -3,6 +3,7 @@
 Contract: A1 to A3.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -167,7 +168,7 @@ class Op:
         return self.wrap(self.opaque(self.multiply(ratio, x).value))
 
     def is_zero(self, field: Any) -> bool:
-        """Whether a field of the rule is known to be 0 when a step is built, so that its term can be left out."""
+        """Whether a field of the rule is known to be 0 when a step is built: its term can be left out."""
         return False
 
     def apply(self, function: Callable[..., Any], *xs: Any) -> Any:
@@ -200,7 +201,7 @@ class Op:
     def compare(self, how: str, x: Any, y: Any) -> Mask:
         """Return a comparison, by the name of its method."""
         a, b = self.bare(x), self.bare(y)
-        return Mask(getattr(a, how)(b), self)
+        return Mask(getattr(operator, how)(a, b), self)
 
     def _applied(self, function: Callable[..., Any], x: Any) -> Any:
         dtype = dtype_name(x)

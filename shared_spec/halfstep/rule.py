@@ -177,15 +177,12 @@ class Rule:
     name: ClassVar[str] = "rule"
     scope: ClassVar[str] = SCOPES[0]
     reads_params: ClassVar[str] = ""
-    _fields: ClassVar[tuple[dataclasses.Field, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = _WORDS.sub("_", cls.__name__).lower()
         dataclasses.dataclass(frozen=True)(cls)
-        # A user may decorate the class once more, and the fields made then know no declaration.
-        cls._fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
 
     def numbers(self, h: Any, t: Any, op: Any) -> Mapping[str, Any]:
         """Return numbers of a step that `update` reads beside the hyperparameters, or in place of some.
@@ -237,7 +234,7 @@ def declared(rule: type[Rule]) -> Declared:
     Raises:
         ValueError: if the scope is none, a moment names no field of the rule, or two names clash.
     """
-    fields = rule._fields
+    fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
     names = {field.name for field in fields}
     attributes = (vars(base).items() for base in reversed(rule.__mro__))
     moments = {
@@ -291,7 +288,7 @@ def _check_keys(rule: type[Rule], found: Declared) -> None:
     """Refuse moments whose arrays would share a name in a state."""
     owners = {"step": "step", "count": "count", "seed": "seed"}
     for name, moment in found.moments.items():
-        for key in {name, f"{name}_scale", moment.torch, f"{moment.torch}_scale"}:
+        for key in (name, f"{name}_scale", moment.torch, f"{moment.torch}_scale"):
             if owners.setdefault(key, name) != name:
                 raise ValueError(
                     f"{rule.name}: the moments {owners[key]!r} and {name!r} both use the key {key!r} of the "

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import halfstep_torch as hs
-from halfstep_torch.engine.notices import say_once
+from halfstep_torch.engine.say_once import say_once
 from on_torch.steps import assert_same_snapshots, snapshot
 
 FORMATS = [("bfloat16", "bfloat16"), ("float16", "float32"), (None, None)]

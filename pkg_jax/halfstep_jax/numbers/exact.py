@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.primitives import elementwise
+from halfstep_jax.numbers.primitives import elementwise, type_of_first
 
 _ONE = np.float32(1).view(np.uint32)
 _MINUS_ZERO = np.float32(-0.0).view(np.uint32)
@@ -142,10 +142,7 @@ def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
 
 
 def opaque_product(a: Any, b: Any, zero: jax.Array) -> jax.Array:
-    """Return a b in float32, rounded once, as a b + (-0.0) with a zero whose sign no compiler knows.
-
-    Where it is fused with that sum, the product is rounded once all the same; and it is an operation less
-    than `opaque` of it.
+    """Return a b in float32, rounded once, whatever reads it.
 
     Args:
         a: float32.
@@ -158,7 +155,20 @@ def opaque_product(a: Any, b: Any, zero: jax.Array) -> jax.Array:
 
     To a derivative it is the product. Source: ours.
     """
-    return _plus_nothing(jnp.asarray(a * b), zero)
+    return rounded_product(a * b, zero)
+
+
+def rounded_product(product: Any, zero: jax.Array) -> jax.Array:
+    """Return a product in float32 as it is, plus -0.0 with a zero whose sign no compiler knows.
+
+    Where it is fused with that sum, the product is rounded once all the same; and it is an operation less
+    than `opaque` of it.
+
+    Args:
+        product: float32.
+        zero: from `opaque_zero`.
+    """
+    return _plus_nothing(jnp.asarray(product), zero)
 
 
 def _with_zero_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
@@ -170,7 +180,7 @@ def _with_zero_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
 # Patterns have no derivative: without the identity it would be zero, and nothing would say so.
 _opaque = elementwise(
     "opaque",
-    lambda x, zero: x.update(weak_type=False),
+    type_of_first,
     lambda primals, tangents: tangents[0],
     _with_zero_bits,
 )
@@ -179,7 +189,7 @@ _opaque = elementwise(
 # -0.0 is the one number that changes no other.
 _plus_nothing = elementwise(
     "opaque_product",
-    lambda x, zero: x.update(weak_type=False),
+    type_of_first,
     lambda primals, tangents: tangents[0],
     lambda x, zero: x + lax.bitcast_convert_type(zero | _MINUS_ZERO, jnp.float32),
     op_by_op=_with_zero_bits,
@@ -191,7 +201,7 @@ _plus_nothing = elementwise(
 
 _straight_through = elementwise(
     "straight_through",
-    lambda x, rounded: rounded.update(weak_type=False),
+    lambda x, rounded: type_of_first(rounded),
     lambda primals, tangents: tangents[0].astype(primals[1].dtype),
     lambda x, rounded: rounded,
     in_hlo={None: lambda x, rounded: rounded},

@@ -2,9 +2,13 @@
 
 Contract: A2, A3. A `jax.lax.platform_dependent` holds the branches of all platforms in every trace, and a
 `jax.custom_jvp` a program of its own; a primitive has neither, and says what it is where it is lowered.
+
+This is the one place that reaches for JAX's points of extension. Where a version of JAX has moved one, an
+operation is a plain function: the bits stay, and traces are longer.
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -12,21 +16,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from halfstep_jax.numbers.shards import vary_together
+
+_Operation = Callable[..., jax.Array]
+# What JAX raises where a name is gone, or means another thing.
+_MOVED = (ImportError, AttributeError, TypeError)
 
 
 def elementwise(
     name: str,
     type_of_result: Callable[..., Any],
     derivative: Callable[..., Any],
-    default: Callable[..., jax.Array],
-    in_hlo: Mapping[str | None, Callable[..., Any]] = MappingProxyType({}),
-    op_by_op: Callable[..., jax.Array] | None = None,
-    **platforms: Callable[..., jax.Array],
-) -> Callable[..., jax.Array]:
+    default: _Operation,
+    in_hlo: Mapping[str | None, Callable[..., Any] | None] = MappingProxyType({}),
+    op_by_op: _Operation | None = None,
+    **platforms: _Operation,
+) -> _Operation:
     """Return an elementwise operation on arrays, all of one shape or scalars beside the first.
 
     Op by op, unless that is said, and compiled for several platforms at once, it is what each of these has.
@@ -37,13 +43,12 @@ def elementwise(
         derivative: from the operands and their tangents to that of the result.
         default: what it is, in operations of JAX.
         in_hlo: by platform, and by None, what a trace of `default` or `platforms` for every shape would take
-            longer to find: its result in StableHLO, from operands there.
+            longer to find: its result in StableHLO, from operands there; None where that is out of reach.
         op_by_op: what it is there on every platform, where all give the same and need not be told apart.
         platforms: what it is on platforms of which that is not so.
 
     Source: ours.
     """
-    primitive = Primitive(name)
 
     def here(*operands):
         return (
@@ -52,28 +57,89 @@ def elementwise(
             else default(*operands)
         )
 
+    try:
+        primitive = _primitive(name, type_of_result, derivative, op_by_op or here)
+        for platform, function in {None: default, **platforms}.items():
+            _lower(primitive, platform, function, in_hlo.get(platform))
+        bind = primitive.bind
+    except _MOVED:
+        bind = _plain(here, derivative)
+
+    def operation(*operands):
+        return bind(*vary_together(operands))
+
+    return operation
+
+
+def type_of_first(*operands: Any) -> Any:
+    """Return the abstract value of the first operand, and that it is no Python number."""
+    return operands[0].update(weak_type=False) if hasattr(operands[0], "update") else operands[0]
+
+
+def type_of(name: str) -> Callable[..., Any]:
+    """Return what tells the abstract value of the result of an operation of `jax.lax`, such as "div"."""
+
+    def type_of_result(*operands: Any) -> Any:
+        try:
+            return getattr(lax, f"{name}_p").abstract_eval(*operands)[0]
+        except _MOVED:
+            return type_of_first(*operands)
+
+    return type_of_result
+
+
+def stablehlo(name: str) -> Callable[..., Any] | None:
+    """Return an operation of StableHLO, such as "sqrt"; None where JAX does not have it."""
+    try:
+        return getattr(importlib.import_module("jax.extend.mlir.dialects.stablehlo"), name)
+    except _MOVED:
+        return None
+
+
+def _primitive(name: str, type_of_result, derivative, implementation: _Operation) -> Any:
+    """Return a new primitive that is not lowered yet.
+
+    Raises:
+        ImportError, AttributeError, TypeError: if JAX has no such points of extension.
+    """
+    primitive = importlib.import_module("jax.extend.core").Primitive(name)
+    ad, batching = (importlib.import_module(f"jax.interpreters.{part}") for part in ("ad", "batching"))
+    instantiate_zeros = ad.instantiate_zeros
+
     def jvp(primals, tangents):
-        return primitive.bind(*primals), derivative(
-            tuple(primals), tuple(map(ad.instantiate_zeros, tangents))
-        )
+        tangents = tuple(map(instantiate_zeros, tangents))
+        return primitive.bind(*primals), derivative(tuple(primals), tangents)
 
     def batch(operands, axes):
         operands, axis = _batched(operands, axes)
         return primitive.bind(*operands), axis
 
-    primitive.def_impl(op_by_op or here)
+    primitive.def_impl(implementation)
     primitive.def_abstract_eval(type_of_result)
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch
-    for platform, function in {None: default, **platforms}.items():
-        rule = mlir.lower_fun(function, multiple_results=False)
-        if platform in in_hlo:
-            rule = functools.partial(_lowered, in_hlo[platform])
-        mlir.register_lowering(primitive, rule, platform=platform)
+    return primitive
 
+
+def _lower(
+    primitive: Any, platform: str | None, function: _Operation, in_hlo: Callable[..., Any] | None
+) -> None:
+    """Say what a primitive is on a platform; None: on all others."""
+    mlir = importlib.import_module("jax.interpreters.mlir")
+    rule = mlir.lower_fun(function, multiple_results=False)
+    if in_hlo is not None:
+        rule = functools.partial(_lowered, in_hlo)
+    mlir.register_lowering(primitive, rule, platform=platform)
+
+
+def _plain(here: _Operation, derivative: Callable[..., Any]) -> _Operation:
+    """Return an operation without a primitive: the same bits, and longer traces."""
+
+    @jax.custom_jvp
     def operation(*operands):
-        return primitive.bind(*vary_together(operands))
+        return here(*operands)
 
+    operation.defjvp(lambda primals, tangents: (operation(*primals), derivative(primals, tangents)))
     return operation
 
 

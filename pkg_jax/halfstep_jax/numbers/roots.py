@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.mlir.dialects import stablehlo as hlo
 
-from halfstep_jax.numbers.primitives import elementwise
+from halfstep_jax.numbers.primitives import elementwise, stablehlo, type_of
 
 _MANTISSA_BITS = np.uint32(23)
 _MANTISSA = np.uint32(0x7FFFFF)
@@ -135,19 +134,19 @@ def _signed(x: jax.Array) -> jax.Array:
 # Patterns have no derivative: it is that of XLA's own.
 _sqrt = elementwise(
     "correct_sqrt",
-    lambda x: lax.sqrt_p.abstract_eval(x)[0],
+    type_of("sqrt"),
     lambda primals, tangents: jax.jvp(lax.sqrt, primals, tangents)[1],
     _corrected_sqrt,
-    in_hlo={"cpu": hlo.sqrt, "tpu": hlo.sqrt},
+    in_hlo=dict.fromkeys(("cpu", "tpu"), stablehlo("sqrt")),
     cpu=lax.sqrt,
     tpu=lax.sqrt,
 )
 _divide = elementwise(
     "correct_divide",
-    lambda x, y: lax.div_p.abstract_eval(x, y)[0],
+    type_of("div"),
     lambda primals, tangents: jax.jvp(lax.div, primals, tangents)[1],
     _corrected_divide,
-    in_hlo={"cpu": hlo.divide, "tpu": hlo.divide},
+    in_hlo=dict.fromkeys(("cpu", "tpu"), stablehlo("divide")),
     cpu=lax.div,
     tpu=lax.div,
 )

@@ -4,7 +4,7 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from halfstep.rule import ROUNDINGS, Moment
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey, role_of
 from halfstep_jax.numbers.shards import Shard, shards, whole_shape
@@ -21,36 +22,6 @@ from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import as_format, default_format
 
 _HINT = "Pass the tree that init saw."
-
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
-
-
-@dataclasses.dataclass(frozen=True)
-class MomentField:
-    """A moment as a rule declares it (`rule.moment`).
-
-    Attributes:
-        rate_name: the field of the rule that holds its decay rate; "" where there is none.
-        signed: False for a second moment: never negative, and what is not zero is not stored as zero.
-        dtype_name: the field that holds its dtype or format; "" for "mu_dtype" and the like.
-        rounding_name: the field that holds its rounding; "" for "mu_rounding" and the like.
-        shape: from the shape of a weight to its own; None: the same.
-        unit: the second moment whose root may be its unit; "" for none.
-        name: of the moment in the state.
-    """
-
-    rate_name: str
-    signed: bool = True
-    dtype_name: str = ""
-    rounding_name: str = ""
-    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
-    unit: str = ""
-    name: str = ""
-
-    def __set_name__(self, owner: type, name: str):
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "dtype_name", self.dtype_name or f"{name}_dtype")
-        object.__setattr__(self, "rounding_name", self.rounding_name or f"{name}_rounding")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,52 +40,49 @@ class StoredMoment:
     """
 
     caller: str
-    field: MomentField
+    field: Moment
     asked_for: Format | None
     rounding: str
     rate: np.float32 | None
 
     @classmethod
-    def of(cls, rule, field: MomentField) -> "StoredMoment":
+    def of(cls, rule, field: Moment) -> "StoredMoment":
         """Return the storage of a moment of `rule`, from the fields that its declaration names.
 
         Raises:
             TypeError: if its dtype is no dtype.
-            ValueError: if a field is missing, the format cannot hold a state, or nearest would freeze it.
+            ValueError: if the format cannot hold a state, or nearest would freeze it.
         """
-        if field.rate_name and not hasattr(rule, field.rate_name):
-            raise ValueError(
-                f"{rule.name}: the decay rate of the moment {field.name}, {field.rate_name}, is no field. "
-                "Declare it, or name another one: moment(rate=...)."
-            )
-        dtype, rate = getattr(rule, field.dtype_name, None), getattr(rule, field.rate_name, np.float32(0))
-        asked_for = None if dtype is None else as_format(rule.name, field.dtype_name, dtype)
+        rate = getattr(rule, field.rate) if field.rate else np.float32(0)
+        dtype = getattr(rule, field.dtype) if field.dtype else None
+        asked_for = None if dtype is None else as_format(rule.name, field.dtype, dtype)
         # Known when the link is built, and the same under `jax.jit` as without it.
         constant = np.float32(rate) if isinstance(rate, np.floating | np.ndarray) else None
-        return cls(rule.name, field, asked_for, getattr(rule, field.rounding_name, "auto"), constant)
+        rounding = getattr(rule, field.rounding) if field.rounding else "auto"
+        return cls(rule.name, field, asked_for, rounding, constant)
 
     def __post_init__(self):
         if self.rounding not in ROUNDINGS:
             raise ValueError(
-                f"{self.caller}: {self.field.rounding_name}={self.rounding!r} is not a rounding. "
+                f"{self.caller}: {self.rounding_name}={self.rounding!r} is not a rounding. "
                 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
             )
         if self.asked_for is None:
             return
         if self.field.signed and not self.asked_for.signed:
-            dtype_name = self.field.dtype_name
+            dtype_name = self.dtype_name
             raise ValueError(
                 f"{self.caller}: {dtype_name}={self.asked_for.dtype} has no sign. "
                 f"Use it for nu, and a signed format for {dtype_name.removesuffix('_dtype')}."
             )
         if self.asked_for.relative and not self.field.unit:
             raise ValueError(
-                f"{self.caller}: {self.field.dtype_name}=relative(...) needs a second moment beside "
+                f"{self.caller}: {self.dtype_name}=relative(...) needs a second moment beside "
                 f"{self.name}. Use it for mu of Adam or LAMB, and scaled(...) here."
             )
         if not self.field.signed and not self.asked_for.for_second_moments:
             raise ValueError(
-                f"{self.caller}: {self.field.dtype_name}={self.asked_for.dtype} cannot hold a second moment: "
+                f"{self.caller}: {self.dtype_name}={self.asked_for.dtype} cannot hold a second moment: "
                 "it loses small ones or lifts them by orders, and steps are too long or too short. "
                 'Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
             )
@@ -124,6 +92,16 @@ class StoredMoment:
     def name(self) -> str:
         """Of the moment in the state."""
         return self.field.name
+
+    @property
+    def dtype_name(self) -> str:
+        """Of the field that says how it is stored, for errors."""
+        return self.field.dtype or f"{self.name}_dtype"
+
+    @property
+    def rounding_name(self) -> str:
+        """Of the field that says how it is rounded, likewise."""
+        return self.field.rounding or f"{self.name}_rounding"
 
     @property
     def role(self) -> int:
@@ -219,7 +197,7 @@ class StoredMoment:
         """Return the format of what is stored: the one asked for, or the plain one of its dtype."""
         small = self._has_scales and encoded.scale is None
         if self.asked_for is None or small:
-            return as_format(self.caller, self.field.dtype_name, encoded.codes.dtype)
+            return as_format(self.caller, self.dtype_name, encoded.codes.dtype)
         return self.asked_for
 
     def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, bool]:
@@ -230,7 +208,7 @@ class StoredMoment:
             shape: of the weight.
         """
         if self.asked_for is None:
-            fmt = as_format(self.caller, self.field.dtype_name, codes.dtype)
+            fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         else:
             fmt = self.asked_for.for_shape(self._shape(shape))
         return fmt, self._stochastic(fmt)
@@ -251,7 +229,7 @@ class StoredMoment:
         if not fmt.rounds:
             return False
         if self.rounding == "auto":
-            average = bool(self.field.rate_name)
+            average = bool(self.field.rate)
             return average and (self.rate is None or fmt.falls_short(self.rate))
         return self.rounding == "stochastic"
 
@@ -299,17 +277,17 @@ class StoredMoment:
         refuse_raw_bytes(self.caller, what, codes)
         if fmt is None and dtype is not None and dtype not in HELD_BY_FLOAT32:
             raise TypeError(
-                f"{self.caller}: {what} is {dtype}, as another recipe keeps it: {self.field.dtype_name}=None "
+                f"{self.caller}: {what} is {dtype}, as another recipe keeps it: {self.dtype_name}=None "
                 "keeps bfloat16 or float32. Pass the state that init made, or the arguments that it had."
             )
         if fmt is not None and dtype is not None and dtype != fmt.code_dtype:
             raise TypeError(
-                f"{self.caller}: {what} is {dtype}, {self.field.dtype_name} is {fmt.dtype}. "
+                f"{self.caller}: {what} is {dtype}, {self.dtype_name} is {fmt.dtype}. "
                 "Pass the state that init made."
             )
 
     def _checked(self, leaf: str, shape: tuple[int, ...], fmt: Format | None, codes, scale) -> Encoded:
-        fmt = fmt or as_format(self.caller, self.field.dtype_name, codes.dtype)
+        fmt = fmt or as_format(self.caller, self.dtype_name, codes.dtype)
         if fmt.scaled and (problem := _problem(fmt, shape, scale)):
             raise ValueError(
                 f"{self.caller}: the {self.name}_scale of '{leaf}' {problem}. "
@@ -319,7 +297,7 @@ class StoredMoment:
 
     def _refuse_freezing(self, fmt: Format) -> None:
         if self.rounding == "nearest" and self.rate is not None and fmt.freezes(self.rate):
-            dtype, rounding, rate = self.field.dtype_name, self.field.rounding_name, self.field.rate_name
+            dtype, rounding, rate = self.dtype_name, self.rounding_name, self.field.rate
             raise ValueError(
                 f'{self.caller}: {dtype}={fmt.dtype} with {rounding}="nearest" freezes '
                 f"at {rate}={self.rate!s} (1-{rate} < {fmt.half_gap}). "

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from halfstep.hyperparameters import check_decay_rate
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import check_params, check_state, flatten_updates
 from halfstep_jax.numbers.exact import opaque_input
-from halfstep_jax.numbers.hyperparameters import as_decay_rate
+from halfstep_jax.numbers.hyperparameters import as_number
 from halfstep_jax.numbers.moments import ema
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys, role_of
 from halfstep_jax.numbers.rounding import round_and_cast
@@ -71,7 +72,7 @@ def ema_params(
     Source: B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging", SIAM J.
     Control Optim. 30(4), 1992, for averages of weights; contract G3.
     """
-    rate = as_decay_rate(_FUNCTION, "decay", decay)
+    rate = as_number(_FUNCTION, "decay", decay, check_decay_rate)
     words = seed_words(_FUNCTION, seed)
 
     def init(params):

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.compiler import find_cxx
+from halfstep_torch.engine.compile_choice import find_cxx
 
 # Seconds of a compilation after which it is said what is waited for.
 _PATIENCE = 2.0

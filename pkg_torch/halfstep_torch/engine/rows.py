@@ -27,6 +27,7 @@ from torch import Tensor
 
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.stage import Stage
+from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 from halfstep_torch.storage.blocks import Blocks
 
 
@@ -143,6 +144,27 @@ class Rows:
 
     def __len__(self) -> int:
         return self._count
+
+    def keys(self, slot_keys: Tensor) -> Tensor:
+        """Return the keys of the rows: int32, of every column a number per row, or per element past 2^32.
+
+        Args:
+            slot_keys: of every column a number per slot.
+        """
+        if self.slots is None:
+            columns = slot_keys[:, self.spans[0].slot, None].expand(-1, len(self)).contiguous()
+        else:
+            columns = slot_keys.index_select(1, self.slots)
+        if self.high is None:
+            return columns
+        # Contract W8: the high half of the index is added to k1, golden ratio times.
+        high = self.high * (int(GOLDEN_RATIO) - (1 << 32))
+        columns = columns[:, :, None].expand(-1, *high.shape).clone()
+        streams = zip(self.stage.columns(columns.unbind()), self.stage.shared, strict=True)
+        for (_, k1_of_roles), shared in streams:
+            for k1 in () if shared else k1_of_roles.values():
+                k1 += high
+        return columns if high.shape[1] > 1 else columns[:, :, 0].contiguous()
 
     def load(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor] | None) -> None:
         """Bring everything into the matrices.

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.chain import Chain
-from halfstep_torch.engine.groups import HEADER, GroupChoices
+from halfstep_torch.engine.group_entries import HEADER
+from halfstep_torch.engine.groups import GroupChoices
 from halfstep_torch.engine.leaves import check_scale_bytes, leaf_name
-from halfstep_torch.engine.notices import say_once
+from halfstep_torch.engine.say_once import say_once
 from halfstep_torch.engine.state_form import check_form, check_header, check_seeds, saved_step
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.state_array import StateArray

@@ -4,14 +4,14 @@ Contract: section M. How a moment is stored is not decided here (`formats.py` do
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 
 class DecayRate(NamedTuple):
-    """The decay rate of an average.
+    """The decay rate of an average: for `ema` two numbers, for operators the rate itself.
 
     Attributes:
         b: the rate, a float32 number.
@@ -26,6 +26,31 @@ class DecayRate(NamedTuple):
         """Return both numbers of a rate."""
         b32 = np.float32(b)
         return cls(float(b32), float(np.float32(1) - b32))
+
+    def __add__(self, x: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.b + x
+
+    __radd__ = __add__
+
+    def __sub__(self, x: Any) -> Any:
+        return self.b - x
+
+    def __rsub__(self, x: Any) -> Any:
+        return x - self.b
+
+    def __mul__(self, x: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.b * x
+
+    __rmul__ = __mul__  # pyright: ignore[reportAssignmentType]
+
+    def __truediv__(self, x: Any) -> Any:
+        return self.b / x
+
+    def __rtruediv__(self, x: Any) -> Any:
+        return x / self.b
+
+    def __neg__(self) -> Any:
+        return -self.b
 
 
 def ema(average: Tensor, value: Tensor, rate: DecayRate) -> Tensor:

@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.rule import Rule
+from halfstep.rules.adam import ScaleByAdam
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.seeds import Seed
-from halfstep_torch.rule import Rule
-from halfstep_torch.rules.adam import ScaleByAdam, adam_of
+from halfstep_torch.rules.adam import adam_of
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_torch.rules.weight_decay import AddDecayedWeights

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.rule import Rule, declared
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.chain import Chain, chain
-from halfstep_torch.declarations import declared
+from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import WordSource
 from halfstep_torch.storage.state_dtypes import as_format
@@ -28,12 +28,11 @@ _ROUNDINGS = ("stochastic", "nearest_unchecked")
 _HELD = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@dataclasses.dataclass(frozen=True)
-class StoreState(Rule):
+class StoreState(Link):
     """One link of what `store_state` returns.
 
     Attributes:
-        inner: the wrapped rule.
+        inner: the wrapped link.
         format: of its arrays.
         stochastic: how they are rounded.
         select: which of them; None for all.
@@ -41,7 +40,7 @@ class StoreState(Rule):
         seed: of the wrapped rule, and of the arrays' words.
     """
 
-    inner: Rule
+    inner: Link
     format: Format
     stochastic: bool
     select: Select | None
@@ -52,6 +51,11 @@ class StoreState(Rule):
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What state dicts and messages call it: the formats must agree."""
         return f"{_CALLER}({self.inner.name}, {_description(self.format)})"
+
+    @property
+    def rule(self) -> Rule:
+        """That of the wrapped link."""
+        return self.inner.rule
 
     @property
     def scope(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -116,7 +120,7 @@ class StoreState(Rule):
         too_small = self.format.scaled and not fmt.scaled
         if too_small or not self._may_store(one, info) or not self._chooses(one, info):
             return one
-        if not self.format.codes.signed and declared(type(self.inner)).moments[one.key].signed:
+        if not self.format.codes.signed and declared(type(self.rule)).moments[one.name].signed:
             raise ValueError(
                 f"{_CALLER}: format={self.format.name} has no sign, and {self._name(one)!r} has one. "
                 'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
@@ -127,7 +131,7 @@ class StoreState(Rule):
                 'Store it in a format without, as "bfloat16", or leave it out by select=...'
             )
         source = WordSource(Role.STATE, 1, f"{self._name(one)}/") if self.stochastic and fmt.rounds else None
-        outer = StoredMoment(one.key, fmt, source, "where_nonnegative", array.shape_of)
+        outer = StoredMoment(one.name, one.key, fmt, source, "where_nonnegative", array.shape_of)
         return StoredAgain(one, outer, array.dtype)
 
     def _may_store(self, one: MomentStorage, info: ParamInfo) -> bool:
@@ -135,7 +139,7 @@ class StoreState(Rule):
         return array.dtype in _HELD and bool(array.shape(info.shape))
 
     def _name(self, one: MomentStorage) -> str:
-        return f"{self.prefix}{declared(type(self.inner)).moments[one.key].name}"
+        return f"{self.prefix}{one.name}"
 
     def _chooses(self, one: MomentStorage, info: ParamInfo) -> bool:
         if self.select is None:

@@ -1,129 +1,97 @@
 """LAMB's trust ratio: one factor per parameter, from the norms of weight and update. Contract: section L."""
 
-import dataclasses
-import functools
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from halfstep_torch.declarations import number
-from halfstep_torch.numbers.global_norm import global_norm
-from halfstep_torch.numbers.hyperparameters import as_float32, bound, check_order
-from halfstep_torch.numbers.norms import norm
-from halfstep_torch.rule import Rule
-from halfstep_torch.rules.learning_rate import read_rate
+from halfstep.hyperparameters import check_bound, check_order
+from halfstep.rule import Rule, number
+from halfstep_torch.link import Link, checked_rule
+from halfstep_torch.rules.learning_rate import LEARNING_RATE
 
 TEMPERED_COEFFICIENT = np.float32(1e-3)
 TEMPERED_MAX_RATIO = 2.0
 
 
-class RatioNumbers(NamedTuple):
-    """What a trust ratio is computed with, besides the norms: float32 values."""
-
-    trust_coefficient: float = 1.0
-    min_norm: float = 0.0
-    max_norm: float = math.inf
-    eps: float = 0.0
-    min_ratio: float = 0.0
-    max_ratio: float = math.inf
-    power: float = 1.0
+def _check_power(caller: str, name: str, value: Any, number: float) -> None:
+    if 0 < number < 1:
+        return
+    problem = "cancels the learning rate: a schedule would do nothing" if number == 1 else "is outside (0, 1)"
+    raise ValueError(
+        f"{caller}: {name}={value} {problem}. "
+        "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
+    )
 
 
-def trust_ratio(p_norm: Tensor, u_norm: Tensor, n: RatioNumbers) -> Tensor:
-    """Return the ratio of a weight's norm to that of its update, within its bounds (contract L2).
+class _TrustRatio(Link):
+    """What both ratios have in common."""
 
-    Args:
-        p_norm: of the weight, float32.
-        u_norm: of the update, float32.
-        n: coefficient and bounds; a power of 1 is none.
-    """
-    p_norm = p_norm.clamp(n.min_norm, n.max_norm)
-    u_norm = u_norm.clamp(n.min_norm)
-    ratio = (n.trust_coefficient * p_norm) / (u_norm + n.eps)
-    if n.power != 1:
-        ratio = torch.pow(ratio, n.power)
-    # Where a norm is 0 the quotient would freeze the parameter for ever.
-    ratio = torch.where((p_norm == 0) | (u_norm == 0), 1.0, ratio)
-    return ratio.clamp(n.min_ratio, n.max_ratio)
-
-
-def _norm(x: Tensor, exact: bool) -> Tensor:
-    return global_norm([x], exact=True) if exact else norm(x)
-
-
-def _bound(caller: str, name: str, value: Any, *, none: float) -> float:
-    """Return a bound on a norm or ratio: None bounds nothing."""
-    return none if value is None else bound(caller, name, value)
-
-
-_lower = functools.partial(_bound, none=0.0)
-_upper = functools.partial(_bound, none=math.inf)
-
-
-@dataclasses.dataclass(frozen=True)
-class ScaleByTrustRatio(Rule):
-    """The transform that `scale_by_trust_ratio` returns; its arguments, unchecked."""
-
-    scope: ClassVar[str] = "parameter"
-    wide_weights: ClassVar[bool] = False  # norms are in float32, whatever the dtype
-    min_norm: Any = number(0.0, check=_lower)
-    trust_coefficient: Any = number(1.0)
-    eps: Any = number(0.0, entry=None)  # the entry `eps` is another rule's
-    max_norm: Any = number(None, check=_upper)
-    min_ratio: Any = number(None, check=_lower)
-    max_ratio: Any = number(None, check=_upper)
+    scope = "parameter"
+    wide_weights = False  # norms are in float32, whatever the dtype
     exact: bool = False
+
+    def update(self, g, p, n, m, op):
+        """Return ratio u, rounded once."""
+        return op.scaled(g, self.ratio(op.norm(p, self.exact), op.norm(g, self.exact), n, op))
+
+    def ratio(self, p_norm, u_norm, n, op):
+        """Return the ratio of a weight's norm to that of its update, within its bounds (contract L2)."""
+        p_norm = op.clamp(p_norm, n.min_norm, n.max_norm)
+        u_norm = op.maximum(u_norm, n.min_norm)
+        ratio = self.power_of((n.trust_coefficient * p_norm) / (u_norm + n.eps), n, op)
+        # Where a norm is 0 the quotient would freeze the parameter for ever.
+        ratio = op.where((p_norm == 0) | (u_norm == 0), 1.0, ratio)
+        return op.clamp(ratio, n.min_ratio, n.max_ratio)
+
+    def power_of(self, quotient, n, op):
+        """Return the quotient of the norms as it is."""
+        return quotient
+
+
+class ScaleByTrustRatio(_TrustRatio):
+    """The rule of `scale_by_trust_ratio`; its arguments, unchecked."""
+
+    min_norm: Any = number(0.0, check=check_bound, none=0.0)
+    trust_coefficient: Any = number(1.0)
+    eps: Any = number(0.0, torch=None)  # the entry `eps` is another rule's
+    max_norm: Any = number(None, check=check_bound, none=math.inf)
+    min_ratio: Any = number(None, check=check_bound, none=0.0)
+    max_ratio: Any = number(None, check=check_bound, none=math.inf)
 
     def check(self, caller: str, h: Any) -> None:
         """Raise ValueError for a lower bound above its upper bound."""
         check_order(caller, "min_norm", h.min_norm, "max_norm", h.max_norm)
         check_order(caller, "min_ratio", h.min_ratio, "max_ratio", h.max_ratio)
 
-    def numbers(self, h: Any, step: int) -> Mapping[str, Any]:
-        """Return the power: none."""
-        return {"power": 1.0}
 
-    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
-        """Return ratio u, rounded once."""
-        ratio = trust_ratio(_norm(p, self.exact), _norm(g, self.exact), n)
-        return g.mul_(ratio)  # in place: no memory of the size of a parameter
-
-
-@dataclasses.dataclass(frozen=True)
-class ScaleByTemperedTrustRatio(Rule):
+class ScaleByTemperedTrustRatio(_TrustRatio):
     """Scale by a power of the trust ratio, relative to the learning rate: for `Lamb16`.
 
     clamp((((1e-3 / lr) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0; rounded to float32 at
-    each operation, the power to within units in the last place. LAMB's own ratio where `trust_power` is None.
-    It reads the entry `lr`, which the link of the learning rate owns.
+    each operation, the power to within units in the last place. It reads the entry `lr`, which the link of
+    the learning rate owns.
 
     Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
     """
 
-    scope: ClassVar[str] = "parameter"
-    wide_weights: ClassVar[bool] = False  # norms are in float32, whatever the dtype
-    trust_power: Any = number(None, check=lambda *value: _power(*value))
-    max_norm: Any = number(None, check=_upper)
-    lr: Any = number(None, check=read_rate, owned=False)
-    exact: bool = False
+    trust_power: Any = number(None, check=_check_power, none=1.0)
+    max_norm: Any = number(None, check=check_bound, none=math.inf)
+    learning_rate: Any = LEARNING_RATE(None, owned=False)
 
-    def numbers(self, h: Any, step: int) -> Mapping[str, Any]:
-        """Return coefficient and bounds of the ratio."""
-        if h.trust_power is None:
-            return RatioNumbers(max_norm=h.max_norm)._asdict()
+    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
+        """Return coefficient and bounds of the ratio: LAMB's own where there is no power."""
+        bounds = {"min_norm": 0.0, "eps": 0.0, "min_ratio": 0.0}
+        if h.trust_power == 1:
+            return {"trust_coefficient": 1.0, "max_ratio": math.inf, **bounds}
         with np.errstate(divide="ignore"):  # at lr = 0 nothing moves, whatever the ratio
-            coefficient = TEMPERED_COEFFICIENT / np.float32(h.lr.at(step))
-        tempered = RatioNumbers(coefficient, max_norm=h.max_norm, power=h.trust_power)
-        return tempered._replace(max_ratio=TEMPERED_MAX_RATIO)._asdict()
+            coefficient = TEMPERED_COEFFICIENT / h.learning_rate
+        return {"trust_coefficient": coefficient, "max_ratio": TEMPERED_MAX_RATIO, **bounds}
 
-    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
-        """Return ratio u, rounded once."""
-        ratio = trust_ratio(_norm(p, self.exact), _norm(g, self.exact), n)
-        return g.mul_(ratio)  # in place: no memory of the size of a parameter
+    def power_of(self, quotient, n, op):
+        """Return quotient^power."""
+        return quotient if n.trust_power == 1 else op.power(quotient, n.trust_power)
 
 
 def scale_by_trust_ratio(
@@ -182,7 +150,7 @@ def scale_by_trust_ratio(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, arXiv:1904.00962, algorithm 2; arguments as in Optax (contract L2).
     """
-    return ScaleByTrustRatio(
+    rule = ScaleByTrustRatio(
         min_norm=min_norm,
         trust_coefficient=trust_coefficient,
         eps=eps,
@@ -190,17 +158,5 @@ def scale_by_trust_ratio(
         min_ratio=min_ratio,
         max_ratio=max_ratio,
         exact=exact,
-    ).checked()
-
-
-def _power(caller: str, name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    power = as_float32(caller, name, value)
-    if 0 < power < 1:
-        return power
-    problem = "cancels the learning rate: a schedule would do nothing" if power == 1 else "is outside (0, 1)"
-    raise ValueError(
-        f"{caller}: {name}={value} {problem}. "
-        "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
     )
+    return checked_rule(rule)

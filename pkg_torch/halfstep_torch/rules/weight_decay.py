@@ -1,23 +1,21 @@
 """Weight decay. Contract: section D."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.declarations import host_only, number
-from halfstep_torch.rule import ParamInfo, Rule
+from halfstep.rule import Rule, number, option
+from halfstep_torch.link import Link, ParamInfo, checked_rule
 
 Mask = Callable[[str, Tensor], bool]
 
 
-@dataclasses.dataclass(frozen=True)
-class AddDecayedWeights(Rule):
+class AddDecayedWeights(Link):
     """The transform that `add_decayed_weights` returns; its arguments, unchecked."""
 
     weight_decay: Any = number(0.0)
-    mask: Mask | None = host_only(None)
+    mask: Mask | None = option(None)
     absolute: bool = False
 
     def applies_to(self, name: str, param: Tensor) -> bool:
@@ -28,7 +26,7 @@ class AddDecayedWeights(Rule):
         """Whether there is a decay: 0 times an infinite weight would be NaN."""
         return h.weight_decay != 0
 
-    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
+    def update(self, g, p, n, m, op):
         """Return u + (wd p), or u - (wd p): product and sum rounded once each (contract D1)."""
         decay = n.weight_decay * p
         return g - decay if self.absolute else g + decay
@@ -62,7 +60,7 @@ def add_decayed_weights(
 
     Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract D1.
     """
-    tx = AddDecayedWeights(weight_decay=weight_decay, mask=mask, absolute=absolute).checked()
+    tx = checked_rule(AddDecayedWeights(weight_decay=weight_decay, mask=mask, absolute=absolute))
     if mask is not None and not callable(mask):
         raise TypeError(
             f"add_decayed_weights: mask={mask!r} is not a function. "

@@ -24,6 +24,11 @@ class MomentStorage(Protocol):
     """What a rule's moment is decoded from and encoded to, all choices made. Hashable."""
 
     @property
+    def name(self) -> str:
+        """Of the moment in its rule."""
+        ...
+
+    @property
     def key(self) -> str:
         """Of its codes in the state."""
         ...
@@ -40,7 +45,7 @@ class MomentStorage(Protocol):
 
     @property
     def unit(self) -> str:
-        """The key of the second moment whose root is its unit; "" for none."""
+        """The name of the second moment whose root is its unit; "" for none."""
         ...
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
@@ -62,14 +67,16 @@ class StoredMoment:
     """A moment in a format.
 
     Attributes:
+        name: of the moment in its rule.
         key: of its codes in the state.
         format: of the codes.
         source: of the words that round it; None where it is rounded to nearest.
         keep_nonzero: where what is not zero is not stored as zero, as `Format.encode` takes it.
         shape_of: from the shape of the parameter to that of the moment; None where they are the same.
-        unit: the key of the second moment whose root is its unit; "" for none.
+        unit: the name of the second moment whose root is its unit; "" for none.
     """
 
+    name: str
     key: str
     format: Format
     source: WordSource | None
@@ -122,6 +129,11 @@ class StoredAgain:
     inner: MomentStorage
     outer: StoredMoment
     dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """Of the moment in its rule."""
+        return self.inner.name
 
     @property
     def key(self) -> str:

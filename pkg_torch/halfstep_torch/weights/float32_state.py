@@ -12,7 +12,7 @@ from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.engine.batches import new_state
-from halfstep_torch.engine.groups import check_decay
+from halfstep_torch.engine.group_entries import check_decay
 from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
@@ -129,22 +129,17 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
 
 def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, step: int) -> list[list]:
     """Return, of every rule of a plan, the words of its sources at a step."""
-    seeds = [link.seed for link, _ in optimizer.links()[group]]
+    seeds = [link.seed for link, _ in optimizer.bound_links()[group]]
     keys = as_int32(stream_keys(plan.streams(seeds), [step], [name])[0]).tolist()
-    of_array = plan.stages[0].whole_words(keys, param.device)
+    of_array = plan.stages[0].array_words(keys, param.device)
     return [[of_array(stream, role) for stream, role in sources] for sources in plan.sources]
 
 
 def _step_moments(rule: BoundRule, state: Mapping[str, Tensor], words: list) -> dict[str, StepMoment]:
-    """Return the moments of one rule, those in units of another after that one."""
+    """Return the moments of one rule by their keys, those in units of another after that one."""
     flat = {key: state[key].reshape(-1) for key in rule.arrays}
-    drawn, moments = {}, {}
-    for one in rule.moments:
-        drawn[one.key], words = words[: len(one.sources)], words[len(one.sources) :]
-    for one in sorted(rule.moments, key=lambda one: bool(one.unit)):
-        unit = moments[one.unit] if one.unit else None
-        moments[one.key] = StepMoment(one, flat, drawn[one.key], None, unit)
-    return moments
+    keys = {stored.name: stored.key for stored in rule.moments}
+    return {keys[name]: moment for name, moment in rule.step_moments(flat, words, None).items()}
 
 
 def _decoded(
@@ -185,8 +180,7 @@ def _encoded(
 
 
 def _shape(rule: BoundRule, key: str, param: Tensor) -> tuple[int, ...]:
-    shape_of = rule.arrays[key].shape_of
-    return tuple(param.shape) if shape_of is None else tuple(shape_of(tuple(param.shape)))
+    return rule.arrays[key].values_shape(tuple(param.shape))
 
 
 def _moment_keys(plan: Plan) -> dict[str, BoundRule]:

@@ -4,22 +4,21 @@ Contract: section P. Vectors: params, weights. Ways that keep more of a weight t
 rules themselves are in `wide_params.py`.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep.rule import Rule
+from halfstep_torch.link import checked_rule
 from halfstep_torch.numbers.rounding import round_value
 from halfstep_torch.numbers.seeds import Seed
-from halfstep_torch.rule import Rule
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Arrays
 from halfstep_torch.weights.weight_rule import WeightRule, nearest
 
 
-@dataclasses.dataclass(frozen=True)
 class RoundStochastically(WeightRule):
     """The transform that `round_stochastically` returns."""
 
@@ -34,7 +33,6 @@ class RoundStochastically(WeightRule):
         return round_value(w, dtype, words, saturate=False).to(torch.float32), {}
 
 
-@dataclasses.dataclass(frozen=True)
 class Compensate(WeightRule):
     """The transform that `compensate` returns."""
 
@@ -85,7 +83,7 @@ def round_stochastically(seed: Seed = 0) -> Rule:
 
     Source: contract P2, P3, R3.
     """
-    return RoundStochastically(seed=seed).checked()
+    return checked_rule(RoundStochastically(seed=seed))
 
 
 def compensate() -> Rule:

@@ -4,22 +4,21 @@ Contract: P5, P6. Two ways to keep them, `split_params` and `keep_master_params`
 The rules that one wraps stay links of the one flat chain, in front of that which keeps the weights.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep.rule import Rule
 from halfstep_torch.chain import Chain, chain
-from halfstep_torch.rule import Rule
+from halfstep_torch.link import checked_rule
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Arrays
 from halfstep_torch.weights.split_weights import SplitWeight, nearest_away
 from halfstep_torch.weights.weight_rule import WeightRule
 
 
-@dataclasses.dataclass(frozen=True)
 class SplitParams(WeightRule):
     """The last link of what `split_params` returns; those that it wraps stand before it."""
 
@@ -48,7 +47,6 @@ class SplitParams(WeightRule):
         return SplitWeight(dtype, self.extra_bits)
 
 
-@dataclasses.dataclass(frozen=True)
 class KeepMasterParams(WeightRule):
     """The last link of what `keep_master_params` returns; those that it wraps stand before it."""
 
@@ -106,7 +104,7 @@ def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Seque
             "Use 16 for all of float32, 8 for 24 bits in all."
         )
     links = chain(inner).links
-    last = SplitParams(extra_bits=extra_bits, wrapped_links=len(links), seed=seed).checked()
+    last = checked_rule(SplitParams(extra_bits=extra_bits, wrapped_links=len(links), seed=seed))
     return Chain((*links, last))
 
 

@@ -6,20 +6,19 @@ from collections.abc import Iterable
 import torch
 
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.notices import say_once
+from halfstep_torch.engine.say_once import say_once
 
 # Between these a second moment in ufloat8_e6m2 is what it should be (contract F6).
 _LOWEST, _LARGEST = 2.0**-50, 1.5 * 2.0**13
 
 
-def advise(caller: str, batches: Iterable[Batch], nameless: int, scale: float | None) -> None:
+def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int) -> None:
     """Say what the parameters that are stepped for the first time do not get.
 
     Args:
         caller: for the messages.
         batches: of these parameters.
         nameless: how many parameters of the optimizer have no names.
-        scale: of their gradients; None where no `GradScaler` has said one.
     """
     for batch in batches:
         if nameless > 1 and batch.plan.kinds:
@@ -28,17 +27,18 @@ def advise(caller: str, batches: Iterable[Batch], nameless: int, scale: float | 
                 "order, or another share of them on every process, gives other bits. Pass "
                 "model.named_parameters(), or names=list(model.named_parameters()) beside the parameters."
             )
-        if batch.grad_dtype == torch.float16 and scale is None:
+        if batch.grad_dtype == torch.float16 and batch.group.scale is None:
             say_once(
                 f"{caller}: gradients are float16 and the loss is not scaled: those under 3e-8 are "
                 "lost, those over 65504 infinite. Use torch.amp.GradScaler: it steps this optimizer too."
             )
-        _advise_on_range(caller, batch, scale or 1.0)
+        _warn_of_range(caller, batch, batch.group.scale or 1.0)
 
 
-def _advise_on_range(caller: str, batch: Batch, scale: float) -> None:
+def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:
     """Say so where the squares of gradients are outside what ufloat8_e6m2 holds."""
-    formats = [getattr(one, "format", None) for rule in batch.plan.rules for one in rule.moments]
+    moments = [moment for rule in batch.plan.rules for moment in rule.moments]
+    formats = [getattr(moment, "format", None) for moment in moments]
     if not any(fmt is not None and fmt.name == "ufloat8_e6m2" for fmt in formats):
         return
     for slot in batch.slots:

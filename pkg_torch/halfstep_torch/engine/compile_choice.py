@@ -21,7 +21,7 @@ def find_cxx() -> str | None:
     return cxx if shutil.which(cxx) else None
 
 
-class Compile:
+class CompileChoice:
     """The choice whether steps run compiled.
 
     Attributes:
