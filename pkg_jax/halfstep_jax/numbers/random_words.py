@@ -24,7 +24,7 @@ from halfstep_jax.numbers.shards import Shard, whole_shape
 
 
 class Role(enum.IntEnum):
-    """What a word is used for: streams of one leaf and step that must not be shared (contract W6)."""
+    """What is rounded: it says which word is read, and which field of it (contract W6)."""
 
     PARAM = 0
     MU = 1
@@ -34,6 +34,8 @@ class Role(enum.IntEnum):
 
 
 _MOMENT_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
+# The roles that share a leaf's word, and how far their field of it is from the top.
+_SHIFTS = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
 
 
 # Random123, threefry.h, R_32x2_*: eight rotations, four to a group of rounds.
@@ -45,10 +47,10 @@ _LOW_HALF = np.uint32(0xFFFF)
 
 @dataclasses.dataclass(frozen=True)
 class LeafKey:
-    """The key of one leaf at one step, for some roles.
+    """The keys of one leaf at one step.
 
     Attributes:
-        roles: the roles.
+        roles: whose keys they are.
         k0: uint32 scalar, shared by all roles.
         k1: a uint32 scalar of each role.
         zero: for `exact.opaque`.
@@ -62,10 +64,10 @@ class LeafKey:
     shard: Shard | None = None
 
     def words(self, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
-        """Return the words of one role: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi), of `shape` (contract W8).
+        """Return the words of a role for rounding: its field is at the top, and below it anything (W6, W8).
 
         Args:
-            role: one of `roles`.
+            role: one whose `word_role` is among `roles`.
             shape: of the result.
             offset: row-major index of its first element, in [0, 2^64).
 
@@ -74,20 +76,23 @@ class LeafKey:
         """
         if self.shard is not None:
             self.shard.check()
-        return call_per_shape(_words, (tuple(shape), offset, self.shard), self.k0, self.word(role))
+        elements = tuple(shape), offset, self.shard
+        words = call_per_shape(_words, elements, self.k0, self.word(word_role(role)))
+        shift = _SHIFTS.get(role, 0)
+        return words << np.uint32(shift) if shift else words
 
     def word(self, role: int) -> jax.Array:
-        """Return the role's own key, as one word for all elements: a uint32 scalar (contract F15)."""
+        """Return the k1 of one of `roles`, a uint32 scalar: one word for all elements (contract F15)."""
         return self.k1[self.roles.index(role)]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["k0", "k1", "zero"], meta_fields=["roles"])
 @dataclasses.dataclass(frozen=True)
 class LeafKeys:
-    """The keys of n leaves at one step, for some roles.
+    """The keys of n leaves at one step.
 
     Attributes:
-        roles: the roles.
+        roles: whose keys they are.
         k0: uint32[len(roles), n], all rows alike.
         k1: uint32[len(roles), n].
         zero: for `exact.opaque`: a uint32 scalar out of the loop of the keys.
@@ -132,11 +137,12 @@ def random_words(
     shape: Sequence[int],
     offset: int = 0,
 ) -> jax.Array:
-    """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi).
+    """Return one word per element of an array: mix(lo (k0 | 1) + k1 + 0x9E3779B9 hi).
 
     (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array, and (k0, k1)
-    the keys of (seed, step, leaf, role). Consumers take the top bits. Nothing is rounded: all arithmetic is
-    on uint32.
+    the keys of (seed, step, leaf, role). Rounding takes the top 16 bits. Roles 0, 1, 2 have one word, under
+    the key of role 0; it is turned to the left by 8 bits for mu and by 16 for nu, which brings another field
+    of it to the top. Nothing is rounded: all arithmetic is on uint32.
 
     Inside `jax.shard_map` an array is one shard: give the offset of the shard (transforms are told by
     `in_shard_map`). Under `jax.jit` with sharded
@@ -168,8 +174,10 @@ def random_words(
     leaf = leaf_id(leaf) if isinstance(leaf, str) else _in_range("leaf", leaf, 32)
     offset = _in_range("offset", offset, 64)
     role = _in_range("role", role, 32)
-    keys = leaf_keys(seed_words("random_words", seed), step, [leaf], (role,))
-    return keys.of_leaf(keys.places()[0]).words(role, shape, offset)
+    keys = leaf_keys(seed_words("random_words", seed), step, [leaf], (word_role(role),))
+    words = keys.of_leaf(keys.places()[0]).words(word_role(role), shape, offset)
+    shift = _SHIFTS.get(role, 0)
+    return (words << np.uint32(shift)) | (words >> np.uint32(32 - shift)) if shift else words
 
 
 def leaf_id(name: str) -> int:
@@ -195,6 +203,16 @@ def role_of(name: str) -> int:
         (True, True)
     """
     return _MOMENT_ROLES.get(name, leaf_id(name))
+
+
+def word_role(role: int) -> int:
+    """Return the role under whose key the words of a role are made (contract W6).
+
+    Example:
+        >>> word_role(Role.NU) == Role.PARAM, word_role(Role.STATE) == Role.STATE
+        (True, True)
+    """
+    return Role.PARAM if role in _SHIFTS else role
 
 
 def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: Sequence[int]) -> LeafKeys:
@@ -264,17 +282,18 @@ def _words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
     """Return the words of elements, given their shape, offset and shard: what `_index` asks for."""
     hi, lo = _index(*elements)
     k1 = k1 if hi is None else k1 + _GOLDEN_RATIO * hi
-    return mix(mix(lo ^ k0) + k1)
+    return mix(lo * (k0 | np.uint32(1)) + k1)
 
 
 def mix(x: jax.Array) -> jax.Array:
-    """Return the two-multiply finaliser of uint32 `x` (contract W8).
+    """Return the three-multiply finaliser of uint32 `x` (contract W8).
 
-    Source: C. Wellons, hash-prospector, "lowbias32" (2018), with his later constants 0x7feb352d, 0x846ca68b.
+    Source: C. Wellons, hash-prospector (2018), "triple32".
     """
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
+    x = (x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB)
+    x = (x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB)
+    return x ^ (x >> np.uint32(14))
 
 
 def _index(shape: tuple[int, ...], offset: int, shard: Shard | None = None):

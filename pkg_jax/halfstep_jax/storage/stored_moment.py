@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from halfstep.rule import ROUNDINGS, Moment
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
-from halfstep_jax.numbers.random_words import LeafKey, role_of
+from halfstep_jax.numbers.random_words import LeafKey, role_of, word_role
 from halfstep_jax.numbers.shards import Shard, shards, whole_shape
 from halfstep_jax.storage.blocks import check_blocks, scale_shape
 from halfstep_jax.storage.formats import Encoded, Format
@@ -107,6 +107,11 @@ class StoredMoment:
     def role(self) -> int:
         """Of its random words."""
         return role_of(self.name)
+
+    @property
+    def key_role(self) -> int:
+        """The role of the key that its rounding reads: its own where one word is for all, else its words'."""
+        return self.role if self.dithered else word_role(self.role)
 
     def init(self, params):
         """Return the codes of new moments, in the tree of `params`, and their scales (`named_scales`)."""

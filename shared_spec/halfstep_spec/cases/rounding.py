@@ -16,7 +16,7 @@ NOTES = {
     "Zero": "zeros of both signs",
     "Representable": "values of the target: they never move",
     "Words": "words that just do and just do not round up, all ones, and all zeros",
-    "HalfUnit": "fractions finer than 16 random bits: they count as the nearest one of 16 bits, a half upwards",
+    "HalfUnit": "fractions finer than 16 random bits: they count as the nearest of 16 bits, a half upwards",
     "Saturate": "the rule for states: finite stops at the largest finite value, infinity becomes NaN",
     "Sample": "patterns from our own random words",
 }

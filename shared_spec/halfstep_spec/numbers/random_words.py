@@ -98,22 +98,23 @@ def leaf_key(seed: int, step: int, leaf: int, role: int):
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Return the two-multiply finaliser of uint32 `x`.
+    """Return the three-multiply finaliser of uint32 `x`.
 
-    Source: C. Wellons, hash-prospector, "lowbias32" (2018), with his later constants 0x7feb352d, 0x846ca68b.
+    Source: C. Wellons, hash-prospector (2018), "triple32".
     """
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
+    x = (x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB)
+    x = (x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB)
+    return x ^ (x >> np.uint32(14))
 
 
 def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset: int = 0) -> np.ndarray:
     """Return one word per element of an array: mix(lo (k0 | 1) + k1 + 0x9E3779B9 hi).
 
     (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array. Consumers
-    take the top 16 bits. Roles 0, 1 and 2 have one word, under the key of role 0, and a field of it each: bits
-    16 to 31, 8 to 23 and 0 to 15. The word is turned to the left by 0, 8 and 16 bits, to bring them to the
-    top.
+    take the top 16 bits. Roles 0, 1 and 2 have one word, under the key of role 0, and a field of it each:
+    bits 16 to 31, 8 to 23 and 0 to 15. It is turned to the left by 0, 8 and 16 bits, which brings that to
+    the top.
 
     Args:
         seed: in [0, 2^64).
