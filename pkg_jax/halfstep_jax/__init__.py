@@ -11,6 +11,7 @@ from halfstep_jax.memory_report import memory_report
 from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
 from halfstep_jax.numbers.rounding import round_to
 from halfstep_jax.numbers.schedules import ScheduleState
+from halfstep_jax.rule_check import check_rule
 from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
 from halfstep_jax.rules.adan import scale_by_adan
 from halfstep_jax.rules.clip import clip_by_global_norm
@@ -68,6 +69,7 @@ __all__ = [
     "apply_updates",
     "as_transform",
     "check_chain",
+    "check_rule",
     "clip_by_global_norm",
     "codebook",
     "compensate",

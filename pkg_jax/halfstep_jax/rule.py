@@ -1,4 +1,4 @@
-"""How JAX reads a `halfstep.Rule`: its hyperparameters in float32, its state, and `update` on one leaf.
+"""How JAX reads a `halfstep.Rule`: its hyperparameters in float32, its moments in a step, and its state.
 
 Nothing here knows trees or formats; `transform.py` makes an Optax transform of a rule.
 """
@@ -7,23 +7,21 @@ import collections
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-from halfstep.moments import Moments, StepMoment
-from halfstep.numbers import Made, Number, met_a_number, refusal
+from halfstep.moments import StepMoment
 from halfstep.rule import Rule, declared
-from halfstep_jax.numbers.exact import straight_through
 from halfstep_jax.numbers.hyperparameters import as_number
 from halfstep_jax.numbers.op import Count, JaxOp
 from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.numbers.schedules import at_count
 from halfstep_jax.storage.relative import from_unit, to_unit
 from halfstep_jax.storage.stored_moment import StoredMoment
+from halfstep_jax.xla.exact import straight_through
 
 
 class StepKeys(NamedTuple):
@@ -134,39 +132,6 @@ class _Elsewhere:
 
     def __repr__(self) -> str:
         return f"<read in {self.place}>"
-
-
-def updated(
-    rule: Rule, numbers: Any, g: Any, p: Any, op: JaxOp, moments: Mapping[str, StoredStepMoment]
-) -> Any:
-    """Return the update of a leaf by a rule in its static form; of scope "all", those of all leaves.
-
-    Args:
-        rule: from `static_form`.
-        numbers: from `numbers_at`.
-        g: float32, what comes in; a tuple where the scope is "all".
-        p: float32, the weight, likewise; None where the rule reads none.
-        op: of the leaf.
-        moments: of the leaf.
-    """
-    n = type(numbers)(*(op.wrap(x, Made.NUMBER) for x in numbers))
-    try:
-        u = rule.update(_wrapped(op, g), _wrapped(op, p), n, Moments(rule.name, moments), op)
-    except TypeError as error:
-        if not met_a_number(error):
-            raise
-        raise TypeError(refusal(rule.name)) from error
-    for moment in moments.values():
-        moment.check_rounded()
-    if isinstance(g, tuple):
-        return tuple(op.returned(x, incoming.shape) for x, incoming in zip(u, g, strict=True))
-    return op.returned(u, g.shape)
-
-
-def _wrapped(op: JaxOp, x: Any) -> Number | tuple | None:
-    if isinstance(x, tuple):
-        return tuple(_wrapped(op, part) for part in x)
-    return None if x is None else op.wrap(x)
 
 
 def state_type(rule: type[Rule]) -> Any:

@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import optax
 
 from halfstep.rule import Rule, declared
+from halfstep.step import updated
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
-from halfstep_jax.numbers.exact import opaque_input, opaque_zero
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shards import shards, told_shards
 from halfstep_jax.rule import (
     StepKeys,
     StoredStepMoment,
@@ -27,10 +26,11 @@ from halfstep_jax.rule import (
     schedules,
     state_type,
     static_form,
-    updated,
 )
 from halfstep_jax.storage.relative import LARGEST_BOUND, bound
 from halfstep_jax.storage.stored_moment import StoredMoment
+from halfstep_jax.xla.exact import opaque_input, opaque_zero
+from halfstep_jax.xla.shards import shards, told_shards
 
 _TRIAL_SHAPE = (8, 16)
 

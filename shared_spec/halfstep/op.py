@@ -73,7 +73,7 @@ class Op:
                 else "numbers of the step, or op.apply(function, x)"
             )
             raise TypeError(f"{self.rule}: update computes with {found}. Use {way}.")
-        return self.wrap(scalar, Made.NUMBER)
+        return Number(scalar, Made.NUMBER, self)
 
     def wrap(self, x: Any, made: Made = Made.ARRAY) -> Number:
         """Return a bare array of the framework as a Number."""

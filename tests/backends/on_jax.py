@@ -25,7 +25,6 @@ from backends.protocol import (
     stored_names,
     unrefused,
 )
-from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
 from halfstep_jax.numbers.norms import norm
@@ -35,6 +34,7 @@ from halfstep_jax.rules.clip import clip
 from halfstep_jax.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.relative import to_unit
+from halfstep_jax.xla.exact import opaque_zero
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8

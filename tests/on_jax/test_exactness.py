@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from halfstep_jax.numbers.exact import opaque, opaque_product, opaque_zero
+from halfstep_jax.xla.exact import opaque, opaque_product, opaque_zero
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
 STEPS = 4

@@ -51,8 +51,8 @@ def hide(name):
             sys.modules[module] = None  # which import takes for one that is missing
 """
 PROGRAM = """
-from halfstep_jax.numbers.exact import opaque
-from halfstep_jax.numbers.primitives import stablehlo
+from halfstep_jax.xla.exact import opaque
+from halfstep_jax.xla.primitives import stablehlo
 from halfstep_jax.numbers.roots import sqrt
 program = jax.make_jaxpr(lambda x, zero: sqrt(opaque(x, zero)))(np.float32(2), np.uint32(0))
 print(str(program).count("custom_jvp_call"), stablehlo("sqrt") is None)

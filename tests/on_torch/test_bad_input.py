@@ -209,6 +209,16 @@ CALLS = [
         "AdamW: lr is a float16 tensor; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
         "Use a float, or a float32 tensor.",
     ),
+    (
+        lambda: hs.Adam([parameter()], decoupled_weight_decay=True),
+        ValueError,
+        "Adam: decoupled_weight_decay=True is not supported. Use AdamW.",
+    ),
+    (
+        lambda: hs.AdamW([parameter()], seed=True),
+        TypeError,
+        "AdamW: seed=True is not an integer. Use an integer in [0, 2^64), or two uint32 words (high, low).",
+    ),
     (lambda: hs.Adam([parameter()], lr="fast"), TypeError, "Adam: lr='fast' is not a number. Use a float."),
     (
         lambda: hs.AdamW([parameter()], betas=(1.0, 0.9)),

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import cProfile
+import importlib
 import itertools
 import os
 import subprocess
@@ -15,9 +16,17 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
-from halfstep_torch.engine import batches, compiled_stage, groups, inductor
+from halfstep_torch.engine import batches, compiled_stage, groups, inductor, packed_rows
 from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.engine.say_once import say_once
+from halfstep_torch.engine.state_form import LAST_STEP
+from halfstep_torch.storage import tables
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
+
+# Inductor's modules warn, as they are imported, of what torch itself has deprecated.
+IMPORTS_INDUCTOR = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)
 
 
 @pytest.fixture
@@ -316,8 +325,7 @@ def test_global_settings_of_torch_stay_as_they_are():
     )
 
 
-# Inductor's modules warn, as they are imported, of what torch itself has deprecated.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@IMPORTS_INDUCTOR
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_step_inside_a_compiled_function_has_the_bits_of_one_outside(compile):
     runs = []
@@ -369,3 +377,127 @@ def test_a_device_that_was_never_proved_is_stepped_eagerly_unless_told_and_then_
     with pytest.warns(RuntimeWarning, match="compile=True on xpu.*not promised"):
         assert CompileChoice("AdamW", True).prepare("AdamW", other, 10, lambda: made.append(1))
     assert made
+
+
+@pytest.mark.parametrize("choice", [True, "auto"])
+def test_a_torch_without_an_option_for_exact_gpu_code_says_so_and_auto_steps_eagerly(monkeypatch, choice):
+    has = inductor._has
+    monkeypatch.setattr(
+        inductor, "_has", lambda config, name: name != "eager_numerics.disable_ftz" and has(config, name)
+    )
+    made, ours = [], CompileChoice("AdamW", choice)
+    with pytest.warns(RuntimeWarning, match="has no option eager_numerics.disable_ftz of Inductor"):
+        compiled = ours.prepare("AdamW", torch.device("cuda"), 10, lambda: made.append(1))
+    assert compiled == bool(made) == (choice is True)
+    if choice == "auto":
+        assert not ours.prepare(
+            "AdamW", torch.device("cuda"), 10, lambda: made.append(1)
+        )  # without a warning
+
+
+def test_a_cpu_on_which_no_vector_was_compiled_is_told_so_once_in_the_log(monkeypatch, caplog):
+    say_once.cache_clear()
+    for machine, lines in (("x86_64", 0), ("aarch64", 1), ("aarch64", 1)):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        assert CompileChoice("AdamW", True).prepare("AdamW", torch.device("cpu"), 10, lambda: None)
+        told = [record for record in caplog.records if "never on linux and aarch64" in record.getMessage()]
+        assert len(told) == lines
+
+
+# What a user may have set for other code, and what decides bits on a CPU.
+SETTINGS = {
+    "cpp.enable_floating_point_contract_flag": "fast",
+    "cpp.enable_unsafe_math_opt_flag": True,
+    "cpu_backend": "halide",
+}
+
+
+@IMPORTS_INDUCTOR
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_inductor_changes_no_bit(fresh, name):
+    from torch._inductor import config
+
+    runs = []
+    for compile in (False, True):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 1 << 15))
+        optimizer = hs.AdamW([("w", p)], lr=1e-2, weight_decay=0.1, compile=compile, **hs.recipes.one_pass)
+        with config.patch({name: SETTINGS[name]}):
+            take_steps(optimizer, [("w", p)], 3)
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(*runs)
+
+
+class Without:
+    """A module without one of its names, the rest as it is."""
+
+    def __init__(self, module, name: str):
+        self._module, (self._first, *self._rest) = module, name.split(".")
+
+    def __getattr__(self, name: str):
+        value = getattr(self._module, name)
+        if name != self._first:
+            return value
+        if not self._rest:
+            raise AttributeError(name)
+        return Without(value, ".".join(self._rest))
+
+
+# Names of torch that are private, by the modules of ours that use them.
+MOVABLE = {
+    "_dynamo.config.patch": inductor,
+    "_dynamo.mark_static": inductor,
+    "_foreach_copy_": packed_rows,
+    "_foreach_add_": packed_rows,
+    "_foreach_clamp_max_": packed_rows,
+}
+
+
+def after_the_last_step(**options) -> list:
+    """Return the bits of a long and a short array after the first steps, and after those where counts end."""
+    generator = torch.Generator().manual_seed(0)
+    params = [
+        (f"w{n}", torch.nn.Parameter(torch.randn(n, generator=generator).bfloat16()))
+        for n in (1000, 1_000_000)
+    ]
+    optimizer = hs.AdamW(params, nu_dtype=hs.codebook("udynamic8", min_size=0, min_ndim=1), **options)
+    take_steps(optimizer, params, 1)
+    for _, p in params:
+        optimizer.state[p]["step"].fill_(LAST_STEP - 1)
+    take_steps(optimizer, params, 2)
+    return snapshot(optimizer)
+
+
+@pytest.fixture(scope="module")
+def eager_bits():
+    return after_the_last_step(compile=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MOVABLE)
+def test_a_private_name_of_torch_that_has_moved_changes_no_bit(fresh, monkeypatch, eager_bits, name):
+    monkeypatch.setattr(MOVABLE[name], "torch", Without(torch, name))
+    assert_same_snapshots(after_the_last_step(compile="auto"), eager_bits)
+
+
+@pytest.mark.slow
+def test_look_ups_have_the_same_bits_by_a_public_name(fresh, monkeypatch, eager_bits):
+    monkeypatch.setattr(tables, "_index", torch.ops.aten.index)
+    assert_same_snapshots(after_the_last_step(compile=True), eager_bits)
+
+
+@pytest.mark.slow
+@IMPORTS_INDUCTOR
+@pytest.mark.parametrize("name", ["torch._inductor.compile_fx", "torch._inductor.config"])
+def test_an_inductor_that_has_moved_means_eager_steps_and_a_warning(fresh, monkeypatch, eager_bits, name):
+    module = importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delattr(torch._inductor, name.split(".")[-1])
+    assert module
+    with pytest.warns(RuntimeWarning, match="torch.compile failed, steps run in eager mode"):
+        assert_same_snapshots(after_the_last_step(compile="auto"), eager_bits)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_compiled_by_public_names_alone_has_the_same_bits(fresh, monkeypatch, eager_bits):
+    monkeypatch.setattr(inductor, "_backend", lambda options: None)
+    assert_same_snapshots(after_the_last_step(compile=True), eager_bits)

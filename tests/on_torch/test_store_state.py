@@ -190,6 +190,11 @@ def parameter():
             'store_state: format=int8 is not a state dtype. Use "bfloat16", "float16" or "float32".',
         ),
         (
+            lambda: hs.store_state(adam(), None),
+            TypeError,
+            'store_state: format=None is not a format. Use "bfloat16", or what scaled returns.',
+        ),
+        (
             lambda: hs.store_state(adam(), "bfloat16", rounding="nearest"),
             ValueError,
             "store_state: rounding='nearest' is not a rounding of state whose decay rate is not known. "

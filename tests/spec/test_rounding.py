@@ -5,7 +5,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
@@ -118,6 +118,7 @@ def test_the_mean_over_all_fields_is_exactly_the_value(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@settings(deadline=None)
 @given(pattern=PATTERNS)
 def test_the_chance_to_go_up_is_the_fraction_to_within_2_to_the_minus_17(name, pattern):
     """Of the 65,536 fields of a word as many as the fraction says, rounded: counted by their threshold."""

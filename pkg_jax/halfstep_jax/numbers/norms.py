@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from halfstep_jax.numbers.roots import sqrt
-from halfstep_jax.numbers.shards import manual_axes, varying
+from halfstep_jax.xla.shards import manual_axes, varying
 
 # Exponent fields between which both 2^e and 2^-e are normal numbers.
 _LOWEST, _HIGHEST = 1, 253

@@ -14,9 +14,10 @@ from jax import lax
 
 from halfstep.numbers import Made, Mask, Number
 from halfstep.op import Op
-from halfstep_jax.numbers import exact, moments, norms, roots
+from halfstep_jax.numbers import moments, norms, roots
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.schedules import is_zero
+from halfstep_jax.xla import exact
 
 
 class JaxOp(Op):

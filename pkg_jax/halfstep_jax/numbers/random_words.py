@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.seeds import seed_words
-from halfstep_jax.numbers.shards import Shard, whole_shape
+from halfstep_jax.xla.exact import opaque_zero
+from halfstep_jax.xla.shards import Shard, whole_shape
 
 
 class Role(enum.IntEnum):
@@ -51,7 +51,7 @@ class LeafKey:
 
     Attributes:
         roles: whose keys they are.
-        k0: uint32 scalar, shared by all roles.
+        k0: uint32 scalar, odd, shared by all roles.
         k1: a uint32 scalar of each role.
         zero: for `exact.opaque`.
         shard: which part of the leaf its arrays are; None where they are whole.
@@ -137,7 +137,7 @@ def random_words(
     shape: Sequence[int],
     offset: int = 0,
 ) -> jax.Array:
-    """Return one word per element of an array: mix(lo (k0 | 1) + k1 + 0x9E3779B9 hi).
+    """Return one word per element of an array: mix(lo k0 + k1 + 0x9E3779B9 hi).
 
     (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array, and (k0, k1)
     the keys of (seed, step, leaf, role). Rounding takes the top 16 bits. Roles 0, 1, 2 have one word, under
@@ -216,7 +216,9 @@ def word_role(role: int) -> int:
 
 
 def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: Sequence[int]) -> LeafKeys:
-    """Return the keys of `leaves` for `roles`: fold(fold(fold(seed, step), leaf), role) (contract W4).
+    """Return the keys of `leaves` for `roles` (contract W4).
+
+    (k, kx) = fold(fold(seed, step), leaf); k0 = k | 1; k1 = the second word of fold((k, kx), role).
 
     One rolled loop of three turns over small vectors. Rolled, because XLA would fuse an unrolled Threefry
     into every kernel that uses a word, and because the result of a loop is not folded (`exact.opaque_zero`);
@@ -240,14 +242,14 @@ def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: 
 
 
 def _fold(carry, number):
-    """Fold `number` into a key, and keep the first word of the key before: of the leaf, once the role is in.
+    """Fold `number` into a key, and keep k0 of the key before: of the leaf, once the role is in.
 
     Beside it a word becomes an opaque zero: made in the loop, no kernel that reads it makes it again. At
     module level, so that op by op it compiles once.
     """
     first, second, _, word = carry
     new_first, new_second = threefry2x32((first, second), (jnp.zeros_like(number), number))
-    return (new_first, new_second, first, opaque_zero(word)), None
+    return (new_first, new_second, first | np.uint32(1), opaque_zero(word)), None
 
 
 def _element(table: jax.Array, row: int, column: jax.Array) -> jax.Array:
@@ -282,7 +284,7 @@ def _words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
     """Return the words of elements, given their shape, offset and shard: what `_index` asks for."""
     hi, lo = _index(*elements)
     k1 = k1 if hi is None else k1 + _GOLDEN_RATIO * hi
-    return mix(lo * (k0 | np.uint32(1)) + k1)
+    return mix(lo * k0 + k1)
 
 
 def mix(x: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.primitives import elementwise, stablehlo, type_of
+from halfstep_jax.xla.primitives import elementwise, stablehlo, type_of
 
 _MANTISSA_BITS = np.uint32(23)
 _MANTISSA = np.uint32(0x7FFFFF)

@@ -16,16 +16,16 @@ from jax.core import Tracer
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, leaf_name
 from halfstep_jax.links import Inside, report, reported_links
-from halfstep_jax.numbers.exact import opaque_input
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shards import Shard, shards, whole_shape
 from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import StateDType, as_format
 from halfstep_jax.storage.stored_moment import named_scales
+from halfstep_jax.xla.exact import opaque_input
+from halfstep_jax.xla.shards import Shard, shards, whole_shape
 
 _FUNCTION = "store_state"
 _ROUNDINGS = ("stochastic", "nearest_unchecked")

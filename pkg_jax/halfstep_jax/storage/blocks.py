@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import kept
-from halfstep_jax.numbers.shards import Shard
 from halfstep_jax.storage import tiles
+from halfstep_jax.xla.kept_on_cpu import keep_codes_for_kernels
+from halfstep_jax.xla.shards import Shard
 
 BlockSize = int | str | None
 """A number of elements, "row" (one block per last-axis row) or None (one block in all)."""
@@ -252,8 +252,8 @@ def _of_maximum_by_halves(scale: Callable, rows: jax.Array, block: int) -> jax.A
     blocks = _cut(rows, block)
     if not _has_halves(blocks):
         return scale(_maximum_by_halves(blocks))
-    halves = kept(scale(_halved(blocks))).astype(jnp.float32)
-    few = kept(_by_halves(halves).astype(jnp.uint8)).astype(jnp.float32)
+    halves = keep_codes_for_kernels(scale(_halved(blocks))).astype(jnp.float32)
+    few = keep_codes_for_kernels(_by_halves(halves).astype(jnp.uint8)).astype(jnp.float32)
     return jnp.max(few, axis=-1, initial=0).astype(jnp.uint8)
 
 

@@ -12,7 +12,6 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import kept
 from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep_jax.numbers.rounding import round_and_cast, round_to_code
 from halfstep_jax.storage.base_codes import (
@@ -26,6 +25,7 @@ from halfstep_jax.storage.base_codes import (
     power_of_two,
     unit_of_scale,
 )
+from halfstep_jax.xla.kept_on_cpu import keep_codes_for_kernels
 
 _SIGN = np.uint32(0x80000000)
 
@@ -119,7 +119,7 @@ class SignedCodes:
 
     def _select_once(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Do as `_select_bits`. What ends in a bitcast, XLA on CPU makes again where codes are read."""
-        return kept(lax.bitcast_convert_type(jnp.where(finite, bits, self.nan), self.dtype))
+        return keep_codes_for_kernels(lax.bitcast_convert_type(jnp.where(finite, bits, self.nan), self.dtype))
 
     def _select_bits(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Return the codes of magnitudes and signs, NaN where the value was not finite."""

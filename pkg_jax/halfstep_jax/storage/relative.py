@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.roots import divide, sqrt
 from halfstep_jax.storage.blocks import BlockSize
 from halfstep_jax.storage.fine_codes import FINE_CODES, FIXED_CODES
 from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.state_dtypes import dtype_name, listed, with_blocks
+from halfstep_jax.xla.exact import opaque
 
 LARGEST_BOUND = 7.5
 """What codes without a scale hold."""

@@ -16,10 +16,10 @@ from jax.core import Tracer
 from halfstep.rule import ROUNDINGS, Moment
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey, role_of, word_role
-from halfstep_jax.numbers.shards import Shard, shards, whole_shape
 from halfstep_jax.storage.blocks import check_blocks, scale_shape
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import as_format, default_format
+from halfstep_jax.xla.shards import Shard, shards, whole_shape
 
 _HINT = "Pass the tree that init saw."
 

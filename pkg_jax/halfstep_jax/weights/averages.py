@@ -9,14 +9,14 @@ import optax
 from halfstep.hyperparameters import check_decay_rate
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import check_params, check_state, flatten_updates
-from halfstep_jax.numbers.exact import opaque_input
 from halfstep_jax.numbers.hyperparameters import as_number
 from halfstep_jax.numbers.moments import ema
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys, role_of
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shards import shards
+from halfstep_jax.xla.exact import opaque_input
+from halfstep_jax.xla.shards import shards
 
 _FUNCTION, _ROLE = "ema_params", role_of("ema")
 

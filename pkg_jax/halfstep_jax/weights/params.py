@@ -13,10 +13,10 @@ import optax
 from jax import lax
 
 from halfstep_jax.leaves import flatten_updates
-from halfstep_jax.numbers.exact import opaque
 from halfstep_jax.numbers.rounding import round_and_cast, round_in_float32
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.weights.weight_rule import WeightRule, land, param_keys, weight_transform
+from halfstep_jax.xla.exact import opaque
 
 
 class RoundStochasticallyState(NamedTuple):

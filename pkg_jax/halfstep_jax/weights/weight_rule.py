@@ -18,11 +18,11 @@ from jax import lax
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
-from halfstep_jax.numbers.exact import opaque_input, opaque_zero, straight_through
 from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shards import shards
+from halfstep_jax.xla.exact import opaque_input, opaque_zero, straight_through
+from halfstep_jax.xla.shards import shards
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from halfstep_jax.numbers.exact import computed_once
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.weights.split_weights import holds_float32, join, split
 from halfstep_jax.weights.weight_rule import WeightRule, weight_transform
+from halfstep_jax.xla.kept_on_cpu import keep_for_kernels
 
 
 class SplitParamsState(NamedTuple):
@@ -171,7 +171,7 @@ class SplitParams(WeightRule):
     def land(self, u, p, extra, words, zero):
         """Return both parts of the weight and the update."""
         # A sum, and so not subnormal where those are taken for zero.
-        w = lax.platform_dependent(self.join(p, extra) + u, cpu=computed_once, default=lambda w: w)
+        w = lax.platform_dependent(self.join(p, extra) + u, cpu=keep_for_kernels, default=lambda w: w)
         return self.store(w, p.dtype, words)
 
 

@@ -1,24 +1,21 @@
 """Whether steps run compiled: what the user chose, and whether there is a compiler."""
 
-import os
-import shutil
+import platform
 import sys
 import warnings
 from collections.abc import Callable
 
 import torch
 
+from halfstep_torch.engine.inductor import find_cxx, missing_options
+from halfstep_torch.engine.say_once import say_once
+
 # Elements from which half a minute of compilation pays on a CPU.
 _WORTH_COMPILING = 1_000_000
-# Devices whose compiled programs are held to the contract.
+# Devices whose compiled programs were read, or run against the contract's vectors.
 _PROVED = ("cpu", "cuda")
-
-
-def find_cxx() -> str | None:
-    """Return the C++ compiler that Inductor will use on CPU, or None if there is none."""
-    default = "clang++" if sys.platform == "darwin" else "cl" if sys.platform == "win32" else "g++"
-    cxx = os.environ.get("CXX", default)
-    return cxx if shutil.which(cxx) else None
+# Systems on which compiled programs for a CPU were run.
+_PROVED_CPUS = [("linux", "x86_64")]
 
 
 class CompileChoice:
@@ -63,12 +60,27 @@ class CompileChoice:
         """
         if not self.wanted(device, elements):
             return False
-        if device.type not in _PROVED:
+        if why := _unproved(device):
+            if self.choice == "auto":
+                self.choice = False
+                warnings.warn(
+                    f"{caller}: {why}, so steps run in eager mode: slower, with the contract's bits. "
+                    "Use a newer torch; or compile=False, which silences this.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return False
             warnings.warn(
-                f"{caller}: compile=True on {device.type}, for which no compiled step was ever read: the "
-                "contract's bits are not promised (C6). Use compile=False, which rounds correctly.",
+                f"{caller}: compile=True on {device.type}: {why}, so the contract's bits are not promised "
+                "(C6). Use compile=False, which rounds correctly.",
                 RuntimeWarning,
                 stacklevel=2,
+            )
+        system = sys.platform, platform.machine()
+        if device.type == "cpu" and system not in _PROVED_CPUS:
+            say_once(
+                f"{caller}: compiled steps on a CPU were held against the contract's vectors on Linux and "
+                f"x86-64, and never on {' and '.join(system)}. compile=False steps without a compiler."
             )
         try:
             make()
@@ -87,3 +99,12 @@ class CompileChoice:
             )
             return False
         return True
+
+
+def _unproved(device: torch.device) -> str:
+    """Return why compiled steps may have other bits on a device; "" if they have the contract's."""
+    if device.type not in _PROVED:
+        return "no compiled step was ever read there"
+    if missing := missing_options(device):
+        return f"torch {torch.__version__} has no option {missing[0]} of Inductor"
+    return ""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.inductor import Inductor, compile_options, compiling, own_code
+from halfstep_torch.engine.inductor import compile_options, compile_rows, mark_width
 from halfstep_torch.engine.packed_rows import Memory
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.engine.step_numbers import flat, layout, unflat
@@ -61,13 +61,8 @@ def compiled_stage(
         rule_numbers = unflat(slots, numbers.unbind())
         stage.step_rows(p, g, u, state, rule_numbers, first[:, None], keys[:, :, None], column)
 
-    backend = Inductor(compile_options(device))
-    kernel = torch.compile(own_code(step_in_place), dynamic=True, fullgraph=True, backend=backend)
     calls = list(_scratch(stage, slots, device, grad_dtype))
-    with compiling():
-        for tensors in calls:  # the second time by what the first has compiled
-            kernel(*tensors)
-    return backend.direct(calls) or kernel
+    return compile_rows(step_in_place, compile_options(device), calls)
 
 
 def _scratch(
@@ -86,5 +81,5 @@ def _scratch(
         matrices = [p, g, *([] if u is None else [u]), *state]
         for x in matrices:
             if x.dim() == 2:
-                torch._dynamo.mark_static(x, 1)
+                mark_width(x)
         yield *matrices, numbers, first, keys, stage.column(device)

@@ -14,10 +14,12 @@ from halfstep_torch.engine.first_step_warnings import warn_at_first_step
 from halfstep_torch.engine.group_entries import HEADER
 from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.loss_scale import is_skipped
+from halfstep_torch.engine.packed_rows import for_each
 from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.engine.replicas import check_replicas
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.run import run_batch
+from halfstep_torch.engine.say_once import say_once
 from halfstep_torch.engine.state_dict import (
     check_saved_state,
     load_group,
@@ -116,7 +118,7 @@ class Optimizer(PlannedOptimizer):
             ValueError: if it is of another chain, spec version, names, shapes or formats. Nothing is changed.
         """
         state_dict = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+        for hook in self._hooks("_optimizer_load_state_dict_pre_hooks"):
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
         saved_groups, ids, seeds = read_groups(state_dict, self._headers())
@@ -144,8 +146,14 @@ class Optimizer(PlannedOptimizer):
             show_rate()
         self._last_step.forget_state()
         load_states(self.state, states)
-        for hook in self._optimizer_load_state_dict_post_hooks.values():
+        for hook in self._hooks("_optimizer_load_state_dict_post_hooks"):
             hook(self)
+
+    def _hooks(self, name: str) -> list[Callable[..., Any]]:
+        """Return hooks that torch keeps under a name."""
+        if not hasattr(self, name):
+            say_once(f"{self._name}: torch keeps no {name} any more: hooks of load_state_dict do not run.")
+        return list(getattr(self, name, {}).values())
 
     def _headers(self) -> list[dict[str, Any]]:
         names: list[list[str]] = [[] for _ in self.param_groups]
@@ -218,9 +226,9 @@ class Optimizer(PlannedOptimizer):
             run_batch(batch)
         counters = [slot.counter for batch in batches for slot in batch.slots]
         if counters:
-            torch._foreach_add_(counters, 1)  # pyright: ignore[reportPrivateImportUsage]
+            for_each("add_", counters, 1)
         if any(batch.step == LAST_STEP for batch in batches):
-            torch._foreach_clamp_max_(counters, LAST_STEP)  # pyright: ignore[reportPrivateImportUsage]
+            for_each("clamp_max_", counters, LAST_STEP)
         for show_rate in show_rates:
             show_rate()
 

@@ -78,11 +78,6 @@ class Format:
         return (_WITH_SCALES if self.scaled else PLAIN_CODES)[self.name]
 
     @property
-    def reads_upper_halves(self) -> bool:
-        """Whether rounding reads the upper half of each random word alone."""
-        return not self.scaled and not self.relative and self.name == "bfloat16"
-
-    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the codes."""
         return self.codes.dtype

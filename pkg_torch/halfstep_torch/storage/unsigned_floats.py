@@ -9,6 +9,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from halfstep_torch.numbers.rounding import draw
+
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 NAN_CODE = 255
 """NaN in a format without a scale, and what is past its largest number."""
@@ -84,7 +86,7 @@ def _uncut(x: Tensor, words: Tensor | None, fmt: UnsignedFloat) -> tuple[Tensor,
     if words is None:
         add = (1 << (drop - 1)) - 1 + (bits >> drop & 1)
     else:
-        add = ((words >> (32 - drop)) & ((1 << drop) - 1)) + _root_term(bits, fmt)
+        add = draw(words, drop) + _root_term(bits, fmt)
     return bits + add, bits.clamp(max=1)
 
 

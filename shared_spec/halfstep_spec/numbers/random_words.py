@@ -89,12 +89,12 @@ def next_step(count: int) -> int:
 
 
 def leaf_key(seed: int, step: int, leaf: int, role: int):
-    """Return (k0, k1): k0 is shared by all roles of a leaf and step, k1 is the role's own.
+    """Return (k0, k1): k0, odd, is shared by all roles of a leaf and step, k1 is the role's own.
 
-    (k0, kx) = fold(fold(seed, step), leaf); k1 = the second word of fold((k0, kx), role).
+    (k, kx) = fold(fold(seed, step), leaf); k0 = k | 1; k1 = the second word of fold((k, kx), role).
     """
-    k0, kx = fold(fold(seed_words(seed), step), leaf)
-    return k0, fold((k0, kx), role)[1]
+    k, kx = fold(fold(seed_words(seed), step), leaf)
+    return k | np.uint32(1), fold((k, kx), role)[1]
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -109,7 +109,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset: int = 0) -> np.ndarray:
-    """Return one word per element of an array: mix(lo (k0 | 1) + k1 + 0x9E3779B9 hi).
+    """Return one word per element of an array: mix(lo k0 + k1 + 0x9E3779B9 hi).
 
     (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array. Consumers
     take the top 16 bits. Roles 0, 1 and 2 have one word, under the key of role 0, and a field of it each:
@@ -131,6 +131,6 @@ def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset
     k0, k1 = leaf_key(seed, step, leaf, Role.PARAM if role in TURNS else role)
     index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(offset)
     lo, hi = index.astype(np.uint32), (index >> np.uint64(32)).astype(np.uint32)
-    words = mix(lo * (k0 | np.uint32(1)) + k1 + _GOLDEN_RATIO * hi)
+    words = mix(lo * k0 + k1 + _GOLDEN_RATIO * hi)
     turn = TURNS.get(role, 0)  # NumPy shifts by 32 bits to zero
     return (words << np.uint32(turn) | words >> np.uint32(32 - turn)).reshape(shape)

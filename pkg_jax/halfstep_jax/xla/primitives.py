@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from halfstep_jax.numbers.shards import vary_together
+from halfstep_jax.xla.shards import vary_together
 
 _Operation = Callable[..., jax.Array]
 # What JAX raises where a name is gone, or means another thing.
