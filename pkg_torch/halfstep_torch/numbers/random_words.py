@@ -206,7 +206,7 @@ def random_words(
 
     Example:
         >>> [hex(word) for word in random_words(0, 1, "w", Role.PARAM, (2,)).tolist()]
-        ['0xf0de8308', '0xe6012f71']
+        ['0x81148fe2', '0xc4c99cc7']
 
     Source: contract W1 to W8.
     """
