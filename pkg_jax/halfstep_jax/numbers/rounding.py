@@ -88,20 +88,32 @@ def round_to(
 
 
 def round_in_float32(
-    x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False
+    x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False, quiet: bool = False
 ) -> jax.Array:
-    """Return the values of `round_to` in float32, which holds them all."""
-    return straight_through(x, call_per_shape(_round_in_float32, (name, saturate), x, words))
+    """Return the values of `round_to` in float32, which holds them all.
+
+    Args:
+        x: float32.
+        name: of the dtype.
+        words: uint32, or None.
+        saturate: the rule for states.
+        quiet: whether a NaN in x is quiet, as arithmetic makes it: then fewer operations are enough.
+    """
+    return straight_through(x, call_per_shape(_round_in_float32, (name, saturate, quiet), x, words))
 
 
-def _round_in_float32(target: tuple[str, bool], x: jax.Array, words: jax.Array | None) -> jax.Array:
-    name, saturate = target
+def _round_in_float32(target: tuple[str, bool, bool], x: jax.Array, words: jax.Array | None) -> jax.Array:
+    name, saturate, quiet = target
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     magnitude = bits & _MAGNITUDE
     is_nan = magnitude >= _INFINITY if saturate else magnitude > _INFINITY
     if name == "float32":
         return jnp.where(is_nan, np.float32(np.nan), x) if saturate else x
     fmt = FLOAT_FORMATS[name]
+    if name == "bfloat16" and quiet and not saturate:
+        # Infinity has nothing to carry; a quiet NaN, cut to the least of its kind, does not carry.
+        result = _add_to_kept(jnp.minimum(magnitude, _NAN), fmt, words) | (bits & _SIGN)
+        return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
     result = _add_to_kept(magnitude, fmt, words)
     if fmt.min_exponent > 1 - _EXPONENT_BIAS:
         smallest_normal = np.float32(2.0**fmt.min_exponent).view(np.uint32)

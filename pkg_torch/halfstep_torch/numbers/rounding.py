@@ -87,12 +87,20 @@ def _check_round_to(x: Tensor, dtype, words: Tensor | None) -> str:
     return name
 
 
-def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> Tensor:
-    """Round as `round_to` does, unchecked, `words` in int32: the form that update rules are made of."""
+def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool, quiet: bool = False) -> Tensor:
+    """Round as `round_to` does, unchecked, `words` in int32: the form that update rules are made of.
+
+    Args:
+        x: float32.
+        name: of the dtype.
+        words: int32, or None.
+        saturate: the rule for states.
+        quiet: whether a NaN in x is quiet, as arithmetic makes it: then fewer operations are enough.
+    """
     if name == "float32":
         return torch.where(x.abs() < math.inf, x, math.nan) if saturate else x
     if name == "bfloat16":
-        return _round_bfloat16(x, words, saturate).to(torch.bfloat16)
+        return _round_bfloat16(x, words, saturate, quiet).to(torch.bfloat16)
     fmt = FLOAT_FORMATS[name]
     value = rounded(x, fmt, words, saturate)
     return (value if fmt.dtype.is_floating_point else patterns.to_patterns(value, fmt)).to(fmt.dtype)
@@ -107,7 +115,7 @@ def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -
     return torch.where(x == x, value, math.nan)
 
 
-def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool) -> Tensor:
+def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool, quiet: bool) -> Tensor:
     """Round to a float32 that bfloat16 holds, in integer arithmetic throughout.
 
     bfloat16 is the upper half of float32: a sum below the cut carries as it must, into the exponent too, and
@@ -116,7 +124,11 @@ def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool) -> Tensor:
     """
     bits = x.view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
-    addend = ((bits >> 16) & 1) + 0x7FFF if words is None else (words >> 16) & 0xFFFF
+    addend = ((bits >> 16) & 1) + 0x7FFF if words is None else draw(words, 16)
+    if quiet and not saturate:
+        # Infinity has nothing to carry; a quiet NaN, cut to the least of its kind, does not carry.
+        rounded = magnitude.clamp(max=_NAN) + addend
+        return ((rounded & 0x7FFF0000) | (bits & _SIGN)).view(torch.float32)
     rounded = magnitude + addend
     if saturate:
         rounded = rounded.clamp(max=_LARGEST)
