@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from halfstep.random_words import leaf_id
 from halfstep.rule import Rule, declared
 from halfstep.step import updated
+from halfstep.storage.moment_formats import check_unit
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
 from halfstep_jax.numbers.op import JaxOp
-from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
+from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.rule import (
@@ -27,7 +29,6 @@ from halfstep_jax.rule import (
     state_type,
     static_form,
 )
-from halfstep_jax.storage.relative import LARGEST_BOUND, bound
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.xla.exact import opaque_input, opaque_zero
 from halfstep_jax.xla.shards import shards, told_shards
@@ -237,20 +238,15 @@ def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
     Raises:
         ValueError: naming it.
     """
-    for name, moment in stored.items():
+    for moment in stored.values():
         fmt, unit = moment.asked_for, stored.get(moment.field.unit)
         if unit is None or fmt is None or not fmt.relative or fmt.scaled:
             continue
         # Rates that are arrays are not known; what is past the codes then makes steps shorter.
         if moment.rate is None or unit.rate is None:
             continue
-        largest = bound(float(moment.rate), float(unit.rate))
-        if largest > LARGEST_BOUND:
-            raise ValueError(
-                f"{rule.name}: {moment.dtype_name} has no scale, and {name} reaches {largest:.3g} "
-                f"roots of {unit.name} at {moment.field.rate}={moment.rate!s} and "
-                f"{unit.field.rate}={unit.rate!s}. Use relative(..., block_size=128)."
-            )
+        rates, names = (moment.rate, unit.rate), (moment.field.rate, unit.field.rate)
+        check_unit(rule.name, moment.field, unit.field, rates, names)
 
 
 def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:

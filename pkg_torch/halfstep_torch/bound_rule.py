@@ -7,10 +7,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from halfstep.moments import Moments
-from halfstep_torch.numbers.op import STEP_OPS
+from halfstep_torch.numbers.op import STEP_OPS, tensor_numbers
 from halfstep_torch.storage.relative import from_unit, to_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, MomentStorage, Words
@@ -58,11 +59,14 @@ class BoundRule:
         rule: with its options; numbers, dtypes and seeds are None.
         moments: how each of the rule's moments is stored, in the order of their declaration.
         wide_weights: whether `update` gets the weights in float32.
+        tensor_numbers: whether numbers are 0-d tensors in eager mode too, where torch rounds a quotient of a
+            float and a tensor twice. No rule of ours has one, and floats keep the host quick.
     """
 
     rule: Any
     moments: tuple[MomentStorage, ...] = ()
     wide_weights: bool = True
+    tensor_numbers: bool = False
 
     @property
     def scope(self) -> str:
@@ -95,6 +99,8 @@ class BoundRule:
         """
         shape = tuple(p.shape) if self.scope == "parameter" else None
         moments = self.step_moments(state, words, shape)
+        if self.tensor_numbers and not torch.compiler.is_compiling():
+            numbers = tensor_numbers(numbers, u.device)
         u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments), STEP_OPS[self.scope])
         return u, {key: array for moment in moments.values() for key, array in moment.arrays.items()}
 

@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from halfstep.rule import declared
+from halfstep.storage.formats import Format
 from halfstep.text_table import text_table
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import StateArray
 
 STEP_BYTES = 8
@@ -113,7 +113,7 @@ def describe(optimizer: Optimizer) -> Description:
         >>> optimizer = hs.AdamW(model.named_parameters(), nu_dtype=hs.scaled("ufloat8_e5m3"))
         >>> for leaf in describe(optimizer).leaves:
         ...     print(leaf.name, leaf.moments["exp_avg_sq"].format, leaf.moments["exp_avg_sq"].why)
-        weight scaled ufloat8_e5m3 in blocks of 128
+        weight ufloat8_e5m3, blocks of 128
         bias float32 64 elements are fewer than min_size=4096
 
     Source: ours.
@@ -173,22 +173,6 @@ def _moment(one: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDes
     stored = getattr(one, "outer", one)
     fmt: Format = stored.format
     rounding = "exact" if not fmt.rounds else "stochastic" if stored.source is not None else "nearest"
-    why, array = "", stored.arrays[stored.key]
-    shape = array.values_shape(shape)
-    if asked is not None and asked.scaled and not fmt.scaled:
-        count, axes = math.prod(shape), len(shape)
-        small = count < asked.min_size
-        few = f"{axes} {'axis is' if axes == 1 else 'axes are'} fewer than min_ndim={asked.min_ndim}"
-        why = f"{count} elements are fewer than min_size={asked.min_size}" if small else few
-    return MomentDescription(format_text(fmt), rounding, why)
-
-
-def format_text(fmt: Format) -> str:
-    """Return a format in words."""
-    kind = "relative " if fmt.relative else "scaled " if fmt.scaled else ""
-    if not fmt.scaled:
-        return f"{kind}{fmt.name}"
-    blocks = {None: "in one block", "row": "in a block per row"}.get(
-        fmt.block_size, f"in blocks of {fmt.block_size}"
-    )
-    return f"{kind}{fmt.name} {blocks}"
+    array = stored.arrays[stored.key]
+    why = asked.too_small(array.values_shape(shape)) if asked is not None and not fmt.scaled else ""
+    return MomentDescription(fmt.text, rounding, why)

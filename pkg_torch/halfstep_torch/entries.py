@@ -47,9 +47,9 @@ class Entry:
 def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
     """Return what a class of rules reads, in the order of its fields."""
     found = declared(rule)
-    signed = {moment.dtype: moment.signed for moment in found.moments.values() if moment.dtype}
+    formats = [moment.dtype for moment in found.moments.values() if moment.dtype]
     places: dict[str, str | None] = {field: number.torch for field, number in found.numbers.items()}
-    places |= dict.fromkeys(signed, "")
+    places |= dict.fromkeys(formats, "")
     keys = {
         field: "" if place is None else (place or field).partition("[")[0] for field, place in places.items()
     }
@@ -58,7 +58,7 @@ def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
     fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
     for field in (field.name for field in fields if field.name in places):
         number, key = found.numbers.get(field), keys[field]
-        check = functools.partial(as_format, signed=signed[field]) if number is None else _check_of(number)
+        check = as_format if number is None else _check_of(number)
         index = (places[field] or "").partition("[")[2].rstrip("]")
         owned = bool(key) and (number is None or number.owned)
         entries.append(Entry(field, key, int(index) if index else None, counts[key], owned, check))
@@ -69,7 +69,7 @@ def _check_of(number: Hyperparameter) -> Callable[[str, str, Any], Any]:
     def check(caller: str, name: str, value: Any) -> Any:
         # State dicts hold numbers: of all entries, a function may stand for the learning rate alone.
         if number.schedule and number.torch == "lr" and callable(value):
-            return Scheduled(caller, name, value)
+            return Scheduled(caller, name, value)  # pyright: ignore[reportArgumentType]
         if value is None and number.none is not None:
             return number.none
         return checked(caller, name, value, number.check)

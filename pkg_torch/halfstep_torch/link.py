@@ -148,7 +148,7 @@ class Link(Rule):
         return dataclasses.replace(self, seed=seed) if has_field(self, "seed") else self
 
     def step_numbers(self, h: Any, step: int, gs: Sequence[Tensor] = ()) -> Any:
-        """Return the numbers of one step, by name, all float32 values; a decay rate as a `DecayRate`.
+        """Return the numbers of one step, by name, all float32 values; a decay rate of ours as a `DecayRate`.
 
         Args:
             h: the hyperparameters, by name.
@@ -156,11 +156,12 @@ class Link(Rule):
             gs: all gradients, for a rule that measures them.
         """
         rule, numbers, values = self.rule, {}, {}
+        ours = is_ours(rule)
         for field, number in declared(type(rule)).numbers.items():
             value = getattr(h, field)
             value = value.at(step) if isinstance(value, Scheduled) else value
             values[field] = np.float32(value)
-            numbers[field] = DecayRate.of(value) if number.is_rate else value
+            numbers[field] = DecayRate.of(value) if number.is_rate and ours else value
         numbers.update(rule.numbers(_hyperparameters(values), step, STEP_OPS["elementwise"]))
         if self.measures:
             numbers.update(self.measure(h, gs))
@@ -183,7 +184,9 @@ class Link(Rule):
         moments = bound_moments(caller, rule, h, info.dtype, tuple(info.shape))
         known = declared(type(rule)).options
         unknown = {field.name: None for field in dataclasses.fields(rule) if field.name not in known}
-        return BoundRule(dataclasses.replace(rule, **unknown), moments, self.wide_weights)
+        return BoundRule(
+            dataclasses.replace(rule, **unknown), moments, self.wide_weights, tensor_numbers=not is_ours(rule)
+        )
 
     def read_by_bind(self, h: Any) -> tuple:
         """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
@@ -267,6 +270,11 @@ def checked_rule(rule: Any) -> Any:
     return dataclasses.replace(rule, **canonical)
 
 
+def is_ours(rule: Rule) -> bool:
+    """Whether a rule is one of these packages, whose arithmetic is known."""
+    return type(rule).__module__.partition(".")[0] in ("halfstep", "halfstep_torch")
+
+
 def has_field(rule: Any, name: str) -> bool:
     """Whether a rule has a field of that name."""
     return any(field.name == name for field in dataclasses.fields(rule))
@@ -288,4 +296,4 @@ def _as_float32(value: Any) -> Any:
 
 def group_value(fmt: Format | None) -> Format | str | None:
     """Return a format as it stands in a param group: a plain one by its name."""
-    return fmt if fmt is None or fmt.scaled or fmt.relative else fmt.name
+    return fmt if fmt is None or fmt.scaled or fmt.relative else fmt.dtype

@@ -63,7 +63,7 @@ def copy_of(
     return _like(optimizer, groups, states), copies
 
 
-def _like(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], states: Any) -> Any:
+def _like(optimizer: Any, groups: list[dict[str, Any]], states: Any) -> Any:
     """Return an optimizer like another one, with other parameters and state, and without hooks."""
     defaults = dict(optimizer.defaults)
     trial = copy.copy(optimizer)
@@ -80,8 +80,8 @@ def _like(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], states
 
 def _name_dtypes(group: dict[str, Any], states: list[Mapping[str, Any]]) -> None:
     """Say how moments are kept where that follows the weights, whose copies are of another dtype."""
-    kept = {"mu_dtype": "exp_avg", "nu_dtype": "exp_avg_sq", "accumulator_dtype": "momentum_buffer"}
-    for entry, key in kept.items():
+    keys = {"mu_dtype": "exp_avg", "nu_dtype": "exp_avg_sq", "accumulator_dtype": "momentum_buffer"}
+    for entry, key in keys.items():
         dtypes = [state[key].dtype for state in states if key in state]
         if entry in group and group[entry] is None and dtypes:
             group[entry] = dtype_name(dtypes[0])

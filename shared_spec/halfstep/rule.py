@@ -6,12 +6,11 @@ A framework reads a `Rule` as it stands: `halfstep_jax.as_transform(rule)`, `hal
 import dataclasses
 import functools
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-if TYPE_CHECKING or sys.version_info >= (3, 11):
-    from typing import dataclass_transform
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
 else:
 
     def dataclass_transform(**_: Any) -> Callable[[type], type]:
@@ -22,7 +21,6 @@ else:
 from halfstep import hyperparameters
 
 SCOPES = ("elementwise", "parameter", "all")
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 
 _MISSING = dataclasses.MISSING
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of a class's name
@@ -145,7 +143,8 @@ def moment(
     return Moment("", rate, signed, dtype, rounding, shape, unit, torch)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(number, decay_rate, option))
+@dataclass_transform(frozen_default=True)
+@dataclasses.dataclass(frozen=True)
 class Rule:
     """Base of update rules. A subclass is made a frozen dataclass; both frameworks run it as it stands.
 

@@ -107,10 +107,10 @@ def cases_of(theirs: type) -> Iterator[Case]:
         ValueError: if a field has no default, a moment no field for its format, or a result is subnormal.
     """
     kind = rule_of(theirs)
-    for (formats, units), (dtype, storage) in zip(_FORMATS, _STORAGES, strict=True):
+    for ((signed, unsigned), units), (dtype, storage) in zip(_FORMATS, _STORAGES, strict=True):
         if units and not any(moment.unit for moment in kind.declared().values()):
             continue
-        step = Step(_stored(kind, *formats, units), 0.1, "decoupled", dtype, storage)
+        step = Step(_stored(kind, signed, unsigned, units), 0.1, "decoupled", dtype, storage)
         g = reals("user's gradients", 5 * _SIZE, (-5, 1)).reshape(5, *_SHAPE)
         try:
             with np.errstate(under="raise"):  # contract A8

@@ -37,8 +37,8 @@ from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByT
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.relative import to_unit
 from halfstep_torch.storage.stored_moment import scale_key
-from halfstep_torch.weights.param_storage import with_param_storage
 from halfstep_torch.weights.weight_rule import apply_updates
+from halfstep_torch.weights.weight_storage import with_param_storage
 
 EXTRA = {"compensated": "compensation", "split8": "extra_bits", "split16": "extra_bits", "master": "master"}
 
@@ -146,7 +146,7 @@ class TorchBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, to_torch(case.inputs["x"])
-        fmt = Format(a["dtype"], a["scaled"], a["block_size"], **codes_of(case)).for_shape(x.shape)
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"], 0, 0, **codes_of(case)).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
         words = words.expand(x.shape) if fmt.codes.dithered and words is not None else words
 

@@ -13,6 +13,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
+from halfstep_jax.numbers.op import JaxOp
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
 
@@ -423,3 +424,79 @@ def test_the_count_of_a_step_may_be_moved_and_compared():
         updates, state = tx.update({"w": jnp.ones((12, 8)), "v": jnp.ones((5, 6))}, state)
         seen.append(float(updates["w"][0, 0]))
     assert seen == [9.0, 14.0, 16.0]
+
+
+# --- check_rule --------------------------------------------------------------------------------------------
+
+
+def multiplied_and_added(x, y):
+    return x * y + x
+
+
+class Fused(Momentum):
+    """A function of JAX in which XLA fuses a product with a sum."""
+
+    decay: Any = hs.decay_rate(0.9)
+
+    def update(self, g, p, n, m, op):
+        t = m.trace.round(op.ema(m.trace.value, g, n.decay))
+        return 3.0 * op.apply(multiplied_and_added, t, g) - g
+
+
+class Unprotected(hs.Rule):
+    """A product that the rule has taken out of its number."""
+
+    def update(self, g, p, n, m, op):
+        return op.wrap(g.value * g.value) + g
+
+
+class Wide(hs.Rule):
+    """All that a rule may declare, and most of what it may compute."""
+
+    scope = "parameter"
+    reads_params = "the rule compares both"
+
+    a: float = hs.number(0.3)
+    b: float = hs.number(0.7, schedule=True)
+    b2: float = hs.decay_rate(0.99)
+    wide_dtype: Any = None
+    wide = hs.moment(rate="b2", signed=False)
+    row = hs.moment(shape=lambda shape: shape[-1:])
+
+    def numbers(self, h, t, op):
+        return {"c": h.a * h.b, "r": op.unbias((h.b2, t))[0]}
+
+    def update(self, g, p, n, m, op):
+        wide = m.wide.round(op.ema(m.wide.value, g * g, n.b2))
+        m.row.round(op.apply(lambda x: x.sum(0), g))
+        u = op.where((g > p) & op.isfinite(g), g / op.sqrt(wide * n.r), (g * n.a) / n.b)
+        u = op.clamp(u + n.c, -1.0, 1.0) * op.sign(p) - op.abs(p) * n.a
+        return op.scaled(u, op.norm(p) / (op.norm(u, exact=True) + n.a)) + op.power(op.abs(g), n.b)
+
+
+def test_a_rule_is_held_against_numpy():
+    for rule in (Momentum(0.9), Wide(), Wide(b=lambda count: 0.1 * count), ClipByGlobalNorm(0.1)):
+        hs.check_rule(rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        (Fused(), "return 3.0 * op.apply(multiplied_and_added, t, g) - g"),
+        (Unprotected(), "return op.wrap(g.value * g.value) + g"),
+    ],
+)
+def test_the_line_whose_result_differs_under_jit_is_named(rule, line):
+    with pytest.raises(
+        ValueError, match=rf"^{rule.name}: test_rule\.py, line \d+: {re.escape(line)}: the"
+    ) as caught:
+        hs.check_rule(rule)
+    assert "differs under jax.jit from the one of operations taken one by one" in str(caught.value)
+
+
+def test_the_operation_that_is_not_numpys_is_named(monkeypatch):
+    monkeypatch.setattr(JaxOp, "root", lambda self, x: 1 / jax.lax.rsqrt(x))
+    with pytest.raises(
+        ValueError, match=r"wide: test_rule\.py, line \d+: u = op\.where.*differs from NumPy's in"
+    ):
+        hs.check_rule(Wide())

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import cProfile
-import importlib
 import itertools
 import os
 import subprocess
@@ -16,11 +15,9 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
-from halfstep_torch.engine import batches, compiled_stage, groups, inductor, packed_rows
+from halfstep_torch.engine import batches, compiled_stage, groups, inductor
 from halfstep_torch.engine.compile_choice import CompileChoice
-from halfstep_torch.engine.say_once import say_once
-from halfstep_torch.engine.state_form import LAST_STEP
-from halfstep_torch.storage import tables
+from halfstep_torch.say_once import say_once
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
 
 # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
@@ -425,79 +422,3 @@ def test_a_setting_of_inductor_changes_no_bit(fresh, name):
             take_steps(optimizer, [("w", p)], 3)
         runs.append(snapshot(optimizer))
     assert_same_snapshots(*runs)
-
-
-class Without:
-    """A module without one of its names, the rest as it is."""
-
-    def __init__(self, module, name: str):
-        self._module, (self._first, *self._rest) = module, name.split(".")
-
-    def __getattr__(self, name: str):
-        value = getattr(self._module, name)
-        if name != self._first:
-            return value
-        if not self._rest:
-            raise AttributeError(name)
-        return Without(value, ".".join(self._rest))
-
-
-# Names of torch that are private, by the modules of ours that use them.
-MOVABLE = {
-    "_dynamo.config.patch": inductor,
-    "_dynamo.mark_static": inductor,
-    "_foreach_copy_": packed_rows,
-    "_foreach_add_": packed_rows,
-    "_foreach_clamp_max_": packed_rows,
-}
-
-
-def after_the_last_step(**options) -> list:
-    """Return the bits of a long and a short array after the first steps, and after those where counts end."""
-    generator = torch.Generator().manual_seed(0)
-    params = [
-        (f"w{n}", torch.nn.Parameter(torch.randn(n, generator=generator).bfloat16()))
-        for n in (1000, 1_000_000)
-    ]
-    optimizer = hs.AdamW(params, nu_dtype=hs.codebook("udynamic8", min_size=0, min_ndim=1), **options)
-    take_steps(optimizer, params, 1)
-    for _, p in params:
-        optimizer.state[p]["step"].fill_(LAST_STEP - 1)
-    take_steps(optimizer, params, 2)
-    return snapshot(optimizer)
-
-
-@pytest.fixture(scope="module")
-def eager_bits():
-    return after_the_last_step(compile=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MOVABLE)
-def test_a_private_name_of_torch_that_has_moved_changes_no_bit(fresh, monkeypatch, eager_bits, name):
-    monkeypatch.setattr(MOVABLE[name], "torch", Without(torch, name))
-    assert_same_snapshots(after_the_last_step(compile="auto"), eager_bits)
-
-
-@pytest.mark.slow
-def test_look_ups_have_the_same_bits_by_a_public_name(fresh, monkeypatch, eager_bits):
-    monkeypatch.setattr(tables, "_index", torch.ops.aten.index)
-    assert_same_snapshots(after_the_last_step(compile=True), eager_bits)
-
-
-@pytest.mark.slow
-@IMPORTS_INDUCTOR
-@pytest.mark.parametrize("name", ["torch._inductor.compile_fx", "torch._inductor.config"])
-def test_an_inductor_that_has_moved_means_eager_steps_and_a_warning(fresh, monkeypatch, eager_bits, name):
-    module = importlib.import_module(name)
-    monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delattr(torch._inductor, name.split(".")[-1])
-    assert module
-    with pytest.warns(RuntimeWarning, match="torch.compile failed, steps run in eager mode"):
-        assert_same_snapshots(after_the_last_step(compile="auto"), eager_bits)
-
-
-@pytest.mark.slow
-def test_a_kernel_that_is_compiled_by_public_names_alone_has_the_same_bits(fresh, monkeypatch, eager_bits):
-    monkeypatch.setattr(inductor, "_backend", lambda options: None)
-    assert_same_snapshots(after_the_last_step(compile=True), eager_bits)

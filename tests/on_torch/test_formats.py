@@ -29,7 +29,7 @@ def test_every_code_decodes_as_in_the_spec():
             scale = np.full((2, 1), byte, np.uint8)
             theirs = spec.scaled(dtype, 128, 0, 0).decode(spec.Encoded(codes, scale))
             ours = hs.scaled(dtype, 128, 0, 0).for_shape((2, 128))
-            stored = torch.from_numpy(codes.copy()).view(ours.dtype), torch.from_numpy(scale).view(-1)
+            stored = torch.from_numpy(codes.copy()).view(ours.torch_dtype), torch.from_numpy(scale).view(-1)
             context = f"{dtype} under {byte}"
             assert_same(from_torch(ours.decode(Encoded(*stored))), Array.of(theirs), context)
 
@@ -251,13 +251,13 @@ def test_a_format_without_a_sign_is_refused_for_mu(dtype):
         hs.AdamW([p], mu_dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "ufloat8_e5m3", torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "ufloat8_e5m3", torch.float8_e5m2, "int8"])
 def test_codes_that_need_a_scale_are_refused_without(dtype):
     with pytest.raises(ValueError, match="cannot hold a moment without a block"):
         hs.scale_by_adam(nu_dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "int32", "float64", "int8"])
+@pytest.mark.parametrize("dtype", ["complex64", "int32", "float64"])
 def test_other_dtypes_are_no_state_dtypes(dtype):
     with pytest.raises(ValueError, match=f"scale_by_adam: nu_dtype={dtype} is not a state dtype"):
         hs.scale_by_adam(nu_dtype=dtype)

@@ -86,7 +86,7 @@ def test_the_vectors_are_those_of_the_paper(cases):
         nu = b2 * nu + (1 - b2) * gradient**2
         u = (m1 / (1 - b1**t) + alpha * m2) / (np.sqrt(nu / (1 - b2**t)) + eps)
         p = p - 1e-3 * (u + 0.1 * p)
-    # A step rounds weight and decay's product, below 1, to 2^-24 / 2; of u, at most 10, 1e-3 times twenty such.
+    # A step rounds a weight below 1 by 2^-25, and its decay by less; u below 10 by twenty such, times 1e-3.
     actual = case.outputs["p"].bits[-1].view(np.float32)
     assert np.abs(actual - p).max() < 5 * (2.0**-24 + 1e-3 * 10 * 20 * 2.0**-25)
 

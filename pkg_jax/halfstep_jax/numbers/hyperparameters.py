@@ -4,6 +4,7 @@ Contract: A4.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,7 @@ def as_float32(caller: str, name: str, value):
     return value
 
 
-def as_number(caller: str, name: str, value, check: hyperparameters.Check):
+def as_number(caller: str, name: str, value, check: hyperparameters.Check) -> Any:
     """Return a hyperparameter in float32, checked as far as it can be read now.
 
     Raises:
@@ -64,7 +65,7 @@ def as_number(caller: str, name: str, value, check: hyperparameters.Check):
     return number
 
 
-def as_nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0."):
+def as_nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0.") -> Any:
     """Return a hyperparameter in float32: finite and not negative, as far as it can be read now."""
     return as_number(caller, name, value, functools.partial(hyperparameters.check_nonnegative, hint=hint))
 

@@ -65,8 +65,13 @@ class JaxOp(Op):
         zeros = lax.bitcast_convert_type(jnp.asarray(like, jnp.float32), jnp.uint32) & self.zero
         return lax.bitcast_convert_type(bits | zeros, jnp.float32)
 
-    root = staticmethod(roots.sqrt)
-    quotient = staticmethod(roots.divide)
+    def root(self, x: Any) -> jax.Array:
+        """Return the root of x, corrected where a device's own is approximate."""
+        return roots.sqrt(x)
+
+    def quotient(self, x: Any, y: Any) -> jax.Array:
+        """Return x / y, likewise."""
+        return roots.divide(x, y)
 
     def ema(self, average: Any, value: Any, rate: Any) -> Number:
         """Return (rate average) + ((1 - rate) value)."""

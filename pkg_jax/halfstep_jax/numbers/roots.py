@@ -104,16 +104,16 @@ def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Arra
 
     Source: ours.
     """
-    of_x, of_y = _bits(x), _bits(y)
-    m, d = of_x & _MANTISSA, of_y & _MANTISSA
+    x_bits, y_bits = _bits(x), _bits(y)
+    m, d = x_bits & _MANTISSA, y_bits & _MANTISSA
     less = m < d
     # The power of two below the quotient: Q is in its unit, also where `about` is on its other side. Signs
     # are where they belong: that of `about`, too.
-    base = (of_x - m) - (of_y - d) + jnp.where(less, _ONE - _HIDDEN, _ONE)
+    base = (x_bits - m) - (y_bits - d) + jnp.where(less, _ONE - _HIDDEN, _ONE)
     quotient, d = jnp.maximum(_bits(about), base), d | _HIDDEN
     q = quotient - (base - _HIDDEN)
     place = jnp.where(less, _MANTISSA_BITS + np.uint32(1), _MANTISSA_BITS)
-    remainder, d = _signed((of_x << place) - q * d), _signed(d)
+    remainder, d = _signed((x_bits << place) - q * d), _signed(d)
     half = d >> 1
     size, sign = jnp.abs(remainder), remainder >> 31
     units = jnp.where(size > half, jnp.where(size > d + half, 2, 1), 0)

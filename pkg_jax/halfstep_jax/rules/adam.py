@@ -14,7 +14,7 @@ from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import as_transform
-from halfstep_jax.weights.param_storage import with_param_storage
+from halfstep_jax.weights.weight_storage import with_param_storage
 
 
 class ScaleByAdamState(NamedTuple):

@@ -13,10 +13,18 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from halfstep.rule import ROUNDINGS, Moment
+from halfstep.random_words import role_of, word_role
+from halfstep.rule import Moment
+from halfstep.storage.moment_formats import (
+    check_format,
+    check_freezing,
+    check_rounding,
+    dtype_argument,
+    is_stochastic,
+)
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
-from halfstep_jax.numbers.random_words import LeafKey, role_of, word_role
-from halfstep_jax.storage.blocks import check_blocks, scale_shape
+from halfstep_jax.numbers.random_words import LeafKey
+from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import as_format, default_format
 from halfstep_jax.xla.shards import Shard, shards, whole_shape
@@ -32,7 +40,7 @@ class StoredMoment:
         caller: the link, for errors.
         field: the moment as its rule declares it.
         asked_for: its format; None takes bfloat16 for bfloat16 params, else float32.
-        rounding: one of `ROUNDINGS`.
+        rounding: one of `moment_formats.ROUNDINGS`.
         rate: the decay rate; None where it is an array, which counts as not known (contract F3).
 
     Raises:
@@ -62,31 +70,10 @@ class StoredMoment:
         return cls(rule.name, field, asked_for, rounding, constant)
 
     def __post_init__(self):
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(
-                f"{self.caller}: {self.rounding_name}={self.rounding!r} is not a rounding. "
-                'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
-            )
-        if self.asked_for is None:
-            return
-        if self.field.signed and not self.asked_for.signed:
-            dtype_name = self.dtype_name
-            raise ValueError(
-                f"{self.caller}: {dtype_name}={self.asked_for.dtype} has no sign. "
-                f"Use it for nu, and a signed format for {dtype_name.removesuffix('_dtype')}."
-            )
-        if self.asked_for.relative and not self.field.unit:
-            raise ValueError(
-                f"{self.caller}: {self.dtype_name}=relative(...) needs a second moment beside "
-                f"{self.name}. Use it for mu of Adam or LAMB, and scaled(...) here."
-            )
-        if not self.field.signed and not self.asked_for.for_second_moments:
-            raise ValueError(
-                f"{self.caller}: {self.dtype_name}={self.asked_for.dtype} cannot hold a second moment: "
-                "it loses small ones or lifts them by orders, and steps are too long or too short. "
-                'Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
-            )
-        self._refuse_freezing(self.asked_for)
+        check_rounding(self.caller, self.field, self.rounding)
+        if self.asked_for is not None:
+            check_format(self.caller, self.field, self.asked_for)
+            self._refuse_freezing(self.asked_for)
 
     @property
     def name(self) -> str:
@@ -96,12 +83,7 @@ class StoredMoment:
     @property
     def dtype_name(self) -> str:
         """Of the field that says how it is stored, for errors."""
-        return self.field.dtype or f"{self.name}_dtype"
-
-    @property
-    def rounding_name(self) -> str:
-        """Of the field that says how it is rounded, likewise."""
-        return self.field.rounding or f"{self.name}_rounding"
+        return dtype_argument(self.field)
 
     @property
     def role(self) -> int:
@@ -231,12 +213,7 @@ class StoredMoment:
         return key.word(self.role) if fmt.dithered else key.words(self.role, shape)
 
     def _stochastic(self, fmt: Format) -> bool:
-        if not fmt.rounds:
-            return False
-        if self.rounding == "auto":
-            average = bool(self.field.rate)
-            return average and (self.rate is None or fmt.falls_short(self.rate))
-        return self.rounding == "stochastic"
+        return is_stochastic(self.field, fmt, self.rounding, self.rate)
 
     @property
     def _has_scales(self) -> bool:
@@ -301,13 +278,7 @@ class StoredMoment:
         return Encoded(codes, scale, shape if fmt.packed else None)
 
     def _refuse_freezing(self, fmt: Format) -> None:
-        if self.rounding == "nearest" and self.rate is not None and fmt.freezes(self.rate):
-            dtype, rounding, rate = self.dtype_name, self.rounding_name, self.field.rate
-            raise ValueError(
-                f'{self.caller}: {dtype}={fmt.dtype} with {rounding}="nearest" freezes '
-                f"at {rate}={self.rate!s} (1-{rate} < {fmt.half_gap}). "
-                f'Use {rounding}="stochastic", or {dtype}="float32".'
-            )
+        check_freezing(self.caller, self.field, fmt, self.rounding, self.rate)
 
 
 def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> Any:
@@ -325,7 +296,7 @@ def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> An
 
 def _problem(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
     """Return what is wrong with the scales of an array of `shape`, as far as it can be read now."""
-    expected = scale_shape(shape, fmt.block_size)
+    expected = fmt.scale_shape(shape)
     if scale is None:
         return f"is missing; block_size={fmt.block_size!r} makes it uint8{list(expected)}"
     if scale.shape != expected or scale.dtype != jnp.uint8:

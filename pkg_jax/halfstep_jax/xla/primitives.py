@@ -150,19 +150,19 @@ def _lowered(operation: Callable[..., Any], _, *operands) -> list:
 def _batched(operands: Sequence[Any], axes: Sequence[Any]) -> tuple[list[jax.Array], int]:
     """Return the operands of a batch, all of one shape, and which of its axes counts the batch."""
     rows = [(jnp.asarray(x), a, _without(a, jnp.shape(x))) for x, a in zip(operands, axes, strict=True)]
-    shape = max((own for _, _, own in rows), key=len)
+    shape = max((part for _, _, part in rows), key=len)
     size = next(x.shape[a] for x, a, _ in rows if a is not None)
-    axis = next((a for _, a, own in rows if a is not None and own == shape), 0)
+    axis = next((a for _, a, part in rows if a is not None and part == shape), 0)
     whole = (*shape[:axis], size, *shape[axis:])
-    return [_spread(x, a, axis, own, whole) for x, a, own in rows], axis
+    return [_spread(x, a, axis, part, whole) for x, a, part in rows], axis
 
 
 def _without(axis: int | None, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
 
 
-def _spread(x: jax.Array, found: int | None, axis: int, own: tuple[int, ...], whole: tuple[int, ...]):
+def _spread(x: jax.Array, place: int | None, axis: int, part: tuple[int, ...], whole: tuple[int, ...]):
     """Return an operand, whose shape without its batch axis is `own`, as one of a batch."""
-    if found is None:
-        return jnp.broadcast_to(x if own == () else jnp.expand_dims(x, axis), whole)
-    return lax.broadcast_in_dim(x, whole, (axis,)) if own == () else jnp.moveaxis(x, found, axis)
+    if place is None:
+        return jnp.broadcast_to(x if part == () else jnp.expand_dims(x, axis), whole)
+    return lax.broadcast_in_dim(x, whole, (axis,)) if part == () else jnp.moveaxis(x, place, axis)

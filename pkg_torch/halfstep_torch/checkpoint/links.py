@@ -11,7 +11,6 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.rules.store_state import StoreState
-from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.stored_moment import StoredAgain, StoredMoment, scale_key
 from halfstep_torch.weights.weight_rule import BoundWeights, WeightRule
 
@@ -66,21 +65,11 @@ def arrays_of(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
             continue
         for one in bound.moments:
             fmt = _outside(one).format
-            label = describe(fmt)
-            plain = label == {"dtype": dtype_name(fmt.dtype)}
+            label = fmt.label
+            plain = label == {"dtype": dtype_name(fmt.torch_dtype)}
             yield one.key, one.name, None if plain else label
             if scale_key(one.key) in one.arrays:
                 yield scale_key(one.key), f"{one.name}_scale", {"dtype": f"scales of {label['dtype']}"}
-
-
-def describe(fmt: Format) -> dict[str, Any]:
-    """Return a format as a file says it."""
-    said: dict[str, Any] = {"dtype": fmt.name}
-    if fmt.scaled:
-        said["block_size"] = fmt.block_size
-    if fmt.scale != "power_of_two":
-        said["scale"] = fmt.scale
-    return said | ({"relative": True} if fmt.relative else {})
 
 
 def seed_words(seed: Any) -> list[int] | None:
@@ -107,7 +96,7 @@ def _beside(bound: BoundRule) -> dict[str, Any]:
 
 def _kept(one: StoredMoment) -> dict[str, Any]:
     """Return the format and rounding of a moment."""
-    return {"format": describe(one.format), "rounding": "nearest" if one.source is None else "stochastic"}
+    return {"format": one.format.label, "rounding": "nearest" if one.source is None else "stochastic"}
 
 
 def _inside(one: Any) -> Any:

@@ -14,12 +14,12 @@ from halfstep.checkpoint.header import Recipe, check_names, make_header, paired,
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep_torch.checkpoint.links import arrays_of, idle_places, recipe_of
 from halfstep_torch.engine.batches import new_state
-from halfstep_torch.engine.group_entries import HEADER
-from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.leaves import leaf_name
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.optimizer_state.form import HEADER
 
 
 class _Stepped(NamedTuple):

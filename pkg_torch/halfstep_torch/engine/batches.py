@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.groups import ReadGroup
-from halfstep_torch.engine.leaves import check_grad, check_leftovers, check_state_array
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
-from halfstep_torch.engine.rows import Slot
+from halfstep_torch.engine.rows import Slot, SlotKeys
 from halfstep_torch.engine.stage import Stage
-from halfstep_torch.engine.state_form import LAST_STEP
+from halfstep_torch.leaves import check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
+from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.storage.state_array import StateArray
 
 
@@ -31,7 +31,7 @@ class Batch:
         step: the count after this step.
         numbers: of each rule, by name.
         slots: the parameters, with gradients of one dtype.
-        keys: of their random words, int32: a row for every column of `stream_keys`, an entry per slot.
+        keys: of their random words.
         kernels: of each stage the compiled function, or None where it runs eagerly; empty where all do.
         row_plan: the rows of the slots.
     """
@@ -202,7 +202,7 @@ def _attach_keys(batches: Iterable[Batch]) -> None:
         for batch in sharing:
             stop = start + len(batch.slots)
             columns = np.ascontiguousarray(as_int32(keys[start:stop]).T)
-            batch.keys, start = torch.from_numpy(columns).to(batch.device), stop
+            batch.keys, start = SlotKeys(torch.from_numpy(columns).to(batch.device)), stop
 
 
 def attach_row_plans(batches: Iterable[Batch], last: LastStep, sizes: RowSizes | None = None) -> None:

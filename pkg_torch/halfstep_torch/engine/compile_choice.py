@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from halfstep_torch.engine.inductor import find_cxx, missing_options
-from halfstep_torch.engine.say_once import say_once
+from halfstep_torch.say_once import say_once
 
 # Elements from which half a minute of compilation pays on a CPU.
 _WORTH_COMPILING = 1_000_000

@@ -15,7 +15,7 @@ from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.inductor import compile_options, compile_rows, mark_width
 from halfstep_torch.engine.packed_rows import Memory
 from halfstep_torch.engine.stage import Stage
-from halfstep_torch.engine.step_numbers import flat, layout, unflat
+from halfstep_torch.engine.step_numbers import flat, number_places, unflat
 
 # Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
 _SCRATCH = 1 << 20
@@ -27,21 +27,24 @@ def compile_batch(batch: Batch) -> None:
     threads = torch.get_num_threads() if batch.device.type == "cpu" else 0
     kernels: list[Callable[..., None] | None] = []
     for k, stage in enumerate(batch.stages):
-        slots, grad_dtype = layout(tuple(batch.stage_numbers(k))), torch.float32 if k else batch.grad_dtype
-        kernel = compiled_stage(stage, slots, batch.device, grad_dtype, threads) if stage.compiles else None
+        places, grad_dtype = (
+            number_places(tuple(batch.stage_numbers(k))),
+            torch.float32 if k else batch.grad_dtype,
+        )
+        kernel = compiled_stage(stage, places, batch.device, grad_dtype, threads) if stage.compiles else None
         kernels.append(kernel)
     batch.kernels = kernels
 
 
 @functools.cache
 def compiled_stage(
-    stage: Stage, slots: tuple, device: torch.device, grad_dtype: torch.dtype, threads: int
+    stage: Stage, places: tuple, device: torch.device, grad_dtype: torch.dtype, threads: int
 ) -> Callable[..., None]:
     """Return a function (p, g, u, *state, numbers, first, keys, column) that steps rows in place.
 
     Args:
         stage: of whole blocks.
-        slots: where the numbers of its rules stand in a vector (`bound_rule.layout`).
+        places: where the numbers of its rules stand in a vector (`number_places`).
         device: of the memory.
         grad_dtype: of what comes in: of the gradient, or float32.
         threads: of the CPU.
@@ -58,21 +61,21 @@ def compiled_stage(
     def step_in_place(*tensors: Tensor) -> None:
         p, g, *rest, numbers, first, keys, column = tensors
         u, state = (None, rest) if stage.lands else (rest[0], rest[1:])
-        rule_numbers = unflat(slots, numbers.unbind())
+        rule_numbers = unflat(places, numbers.unbind())
         stage.step_rows(p, g, u, state, rule_numbers, first[:, None], keys[:, :, None], column)
 
-    calls = list(_scratch(stage, slots, device, grad_dtype))
+    calls = list(_scratch(stage, places, device, grad_dtype))
     return compile_rows(step_in_place, compile_options(device), calls)
 
 
 def _scratch(
-    stage: Stage, slots: tuple, device: torch.device, grad_dtype: torch.dtype
+    stage: Stage, places: tuple, device: torch.device, grad_dtype: torch.dtype
 ) -> Iterator[Sequence[Tensor]]:
     """Yield arguments of a kernel, over memory of ours: of many rows, and of one less."""
     most = max(_SCRATCH // stage.width, 4)
     memory = Memory(stage, most, device, grad_dtype, wide=True)
     columns = sum(1 + len(roles) for roles in stage.roles)
-    numbers = torch.ones(len(flat(slots)), dtype=torch.float32, device=device)
+    numbers = torch.ones(len(flat(places)), dtype=torch.float32, device=device)
     for count in (most, most - 1):
         p, g, u, state = memory.matrices(count)
         first, keys = (

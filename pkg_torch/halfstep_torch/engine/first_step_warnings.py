@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.say_once import say_once
+from halfstep_torch.say_once import say_once
 
 # Between these a second moment in ufloat8_e6m2 is what it should be (contract F6).
 _LOWEST, _LARGEST = 2.0**-50, 1.5 * 2.0**13
@@ -39,7 +39,7 @@ def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:
     """Say so where the squares of gradients are outside what ufloat8_e6m2 holds."""
     moments = [moment for rule in batch.plan.rules for moment in rule.moments]
     formats = [getattr(moment, "format", None) for moment in moments]
-    if not any(fmt is not None and fmt.name == "ufloat8_e6m2" for fmt in formats):
+    if not any(fmt is not None and fmt.dtype == "ufloat8_e6m2" for fmt in formats):
         return
     for slot in batch.slots:
         if not slot.grad.numel():

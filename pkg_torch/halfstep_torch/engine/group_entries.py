@@ -7,10 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.engine.leaves import leaf_name
-
-HEADER = "halfstep"
-"""The entry of a group that says by which chain and seeds it is stepped."""
+from halfstep_torch.leaves import leaf_name
+from halfstep_torch.optimizer_state.form import HEADER
 
 # Arguments of torch's own optimizers that ask for nothing where they have these values.
 _ASKS_FOR_NOTHING = {
@@ -98,13 +96,13 @@ def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bo
         group: of torch, in which `decoupled_weight_decay` says how it decays.
         decoupled: whether decay is so here; None where no group of torch says that.
     """
-    theirs = group.get("decoupled_weight_decay")
-    if None in (theirs, decoupled) or bool(theirs) == decoupled or not group.get("weight_decay"):
+    saved_decay = group.get("decoupled_weight_decay")
+    if None in (saved_decay, decoupled) or bool(saved_decay) == decoupled or not group.get("weight_decay"):
         return
     raise ValueError(
-        f"{caller}: decoupled_weight_decay={theirs} in param group {index}, whose weight_decay is "
+        f"{caller}: decoupled_weight_decay={saved_decay} in param group {index}, whose weight_decay is "
         f"{group['weight_decay']}; here decay is {'decoupled' if decoupled else 'added to the gradient'}. "
-        f"Use {'AdamW' if theirs else 'Adam'}, or weight_decay=0."
+        f"Use {'AdamW' if saved_decay else 'Adam'}, or weight_decay=0."
     )
 
 

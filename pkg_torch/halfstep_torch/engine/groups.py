@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.storage.formats import Format
 from halfstep_torch.chain import Chain
 from halfstep_torch.engine.loss_scale import UNSCALE
 from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
-from halfstep_torch.engine.say_once import say_once
 from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.hyperparameters import nonnegative
-from halfstep_torch.storage.formats import Format
+from halfstep_torch.say_once import say_once
 
 
 @dataclasses.dataclass

@@ -91,8 +91,8 @@ class Inductor:
         if len(self._made) != 1 or seen is None or len(seen) != len(calls):
             return None
         places = []
-        for of_calls in zip(*seen, strict=True):
-            known = [_places(x, tensors) for x, tensors in zip(of_calls, calls, strict=True)]
+        for arguments in zip(*seen, strict=True):
+            known = [_places(x, tensors) for x, tensors in zip(arguments, calls, strict=True)]
             common = [place for place in known[0] if all(place in other for other in known)]
             if not common:
                 return None
@@ -120,7 +120,7 @@ def compile_rows(
     """
     with compiling():
         backend = _backend(options)
-        chosen = {"options": options} if backend is None else {"backend": backend}
+        chosen: dict[str, Any] = {"options": options} if backend is None else {"backend": backend}
         kernel = torch.compile(own_code(function), dynamic=True, fullgraph=True, **chosen)
         for tensors in calls:  # the second time by what the first has compiled
             kernel(*tensors)

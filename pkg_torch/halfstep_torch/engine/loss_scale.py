@@ -47,8 +47,8 @@ def scale_of(optimizer: Any) -> float | None:
 
 def is_skipped(optimizer: Any) -> bool:
     """Whether a scaler has found an infinity or a NaN among the gradients of this step."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and float(found) != 0
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and float(found_inf) != 0
 
 
 class Unscaled(Sequence):

@@ -11,7 +11,6 @@ from torch import Tensor
 from halfstep_torch.engine.batches import Batch, LastStep, attach_row_plans, make_batches
 from halfstep_torch.engine.compiled_stage import compile_batch
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step
-from halfstep_torch.engine.group_entries import HEADER
 from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.loss_scale import is_skipped
 from halfstep_torch.engine.packed_rows import for_each
@@ -19,8 +18,8 @@ from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.engine.replicas import check_replicas
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.run import run_batch
-from halfstep_torch.engine.say_once import say_once
-from halfstep_torch.engine.state_dict import (
+from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
+from halfstep_torch.optimizer_state.state_dict import (
     check_saved_state,
     load_group,
     load_states,
@@ -28,7 +27,7 @@ from halfstep_torch.engine.state_dict import (
     read_groups,
     replace_groups,
 )
-from halfstep_torch.engine.state_form import LAST_STEP
+from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.state_array import StateArray
 
 
@@ -135,7 +134,7 @@ class Optimizer(PlannedOptimizer):
                 steps.append((i, max(int(saved["step"]), 1)))
         show_rates = self._shown_rates(steps)
         groups = [
-            load_group(group, saved, choices)
+            load_group(group, saved, choices.options, choices.schedule is not None)
             for group, saved, choices in zip(self.param_groups, saved_groups, self._choices, strict=True)
         ]
         replace_groups(self.param_groups, groups, lambda: [self._group(i).values for i in range(len(groups))])

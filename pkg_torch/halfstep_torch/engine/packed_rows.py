@@ -47,9 +47,7 @@ class PackedRows(Rows):
             [span.of(slots[span.slot].state[name], _entries(slots[span.slot], name, span)) for span in spans]
             for name in stage.arrays
         ]
-        located = [
-            self._matrix(memory, *of_array) for of_array in zip(stage.arrays, self._entries, strict=True)
-        ]
+        located = [self._matrix(memory, *array) for array in zip(stage.arrays, self._entries, strict=True)]
         self.state, self._views = [matrix for matrix, _ in located], [views for _, views in located]
         self._fills = any(span.short for span in spans)
 

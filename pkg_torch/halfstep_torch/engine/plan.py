@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from halfstep.random_words import leaf_id, word_role
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import leaf_id, leaf_keys, word_role
+from halfstep_torch.numbers.random_words import leaf_keys
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 

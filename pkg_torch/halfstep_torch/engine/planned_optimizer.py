@@ -12,7 +12,6 @@ from halfstep.rule import Rule
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.group_entries import (
-    HEADER,
     check_decay,
     check_entries,
     check_names,
@@ -20,12 +19,13 @@ from halfstep_torch.engine.group_entries import (
     with_names,
 )
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
-from halfstep_torch.engine.leaves import check_memory, check_weight, leaf_name
 from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules
-from halfstep_torch.engine.state_dict import make_header
-from halfstep_torch.link import Link
-from halfstep_torch.rule_check import try_rule
+from halfstep_torch.leaves import check_memory, check_weight, leaf_name
+from halfstep_torch.link import Link, is_ours
+from halfstep_torch.optimizer_state.form import HEADER
+from halfstep_torch.optimizer_state.state_dict import make_header
+from halfstep_torch.rule_trial import try_rule
 
 
 class PlannedOptimizer(torch.optim.Optimizer):
@@ -68,8 +68,8 @@ class PlannedOptimizer(torch.optim.Optimizer):
         return self._choices[0].chain
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: getattr(self, name) for name in ("_tx", "_compile", "_schedule", "_choices")}
-        return {**super().__getstate__(), **kept, "_given_names": None, "_compared": False}
+        fields = {name: getattr(self, name) for name in ("_tx", "_compile", "_schedule", "_choices")}
+        return {**super().__getstate__(), **fields, "_given_names": None, "_compared": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -132,7 +132,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         for info in {read.info(name, param) for i, name, param in self._named() if i == last}:
             bind_rules(read.links, self._name, read.values, info)
             for link, h in zip(read.links, read.values, strict=True):
-                if type(link.rule).__module__.split(".")[0] not in ("halfstep", "halfstep_torch"):
+                if not is_ours(link.rule):
                     try_rule(self._name, link, h, info)
         group.update({key: plain_value(group[key]) for key in self.defaults})
         group[HEADER] = make_header(self._choices[last].chain)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.rows import Slot
-from halfstep_torch.engine.say_once import say_once
+from halfstep_torch.say_once import say_once
 
 # How often this process has compared replicas of one kind: a second run of a model is not the first.
 _COMPARED: collections.Counter = collections.Counter()

@@ -40,7 +40,7 @@ def _update_like(slot: Slot) -> Tensor:
 
 def _step_array(batch: Batch, k: int, place: int, u: Tensor) -> Tensor:
     """Run the k-th stage on a full parameter, in its shape; return the update that it leaves."""
-    stage, slot, keys = batch.stages[k], batch.slots[place], batch.keys[:, place].tolist()
+    stage, slot, keys = batch.stages[k], batch.slots[place], batch.keys.columns[:, place].tolist()
     state = {name: slot.state[name].view(-1) for name in stage.arrays}
     if not k:  # the rule may write into what it is given, and that is the gradient
         u = u.to(torch.float32, copy=True)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.random_words import word_role
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.numbers.norms import piece_length
-from halfstep_torch.numbers.random_words import field_on_top, whole_words, word_role, words_from
+from halfstep_torch.numbers.random_words import field_on_top, whole_words, words_from
 from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Words
@@ -146,11 +147,11 @@ class Stage:
         """Return a whole parameter as precisely as it is known, joined piece by piece."""
         flat, length = p.reshape(-1), piece_length(p.device)
         known = torch.empty(flat.shape, dtype=torch.float32, device=p.device)
-        kept = {name: state[name] for name in self.weights.arrays}
+        arrays = {name: state[name] for name in self.weights.arrays}
         for start in range(0, flat.numel(), length):
             piece = slice(start, start + length)
-            of_piece = {name: x[piece] for name, x in kept.items()}
-            known[piece] = self.weights.join(flat[piece].to(torch.float32), of_piece)
+            pieces = {name: x[piece] for name, x in arrays.items()}
+            known[piece] = self.weights.join(flat[piece].to(torch.float32), pieces)
         return known.view(p.shape)
 
     def columns(self, keys: Sequence) -> Columns:
@@ -170,12 +171,12 @@ class Stage:
         at = index() if read else None
         words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
 
-        def of_rows(stream: int, role: int) -> Words:
+        def words_of_rows(stream: int, role: int) -> Words:
             if self.shared[stream]:
                 return lambda shape: columns[stream][1][role].expand(shape)
             return lambda shape: words[stream](role)
 
-        return of_rows
+        return words_of_rows
 
     def step_rows(
         self,
@@ -211,13 +212,13 @@ class Stage:
         """Return the words of arrays of any shape, given the keys of their leaf."""
         columns = self.columns(keys)
 
-        def of_array(stream: int, role: int) -> Words:
+        def words_of_array(stream: int, role: int) -> Words:
             k0, k1 = columns[stream]
             if self.shared[stream]:
                 return lambda shape: torch.full(shape, k1[role], dtype=torch.int32, device=device)
             return lambda shape: field_on_top(whole_words(k0, k1[word_role(role)], shape, device), role)
 
-        return of_array
+        return words_of_array
 
 
 def _without_short_blocks(x: Any) -> Any:

@@ -11,20 +11,20 @@ def flat(numbers: Any) -> list[float]:
     return [numbers]
 
 
-def layout(numbers: Any) -> Any:
+def number_places(numbers: Any) -> Any:
     """Return the same named tuples with the place of each number in `flat`: equal for equal shapes."""
-    places = iter(range(len(flat(numbers))))
+    indices = iter(range(len(flat(numbers))))
 
     def placed(part: Any) -> Any:
-        return _made(part, [placed(x) for x in part]) if isinstance(part, tuple) else next(places)
+        return _made(part, [placed(x) for x in part]) if isinstance(part, tuple) else next(indices)
 
     return placed(numbers)
 
 
-def unflat(layout: Any, numbers: Sequence) -> Any:
-    """Return named tuples of numbers, given their `layout`."""
+def unflat(places: Any, numbers: Sequence) -> Any:
+    """Return named tuples of numbers, given their `number_places`."""
     return (
-        _made(layout, [unflat(x, numbers) for x in layout]) if isinstance(layout, tuple) else numbers[layout]
+        _made(places, [unflat(x, numbers) for x in places]) if isinstance(places, tuple) else numbers[places]
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class DecayRate(NamedTuple):
-    """The decay rate of an average: for `ema` two numbers, for operators the rate itself.
+    """The decay rate of an average: for `ema` two numbers, in a product the rate itself.
 
     Attributes:
         b: the rate, a float32 number.
@@ -27,30 +27,10 @@ class DecayRate(NamedTuple):
         b32 = np.float32(b)
         return cls(float(b32), float(np.float32(1) - b32))
 
-    def __add__(self, x: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.b + x
-
-    __radd__ = __add__
-
-    def __sub__(self, x: Any) -> Any:
-        return self.b - x
-
-    def __rsub__(self, x: Any) -> Any:
-        return x - self.b
-
     def __mul__(self, x: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.b * x
 
     __rmul__ = __mul__  # pyright: ignore[reportAssignmentType]
-
-    def __truediv__(self, x: Any) -> Any:
-        return self.b / x
-
-    def __rtruediv__(self, x: Any) -> Any:
-        return x / self.b
-
-    def __neg__(self) -> Any:
-        return -self.b
 
 
 def ema(average: Tensor, value: Tensor, rate: DecayRate) -> Tensor:
@@ -59,7 +39,7 @@ def ema(average: Tensor, value: Tensor, rate: DecayRate) -> Tensor:
     Args:
         average: float32 tensor.
         value: float32 tensor.
-        rate: b, and 1 - b; in a rule the number of a `decay_rate` field.
+        rate: b, and 1 - b.
 
     Example:
         >>> import torch

@@ -4,6 +4,7 @@ torch rounds every operation once, in eager mode and in the code that the engine
 protecting, and a step pays for no wrapper. The trial refuses what JAX, or a later step, would refuse.
 """
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.numbers import Made, Number
+from halfstep.numbers import Number
 from halfstep.op import Op
 from halfstep_torch.numbers import exact, moments
 from halfstep_torch.numbers.global_norm import global_norm
@@ -32,9 +33,7 @@ class TorchOp:
     @staticmethod
     def ema(average: Any, value: Any, rate: Any) -> Tensor:
         """Return (rate average) + ((1 - rate) value)."""
-        if not isinstance(rate, DecayRate):
-            rate = DecayRate(rate, 1 - rate) if isinstance(rate, Tensor) else DecayRate.of(rate)
-        return moments.ema(average, value, rate)
+        return moments.ema(average, value, rate if isinstance(rate, DecayRate) else DecayRate(rate, 1 - rate))
 
     @staticmethod
     def maximum(x: Any, y: Any) -> Tensor:
@@ -56,13 +55,12 @@ class TorchOp:
     @staticmethod
     def where(mask: Tensor, x: Any, y: Any) -> Tensor:
         """Return x where the mask holds, else y."""
-        return torch.where(mask, _plain(x), _plain(y))
+        return torch.where(mask, x, y)
 
     @staticmethod
     def power(x: Any, y: Any) -> Tensor:
         """Return x^y."""
-        y = _plain(y)
-        return x if isinstance(y, float) and y == 1 else torch.pow(_plain(x), y)
+        return x if isinstance(y, float) and y == 1 else torch.pow(x, y)
 
     @staticmethod
     def norm(x: Tensor, exact: bool = False) -> Tensor:
@@ -82,7 +80,7 @@ class TorchOp:
     @staticmethod
     def apply(function: Callable, *xs: Any) -> Any:
         """Return function(*xs)."""
-        return function(*map(_plain, xs))
+        return function(*xs)
 
     @staticmethod
     def unbias(*pairs: tuple[Any, int]) -> tuple[np.float32, ...]:
@@ -108,12 +106,7 @@ STEP_OPS = {"elementwise": TorchOp(), "parameter": InPlaceOp()}
 """What `update` gets in a step, by the scope of its rule."""
 
 
-def _plain(x: Any) -> Any:
-    return x.b if isinstance(x, DecayRate) else x
-
-
 def _extremum(function: Callable, bound: str, x: Any, y: Any) -> Tensor:
-    x, y = _plain(x), _plain(y)
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return function(x, y)
     array, number = (x, y) if isinstance(x, Tensor) else (y, x)
@@ -124,16 +117,25 @@ class GuardedOp(Op):
     """The same on numbers that know what they are, for the trial of a rule."""
 
     library = torch
-    root = staticmethod(exact.sqrt)
-    quotient = staticmethod(operator.truediv)
+    root = staticmethod(exact.sqrt)  # pyright: ignore[reportAssignmentType]
+    quotient = staticmethod(operator.truediv)  # pyright: ignore[reportAssignmentType]
 
     def as_scalar(self, x: Any) -> Tensor | None:
         """Return a number of Python, NumPy or torch as a float32 0-d tensor; None for anything else."""
-        if isinstance(x, DecayRate):
-            return torch.tensor(x.b, dtype=torch.float32)
         if isinstance(x, (int, float, np.integer, np.floating)):
             return torch.tensor(float(x), dtype=torch.float32)
         return x if isinstance(x, Tensor) and x.dtype == torch.float32 and not x.shape else None
+
+    def divide(self, x: Any, y: Any) -> Number:
+        """Return x / y; refuse a constant, by which torch divides inexactly."""
+        for constant in (x, y):
+            # Eager torch computes c / x as c (1 / x), and on GPUs x / c likewise: right for powers of two.
+            if isinstance(constant, (int, float, np.number)) and abs(math.frexp(constant)[0]) != 0.5:
+                raise TypeError(
+                    f"{self.rule}: update has the constant {constant} in a quotient, which eager torch does "
+                    f'not round correctly. Return it from numbers: {{"c": {constant}}}, and use n.c.'
+                )
+        return super().divide(x, y)
 
     def ema(self, average: Any, value: Any, rate: Any) -> Number:
         """Return (rate average) + ((1 - rate) value)."""
@@ -149,4 +151,10 @@ class GuardedOp(Op):
 
     def norm(self, x: Any, exact: bool = False) -> Number:
         """Return the norm of the whole array."""
-        return self.wrap(TorchOp.norm(self.bare(x), exact), Made.ARRAY)
+        return self.wrap(TorchOp.norm(self.bare(x), exact))
+
+
+def tensor_numbers(numbers: Any, device: torch.device) -> Any:
+    """Return the numbers of a step as float32 0-d tensors; of a decay rate the rate alone."""
+    rates = (x.b if isinstance(x, DecayRate) else x for x in numbers)
+    return type(numbers)(*(torch.full((), x, dtype=torch.float32, device=device) for x in rates))

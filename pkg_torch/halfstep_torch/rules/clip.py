@@ -52,7 +52,7 @@ def clip_by_global_norm(max_norm: float, *, exact: bool = False) -> Rule:
         ValueError: if it is negative.
 
     Example:
-        >>> import halfstep_torch as hs
+        >>> import torch, halfstep_torch as hs
         >>> p = torch.nn.Parameter(torch.zeros(2))
         >>> tx = hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_learning_rate(1.0))
         >>> p.grad = torch.tensor([3.0, -4.0])

@@ -17,7 +17,7 @@ from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType
-from halfstep_torch.weights.param_storage import with_param_storage
+from halfstep_torch.weights.weight_storage import with_param_storage
 
 
 def scale_by_lion(

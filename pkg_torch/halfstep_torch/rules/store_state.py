@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.random_words import Role
 from halfstep.rule import Rule, declared
+from halfstep.storage.moment_formats import check_stored_state
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.chain import Chain, chain
 from halfstep_torch.link import Link, ParamInfo
-from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import WordSource
@@ -24,7 +25,6 @@ from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, Sto
 Select = Callable[[str, Tensor], bool]
 
 _CALLER = "store_state"
-_ROUNDINGS = ("stochastic", "nearest_unchecked")
 _HELD = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -120,9 +120,9 @@ class StoreState(Link):
         too_small = self.format.scaled and not fmt.scaled
         if too_small or not self._may_store(one, info) or not self._chooses(one, info):
             return one
-        if not self.format.codes.signed and declared(type(self.rule)).moments[one.name].signed:
+        if not self.format.signed and declared(type(self.rule)).moments[one.name].signed:
             raise ValueError(
-                f"{_CALLER}: format={self.format.name} has no sign, and {self._name(one)!r} has one. "
+                f"{_CALLER}: format={self.format.dtype} has no sign, and {self._name(one)!r} has one. "
                 'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
             )
         if fmt.scaled and scale_key(one.key) in one.arrays:
@@ -197,7 +197,7 @@ def store_state(
             has one.
 
     Example:
-        >>> import halfstep_torch as hs
+        >>> import torch, halfstep_torch as hs
         >>> tx = hs.chain(store_state(hs.scale_by_adam(), "bfloat16"), hs.scale_by_learning_rate(1e-3))
         >>> p = torch.nn.Parameter(torch.ones(3))
         >>> p.grad = torch.ones(3)
@@ -211,18 +211,7 @@ def store_state(
     fmt = as_format(_CALLER, "format", format)
     if fmt is None:
         raise TypeError(f'{_CALLER}: format=None is not a format. Use "bfloat16", or what scaled returns.')
-    if fmt.relative:
-        raise ValueError(
-            f"{_CALLER}: format=relative(...) is in units of the root of a second moment, "
-            "which is not known here. Use scaled(...), or mu_dtype=relative(...) of adam."
-        )
-    if rounding not in _ROUNDINGS:
-        raise ValueError(
-            f"{_CALLER}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "
-            'Use "stochastic" or "nearest_unchecked".'
-        )
-    if select is not None and not callable(select):
-        raise TypeError(f"{_CALLER}: select={select!r} is not a function. Use lambda name, array: ...")
+    check_stored_state(_CALLER, fmt, rounding, select)
     own, links = as_seed(_CALLER, seed), chain(inner).links
     for link in links:
         if link.last or isinstance(link, StoreState):
@@ -238,4 +227,4 @@ def store_state(
 
 
 def _description(fmt: Format) -> str:
-    return f"{fmt.name} in blocks of {fmt.block_size}" if fmt.scaled else fmt.name
+    return f"{fmt.dtype} in blocks of {fmt.block_size}" if fmt.scaled else fmt.dtype

@@ -6,59 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from halfstep.hyperparameters import check_bound, check_order
+import halfstep.rules.trust_ratio as shared
+from halfstep.hyperparameters import check_order
 from halfstep.rule import Rule, number
 from halfstep_torch.link import Link, checked_rule
 from halfstep_torch.rules.learning_rate import LEARNING_RATE
 
-TEMPERED_COEFFICIENT = np.float32(1e-3)
-TEMPERED_MAX_RATIO = 2.0
 
+class ScaleByTrustRatio(shared.ScaleByTrustRatio, Link):
+    """The rule of `scale_by_trust_ratio`, whose bounds a param group may change."""
 
-def _check_power(caller: str, name: str, value: Any, number: float) -> None:
-    if 0 < number < 1:
-        return
-    problem = "cancels the learning rate: a schedule would do nothing" if number == 1 else "is outside (0, 1)"
-    raise ValueError(
-        f"{caller}: {name}={value} {problem}. "
-        "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
-    )
-
-
-class _TrustRatio(Link):
-    """What both ratios have in common."""
-
-    scope = "parameter"
     wide_weights = False  # norms are in float32, whatever the dtype
-    exact: bool = False
-
-    def update(self, g, p, n, m, op):
-        """Return ratio u, rounded once."""
-        return op.scaled(g, self.ratio(op.norm(p, self.exact), op.norm(g, self.exact), n, op))
-
-    def ratio(self, p_norm, u_norm, n, op):
-        """Return the ratio of a weight's norm to that of its update, within its bounds (contract L2)."""
-        p_norm = op.clamp(p_norm, n.min_norm, n.max_norm)
-        u_norm = op.maximum(u_norm, n.min_norm)
-        ratio = self.power_of((n.trust_coefficient * p_norm) / (u_norm + n.eps), n, op)
-        # Where a norm is 0 the quotient would freeze the parameter for ever.
-        ratio = op.where((p_norm == 0) | (u_norm == 0), 1.0, ratio)
-        return op.clamp(ratio, n.min_ratio, n.max_ratio)
-
-    def power_of(self, quotient, n, op):
-        """Return the quotient of the norms as it is."""
-        return quotient
-
-
-class ScaleByTrustRatio(_TrustRatio):
-    """The rule of `scale_by_trust_ratio`; its arguments, unchecked."""
-
-    min_norm: Any = number(0.0, check=check_bound, none=0.0)
-    trust_coefficient: Any = number(1.0)
-    eps: Any = number(0.0, torch=None)  # the entry `eps` is another rule's
-    max_norm: Any = number(None, check=check_bound, none=math.inf)
-    min_ratio: Any = number(None, check=check_bound, none=0.0)
-    max_ratio: Any = number(None, check=check_bound, none=math.inf)
 
     def check(self, caller: str, h: Any) -> None:
         """Raise ValueError for a lower bound above its upper bound."""
@@ -66,32 +24,22 @@ class ScaleByTrustRatio(_TrustRatio):
         check_order(caller, "min_ratio", h.min_ratio, "max_ratio", h.max_ratio)
 
 
-class ScaleByTemperedTrustRatio(_TrustRatio):
-    """Scale by a power of the trust ratio, relative to the learning rate: for `Lamb16`.
+class ScaleByTemperedTrustRatio(shared.ScaleByTemperedTrustRatio, Link):
+    """The rule of `Lamb16`: LAMB's own ratio where `trust_power` is None.
 
-    clamp((((1e-3 / lr) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0; rounded to float32 at
-    each operation, the power to within units in the last place. It reads the entry `lr`, which the link of
-    the learning rate owns.
-
-    Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
+    It reads the entry `lr`, which the link of the learning rate owns.
     """
 
-    trust_power: Any = number(None, check=_check_power, none=1.0)
-    max_norm: Any = number(None, check=check_bound, none=math.inf)
-    learning_rate: Any = LEARNING_RATE(None, owned=False)
+    wide_weights = False  # norms are in float32, whatever the dtype
+    trust_power: Any = number(None, check=shared.check_power, none=1.0)
+    learning_rate: Any = LEARNING_RATE(default=None, owned=False)
 
     def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
-        """Return coefficient and bounds of the ratio: LAMB's own where there is no power."""
-        bounds = {"min_norm": 0.0, "eps": 0.0, "min_ratio": 0.0}
-        if h.trust_power == 1:
-            return {"trust_coefficient": 1.0, "max_ratio": math.inf, **bounds}
+        """Return coefficient and bounds of the ratio."""
         with np.errstate(divide="ignore"):  # at lr = 0 nothing moves, whatever the ratio
-            coefficient = TEMPERED_COEFFICIENT / h.learning_rate
-        return {"trust_coefficient": coefficient, "max_ratio": TEMPERED_MAX_RATIO, **bounds}
-
-    def power_of(self, quotient, n, op):
-        """Return quotient^power."""
-        return quotient if n.trust_power == 1 else op.power(quotient, n.trust_power)
+            tempered = super().numbers(h, t, op)
+        own = {"trust_coefficient": 1.0, "max_ratio": math.inf}
+        return {**tempered, **own} if h.trust_power == 1 else tempered
 
 
 def scale_by_trust_ratio(
@@ -138,7 +86,7 @@ def scale_by_trust_ratio(
         ValueError: if one is negative, or a lower bound above its upper bound.
 
     Example:
-        >>> import halfstep_torch as hs
+        >>> import torch, halfstep_torch as hs
         >>> tx = hs.chain(hs.scale_by_trust_ratio(), hs.scale_by_learning_rate(0.5))
         >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
         >>> optimizer = hs.Optimizer([p], tx)

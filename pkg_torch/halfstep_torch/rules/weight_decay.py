@@ -5,18 +5,17 @@ from typing import Any
 
 from torch import Tensor
 
-from halfstep.rule import Rule, number, option
+import halfstep.rules.weight_decay as shared
+from halfstep.rule import Rule, option
 from halfstep_torch.link import Link, ParamInfo, checked_rule
 
 Mask = Callable[[str, Tensor], bool]
 
 
-class AddDecayedWeights(Link):
-    """The transform that `add_decayed_weights` returns; its arguments, unchecked."""
+class AddDecayedWeights(shared.AddDecayedWeights, Link):
+    """The rule of `add_decayed_weights`, with a mask of parameters."""
 
-    weight_decay: Any = number(0.0)
     mask: Mask | None = option(None)
-    absolute: bool = False
 
     def applies_to(self, name: str, param: Tensor) -> bool:
         """Ask the mask."""
@@ -25,11 +24,6 @@ class AddDecayedWeights(Link):
     def acts(self, h: Any, info: ParamInfo) -> bool:
         """Whether there is a decay: 0 times an infinite weight would be NaN."""
         return h.weight_decay != 0
-
-    def update(self, g, p, n, m, op):
-        """Return u + (wd p), or u - (wd p): product and sum rounded once each (contract D1)."""
-        decay = n.weight_decay * p
-        return g - decay if self.absolute else g + decay
 
 
 def add_decayed_weights(

@@ -4,10 +4,16 @@ from typing import Any
 
 import torch
 
-from halfstep.rule import ROUNDINGS, Moment, Rule, declared
-from halfstep_torch.numbers.random_words import role_of
+from halfstep.random_words import role_of
+from halfstep.rule import Moment, Rule, declared
+from halfstep.storage.moment_formats import (
+    check_format,
+    check_freezing,
+    check_rounding,
+    check_unit,
+    is_stochastic,
+)
 from halfstep_torch.storage.formats import Format
-from halfstep_torch.storage.relative import LARGEST_BOUND, bound
 from halfstep_torch.storage.state_array import Shape, WordSource
 from halfstep_torch.storage.state_dtypes import default_format
 from halfstep_torch.storage.stored_moment import StoredMoment
@@ -24,7 +30,7 @@ def check_moments(rule: Rule, h: Any) -> None:
         ValueError: for what is no rounding, cannot hold the moment, or would freeze it.
     """
     for moment in declared(type(rule)).moments.values():
-        _check_rounding(rule.name, rule, moment)
+        check_rounding(rule.name, moment, _rounding(rule, moment))
         # Where the dtype of the weights decides, nothing can freeze yet.
         if (fmt := _format(moment, h)) is not None:
             _check(rule.name, rule, moment, fmt, h, moment.rate)
@@ -51,13 +57,11 @@ def bound_moments(
 
 def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, shape: Shape) -> StoredMoment:
     fmt = _format(moment, h) or default_format(dtype)
-    _check_rounding(caller, rule, moment)
+    check_rounding(caller, moment, _rounding(rule, moment))
     _check(caller, rule, moment, fmt, h, _rate_name(rule, moment))
     fmt = fmt.for_shape(_shape(rule, moment, shape))
-    rounding = _rounding(rule, moment)
-    # "auto" is nearest unless that falls short.
-    short = rounding == "auto" and bool(moment.rate) and fmt.falls_short(_rate(moment, h))
-    source = WordSource(role_of(moment.name)) if fmt.rounds and (rounding == "stochastic" or short) else None
+    stochastic = is_stochastic(moment, fmt, _rounding(rule, moment), _rate(moment, h))
+    source = WordSource(role_of(moment.name)) if stochastic else None
     return StoredMoment(
         name=moment.name,
         key=moment.torch,
@@ -69,50 +73,14 @@ def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, 
     )
 
 
-def _check_rounding(caller: str, rule: Rule, moment: Moment) -> None:
-    rounding = _rounding(rule, moment)
-    if rounding not in ROUNDINGS:
-        raise ValueError(
-            f"{caller}: {moment.rounding}={rounding!r} is not a rounding. "
-            'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
-        )
-
-
 def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Any, rate_name: str) -> None:
     """Refuse a format that cannot hold the moment (contract F2), or would freeze it (F3)."""
-    if fmt.relative and not moment.unit:
-        raise ValueError(
-            f"{caller}: {moment.dtype}=relative(...) needs a second moment beside {moment.name}. "
-            "Use it for mu of Adam or Lamb, and scaled(...) here."
-        )
-    if not moment.signed and not fmt.codes.for_second_moments:
-        raise ValueError(
-            f"{caller}: {moment.dtype}={fmt.name} cannot hold a second moment: "
-            "it loses small ones or lifts them by orders, and steps are too long or too short. "
-            'Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
-        )
-    rate = _rate(moment, h)
-    if _rounding(rule, moment) == "nearest" and fmt.freezes(rate):
-        raise ValueError(
-            f'{caller}: {moment.dtype}={fmt.name} with {moment.rounding}="nearest" freezes at '
-            f"{rate_name}={rate:.7g} (1-{rate_name} < {fmt.codes.half_gap[1]}). "
-            f'Use {moment.rounding}="stochastic", or {moment.dtype}="float32".'
-        )
+    check_format(caller, moment, fmt)
+    check_freezing(caller, moment, fmt, _rounding(rule, moment), _rate(moment, h), rate_name)
     if fmt.relative and not fmt.scaled:
-        _check_unit(caller, rule, moment, h)
-
-
-def _check_unit(caller: str, rule: Rule, moment: Moment, h: Any) -> None:
-    """Refuse a moment in units of a root, past what its codes without scales hold."""
-    unit = declared(type(rule)).moments[moment.unit]
-    b1, b2 = _rate(moment, h), _rate(unit, h)
-    largest = bound(b1, b2)
-    if largest > LARGEST_BOUND:
-        raise ValueError(
-            f"{caller}: {moment.dtype} has no scale, and {moment.name} reaches {largest:.3g} roots of "
-            f"{unit.name} at {_rate_name(rule, moment)}={b1:.7g} and {_rate_name(rule, unit)}={b2:.7g}. "
-            "Use relative(..., block_size=128)."
-        )
+        unit = declared(type(rule)).moments[moment.unit]
+        rates, names = zip(*((_rate(x, h), _rate_name(rule, x)) for x in (moment, unit)), strict=True)
+        check_unit(caller, moment, unit, rates, names)
 
 
 def _shape(rule: Rule, moment: Moment, shape: Shape) -> Shape:

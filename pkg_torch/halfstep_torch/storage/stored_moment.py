@@ -87,8 +87,8 @@ class StoredMoment:
     @property
     def arrays(self) -> Mapping[str, StateArray]:
         """The codes, and the scales where there are any."""
-        packed_of = self.format if self.format.codes.packed else None
-        arrays = {self.key: StateArray(self.format.dtype, packed_of=packed_of, shape_of=self.shape_of)}
+        packed_of = self.format if self.format.packed else None
+        arrays = {self.key: StateArray(self.format.torch_dtype, packed_of=packed_of, shape_of=self.shape_of)}
         if self.format.scaled:
             scale = StateArray(torch.uint8, scale_of=self.format, shape_of=self.shape_of)
             arrays[scale_key(self.key)] = scale
@@ -99,7 +99,7 @@ class StoredMoment:
         """One, or none; of dithered codes those that were stored, too."""
         if self.source is None:
             return ()
-        if not self.format.codes.dithered:
+        if not self.format.dithered:
             return (self.source,)
         return self.source._replace(shared=True), self.source._replace(shared=True, before=True)
 
@@ -166,7 +166,7 @@ class StoredAgain:
         own = len(self.inner.sources)
         arrays, values = self.inner.encode(x, words[:own])
         codes = arrays[self.key].to(torch.float32)
-        codes = codes if self.outer.format.codes.signed else codes.abs()
+        codes = codes if self.outer.format.signed else codes.abs()
         stored, _ = self.outer.encode(codes, words[own:])
         return {**arrays, **stored}, values
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.random_words import Role
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.link import Link, ParamInfo, has_field
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.rounding import round_value
 from halfstep_torch.storage.state_array import StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, Words

@@ -3,84 +3,49 @@
 Contract: F13 to F15.
 """
 
-import dataclasses
 import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.numbers.float_formats import FloatFormat
+from halfstep.float_formats import INT8
+from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS
 from halfstep_torch.numbers.patterns import from_patterns
 from halfstep_torch.numbers.rounding import round_to_patterns, rounded
-from halfstep_torch.storage.base_codes import NAN_SCALE, Codes, RoundTrip
-from halfstep_torch.storage.float_codes import INT8
-from halfstep_torch.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
+from halfstep_torch.storage.base_codes import NAN_SCALE, Codes
+from halfstep_torch.storage.unsigned_floats import decode_unsigned
 
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
-# The patterns of float8_e3m4, each of which stands for half as much: so the scale costs no product.
-_HALVES = FloatFormat(torch.uint8, 4, -3, 7.75, math.inf)
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedCodes(RoundTrip):
-    """Floats of 8 bits under one scale, that of a block whose largest magnitude is 7.5: none is stored.
-
-    Attributes:
-        format: of the codes, kept as patterns, under that scale.
-    """
-
-    format: FloatFormat = _HALVES
-    dtype = torch.uint8
-    signed = True
-    packed = False
-    nan_in_scale = False
-    dithered = False
-    for_second_moments = False
-    scale_range = (0, 0)
-
-    @property
-    def half_gap(self) -> tuple[float, str]:
-        """2^-(p + 1), p the explicit mantissa bits."""
-        return 2.0 ** -(self.format.mantissa_bits + 1), f"2^-{self.format.mantissa_bits + 1}"
-
-    def scale(self, block_max: Tensor) -> Tensor:
-        """Not for these."""
-        raise NotImplementedError
+class FixedCodes(Codes):
+    """Floats of 8 bits, kept as patterns, under the scale of a block with the maximum 7.5: none is stored."""
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return the patterns of x, rounded."""
-        return round_to_patterns(x, self.format, words)[0]
+        return round_to_patterns(x, self.numbers, words)[0]
 
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
         """Return the patterns, and the numbers, which rounding knows without them."""
-        return round_to_patterns(x, self.format, words)
+        return round_to_patterns(x, self.numbers, words)
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Return the numbers of the patterns."""
-        return from_patterns(codes.to(torch.int32), self.format)
+        return from_patterns(codes.to(torch.int32), self.numbers)
 
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the numbers themselves."""
         return wide
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedIntegerCodes(FixedCodes):
+class FixedIntegerCodes(Codes):
     """int8 under one scale, 1/16; -128 is NaN."""
-
-    format: FloatFormat = INT8
-    dtype = torch.int8
-
-    @property
-    def half_gap(self) -> tuple[float, str]:
-        """Half of the gap below the largest code."""
-        return 1 / 254, "1/254"
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return x over the scale, rounded, or -128."""
         # Past 8 it saturates; a number that 16 takes past float32's largest one does too.
-        integers = rounded(x.clamp(-8.0, 8.0) * 16.0, self.format, words, saturate=True)
+        integers = rounded(x.clamp(-8.0, 8.0) * 16.0, self.numbers, words, saturate=True)
         return torch.where(x.abs() < math.inf, integers, -128.0)
 
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
@@ -89,36 +54,18 @@ class FixedIntegerCodes(FixedCodes):
         # Integers have one zero; that of a float32 with a sign would be seen in a weight that is -0.0.
         return wide, self.decode(wide, None) + 0.0
 
-    def to_wide(self, codes: Tensor) -> Tensor:
-        """Return float32."""
-        return codes.to(torch.float32)
-
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the integers times the scale."""
         return torch.where(wide == -128, math.nan, wide * (1 / 16))
 
 
-@dataclasses.dataclass(frozen=True)
-class FineIntegerCodes(RoundTrip):
-    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q s is what was stored.
-
-    Attributes:
-        largest: K.
-    """
-
-    largest: int = 127
-    dtype = torch.int8
-    signed = True
-    packed = False
-    nan_in_scale = True
-    dithered = False
-    for_second_moments = False
-    scale_range = (1, NAN_SCALE - 1)
+class FineIntegerCodes(Codes):
+    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q s is what was stored."""
 
     @property
-    def half_gap(self) -> tuple[float, str]:
-        """Half of the gap below the largest code."""
-        return 0.5 / self.largest, f"1/{2 * self.largest}"
+    def largest(self) -> int:
+        """K."""
+        return int(self.numbers.max)
 
     def scale(self, block_max: Tensor) -> Tensor:
         """Return the scales, rounded up: `block_max` over K fits. Past the largest scale comes NaN."""
@@ -135,10 +82,6 @@ class FineIntegerCodes(RoundTrip):
             integers = torch.where((x > 0) & (integers == 0) & nonzero, 1.0, integers)
         return torch.where(scale == NAN_SCALE, 0.0, integers)
 
-    def to_wide(self, codes: Tensor) -> Tensor:
-        """Return float32."""
-        return codes.to(torch.float32)
-
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the integers times s: exact."""
         assert scale is not None
@@ -148,18 +91,12 @@ class FineIntegerCodes(RoundTrip):
         return decode_unsigned(scale, _SCALES, _SCALES.fixed_base)
 
 
-@dataclasses.dataclass(frozen=True)
 class DitheredCodes(FineIntegerCodes):
     """Integers from -7 to 7 in four bits, rounded with a dither d: (q - d) s is what was stored.
 
     The code is q + 8; 0 is exact zero, the code of zero alone. The words are the same for all elements of an
     array; d is a number of them, in (-1/2, 1/2). None: d is 0.
     """
-
-    largest: int = 7
-    dtype = torch.uint8
-    packed = True
-    dithered = True
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return x / s + d, rounded to nearest integers that stop at 7, and 8 above that."""
@@ -185,9 +122,3 @@ def _dither(words: Tensor | None) -> Tensor | float:
         return 0.0
     odd = (((words >> 12) & 0xFFFFF) << 1) | 1
     return odd.to(torch.float32) * 2.0**-21 - 0.5
-
-
-FIXED_CODES: dict[str, Codes] = {"float8_e3m4": FixedCodes(), "int8": FixedIntegerCodes()}
-"""By name: codes that `relative` takes without a block size."""
-FINE_CODES: dict[str, Codes] = {"int8": FineIntegerCodes(), "int4": DitheredCodes()}
-"""By name: codes under a fine scale."""

@@ -12,6 +12,8 @@ from torch import Tensor
 from halfstep_torch.numbers.seeds import as_seed
 
 _DAMAGED = "The file is damaged: load another."
+HEADER = "halfstep"
+"""The entry of a group that says by which chain and seeds it is stepped."""
 LAST_STEP = 2**31 - 1
 """Where the count stops (contract W5)."""
 
@@ -29,20 +31,20 @@ def check_form(caller: str, state_dict: Any, way_out: str = "Pass what state_dic
             f"{caller}: the argument is not a state dict with 'state' and 'param_groups'. {way_out}"
         )
     state, groups = state_dict["state"], state_dict["param_groups"]
-    found = [("'state'", state, Mapping), ("'param_groups'", groups, Sequence)]
+    parts = [("'state'", state, Mapping), ("'param_groups'", groups, Sequence)]
     if isinstance(state, Mapping):
-        found += [(f"the state of {key}", one, Mapping) for key, one in state.items()]
+        parts += [(f"the state of {key}", entry, Mapping) for key, entry in state.items()]
     if isinstance(groups, Sequence):
-        found += [(f"param group {i}", group, Mapping) for i, group in enumerate(groups)]
-        of_groups = [(i, group) for i, group in enumerate(groups) if isinstance(group, Mapping)]
-        found += [(f"'params' of group {i}", group.get("params"), Sequence) for i, group in of_groups]
-    for what, x, kind in found:
+        parts += [(f"param group {i}", group, Mapping) for i, group in enumerate(groups)]
+        mappings = [(i, group) for i, group in enumerate(groups) if isinstance(group, Mapping)]
+        parts += [(f"'params' of group {i}", group.get("params"), Sequence) for i, group in mappings]
+    for what, x, kind in parts:
         _check_kind(caller, what, x, kind, way_out)
     for i, group in enumerate(groups):
-        for one in group["params"]:
-            if not isinstance(one, (int, str)):
+        for key in group["params"]:
+            if not isinstance(key, (int, str)):
                 raise TypeError(
-                    f"{caller}: a parameter of group {i} is a {type(one).__name__}, not a number or a name. "
+                    f"{caller}: a parameter of group {i} is a {type(key).__name__}, not a number or a name. "
                     f"{way_out}"
                 )
 
@@ -60,8 +62,8 @@ def check_header(caller: str, group: int, header: Any) -> None:
         _check_kind(caller, f"{name!r} in 'halfstep' of group {group}", header.get(name), kind, _DAMAGED)
     for name in ("links", *(["names"] if "names" in header else [])):
         _check_kind(caller, f"{name!r} in 'halfstep' of group {group}", header[name], Sequence, _DAMAGED)
-        for one in header[name]:
-            _check_kind(caller, f"one of {name!r} in 'halfstep' of group {group}", one, str, _DAMAGED)
+        for text in header[name]:
+            _check_kind(caller, f"one of {name!r} in 'halfstep' of group {group}", text, str, _DAMAGED)
 
 
 def check_seeds(caller: str, group: int, saved: Any, mine: Any) -> None:
@@ -83,8 +85,8 @@ def check_seeds(caller: str, group: int, saved: Any, mine: Any) -> None:
             f"{caller}: param group {group} has {len(saved)} seeds in the state dict, {len(mine)} here. "
             f"{_DAMAGED}"
         )
-    for seed, own in zip(saved, mine, strict=True):
-        check_seeds(caller, group, seed, own)
+    for theirs, ours in zip(saved, mine, strict=True):
+        check_seeds(caller, group, theirs, ours)
 
 
 def saved_step(caller: str, name: str, value: Any) -> int:

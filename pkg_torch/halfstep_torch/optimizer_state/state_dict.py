@@ -8,7 +8,7 @@ agree.
 """
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,10 @@ from torch import Tensor
 
 from halfstep.checkpoint.header import SPEC_VERSION, check_spec_version
 from halfstep_torch.chain import Chain
-from halfstep_torch.engine.group_entries import HEADER
-from halfstep_torch.engine.groups import GroupChoices
-from halfstep_torch.engine.leaves import check_scale_bytes, leaf_name
-from halfstep_torch.engine.say_once import say_once
-from halfstep_torch.engine.state_form import check_form, check_header, check_seeds, saved_step
+from halfstep_torch.leaves import check_scale_bytes, leaf_name
 from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.optimizer_state.form import HEADER, check_form, check_header, check_seeds, saved_step
+from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.state_array import StateArray
 
 
@@ -76,7 +74,8 @@ def read_groups(
         ids.append(_match(names, mine["names"], group["params"], i, before))
         before = [before[0] + len(group["params"]), before[1] + len(mine["names"])]
         seeds.append(saved["seeds"])
-    strangers = set(state_dict["state"]) - {one for of_group in ids for one in of_group.values()}
+    known = {key for group_ids in ids for key in group_ids.values()}
+    strangers = set(state_dict["state"]) - known
     if strangers:
         raise ValueError(
             f"load_state_dict: the state dict holds state of {sorted(map(str, strangers))[0]}, which is no "
@@ -107,8 +106,8 @@ def _saved_names(group: Mapping[str, Any], header: Mapping[str, Any], before: in
     leave the header without names.
     """
     ids = group["params"]
-    if ids and all(isinstance(one, str) for one in ids):
-        return [leaf_name(one) for one in ids]
+    if ids and all(isinstance(name, str) for name in ids):
+        return [leaf_name(name) for name in ids]
     if "names" in header:
         return list(header["names"])
     if "param_names" in group:
@@ -132,7 +131,7 @@ def _match(
     if sorted(saved) == sorted(mine):
         return dict(zip(saved, ids, strict=True))
     unnamed = list(saved) == _places(before[0], len(saved)) or list(mine) == _places(before[1], len(mine))
-    if unnamed or all(isinstance(one, str) for one in ids):
+    if unnamed or all(isinstance(name, str) for name in ids):
         say_once(
             "load_state_dict: parameters have names on one side alone, and are matched by their place. Names "
             "decide the random words: the run goes on with others than it would have had. Name them alike."
@@ -145,21 +144,24 @@ def _match(
     )
 
 
-def load_group(group: Mapping[str, Any], saved: Mapping[str, Any], choices: GroupChoices) -> dict[str, Any]:
+def load_group(
+    group: Mapping[str, Any], saved: Mapping[str, Any], options: Collection[str], scheduled: bool
+) -> dict[str, Any]:
     """Return a group's entries after loading: the saved value where there is one.
 
     Args:
         group: of this optimizer.
         saved: of the state dict, without its header.
-        choices: of the group.
+        options: names of the entries that chose the chain of the group.
+        scheduled: whether its learning rate is a function of the step.
     """
     entries = {**group, **saved, "params": group["params"]}
     for key in {*saved, *group}:
         # Formats are compared array by array, options by the links, names by their leaf names: all stay.
-        if key.endswith("_dtype") or key in choices.options or key == "param_names":
+        if key.endswith("_dtype") or key in options or key == "param_names":
             entries.pop(key, None)
             entries.update({key: group[key]} if key in group else {})
-    if choices.schedule is not None:
+    if scheduled:
         entries["lr"] = group["lr"]
     return entries
 
@@ -224,8 +226,8 @@ def check_saved_state(
         theirs, ours = saved_arrays.get(key, spec).scale_of, spec.scale_of
         if theirs != ours and theirs and ours:
             raise ValueError(
-                f"load_state_dict: {key} of {name!r} is of {theirs.name} in blocks of {theirs.block_size} in "
-                f"the state dict, of {ours.name} in blocks of {ours.block_size} here. "
+                f"load_state_dict: {key} of {name!r} is of {theirs.dtype} in blocks of {theirs.block_size} "
+                f"in the state dict, of {ours.dtype} in blocks of {ours.block_size} here. "
                 "Build the optimizer with the dtypes of the run that was saved."
             )
         if array.shape != spec.shape(param.shape):
@@ -250,10 +252,10 @@ def load_states(
     """
     for param in [param for param in states if param not in saved]:
         del states[param]
-    for param, (arrays, one) in saved.items():
+    for param, (arrays, entry) in saved.items():
         states.pop(param, None)  # its memory is free before new memory is asked for
-        state: dict[str, Any] = {"step": torch.tensor(int(one["step"]), dtype=torch.int64, device="cpu")}
+        state: dict[str, Any] = {"step": torch.tensor(int(entry["step"]), dtype=torch.int64, device="cpu")}
         for key in arrays:
-            array = one[key].detach()
+            array = entry[key].detach()
             state[key] = array.to(param.device, copy=True, memory_format=torch.contiguous_format)
         states[param] = state

@@ -4,9 +4,9 @@ import functools
 from collections.abc import Callable
 
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
-from halfstep_spec.weights.params import Compensate, RoundStochastically
+from halfstep_spec.weights.narrow_weights import Compensate, RoundStochastically
 from halfstep_spec.weights.weight_rule import NearestWeights, WeightRule
-from halfstep_spec.weights.wide_params import KeepMasterParams, SplitParams
+from halfstep_spec.weights.wide_weights import KeepMasterParams, SplitParams
 
 PARAM_STORAGES: dict[str, Callable[[str], WeightRule]] = {
     "stochastic": RoundStochastically,

@@ -1,7 +1,7 @@
 """How a weight is stored: rounded stochastically, or with what rounding has lost beside it (Kahan's sum).
 
 Contract: section P. Vectors: params, weights. Ways that keep more of a weight than the model sees for the
-rules themselves are in `wide_params.py`.
+rules themselves are in `wide_weights.py`.
 """
 
 from collections.abc import Mapping

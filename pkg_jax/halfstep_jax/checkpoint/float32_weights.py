@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from halfstep.float_formats import FLOAT_FORMATS
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, leaf_name
-from halfstep_jax.numbers.float_formats import FLOAT_FORMATS
 from halfstep_jax.numbers.rounding import round_and_cast
-from halfstep_jax.weights.params import Compensate
+from halfstep_jax.weights.narrow_weights import Compensate
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
-from halfstep_jax.weights.wide_params import KeepMasterParams, SplitParams
+from halfstep_jax.weights.wide_weights import KeepMasterParams, SplitParams
 
 _KEEPERS: dict[type, type[WeightRule]] = {
     rule.State: rule for rule in (Compensate, SplitParams, KeepMasterParams)
@@ -91,7 +91,7 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
 
     Example:
         >>> params = {"w": jnp.zeros(2, jnp.bfloat16)}
-        >>> from halfstep_jax.weights.params import compensate
+        >>> from halfstep_jax.weights.narrow_weights import compensate
         >>> values = {"w": jnp.full(2, 1.001953125)}
         >>> params, state = set_float32_params(params, compensate().init(params), values)
         >>> print(params["w"][0], float32_params(params, state)["w"][0])
@@ -112,14 +112,14 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
     named = jax.tree_util.tree_map_with_path
     params = named(lambda path, p: new_params[leaf_name(path)], params)
 
-    def renew(found):
-        rule = _keeper(found)
+    def renew(part):
+        rule = _keeper(part)
         if rule is None:
-            return found
-        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), _extras_of(found, rule))
-        if isinstance(found, Mapping):
-            return {**found, rule.extra_field: tree}
-        return found._replace(**{rule.extra_field: tree})
+            return part
+        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), _extras_of(part, rule))
+        if isinstance(part, Mapping):
+            return {**part, rule.extra_field: tree}
+        return part._replace(**{rule.extra_field: tree})
 
     return params, jax.tree.map(renew, state, is_leaf=_keeps)
 
@@ -143,7 +143,7 @@ def _extras_of(state, rule: type[WeightRule]) -> Any:
 def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
     """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
     weights = {leaf_name(path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
-    found: dict[str, tuple[WeightRule, Any]] = {}
+    kept: dict[str, tuple[WeightRule, Any]] = {}
     keepers = [(x, _keeper(x)) for x in jax.tree.leaves(state, is_leaf=_keeps)]
     arrays = [
         (rule, path, array)
@@ -162,10 +162,10 @@ def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
                 f"{caller}: the state keeps {array.shape} of '{name}', which is {shape}. "
                 "Pass the state of these params."
             )
-        if name in found:
+        if name in kept:
             raise ValueError(f"{caller}: two states keep something of '{name}'. Pass one of the two.")
-        found[name] = rule.of_extra(array), array
-    return found
+        kept[name] = rule.of_extra(array), array
+    return kept
 
 
 def _pairs(caller: str, params, values):

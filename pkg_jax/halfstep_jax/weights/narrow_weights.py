@@ -1,7 +1,7 @@
 """How a weight is stored: rounded stochastically, or with what rounding has lost beside it (Kahan's sum).
 
 Contract: section P. Ways that keep more of a weight than the model sees for the links themselves are in
-`wide_params.py`.
+`wide_weights.py`.
 """
 
 from typing import Any, NamedTuple

@@ -129,9 +129,9 @@ def check_state_array(
         param: the weights.
     """
     if not isinstance(array, Tensor) or not _is_plain(array):
-        found = _kind(array) if isinstance(array, Tensor) else f"a {type(array).__name__}"
+        kind = _kind(array) if isinstance(array, Tensor) else f"a {type(array).__name__}"
         raise TypeError(
-            f"{caller}: {key} of {name!r} is {found}. State arrays are plain dense tensors: "
+            f"{caller}: {key} of {name!r} is {kind}. State arrays are plain dense tensors: "
             "load them by load_state_dict."
         )
     if array.dtype != spec.dtype:
@@ -191,7 +191,7 @@ def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array:
         wrong &= array != NAN_SCALE
     if wrong.any():
         raise ValueError(
-            f"{caller}: {key} of {name!r} holds the byte {int(array[wrong][0])}; scales of {fmt.name} are "
+            f"{caller}: {key} of {name!r} holds the byte {int(array[wrong][0])}; scales of {fmt.dtype} are "
             f"{lowest} to {highest}{f', or {NAN_SCALE}' if fmt.codes.nan_in_scale else ''}. "
             "The file is damaged: load another."
         )

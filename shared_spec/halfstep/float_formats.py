@@ -48,3 +48,9 @@ FLOAT_FORMATS = {
         FloatFormat("float8_e3m4", 4, -2, 15.5),
     )
 }
+INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
+"""The integers as floats that are all subnormal, with 1 for the smallest: one rounding serves all."""
+INT4 = FloatFormat("int4", mantissa_bits=3, min_exponent=3, max=7.0, has_infinity=False)
+"""Likewise, in four bits."""
+HALVES = FloatFormat("float8_e3m4", 4, -3, 7.75)
+"""The codes of float8_e3m4, each of which stands for half as much."""

@@ -1,11 +1,10 @@
-"""Named settings of `Adam`, `AdamW`, `Lamb` and `Lamb16`: how many bytes to keep, in one word.
+"""Named settings of Adam, AdamW, LAMB and LAMB16: how many bytes to keep, in one word.
 
-Each is a mapping of keyword arguments, for bfloat16 weights:
+Each is a mapping of keyword arguments, for bfloat16 weights: `adamw(1e-3, **recipes.eight_bit)`.
 
->>> import torch
->>> from halfstep_torch import AdamW, recipes
->>> model = torch.nn.Linear(4, 2).to(torch.bfloat16)
->>> optimizer = AdamW(model.named_parameters(), lr=1e-3, **recipes.eight_bit)
+>>> from halfstep import recipes
+>>> recipes.eight_bit["nu_dtype"].text
+'ufloat8_e5m3, blocks of 128'
 
 `docs/recipes.md` has what each of them costs and how closely it follows float32.
 
@@ -14,8 +13,8 @@ Contract: F1, F5, F6, F12 to F15.
 
 import types
 
-from halfstep_torch.storage.relative import relative
-from halfstep_torch.storage.state_dtypes import scaled
+from halfstep.storage.relative import relative
+from halfstep.storage.state_dtypes import scaled
 
 full_precision = types.MappingProxyType(
     {"param_storage": "split16", "mu_dtype": "float32", "nu_dtype": "float32"}

@@ -13,12 +13,12 @@ from torch import Tensor
 from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.engine.batches import new_state
 from halfstep_torch.engine.group_entries import check_decay
-from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
-from halfstep_torch.engine.state_dict import replace_groups
-from halfstep_torch.engine.state_form import LAST_STEP, check_form, saved_step
+from halfstep_torch.leaves import leaf_name
 from halfstep_torch.numbers.random_words import as_int32
+from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
+from halfstep_torch.optimizer_state.state_dict import replace_groups
 
 # What a param group says in torch's form; how state is stored is no part of it.
 _NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampening")

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from halfstep.random_words import role_of
 from halfstep_torch.engine.in_place import round_in_place
-from halfstep_torch.engine.leaves import leaf_name
-from halfstep_torch.engine.state_form import LAST_STEP
+from halfstep_torch.leaves import leaf_name
 from halfstep_torch.numbers.hyperparameters import decay_rate
 from halfstep_torch.numbers.moments import DecayRate, ema
-from halfstep_torch.numbers.random_words import role_of
 from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer_state.form import LAST_STEP
 
 _FUNCTION, _ROLE = "ema_params", role_of("ema")
 

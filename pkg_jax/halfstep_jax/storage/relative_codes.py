@@ -3,101 +3,63 @@
 Contract: F13 to F15.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.float_formats import FloatFormat
+from halfstep.float_formats import INT8
+from halfstep.storage.codes import SCALED_CODES
+from halfstep.storage.relative import LARGEST_BOUND
+from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS
 from halfstep_jax.numbers.roots import divide
 from halfstep_jax.numbers.rounding import round_to_code
-from halfstep_jax.storage.base_codes import NAN_SCALE, Codes, Mask, WithoutScale, must_not_vanish
-from halfstep_jax.storage.float_codes import INT8, IntegerCodes, SignedCodes
-from halfstep_jax.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
+from halfstep_jax.storage.base_codes import NAN_SCALE, Codes, Mask, must_not_vanish
+from halfstep_jax.storage.float_codes import IntegerCodes, decode_bits, nan_bits
+from halfstep_jax.storage.unsigned_floats import decode_unsigned
 
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
-# What the range of codes without a scale must hold: 7.27 at b1 = 0.9 and b2 = 0.999, and some.
-_BOUND = np.float32(7.5)
-# The codes of float8_e3m4, each of which stands for half as much: so the scale costs no product.
-_HALVES = FloatFormat("float8_e3m4", 4, -3, 7.75)
+_INTEGERS = IntegerCodes.of(SCALED_CODES["int8"])
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedCodes(WithoutScale):
+class FixedCodes(Codes):
     """Floats of 8 bits under one scale, that of a block whose largest magnitude is 7.5: none is stored.
 
     Their codes are uint8, and the last operation on them a select, which XLA on CPU keeps; what ends in a
     bitcast to a float8 dtype it computes again wherever it is used.
-
-    Attributes:
-        numbers: the codes, with what they stand for under that scale.
     """
-
-    numbers: SignedCodes = dataclasses.field(default_factory=lambda: SignedCodes(_HALVES))
-    dtype: str = "uint8"
-    signed: bool = True
-    for_second_moments: bool = False
-
-    @property
-    def half_gap(self) -> float:
-        """That of the codes."""
-        return self.numbers.half_gap
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round, and mark what is not finite."""
         sign = (lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(24)) & np.uint32(0x80)
-        code = round_to_code(x, self.numbers.numbers, words).astype(jnp.uint32) | sign
-        return jnp.where(jnp.abs(x) < np.float32(np.inf), code.astype(jnp.uint8), self.numbers.nan)
+        code = round_to_code(x, self.numbers, words).astype(jnp.uint32) | sign
+        return jnp.where(jnp.abs(x) < np.float32(np.inf), code.astype(jnp.uint8), nan_bits(self.numbers.name))
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
-        return self.numbers.decode_bits(codes)
+        return decode_bits(codes, self.numbers)
 
 
-@dataclasses.dataclass(frozen=True)
-class FixedIntegerCodes(FixedCodes):
+class FixedIntegerCodes(Codes):
     """int8 under one scale, 1/16; -128 is NaN."""
-
-    numbers: SignedCodes = dataclasses.field(default_factory=IntegerCodes)
-    dtype: str = "int8"
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round, and mark what is not finite."""
-        codes = self.numbers.encode(x, self._scale, words, False)
+        codes = _INTEGERS.encode(x, _sixteenths(), words, False)
         return jnp.where(jnp.abs(x) < np.float32(np.inf), codes, np.int8(-128))
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
-        return jnp.where(codes == -128, np.float32(np.nan), self.numbers.decode(codes, self._scale))
+        return jnp.where(codes == -128, np.float32(np.nan), _INTEGERS.decode(codes, _sixteenths()))
+
+
+class FineIntegerCodes(Codes):
+    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q stands for q s."""
 
     @property
-    def _scale(self) -> jax.Array:
-        return self.numbers.scale(jnp.asarray(_BOUND))
-
-
-@dataclasses.dataclass(frozen=True)
-class FineIntegerCodes:
-    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q stands for q s.
-
-    Attributes:
-        largest: K.
-    """
-
-    largest: int = 127
-    dtype: str = "int8"
-    signed: bool = True
-    packed: bool = False
-    nan_in_scale: bool = True
-    dithered: bool = False
-    for_second_moments: bool = False
-    scale_range: tuple[int, int] = (1, 254)
-
-    @property
-    def half_gap(self) -> float:
-        """Half of the gap below the largest code."""
-        return 0.5 / self.largest
+    def largest(self) -> int:
+        """K."""
+        return int(self.numbers.max)
 
     def scale(self, block_max: jax.Array) -> jax.Array:
         """Return the scales, rounded up: `block_max` over K fits. Past the largest, the block is marked."""
@@ -128,18 +90,12 @@ class FineIntegerCodes:
         return jnp.where(scale == NAN_SCALE, np.float32(np.nan), unit)
 
 
-@dataclasses.dataclass(frozen=True)
 class DitheredCodes(FineIntegerCodes):
     """Integers from -7 to 7 in four bits, rounded with a dither d: q stands for (q - d) s.
 
     The code is q + 8; 0 is exact zero, the code of zero alone. `words` is one word for all elements, of which
     d is a number in (-1/2, 1/2), or None: d = 0.
     """
-
-    largest: int = 7
-    dtype: str = "uint8"
-    packed: bool = True
-    dithered: bool = True
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round x / s + d to nearest integers that stop at 7."""
@@ -155,18 +111,14 @@ class DitheredCodes(FineIntegerCodes):
         return jnp.where((codes == 0) & (scale != NAN_SCALE), np.float32(0), values)
 
 
+def _sixteenths() -> jax.Array:
+    """Return the scale byte under which 1 stands for 1/16: that of a block whose maximum is the bound."""
+    return _INTEGERS.scale(jnp.asarray(np.float32(LARGEST_BOUND)))
+
+
 def _dither(word: jax.Array | None):
     """Return an odd multiple of 2^-21 in (-1/2, 1/2), from the top 20 bits; q less such a d is exact."""
     if word is None:
         return np.float32(0)
     odd = ((word >> np.uint32(12)) << np.uint32(1)) | np.uint32(1)
     return odd.astype(jnp.float32) * np.float32(2.0**-21) - np.float32(0.5)
-
-
-FIXED_CODES: dict[str, Codes] = {
-    "float8_e3m4": FixedCodes(),
-    "int8": FixedIntegerCodes(),
-}
-"""By name: codes that `relative` takes without a block size."""
-FINE_CODES: dict[str, Codes] = {"int8": FineIntegerCodes(), "int4": DitheredCodes()}
-"""By name: codes under a fine scale."""

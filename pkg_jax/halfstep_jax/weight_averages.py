@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from halfstep.hyperparameters import check_decay_rate
+from halfstep.random_words import leaf_id, role_of
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import check_params, check_state, flatten_updates
 from halfstep_jax.numbers.hyperparameters import as_number
 from halfstep_jax.numbers.moments import ema
-from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys, role_of
+from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import jax
 import optax
 
-from halfstep_jax.weights.params import compensate, round_stochastically
-from halfstep_jax.weights.wide_params import keep_master_params, split_params
+from halfstep.weight_storage import check_param_storage
+from halfstep_jax.weights.narrow_weights import compensate, round_stochastically
+from halfstep_jax.weights.wide_weights import keep_master_params, split_params
 
 
 def store_params(
@@ -69,6 +70,7 @@ def with_param_storage(
     Raises:
         ValueError: if `param_storage` is not a weight storage.
     """
+    check_param_storage(caller, param_storage)
     storages = {
         "stochastic": lambda: optax.chain(*links, round_stochastically(seed)),
         "nearest": lambda: optax.chain(*links),
@@ -77,10 +79,4 @@ def with_param_storage(
         "split16": lambda: split_params(optax.chain(*links), 16, seed=seed),
         "master": lambda: keep_master_params(optax.chain(*links)),
     }
-    if param_storage not in storages:
-        names = [f'"{name}"' for name in storages]
-        raise ValueError(
-            f"{caller}: param_storage={param_storage!r} is not a weight storage. "
-            f"Use {', '.join(names[:-1])} or {names[-1]}."
-        )
     return storages[param_storage]()

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
+from halfstep.weight_storage import check_param_storage
 from halfstep_torch.chain import Chain, chain
-from halfstep_torch.weights.params import Compensate, RoundStochastically
-from halfstep_torch.weights.wide_params import keep_master_params, split_params
+from halfstep_torch.weights.narrow_weights import Compensate, RoundStochastically
+from halfstep_torch.weights.wide_weights import keep_master_params, split_params
 
 
 def with_param_storage(caller: str, tx: Chain, param_storage: str, seed: int) -> Chain:
@@ -19,6 +20,7 @@ def with_param_storage(caller: str, tx: Chain, param_storage: str, seed: int) ->
     Raises:
         ValueError: if `param_storage` is not a weight storage.
     """
+    check_param_storage(caller, param_storage)
     storages: dict[str, Callable[[], Chain]] = {
         "stochastic": lambda: chain(tx, RoundStochastically(seed=seed)),
         "nearest": lambda: tx,
@@ -27,10 +29,4 @@ def with_param_storage(caller: str, tx: Chain, param_storage: str, seed: int) ->
         "split16": lambda: split_params(tx, 16, seed=seed),
         "master": lambda: keep_master_params(tx),
     }
-    if param_storage not in storages:
-        names = [f'"{name}"' for name in storages]
-        raise ValueError(
-            f"{caller}: param_storage={param_storage!r} is not a weight storage. "
-            f"Use {', '.join(names[:-1])} or {names[-1]}."
-        )
     return storages[param_storage]()
