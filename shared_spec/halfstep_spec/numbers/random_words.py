@@ -22,7 +22,7 @@ class Role(enum.IntEnum):
 
 _ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 
-FIELD_SHIFTS = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
+FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
 """The roles that share a leaf's word, and by how many bits it is turned to the left for each."""
 
 LAST_STEP = 2**31 - 1
