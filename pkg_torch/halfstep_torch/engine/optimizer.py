@@ -171,9 +171,6 @@ class Optimizer(PlannedOptimizer):
             closure: re-evaluates the model and returns the loss.
             zero_grad: drop the gradients afterwards, as `zero_grad()` does.
 
-        Returns:
-            What `closure` returned, or None.
-
         Raises:
             TypeError: if a gradient is sparse or of a wrong dtype, or a group's value of a wrong type.
             ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
