@@ -241,7 +241,8 @@ class Optimizer(PlannedOptimizer):
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """At the first step, say what the user should know, and compare replicas in other processes."""
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
-        warn_at_first_step(self._name, [batch for batch in batches if batch.step == 1], nameless)
+        if new := [batch for batch in batches if batch.step == 1]:
+            warn_at_first_step(self._name, new, nameless)
         if not self._compared:
             slots = [slot for batch in batches for slot in batch.slots]
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]
