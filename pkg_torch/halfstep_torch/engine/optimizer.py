@@ -1,6 +1,5 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
-import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -56,8 +55,10 @@ class Optimizer(PlannedOptimizer):
             float32, bfloat16 or float16.
         tx: a transform, or a `chain` of them.
         maximize: ascend.
-        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices, and on
-            CPU from a million parameters up where a C++ compiler is found. The bits are the same.
+        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices; on a
+            CPU with a C++ compiler, once eager steps have cost about as much as compiling, that is after
+            300 million weights stepped: the first step of a large model, step 300 of a million weights. The
+            bits are the same.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
             names, or a share of them.
 
@@ -233,13 +234,10 @@ class Optimizer(PlannedOptimizer):
 
     def _compile_all(self, batches: Iterable[Batch]) -> None:
         """Compile what is to be compiled."""
-        elements = collections.Counter()
-        for group in self.param_groups:
-            for param in group["params"]:
-                elements[param.device] += param.numel()
         for batch in batches:
+            elements = sum(slot.param.numel() for slot in batch.slots)
             compile_stages = functools.partial(compile_batch, batch)
-            self._compile.prepare(self._name, batch.device, elements[batch.device], compile_stages)
+            self._compile.prepare(self._name, batch.device, elements, compile_stages)
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """At the first step, say what the user should know, and compare replicas in other processes."""
