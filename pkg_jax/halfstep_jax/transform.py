@@ -27,6 +27,7 @@ from halfstep_jax.rule import (
     schedules,
     state_type,
     static_form,
+    with_fields,
 )
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.xla.exact import opaque_input, opaque_zero
@@ -237,18 +238,20 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
     """Take one step on shapes alone, so that a rule which cannot be run is refused when it is built."""
     x = jax.ShapeDtypeStruct(_TRIAL_SHAPE, jnp.float32)
     weight = x if rule.reads_params else None
-    # Not by its schedules, which may be for numbers alone that are known.
-    fixed = {name: jnp.float32(1) for name in schedules(rule)}
+    # No number is a constant to it: not by schedules, which may be for numbers alone that are known.
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    given = dict.fromkeys(declared(type(rule)).numbers, scalar)
+    counted = bool(stored or schedules(rule))
 
-    def trial(count, g, p):
-        leaves = Leaves(rule.name, [""], [g], jax.tree.structure(0))
+    def trial(count, g, p, given):
+        count = count if counted else None
+        leaves, tried = Leaves(rule.name, [""], [g], jax.tree.structure(0)), with_fields(rule, given)
+        numbers = numbers_at(tried, count, count)
         if not stored:
-            counted = count if fixed else None
-            return _without_moments(rule, leaves, [p], numbers_at(rule, counted, counted, **fixed))
-        numbers = numbers_at(rule, count, count, **fixed)
+            return _without_moments(tried, leaves, [p], numbers)
         trees = {name: moment.init(g) for name, moment in stored.items()}
         state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
-        return _with_moments(rule, stored, leaves, [p], numbers, state, count)
+        return _with_moments(tried, stored, leaves, [p], numbers, state, count)
 
     with told_shards({}):  # The rule may be made inside `jax.shard_map`.
-        jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight)
+        jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight, given)

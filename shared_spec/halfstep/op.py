@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from halfstep.numbers import Made, Mask, Number
+from halfstep.numbers import Elsewhere, Made, Mask, Number
 
 
 class Op:
@@ -64,6 +64,8 @@ class Op:
         """
         if isinstance(x, Number):
             return x
+        if isinstance(x, Elsewhere):
+            return x.refuse()
         scalar = None if isinstance(x, (Mask, bool)) else self.as_scalar(x)
         if scalar is None:
             found = "a comparison" if isinstance(x, Mask) else f"a bare {type(x).__name__}"

@@ -25,7 +25,6 @@ _SHAPE = (32, 64)
 # Fourth powers are normal float32 numbers: what is subnormal is another question (contract A8).
 _BINADES = 28
 _NORMAL = np.float32(2.0**-100)
-_HERE = pathlib.Path(__file__).parent
 
 
 class Question(NamedTuple):
