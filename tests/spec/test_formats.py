@@ -172,16 +172,11 @@ def test_the_codes_of_uroot8_are_evenly_spaced_in_the_eighth_root():
     np.testing.assert_allclose(values, ((codes + 6.0) / 261) ** 8, rtol=8 * 2.0**-24)
 
 
-def test_what_uroot8_holds_moves_for_one_field_in_65536_at_most():
+def test_what_uroot8_holds_never_moves():
     fmt, codes = whole("uroot8"), np.arange(256, dtype=np.uint8)
     x = fmt.decode(Encoded(codes, np.array([127], np.uint8)))
-    np.testing.assert_array_equal(fmt.encode(x, None).codes, codes)
-    moved = 0
-    for field in (0, 1, 2, 65533, 65534, 65535):
-        stored = fmt.encode(x, np.full(x.shape, field << 16, np.uint32)).codes
-        assert field in (0, 65535) or (stored == codes).all()
-        moved += int((stored != codes).sum())
-    assert moved == 42
+    for words in (None, *(np.full(x.shape, word, np.uint32) for word in (0, 0x10000, 0xFFFFFFFF))):
+        np.testing.assert_array_equal(fmt.encode(x, words).codes, codes)
 
 
 def test_the_mean_of_the_eighth_root_over_all_words_is_the_root():
@@ -190,8 +185,8 @@ def test_the_mean_of_the_eighth_root_over_all_words_is_the_root():
         x = np.full(65536, value, np.float32)
         x[0] = 1.0  # the block's maximum
         codes = whole("uroot8").encode(x, words).codes[1:].astype(np.float64)
-        # As for floats, and by how much the root may be off.
-        bound = 2.0**-17 + 2.0**-16 + 261 * 2.1 * 2.0**-24
+        # As for floats, two fields that count as their neighbours, and by how much the root may be off.
+        bound = 2.0**-17 + 2.0**-16 + 2.0**-16 + 261 * 2.1 * 2.0**-24
         assert abs(codes.mean() + 6 - 261 * float(x[1]) ** 0.125) <= bound
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep.storage.unsigned_roots import GUESS, LEAST, PLACE_BITS, STEPS
+from halfstep.storage.unsigned_roots import FIELDS, GUESS, LEAST, PLACE_BITS, STEPS
 from halfstep_jax.storage.base_codes import BIAS, NAN_SCALE, Codes, Mask, power_of_two, unit_of_scale
 from halfstep_jax.xla.exact import rounded_product
 
@@ -24,7 +24,10 @@ class RootCodes(Codes):
         y = x * power_of_two(np.uint32(2 * BIAS) - scale.astype(jnp.uint32))
         root = eighth_root(jnp.maximum(y, np.float32(LEAST)))
         place = (root * np.float32(self.numbers.top * _ONE)).astype(jnp.int32) - self.numbers.above * _ONE
-        drawn = _ONE // 2 if words is None else (words >> np.uint32(16)).astype(jnp.int32) * 2 + 1
+        if words is None:
+            drawn = _ONE // 2
+        else:
+            drawn = jnp.clip((words >> np.uint32(16)).astype(jnp.int32), *FIELDS) * 2 + 1
         codes = jnp.clip((place + drawn) >> PLACE_BITS, 0, 255).astype(jnp.uint8)
         return jnp.where(scale == NAN_SCALE, np.uint8(0), codes)
 

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from halfstep.storage.unsigned_roots import GUESS, LEAST, PLACE_BITS, STEPS
+from halfstep.storage.unsigned_roots import FIELDS, GUESS, LEAST, PLACE_BITS, STEPS
 from halfstep_torch.storage.base_codes import NAN_SCALE, Codes
 
 _ONE = 1 << PLACE_BITS
@@ -24,7 +24,7 @@ class RootCodes(Codes):
         # What is not finite marks its block, where codes are 0.
         root = eighth_root(y.clamp(LEAST, 4.0).nan_to_num(1.0))
         place = (root * float(self.numbers.top * _ONE)).to(torch.int32) - self.numbers.above * _ONE
-        drawn = _ONE // 2 if words is None else (words >> 16 & 0xFFFF) * 2 + 1
+        drawn = _ONE // 2 if words is None else (words >> 16 & 0xFFFF).clamp(*FIELDS) * 2 + 1
         return (place + drawn >> PLACE_BITS).clamp(0, 255)
 
     def to_wide(self, codes: Tensor) -> Tensor:

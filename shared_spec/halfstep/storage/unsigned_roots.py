@@ -52,3 +52,5 @@ LEAST = 2.0**-46
 """What is encoded is raised to this, which is far below the smallest number."""
 PLACE_BITS = 17
 """Of a place between codes: one more than a field, so that half a unit can be added."""
+FIELDS = (1, 65534)
+"""To which the fields of words are clamped: what a code stands for is up to two units of a place off."""

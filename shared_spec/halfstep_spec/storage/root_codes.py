@@ -48,7 +48,8 @@ class RootCodes(Codes):
             y = np.where(np.isfinite(x), x, np.float32(0)) * np.ldexp(np.float32(1), 127 - scale.astype(int))
             root = eighth_root(np.maximum(y, _LEAST))
         place = (root * np.float32(_TOP * _ONE)).astype(np.int64) - _ABOVE * _ONE
-        drawn = _ONE // 2 if words is None else 2 * (words.astype(np.int64) >> 16) + 1
+        # The root of a number that a code stands for is up to two units of 2^-17 off: it may not move.
+        drawn = _ONE // 2 if words is None else 2 * np.clip(words.astype(np.int64) >> 16, 1, 65534) + 1
         return np.clip(place + drawn >> 17, 0, 255).astype(np.uint8)
 
     def decode(self, codes, scale, words=None) -> np.ndarray:
