@@ -144,7 +144,7 @@ def _with_moments(
         for name, moment in stored.items()
     ]
     ids = [leaf_id(name) for name in leaves.names]
-    roles = [moment.role for moment in stored.values()]
+    roles = sorted({moment.key_role for moment in stored.values()})
     keys, before = leaf_keys(state.seed, count, ids, roles), None
     if any(moment.dithered for moment in stored.values()):
         before = leaf_keys(state.seed, state.count, ids, roles)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from halfstep.random_words import leaf_id
+from halfstep.random_words import leaf_id, word_role
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.link import Link, ParamInfo
@@ -45,7 +45,7 @@ class Plan:
         rules: in the order of the chain.
         rule_indices: of each rule, the index of its link in the chain.
         sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
-        roles: of each distinct stream, the roles that are read.
+        roles: of each distinct stream, the roles whose keys are read.
         kinds: of each distinct stream, whose words it has.
         wrapped: how many rules before the last see the float32 weights that it keeps.
         dtype: of the weights.
@@ -110,7 +110,7 @@ class Plan:
         return last if isinstance(last, BoundWeights) else nearest
 
     def streams(self, seeds: Sequence) -> tuple[tuple[int, StreamKind, tuple[int, ...]], ...]:
-        """Return the random streams that a step reads: seed, kind, and the roles read.
+        """Return the random streams that a step reads: seed, kind, and the roles whose keys are read.
 
         Args:
             seeds: of each link of the chain.
@@ -162,8 +162,8 @@ def make_plan(
             for source in rule.sources
         ]
         for stream, role in read:
-            roles = distinct.setdefault(stream, [])
-            roles.extend([] if role in roles else [role])
+            roles, key = distinct.setdefault(stream, []), role if stream[1].shared else word_role(role)
+            roles.extend([] if key in roles else [key])
         sources.append(tuple((list(distinct).index(stream), role) for stream, role in read))
     last = len(rules) - 1
     wrapped = range(last - wrapped_links, last) if rules and rules[last] is not None else range(0)

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.checkpoint.header import SPEC_VERSION, check_spec_version
 from halfstep_torch.chain import Chain
 from halfstep_torch.leaves import check_scale_bytes, leaf_names
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer_state.form import HEADER, check_form, check_header, check_seeds, saved_step
 from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.state_array import StateArray
-
-SPEC_VERSION = 1
 
 
 def make_header(chain: Chain, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -86,11 +85,7 @@ def read_groups(
 
 
 def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int, count: int) -> None:
-    if saved["spec_version"] != mine["spec_version"]:
-        raise ValueError(
-            f"load_state_dict: the state dict follows version {saved['spec_version']} of the spec, this "
-            f"package version {mine['spec_version']}. Load it with the halfstep that wrote it."
-        )
+    check_spec_version("load_state_dict", "state dict", saved["spec_version"])
     if saved["links"] != mine["links"]:
         raise ValueError(
             f"load_state_dict: the state dict is of the chain {', '.join(saved['links'])}, this optimizer of "

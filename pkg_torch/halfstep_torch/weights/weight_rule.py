@@ -93,9 +93,7 @@ class BoundWeights(BoundRule):
     @property
     def sources(self) -> tuple[WordSource, ...]:
         """The weights' words, where they are rounded stochastically."""
-        # bfloat16 is the upper half of float32: of its words nothing but the upper half is ever read.
-        source = WordSource(Role.PARAM, upper=self.dtype == "bfloat16")
-        return (source,) if self.rule.rounds(self.dtype) else ()
+        return (WordSource(Role.PARAM),) if self.rule.rounds(self.dtype) else ()
 
     def update(
         self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words]

@@ -14,7 +14,7 @@ import numpy as np
 from halfstep.checkpoint.state_file import LAYOUT_VERSION
 from halfstep.version import __version__
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 """Of the contract: it changes whenever a published bit does."""
 
 Recipe = list[dict[str, Any]]
@@ -96,17 +96,30 @@ def read_recipes(caller: str, header: Mapping[str, Any], own: Mapping[str, Recip
     Raises:
         ValueError: naming the first weight, link or value that differs.
     """
-    if header["spec_version"] != SPEC_VERSION:
-        raise ValueError(
-            f"{caller}: the file follows version {header['spec_version']} of the contract, this package "
-            f"version {SPEC_VERSION}. Load it with the halfstep that wrote it."
-        )
+    check_spec_version(caller, "file", header["spec_version"])
     check_names(caller, "weight", header["leaves"], own)
     saved = {leaf: header["recipes"][number] for leaf, number in header["leaves"].items()}
     for leaf, recipe in own.items():
         _compare(caller, leaf, _keeping(saved[leaf]), _keeping(recipe))
         _compare_switches(caller, leaf, saved[leaf], recipe)
     return saved
+
+
+def check_spec_version(caller: str, what: str, version: Any) -> None:
+    """Raise ValueError for what was written under another version of the contract.
+
+    Args:
+        caller: for the message.
+        what: "file" or the like.
+        version: that it names.
+    """
+    if version != SPEC_VERSION:
+        raise ValueError(
+            f"{caller}: the {what} follows version {version} of the contract, this package version "
+            f"{SPEC_VERSION}. Load it with the halfstep that wrote it. To go on with this one, carry the run "
+            "over in float32, in torch: float32_params and float32_state_dict there, set_float32_params and "
+            "load_float32_state_dict here."
+        )
 
 
 def paired(saved: Recipe, own: Recipe) -> Recipe:
