@@ -64,12 +64,7 @@ class StoredStepMoment(StepMoment):
 
 
 def checked(rule: Rule) -> Rule:
-    """Return the rule with its hyperparameters checked and in float32; schedules stay as they are.
-
-    Raises:
-        TypeError: if one is no number.
-        ValueError: if one is out of range.
-    """
+    """Return the rule with its hyperparameters checked and in float32; schedules stay as they are."""
     values = {}
     for name, number in declared(type(rule)).numbers.items():
         value = getattr(rule, name)
@@ -94,13 +89,7 @@ def schedules(rule: Rule) -> list[str]:
 
 
 def numbers_at(rule: Rule, before: Any, count: Any) -> Any:
-    """Return the numbers of a step of a checked rule.
-
-    Args:
-        rule: from `checked`.
-        before: the count of steps before it; None where the rule keeps no count.
-        count: that of the step itself, likewise.
-    """
+    """Return the numbers of a step of a checked rule, by the counts before and after it, if it keeps any."""
     given = {name: getattr(rule, name) for name in declared(type(rule)).numbers}
     h = {name: at_count(rule.name, name, value, before) for name, value in given.items()}
     op = JaxOp(rule.name)

@@ -108,11 +108,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
 
 
 def transform_of(rule: Callable[P, Rule]) -> Callable[P, optax.GradientTransformationExtraArgs]:
-    """Return the function that makes transforms of a class of rules: its arguments and its docstring.
-
-    Args:
-        rule: a class of rules.
-    """
+    """Return the function that makes transforms of a class of rules: its arguments and its docstring."""
 
     def transform(*args: P.args, **options: P.kwargs) -> optax.GradientTransformationExtraArgs:
         return as_transform(rule(*args, **options))
@@ -218,11 +214,7 @@ def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
 
 
 def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Refuse a moment that, in units of another and without scales, is beyond what its codes hold.
-
-    Raises:
-        ValueError: naming it.
-    """
+    """Refuse a moment that, in units of another and without scales, is beyond what its codes hold."""
     for moment in stored.values():
         fmt, unit = moment.asked_for, stored.get(moment.field.unit)
         if unit is None or fmt is None or not fmt.relative or fmt.scaled:

@@ -59,13 +59,7 @@ def _parts(name: str) -> tuple[list[str], int]:
 
 
 def check_weight(caller: str, name: str, param: Tensor) -> None:
-    """Raise TypeError or ValueError unless weights like these can be stepped in place.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        param: the weights.
-    """
+    """Raise TypeError or ValueError unless weights like these can be stepped in place."""
     if torch.nn.parameter.is_lazy(param):
         raise ValueError(
             f"{caller}: the weight {name!r} has no shape yet. Run the model once before it has an optimizer."
@@ -82,12 +76,7 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
 
 
 def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError if two weights lie over the same memory: one update would be lost.
-
-    Args:
-        caller: for the message.
-        named: all weights of an optimizer, with their names.
-    """
+    """Raise ValueError if two weights lie over the same memory: one update would be lost."""
     before: list[_Stretch] = []
     stretches = [_stretch(name, param) for name, param in named if param.numel() and has_memory(param)]
     for stretch in sorted(stretches, key=lambda x: (x.device, x.start)):
@@ -143,13 +132,7 @@ def _overlap(a: _Stretch, b: _Stretch) -> bool:
 
 
 def check_grad(caller: str, name: str, param: Tensor) -> None:
-    """Raise TypeError or ValueError unless the gradient of `param` can be used.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        param: the weights.
-    """
+    """Raise TypeError or ValueError unless the gradient of `param` can be used."""
     grad = param.grad
     assert grad is not None
     # A wrapper may have put other tensors into the groups since they were added.
@@ -176,16 +159,7 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
 def check_state_array(
     caller: str, name: str, key: str, spec: StateArray, array: Tensor, param: Tensor
 ) -> None:
-    """Raise TypeError or ValueError unless a state array fits its parameter and format.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        key: of the state array.
-        spec: what it is to be.
-        array: the state.
-        param: the weights.
-    """
+    """Raise TypeError or ValueError unless a state array fits its parameter and format."""
     if not isinstance(array, Tensor) or not _is_plain(array):
         kind = _kind(array) if isinstance(array, Tensor) else f"a {type(array).__name__}"
         raise TypeError(
@@ -211,13 +185,7 @@ def check_state_array(
 
 
 def check_count(caller: str, name: str, count: Any) -> None:
-    """Raise TypeError unless the count of a parameter's steps is as steps keep it: they add to it in place.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        count: the entry "step" of its state.
-    """
+    """Raise TypeError unless the count of a parameter's steps is as steps keep it: they add to it in place."""
     if not isinstance(count, Tensor) or count.dtype != torch.int64 or count.dim():
         kind = f"{dtype_name(count.dtype)}{list(count.shape)}" if isinstance(count, Tensor) else repr(count)
         raise TypeError(
@@ -229,14 +197,7 @@ def check_count(caller: str, name: str, count: Any) -> None:
 def check_leftovers(
     caller: str, name: str, arrays: Mapping[str, StateArray], state: Mapping[str, Tensor]
 ) -> None:
-    """Raise ValueError if a state holds what was kept beside weights of another dtype.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        arrays: what is kept for it.
-        state: of the parameter.
-    """
+    """Raise ValueError if a state holds what was kept beside weights of another dtype."""
     for key in ("compensation", "extra_bits", "master"):
         if key in state and key not in arrays:
             raise ValueError(
@@ -247,15 +208,7 @@ def check_leftovers(
 
 
 def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array: Tensor) -> None:
-    """Raise ValueError unless every scale byte is one that encoding writes.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        key: of the state array.
-        spec: what it is to be.
-        array: the state.
-    """
+    """Raise ValueError unless every scale byte is one that encoding writes."""
     fmt = spec.scale_of
     if fmt is None or not array.numel():
         return
