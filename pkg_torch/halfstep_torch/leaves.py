@@ -185,7 +185,7 @@ def check_state_array(
 
 
 def check_count(caller: str, name: str, count: Any) -> None:
-    """Raise TypeError unless the count of a parameter's steps is as steps keep it: they add to it in place."""
+    """Raise TypeError unless a parameter's count is as steps keep it: they add to it in place."""
     if not isinstance(count, Tensor) or count.dtype != torch.int64 or count.dim():
         kind = f"{dtype_name(count.dtype)}{list(count.shape)}" if isinstance(count, Tensor) else repr(count)
         raise TypeError(
