@@ -14,7 +14,7 @@ from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
 from halfstep_torch.engine.rows import Slot, SlotKeys
-from halfstep_torch.leaves import check_grad, check_leftovers, check_state_array
+from halfstep_torch.leaves import check_count, check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.storage.state_array import StateArray
@@ -105,6 +105,8 @@ def make_batches(
             slot = Slot(param, name, group.plan(name, param))
         slots[param] = key, slot
         state = states.get(param)
+        if state and state.get("step") is not slot.counter:
+            check_count(group.caller, name, state.get("step"))
         slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
         kind = (i, id(slot.plan.shared), slot.step, param.device, grad.dtype)
         if kind not in batches:
@@ -165,7 +167,7 @@ def _holds(state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bool:
 
 def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tensor]:
     """Return the state of a parameter that was never stepped."""
-    step = torch.zeros((), dtype=torch.int64, device="cpu")
+    step = torch.tensor(0, dtype=torch.int64, device="cpu")
     return {"step": step, **{key: spec.new(param) for key, spec in arrays.items()}}
 
 
