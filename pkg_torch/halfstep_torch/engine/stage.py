@@ -61,7 +61,7 @@ class Stage:
     def _hash(self) -> int:
         return hash((self.rules, self.sources, self.roles, self.shared, self.wrapped, self.dtype))
 
-    @property
+    @functools.cached_property
     def scope(self) -> str:
         """What the rules see, as `Rule.scope` has it; a rule of another scope than "elementwise" is alone."""
         return self.rules[0].scope if self.rules else "elementwise"
@@ -137,7 +137,7 @@ class Stage:
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
 
-    @property
+    @functools.cached_property
     def _reads_float32(self) -> bool:
         """Whether the weights are needed in float32: a copy of its size for a whole parameter."""
         wrapped = self.scope == "elementwise" and any(self.wrapped)
