@@ -117,10 +117,10 @@ def make_batches(
         kind = (i, id(slot.plan.shared), param.device, grad.dtype)
         kinds.setdefault(kind, {}).setdefault(slot.step, []).append(slot)
     made = []
-    for (i, _, *place), by_count in kinds.items():
+    for (i, _, device, grad_dtype), by_count in kinds.items():
         parts = list(by_count.values())
         together = [list(itertools.chain(*parts))] if len(parts) >= _MANY_COUNTS else parts
-        made += [Batch(groups[i], alike[0].plan, *place, alike) for alike in together]
+        made += [Batch(groups[i], alike[0].plan, device, grad_dtype, alike) for alike in together]
     known, last.numbers = last.numbers, {}
     for batch in made:
         batch.numbers = _step_numbers(batch, made, known, last.numbers)
