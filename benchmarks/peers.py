@@ -93,7 +93,7 @@ def _torch_ours(**options) -> Entry:
     def make(params, *, lr, eps, weight_decay, **forced):
         numbers = {"lr": lr, "betas": BETAS, "eps": eps, "weight_decay": weight_decay}
         return halfstep_torch.AdamW(
-            [(f"w{i}", p) for i, p in enumerate(params)], **numbers, **options, **forced
+            [(f"w{i}", p) for i, p in enumerate(params)], **numbers, **options, **{"compile": True, **forced}
         )
 
     return Entry(
