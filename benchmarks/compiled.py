@@ -9,7 +9,7 @@ and written once and gradients read once; what the program moves; and its array-
 
 Nothing is run. What can be said about time spent on arithmetic is how many instructions there are: for the
 H100, where a step is one kernel, those of PTX per parameter, and of the machine's code where NVIDIA's
-assembler is found. Such a kernel may have no product fused with a sum.
+assembler is found. Such a kernel may have no product fused with a sum, in PTX or in machine code.
 """
 
 import argparse
@@ -209,6 +209,8 @@ def _kernel(folder: pathlib.Path, stored: float) -> dict:
     found = {name: count for name, count in faults(ptx).items() if name != "approximate"}
     if code and code.spilled:
         found["bytes spilled"] = code.spilled
+    if code and code.fused:
+        found["fused by ptxas"] = code.fused
     machine = code.instructions / elements if code else None
     return {"ptx": instructions(ptx) / elements, "machine": machine, "faults": found}
 

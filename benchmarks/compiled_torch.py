@@ -218,6 +218,7 @@ def measure(name: str, targets: Sequence[str]) -> dict[str, Any]:
         both[1] += p.per_element(code.instructions) if code else math.nan
         found += [f"{p.target}: {what} {count}" for what, count in faults(p.text).items()]
         found += [f"{p.target}: {code.spilled} bytes spilled"] if code and code.spilled else []
+        found += [f"{p.target}: ptxas fuses {code.fused}"] if code and code.fused else []
     kernels = 1 + max(p.kernel for p in programs)
     if kernels > KERNELS.get(name, 1):
         found.append(f"{kernels} kernels")

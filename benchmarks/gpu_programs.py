@@ -1,8 +1,9 @@
 """What is in the program of a GPU kernel: operations that round otherwise than the contract, and how many.
 
 A program keeps the contract's bits if no product is fused with a sum, quotients and roots are rounded
-correctly and nothing is flushed: then its PTX has no `fma`, no `.approx` or `.full` and no `.ftz`. PTX is
-what compilers write for NVIDIA's assembler, `ptxas`, whose instructions are those that take time.
+correctly and nothing is flushed: then its PTX has no `fma`, no `.approx` or `.full` and no `.ftz`, and says
+`.rn` of every product, sum and difference: of others NVIDIA's assembler, `ptxas`, may fuse a product with a
+sum. Its instructions are those that take time.
 """
 
 import functools
@@ -16,7 +17,13 @@ import tempfile
 from typing import NamedTuple
 
 # Rounding to whole numbers may flush: of a subnormal number it makes 0 anyhow.
-_FAULTS = {"fma": r"\bfma\.", "approximate": r"\.(approx|full)\b", "flushed": r"(?<!\.r[nzmp]i)\.ftz\b"}
+_FAULTS = {
+    "fma": r"\bfma\.",
+    "approximate": r"\.(approx|full)\b",
+    "flushed": r"(?<!\.r[nzmp]i)\.ftz\b",
+    "may be fused": r"\b(?:mul|add|sub)(?:\.ftz|\.sat)*\.b?f(?:16|32)(?:x2)?\b",
+}
+_MULTIPLY_ADDS = ("FFMA", "FFMA2", "HFMA2", "DFMA")
 _STORE = re.compile(r"\bst\.global[\w:.]*?(?:\.v(\d))?\.[bsuf](\d+)\b")
 
 
@@ -27,11 +34,14 @@ class MachineCode(NamedTuple):
         instructions: of the text, without those that only fill it up.
         registers: of a thread.
         spilled: bytes of stack that a thread needs because registers did not suffice.
+        fused: multiply-adds that `ptxas` made of products and sums, which it makes none of where it must not.
+            (Others are part of quotients and roots that are rounded correctly, or change a sign.)
     """
 
     instructions: int
     registers: int
     spilled: int
+    fused: int
 
 
 def faults(ptx: str) -> dict[str, int]:
@@ -73,14 +83,21 @@ def machine_code(ptx: str) -> MachineCode | None:
     with tempfile.TemporaryDirectory() as folder:
         text, binary = pathlib.Path(folder, "kernel.ptx"), pathlib.Path(folder, "kernel.cubin")
         text.write_text(ptx)
-        command = [ptxas, "-v", f"-arch={target}", str(text), "-o", str(binary)]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-        command = [disassemble, "-c", str(binary)]
-        code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+        def assemble(*options: str) -> tuple[str, list[str]]:
+            command = [ptxas, "-v", f"-arch={target}", *options, str(text), "-o", str(binary)]
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+            command = [disassemble, "-c", str(binary)]
+            code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            lines = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w+)", code, re.MULTILINE)
+            return said, [name for name in lines if name != "NOP"]
+
+        said, names = assemble()
+        _, unfused = assemble("--fmad=false")
     registers = max(map(int, re.findall(r"Used (\d+) registers", said)), default=0)
     spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
-    lines = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w+)", code, re.MULTILINE)
-    return MachineCode(sum(name != "NOP" for name in lines), registers, spilled)
+    made, needed = (sum(name in _MULTIPLY_ADDS for name in code) for code in (names, unfused))
+    return MachineCode(len(names), registers, spilled, made - needed)
 
 
 @functools.cache
