@@ -30,7 +30,7 @@ from triton.runtime import driver
 
 import halfstep_torch as hs
 from halfstep_spec import PARAM_STORAGES
-from halfstep_torch.engine import kernel
+from halfstep_torch.engine import compiled_stage
 
 TARGETS = {
     **{"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32)},
@@ -103,15 +103,15 @@ def compile_step(make: Callable[[], torch.optim.Optimizer], targets: Sequence[st
     # Or a kernel that another step had too would not be seen again.
     torch._dynamo.reset()
     codecache.PyCodeCache.cache_clear()
-    kernel.compiled_kernel.cache_clear()
-    of_gpu = kernel.compile_options(torch.device("cuda"))
+    compiled_stage.compiled_stage.cache_clear()
+    of_gpu = compiled_stage.compile_options(torch.device("cuda"))
     # What Inductor makes of an option where it knows that the kernel is for a GPU.
     as_on_gpu = {"enable_reflect_ftz": not of_gpu.get("eager_numerics.disable_ftz", False)}
     options = {"cpu_backend": "triton", "triton_disable_device_detection": True, "compile_threads": 1}
     with (
         config.patch(**options, fx_graph_cache=False),
         unittest.mock.patch.object(triton, "compile", record),
-        unittest.mock.patch.object(kernel, "compile_options", return_value=of_gpu),
+        unittest.mock.patch.object(compiled_stage, "compile_options", return_value=of_gpu),
         unittest.mock.patch.object(heuristics.CachingAutotuner, "_make_launchers"),
         unittest.mock.patch.object(heuristics.CachingAutotuner, "run", _precompile),
     ):

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+TEXTS = (*PAGES, ROOT / "shared_spec" / "README.md", *sorted(ROOT.glob("[!R]*.md")))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -73,7 +74,7 @@ def test_examples_run(client, blocks, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "shared_spec" / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_that_exist(page):
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
         path, _, heading = target.partition("#")

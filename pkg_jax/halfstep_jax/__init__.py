@@ -1,18 +1,19 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
-from halfstep_jax import recipes
+from halfstep import recipes
+from halfstep.random_words import Role, leaf_id
+from halfstep.rule import Rule, decay_rate, moment, number, option
+from halfstep_jax.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_jax.checkpoint.save_state import load_state, save_state
 from halfstep_jax.description import describe
 from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
 from halfstep_jax.in_shard_map import in_shard_map
 from halfstep_jax.memory_report import memory_report
-from halfstep_jax.numbers.exact import add_product, opaque
-from halfstep_jax.numbers.moments import ema
-from halfstep_jax.numbers.random_words import Role, leaf_id, random_words
+from halfstep_jax.numbers.random_words import random_words
 from halfstep_jax.numbers.rounding import round_to
 from halfstep_jax.numbers.schedules import ScheduleState
-from halfstep_jax.rule import Rule, decay_rate, moment, number, scalar_or_schedule
+from halfstep_jax.rule_check import check_rule
 from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
 from halfstep_jax.rules.adan import scale_by_adan
 from halfstep_jax.rules.clip import clip_by_global_norm
@@ -29,18 +30,17 @@ from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.relative import relative
 from halfstep_jax.storage.state_dtypes import codebook, scaled
 from halfstep_jax.transform import as_transform
-from halfstep_jax.weights.averages import EmaParamsState, ema_params
+from halfstep_jax.weight_averages import EmaParamsState, ema_params
 from halfstep_jax.weights.chain_check import check_chain
-from halfstep_jax.weights.float32_params import float32_params, set_float32_params
-from halfstep_jax.weights.param_storage import store_params
-from halfstep_jax.weights.params import (
+from halfstep_jax.weights.narrow_weights import (
     CompensateState,
     RoundStochasticallyState,
     apply_updates,
     compensate,
     round_stochastically,
 )
-from halfstep_jax.weights.wide_params import (
+from halfstep_jax.weights.weight_storage import store_params
+from halfstep_jax.weights.wide_weights import (
     KeepMasterParamsState,
     SplitParamsState,
     keep_master_params,
@@ -67,17 +67,16 @@ __all__ = [
     "adam",
     "adamw",
     "add_decayed_weights",
-    "add_product",
     "apply_updates",
     "as_transform",
     "check_chain",
+    "check_rule",
     "clip_by_global_norm",
     "codebook",
     "compensate",
     "decay_rate",
     "describe",
     "diagnose",
-    "ema",
     "ema_params",
     "float32_params",
     "in_shard_map",
@@ -90,7 +89,7 @@ __all__ = [
     "memory_report",
     "moment",
     "number",
-    "opaque",
+    "option",
     "preheat",
     "random_words",
     "recipes",
@@ -98,7 +97,6 @@ __all__ = [
     "round_stochastically",
     "round_to",
     "save_state",
-    "scalar_or_schedule",
     "scale_by_adam",
     "scale_by_adan",
     "scale_by_learning_rate",

@@ -10,7 +10,6 @@ import optax
 from halfstep.text_table import text_table
 from halfstep_jax.leaves import leaf_name
 from halfstep_jax.links import Inside, Link, reported_links
-from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
@@ -97,7 +96,7 @@ def describe(tx: optax.GradientTransformation, params: Any) -> Description:
         >>> found.of("w", "nu").format, found.of("b", "nu").format
         ('ufloat8_e5m3, blocks of 128', 'float32')
         >>> found.of("b", "nu").why
-        'asked for ufloat8_e5m3, blocks of 128, but it has under 4096 elements or 2 axes'
+        'asked for ufloat8_e5m3, blocks of 128, but 64 elements are fewer than min_size=4096'
 
     Source: ours.
     """
@@ -183,11 +182,10 @@ def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescri
     if asked_for is None:
         why = f"by default for weights that the link sees in {p.dtype}"
     elif not as_asked:
-        size = f"{asked_for.min_size} elements or {asked_for.min_ndim} axes"
-        why = f"asked for {_said(asked_for)}, but it has under {size}"
+        why = f"asked for {asked_for.text}, but {asked_for.too_small(p.shape)}"
     nbytes = _nbytes(codes) + (0 if scale is None else _nbytes(scale))
     rounding = "none" if not fmt.rounds else "stochastic" if stochastic else "nearest"
-    return ArrayDescription(leaf, moment.name, p.shape, _said(fmt), rounding, nbytes, why, as_asked)
+    return ArrayDescription(leaf, moment.name, p.shape, fmt.text, rounding, nbytes, why, as_asked)
 
 
 def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterable[ArrayDescription]:
@@ -200,19 +198,10 @@ def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterabl
         leaf = next((own for own in sorted(weights, key=len, reverse=True) if _ends_with(name, own)), "")
         short = name.removesuffix(leaf).rstrip("/") or name
         nbytes = _nbytes(codes[name]) + (_nbytes(scales[name]) if name in scales else 0)
-        said = str(x.dtype) if fmt is None else _said(fmt)
+        said = str(x.dtype) if fmt is None else fmt.text
         rounding = "" if fmt is None else "stochastic" if link.rule.stochastic else "nearest"
         why = "left as it was made" if fmt is None else "by store_state"
         yield ArrayDescription(leaf, f"{short}", x.shape, said, rounding, nbytes, why)
-
-
-def _said(fmt: Format) -> str:
-    """Return a format in words."""
-    said = f"relative {fmt.dtype}" if fmt.relative else fmt.dtype
-    if not fmt.scaled:
-        return said
-    blocks = {"row": "a block per row", None: "one block"}.get(fmt.block_size, f"blocks of {fmt.block_size}")
-    return f"{said}, {blocks}" + (", fine scales" if fmt.scale == "fine" else "")
 
 
 def _ends_with(name: str, leaf: str) -> bool:

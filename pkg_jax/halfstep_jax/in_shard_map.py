@@ -9,7 +9,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from halfstep_jax.leaves import with_prefix
-from halfstep_jax.numbers.shards import manual_axes, shard_of, told_shards
+from halfstep_jax.xla.shards import manual_axes, shard_of, told_shards
 
 _FUNCTION = "in_shard_map"
 

@@ -179,9 +179,9 @@ def check_state(caller: str, state, kind: type) -> None:
         ValueError: naming both.
     """
     if getattr(state, "_fields", ()) != getattr(kind, "_fields", ()):
-        found = "an array" if isinstance(state, jax.Array) else type(state).__name__
+        given = "an array" if isinstance(state, jax.Array) else type(state).__name__
         raise ValueError(
-            f"{caller}: the state is {found}, due is {kind.__name__}: it is of another "
+            f"{caller}: the state is {given}, due is {kind.__name__}: it is of another "
             "transform, or was loaded without its types. Pass the state that init made, or load it into that."
         )
 

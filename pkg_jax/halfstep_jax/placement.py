@@ -29,10 +29,10 @@ def placed_like(
         return sharding
     spec = tuple(sharding.spec) + (None,) * (len(weight_shape) - len(sharding.spec))
     kept: list = []
-    for n, own, axes in zip(shape, weight_shape, spec, strict=False):
+    for n, weight_size, axes in zip(shape, weight_shape, spec, strict=False):
         divides = axes is not None and n % _devices(sharding, axes) == 0
         kept.append(axes if divides else None)
-        if n != own:
+        if n != weight_size:
             break  # What follows is no axis of the weight.
     kept += [None] * (len(shape) - len(kept))
     return NamedSharding(sharding.mesh, PartitionSpec(*kept), memory_kind=sharding.memory_kind)

@@ -57,7 +57,7 @@ def state_shardings(tx: optax.GradientTransformation, params: Any, shardings: An
 
 def _weights(params, shardings) -> dict[str, tuple[tuple[int, ...], Sharding]]:
     """Return shape and sharding of every weight, by its name."""
-    found = {}
+    cuts = {}
     for name, p, sharding in with_prefix("state_shardings", "shardings", shardings, params, _is_sharding):
         whole = _is_sharding(sharding) and sharding.is_fully_replicated
         if not whole and not isinstance(sharding, NamedSharding):
@@ -65,8 +65,8 @@ def _weights(params, shardings) -> dict[str, tuple[tuple[int, ...], Sharding]]:
                 f"state_shardings: '{name}' has {sharding!r}, which does not say how axes are "
                 "cut. Use jax.sharding.NamedSharding(mesh, spec)."
             )
-        found[name] = p.shape, sharding
-    return found
+        cuts[name] = p.shape, sharding
+    return cuts
 
 
 def _placed(weights, whole: Sharding | None, name: str, x) -> Sharding | None:

@@ -3,33 +3,35 @@
 import inspect
 import itertools
 from collections.abc import Callable
-from typing import Any, ParamSpec, get_args
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from halfstep.random_words import leaf_id
+from halfstep.rule import Rule, declared
+from halfstep.step import updated
+from halfstep.storage.moment_formats import check_unit
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
-from halfstep_jax.numbers.exact import opaque_input, opaque_zero
-from halfstep_jax.numbers.random_words import LeafKeys, leaf_id, leaf_keys
+from halfstep_jax.numbers.op import JaxOp
+from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shards import shards, told_shards
 from halfstep_jax.rule import (
-    Moments,
-    Rule,
-    Scope,
     StepKeys,
-    StepMoment,
-    check_array,
+    StoredStepMoment,
+    checked,
     numbers_at,
     schedules,
+    state_type,
     static_form,
 )
-from halfstep_jax.storage.relative import LARGEST_BOUND, bound
 from halfstep_jax.storage.stored_moment import StoredMoment
+from halfstep_jax.xla.exact import opaque_input, opaque_zero
+from halfstep_jax.xla.shards import shards, told_shards
 
 _TRIAL_SHAPE = (8, 16)
 
@@ -40,11 +42,11 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     """Return the Optax transform of an update rule, of this package or of your own.
 
     Args:
-        rule: an instance of a frozen dataclass that derives from `Rule`.
+        rule: an instance of a class that derives from `halfstep.Rule`.
 
     Returns:
-        An Optax transform. Its updates are float32. Its state is `rule.State` where the rule has moments,
-        else a count or nothing.
+        An Optax transform. Its updates are float32. Its state is the class's `State` where the rule has
+        moments, or a NamedTuple of `count`, `seed` and the moments; without moments a count or nothing.
 
     Raises:
         TypeError: if a hyperparameter or dtype is of the wrong type; from `init` and `update`, if a leaf is
@@ -54,18 +56,16 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
             trees or shapes differ.
 
     Example:
-        >>> import dataclasses
-        >>> from halfstep_jax import Rule, add_product, as_transform, decay_rate, ema, moment
-        >>> @dataclasses.dataclass(frozen=True)
-        ... class Lookahead(Rule):
+        >>> from halfstep_jax import Rule, as_transform, decay_rate, moment
+        >>> class Lookahead(Rule):
         ...     b1: float = decay_rate(0.9)
         ...     mu_dtype: str = "bfloat16"
         ...     mu_rounding: str = "auto"
         ...     mu = moment(rate="b1")
         ...
-        ...     def update(self, g, p, n, moments, zero):
-        ...         m = moments.mu.round(ema(moments.mu.value, g, n.b1, zero))
-        ...         return add_product(g, n.b1, m, zero)
+        ...     def update(self, g, p, n, m, op):
+        ...         mu = m.mu.round(op.ema(m.mu.value, g, n.b1))
+        ...         return g + n.b1 * mu
         >>> tx = as_transform(Lookahead(b1=0.5))
         >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))
         >>> print(updates["w"], state.mu["w"].dtype)
@@ -73,11 +73,12 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
 
     Source: ours.
     """
-    stored = {name: StoredMoment.of(rule, field) for name, field in rule.moment_fields().items()}
-    _check(rule, stored)
+    rule = checked(rule)
+    stored = {name: StoredMoment.of(rule, field) for name, field in declared(type(rule)).moments.items()}
+    _check_words(rule, stored)
     _check_units(rule, stored)
     _try(rule, stored)
-    words = seed_words(rule.name, rule.seed)
+    words = seed_words(rule.name, getattr(rule, "seed", 0))
 
     def init(params):
         return report(rule, params, first_state(params), stored)
@@ -94,7 +95,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         leaves = flatten_updates(rule.name, updates)
         weights = _weights(rule, leaves, params)
         if stored or schedules(rule):
-            check_state(rule.name, state, rule.State if stored else ScheduleState)
+            check_state(rule.name, state, state_type(type(rule)) if stored else ScheduleState)
         before = state.count if stored or schedules(rule) else None
         count = None if before is None else next_count(before)
         numbers = numbers_at(rule, before, count)
@@ -161,22 +162,21 @@ def _with_moments(
     return us, {name: moment.split_tree(column) for (name, moment), column in trees}
 
 
+def _op(rule: Rule, zero: jax.Array) -> JaxOp:
+    return JaxOp(rule.name, zero, getattr(rule, "axis_names", None))
+
+
 def _update(rule: Rule, zero: jax.Array, numbers, g: jax.Array, p) -> jax.Array:
     """Take the step of a rule without moments on one leaf."""
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
-    u = rule.update(g, p, numbers, Moments(rule.name, {}), zero)
-    check_array(rule.name, "the update that the rule returns", u, g.shape)
-    return u
+    return updated(rule, numbers, g, p, _op(rule, zero), {})
 
 
 def _update_all(rule: Rule, zero: jax.Array, numbers, gs: tuple, ps: tuple) -> tuple:
     """Take the step of a rule of scope "all"."""
     gs = tuple(opaque_input(g, zero) for g in gs)
     ps = tuple(None if p is None else opaque_input(p, zero) for p in ps)
-    us = tuple(rule.update(gs, ps, numbers, Moments(rule.name, {}), zero))
-    for g, u in zip(gs, us, strict=True):
-        check_array(rule.name, "an update that the rule returns", u, g.shape)
-    return us
+    return updated(rule, numbers, gs, ps, _op(rule, zero), {})
 
 
 def _step(
@@ -186,18 +186,15 @@ def _step(
     rule, stored = static
     key = keys.of_leaf(place)
     zero = key.zero
-    step_keys = StepKeys(key, None if before is None else before.of_leaf(place), zero)
-    moments: dict[str, StepMoment] = {}
+    op, step_keys = _op(rule, zero), StepKeys(key, None if before is None else before.of_leaf(place), zero)
+    moments: dict[str, StoredStepMoment] = {}
     rows = zip(stored, encoded, strict=True)
     # Those in units of another after that one.
     for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
         unit = moments.get(moment.field.unit)
-        moments[name] = StepMoment(rule.name, moment, old, step_keys, unit)
+        moments[name] = StoredStepMoment(moment, old, step_keys, op, unit)
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
-    u = rule.update(g, p, numbers, Moments(rule.name, moments), zero)
-    check_array(rule.name, "the update that the rule returns", u, g.shape)
-    for moment in moments.values():
-        moment.check_rounded()
+    u = updated(rule, numbers, g, p, op, moments)
     return u, *(moments[name].encoded for name, _ in stored)
 
 
@@ -216,56 +213,40 @@ def _weights(rule: Rule, leaves: Leaves, params) -> list[Any]:
 def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
     """Return the state, given of each moment its trees of codes and scales."""
     codes = {name: tree for name, (tree, _) in trees.items()}
-    return rule.State(count=count, seed=seed, **codes, **{f"{k}_scale": s for k, (_, s) in trees.items()})
+    return state_type(type(rule))(
+        count=count, seed=seed, **codes, **{f"{k}_scale": s for k, (_, s) in trees.items()}
+    )
 
 
-def _check(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Refuse a scope that there is not, and moments whose names or words collide.
+def _check_words(rule: Rule, stored: dict[str, StoredMoment]) -> None:
+    """Refuse moments whose words collide.
 
     Raises:
         ValueError: naming them.
     """
-    if rule.scope not in get_args(Scope):
-        raise ValueError(
-            f'{rule.name}: scope="{rule.scope}" is not a scope. Use "elementwise", "parameter" or "all".'
-        )
-    if stored and rule.scope == "all":
-        raise ValueError(f'{rule.name}: a rule of scope "all" keeps no moments. Use scope "parameter".')
-    taken = ["count", "seed", *stored, *(f"{name}_scale" for name in stored)]
-    twice = {name for name in taken if taken.count(name) > 1}
-    if twice:
-        raise ValueError(f"{rule.name}: the state has two fields {min(twice)}. Rename the moment.")
-    for one, other in itertools.combinations(stored.values(), 2):
-        if one.role == other.role:
+    for moment, other in itertools.combinations(stored.values(), 2):
+        if moment.role == other.role:
             raise ValueError(
-                f"{rule.name}: the words of {one.name} are those of another moment, {other.name}. Rename it."
+                f"{rule.name}: the words of {moment.name} are those of another moment, {other.name}. "
+                "Rename it."
             )
 
 
 def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Refuse a moment in units of one that is not there, or, without scales, beyond what its codes hold.
+    """Refuse a moment that, in units of another and without scales, is beyond what its codes hold.
 
     Raises:
         ValueError: naming it.
     """
-    for name, moment in stored.items():
+    for moment in stored.values():
         fmt, unit = moment.asked_for, stored.get(moment.field.unit)
-        if moment.field.unit and unit is None:
-            raise ValueError(
-                f"{rule.name}: the unit of {name}, {moment.field.unit}, is not a moment. Declare it."
-            )
         if unit is None or fmt is None or not fmt.relative or fmt.scaled:
             continue
         # Rates that are arrays are not known; what is past the codes then makes steps shorter.
         if moment.rate is None or unit.rate is None:
             continue
-        largest = bound(float(moment.rate), float(unit.rate))
-        if largest > LARGEST_BOUND:
-            raise ValueError(
-                f"{rule.name}: {moment.field.dtype_name} has no scale, and {name} reaches {largest:.3g} "
-                f"roots of {unit.name} at {moment.field.rate_name}={moment.rate!s} and "
-                f"{unit.field.rate_name}={unit.rate!s}. Use relative(..., block_size=128)."
-            )
+        rates, names = (moment.rate, unit.rate), (moment.field.rate, unit.field.rate)
+        check_unit(rule.name, moment.field, unit.field, rates, names)
 
 
 def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
@@ -277,9 +258,10 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
 
     def trial(count, g, p):
         leaves = Leaves(rule.name, [""], [g], jax.tree.structure(0))
-        numbers = numbers_at(rule, count, count, **fixed)
         if not stored:
-            return _without_moments(rule, leaves, [p], numbers)
+            counted = count if fixed else None
+            return _without_moments(rule, leaves, [p], numbers_at(rule, counted, counted, **fixed))
+        numbers = numbers_at(rule, count, count, **fixed)
         trees = {name: moment.init(g) for name, moment in stored.items()}
         state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
         return _with_moments(rule, stored, leaves, [p], numbers, state, count)

@@ -7,20 +7,21 @@
 >>> optimizer.step(zero_grad=True)
 """
 
-from halfstep_torch import recipes
+from halfstep import Rule, decay_rate, moment, number, option, recipes
+from halfstep.random_words import Role, leaf_id
 from halfstep_torch.chain import chain
+from halfstep_torch.checkpoint.float32_state import float32_state_dict, load_float32_state_dict
+from halfstep_torch.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_torch.checkpoint.save_state import load_state, save_state
-from halfstep_torch.declarations import decay_rate, moment, number
 from halfstep_torch.description import describe
 from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
 from halfstep_torch.memory_report import memory_report
-from halfstep_torch.numbers.moments import ema
-from halfstep_torch.numbers.random_words import Role, leaf_id, random_words
+from halfstep_torch.numbers.random_words import random_words
 from halfstep_torch.numbers.rounding import round_to
-from halfstep_torch.rule import Rule
+from halfstep_torch.rule_check import check_rule
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
 from halfstep_torch.rules.adan import scale_by_adan
 from halfstep_torch.rules.clip import clip_by_global_norm, clip_grad_norm_
@@ -33,11 +34,9 @@ from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.rules.weight_decay import add_decayed_weights
 from halfstep_torch.storage.relative import relative
 from halfstep_torch.storage.state_dtypes import codebook, scaled
-from halfstep_torch.weights.averages import ema_params
-from halfstep_torch.weights.float32_params import float32_params, set_float32_params
-from halfstep_torch.weights.float32_state import float32_state_dict, load_float32_state_dict
-from halfstep_torch.weights.params import compensate, round_stochastically
-from halfstep_torch.weights.wide_params import keep_master_params, split_params
+from halfstep_torch.weight_averages import ema_params
+from halfstep_torch.weights.narrow_weights import compensate, round_stochastically
+from halfstep_torch.weights.wide_weights import keep_master_params, split_params
 
 __all__ = [
     "SGD",
@@ -52,6 +51,7 @@ __all__ = [
     "accumulate_gradients",
     "add_decayed_weights",
     "chain",
+    "check_rule",
     "clip_by_global_norm",
     "clip_grad_norm_",
     "codebook",
@@ -59,7 +59,6 @@ __all__ = [
     "decay_rate",
     "describe",
     "diagnose",
-    "ema",
     "ema_params",
     "float32_params",
     "float32_state_dict",
@@ -70,6 +69,7 @@ __all__ = [
     "memory_report",
     "moment",
     "number",
+    "option",
     "preheat",
     "random_words",
     "recipes",

@@ -3,14 +3,15 @@
 Hashable, and without a number or a seed, so that equal ones share a compiled kernel.
 """
 
-import collections
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from halfstep.moments import Moments
+from halfstep_torch.numbers.op import STEP_OPS, tensor_numbers
 from halfstep_torch.storage.relative import from_unit, to_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, MomentStorage, Words
@@ -50,23 +51,6 @@ class StepMoment:
         return self.rounded
 
 
-class Moments:
-    """The moments of a rule during one step, as attributes."""
-
-    def __init__(self, rule: str, moments: Mapping[str, StepMoment]):
-        self._rule = rule
-        for name, moment in moments.items():  # Dynamo of torch 2.11 cannot trace `__dict__.update`
-            setattr(self, name, moment)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AttributeError(
-            f"{self._rule}: update reads the moment {name!r}, which the rule does not declare. "
-            f"Declare it: {name} = moment()."
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class BoundRule:
     """The update of one kind of parameter by one rule: choices made, numbers not yet known.
@@ -74,10 +58,15 @@ class BoundRule:
     Attributes:
         rule: with its options; numbers, dtypes and seeds are None.
         moments: how each of the rule's moments is stored, in the order of their declaration.
+        wide_weights: whether `update` gets the weights in float32.
+        tensor_numbers: whether numbers are 0-d tensors in eager mode too, where torch rounds a quotient of a
+            float and a tensor twice. No rule of ours has one, and floats keep the host quick.
     """
 
     rule: Any
     moments: tuple[MomentStorage, ...] = ()
+    wide_weights: bool = True
+    tensor_numbers: bool = False
 
     @property
     def scope(self) -> str:
@@ -87,12 +76,12 @@ class BoundRule:
     @property
     def arrays(self) -> Mapping[str, StateArray]:
         """State arrays that the rule keeps, by torch's names for them."""
-        return {key: array for one in self.moments for key, array in one.arrays.items()}
+        return {key: array for stored in self.moments for key, array in stored.arrays.items()}
 
     @property
     def sources(self) -> tuple[WordSource, ...]:
         """The words that `update` reads, of all moments."""
-        return tuple(source for one in self.moments for source in one.sources)
+        return tuple(source for stored in self.moments for source in stored.sources)
 
     def update(
         self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words]
@@ -105,55 +94,34 @@ class BoundRule:
             p: the weights, float32, in the shape of `u`.
             state: state arrays of all rules, in the shape of `u`, scales in one row; for a rule of scope
                 "parameter", all in one row.
-            numbers: what `Rule.step_numbers` gave; in compiled code with 0-d tensors for floats.
+            numbers: what `Link.step_numbers` gave; in compiled code with 0-d tensors for floats.
             words: of each of the `sources`, from a shape to int32 words.
         """
+        shape = tuple(p.shape) if self.scope == "parameter" else None
+        moments = self.step_moments(state, words, shape)
+        if self.tensor_numbers and not torch.compiler.is_compiling():
+            numbers = tensor_numbers(numbers, u.device)
+        u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments), STEP_OPS[self.scope])
+        return u, {key: array for moment in moments.values() for key, array in moment.arrays.items()}
+
+    def step_moments(
+        self, state: Arrays, words: Sequence[Words], shape: Shape | None
+    ) -> dict[str, StepMoment]:
+        """Return the moments during one step, by name.
+
+        Args:
+            state: as `update` takes it.
+            words: likewise.
+            shape: of the parameter, where moments are whole arrays in their shape.
+        """
+        drawn, first = {}, 0
+        for stored in self.moments:
+            drawn[stored.name] = words[first : first + len(stored.sources)]
+            first += len(stored.sources)
         moments: dict[str, StepMoment] = {}
-        drawn, at = {}, 0
-        for one in self.moments:
-            drawn[one.key] = words[at : at + len(one.sources)]
-            at += len(one.sources)
         # Those in units of another after that one.
-        for one in sorted(self.moments, key=lambda one: bool(one.unit)):
-            shape = None
-            if self.scope == "parameter":
-                shape_of = one.arrays[one.key].shape_of
-                shape = tuple(p.shape) if shape_of is None else tuple(shape_of(tuple(p.shape)))
-            unit = moments[one.unit] if one.unit else None
-            moments[one.key] = StepMoment(one, state, drawn[one.key], shape, unit)
-        u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments))
-        return u, {key: array for one in moments.values() for key, array in one.arrays.items()}
-
-
-@functools.cache
-def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    """Return the class of named tuples with such fields."""
-    return collections.namedtuple(name, fields)
-
-
-def flat(numbers: Any) -> list[float]:
-    """Return the numbers of named tuples, nested or not, in their order."""
-    if isinstance(numbers, (tuple, list)):
-        return [x for part in numbers for x in flat(part)]
-    return [numbers]
-
-
-def layout(numbers: Any) -> Any:
-    """Return the same named tuples with the place of each number in `flat`: equal for equal shapes."""
-    places = iter(range(len(flat(numbers))))
-
-    def placed(part: Any) -> Any:
-        return _made(part, [placed(x) for x in part]) if isinstance(part, tuple) else next(places)
-
-    return placed(numbers)
-
-
-def unflat(layout: Any, numbers: Sequence) -> Any:
-    """Return named tuples of numbers, given their `layout`."""
-    return (
-        _made(layout, [unflat(x, numbers) for x in layout]) if isinstance(layout, tuple) else numbers[layout]
-    )
-
-
-def _made(like: tuple, values: list) -> tuple:
-    return tuple(values) if type(like) is tuple else type(like)(*values)
+        for stored in sorted(self.moments, key=lambda stored: bool(stored.unit)):
+            shape_here = None if shape is None else stored.arrays[stored.key].values_shape(shape)
+            unit = moments[stored.unit] if stored.unit else None
+            moments[stored.name] = StepMoment(stored, state, drawn[stored.name], shape_here, unit)
+        return moments

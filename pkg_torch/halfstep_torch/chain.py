@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from halfstep_torch.rule import Rule
+from halfstep.rule import Rule
+from halfstep_torch.link import Link, as_link
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,10 +13,10 @@ class Chain:
     """Links in the order in which they are applied. Made by `chain`.
 
     Attributes:
-        links: the rules.
+        links: the rules, each as a link.
     """
 
-    links: tuple[Rule, ...]
+    links: tuple[Link, ...]
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -52,15 +53,15 @@ def chain(*links: Rule | Chain) -> Chain:
     then becomes nearest(p + u). Rounds nowhere itself.
 
     Args:
-        *links: transforms, or chains of them.
+        *links: transforms, rules of your own among them, or chains of these.
 
     Returns:
         The chain, for `Optimizer`.
 
     Raises:
         TypeError: if something else than a transform is given.
-        ValueError: if two links own one param-group entry or state array, or if one that lands on the weights
-            is not the last.
+        ValueError: if a rule's declarations are wrong, two links own one param-group entry or state array,
+            or a link that lands on the weights is not the last.
 
     Example:
         >>> import halfstep_torch as hs
@@ -70,12 +71,12 @@ def chain(*links: Rule | Chain) -> Chain:
 
     Source: the form is Optax's.
     """
-    flat: list[Rule] = []
+    flat: list[Link] = []
     for link in links:
         if isinstance(link, Chain):
             flat.extend(link.links)
         elif isinstance(link, Rule):
-            flat.append(link)
+            flat.append(as_link(link))
         else:
             raise TypeError(
                 f"chain: {link!r} is not a transform. Pass scale_by_adam(), scale_by_learning_rate(1e-3), ..."
@@ -93,15 +94,15 @@ def chain(*links: Rule | Chain) -> Chain:
     return Chain(tuple(flat))
 
 
-def _check_owners(links: Sequence[Rule]) -> None:
+def _check_owners(links: Sequence[Link]) -> None:
     """Raise ValueError if two links own one entry of the param groups, or one array of the state."""
     owners: dict[tuple[str, str], str] = {}
     for link in links:
         owned = [("group entry", entry) for entry in link.entries]
-        for one in owned + [("state array", key) for key in link.state_keys]:
-            if one in owners:
-                what, key = one
+        for thing in owned + [("state array", key) for key in link.state_keys]:
+            if thing in owners:
+                what, key = thing
                 raise ValueError(
-                    f"chain: {owners[one]} and {link.name} both own the {what} {key!r}. Keep one of them."
+                    f"chain: {owners[thing]} and {link.name} both own the {what} {key!r}. Keep one of them."
                 )
-            owners[one] = link.name
+            owners[thing] = link.name

@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.rule import declared
+from halfstep.storage.formats import Format
 from halfstep.text_table import text_table
-from halfstep_torch.declarations import declared
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import StateArray
 
 STEP_BYTES = 8
@@ -112,7 +113,7 @@ def describe(optimizer: Optimizer) -> Description:
         >>> optimizer = hs.AdamW(model.named_parameters(), nu_dtype=hs.scaled("ufloat8_e5m3"))
         >>> for leaf in describe(optimizer).leaves:
         ...     print(leaf.name, leaf.moments["exp_avg_sq"].format, leaf.moments["exp_avg_sq"].why)
-        weight scaled ufloat8_e5m3 in blocks of 128
+        weight ufloat8_e5m3, blocks of 128
         bias float32 64 elements are fewer than min_size=4096
 
     Source: ours.
@@ -121,7 +122,7 @@ def describe(optimizer: Optimizer) -> Description:
         raise TypeError(
             f"describe: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
-    links = optimizer.links()
+    links = optimizer.bound_links()
     groups = (i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
     leaves = zip(groups, optimizer.plans(), strict=True)
     return Description(tuple(_leaf(i, links[i], *of_plan) for i, of_plan in leaves))
@@ -143,10 +144,10 @@ def _leaf(
     storage = plan.weights.rule.name
     unused = asked.name if dtype == "float32" and asked is not None and asked.last else ""
     moments = {}
-    for rule, index in zip(plan.rules, plan.links, strict=True):
+    for rule, index in zip(plan.rules, plan.rule_indices, strict=True):
         link, h = links[index]
         for one in rule.moments:
-            moments[one.key] = _moment(one, _asked_format(link, h, one.key), shape)
+            moments[one.key] = _moment(one, _asked_format(link, h, one.name), shape)
     return LeafDescription(
         name=name,
         group=group,
@@ -159,36 +160,19 @@ def _leaf(
     )
 
 
-def _asked_format(link: Any, h: Any, key: str) -> Format | None:
+def _asked_format(link: Link, h: Any, name: str) -> Format | None:
     """Return the format that was asked for; None for the default."""
-    rule = getattr(link, "inner", link)
     asked = getattr(link, "format", None)
     if isinstance(asked, Format):
         return asked
-    one = declared(type(rule)).moments.get(key)
-    return getattr(h, one.dtype) if one is not None and one.dtype else None
+    dtype = declared(type(link.rule)).moments[name].dtype
+    return getattr(h, dtype) if dtype else None
 
 
 def _moment(one: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDescription:
     stored = getattr(one, "outer", one)
     fmt: Format = stored.format
     rounding = "exact" if not fmt.rounds else "stochastic" if stored.source is not None else "nearest"
-    why, array = "", stored.arrays[stored.key]
-    shape = tuple(array.shape_of(shape)) if array.shape_of else shape
-    if asked is not None and asked.scaled and not fmt.scaled:
-        count, axes = math.prod(shape), len(shape)
-        small = count < asked.min_size
-        few = f"{axes} {'axis is' if axes == 1 else 'axes are'} fewer than min_ndim={asked.min_ndim}"
-        why = f"{count} elements are fewer than min_size={asked.min_size}" if small else few
-    return MomentDescription(format_text(fmt), rounding, why)
-
-
-def format_text(fmt: Format) -> str:
-    """Return a format in words."""
-    kind = "relative " if fmt.relative else "scaled " if fmt.scaled else ""
-    if not fmt.scaled:
-        return f"{kind}{fmt.name}"
-    blocks = {None: "in one block", "row": "in a block per row"}.get(
-        fmt.block_size, f"in blocks of {fmt.block_size}"
-    )
-    return f"{kind}{fmt.name} {blocks}"
+    array = stored.arrays[stored.key]
+    why = asked.too_small(array.values_shape(shape)) if asked is not None and not fmt.scaled else ""
+    return MomentDescription(fmt.text, rounding, why)

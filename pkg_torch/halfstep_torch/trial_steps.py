@@ -3,7 +3,8 @@
 Of whatever optimizer: its own `step` runs, on copies of parameters, gradients and state.
 """
 
-from collections import OrderedDict, defaultdict
+import copy
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ NARROW = (torch.bfloat16, torch.float16)
 # Parts of the names under which optimizers keep what rounding the weights loses.
 _KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
 # An optimizer's own memory of its last step, and what others have hung on it.
-_NOT_COPIED = ("_slots", "_layouts", "step", "grad_scale", "found_inf")
+_NOT_COPIED = ("_last_step", "release", "step", "grad_scale", "found_inf")
 
 Change = Callable[[Tensor], Tensor]
 
@@ -40,44 +41,56 @@ def copy_of(
         state: from a parameter, a key and a state array to that of the copy; None for a fresh state.
     """
     copies = {p: torch.nn.Parameter(weight(p.detach()).clone()) for p in params}
-    alone: Any = object.__new__(type(optimizer))
-    alone.__dict__ = {key: x for key, x in optimizer.__dict__.items() if key not in _NOT_COPIED}
-    alone._optimizer_step_pre_hooks, alone._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    alone._compared = True  # a trial is nothing that other processes compare theirs with
-    alone.param_groups, alone.state = [], defaultdict(dict)
+    groups = []
     for group in optimizer.param_groups:
-        chosen = [i for i, p in enumerate(group["params"]) if p in copies]
-        own = {**group, "params": [copies[group["params"][i]] for i in chosen]}
-        if isinstance(own.get("lr"), Tensor):
-            own["lr"] = own["lr"].clone()
+        places = [i for i, p in enumerate(group["params"]) if p in copies]
+        entries = {**group, "params": [copies[group["params"][i]] for i in places]}
+        if isinstance(entries.get("lr"), Tensor):
+            entries["lr"] = entries["lr"].clone()
         if "param_names" in group:
-            own["param_names"] = [group["param_names"][i] for i in chosen]
+            entries["param_names"] = [group["param_names"][i] for i in places]
         if state is not None and isinstance(optimizer, Optimizer):
-            _name_dtypes(own, [optimizer.state.get(group["params"][i], {}) for i in chosen])
-        alone.param_groups.append(own)
-    for p, copy in copies.items():
-        copy.grad = grad(p.grad.detach()).clone() if p.grad is not None else None
+            _name_dtypes(entries, [optimizer.state.get(group["params"][i], {}) for i in places])
+        groups.append(entries)
+    states: defaultdict[Any, Any] = defaultdict(dict)
+    for p, trial_param in copies.items():
+        trial_param.grad = grad(p.grad.detach()).clone() if p.grad is not None else None
         if state is not None and p in optimizer.state:
-            alone.state[copy] = {
+            states[trial_param] = {
                 key: state(p, key, x).clone() if isinstance(x, Tensor) else x
                 for key, x in optimizer.state[p].items()
             }
-    return alone, copies
+    return _like(optimizer, groups, states), copies
+
+
+def _like(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], states: Any) -> Any:
+    """Return an optimizer like another one, with other parameters and state, and without hooks."""
+    defaults = dict(optimizer.defaults)
+    trial = copy.copy(optimizer)
+    for name in optimizer.defaults.keys() - defaults.keys():
+        del optimizer.defaults[name]  # torch writes into what it has copied
+    # A copy has what is pickled: torch's optimizers leave out what a subclass has added.
+    for name, x in vars(optimizer).items():
+        if name not in _NOT_COPIED and "_hooks" not in name:
+            setattr(trial, name, x)
+    trial.defaults, trial.param_groups, trial.state = defaults, groups, states
+    trial._compared = True  # a trial is nothing that other processes compare theirs with
+    return trial
 
 
 def _name_dtypes(group: dict[str, Any], states: list[Mapping[str, Any]]) -> None:
     """Say how moments are kept where that follows the weights, whose copies are of another dtype."""
-    kept = {"mu_dtype": "exp_avg", "nu_dtype": "exp_avg_sq", "accumulator_dtype": "momentum_buffer"}
-    for entry, key in kept.items():
-        found = [state[key].dtype for state in states if key in state]
-        if entry in group and group[entry] is None and found:
-            group[entry] = dtype_name(found[0])
+    keys = {"mu_dtype": "exp_avg", "nu_dtype": "exp_avg_sq", "accumulator_dtype": "momentum_buffer"}
+    for entry, key in keys.items():
+        dtypes = [state[key].dtype for state in states if key in state]
+        if entry in group and group[entry] is None and dtypes:
+            group[entry] = dtype_name(dtypes[0])
 
 
-def take_step(alone: Any) -> None:
+def take_step(trial: Any) -> None:
     """Take the step of a copy."""
     # Of the class: a scheduler patches the step of the optimizer itself.
-    type(alone).step(alone)
+    type(trial).step(trial)
 
 
 def weights_after_step(
@@ -92,8 +105,8 @@ def weights_after_step(
     def state(p: Tensor, key: str, x: Tensor) -> Tensor:
         return x.to(torch.float32) if wide and not ours and x.dim() and x.is_floating_point() else x
 
-    alone, copies = copy_of(optimizer, params, weight, weight, state)
-    take_step(alone)
+    trial, copies = copy_of(optimizer, params, weight, weight, state)
+    take_step(trial)
     return {p: copy.detach() for p, copy in copies.items()}
 
 
@@ -105,8 +118,8 @@ def weights_after_decay(
     def weight(x: Tensor) -> Tensor:
         return x.to(torch.float32) if wide else x
 
-    alone, copies = copy_of(optimizer, params, weight, lambda g: torch.zeros_like(weight(g)), None)
-    take_step(alone)
+    trial, copies = copy_of(optimizer, params, weight, lambda g: torch.zeros_like(weight(g)), None)
+    take_step(trial)
     return {p: copy.detach() for p, copy in copies.items()}
 
 

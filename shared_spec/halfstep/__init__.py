@@ -4,8 +4,24 @@
 imports nothing of this package: it judges what stands here too.
 """
 
+from halfstep import recipes
 from halfstep.rule import Rule, decay_rate, moment, number, option
+from halfstep.storage.formats import Format
+from halfstep.storage.relative import relative
+from halfstep.storage.state_dtypes import codebook, scaled
 
 __version__ = "0.1.0"
 
-__all__ = ["Rule", "__version__", "decay_rate", "moment", "number", "option"]
+__all__ = [
+    "Format",
+    "Rule",
+    "__version__",
+    "codebook",
+    "decay_rate",
+    "moment",
+    "number",
+    "option",
+    "recipes",
+    "relative",
+    "scaled",
+]

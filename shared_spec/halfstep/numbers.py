@@ -23,6 +23,19 @@ class Made(enum.Enum):
     ROOT = "root"
 
 
+def refusal(rule: str) -> str:
+    """Return what is said where `update` gives a number of the step to a function of a framework."""
+    return (
+        f"{rule}: update calls a function of a framework on a number of the step. "
+        "Use op.<name>, such as op.sqrt(x), or op.apply(function, x)."
+    )
+
+
+def met_a_number(error: TypeError) -> bool:
+    """Whether an error of a framework, or of NumPy, says that it knows no such type as `Number`."""
+    return any(word in str(error) for word in (__name__, "'Number'", "'Mask'"))
+
+
 class _Guarded:
     """What refuses the functions of frameworks: they would compute on values that nothing protects."""
 
@@ -31,13 +44,7 @@ class _Guarded:
     _op: "Op"
 
     def _refuse(self) -> Any:
-        raise TypeError(
-            f"{self._op.rule}: update calls a function of a framework on a number of the step. "
-            "Use op.<name>, such as op.sqrt(x), or op.apply(function, x)."
-        )
-
-    def __jax_array__(self) -> Any:
-        return self._refuse()
+        raise TypeError(refusal(self._op.rule))
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self._refuse()

@@ -3,6 +3,7 @@
 Contract: A1 to A3.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -72,7 +73,7 @@ class Op:
                 else "numbers of the step, or op.apply(function, x)"
             )
             raise TypeError(f"{self.rule}: update computes with {found}. Use {way}.")
-        return self.wrap(scalar, Made.NUMBER)
+        return Number(scalar, Made.NUMBER, self)
 
     def wrap(self, x: Any, made: Made = Made.ARRAY) -> Number:
         """Return a bare array of the framework as a Number."""
@@ -167,7 +168,7 @@ class Op:
         return self.wrap(self.opaque(self.multiply(ratio, x).value))
 
     def is_zero(self, field: Any) -> bool:
-        """Whether a field of the rule is known to be 0 when a step is built, so that its term can be left out."""
+        """Whether a field of the rule is known to be 0 when a step is built: its term can be left out."""
         return False
 
     def apply(self, function: Callable[..., Any], *xs: Any) -> Any:
@@ -200,7 +201,7 @@ class Op:
     def compare(self, how: str, x: Any, y: Any) -> Mask:
         """Return a comparison, by the name of its method."""
         a, b = self.bare(x), self.bare(y)
-        return Mask(getattr(a, how)(b), self)
+        return Mask(getattr(operator, how)(a, b), self)
 
     def _applied(self, function: Callable[..., Any], x: Any) -> Any:
         dtype = dtype_name(x)

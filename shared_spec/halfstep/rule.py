@@ -6,12 +6,11 @@ A framework reads a `Rule` as it stands: `halfstep_jax.as_transform(rule)`, `hal
 import dataclasses
 import functools
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-if TYPE_CHECKING or sys.version_info >= (3, 11):
-    from typing import dataclass_transform
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
 else:
 
     def dataclass_transform(**_: Any) -> Callable[[type], type]:
@@ -22,7 +21,6 @@ else:
 from halfstep import hyperparameters
 
 SCOPES = ("elementwise", "parameter", "all")
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
 
 _MISSING = dataclasses.MISSING
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of a class's name
@@ -145,7 +143,8 @@ def moment(
     return Moment("", rate, signed, dtype, rounding, shape, unit, torch)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(number, decay_rate, option))
+@dataclass_transform(frozen_default=True)
+@dataclasses.dataclass(frozen=True)
 class Rule:
     """Base of update rules. A subclass is made a frozen dataclass; both frameworks run it as it stands.
 
@@ -177,15 +176,12 @@ class Rule:
     name: ClassVar[str] = "rule"
     scope: ClassVar[str] = SCOPES[0]
     reads_params: ClassVar[str] = ""
-    _fields: ClassVar[tuple[dataclasses.Field, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = _WORDS.sub("_", cls.__name__).lower()
         dataclasses.dataclass(frozen=True)(cls)
-        # A user may decorate the class once more, and the fields made then know no declaration.
-        cls._fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
 
     def numbers(self, h: Any, t: Any, op: Any) -> Mapping[str, Any]:
         """Return numbers of a step that `update` reads beside the hyperparameters, or in place of some.
@@ -237,7 +233,7 @@ def declared(rule: type[Rule]) -> Declared:
     Raises:
         ValueError: if the scope is none, a moment names no field of the rule, or two names clash.
     """
-    fields = rule._fields
+    fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
     names = {field.name for field in fields}
     attributes = (vars(base).items() for base in reversed(rule.__mro__))
     moments = {
@@ -291,7 +287,7 @@ def _check_keys(rule: type[Rule], found: Declared) -> None:
     """Refuse moments whose arrays would share a name in a state."""
     owners = {"step": "step", "count": "count", "seed": "seed"}
     for name, moment in found.moments.items():
-        for key in {name, f"{name}_scale", moment.torch, f"{moment.torch}_scale"}:
+        for key in (name, f"{name}_scale", moment.torch, f"{moment.torch}_scale"):
             if owners.setdefault(key, name) != name:
                 raise ValueError(
                     f"{rule.name}: the moments {owners[key]!r} and {name!r} both use the key {key!r} of the "

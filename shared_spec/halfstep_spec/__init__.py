@@ -38,12 +38,12 @@ from halfstep_spec.storage.formats import Encoded, Format
 from halfstep_spec.storage.relative import relative
 from halfstep_spec.storage.state_dtypes import as_format, codebook, scaled
 from halfstep_spec.storage.stored_moment import StoredMoment
-from halfstep_spec.weights.averages import ema_params
-from halfstep_spec.weights.param_storage import PARAM_STORAGES, param_storage
-from halfstep_spec.weights.params import Compensate, RoundStochastically
+from halfstep_spec.weight_averages import ema_params
+from halfstep_spec.weights.narrow_weights import Compensate, RoundStochastically
 from halfstep_spec.weights.split_weights import SplitWeight, nearest_away
 from halfstep_spec.weights.weight_rule import NearestWeights, WeightRule, apply_updates
-from halfstep_spec.weights.wide_params import KeepMasterParams, SplitParams
+from halfstep_spec.weights.weight_storage import PARAM_STORAGES, param_storage
+from halfstep_spec.weights.wide_weights import KeepMasterParams, SplitParams
 
 SPEC_VERSION = 1
 

@@ -2,6 +2,7 @@
 
 python -m halfstep_spec.generate
 python -m halfstep_spec.generate --check
+python -m halfstep_spec.generate --rule my_rule.py --to vectors
 """
 
 import argparse
@@ -9,7 +10,7 @@ import json
 import pathlib
 import sys
 
-from halfstep_spec import SPEC_VERSION
+from halfstep_spec import SPEC_VERSION, user_rule
 from halfstep_spec.cases import FILES
 from halfstep_spec.schema import SCHEMA
 from halfstep_spec.vectors import FOLDER, canonical, file_text, manifest_text
@@ -17,7 +18,27 @@ from halfstep_spec.vectors import FOLDER, canonical, file_text, manifest_text
 
 def build() -> dict[str, str]:
     """Return the text of every vector file, of their schema and of the manifest, by file name."""
-    texts = {name: file_text(name, notes, cases(), SPEC_VERSION) for name, (notes, cases) in FILES.items()}
+    return _folder(
+        {name: file_text(name, notes, cases(), SPEC_VERSION) for name, (notes, cases) in FILES.items()}
+    )
+
+
+def build_for(path: pathlib.Path) -> dict[str, str]:
+    """Return the same for the rules that a user's file defines: a vector file for each.
+
+    Raises:
+        ValueError: if it defines none, or no vectors can be made of one.
+    """
+    rules = {rule.name: rule for rule in user_rule.classes_of(path)}
+    return _folder(
+        {
+            name: file_text(name, user_rule.NOTES, user_rule.cases_of(rule), SPEC_VERSION)
+            for name, rule in rules.items()
+        }
+    )
+
+
+def _folder(texts: dict[str, str]) -> dict[str, str]:
     named = {f"{name}.json": text for name, text in texts.items()}
     others = {"schema.json": canonical(SCHEMA), "manifest.json": manifest_text(texts, SPEC_VERSION)}
     return named | others
@@ -53,7 +74,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--rewrite", action="store_true", help="change published answers without a new SPEC_VERSION"
     )
+    parser.add_argument("--rule", type=pathlib.Path, help="a Python file of your own that defines a rule")
+    parser.add_argument(
+        "--to", type=pathlib.Path, help="the folder of its vectors; beside the file unless given"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.rule:
+        return _write_for(arguments.rule, arguments.to or arguments.rule.with_suffix(".vectors"))
     built = build()
     if arguments.check:
         stale = differing(built)
@@ -67,6 +94,19 @@ def main(argv: list[str] | None = None) -> int:
     for name, text in built.items():
         (FOLDER / name).write_text(text)
     print(f"wrote {len(built)} files")
+    return 0
+
+
+def _write_for(path: pathlib.Path, folder: pathlib.Path) -> int:
+    try:
+        built = build_for(path)
+    except (ValueError, OSError) as error:
+        print(error)
+        return 1
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in built.items():
+        (folder / name).write_text(text)
+    print(f"wrote {len(built)} files to {folder}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """halfstep_jax as a backend: op by op, under jit, and under jit over eight devices."""
 
 import functools
+import types
 from typing import Any
 
 import jax
@@ -24,16 +25,16 @@ from backends.protocol import (
     stored_names,
     unrefused,
 )
-from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
 from halfstep_jax.numbers.norms import norm
+from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import leaf_keys, threefry2x32
-from halfstep_jax.rule import numbers_at
 from halfstep_jax.rules.clip import clip
 from halfstep_jax.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.relative import to_unit
+from halfstep_jax.xla.exact import opaque_zero
 from halfstep_spec.vectors import Array, Case
 
 _DEVICES = 8
@@ -212,8 +213,12 @@ class JaxBackend(Backend):
         return {"norm": from_jax(self._compiled(functools.partial(global_norm, exact=exact))(arrays))}
 
     def clip(self, case: Case) -> dict[str, Array]:
-        u, norm, max_norm = (self._put(case.inputs[name]) for name in ("u", "norm", "max_norm"))
-        return {"u": from_jax(self._compiled(clip)(u, norm, max_norm)[: case.inputs["u"].bits.size])}
+        def clipped(*operands):
+            op = JaxOp("clip_by_global_norm", opaque_zero())
+            return op.bare(clip(*map(op.wrap, operands), op))
+
+        operands = (self._put(case.inputs[name]) for name in ("u", "norm", "max_norm"))
+        return {"u": from_jax(self._compiled(clipped)(*operands)[: case.inputs["u"].bits.size])}
 
     def accumulate(self, case: Case) -> dict[str, Array]:
         g = case.inputs["g"]
@@ -239,10 +244,16 @@ class JaxBackend(Backend):
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         numbers = {name: np.float32(value) for name, value in ratio_numbers(case).items()}
-        rule = (ScaleByTemperedTrustRatio if "power" in numbers else ScaleByTrustRatio)(**numbers)
-        # A case gives the coefficient that a learning rate would make.
-        n = numbers_at(rule, None, None)._replace(trust_coefficient=rule.trust_coefficient)
-        ratio = functools.partial(rule.ratio, n=n)
+        power = numbers.pop("power", None)
+        rule = ScaleByTrustRatio() if power is None else ScaleByTemperedTrustRatio(power, 1.0)
+        unbounded = {"trust_coefficient": 1.0, "min_norm": 0.0, "max_norm": np.inf, "eps": 0.0}
+        unbounded |= {"min_ratio": 0.0, "max_ratio": np.inf, "trust_power": power or 1.0}
+
+        def ratio(p_norm, u_norm):
+            op = JaxOp(rule.name, opaque_zero())
+            n = types.SimpleNamespace(**{name: op.number(x) for name, x in (unbounded | numbers).items()})
+            return op.bare(rule.ratio(op.wrap(p_norm), op.wrap(u_norm), n, op))
+
         norms = (jnp.asarray(to_numpy(case.inputs[name])) for name in ("p_norm", "u_norm"))
         return {"ratio": from_jax(self._compiled(ratio)(*norms))}
 

@@ -1,7 +1,9 @@
 """halfstep_torch as a backend: eager, and under torch.compile."""
 
 import inspect
+import math
 import re
+import types
 import warnings
 from collections.abc import Callable
 
@@ -22,22 +24,32 @@ from backends.protocol import (
     stored_names,
     unrefused,
 )
+from halfstep.rule import declared
 from halfstep_spec.vectors import WIDTHS, Array, Case
-from halfstep_torch.declarations import declared
+from halfstep_torch.link import ParamInfo
 from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm
+from halfstep_torch.numbers.op import STEP_OPS
 from halfstep_torch.numbers.random_words import fold, leaf_keys
-from halfstep_torch.rule import ParamInfo
 from halfstep_torch.rules.clip import clip
-from halfstep_torch.rules.trust_ratio import RatioNumbers, trust_ratio
+from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.relative import to_unit
 from halfstep_torch.storage.stored_moment import scale_key
-from halfstep_torch.weights.param_storage import with_param_storage
 from halfstep_torch.weights.weight_rule import apply_updates
+from halfstep_torch.weights.weight_storage import with_param_storage
 
 EXTRA = {"compensated": "compensation", "split8": "extra_bits", "split16": "extra_bits", "master": "master"}
+
+UNBOUNDED = {
+    "trust_coefficient": 1.0,
+    "min_norm": 0.0,
+    "max_norm": math.inf,
+    "eps": 0.0,
+    "min_ratio": 0.0,
+    "max_ratio": math.inf,
+}
 
 
 def to_torch(array: Array) -> torch.Tensor:
@@ -134,7 +146,7 @@ class TorchBackend(Backend):
 
     def encode(self, case: Case) -> dict[str, Array]:
         a, x = case.arguments, to_torch(case.inputs["x"])
-        fmt = Format(a["dtype"], a["scaled"], a["block_size"], **codes_of(case)).for_shape(x.shape)
+        fmt = Format(a["dtype"], a["scaled"], a["block_size"], 0, 0, **codes_of(case)).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
         words = words.expand(x.shape) if fmt.codes.dithered and words is not None else words
 
@@ -223,8 +235,11 @@ class TorchBackend(Backend):
         return {"average": from_torch(torch.stack(averages))}
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
-        norms = (to_torch(case.inputs[name]) for name in ("p_norm", "u_norm"))
-        return {"ratio": from_torch(trust_ratio(*norms, RatioNumbers(**ratio_numbers(case))))}
+        p_norm, u_norm = (to_torch(case.inputs[name]) for name in ("p_norm", "u_norm"))
+        given = ratio_numbers(case)
+        n = types.SimpleNamespace(**UNBOUNDED | given, trust_power=given.get("power", 1.0))
+        rule = ScaleByTemperedTrustRatio() if n.trust_power != 1 else ScaleByTrustRatio()
+        return {"ratio": from_torch(rule.ratio(p_norm, u_norm, n, STEP_OPS["parameter"]))}
 
 
 # Classes whose names do not say the rule and the kind of decay; `Lion` says "lion", decoupled.
@@ -308,8 +323,8 @@ def _state_keys(optimizer: hs.Optimizer) -> dict[str, str]:
     """Return torch's names for the moments of an optimizer and their scales, by those of the contract."""
     keys = {}
     for link in optimizer._chain.links:
-        for key, moment in declared(type(getattr(link, "inner", link))).moments.items():
-            keys |= {moment.name: key, f"{moment.name}_scale": scale_key(key)}
+        for name, moment in declared(type(link.rule)).moments.items():
+            keys |= {name: moment.torch, f"{name}_scale": scale_key(moment.torch)}
     return keys
 
 

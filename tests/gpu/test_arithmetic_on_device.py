@@ -11,7 +11,7 @@ import torch
 
 from backends.devices import jax_device
 from halfstep_jax.numbers import roots
-from halfstep_jax.numbers.exact import add_product, opaque_zero
+from halfstep_jax.xla.exact import add_product, opaque_zero
 from halfstep_torch.engine.inductor import compile_options, compiling, own_code
 from halfstep_torch.numbers import exact
 

@@ -4,7 +4,9 @@ Contract: A1, A2, A7. Float32 params with nearest storage show most: there every
 visible.
 """
 
+import ast
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from halfstep_jax.numbers.exact import opaque, opaque_product, opaque_zero
+from halfstep_jax.xla.exact import opaque, opaque_product, opaque_zero
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
 STEPS = 4
@@ -276,3 +278,36 @@ def test_only_results_below_2_to_the_minus_101_depend_on_subnormal_numbers():
     differs = actual != expected
     assert differs.sum() > 100
     assert np.abs(expected[differs]).max() < 2.0**-101
+
+
+# --- products and sums -------------------------------------------------------------------------------------
+
+LINKS = pathlib.Path(hs.__file__).parent
+
+
+def bare_products(source: str) -> list[str]:
+    """Return the sums in a source one of whose terms is a product as it stands."""
+
+    def is_product(node):
+        return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+
+    sums = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.BinOp | ast.AugAssign))
+    return [
+        ast.unparse(n)
+        for n in sums
+        if isinstance(n.op, ast.Add | ast.Sub)
+        and any(is_product(term) for term in ([n.left, n.right] if isinstance(n, ast.BinOp) else [n.value]))
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*LINKS.glob("gradients/*.py"), *LINKS.glob("weights/*.py")]), ids=str
+)
+def test_nothing_on_bare_arrays_adds_a_bare_product(path):
+    # Right op by op and another rounding under jit: `exact.add_product` keeps the two apart.
+    assert bare_products(path.read_text()) == []
+
+
+def test_a_bare_product_would_be_found():
+    source = "u = g + b * m\nv -= b * m\nw = f(a * b) + c"
+    assert sorted(bare_products(source)) == ["g + b * m", "v -= b * m"]

@@ -282,10 +282,10 @@ def test_a_learning_rate_of_zero_moves_nothing():
 
 BAD = [
     (functools.partial(hs.scale_by_trust_ratio, min_norm=2.0, max_norm=1.0), ValueError,
-     "scale_by_trust_ratio: min_norm=2.0 is above max_norm=1.0. "
+     "scale_by_trust_ratio: min_norm=2 is above max_norm=1. "
      "Use min_norm <= max_norm, or None for no bound."),
     (functools.partial(hs.scale_by_trust_ratio, min_ratio=2.0, max_ratio=1.5), ValueError,
-     "scale_by_trust_ratio: min_ratio=2.0 is above max_ratio=1.5. "
+     "scale_by_trust_ratio: min_ratio=2 is above max_ratio=1.5. "
      "Use min_ratio <= max_ratio, or None for no bound."),
     (functools.partial(hs.scale_by_trust_ratio, min_norm=-1.0), ValueError,
      "scale_by_trust_ratio: min_norm=-1.0 is negative. Use a number >= 0."),

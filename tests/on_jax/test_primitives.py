@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import halfstep_jax as hs
 from halfstep_jax.numbers import roots
-from halfstep_jax.numbers.exact import opaque, straight_through
+from halfstep_jax.xla.exact import opaque, straight_through
 from on_jax.steps import take_step
 
 X: Any = np.linspace(0.5, 9.0, 24, dtype=np.float32).reshape(4, 6)

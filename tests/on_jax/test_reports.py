@@ -47,7 +47,7 @@ def test_a_format_that_is_not_used_says_why():
     )
     b = found.of("b", "mu")
     assert (b.format, b.rounding) == ("float32", "none")
-    assert b.why == "asked for float8_e4m3fn, blocks of 128, but it has under 4096 elements or 2 axes"
+    assert b.why == "asked for float8_e4m3fn, blocks of 128, but 128 elements are fewer than min_size=4096"
     assert "b     mu" in str(found)
 
 

@@ -1,9 +1,6 @@
 """A rule of a user's own becomes a transform like ours; one that cannot work is refused when it is built."""
 
-import ast
-import dataclasses
 import functools
-import pathlib
 import pickle
 import re
 from typing import Any
@@ -16,10 +13,10 @@ import optax
 import pytest
 
 import halfstep_jax as hs
+from halfstep_jax.numbers.op import JaxOp
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
 
-@dataclasses.dataclass(frozen=True)
 class Momentum(hs.Rule):
     """`trace`, as a user would write it."""
 
@@ -28,29 +25,36 @@ class Momentum(hs.Rule):
     seed: Any = 0
     trace = hs.moment(rate="decay")
 
-    def update(self, g, p, n, moments, zero):
-        return moments.trace.round(hs.add_product(g, n.decay, moments.trace.value, zero))
+    def update(self, g, p, n, m, op):
+        return m.trace.round(g + n.decay * m.trace.value)
 
 
-@dataclasses.dataclass(frozen=True)
+def mean(axis):
+    return lambda x: x.mean(axis)
+
+
+def outer(x, y):
+    return x[..., :, None] * y[..., None, :]
+
+
 class Factored(hs.Rule):
     """Adafactor's second moment: one average per row, one per column."""
 
     scope = "parameter"
 
     b2: Any = hs.decay_rate(0.99)
+    eps: Any = hs.number(1e-8)
     rows = hs.moment(rate="b2", signed=False, shape=lambda shape: shape[:-1])
     columns = hs.moment(rate="b2", signed=False, shape=lambda shape: (*shape[:-2], shape[-1]))
 
-    def update(self, g, p, n, moments, zero):
-        square = hs.opaque(g * g, zero)
-        rows = moments.rows.round(hs.ema(moments.rows.value, square.mean(-1), n.b2, zero))
-        columns = moments.columns.round(hs.ema(moments.columns.value, square.mean(-2), n.b2, zero))
-        nu = rows[..., :, None] * columns[..., None, :] / rows.mean(-1)[..., None, None]
-        return g / (jnp.sqrt(nu) + np.float32(1e-8))
+    def update(self, g, p, n, m, op):
+        square = g * g
+        rows = m.rows.round(op.ema(m.rows.value, op.apply(mean(-1), square), n.b2))
+        columns = m.columns.round(op.ema(m.columns.value, op.apply(mean(-2), square), n.b2))
+        nu = op.apply(outer, rows, columns) / op.apply(lambda x: x.mean(-1)[..., None, None], rows)
+        return g / (op.sqrt(nu) + n.eps)
 
 
-@dataclasses.dataclass(frozen=True)
 class ClipByGlobalNorm(hs.Rule):
     """A rule that sees all arrays at once."""
 
@@ -58,22 +62,21 @@ class ClipByGlobalNorm(hs.Rule):
 
     max_norm: Any = hs.number()
 
-    def update(self, g, p, n, moments, zero):
-        norm = jnp.sqrt(sum(jnp.sum(hs.opaque(x * x, zero)) for x in g))
-        factor = jnp.minimum(np.float32(1), n.max_norm / norm)
-        return tuple(hs.opaque(x * factor, zero) for x in g)
+    def update(self, g, p, n, m, op):
+        norm = op.sqrt(op.apply(lambda *squares: sum(map(jnp.sum, squares)), *(x * x for x in g)))
+        factor = op.minimum(n.max_norm / norm, 1.0)
+        return tuple(x * factor for x in g)
 
 
-@dataclasses.dataclass(frozen=True)
 class PullTo(hs.Rule):
     """A rule that reads the weights and a schedule."""
 
     reads_params = "the link pulls params to zero"
 
-    rate: Any = hs.scalar_or_schedule()
+    rate: Any = hs.number(schedule=True)
 
-    def update(self, g, p, n, moments, zero):
-        return hs.add_product(g, -n.rate, p, zero)
+    def update(self, g, p, n, m, op):
+        return g - n.rate * p
 
 
 def tree(dtype="bfloat16"):
@@ -191,127 +194,309 @@ def test_leaves_of_one_shape_share_their_kernels():
 def rule(update, *, name="Own", **members):
     """Return an instance of a rule with one moment, mu."""
     fields = {"b1": hs.decay_rate(0.9), "mu": hs.moment(rate="b1"), "update": update} | members
-    fields["__annotations__"] = {"b1": Any}
-    return dataclasses.dataclass(frozen=True)(type(name, (hs.Rule,), fields))()
+    fields["__annotations__"] = {key: Any for key in ("b1", "b2", "mu_dtype") if key in fields}
+    return type(name, (hs.Rule,), fields)()
 
 
-def kept(self, g, p, n, moments, zero):
-    return moments.mu.round(g)
+def kept(self, g, p, n, m, op):
+    return m.mu.round(g)
 
 
+def first(function):
+    """Return the `update` that rounds mu and returns a function of (g, n, op)."""
+
+    def update(self, g, p, n, m, op):
+        m.mu.round(g)
+        return function(g, n, op)
+
+    return update
+
+
+FUNCTION = (
+    "own: update calls a function of a framework on a number of the step. "
+    "Use op.<name>, such as op.sqrt(x), or op.apply(function, x)."
+)
 BAD = [
     (
-        lambda: rule(lambda self, g, p, n, moments, zero: moments.mu.round(g)[:1]),
+        lambda: rule(first(lambda g, n, op: op.apply(lambda x: x[:1], g))),
         ValueError,
-        "Own: the update that the rule returns is float32[1, 16], due is float32[8, 16]. "
+        "own: the update that the rule returns is float32[1, 16], due is float32[8, 16]. "
         "Return float32 of the shape that came in.",
     ),
     (
-        lambda: rule(lambda self, g, p, n, moments, zero: moments.mu.round(g).astype(jnp.bfloat16)),
+        lambda: rule(first(lambda g, n, op: op.apply(lambda x: x.astype(jnp.bfloat16), g))),
+        TypeError,
+        "own: <lambda> returns bfloat16 to op.apply. Return float32, or truth values.",
+    ),
+    (
+        lambda: rule(first(lambda g, n, op: None)),
+        TypeError,
+        "own: update returns a NoneType. Return a number of the step.",
+    ),
+    (
+        lambda: rule(lambda self, g, p, n, m, op: m.mu.round(op.apply(lambda x: x[0], g))),
         ValueError,
-        "Own: the update that the rule returns is bfloat16[8, 16], due is float32[8, 16]. "
+        "own: what is stored as mu is float32[16], due is float32[8, 16]. "
         "Return float32 of the shape that came in.",
     ),
     (
-        lambda: rule(lambda self, g, p, n, moments, zero: moments.mu.round(g[0])),
-        ValueError,
-        "Own: what is stored as mu is float32[16], due is float32[8, 16]. "
-        "Return float32 of the shape that came in.",
-    ),
-    (
-        lambda: rule(lambda self, g, p, n, moments, zero: moments.nu.round(g)),
+        lambda: rule(lambda self, g, p, n, m, op: m.nu.round(g)),
         AttributeError,
-        "Own: update reads the moment nu, which the rule does not declare. "
+        "own: update reads the moment nu, which the rule does not declare. "
         'Declare it: nu = moment(rate="...").',
     ),
     (
-        lambda: rule(lambda self, g, p, n, moments, zero: g),
+        lambda: rule(lambda self, g, p, n, m, op: g),
         ValueError,
-        "Own: update never rounds mu, which so would stay zero. "
-        "Call moments.mu.round(...) once, or do not declare it.",
+        "own: update never rounds mu, which so would stay zero. "
+        "Call m.mu.round(...) once, or do not declare it.",
     ),
     (
-        lambda: rule(lambda self, g, p, n, moments, zero: moments.mu.round(moments.mu.round(g))),
+        lambda: rule(lambda self, g, p, n, m, op: m.mu.round(m.mu.round(g))),
         ValueError,
-        "Own: mu is rounded twice in a step. Round it once.",
+        "own: mu is rounded twice in a step. Round it once.",
     ),
     (
         lambda: rule(kept, mu=hs.moment(rate="b2")),
         ValueError,
-        "Own: the decay rate of the moment mu, b2, is no field. "
-        "Declare it, or name another one: moment(rate=...).",
+        "own: the moment 'mu' has rate='b2', which is no field of the rule. Declare b2, or leave rate out.",
     ),
     (
-        lambda: rule(kept, mu=hs.moment(rate="b1", shape=lambda shape: 3)),
+        lambda: rule(kept, scope="parameter", mu=hs.moment(rate="b1", shape=lambda shape: 3)),
         ValueError,
-        "Own: the shape of mu for weights of (8, 16) is 3. Return a tuple of integers.",
+        "own: the shape of mu for weights of (8, 16) is 3. Return a tuple of integers.",
+    ),
+    (
+        lambda: rule(kept, mu=hs.moment(rate="b1", shape=lambda shape: shape[:1])),
+        ValueError,
+        "own: the moment 'mu' has a shape of its own, and the rule is elementwise. "
+        'Give it scope = "parameter".',
     ),
     (
         lambda: rule(kept, mu_scale=hs.moment(rate="b1")),
         ValueError,
-        "Own: the state has two fields mu_scale. Rename the moment.",
+        "own: the moments 'mu' and 'mu_scale' both use the key 'mu_scale' of the state. "
+        'Rename one, or give it torch="...".',
+    ),
+    (
+        lambda: rule(kept, b2=hs.decay_rate(0.9, torch="b1")),
+        ValueError,
+        "own: the fields 'b1' and 'b2' both own torch's group entry 'b1'. Give one of them another torch=...",
     ),
     (
         lambda: rule(kept, trace=hs.moment(rate="b1")),
         ValueError,
-        "Own: the words of mu are those of another moment, trace. Rename it.",
+        "own: the words of mu are those of another moment, trace. Rename it.",
     ),
     (
         lambda: rule(kept, scope="all"),
         ValueError,
-        'Own: a rule of scope "all" keeps no moments. Use scope "parameter".',
+        'own: a rule of scope "all" keeps no moments. Use scope = "parameter".',
     ),
     (
         lambda: rule(kept, scope="leaf"),
         ValueError,
-        'Own: scope="leaf" is not a scope. Use "elementwise", "parameter" or "all".',
+        'own: scope=\'leaf\' is not a scope. Use "elementwise", "parameter" or "all".',
     ),
     (
         lambda: rule(kept, mu_dtype="ufloat8_e6m2"),
         ValueError,
-        "Own: mu_dtype=ufloat8_e6m2 has no sign. Use it for nu, and a signed format for mu.",
+        "own: mu_dtype=ufloat8_e6m2 has no sign. Use it for nu, and a signed format for mu.",
     ),
     (
         lambda: rule(kept, b1=hs.decay_rate(1.5)),
         ValueError,
-        "Own: b1=1.5 is outside [0, 1). Use a decay rate such as 0.9.",
+        "own: b1=1.5 is outside [0, 1). Use a decay rate such as 0.9.",
+    ),
+    (lambda: rule(first(lambda g, n, op: jnp.tanh(g))), TypeError, FUNCTION),
+    (lambda: rule(first(lambda g, n, op: jnp.add(g, g * g))), TypeError, FUNCTION),
+    (lambda: rule(first(lambda g, n, op: jnp.where(g > 0, 1.0, 2.0))), TypeError, FUNCTION),
+    (lambda: rule(first(lambda g, n, op: jnp.concatenate([g, g]))), TypeError, FUNCTION),
+    (lambda: rule(first(lambda g, n, op: jax.lax.exp(g))), TypeError, FUNCTION),
+    (lambda: rule(first(lambda g, n, op: np.asarray(g))), TypeError, FUNCTION),
+    (lambda: rule(first(lambda g, n, op: np.tanh(g))), TypeError, FUNCTION),
+    (
+        lambda: rule(first(lambda g, n, op: g * np.ones(16, np.float32))),
+        TypeError,
+        "own: update computes with a bare ndarray. Use numbers of the step, or op.apply(function, x).",
+    ),
+    (
+        lambda: rule(first(lambda g, n, op: g * (g > 0))),
+        TypeError,
+        "own: update computes with a comparison. Use op.where(mask, x, y).",
+    ),
+    (
+        lambda: rule(first(lambda g, n, op: op.where(True, g, g))),
+        TypeError,
+        "own: op.where gets a bool as its mask. Use a comparison of numbers of the step, such as x > 0.",
+    ),
+    (
+        lambda: rule(first(lambda g, n, op: g if g > 0 else -g)),
+        TypeError,
+        "own: update branches on a comparison. Use op.where(mask, x, y).",
+    ),
+    (
+        lambda: rule(first(lambda g, n, op: g**2)),
+        TypeError,
+        "own: update uses **. Use x * x, op.sqrt(x) or op.power(x, y).",
+    ),
+    (
+        lambda: rule(first(lambda g, n, op: g * (n.b1 * n.b1))),
+        TypeError,
+        "own: update computes the product of two numbers of the step. "
+        "Compute it in `numbers`, which runs once a step.",
+    ),
+    (
+        lambda: rule(first(lambda g, n, op: g.clip(0, 1))),
+        AttributeError,
+        "own: update uses .clip of a number of the step. Use op.apply(function, x).",
+    ),
+    (
+        lambda: rule(first(lambda g, n, op: g.abs())),
+        AttributeError,
+        "own: update uses .abs of a number of the step. Use op.abs(x).",
+    ),
+    (
+        lambda: rule(first(lambda g, n, op: op.tanh(g))),
+        AttributeError,
+        "own: op has no tanh. Use op.apply(function, x).",
     ),
 ]
 
 
-@pytest.mark.parametrize(("make", "error", "message"), BAD, ids=[row[2][:50] for row in BAD])
+@pytest.mark.parametrize(("make", "error", "message"), BAD, ids=range(len(BAD)))
 def test_a_bad_rule_is_refused_when_it_is_built(make, error, message):
     with pytest.raises(error) as caught:
         hs.as_transform(make())
     assert str(caught.value) == message
 
 
-# --- products and sums -------------------------------------------------------------------------------------
+def test_a_rule_without_a_count_may_not_read_it():
+    class Fading(hs.Rule):
+        rate: float = hs.number(0.5)
 
-LINKS = pathlib.Path(hs.__file__).parent
+        def numbers(self, h, t, op):
+            return {"later": op.float32(t > 1)}
 
+        def update(self, g, p, n, m, op):
+            return n.later * g
 
-def bare_products(source: str) -> list[str]:
-    """Return the sums in a source one of whose terms is a product as it stands."""
-
-    def is_product(node):
-        return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
-
-    sums = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.BinOp | ast.AugAssign))
-    return [
-        ast.unparse(n)
-        for n in sums
-        if isinstance(n.op, ast.Add | ast.Sub)
-        and any(is_product(term) for term in ([n.left, n.right] if isinstance(n, ast.BinOp) else [n.value]))
-    ]
+    with pytest.raises(ValueError, match="fading: numbers reads the count of steps, and the rule keeps none"):
+        hs.as_transform(Fading())
 
 
-@pytest.mark.parametrize("path", sorted([*LINKS.glob("rules/*.py"), *LINKS.glob("weights/*.py")]), ids=str)
-def test_no_link_adds_a_bare_product(path):
-    # Right op by op and another rounding under jit: `exact.add_product` keeps the two apart.
-    assert bare_products(path.read_text()) == []
+# --- numbers of a step -------------------------------------------------------------------------------------
 
 
-def test_a_bare_product_would_be_found():
-    source = "u = g + b * m\nv -= b * m\nw = f(a * b) + c"
-    assert sorted(bare_products(source)) == ["g + b * m", "v -= b * m"]
+def test_numbers_may_be_computed_with_one_another():
+    class Scaled(hs.Rule):
+        a: Any = hs.number(0.3)
+        b: Any = hs.number(0.7)
+
+        def numbers(self, h, t, op):
+            return {"c": h.a * h.b + h.a / 3.0 + op.sqrt(h.b)}
+
+        def update(self, g, p, n, m, op):
+            return n.c * g
+
+    a, b, third = np.float32(0.3), np.float32(0.7), np.float32(3)
+    expected = a * b + a / third + np.sqrt(b)
+    make = lambda a: hs.as_transform(Scaled(a))  # noqa: E731
+    for tx in (make(0.3), optax.inject_hyperparams(make, hyperparam_dtype=jnp.float32)(0.3)):
+        for update in (tx.update, jax.jit(tx.update)):
+            updates, _ = update({"w": jnp.ones(3)}, tx.init({"w": jnp.ones(3)}))
+            assert updates["w"].tolist() == [float(expected)] * 3
+
+
+def test_the_count_of_a_step_may_be_moved_and_compared():
+    class Counted(Momentum):
+        def numbers(self, h, t, op):
+            first, later = op.float32(t == 1), op.float32((t - 1) % 2)
+            return {"code": first + 2.0 * later + 4.0 * op.float32(t + 1)}
+
+        def update(self, g, p, n, m, op):
+            m.trace.round(g)
+            return n.code * g
+
+    tx = hs.as_transform(Counted(0.5))
+    state, seen = tx.init(tree()), []
+    for _ in range(3):
+        updates, state = tx.update({"w": jnp.ones((12, 8)), "v": jnp.ones((5, 6))}, state)
+        seen.append(float(updates["w"][0, 0]))
+    assert seen == [9.0, 14.0, 16.0]
+
+
+# --- check_rule --------------------------------------------------------------------------------------------
+
+
+def multiplied_and_added(x, y):
+    return x * y + x
+
+
+class Fused(Momentum):
+    """A function of JAX in which XLA fuses a product with a sum."""
+
+    decay: Any = hs.decay_rate(0.9)
+
+    def update(self, g, p, n, m, op):
+        t = m.trace.round(op.ema(m.trace.value, g, n.decay))
+        return 3.0 * op.apply(multiplied_and_added, t, g) - g
+
+
+class Unprotected(hs.Rule):
+    """A product that the rule has taken out of its number."""
+
+    def update(self, g, p, n, m, op):
+        return op.wrap(g.value * g.value) + g
+
+
+class Wide(hs.Rule):
+    """All that a rule may declare, and most of what it may compute."""
+
+    scope = "parameter"
+    reads_params = "the rule compares both"
+
+    a: float = hs.number(0.3)
+    b: float = hs.number(0.7, schedule=True)
+    b2: float = hs.decay_rate(0.99)
+    wide_dtype: Any = None
+    wide = hs.moment(rate="b2", signed=False)
+    row = hs.moment(shape=lambda shape: shape[-1:])
+
+    def numbers(self, h, t, op):
+        return {"c": h.a * h.b, "r": op.unbias((h.b2, t))[0]}
+
+    def update(self, g, p, n, m, op):
+        wide = m.wide.round(op.ema(m.wide.value, g * g, n.b2))
+        m.row.round(op.apply(lambda x: x.sum(0), g))
+        u = op.where((g > p) & op.isfinite(g), g / op.sqrt(wide * n.r), (g * n.a) / n.b)
+        u = op.clamp(u + n.c, -1.0, 1.0) * op.sign(p) - op.abs(p) * n.a
+        return op.scaled(u, op.norm(p) / (op.norm(u, exact=True) + n.a)) + op.power(op.abs(g), n.b)
+
+
+def test_a_rule_is_held_against_numpy():
+    for rule in (Momentum(0.9), Wide(), Wide(b=lambda count: 0.1 * count), ClipByGlobalNorm(0.1)):
+        hs.check_rule(rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        (Fused(), "return 3.0 * op.apply(multiplied_and_added, t, g) - g"),
+        (Unprotected(), "return op.wrap(g.value * g.value) + g"),
+    ],
+)
+def test_the_line_whose_result_differs_under_jit_is_named(rule, line):
+    with pytest.raises(
+        ValueError, match=rf"^{rule.name}: test_rule\.py, line \d+: {re.escape(line)}: the"
+    ) as caught:
+        hs.check_rule(rule)
+    assert "differs under jax.jit from the one of operations taken one by one" in str(caught.value)
+
+
+def test_the_operation_that_is_not_numpys_is_named(monkeypatch):
+    monkeypatch.setattr(JaxOp, "root", lambda self, x: 1 / jax.lax.rsqrt(x))
+    with pytest.raises(
+        ValueError, match=r"wide: test_rule\.py, line \d+: u = op\.where.*differs from NumPy's in"
+    ):
+        hs.check_rule(Wide())

@@ -6,6 +6,7 @@ Contract: W8. Eight devices of the host, made by tests/conftest.py, in a mesh of
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -107,6 +108,15 @@ def test_a_cut_through_a_block_is_refused_by_name(cut):
             ValueError, match=r"'(0/trace/|trace/)?w' is .* of \[16, 512\], and the cut goes through"
         ):
             eight_by(spec, hs.in_shard_map(tx, {"w": spec}))
+
+
+def test_an_array_of_another_shape_than_its_weight_is_refused():
+    """As in a transform that keeps a number per row: how that is cut, nobody said."""
+    rows = optax.GradientTransformation(
+        lambda params: {"w": jnp.zeros(params["w"].shape[:1])}, lambda u, s, p=None: (u, s)
+    )
+    with pytest.raises(ValueError, match=r"'w' is \[2\] beside a weight that is \[2, 512\] of \[16, 512\]"):
+        eight_by(P(("x", "y")), hs.in_shard_map(hs.store_state(rows, "bfloat16"), {"w": P(("x", "y"))}))
 
 
 WORDS = {

@@ -275,6 +275,10 @@ def complex_state():
     return keeping(lambda params: {"z": jnp.zeros(3, jnp.complex64)})
 
 
+SCALED = hs.store_state(optax.chain(optax.trace(0.9)), hs.scaled("int8", 4, 0, 0), rounding="stochastic")
+W = {"w": jnp.ones((2, 8))}
+
+
 def copy_of_params():
     return keeping(lambda params: params)
 
@@ -292,6 +296,11 @@ def copy_of_params():
             ValueError,
             "store_state: rounding='nearest' is not a rounding of state whose decay rate is not known. "
             'Use "stochastic" or "nearest_unchecked".',
+        ),
+        (
+            lambda: SCALED.update(W, SCALED.init(W)._replace(scale={}), W),
+            ValueError,
+            "store_state: the state has no scale of '0/trace/w'. Pass the state that init made.",
         ),
         (
             lambda: hs.store_state(optax.adam(1.0), "bfloat16", select="nu"),

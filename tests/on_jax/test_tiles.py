@@ -16,12 +16,11 @@ from halfstep_jax.storage.blocks import (
     _repeated_on_tpu,
     _unpacked_on_tpu,
 )
-from halfstep_jax.storage.codes import CODEBOOK_CODES, SCALED_CODES
-from halfstep_jax.storage.fine_codes import FINE_CODES
+from halfstep_jax.storage.codes import CODES
 
 # The last two stand on end, and one of them cannot be cut in eights.
 _SHAPES = ((16, 512), (3, 16, 256), (9, 300), (2, 3, 5, 130), (300,), (1024, 200), (512, 133))
-_SCALES = {**SCALED_CODES, **CODEBOOK_CODES, **{f"fine {name}": codes for name, codes in FINE_CODES.items()}}
+_SCALES = {**CODES["scaled"], **{f"fine {name}": codes for name, codes in CODES["fine"].items()}}
 
 
 def _magnitudes(shape):
@@ -35,7 +34,7 @@ def _magnitudes(shape):
 @pytest.mark.parametrize(("shape", "block"), [*((shape, 128) for shape in _SHAPES), ((16, 512), 512)])
 def test_scales_of_blocks_are_the_same_in_the_order_of_a_tpu(shape, block):
     rows = _magnitudes(shape)
-    scale = SCALED_CODES["ufloat8_e5m3"].scale
+    scale = CODES["scaled"]["ufloat8_e5m3"].scale
     assert {*np.asarray(scale(_maximum(rows, block))).flat} >= {NAN_SCALE}
     np.testing.assert_array_equal(_of_maximum_on_tpu(scale, rows, block, True), scale(_maximum(rows, block)))
 
@@ -92,7 +91,7 @@ def test_a_marked_block_is_nan_to_the_bit_by_bits():
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "float8_e5m2"])
 def test_codes_are_the_same_selected_as_floats(dtype):
-    codes = SCALED_CODES[dtype]
+    codes = CODES["scaled"][dtype]
     bits = jnp.arange(256 if dtype.startswith("float8") else 65536).astype(codes._bits)
     finite = jnp.arange(bits.size) % 3 > 0
     as_bits, as_floats = codes._select_bits(finite, bits), codes._select_floats(finite, bits)

@@ -220,6 +220,25 @@ def test_what_is_kept_is_found_anywhere_in_a_state(name, tx):
     assert_trees_same(again, (params, state))
 
 
+def test_values_in_another_tree_are_refused():
+    with pytest.raises(ValueError, match=r"params and values are different trees: .*\['v'\]"):
+        hs.set_float32_params({"w": weights(3)}, hs.compensate().init({"w": weights(3)}), {"v": weights(3)})
+
+
+@pytest.mark.parametrize(("storage", "field"), [("split16", "extra"), ("compensated", "compensation")])
+def test_moments_and_counts_stay_where_values_are_set(storage, field):
+    params = {"w": weights(5)}
+    tx = hs.adamw(1e-2, param_storage=storage)
+    params, state = jax.jit(functools.partial(take_step, tx))(params, tx.init(params), params)
+    values = {"w": hs.float32_params(params, state)["w"] * 3}
+    _, after = hs.set_float32_params(params, state, values)
+    before, after = (jax.tree_util.tree_leaves_with_path(tree) for tree in (state, after))
+    changed = [path for (path, x), (_, y) in zip(before, after, strict=True) if (x != y).any()]
+    assert [jax.tree_util.keystr(path, simple=True, separator="/").split("/")[-2:] for path in changed] == [
+        [field, "w"]
+    ]
+
+
 def test_without_a_state_that_keeps_anything_it_is_a_cast():
     p = {"w": weights((9,))}
     expected = {"w": p["w"].astype(jnp.float32)}

@@ -12,6 +12,8 @@ from compare import assert_same
 from halfstep_spec import ScaleByAdam, Step, decode, round_to
 from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.vectors import Array
+from halfstep_torch.engine.batches import LastStep
+from halfstep_torch.engine.row_plan import RowSizes
 
 SEED, LEAF = 2**33 + 7, "encoder/0/weight"
 LR, DECAY = 1e-2, 0.1
@@ -136,6 +138,12 @@ def assert_equal_runs(ours, theirs, context: str) -> None:
     """Compare weights and both moments to the bit."""
     for name, a, b in zip(("p", "exp_avg", "exp_avg_sq"), ours, theirs, strict=True):
         assert_same(a, b, f"{context}: {name}")
+
+
+def step_in_pieces(optimizer: hs.Optimizer, length: int) -> None:
+    """Take a step by rows of at most so many elements, as where arrays are longer."""
+    with torch.no_grad():
+        optimizer.step_alone(optimizer._named(), LastStep(), RowSizes(length, length, length))
 
 
 def snapshot(optimizer: torch.optim.Optimizer) -> list[np.ndarray]:

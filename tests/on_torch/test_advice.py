@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine.notices import say_once
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.replicas import compare
 from halfstep_torch.engine.rows import Slot
+from halfstep_torch.say_once import say_once
 from on_torch.two_processes import in_two_processes
 
 

@@ -82,7 +82,8 @@ CALLS = [
     (
         lambda: hs.scale_by_adam(nu_dtype="float8_e4m3fn"),
         ValueError,
-        f"scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. {DTYPES}",
+        "scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. "
+        'Use scaled("float8_e4m3fn").',
     ),
     (
         lambda: hs.scale_by_adam(nu_dtype=torch.int32),
@@ -195,7 +196,7 @@ CALLS = [
     (
         lambda: hs.random_words(0, 1, -1, 0, 3),
         ValueError,
-        "random_words: leaf=-1 is outside [0, 2^32). Use a name, or what leaf_id gives.",
+        "random_words: leaf=-1 is outside [0, 2^32). Use an integer in that range.",
     ),
     # --- optimizers ---
     (
@@ -208,6 +209,16 @@ CALLS = [
         TypeError,
         "AdamW: lr is a float16 tensor; hyperparameters are float32 (0.999 in bfloat16 is 1.0). "
         "Use a float, or a float32 tensor.",
+    ),
+    (
+        lambda: hs.Adam([parameter()], decoupled_weight_decay=True),
+        ValueError,
+        "Adam: decoupled_weight_decay=True is not supported. Use AdamW.",
+    ),
+    (
+        lambda: hs.AdamW([parameter()], seed=True),
+        TypeError,
+        "AdamW: seed=True is not an integer. Use an integer in [0, 2^64), or two uint32 words (high, low).",
     ),
     (lambda: hs.Adam([parameter()], lr="fast"), TypeError, "Adam: lr='fast' is not a number. Use a float."),
     (
@@ -244,7 +255,7 @@ CALLS = [
     (
         lambda: hs.Adam([parameter()], mu_dtype="int8"),
         ValueError,
-        f"Adam: mu_dtype=int8 is not a state dtype. {DTYPES}",
+        'Adam: mu_dtype=int8 cannot hold a moment without a block scale. Use scaled("int8").',
     ),
     (
         lambda: hs.AdamW([parameter()], seed=2**64),

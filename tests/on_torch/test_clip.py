@@ -120,3 +120,15 @@ def test_a_link_that_measures_is_the_first_of_its_chain():
         ValueError, match="clip_by_global_norm measures the gradients, and stands behind trace"
     ):
         hs.chain(hs.trace(0.9), hs.clip_by_global_norm(1.0))
+
+
+@pytest.mark.parametrize("size", [64, 1 << 18])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_link_leaves_gradients_as_they_are(dtype, size):
+    p = torch.nn.Parameter(torch.zeros(size, dtype=dtype))
+    p.grad = torch.linspace(-3, 3, size).to(dtype)
+    before = p.grad.clone()
+    chain = hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_learning_rate(1.0))
+    hs.Optimizer([p], chain, compile=False).step()
+    assert torch.equal(p.grad, before)
+    assert 0.9 < p.detach().double().norm() < 1.1

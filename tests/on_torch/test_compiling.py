@@ -15,17 +15,23 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
-from halfstep_torch.engine import batches, inductor, kernel, planned_optimizer
-from halfstep_torch.engine.compiler import Compile
+from halfstep_torch.engine import batches, compiled_stage, groups, inductor
+from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.say_once import say_once
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
+
+# Inductor's modules warn, as they are imported, of what torch itself has deprecated.
+IMPORTS_INDUCTOR = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)
 
 
 @pytest.fixture
 def fresh():
     """Forget compiled kernels before and after."""
-    kernel.compiled_kernel.cache_clear()
+    compiled_stage.compiled_stage.cache_clear()
     yield
-    kernel.compiled_kernel.cache_clear()
+    compiled_stage.compiled_stage.cache_clear()
 
 
 def graphs() -> int:
@@ -115,7 +121,7 @@ def test_steps_pass_dynamo_when_they_compile_and_never_again(fresh, monkeypatch)
 def test_a_kernel_whose_arguments_are_not_recognised_is_called_through_dynamo(fresh, monkeypatch):
     runs = []
     for places in (inductor._places, lambda argument, tensors: []):
-        kernel.compiled_kernel.cache_clear()
+        compiled_stage.compiled_stage.cache_clear()
         monkeypatch.setattr(inductor, "_places", places)
         params = model(12)
         optimizer = hs.AdamW(params, compile=True)
@@ -152,7 +158,7 @@ def test_packed_arrays_have_the_bits_of_eager_steps_and_gradients_stay(make):
 def test_a_profiler_changes_nothing_about_compiling(fresh, choice):
     runs = []
     for profiler in (contextlib.nullcontext(), cProfile.Profile()):
-        kernel.compiled_kernel.cache_clear()
+        compiled_stage.compiled_stage.cache_clear()
         p = torch.nn.Parameter(torch.linspace(-1, 1, 1_000_000).bfloat16())
         p.grad = torch.ones_like(p)
         optimizer = hs.AdamW([p], compile=choice)
@@ -167,7 +173,9 @@ def test_a_profiler_changes_nothing_about_compiling(fresh, choice):
 def test_another_number_of_threads_is_another_kernel(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        kernel, "compiled_kernel", lambda *arguments: asked.append(arguments) or (lambda *tensors: None)
+        compiled_stage,
+        "compiled_stage",
+        lambda *arguments: asked.append(arguments) or (lambda *tensors: None),
     )
     for threads in (1, 2):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
@@ -180,7 +188,7 @@ def test_another_number_of_threads_is_another_kernel(monkeypatch):
 
 def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
     made = []
-    for where, name in ((planned_optimizer, "make_plan"), (batches, "Layout")):
+    for where, name in ((groups, "make_plan"), (batches, "RowPlan")):
         make = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *args, make=make, name=name: made.append(name) or make(*args))
     params = model(8)
@@ -189,14 +197,14 @@ def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
         give_gradients(params, step)
         optimizer.param_groups[0]["lr"] = 1e-3 / (step + 1)
         optimizer.step()
-    assert collections.Counter(made) == {"make_plan": 8, "Layout": 1}
+    assert collections.Counter(made) == {"make_plan": 8, "RowPlan": 1}
     params[1][1].data = params[1][1].detach().clone()  # elsewhere in memory
     params[2][1].grad = None
     optimizer.step()
-    assert collections.Counter(made) == {"make_plan": 8, "Layout": 2}
+    assert collections.Counter(made) == {"make_plan": 8, "RowPlan": 2}
     optimizer.param_groups[0]["weight_decay"] = 0.0
     optimizer.step()
-    assert collections.Counter(made) == {"make_plan": 15, "Layout": 3}
+    assert collections.Counter(made) == {"make_plan": 15, "RowPlan": 3}
 
 
 def test_a_long_compilation_is_explained_once(monkeypatch, fresh, caplog):
@@ -314,8 +322,7 @@ def test_global_settings_of_torch_stay_as_they_are():
     )
 
 
-# Inductor's modules warn, as they are imported, of what torch itself has deprecated.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@IMPORTS_INDUCTOR
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_step_inside_a_compiled_function_has_the_bits_of_one_outside(compile):
     runs = []
@@ -362,8 +369,56 @@ def test_the_default_setting_is_the_one_of_the_class():
 
 def test_a_device_that_was_never_proved_is_stepped_eagerly_unless_told_and_then_says_so():
     other, made = torch.device("xpu"), []
-    assert not Compile("AdamW", "auto").prepare("AdamW", other, 10**9, lambda: made.append(1))
+    assert not CompileChoice("AdamW", "auto").prepare("AdamW", other, 10**9, lambda: made.append(1))
     assert not made
     with pytest.warns(RuntimeWarning, match="compile=True on xpu.*not promised"):
-        assert Compile("AdamW", True).prepare("AdamW", other, 10, lambda: made.append(1))
+        assert CompileChoice("AdamW", True).prepare("AdamW", other, 10, lambda: made.append(1))
     assert made
+
+
+@pytest.mark.parametrize("choice", [True, "auto"])
+def test_a_torch_without_an_option_for_exact_gpu_code_says_so_and_auto_steps_eagerly(monkeypatch, choice):
+    has = inductor._has
+    monkeypatch.setattr(
+        inductor, "_has", lambda config, name: name != "eager_numerics.disable_ftz" and has(config, name)
+    )
+    made, ours = [], CompileChoice("AdamW", choice)
+    with pytest.warns(RuntimeWarning, match="has no option eager_numerics.disable_ftz of Inductor"):
+        compiled = ours.prepare("AdamW", torch.device("cuda"), 10, lambda: made.append(1))
+    assert compiled == bool(made) == (choice is True)
+    if choice == "auto":
+        assert not ours.prepare(
+            "AdamW", torch.device("cuda"), 10, lambda: made.append(1)
+        )  # without a warning
+
+
+def test_a_cpu_on_which_no_vector_was_compiled_is_told_so_once_in_the_log(monkeypatch, caplog):
+    say_once.cache_clear()
+    for machine, lines in (("x86_64", 0), ("aarch64", 1), ("aarch64", 1)):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        assert CompileChoice("AdamW", True).prepare("AdamW", torch.device("cpu"), 10, lambda: None)
+        told = [record for record in caplog.records if "never on linux and aarch64" in record.getMessage()]
+        assert len(told) == lines
+
+
+# What a user may have set for other code, and what decides bits on a CPU.
+SETTINGS = {
+    "cpp.enable_floating_point_contract_flag": "fast",
+    "cpp.enable_unsafe_math_opt_flag": True,
+    "cpu_backend": "halide",
+}
+
+
+@IMPORTS_INDUCTOR
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_inductor_changes_no_bit(fresh, name):
+    from torch._inductor import config
+
+    runs = []
+    for compile in (False, True):
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 1 << 15))
+        optimizer = hs.AdamW([("w", p)], lr=1e-2, weight_decay=0.1, compile=compile, **hs.recipes.one_pass)
+        with config.patch({name: SETTINGS[name]}):
+            take_steps(optimizer, [("w", p)], 3)
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(*runs)

@@ -68,7 +68,7 @@ def test_what_a_parameter_does_not_get_has_its_reason():
     assert leaves["small"].moments["exp_avg"].format == "float32"
     assert leaves["small"].moments["exp_avg"].why == "100 elements are fewer than min_size=4096"
     assert leaves["flat"].moments["exp_avg"].why == "1 axis is fewer than min_ndim=2"
-    assert leaves["wide"].moments["exp_avg"].format == "scaled int8 in blocks of 128"
+    assert leaves["wide"].moments["exp_avg"].format == "int8, blocks of 128"
     assert leaves["wide"].moments["exp_avg_sq"].rounding == "stochastic"
     assert (leaves["small"].storage, leaves["small"].why) == ("round_stochastically", "")
     assert leaves["wide"].why == "float32 weights need no round_stochastically"

@@ -69,6 +69,23 @@ def test_nothing_of_the_run_is_changed():
     assert all(torch.equal(state[key], x) for key, x in optimizer.state[last].items())
 
 
+class Noisy(torch.optim.SGD):
+    """Draws a number of torch's global generator for every weight."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(torch.randn(p.shape).to(p.dtype), alpha=-group["lr"])
+
+
+def test_an_optimizer_that_draws_random_numbers_draws_the_same_afterwards():
+    model, optimizer = trained(lambda model: Noisy(model.parameters(), lr=1e-2))
+    generator = torch.get_rng_state()
+    hs.diagnose(model, optimizer)
+    assert torch.equal(generator, torch.get_rng_state())
+
+
 def test_the_stall_is_told_with_its_warning():
     diagnosis = hs.diagnose(*trained(torchs(1e-5)))
     assert diagnosis.updates_lost > 0.9

@@ -153,6 +153,13 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
         (changed(lambda d: d["state"][1].update(step=-1.0)), "the step of 'dense/bias' is -1"),
         (changed(lambda d: d["param_groups"][0].update(lr=-1.0)), "lr=-1.0 is negative"),
     ]
+    names = ["dense.weight", "dense.kernel"]
+    cases.append(
+        (
+            changed(lambda d: d["param_groups"][0].update(param_names=names)),
+            "parameter 'dense.bias' is not in group 0 of the state dict",
+        )
+    )
     for state_dict, message in cases:
         with pytest.raises(ValueError, match=message):
             hs.load_float32_state_dict(optimizer, state_dict)
@@ -162,3 +169,40 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
         hs.load_float32_state_dict(optimizer, [])
     with pytest.raises(TypeError, match="optimizer is AdamW"):
         hs.float32_state_dict(theirs)
+    rooted = hs.Optimizer(params.items(), hs.scale_by_adam(eps_root=1e-8), compile=False)
+    with pytest.raises(ValueError, match="eps_root=1e-08 in param group 0, which torch has not"):
+        hs.float32_state_dict(rooted)
+
+
+@pytest.mark.parametrize("storage", ["compensated", "split16", "master"])
+def test_what_is_kept_beside_the_weights_and_seeds_and_formats_stay(storage):
+    params = parameters(torch.bfloat16)
+    optimizer = hs.AdamW(params.items(), param_storage=storage, seed=7, compile=False)
+    train(params, optimizer, 0, 3)
+    before, header = hs.float32_params(optimizer), optimizer.state_dict()["param_groups"][0]["halfstep"]
+    moments = optimizer.state[params["dense.bias"]]["exp_avg"].clone()
+    hs.load_float32_state_dict(optimizer, torchs_run(2)[1].state_dict())
+    after = hs.float32_params(optimizer)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert any(not torch.equal(value, params[name].float()) for name, value in before.items())
+    assert not torch.equal(optimizer.state[params["dense.bias"]]["exp_avg"], moments)
+    assert moments.dtype == optimizer.state[params["dense.bias"]]["exp_avg"].dtype
+    assert optimizer.state_dict()["param_groups"][0]["halfstep"] == header
+
+
+def test_a_value_that_does_not_fit_sets_no_weight_and_those_that_fit_leave_moments_and_steps():
+    params = parameters(torch.bfloat16)
+    optimizer = hs.AdamW(params.items(), param_storage="split16", compile=False)
+    train(params, optimizer, 0, 3)
+    values = {name: value * 2 for name, value in hs.float32_params(optimizer).items()}
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    weights = {name: p.detach().clone() for name, p in params.items()}
+    with pytest.raises(ValueError, match=r"dense[./]bias"):
+        hs.set_float32_params(optimizer, values | {"dense.bias": torch.zeros(3)})
+    assert all(torch.equal(p, weights[name]) for name, p in params.items())
+    hs.set_float32_params(optimizer, values)
+    for i, state in optimizer.state_dict()["state"].items():
+        kept = {key: array for key, array in state.items() if key != "extra_bits"}
+        assert {"step", "exp_avg", "exp_avg_sq"} <= kept.keys()
+        assert all(torch.equal(array, before[i][key]) for key, array in kept.items())
+    assert torch.equal(hs.float32_params(optimizer)["dense.bias"], values["dense.bias"])

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine import layout as rows_of_batches
-from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.steps import assert_same_snapshots, snapshot, step_in_pieces
 
 SHAPE = (6, 5, 4, 3)
 
@@ -64,7 +63,7 @@ def test_a_long_leaf_of_any_layout_has_the_same_bits_in_pieces(name, compile):
 
 @pytest.mark.parametrize("length", [1, 70, 10**9])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_pieces_of_any_layout_hold_whole_blocks(monkeypatch, name, length):
+def test_pieces_of_any_layout_hold_whole_blocks(name, length):
     # Both formats leave short blocks.
     formats = {
         "mu_dtype": hs.scaled("int8", 25, min_size=0),
@@ -72,15 +71,12 @@ def test_pieces_of_any_layout_hold_whole_blocks(monkeypatch, name, length):
     }
     runs = []
     for layout in (LAYOUTS[name], plain):
-        if layout is not plain:
-            monkeypatch.setattr(rows_of_batches, "lengths", lambda *_: (length, length))
         p = torch.nn.Parameter(layout(torch.linspace(-1, 1, 360).view(SHAPE).bfloat16()))
         optimizer = hs.AdamW([("w", p)], lr=1e-2, compile=False, **formats)
         for step in range(2):
             p.grad = layout(torch.linspace(1, -step, 360).view(SHAPE).bfloat16())
-            optimizer.step()
+            optimizer.step() if layout is plain else step_in_pieces(optimizer, length)
         runs.append(snapshot(optimizer))
-        monkeypatch.undo()
     assert_same_snapshots(*runs)
 
 
@@ -169,12 +165,12 @@ def test_a_scalar_has_the_bits_of_an_array_of_one():
 def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
     # No array of 2^32 elements is made: what rows read of their leaf is where they start, and its keys. Of
     # rows of 12 elements some begin before a multiple of 2^32 and end after it.
+    from halfstep.random_words import Role
     from halfstep_spec import random_words as spec_words
-    from halfstep_torch.engine.kernel import row_keys
     from halfstep_torch.engine.plan import make_plan, stream_keys
-    from halfstep_torch.engine.rows import Rows, Span
-    from halfstep_torch.numbers.random_words import Role, as_int32
-    from halfstep_torch.rule import ParamInfo
+    from halfstep_torch.engine.rows import Rows, SlotKeys, Span
+    from halfstep_torch.link import ParamInfo
+    from halfstep_torch.numbers.random_words import as_int32
 
     rule = hs.round_stochastically().bind("f", (), ParamInfo(torch.bfloat16, (8,)))
     plan = make_plan([rule], [9], torch.bfloat16, False)
@@ -182,10 +178,10 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
     stage = dataclasses.replace(plan.stages[0])
     stage.__dict__["width"] = width
     for start in (0, 2**31 - width, 2**32 // width * width, 2**32, 5 * 2**32 + 2**30):
-        of_leaf = Rows(stage, [Span(0, 0, width), Span(1, start, 3 * width)], torch.device("cpu"))
-        of_rows = row_keys(stage, of_leaf, keys)
-        index = of_leaf.low[:, None] + torch.arange(width, dtype=torch.int32)
-        columns = (of_rows if of_rows.dim() == 3 else of_rows[:, :, None]).unbind()
+        leaf_rows = Rows(stage, [Span(0, 0, width), Span(1, start, 3 * width)], torch.device("cpu"))
+        row_keys = leaf_rows.keys(SlotKeys(keys))
+        index = leaf_rows.low[:, None] + torch.arange(width, dtype=torch.int32)
+        columns = (row_keys if row_keys.dim() == 3 else row_keys[:, :, None]).unbind()
         ours = stage.row_words(lambda index=index: index, columns)(0, Role.PARAM)(index.shape)
         expected = spec_words(9, 3, "w", Role.PARAM, (3 * width,), start)
         assert ours.view(torch.uint32)[1:].reshape(-1).tolist() == expected.tolist()

@@ -6,7 +6,7 @@ import torch
 
 import halfstep_spec as spec
 import halfstep_torch as hs
-from halfstep_torch.engine.leaves import leaf_name
+from halfstep_torch.leaves import leaf_name
 from halfstep_torch.numbers.random_words import leaf_keys, words_from
 
 

@@ -125,3 +125,10 @@ def test_what_needs_all_gradients_is_refused():
     with pytest.raises(RuntimeError, match="a GradScaler steps this optimizer"):
         scaler.step(optimizer)
     handle.remove()
+
+
+@pytest.mark.parametrize("again", [hs.accumulate_gradients, hs.release_gradients])
+def test_after_remove_parameters_are_free_for_other_hooks(again):
+    optimizer = hs.AdamW(model_of().named_parameters())
+    hs.release_gradients(optimizer).remove()
+    again(optimizer).remove()

@@ -1,37 +1,34 @@
 """Rules that a user writes: elementwise, on whole parameters, with state of another shape; and bad ones."""
 
 import copy
-import dataclasses
-from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_torch.link import Link
 from on_torch.steps import assert_same_snapshots, snapshot
 
 SHAPES = {"a.weight": (24, 40), "a.bias": (7,), "b.weight": (130, 64)}
 
 
-@dataclasses.dataclass(frozen=True)
 class ScaleByMyLion(hs.Rule):
     """Lion, as a user writes it."""
 
-    b1: float = hs.decay_rate(0.9, "betas[0]")
-    b2: float = hs.decay_rate(0.99, "betas[1]")
+    b1: float = hs.decay_rate(0.9, torch="betas[0]")
+    b2: float = hs.decay_rate(0.99, torch="betas[1]")
     mu_dtype: object = None
     mu_rounding: str = "auto"
     seed: int = 0
-    exp_avg = hs.moment("mu", rate="b2")
+    mu = hs.moment(rate="b2", torch="exp_avg")
 
-    def update(self, g, p, n, moments):
-        mu = moments.exp_avg
-        u = torch.sign(hs.ema(mu.value, g, n.b1))
-        mu.round(hs.ema(mu.value, g, n.b2))
+    def update(self, g, p, n, m, op):
+        u = op.sign(op.ema(m.mu.value, g, n.b1))
+        m.mu.round(op.ema(m.mu.value, g, n.b2))
         return u
 
 
-@dataclasses.dataclass(frozen=True)
 class TwoAverages(hs.Rule):
     """The difference of a fast and a slow average: a moment that no rule of ours has."""
 
@@ -44,13 +41,17 @@ class TwoAverages(hs.Rule):
     fast_avg = hs.moment(rate="fast")
     slow_avg = hs.moment(rate="slow")
 
-    def numbers(self, h, step):
-        return {"warm": min(step, 10) / 10}
+    def numbers(self, h, t, op):
+        return {"warm": min(t, 10) / 10}
 
-    def update(self, g, p, n, moments):
-        f = moments.fast_avg.round(hs.ema(moments.fast_avg.value, g, n.fast))
-        s = moments.slow_avg.round(hs.ema(moments.slow_avg.value, g, n.slow))
-        return n.warm * (f + (n.boost * (f - s)))
+    def update(self, g, p, n, m, op):
+        f = m.fast_avg.round(op.ema(m.fast_avg.value, g, n.fast))
+        s = m.slow_avg.round(op.ema(m.slow_avg.value, g, n.slow))
+        return n.warm * (f + n.boost * (f - s))
+
+
+def outer(row, column):
+    return row[..., :, None] * column[..., None, :] / row.mean(-1, keepdim=True)[..., None]
 
 
 def newton_schulz(x):
@@ -62,28 +63,27 @@ def newton_schulz(x):
     return x
 
 
-@dataclasses.dataclass(frozen=True)
-class Orthogonalize(hs.Rule):
+class Orthogonalize(Link):
     """Muon's update of matrices; others keep theirs."""
 
-    scope: ClassVar[str] = "parameter"
-    decay: float = hs.number(0.95, "momentum")
+    scope = "parameter"
+    decay: float = hs.number(0.95, torch="momentum")
     trace_dtype: object = None
-    momentum_buffer = hs.moment("trace")
+    trace = hs.moment(torch="momentum_buffer")
 
     def acts(self, h, info):
         return len(info.shape) == 2
 
-    def update(self, g, p, n, moments):
-        t = moments.momentum_buffer.round(g + (n.decay * moments.momentum_buffer.value))
-        return newton_schulz(t if t.shape[0] <= t.shape[1] else t.T).reshape_as(t)
+    def update(self, g, p, n, m, op):
+        t = m.trace.round(g + n.decay * m.trace.value)
+        wide = t.shape[0] <= t.shape[1]
+        return op.apply(lambda t: newton_schulz(t if wide else t.T).reshape_as(t), t)
 
 
-@dataclasses.dataclass(frozen=True)
-class Factored(hs.Rule):
+class Factored(Link):
     """Adafactor's second moment: a row and a column in place of a matrix."""
 
-    scope: ClassVar[str] = "parameter"
+    scope = "parameter"
     b2: float = hs.decay_rate(0.9)
     nu_dtype: object = None
     seed: int = 0
@@ -95,12 +95,11 @@ class Factored(hs.Rule):
     def acts(self, h, info):
         return len(info.shape) >= 2
 
-    def update(self, g, p, n, moments):
+    def update(self, g, p, n, m, op):
         square = g * g + 1e-30
-        row = moments.row.round(hs.ema(moments.row.value, square.mean(-1), n.b2))
-        column = moments.column.round(hs.ema(moments.column.value, square.mean(-2), n.b2))
-        scale = row.mean(-1, keepdim=True)[..., None]
-        return g / torch.sqrt(row[..., :, None] * column[..., None, :] / scale)
+        row = m.row.round(op.ema(m.row.value, op.apply(lambda x: x.mean(-1), square), n.b2))
+        column = m.column.round(op.ema(m.column.value, op.apply(lambda x: x.mean(-2), square), n.b2))
+        return g / op.sqrt(op.apply(outer, row, column))
 
 
 def model(dtype=torch.bfloat16):
@@ -200,12 +199,11 @@ def test_an_orthogonal_update_of_a_matrix_has_singular_values_near_1():
 def test_a_whole_parameter_rule_sees_the_float32_weights_that_the_last_rule_keeps():
     seen = []
 
-    @dataclasses.dataclass(frozen=True)
     class Look(hs.Rule):
-        scope: ClassVar[str] = "parameter"
+        scope = "parameter"
 
-        def update(self, g, p, n, moments):
-            seen.append(p.clone())
+        def update(self, g, p, n, m, op):
+            op.apply(lambda p: seen.append(p.clone()) or p, p)
             return g
 
     p = torch.nn.Parameter(torch.ones(3, 5, dtype=torch.bfloat16))
@@ -252,126 +250,231 @@ def test_entries_of_a_users_rule_are_those_of_the_group():
     torch.testing.assert_close(q.detach(), torch.full((2,), 0.2), rtol=1e-6, atol=0)
 
 
-def rule_of(update=None, **attributes):
+def rule_of(update=None, base=hs.Rule, **attributes):
     """Return a rule of one average, with what the caller puts in its place."""
     members = {
         "__annotations__": {"b1": float},
         "b1": hs.decay_rate(0.9),
         "average": hs.moment(rate="b1"),
-        "update": update or (lambda self, g, p, n, moments: moments.average.round(g)),
+        "update": update or (lambda self, g, p, n, m, op: m.average.round(g)),
         **attributes,
     }
-    return dataclasses.dataclass(frozen=True)(type("Mine", (hs.Rule,), members))()
+    return type("Mine", (base,), members)()
 
 
-def no_dataclass():
-    class Mine(hs.Rule):
-        def update(self, g, p, n, moments):
-            return g
-
-    return Mine()
+def rounding(compute):
+    """Return an update that rounds what a function of (g, n, op) computes."""
+    return lambda self, g, p, n, m, op: m.average.round(compute(g, n, op))
 
 
-BAD = {
-    "no dataclass": (no_dataclass, TypeError, "Mine: not a dataclass. Decorate the class with"),
+BAD_DECLARATIONS = {
+    "scope": ({"scope": "layer"}, "mine: scope='layer' is not a scope."),
+    "scope of JAX": ({"scope": "all", "average": None}, 'mine: scope="all" is JAX\'s alone.'),
+    "rate": (
+        {"average": hs.moment(rate="b2")},
+        "mine: the moment 'average' has rate='b2', which is no field of the rule. Declare b2, or",
+    ),
+    "rounding": (
+        {"average": hs.moment(rounding="seed")},
+        "mine: the moment 'average' has rounding='seed', which is no field of the rule.",
+    ),
+    "two of one torch name": (
+        {"average": hs.moment(torch="exp_avg"), "other": hs.moment(torch="exp_avg")},
+        "mine: the moments 'average' and 'other' both use the key 'exp_avg' of the state. Rename one",
+    ),
+    "a moment and a scale": (
+        {"average_scale": hs.moment()},
+        "mine: the moments 'average' and 'average_scale' both use the key 'average_scale' of the state.",
+    ),
+    "a moment named step": (
+        {"average": hs.moment(torch="step")},
+        "mine: the moments 'step' and 'average' both use the key 'step' of the state.",
+    ),
+    "one entry": (
+        {"__annotations__": {"b1": float, "b2": float}, "b2": hs.decay_rate(0.9, torch="b1")},
+        "mine: the fields 'b1' and 'b2' both own torch's group entry 'b1'. Give one of them another",
+    ),
+    "shape of an elementwise rule": (
+        {"average": hs.moment(shape=lambda shape: shape[:1])},
+        "mine: the moment 'average' has a shape of its own, and the rule is elementwise.",
+    ),
+    "no shape": (
+        {"average": hs.moment(shape=lambda shape: None), "scope": "parameter"},
+        "mine: the shape of average is None for a parameter of shape (2, 3). Return a tuple of sizes",
+    ),
+}
+BAD_UPDATES = {
     "shape": (
-        lambda: rule_of(lambda self, g, p, n, moments: moments.average.round(g).sum()),
+        lambda self, g, p, n, m, op: op.apply(torch.sum, m.average.round(g)),
         ValueError,
-        "mine: what update returns is float32(); it is float32(6,) here. Keep shape and dtype.",
+        "mine: the update that the rule returns is float32[], due is float32[6]. Return float32 of the shape",
+    ),
+    "no number": (
+        lambda self, g, p, n, m, op: m.average.round(g) and None,
+        TypeError,
+        "mine: update branches on a number of the step. Use op.where(mask, x, y).",
+    ),
+    "nothing": (
+        lambda self, g, p, n, m, op: [m.average.round(g)][1:],
+        TypeError,
+        "mine: update returns a list. Return a number of the step.",
     ),
     "dtype": (
-        lambda: rule_of(lambda self, g, p, n, moments: moments.average.round(g).to(torch.bfloat16)),
-        ValueError,
-        "mine: what update returns is bfloat16(6,); it is float32(6,) here. Keep shape and dtype.",
+        rounding(lambda g, n, op: op.apply(lambda x: x.to(torch.bfloat16), g)),
+        TypeError,
+        "mine: <lambda> returns bfloat16 to op.apply. Return float32, or truth values.",
     ),
     "stored shape": (
-        lambda: rule_of(lambda self, g, p, n, moments: moments.average.round(g[:2])),
+        rounding(lambda g, n, op: op.apply(lambda x: x[:2], g)),
         ValueError,
-        "what is stored as average is float32(2,); it is float32(6,) here.",
+        "mine: what is stored as average is float32[2], due is float32[6].",
     ),
     "never rounded": (
-        lambda: rule_of(lambda self, g, p, n, moments: g),
+        lambda self, g, p, n, m, op: g,
         ValueError,
-        "mine: update never rounds average, which so would stay zero. Call moments.average.round(...) once",
+        "mine: update never rounds average, which so would stay zero. Call m.average.round(...) once",
     ),
     "rounded twice": (
-        lambda: rule_of(lambda self, g, p, n, moments: moments.average.round(moments.average.round(g))),
+        lambda self, g, p, n, m, op: m.average.round(m.average.round(g)),
         ValueError,
-        "mine: update rounds average twice in a step. Round it once.",
+        "mine: average is rounded twice in a step. Round it once.",
     ),
     "another moment": (
-        lambda: rule_of(lambda self, g, p, n, moments: moments.other.round(g)),
-        ValueError,
-        "mine: update reads the moment 'other', which the rule does not declare. Declare it: other",
+        lambda self, g, p, n, m, op: m.other.round(g),
+        AttributeError,
+        "mine: update reads the moment other, which the rule does not declare. Declare it: other",
     ),
     "another number": (
-        lambda: rule_of(lambda self, g, p, n, moments: moments.average.round(n.b2 * g)),
+        rounding(lambda g, n, op: n.b2 * g),
         ValueError,
-        "'Numbers' object has no attribute 'b2'",
+        "mine: update fails on an update of shape (6,) (AttributeError: 'Numbers' object has no attribute",
     ),
     "a number of self": (
-        lambda: rule_of(lambda self, g, p, n, moments: moments.average.round(self.b1 * g)),
-        ValueError,
-        "Of its fields it knows the options; numbers are those of n, and state is in moments.",
+        lambda self, g, p, n, m, op: m.average.round(self.b1 * g),
+        TypeError,
+        "mine: update computes with a bare NoneType. Use numbers of the step, or op.apply(function, x).",
     ),
     "neighbours": (
-        lambda: rule_of(lambda self, g, p, n, moments: moments.average.round(g - g.mean())),
+        rounding(lambda g, n, op: g - op.apply(torch.mean, g)),
         ValueError,
         "mine: the update of an element depends on those beside it, and the rule is elementwise.",
     ),
-    "scope": (lambda: rule_of(scope="layer"), ValueError, "Mine: scope='layer' is not a scope."),
-    "rate": (
-        lambda: rule_of(average=hs.moment(rate="b2")),
-        ValueError,
-        "Mine: the moment 'average' has rate='b2', which is no field of the rule. Declare b2, or",
+    "two numbers": (
+        rounding(lambda g, n, op: (n.b1 * n.b1) * g),
+        TypeError,
+        "mine: update computes the product of two numbers of the step. Compute it in `numbers`",
     ),
-    "rounding": (
-        lambda: rule_of(average=hs.moment(rounding="seed")),
-        ValueError,
-        "Mine: the moment 'average' has rounding='seed', which is no field of the rule.",
+    "a power": (
+        rounding(lambda g, n, op: g**2),
+        TypeError,
+        "mine: update uses **. Use x * x, op.sqrt(x) or op.power(x, y).",
     ),
-    "one name": (
-        lambda: rule_of(average=hs.moment("mu"), other=hs.moment("mu")),
-        ValueError,
-        "Mine: the moments 'average' and 'other' have one name in the state. Rename one.",
+    "a method": (
+        rounding(lambda g, n, op: g.clip(0, 1)),
+        AttributeError,
+        "mine: update uses .clip of a number of the step. Use op.apply(function, x).",
     ),
-    "one key": (
-        lambda: rule_of(average_scale=hs.moment()),
-        ValueError,
-        "Mine: the moments 'average' and 'average_scale' have one key in the state. Rename one.",
+    "a method that op has": (
+        rounding(lambda g, n, op: g.sqrt()),
+        AttributeError,
+        "mine: update uses .sqrt of a number of the step. Use op.sqrt(x).",
     ),
-    "one entry": (
-        lambda: rule_of(__annotations__={"b1": float, "b2": float}, b2=hs.decay_rate(0.9, "b1")),
-        ValueError,
-        "Mine: the fields 'b1' and 'b2' both own the group entry 'b1'. Give one of them another entry.",
+    "a function of torch": (
+        rounding(lambda g, n, op: torch.tanh(g)),
+        TypeError,
+        "mine: update calls a function of a framework on a number of the step. Use op.<name>, such as",
     ),
-    "shape of an elementwise rule": (
-        lambda: rule_of(average=hs.moment(shape=lambda shape: shape[:1])),
-        ValueError,
-        "Mine: the moment 'average' has a shape of its own, and the rule is elementwise.",
+    "a function of torch, of a list": (
+        rounding(lambda g, n, op: torch.stack([g, g])),
+        TypeError,
+        "mine: update calls a function of a framework on a number of the step.",
     ),
-    "no shape": (
-        lambda: rule_of(average=hs.moment(shape=lambda shape: None), scope="parameter"),
-        ValueError,
-        "mine: the shape of average is None for a parameter of shape (2, 3). Return a tuple of sizes",
+    "a function of NumPy": (
+        rounding(lambda g, n, op: np.sign(g)),
+        TypeError,
+        "mine: update calls a function of a framework on a number of the step.",
+    ),
+    "a bare tensor": (
+        rounding(lambda g, n, op: torch.ones(6) * g),
+        TypeError,
+        "mine: update computes with a bare Tensor. Use numbers of the step, or op.apply(function, x).",
+    ),
+    "a branch": (
+        rounding(lambda g, n, op: g if g > 0 else -g),
+        TypeError,
+        "mine: update branches on a comparison. Use op.where(mask, x, y).",
+    ),
+    "a constant above": (
+        rounding(lambda g, n, op: 0.3 / g),
+        TypeError,
+        "mine: update has the constant 0.3 in a quotient, which eager torch does not round correctly. Return",
+    ),
+    "a constant below": (
+        rounding(lambda g, n, op: g / np.float32(3)),
+        TypeError,
+        "mine: update has the constant 3.0 in a quotient, which eager torch does not round correctly. Return",
+    ),
+    "an operation that op lacks": (
+        rounding(lambda g, n, op: op.tanh(g)),
+        AttributeError,
+        "mine: op has no tanh. Use op.apply(function, x).",
     ),
 }
 
 
-@pytest.mark.parametrize(("make", "error", "message"), BAD.values(), ids=BAD)
-def test_a_bad_rule_is_refused_when_the_optimizer_is_built(make, error, message):
+def build_mine(rule):
     p = torch.nn.Parameter(torch.ones(2, 3))
+    return hs.Optimizer([p], hs.chain(rule, hs.scale_by_learning_rate(0.1)))
+
+
+@pytest.mark.parametrize(("attributes", "message"), BAD_DECLARATIONS.values(), ids=BAD_DECLARATIONS)
+def test_a_bad_declaration_is_refused_when_the_optimizer_is_built(attributes, message):
+    with pytest.raises(ValueError, match="mine: ") as raised:
+        build_mine(rule_of(**attributes))
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(("update", "error", "message"), BAD_UPDATES.values(), ids=BAD_UPDATES)
+@pytest.mark.parametrize("base", [hs.Rule, Link])
+def test_a_bad_update_is_refused_when_the_optimizer_is_built(base, update, error, message):
     with pytest.raises(error) as raised:
-        hs.Optimizer([p], hs.chain(make(), hs.scale_by_learning_rate(0.1)))
-    assert message in str(raised.value)
+        build_mine(rule_of(update, base))
+    assert str(raised.value).startswith(message)
+
+
+def test_a_rule_inside_store_state_is_tried_too():
+    rule = rule_of(BAD_UPDATES["a function of torch"][0])
+    with pytest.raises(TypeError, match="mine: update calls a function of a framework"):
+        build_mine(hs.store_state(rule, "bfloat16"))
 
 
 def test_two_rules_cannot_keep_one_array():
     with pytest.raises(ValueError, match="both own the state array 'exp_avg'"):
-        hs.chain(hs.scale_by_adam(), rule_of(exp_avg=hs.moment("mine")))
+        hs.chain(hs.scale_by_adam(), rule_of(average=hs.moment(torch="exp_avg")))
 
 
 def test_a_format_of_blocks_is_not_stored_in_another():
     inner = hs.scale_by_adam(mu_dtype=hs.scaled("float16", 4, 0, 0))
     with pytest.raises(ValueError, match="'mu' has block scales of its own"):
         hs.Optimizer([torch.nn.Parameter(torch.ones(4, 4))], hs.store_state(inner, FP8))
+
+
+class Quotients(hs.Rule):
+    """Quotients by and of a number, and of a constant that is a power of two."""
+
+    c: float = hs.number(0.3)
+
+    def update(self, g, p, n, m, op):
+        return n.c / g + g / n.c + 2.0 / g + g / 2
+
+
+def test_quotients_of_a_number_are_rounded_once():
+    # Eager torch computes 0.3 / x as 0.3 (1 / x): 5,268 of 20,000 numbers are other ones.
+    p, g = (
+        torch.nn.Parameter(torch.zeros(5000)),
+        torch.randn(5000, generator=torch.Generator().manual_seed(0)),
+    )
+    p.grad = g.clone()
+    hs.Optimizer([p], hs.chain(Quotients()), compile=False).step()
+    x, c = g.numpy(), np.float32(0.3)
+    np.testing.assert_array_equal(p.detach().numpy(), c / x + x / c + np.float32(2) / x + x / np.float32(2))

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.optim import lr_scheduler
 
 import halfstep_torch as hs
-from halfstep_torch.engine.notices import say_once
+from halfstep_torch.say_once import say_once
 from on_torch.steps import assert_same_snapshots, snapshot
 
 SCHEDULERS = {

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import halfstep_torch as hs
-from halfstep_torch.engine.notices import say_once
+from halfstep_torch.say_once import say_once
 from on_torch.steps import assert_same_snapshots, snapshot
 
 FORMATS = [("bfloat16", "bfloat16"), ("float16", "float32"), (None, None)]
@@ -141,6 +141,17 @@ def test_numbers_of_the_groups_come_from_the_state_dict():
     other.load_state_dict(optimizer.state_dict())
     group = other.param_groups[0]
     assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (0.25, (0.5, 0.75), 0.125)
+
+
+def test_roundings_and_formats_stay_those_of_the_optimizer_that_loads():
+    chosen = {"mu_rounding": "stochastic", "nu_rounding": "stochastic", "param_storage": "nearest"}
+    params, loading = parameters(), parameters()
+    saved = hs.AdamW(params, mu_rounding="nearest", nu_rounding="nearest_unchecked", param_storage="nearest")
+    run(params, saved, range(2))
+    other = hs.AdamW(loading, **chosen)
+    other.load_state_dict(through_a_file(saved.state_dict()))
+    assert {name: other.param_groups[0][name] for name in chosen} == chosen
+    run(loading, other, [2])
 
 
 def test_the_caller_s_state_dict_is_not_changed():

@@ -39,7 +39,7 @@ def test_every_array_with_an_axis_is_stored_and_scalars_left_alone(fmt):
     params = parameters()
     made = optimizer(params, hs.store_state(adam(), fmt))
     run(params, made, range(3))
-    dtype = torch.bfloat16 if fmt == "bfloat16" else fmt.dtype
+    dtype = torch.bfloat16 if fmt == "bfloat16" else fmt.torch_dtype
     for name, p in params:
         state = made.state[p]
         expected = dtype if p.ndim else torch.float32
@@ -187,7 +187,12 @@ def parameter():
         (
             lambda: hs.store_state(adam(), "int8"),
             ValueError,
-            'store_state: format=int8 is not a state dtype. Use "bfloat16", "float16" or "float32".',
+            'store_state: format=int8 cannot hold a moment without a block scale. Use scaled("int8").',
+        ),
+        (
+            lambda: hs.store_state(adam(), None),
+            TypeError,
+            'store_state: format=None is not a format. Use "bfloat16", or what scaled returns.',
         ),
         (
             lambda: hs.store_state(adam(), "bfloat16", rounding="nearest"),

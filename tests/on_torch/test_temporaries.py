@@ -4,20 +4,13 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine import layout, stage
-from halfstep_torch.numbers import norms
+from halfstep_torch.numbers.norms import piece_length
+from on_torch.steps import step_in_pieces
 
 PIECE = 1 << 11
 ELEMENTS = 1 << 18
 # float32 temporaries of a piece, with room: moments, words and roundings of 8-bit floats have some forty.
 OF_PIECES = 48 * 4 * PIECE
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(layout, "lengths", lambda *_: (PIECE, PIECE))
-    for module in (norms, stage):
-        monkeypatch.setattr(module, "piece_length", lambda device: PIECE)
 
 
 def peak_bytes(function) -> int:
@@ -37,13 +30,13 @@ def weights(*shapes, layout=torch.contiguous_format, grads=torch.contiguous_form
     params = [torch.nn.Parameter(torch.ones(shape).bfloat16().to(memory_format=layout)) for shape in shapes]
     for p in params:
         p.grad = torch.ones(p.shape, dtype=torch.bfloat16).to(memory_format=grads)
-    assert sum(p.numel() for p in params) == ELEMENTS
     return [(f"w{i}", p) for i, p in enumerate(params)]
 
 
 def peak_of_a_step(optimizer) -> int:
-    optimizer.step()  # which makes state and rows
-    return peak_bytes(optimizer.step)
+    """Return the most bytes that stand at once in a step, the rows of small pieces included."""
+    optimizer.step()  # which makes the state
+    return peak_bytes(lambda: step_in_pieces(optimizer, PIECE))
 
 
 @pytest.mark.parametrize(
@@ -64,11 +57,12 @@ def test_weights_that_are_not_row_major_are_copied_in_pieces(grads, recipe):
 @pytest.mark.parametrize(("storage", "copies"), [("stochastic", 1), ("master", 2)])
 def test_lamb_keeps_the_update_of_one_layer_at_a_time(storage, copies):
     """Beside it the float32 weights of that layer, where the model's are not all that is known of them."""
-    layers = 8
-    params = weights(*[(256, 128)] * layers)
+    layer = 1 << 22
+    params = weights(*[(2048, 2048)] * 3)
     peak = peak_of_a_step(hs.Lamb(params, compile=False, param_storage=storage))
-    assert peak < OF_PIECES + copies * 4 * ELEMENTS / layers
-    assert peak > copies * 4 * ELEMENTS / layers
+    # A norm takes pieces of a length of its own: each in float32, its magnitudes, scaled, and squared.
+    of_norms = 8 * 4 * piece_length(torch.device("cpu"))
+    assert copies * 4 * layer < peak < copies * 4 * layer + OF_PIECES + of_norms < 2 * copies * 4 * layer
 
 
 def test_loading_makes_the_new_state_in_the_place_of_the_old():
@@ -77,10 +71,10 @@ def test_loading_makes_the_new_state_in_the_place_of_the_old():
 
     def load():
         optimizer = hs.AdamW(params, compile=False)
-        optimizer.step()
+        step_in_pieces(optimizer, PIECE)
         saved.append({**optimizer.state_dict()})
         saved[0]["state"] = {
-            k: {key: x.clone() for key, x in one.items()} for k, one in saved[0]["state"].items()
+            k: {key: x.clone() for key, x in state.items()} for k, state in saved[0]["state"].items()
         }
         optimizer.load_state_dict(saved[0])
 

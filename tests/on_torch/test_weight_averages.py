@@ -47,3 +47,15 @@ def test_an_average_of_another_model_is_refused():
         hs.ema_params(model, 1.0)
     with pytest.raises(TypeError, match="model is list"):
         hs.ema_params([model.w], 0.9)
+
+
+def test_a_weight_of_a_dtype_that_is_not_averaged_is_refused():
+    model = torch.nn.Linear(2, 2, dtype=torch.float64)
+    with pytest.raises(TypeError, match=r"a weight is torch\.float64; averages are of float32, bfloat16"):
+        averaged_once(model)
+
+
+def averaged_once(model):
+    averaged = AveragedModel(model, multi_avg_fn=hs.ema_params(model, 0.9))
+    for _ in range(2):
+        averaged.update_parameters(model)

@@ -5,7 +5,7 @@ import pytest
 
 from halfstep_spec.numbers.random_words import Role, random_words
 from halfstep_spec.numbers.rounding import decode, round_to
-from halfstep_spec.weights.params import Compensate
+from halfstep_spec.weights.narrow_weights import Compensate
 from halfstep_spec.weights.split_weights import SplitWeight, nearest_away
 from halfstep_spec.weights.weight_rule import apply_updates
 

@@ -12,7 +12,7 @@ import halfstep_jax
 import halfstep_torch
 from halfstep_jax.leaves import HELD_BY_FLOAT32
 from halfstep_spec import CODEBOOK_CODES, PARAM_STORAGES, PLAIN_CODES, RULES, SCALED_CODES
-from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
+from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
 from twin.moving import SEED, JaxSide, TorchSide, formats, record
 
 

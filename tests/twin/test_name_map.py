@@ -210,6 +210,20 @@ def test_a_map_that_is_not_the_models_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             SourceView(model, wrong)
+    model.weight = nn.Parameter(torch.ones(3, 2).T)
+    with pytest.raises(ValueError, match="the parameter of 'kernel' is not row-major"):
+        SourceView(model, right)
+
+
+def test_stacked_layers_of_which_one_has_no_gradient_are_refused():
+    model = nn.ModuleDict({"layers_0": nn.Linear(3, 3), "layers_1": nn.Linear(3, 3)})
+    kernel = Place(("layers_0.weight", "layers_1.weight"), (3, 3), (1, 0))
+    bias = Place(("layers_0.bias", "layers_1.bias"), (3,), (0,))
+    view = SourceView(model, {"layers/kernel": kernel, "layers/bias": bias})
+    optimizer = view.optimizer(halfstep_torch.AdamW, compile=False)
+    model["layers_0"](torch.ones(1, 3)).sum().backward()
+    with pytest.raises(ValueError, match="some layers of 'layers/kernel' have no gradient"):
+        optimizer.step()
 
 
 def test_a_model_that_was_moved_is_noticed():

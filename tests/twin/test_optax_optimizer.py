@@ -224,6 +224,8 @@ def test_what_cannot_be_stepped_is_refused():
     other = OptaxOptimizer(model.named_parameters(), optax.sgd(1.0, momentum=0.5))
     with pytest.raises(ValueError, match="lacks the arrays 'optax/0/trace/0/bias'"):
         other.load_state_dict(optimizer.state_dict())
+    with pytest.raises(TypeError, match="this is no state dict of an OptaxOptimizer"):
+        other.load_state_dict(torch.optim.SGD(model.parameters(), 1.0).state_dict())
 
 
 _WRONG = {

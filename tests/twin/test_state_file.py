@@ -1,7 +1,9 @@
 """A state file that is not whole, not ours or of another run is refused, and nothing has changed."""
 
+import hashlib
 import importlib.metadata
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -360,3 +362,115 @@ def test_links_at_different_counts_are_read_in_jax_and_refused_in_torch(tmp_path
     after = everything(model, optimizer)
     assert before[1] == after[1]
     assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
+
+
+def rewritten(path, change):
+    """Let a function change the header of a file in place."""
+    header, arrays = state_file.read_state_file("test", path)
+    arrays = {name: array._replace(data=np.array(array.data)) for name, array in arrays.items()}
+    change(header)
+    state_file.write_state_file(path, header, arrays)
+    return path
+
+
+def test_counts_that_one_state_would_share_and_are_two_are_refused(tmp_path):
+    """`store_state` has one count for all the links that it wraps."""
+    params = {"w": weights()["w"]}
+    tx = halfstep_jax.store_state(
+        optax.chain(halfstep_jax.trace(0.9), halfstep_jax.scale_by_lion()), "bfloat16"
+    )
+    path = tmp_path / "run"
+    halfstep_jax.save_state(path, params, tx.init(params), tx)
+
+    def move_on(header):
+        (recipe,) = header["recipes"]
+        next(link for link in recipe if link["name"].startswith("store_state"))["count"] = 7
+
+    with pytest.raises(ValueError, match=r"the file has counts \[7, 0\] where one state holds one"):
+        halfstep_jax.load_state(rewritten(path, move_on), params, tx)
+
+
+def test_a_file_that_keeps_less_of_a_weight_than_its_links_say_is_refused_by_both(file, tmp_path):
+    path = tmp_path / "run"
+    path.write_bytes(file.read_bytes())
+
+    def forget(header):
+        for recipe in header["recipes"]:
+            del recipe[0]["arrays"]["nu"]
+
+    rewritten(path, forget)
+    model, optimizer = torch_run()
+    for load in (
+        lambda: halfstep_jax.load_state(path, weights(), transform()),
+        lambda: halfstep_torch.load_state(path, model, optimizer),
+    ):
+        with pytest.raises(ValueError, match=r"scale_by_adam of '[bw]' kept mu, here mu, nu"):
+            load()
+
+
+@pytest.mark.parametrize("offsets", [[0, 4], [-12, 0], [10**6, 10**6 + 12]])
+def test_an_array_that_is_not_where_the_header_says_is_refused(offsets, tmp_path):
+    """The hash is right: someone wrote the file so."""
+    path = tmp_path / "run"
+    params, tx = {"w": weights()["w"]}, optax.identity()
+    halfstep_jax.save_state(path, params, tx.init(params), tx)
+    start = json.dumps(offsets).replace(" ", "").encode()
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + size].replace(b"[0,12]", start)
+    zeros = re.sub(rb'"sha256":"[0-9a-f]{64}"', b'"sha256":"' + b"0" * 64 + b'"', header)
+    whole = len(header).to_bytes(8, "little") + zeros + content[8 + size :]
+    digest = hashlib.sha256(whole).hexdigest().encode()
+    path.write_bytes(whole.replace(b'"sha256":"' + b"0" * 64, b'"sha256":"' + digest))
+    with pytest.raises(ValueError, match=r"bytes of 'params/w', due are 12"):
+        state_file.read_state_file("test", path)
+
+
+def test_two_seeds_in_one_param_group_are_refused_in_torch(tmp_path):
+    params = {"w": weights()["w"], "b": jnp.ones(4, jnp.bfloat16)}
+    parts = {"x": transform(seed=1), "y": transform(seed=2)}
+    tx, path = optax.partition(parts, {"w": "x", "b": "y"}), tmp_path / "run"
+    halfstep_jax.save_state(path, params, tx.init(params), tx)
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
+    model.b = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    options = {"weight_decay": 1e-4, "nu_dtype": "ufloat8_e6m2", "compile": False}
+    optimizer = halfstep_torch.AdamW(model.named_parameters(), 1e-2, **options)
+    with pytest.raises(
+        ValueError, match=r"has the seed \[2\] at 'b' and \[1\] at another weight of the group"
+    ):
+        halfstep_torch.load_state(path, model, optimizer)
+    assert not model.w.any()
+
+
+def test_what_torch_cannot_put_into_a_file_is_refused(tmp_path):
+    model, optimizer = torch_run()
+    path, save = tmp_path / "run", halfstep_torch.save_state
+    with pytest.raises(TypeError, match=r"optimizer is AdamW\. Pass a halfstep_torch optimizer"):
+        save(path, model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(ValueError, match="the optimizer's parameter 'b' is not one of the model"):
+        save(path, torch.nn.ParameterDict({"w": model.w}), optimizer)
+    model.module = torch.nn.Module()
+    model.module.w = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match="two parameters have the name 'w'"):
+        save(path, model, optimizer)
+    del model.module
+    model.c = torch.nn.Parameter(torch.zeros(1, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="'c' is complex64, which a file does not hold"):
+        save(path, model, optimizer)
+    assert not path.exists()
+
+
+def test_what_jax_cannot_put_into_a_file_is_refused(tmp_path):
+    path, params = tmp_path / "run", weights()
+    for state, said in (
+        (jax.random.key(0), r"is key<fry>; a file holds arrays of numbers"),
+        (jnp.ones(2, jnp.complex64), "is complex64, which a file does not hold"),
+    ):
+        tx = optax.GradientTransformation(lambda _, x=state: x, lambda u, s, p=None: (u, s))
+        with pytest.raises(TypeError, match=said):
+            halfstep_jax.save_state(path, params, tx.init(params), tx)
+    twins = {"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)}
+    with pytest.raises(ValueError, match="two weights have the name 'a/b'"):
+        halfstep_jax.save_state(path, twins, (), optax.identity())
+    assert not path.exists()

@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from halfstep.rule import Rule, declared
 from halfstep_jax.leaves import leaf_name
 from halfstep_jax.links import Inside, Link, reported_links
-from halfstep_jax.storage.formats import Format
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
 Kind = Literal["count", "seed", "array", "nothing", "other"]
@@ -173,11 +173,11 @@ class _Finder:
         for i, (name, slot, fmt) in enumerate(zip(names, inner, inside.formats, strict=True)):
             if fmt is None:
                 continue
-            inner[i] = slot._replace(label=describe(fmt))
+            inner[i] = slot._replace(label=fmt.label)
             field, _, leaf = slot.name.partition("/")
             if slot.kind == "array":
                 rounding = "stochastic" if link.rule.stochastic else "nearest"
-                stored = {"format": describe(fmt), "rounding": rounding}
+                stored = {"format": fmt.label, "rounding": rounding}
                 self.entries[slot.links[0] + 1].arrays[leaf][field] = stored
             if fmt.scaled:
                 label = {"dtype": f"scales of {fmt.dtype}"}
@@ -201,7 +201,7 @@ def _entry(link: Link) -> Entry:
             leaf = leaf_name(path)
             fmt, stochastic = moment.storage_of(codes, weights[leaf].shape)
             rounding = "stochastic" if stochastic else "nearest"
-            arrays[leaf][name] = {"format": describe(fmt), "rounding": rounding}
+            arrays[leaf][name] = {"format": fmt.label, "rounding": rounding}
     if isinstance(rule, WeightRule) and rule.extra_field:
         for path, extra in _leaves(getattr(link.state, rule.extra_field)):
             if (leaf := leaf_name(path)) not in passes:
@@ -211,24 +211,10 @@ def _entry(link: Link) -> Entry:
 
 def _settings(rule) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the hyperparameters and the switches of a rule."""
-    numbers, options = {}, {}
-    for field in dataclasses.fields(rule):
-        value = getattr(rule, field.name)
-        if "check" in field.metadata:
-            numbers[field.name] = value
-        elif isinstance(value, bool):
-            options[field.name] = value
-    return numbers, options
-
-
-def describe(fmt: Format) -> dict[str, Any]:
-    """Return a format as a file says it."""
-    said: dict[str, Any] = {"dtype": fmt.dtype}
-    if fmt.scaled:
-        said["block_size"] = fmt.block_size
-    if fmt.scale != "power_of_two":
-        said["scale"] = fmt.scale
-    return said | ({"relative": True} if fmt.relative else {})
+    numbers = declared(type(rule)).numbers if isinstance(rule, Rule) else ()
+    values = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+    switches = {name: x for name, x in values.items() if isinstance(x, bool) and name not in numbers}
+    return {name: values[name] for name in numbers}, switches
 
 
 def _other(place: str) -> Slot:

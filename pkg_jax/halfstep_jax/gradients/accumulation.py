@@ -10,14 +10,15 @@ import optax
 from jax import lax
 from jax.core import Tracer
 
+from halfstep.random_words import Role, leaf_id
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, check_params, check_state, flatten_updates
-from halfstep_jax.numbers.exact import opaque, opaque_input, opaque_zero
-from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
+from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shards import shards
+from halfstep_jax.xla.exact import opaque, opaque_input, opaque_zero
+from halfstep_jax.xla.shards import shards
 
 _FUNCTION = "accumulate_gradients"
 

@@ -54,26 +54,26 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names:
     axes = [cut_axes(x, axis_names) for x in arrays]
     if exact:
         return with_auto_axes(functools.partial(_exact_norm, axes), arrays)
-    tops = [over_axes(lax.pmax, jnp.max(jnp.abs(x)), own) for x, own in zip(arrays, axes, strict=True)]
+    tops = [over_axes(lax.pmax, jnp.max(jnp.abs(x)), over) for x, over in zip(arrays, axes, strict=True)]
     largest = jnp.max(jnp.stack(tops))
     field = jnp.clip(lax.bitcast_convert_type(largest, jnp.uint32) >> np.uint32(23), 1, 253)
     scaled = [x * power_of_two(np.uint32(254) - field) for x in arrays]
-    sums = [over_axes(lax.psum, jnp.sum(x * x), own) for x, own in zip(scaled, axes, strict=True)]
+    sums = [over_axes(lax.psum, jnp.sum(x * x), over) for x, over in zip(scaled, axes, strict=True)]
     return power_of_two(field) * sqrt(sum(sums))
 
 
 def _exact_norm(axes: list[tuple[str, ...]], arrays: list[jax.Array]) -> jax.Array:
     """Return the norm of float32 numbers by sums of integers; of each array over some mesh axes."""
     patterns = [lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0x7FFFFFFF) for x in arrays]
-    tops = [over_axes(lax.pmax, jnp.max(bits), own) for bits, own in zip(patterns, axes, strict=True)]
+    tops = [over_axes(lax.pmax, jnp.max(bits), over) for bits, over in zip(patterns, axes, strict=True)]
     largest = jnp.max(jnp.stack(tops))
     field = largest >> np.uint32(23)
     # Arrays that are cut over the same axes are added up together.
     totals = []
-    for some in dict.fromkeys(axes):
-        same = [bits for bits, own in zip(patterns, axes, strict=True) if own == some]
+    for shared in dict.fromkeys(axes):
+        same = [bits for bits, over in zip(patterns, axes, strict=True) if over == shared]
         chunks = [_chunks_of_squares(_integers(bits, field)) for bits in same]
-        totals.append(over_axes(lax.psum, _total(jnp.concatenate(chunks, axis=1)), some))
+        totals.append(over_axes(lax.psum, _total(jnp.concatenate(chunks, axis=1)), shared))
     root = sqrt(_as_float32(_carried(sum(totals[1:], totals[0]))))
     norm = root * np.float32(2.0**-23) * power_of_two(field)
     norm = jnp.where(field == 0, np.float32(0), norm)
@@ -83,9 +83,9 @@ def _exact_norm(axes: list[tuple[str, ...]], arrays: list[jax.Array]) -> jax.Arr
 
 def _integers(bits: jax.Array, field: jax.Array) -> jax.Array:
     """Return numbers in units of the last place of the largest, to nearest, halves up; subnormals as 0."""
-    own = bits >> np.uint32(23)
-    mantissa = jnp.where(own > 0, (bits & _MANTISSA) | np.uint32(1 << 23), np.uint32(0))
-    shift = jnp.minimum(field - own, np.uint32(25))
+    exponents = bits >> np.uint32(23)
+    mantissa = jnp.where(exponents > 0, (bits & _MANTISSA) | np.uint32(1 << 23), np.uint32(0))
+    shift = jnp.minimum(field - exponents, np.uint32(25))
     return (mantissa + ((np.uint32(1) << shift) >> np.uint32(1))) >> shift
 
 

@@ -3,10 +3,15 @@
 Contract: A4.
 """
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+
+from halfstep import hyperparameters
 
 
 def as_float32(caller: str, name: str, value):
@@ -47,32 +52,22 @@ def as_float32(caller: str, name: str, value):
     return value
 
 
-def as_decay_rate(caller: str, name: str, value):
-    """Return a decay rate in float32: in [0, 1), as far as it can be read now.
+def as_number(caller: str, name: str, value, check: hyperparameters.Check) -> Any:
+    """Return a hyperparameter in float32, checked as far as it can be read now.
 
     Raises:
         TypeError: as `as_float32`.
-        ValueError: if it is out of range.
-    """
-    rate = as_float32(caller, name, value)
-    if not _traced(rate) and not 0 <= rate < 1:
-        held = "" if not 0 <= value < 1 else " in float32"
-        raise ValueError(f"{caller}: {name}={value} is outside [0, 1){held}. Use a decay rate such as 0.9.")
-    return rate
-
-
-def as_nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0."):
-    """Return a hyperparameter in float32: a number >= 0, as far as it can be read now.
-
-    Raises:
-        TypeError: as `as_float32`.
-        ValueError: if it is negative or NaN.
+        ValueError: as `check`.
     """
     number = as_float32(caller, name, value)
-    if not _traced(number) and not number >= 0:
-        problem = "negative" if number < 0 else "not a number"
-        raise ValueError(f"{caller}: {name}={value} is {problem}. {hint}")
+    if not isinstance(number, Tracer):
+        check(caller, name, value, float(number))
     return number
+
+
+def as_nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0.") -> Any:
+    """Return a hyperparameter in float32: finite and not negative, as far as it can be read now."""
+    return as_number(caller, name, value, functools.partial(hyperparameters.check_nonnegative, hint=hint))
 
 
 def check_order(caller: str, low_name: str, low, high_name: str, high) -> None:
@@ -81,12 +76,5 @@ def check_order(caller: str, low_name: str, low, high_name: str, high) -> None:
     Raises:
         ValueError: if it is.
     """
-    if not _traced(low) and not _traced(high) and low > high:
-        raise ValueError(
-            f"{caller}: {low_name}={low!s} is above {high_name}={high!s}. "
-            f"Use {low_name} <= {high_name}, or None for no bound."
-        )
-
-
-def _traced(value) -> bool:
-    return isinstance(value, Tracer)
+    if not isinstance(low, Tracer) and not isinstance(high, Tracer):
+        hyperparameters.check_order(caller, low_name, float(low), high_name, float(high))

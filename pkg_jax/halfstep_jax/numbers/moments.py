@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import add_product, opaque_product, opaque_zero
+from halfstep_jax.xla.exact import add_product, opaque_product, opaque_zero
 
 
 def ema(

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from halfstep_jax.numbers.roots import sqrt
-from halfstep_jax.numbers.shards import manual_axes, varying
+from halfstep_jax.xla.shards import manual_axes, varying
 
 # Exponent fields between which both 2^e and 2^-e are normal numbers.
 _LOWEST, _HIGHEST = 1, 253
@@ -52,9 +52,9 @@ def norm(x: jax.Array, axis_names: AxisNames = ()) -> jax.Array:
     by_range_on_gpu = functools.partial(_squares_by_range, add_both=_complex_sums)
     total, field = lax.platform_dependent(x, cpu=_squares, tpu=by_range, default=by_range_on_gpu)
     if axes := cut_axes(x, axis_names):
-        own, field = field, lax.pmax(field, axes)
+        field_here, field = field, lax.pmax(field, axes)
         # Exact, or below a rounding error: what is 2^-63 of the largest does not count.
-        apart = jnp.minimum(field - own, np.uint32(63))
+        apart = jnp.minimum(field - field_here, np.uint32(63))
         total = lax.psum(total * power_of_two(np.uint32(127) - apart - apart), axes)
     return power_of_two(field) * sqrt(total)
 
@@ -102,10 +102,10 @@ def _squares_by_range(x: jax.Array, add_both: Callable) -> tuple[jax.Array, jax.
         tuple(range(x.ndim - count, x.ndim)),
     )
     # From here on there are sums 4^exponent of each piece. The largest of them, about 4^top, becomes about 1.
-    of_range = (low, -up), (high, down)
-    top = jnp.max(jnp.stack([jnp.max(_half_exponent(sums) + exponent) for sums, exponent in of_range]))
+    ranges = (low, -up), (high, down)
+    top = jnp.max(jnp.stack([jnp.max(_half_exponent(sums) + exponent) for sums, exponent in ranges]))
     total = jnp.zeros([], jnp.float32)
-    for sums, exponent in of_range:
+    for sums, exponent in ranges:
         factor = power_of_two((127 + jnp.clip(exponent - top, -126, 64)).astype(jnp.uint32))
         total += jnp.sum(sums * factor * factor)
     return total, jnp.clip(127 + top, _LOWEST, 255).astype(jnp.uint32)

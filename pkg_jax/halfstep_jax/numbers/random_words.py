@@ -6,10 +6,8 @@ communication.
 """
 
 import dataclasses
-import enum
 import functools
 import math
-import operator
 from collections.abc import Sequence
 
 import jax
@@ -17,24 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep.random_words import in_range, leaf_number
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.numbers.exact import opaque_zero
 from halfstep_jax.numbers.seeds import seed_words
-from halfstep_jax.numbers.shards import Shard, whole_shape
-
-
-class Role(enum.IntEnum):
-    """What a word is used for: streams of one leaf and step that must not be shared (contract W6)."""
-
-    PARAM = 0
-    MU = 1
-    NU = 2
-    ACCUMULATOR = 3
-    STATE = 4
-
-
-_MOMENT_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
-
+from halfstep_jax.xla.exact import opaque_zero
+from halfstep_jax.xla.shards import Shard, whole_shape
 
 # Random123, threefry.h, R_32x2_*: eight rotations, four to a group of rounds.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -158,6 +143,7 @@ def random_words(
         ValueError: if `seed`, `leaf`, `role` or `offset` is out of range.
 
     Example:
+        >>> from halfstep_jax import Role
         >>> words = random_words(seed=0, step=1, leaf="layer/kernel", role=Role.PARAM, shape=(2, 3))
         >>> part = random_words(seed=0, step=1, leaf="layer/kernel", role=Role.PARAM, shape=(3,), offset=3)
         >>> bool((words[1] == part).all())
@@ -165,36 +151,9 @@ def random_words(
 
     Source: ours (contract W).
     """
-    leaf = leaf_id(leaf) if isinstance(leaf, str) else _in_range("leaf", leaf, 32)
-    offset = _in_range("offset", offset, 64)
-    role = _in_range("role", role, 32)
-    keys = leaf_keys(seed_words("random_words", seed), step, [leaf], (role,))
+    offset, role = in_range("offset", offset, 64), in_range("role", role, 32)
+    keys = leaf_keys(seed_words("random_words", seed), step, [leaf_number(leaf)], (role,))
     return keys.of_leaf(keys.places()[0]).words(role, shape, offset)
-
-
-def leaf_id(name: str) -> int:
-    """Return the 32-bit FNV-1a hash of the UTF-8 bytes of a leaf's name (contract W7).
-
-    Example:
-        >>> hex(leaf_id("a"))
-        '0xe40c292c'
-
-    Source: Fowler, Noll, Vo, "The FNV non-cryptographic hash algorithm", draft-eastlake-fnv, section 2.
-    """
-    value = 0x811C9DC5
-    for byte in name.encode():
-        value = ((value ^ byte) * 0x01000193) % 2**32
-    return value
-
-
-def role_of(name: str) -> int:
-    """Return the role of a moment's words: of mu and nu a `Role`, of any other the hash of its name.
-
-    Example:
-        >>> role_of("trace") == Role.MU, role_of("a") == leaf_id("a")
-        (True, True)
-    """
-    return _MOMENT_ROLES.get(name, leaf_id(name))
 
 
 def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: Sequence[int]) -> LeafKeys:
@@ -332,12 +291,3 @@ def _position_high(low: jax.Array, axis: int) -> jax.Array:
     about = lax.broadcasted_iota(jnp.float32, low.shape, axis)
     turns = (about - low.astype(jnp.float32)) * np.float32(2.0**-32)
     return jnp.round(turns).astype(jnp.uint32)
-
-
-def _in_range(name: str, value, bits: int) -> int:
-    value = operator.index(value)
-    if not 0 <= value < 2**bits:
-        raise ValueError(
-            f"random_words: {name}={value} is outside [0, 2^{bits}). Use an integer in that range."
-        )
-    return value

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.mlir.dialects import stablehlo as hlo
 
-from halfstep_jax.numbers.primitives import elementwise
+from halfstep_jax.xla.primitives import elementwise, stablehlo, type_of
 
 _MANTISSA_BITS = np.uint32(23)
 _MANTISSA = np.uint32(0x7FFFFF)
@@ -105,16 +104,16 @@ def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Arra
 
     Source: ours.
     """
-    of_x, of_y = _bits(x), _bits(y)
-    m, d = of_x & _MANTISSA, of_y & _MANTISSA
+    x_bits, y_bits = _bits(x), _bits(y)
+    m, d = x_bits & _MANTISSA, y_bits & _MANTISSA
     less = m < d
     # The power of two below the quotient: Q is in its unit, also where `about` is on its other side. Signs
     # are where they belong: that of `about`, too.
-    base = (of_x - m) - (of_y - d) + jnp.where(less, _ONE - _HIDDEN, _ONE)
+    base = (x_bits - m) - (y_bits - d) + jnp.where(less, _ONE - _HIDDEN, _ONE)
     quotient, d = jnp.maximum(_bits(about), base), d | _HIDDEN
     q = quotient - (base - _HIDDEN)
     place = jnp.where(less, _MANTISSA_BITS + np.uint32(1), _MANTISSA_BITS)
-    remainder, d = _signed((of_x << place) - q * d), _signed(d)
+    remainder, d = _signed((x_bits << place) - q * d), _signed(d)
     half = d >> 1
     size, sign = jnp.abs(remainder), remainder >> 31
     units = jnp.where(size > half, jnp.where(size > d + half, 2, 1), 0)
@@ -135,19 +134,19 @@ def _signed(x: jax.Array) -> jax.Array:
 # Patterns have no derivative: it is that of XLA's own.
 _sqrt = elementwise(
     "correct_sqrt",
-    lambda x: lax.sqrt_p.abstract_eval(x)[0],
+    type_of("sqrt"),
     lambda primals, tangents: jax.jvp(lax.sqrt, primals, tangents)[1],
     _corrected_sqrt,
-    in_hlo={"cpu": hlo.sqrt, "tpu": hlo.sqrt},
+    in_hlo=dict.fromkeys(("cpu", "tpu"), stablehlo("sqrt")),
     cpu=lax.sqrt,
     tpu=lax.sqrt,
 )
 _divide = elementwise(
     "correct_divide",
-    lambda x, y: lax.div_p.abstract_eval(x, y)[0],
+    type_of("div"),
     lambda primals, tangents: jax.jvp(lax.div, primals, tangents)[1],
     _corrected_divide,
-    in_hlo={"cpu": hlo.divide, "tpu": hlo.divide},
+    in_hlo=dict.fromkeys(("cpu", "tpu"), stablehlo("divide")),
     cpu=lax.div,
     tpu=lax.div,
 )

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.numbers.exact import straight_through
-from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep_jax.xla.exact import straight_through
 
 _SIGN = np.uint32(0x80000000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)

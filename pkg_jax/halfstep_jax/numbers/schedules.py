@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.numbers.hyperparameters import as_float32, as_nonnegative
+from halfstep_jax.numbers.hyperparameters import as_float32
 
 
 class ScheduleState(NamedTuple):
@@ -23,23 +23,13 @@ class ScheduleState(NamedTuple):
     count: jax.Array
 
 
-def as_scalar_or_schedule(caller: str, name: str, value, hint: str = "Use a number >= 0.") -> Any:
-    """Return `value` as a link keeps it: a schedule as it is, a number >= 0 or a scalar array in float32.
-
-    Raises:
-        TypeError: if it is none of these.
-        ValueError: if it is negative.
-    """
-    return value if callable(value) else as_nonnegative(caller, name, value, hint)
-
-
 def at_count(caller: str, name: str, value: optax.ScalarOrSchedule, count) -> Any:
     """Return the float32 number of this step.
 
     Args:
         caller: the link, and
         name: its argument, for errors.
-        value: from `as_scalar_or_schedule`.
+        value: a schedule, or a float32 number.
         count: steps taken before this one; not read where `value` is no schedule.
 
     Raises:

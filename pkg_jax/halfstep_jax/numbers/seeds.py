@@ -4,14 +4,12 @@ Contract: W2. Raw words rather than a JAX key: every checkpoint library can hold
 changes what they mean.
 """
 
-import operator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-_WORDS = "two uint32 words (high, low)"
+from halfstep.seeds import TWO_WORDS, as_seed
 
 
 def seed_words(caller: str, seed) -> np.ndarray | jax.Array:
@@ -35,7 +33,7 @@ def seed_words(caller: str, seed) -> np.ndarray | jax.Array:
     """
     if isinstance(seed, jax.Array | np.ndarray):
         return _of_array(caller, seed)
-    return np.array(divmod(_of_integer(caller, seed), 2**32), np.uint32)
+    return np.array(divmod(as_seed(caller, seed), 2**32), np.uint32)
 
 
 def new_seed(words: np.ndarray | jax.Array) -> jax.Array:
@@ -43,28 +41,13 @@ def new_seed(words: np.ndarray | jax.Array) -> jax.Array:
     return jnp.array(words, copy=True)
 
 
-def _of_integer(caller: str, seed) -> int:
-    try:
-        if isinstance(seed, bool):
-            raise TypeError
-        value = operator.index(seed)
-    except TypeError:
-        raise TypeError(
-            f"{caller}: seed={seed!r} is not an integer. Use an integer in [0, 2^64), or {_WORDS}."
-        ) from None
-    if not 0 <= value < 2**64:
-        raise ValueError(
-            f"{caller}: seed={value} is outside [0, 2^64). Use an integer in that range, or {_WORDS}."
-        )
-    return value
-
-
 def _of_array(caller: str, seed) -> np.ndarray | jax.Array:
     if seed.shape == (2,) and seed.dtype == jnp.uint32:
         return seed if isinstance(seed, Tracer) else np.array(seed)
     if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):
         raise TypeError(
-            f"{caller}: seed is {seed.dtype} of shape {seed.shape}. Use an integer in [0, 2^64), or {_WORDS}."
+            f"{caller}: seed is {seed.dtype} of shape {seed.shape}. "
+            f"Use an integer in [0, 2^64), or {TWO_WORDS}."
         )
     if not isinstance(seed, Tracer):
         return seed_words(caller, int(seed))

@@ -3,25 +3,18 @@
 Contract: section A.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
-from halfstep_jax.numbers.exact import add_product, opaque
-from halfstep_jax.numbers.moments import bias_correction, ema
-from halfstep_jax.numbers.roots import divide, sqrt
-from halfstep_jax.numbers.schedules import is_zero
-from halfstep_jax.rule import Rule, decay_rate, moment, number
+from halfstep.rules import adam as adam_rule
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import as_transform
-from halfstep_jax.weights.param_storage import with_param_storage
+from halfstep_jax.weights.weight_storage import with_param_storage
 
 
 class ScaleByAdamState(NamedTuple):
@@ -105,6 +98,7 @@ def scale_by_adam(
             shapes differ.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> params = {"w": jnp.array([1.0, -2.0], jnp.bfloat16)}
         >>> tx = scale_by_adam()
         >>> state = tx.init(params)
@@ -272,43 +266,7 @@ def adamw(
     return with_param_storage("adamw", param_storage, links, seed)
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaleByAdam(Rule):
-    """The rule of `scale_by_adam`."""
+class ScaleByAdam(adam_rule.ScaleByAdam):
+    """The rule of `scale_by_adam`, with a state of its own type."""
 
-    name = "scale_by_adam"
     State = ScaleByAdamState
-
-    b1: Any = decay_rate(0.9)
-    b2: Any = decay_rate(0.999)
-    eps: Any = number(1e-8)
-    eps_root: Any = number(0.0)
-    mu_dtype: Any = None
-    nu_dtype: Any = None
-    mu_rounding: str = "auto"
-    nu_rounding: str = "stochastic"
-    nesterov: bool = False
-    bias_correction: bool = True
-    seed: Any = 0
-    mu = moment(rate="b1", unit="nu")
-    nu = moment(rate="b2", signed=False)
-
-    def numbers(self, h, count) -> dict[str, Any]:
-        """Return r1, r2 and r1 of the next step: reciprocals of the bias corrections."""
-        if not self.bias_correction:
-            return dict.fromkeys(("r1", "r2", "r1_next"), np.float32(1))
-        rates = jnp.stack([jnp.asarray(b) for b in (h.b1, h.b2, h.b1)])
-        r1, r2, r1_next = divide(jnp.ones(3), bias_correction(rates, count + np.array([0, 0, 1], np.int32)))
-        return {"r1": r1, "r2": r2, "r1_next": r1_next}
-
-    def update(self, g, p, n, moments, zero):
-        """Return the quotient of both averages, as they are stored from now on."""
-        v = moments.nu.round(ema(moments.nu.value, g * g, n.b2, zero))
-        m = moments.mu.round(ema(moments.mu.value, g, n.b1, zero))
-        if self.nesterov:
-            m_hat = ema(opaque(m * n.r1_next, zero), opaque(g * n.r1, zero), n.b1, zero)
-        else:
-            m_hat = m * n.r1
-        v_hat = v * n.r2 if is_zero(self.eps_root) else add_product(n.eps_root, v, n.r2, zero)
-        # A visible eps of 0 goes, and a quotient by a bare root becomes a product with an approximate rsqrt.
-        return divide(m_hat, sqrt(v_hat) + opaque(n.eps, zero))

@@ -1,19 +1,17 @@
 """Clipping by the norm of all updates, as an Optax transform. Contract: N3."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
-from halfstep_jax.numbers.exact import opaque
+from halfstep.hyperparameters import check_bound
+from halfstep.numbers import Number
+from halfstep.rule import Rule, number
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.norms import check_axis_names
-from halfstep_jax.numbers.roots import divide
-from halfstep_jax.rule import Rule, number
+from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.transform import as_transform
 
 
@@ -45,6 +43,7 @@ def clip_by_global_norm(
         ValueError: if `max_norm` is negative; from `update`, inside `jax.shard_map` without `axis_names`.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> tx = clip_by_global_norm(1.0)
         >>> updates, _ = tx.update({"a": jnp.bfloat16(3.0), "b": jnp.bfloat16(-4.0)}, tx.init({}))
         >>> print(updates["a"], updates["b"])
@@ -57,25 +56,24 @@ def clip_by_global_norm(
     return as_transform(ClipByGlobalNorm(max_norm, exact, names))
 
 
-@dataclasses.dataclass(frozen=True)
 class ClipByGlobalNorm(Rule):
     """The rule of `clip_by_global_norm`."""
 
-    name = "clip_by_global_norm"
     scope = "all"
 
-    max_norm: Any = number()
+    max_norm: Any = number(check=check_bound)
     exact: bool = False
     axis_names: Any = None
 
-    def update(self, g, p, n, moments, zero):
+    def update(self, g, p, n, m, op):
         """Return the clipped updates of all leaves."""
         check_axis_names(self.name, self.axis_names)
-        norm = global_norm(g, exact=self.exact, axis_names=self.axis_names)
-        return tuple(opaque(clip(u, norm, n.max_norm), zero) for u in g)
+        arrays = [op.bare(u) for u in g]
+        norm = op.wrap(global_norm(arrays, exact=self.exact, axis_names=self.axis_names))
+        return tuple(clip(u, norm, n.max_norm, op) for u in g)
 
 
-def clip(u: jax.Array, norm: jax.Array, max_norm: jax.typing.ArrayLike) -> jax.Array:
+def clip(u: Number, norm: Number, max_norm: Number, op: JaxOp) -> Number:
     """Return an update, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
     # A product with 1 keeps every bit.
-    return jnp.where(norm <= max_norm, np.float32(1), divide(max_norm, norm)) * u
+    return op.scaled(u, op.where(norm <= max_norm, 1.0, max_norm / norm))

@@ -14,7 +14,7 @@ from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.storage.state_dtypes import StateDType, scaled
-from halfstep_jax.weights.param_storage import with_param_storage
+from halfstep_jax.weights.weight_storage import with_param_storage
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)
 LAMB16_NU = scaled("ufloat8_e5m3", 128)

@@ -3,15 +3,15 @@
 Contract: section D.
 """
 
-import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 import optax
 
-from halfstep_jax.numbers.exact import opaque_product
+from halfstep.hyperparameters import check_nonnegative
+from halfstep.rule import Rule, number
 from halfstep_jax.numbers.hyperparameters import as_nonnegative
-from halfstep_jax.rule import Rule, scalar_or_schedule
 from halfstep_jax.transform import as_transform
 
 
@@ -88,16 +88,15 @@ def scale_by_learning_rate(
     return as_transform(ScaleByLearningRate(learning_rate, flip_sign))
 
 
-@dataclasses.dataclass(frozen=True)
 class ScaleByLearningRate(Rule):
     """The rule of `scale_by_learning_rate`."""
 
-    name = "scale_by_learning_rate"
-
-    learning_rate: Any = scalar_or_schedule(hint="Use a number >= 0, or flip_sign=False to ascend.")
+    learning_rate: Any = number(
+        schedule=True,
+        check=functools.partial(check_nonnegative, hint="Use a number >= 0, or flip_sign=False to ascend."),
+    )
     flip_sign: bool = True
 
-    def update(self, g, p, n, moments, zero):
+    def update(self, g, p, n, m, op):
         """Return the product."""
-        rate = -n.learning_rate if self.flip_sign else n.learning_rate
-        return opaque_product(rate, g, zero)
+        return (-n.learning_rate if self.flip_sign else n.learning_rate) * g

@@ -1,20 +1,17 @@
 """The Lion update rule as an Optax transform. Contract: A9."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from halfstep_jax.numbers.moments import ema
-from halfstep_jax.rule import Rule, decay_rate, moment
+from halfstep.rules import lion as lion_rule
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import as_transform
-from halfstep_jax.weights.param_storage import with_param_storage
+from halfstep_jax.weights.weight_storage import with_param_storage
 
 
 class ScaleByLionState(NamedTuple):
@@ -72,6 +69,7 @@ def scale_by_lion(
             shapes differ.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> params = {"w": jnp.array([1.0, -2.0], jnp.bfloat16)}
         >>> tx = scale_by_lion()
         >>> updates, state = tx.update({"w": jnp.array([0.5, -0.5])}, tx.init(params))
@@ -140,28 +138,7 @@ def lion(
     return with_param_storage("lion", param_storage, links, seed)
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaleByLion(Rule):
-    """The rule of `scale_by_lion`."""
+class ScaleByLion(lion_rule.ScaleByLion):
+    """The rule of `scale_by_lion`, with a state of its own type."""
 
-    name = "scale_by_lion"
     State = ScaleByLionState
-
-    b1: Any = decay_rate(0.9)
-    b2: Any = decay_rate(0.99)
-    mu_dtype: Any = None
-    mu_rounding: str = "auto"
-    seed: Any = 0
-    mu = moment(rate="b2")
-
-    def update(self, g, p, n, moments, zero):
-        """Return the sign of the average of rate b1, and keep that of rate b2."""
-        mu = moments.mu
-        mu.round(ema(mu.value, g, n.b2, zero))
-        return _sign(ema(mu.value, g, n.b1, zero))
-
-
-def _sign(x: jax.Array) -> jax.Array:
-    """Return the sign of float32 `x`; unlike `jnp.sign`, +0 for -0."""
-    u = (x > 0).astype(jnp.float32) - (x < 0).astype(jnp.float32)
-    return jnp.where(jnp.isnan(x), x, u)

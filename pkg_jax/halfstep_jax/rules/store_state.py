@@ -13,22 +13,23 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from halfstep.random_words import Role, leaf_id
+from halfstep.storage.moment_formats import check_stored_state
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, leaf_name
 from halfstep_jax.links import Inside, report, reported_links
-from halfstep_jax.numbers.exact import opaque_input
-from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
+from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shards import Shard, shards, whole_shape
 from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import StateDType, as_format
 from halfstep_jax.storage.stored_moment import named_scales
+from halfstep_jax.xla.exact import opaque_input
+from halfstep_jax.xla.shards import Shard, shards, whole_shape
 
 _FUNCTION = "store_state"
-_ROUNDINGS = ("stochastic", "nearest_unchecked")
 # What the fields of states are called of which it is known whether there are negative numbers in them.
 _KNOWN_FIELDS = {"mu": True, "trace": True, "nu": False}
 
@@ -109,18 +110,7 @@ def store_state(
     Source: ours (contract S).
     """
     fmt = as_format(_FUNCTION, "format", format)
-    if fmt.relative:
-        raise ValueError(
-            f"{_FUNCTION}: format=relative(...) is in units of the root of a second moment, "
-            "which is not known here. Use scaled(...), or mu_dtype=relative(...) of adam."
-        )
-    if rounding not in _ROUNDINGS:
-        raise ValueError(
-            f"{_FUNCTION}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "
-            'Use "stochastic" or "nearest_unchecked".'
-        )
-    if select is not None and not callable(select):
-        raise TypeError(f"{_FUNCTION}: select={select!r} is not a function. Use lambda name, array: ...")
+    check_stored_state(_FUNCTION, fmt, rounding, select)
     storage = _Storage(fmt, rounding == "stochastic" and fmt.rounds, select)
     words = seed_words(_FUNCTION, seed)
     inner_update = optax.with_extra_args_support(inner).update

@@ -1,17 +1,15 @@
 """Momentum as an Optax transform. Contract: A10."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from halfstep_jax.numbers.exact import add_product
-from halfstep_jax.rule import Rule, decay_rate, moment
+from halfstep.rules import trace as trace_rule
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import as_transform
-from halfstep_jax.weights.param_storage import with_param_storage
+from halfstep_jax.weights.weight_storage import with_param_storage
 
 
 class TraceState(NamedTuple):
@@ -132,21 +130,7 @@ def sgd(
     return with_param_storage("sgd", param_storage, links, seed)
 
 
-@dataclasses.dataclass(frozen=True)
-class Trace(Rule):
-    """The rule of `trace`."""
+class Trace(trace_rule.Trace):
+    """The rule of `trace`, with a state of its own type."""
 
-    name = "trace"
     State = TraceState
-
-    decay: Any = decay_rate()
-    nesterov: bool = False
-    accumulator_dtype: Any = None
-    rounding: str = "auto"
-    seed: Any = 0
-    trace = moment(rate="decay", dtype="accumulator_dtype", rounding="rounding")
-
-    def update(self, g, p, n, moments, zero):
-        """Return the sum as it is stored from now on, or one step ahead of it."""
-        t = moments.trace.round(add_product(g, n.decay, moments.trace.value, zero))
-        return add_product(g, n.decay, t, zero) if self.nesterov else t

@@ -3,26 +3,16 @@
 Contract: section L.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.core import Tracer
 
-from halfstep_jax.numbers.exact import opaque
-from halfstep_jax.numbers.global_norm import global_norm
-from halfstep_jax.numbers.hyperparameters import as_float32, as_nonnegative, check_order
-from halfstep_jax.numbers.norms import check_axis_names, norm
-from halfstep_jax.numbers.roots import divide
-from halfstep_jax.rule import Rule, number, scalar_or_schedule
+from halfstep.rules import trust_ratio
+from halfstep_jax.numbers.hyperparameters import check_order
+from halfstep_jax.rule import checked
 from halfstep_jax.transform import as_transform
-
-TEMPERED_COEFFICIENT = np.float32(1e-3)
-TEMPERED_MAX_RATIO = np.float32(2)
 
 
 def scale_by_trust_ratio(
@@ -72,6 +62,7 @@ def scale_by_trust_ratio(
             `params`, inside `jax.shard_map` without `axis_names`, or if trees or shapes differ.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> tx = scale_by_trust_ratio()
         >>> params = {"w": jnp.array([3.0, 4.0], jnp.bfloat16)}
         >>> updates, _ = tx.update({"w": jnp.array([0.0, 0.5])}, tx.init(params), params)
@@ -81,16 +72,17 @@ def scale_by_trust_ratio(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, arXiv:1904.00962, algorithm 2; arguments as in `optax.scale_by_trust_ratio` (contract L2).
     """
-    caller = "scale_by_trust_ratio"
     rule = ScaleByTrustRatio(
+        min_norm=min_norm,
         trust_coefficient=trust_coefficient,
-        **_bounds(caller, "norm", min_norm, max_norm),
         eps=eps,
-        **_bounds(caller, "ratio", min_ratio, max_ratio),
+        max_norm=max_norm,
+        min_ratio=min_ratio,
+        max_ratio=max_ratio,
         exact=exact,
         axis_names=None if axis_names is None else tuple(axis_names),
     )
-    return as_transform(rule)
+    return _transform(rule)
 
 
 def scale_by_tempered_trust_ratio(
@@ -124,107 +116,34 @@ def scale_by_tempered_trust_ratio(
     Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
     """
     rule = ScaleByTemperedTrustRatio(
-        **_bounds("lamb16", "norm", 0.0, max_norm),
-        max_ratio=TEMPERED_MAX_RATIO,
-        power=_power("lamb16", trust_power),
+        trust_power=trust_power,
         learning_rate=learning_rate,
+        max_norm=max_norm,
         exact=exact,
         axis_names=None if axis_names is None else tuple(axis_names),
     )
     return as_transform(rule)
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaleByTrustRatio(Rule):
-    """The rule of `scale_by_trust_ratio`. By default bounds bound nothing.
+class ScaleByTrustRatio(trust_ratio.ScaleByTrustRatio):
+    """The rule of `scale_by_trust_ratio`: arrays may be cut over axes of a mesh."""
 
-    Attributes:
-        trust_coefficient: of the weight's norm.
-        min_norm: below it norms count as it.
-        max_norm: above it the weight's norm counts as it.
-        eps: added to the norm of the update.
-        min_ratio: the ratio is at least this.
-        max_ratio: and at most this.
-        exact: norms are sums of integers.
-        axis_names: of the axes over which arrays are cut.
-    """
-
-    name = "scale_by_trust_ratio"
-    scope = "parameter"
-    reads_params = "the link compares the norms of params and updates"
-
-    trust_coefficient: Any = number(1.0)
-    min_norm: Any = number(0.0)
-    max_norm: Any = number(np.inf)
-    eps: Any = number(0.0)
-    min_ratio: Any = number(0.0)
-    max_ratio: Any = number(np.inf)
-    exact: bool = False
     axis_names: Any = None
 
-    def update(self, g, p, n, moments, zero):
-        """Return the update times the ratio of the norms."""
-        check_axis_names(self.name, self.axis_names)
-        p_norm, u_norm = (self._norm(x) for x in (p, g))
-        return opaque(self.ratio(p_norm, u_norm, n) * g, zero)
 
-    def _norm(self, x: jax.Array) -> jax.Array:
-        if self.exact:
-            return global_norm([x], exact=True, axis_names=self.axis_names)
-        return norm(x, self.axis_names)
-
-    def ratio(self, p_norm: jax.Array, u_norm: jax.Array, n) -> jax.Array:
-        """Return the ratio in float32, given both norms (contract L2)."""
-        p_norm = jnp.minimum(jnp.maximum(p_norm, n.min_norm), n.max_norm)
-        u_norm = jnp.maximum(u_norm, n.min_norm)
-        ratio = self.power_of(divide(n.trust_coefficient * p_norm, u_norm + n.eps), n)
-        # Where a norm is 0 the quotient would freeze the leaf for ever.
-        ratio = jnp.where((p_norm == 0) | (u_norm == 0), np.float32(1), ratio)
-        return jnp.minimum(jnp.maximum(ratio, n.min_ratio), n.max_ratio)
-
-    def power_of(self, quotient: jax.Array, n) -> jax.Array:
-        """Return the quotient of the norms as it is."""
-        return quotient
-
-
-@dataclasses.dataclass(frozen=True)
-class ScaleByTemperedTrustRatio(ScaleByTrustRatio):
-    """The rule of `scale_by_tempered_trust_ratio`.
-
-    Attributes:
-        power: to which the quotient of the norms is raised.
-        learning_rate: by which the trust coefficient is divided.
-    """
+class ScaleByTemperedTrustRatio(trust_ratio.ScaleByTemperedTrustRatio):
+    """The rule of `scale_by_tempered_trust_ratio`, likewise."""
 
     name = "lamb16"
 
-    power: Any = number(1.0)
-    learning_rate: Any = scalar_or_schedule(1.0)
-
-    def numbers(self, h, count) -> dict[str, Any]:
-        """Set the coefficient: 1e-3 / learning_rate."""
-        return {"trust_coefficient": divide(TEMPERED_COEFFICIENT, jnp.asarray(h.learning_rate))}
-
-    def power_of(self, quotient: jax.Array, n) -> jax.Array:
-        """Return quotient^power."""
-        return jnp.power(quotient, n.power)
+    axis_names: Any = None
 
 
-def _bounds(caller: str, name: str, low, high) -> dict[str, Any]:
-    """Return both bounds on a norm or ratio, in float32: None bounds nothing."""
-    names = f"min_{name}", f"max_{name}"
-    low = np.float32(0) if low is None else as_nonnegative(caller, names[0], low)
-    high = np.float32(np.inf) if high is None else as_nonnegative(caller, names[1], high)
-    check_order(caller, names[0], low, names[1], high)
-    return {names[0]: low, names[1]: high}
-
-
-def _power(caller: str, value):
-    power = as_float32(caller, "trust_power", value)
-    if isinstance(power, Tracer) or 0 < power < 1:
-        return power
-    problem = "cancels the learning rate: a schedule would do nothing" if power == 1 else "is outside (0, 1)"
-    raise ValueError(
-        f"{caller}: trust_power={value} {problem}. "
-        "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
-    )
+def _transform(rule: trust_ratio.TrustRatio) -> optax.GradientTransformationExtraArgs:
+    """Return the transform of a rule whose bounds are in order."""
+    known = checked(rule)
+    for kind in ("norm", "ratio"):
+        names = f"min_{kind}", f"max_{kind}"
+        if all(hasattr(known, name) for name in names):
+            check_order(rule.name, names[0], getattr(known, names[0]), names[1], getattr(known, names[1]))
+    return as_transform(rule)

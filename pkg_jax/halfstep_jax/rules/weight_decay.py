@@ -3,15 +3,12 @@
 Contract: section D.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import optax
 
-from halfstep_jax.numbers.exact import add_product
-from halfstep_jax.numbers.schedules import is_zero
-from halfstep_jax.rule import Rule, scalar_or_schedule
+from halfstep.rules.weight_decay import AddDecayedWeights
 from halfstep_jax.transform import as_transform
 
 
@@ -55,20 +52,3 @@ def add_decayed_weights(
     """
     link = as_transform(AddDecayedWeights(weight_decay, absolute))
     return link if mask is None else optax.masked(link, mask)
-
-
-@dataclasses.dataclass(frozen=True)
-class AddDecayedWeights(Rule):
-    """The rule of `add_decayed_weights`."""
-
-    name = "add_decayed_weights"
-    reads_params = "the link adds weight_decay * params"
-
-    weight_decay: Any = scalar_or_schedule(0.0)
-    absolute: bool = False
-
-    def update(self, g, p, n, moments, zero):
-        """Return the sum with the decayed weight, or the difference."""
-        if is_zero(self.weight_decay):
-            return g
-        return add_product(g, -n.weight_decay if self.absolute else n.weight_decay, p, zero)

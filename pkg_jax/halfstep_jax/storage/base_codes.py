@@ -1,16 +1,16 @@
-"""What a `Format` asks of its codes, of whatever kind.
+"""What a `Format` asks of its codes, of whatever kind, and what kinds have in common.
 
 Contract: F4, F5. Elementwise; which elements share a scale is not known here (`blocks.py`, `formats.py`).
 """
-
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-NAN_SCALE = np.uint8(255)
+from halfstep.storage import codes as shared
+
+NAN_SCALE = np.uint8(shared.NAN_SCALE)
 """The scale byte of a block that holds a NaN which its codes cannot."""
 INFINITY = np.float32(np.inf)
 MANTISSA_BITS = np.uint32(23)
@@ -20,75 +20,26 @@ Mask = bool | jax.Array
 """Of all elements, or of each."""
 
 
-class Codes(Protocol):
-    """What a `Format` asks of its codes.
-
-    `scale` is the scale byte of every element, uint8; None in a format without.
-    """
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the arrays."""
-        ...
-
-    @property
-    def signed(self) -> bool:
-        """Whether negative values can be stored."""
-        ...
-
-    @property
-    def half_gap(self) -> float:
-        """Half the largest relative gap between codes, above the subnormal range."""
-        ...
-
-    @property
-    def packed(self) -> bool:
-        """Whether codes are of 4 bits, two of them kept in a byte; they are packed by who calls."""
-        ...
-
-    @property
-    def nan_in_scale(self) -> bool:
-        """Whether a NaN marks its block, since there is no code for it."""
-        ...
-
-    @property
-    def for_second_moments(self) -> bool:
-        """Whether small positive numbers are held well enough beside large ones."""
-        ...
-
-    @property
-    def dithered(self) -> bool:
-        """Whether one word serves all elements, and is asked for again by `decode`."""
-        ...
-
-    @property
-    def scale_range(self) -> tuple[int, int]:
-        """The lowest and the highest scale byte: no decoded value is subnormal in float32."""
-        ...
+class Codes(shared.Codes):
+    """Codes, and their arithmetic. `scale` is the scale byte of every element; None in a format without."""
 
     def scale(self, block_max: jax.Array) -> jax.Array:
-        """Return the scale bytes of blocks whose largest magnitudes are `block_max`."""
-        ...
+        """Return the scale bytes of blocks whose largest magnitudes are `block_max`.
+
+        That is the exponent field of the power of two to which the largest magnitude fits.
+        """
+        bits = lax.bitcast_convert_type(block_max, jnp.uint32)
+        field = (bits + np.uint32(self.carry) if self.carry else bits) >> MANTISSA_BITS
+        field = field + np.uint32(self.step) if self.step else field
+        byte = jnp.clip(field, *self.scale_range).astype(jnp.uint8)
+        return jnp.where(block_max < INFINITY, byte, NAN_SCALE) if self.nan_in_scale else byte
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Return the codes of float32 `x`; where `nonzero`, what is not zero is not stored as zero."""
-        ...
+        raise NotImplementedError
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the float32 values of codes; `words`: with which dithered ones were made."""
-        ...
-
-
-class WithoutScale:
-    """Codes that stand for their values by themselves."""
-
-    packed = False
-    dithered = False
-    nan_in_scale = False
-    scale_range = (0, 0)
-
-    def scale(self, block_max: jax.Array) -> jax.Array:
-        """Refuse: a format without scales asks for none."""
         raise NotImplementedError
 
 

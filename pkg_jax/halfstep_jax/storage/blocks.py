@@ -13,45 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import kept
-from halfstep_jax.numbers.shards import Shard
+from halfstep.storage.blocks import BlockSize, block_layout
 from halfstep_jax.storage import tiles
-
-BlockSize = int | str | None
-"""A number of elements, "row" (one block per last-axis row) or None (one block in all)."""
-
-
-def block_layout(shape: tuple[int, ...], block_size: BlockSize) -> tuple[tuple[int, ...], int, int]:
-    """Return (leading shape, length of a run, block size) of an array.
-
-    A run is the shortest run of trailing axes whose product reaches `block_size`, or all axes where none
-    does; blocks stand along it, and the last one of a run may be short.
-
-    Example:
-        >>> block_layout((64, 32, 3, 3), 128)
-        ((64,), 288, 128)
-    """
-    if block_size is None:
-        return (), math.prod(shape), math.prod(shape)
-    if block_size == "row":
-        row = shape[-1] if shape else 1
-        return shape[:-1], row, row
-    assert isinstance(block_size, int)
-    axes = min(1, len(shape))
-    while axes < len(shape) and math.prod(shape[len(shape) - axes :]) < block_size:
-        axes += 1
-    return shape[: len(shape) - axes], math.prod(shape[len(shape) - axes :]), block_size
-
-
-def scale_shape(shape: tuple[int, ...], block_size: BlockSize) -> tuple[int, ...]:
-    """Return the shape of the scales: the leading shape, and the number of blocks of a run.
-
-    Example:
-        >>> scale_shape((64, 32, 3, 3), 128)
-        (64, 3)
-    """
-    leading, run, block = block_layout(shape, block_size)
-    return (*leading, -(-run // block) if block else 0)
+from halfstep_jax.xla.kept_on_cpu import keep_codes_for_kernels
+from halfstep_jax.xla.shards import Shard
 
 
 def check_blocks(caller: str, name: str, shard: Shard | None, block_size: BlockSize) -> None:
@@ -165,17 +130,6 @@ def per_element(scales: jax.Array, shape: tuple[int, ...], block_size: BlockSize
     return repeated.reshape(shape)
 
 
-def packed_shape(shape: tuple[int, ...], block_size: BlockSize) -> tuple[int, ...]:
-    """Return the shape of 4-bit codes, two to a byte: the leading shape, and the bytes of a run.
-
-    Example:
-        >>> packed_shape((64, 32, 3, 3), 128), packed_shape((5, 7), "row")
-        ((64, 144), (5, 4))
-    """
-    leading, run, _ = block_layout(shape, block_size)
-    return (*leading, -(-run // 2))
-
-
 def pack(codes: jax.Array, block_size: BlockSize) -> jax.Array:
     """Return 4-bit codes two to a byte, the earlier one in the low half; a run ends with its byte.
 
@@ -252,8 +206,8 @@ def _of_maximum_by_halves(scale: Callable, rows: jax.Array, block: int) -> jax.A
     blocks = _cut(rows, block)
     if not _has_halves(blocks):
         return scale(_maximum_by_halves(blocks))
-    halves = kept(scale(_halved(blocks))).astype(jnp.float32)
-    few = kept(_by_halves(halves).astype(jnp.uint8)).astype(jnp.float32)
+    halves = keep_codes_for_kernels(scale(_halved(blocks))).astype(jnp.float32)
+    few = keep_codes_for_kernels(_by_halves(halves).astype(jnp.uint8)).astype(jnp.float32)
     return jnp.max(few, axis=-1, initial=0).astype(jnp.uint8)
 
 

@@ -1,29 +1,25 @@
-"""The codes of state formats by name; those in units of another moment are in `fine_codes.py`.
+"""The codes of all state formats, with their arithmetic."""
 
-Contract: F5 to F10.
-"""
-
-from halfstep_jax.numbers.float_formats import FLOAT_FORMATS
+from halfstep.storage import codes
 from halfstep_jax.storage.base_codes import Codes
 from halfstep_jax.storage.float_codes import IntegerCodes, PlainCodes, SignedCodes
+from halfstep_jax.storage.relative_codes import DitheredCodes, FineIntegerCodes, FixedCodes, FixedIntegerCodes
 from halfstep_jax.storage.table_codes import TableCodes
-from halfstep_jax.storage.tables import TABLES
-from halfstep_jax.storage.unsigned_codes import PlainUnsignedCodes, UnsignedCodes
-from halfstep_jax.storage.unsigned_floats import UNSIGNED_FLOATS
+from halfstep_jax.storage.unsigned_codes import UnsignedCodes
 
-PLAIN_CODES: dict[str, Codes] = {
-    "float32": PlainCodes("float32"),
-    "bfloat16": PlainCodes("bfloat16"),
-    "float16": PlainCodes("float16"),
-    "ufloat8_e6m2": PlainUnsignedCodes(UNSIGNED_FLOATS["ufloat8_e6m2"]),
+_KINDS: dict[str, type[Codes]] = {
+    "plain": PlainCodes,
+    "signed": SignedCodes,
+    "integer": IntegerCodes,
+    "unsigned": UnsignedCodes,
+    "table": TableCodes,
+    "fixed": FixedCodes,
+    "fixed integer": FixedIntegerCodes,
+    "fine": FineIntegerCodes,
+    "dithered": DitheredCodes,
 }
-SCALED_CODES: dict[str, Codes] = {
-    "float16": SignedCodes(FLOAT_FORMATS["float16"]),
-    "float8_e4m3fn": SignedCodes(FLOAT_FORMATS["float8_e4m3fn"]),
-    "float8_e5m2": SignedCodes(FLOAT_FORMATS["float8_e5m2"]),
-    "float8_e3m4": SignedCodes(FLOAT_FORMATS["float8_e3m4"]),
-    "int8": IntegerCodes(),
-    "ufloat8_e5m3": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e5m3"]),
-    "ufloat8_e4m4": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e4m4"]),
+CODES = {
+    family: {name: _KINDS[entry.kind].of(entry) for name, entry in entries.items()}
+    for family, entries in codes.CODES.items()
 }
-CODEBOOK_CODES: dict[str, Codes] = {name: TableCodes(table) for name, table in TABLES.items()}
+"""By the family of the format, and by name."""

@@ -3,49 +3,32 @@
 Contract: F5.
 """
 
-import dataclasses
-import math
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.exact import kept
-from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep.float_formats import FloatFormat
 from halfstep_jax.numbers.rounding import round_and_cast, round_to_code
 from halfstep_jax.storage.base_codes import (
     BIAS,
     INFINITY,
     MANTISSA_BITS,
     NAN_SCALE,
+    Codes,
     Mask,
-    WithoutScale,
     must_not_vanish,
     power_of_two,
     unit_of_scale,
 )
+from halfstep_jax.xla.kept_on_cpu import keep_codes_for_kernels
 
 _SIGN = np.uint32(0x80000000)
 
 
-@dataclasses.dataclass(frozen=True)
-class PlainCodes(WithoutScale):
+class PlainCodes(Codes):
     """float32, bfloat16 or float16."""
-
-    dtype: str
-    signed: bool = True
-
-    @property
-    def for_second_moments(self) -> bool:
-        """Squares go down to 1e-20: that takes the exponents of float32."""
-        return self.dtype != "float16"
-
-    @property
-    def half_gap(self) -> float:
-        """2^-(p + 1) for p bits of mantissa; float32 counts as without gaps."""
-        return 2.0 ** -(FLOAT_FORMATS[self.dtype].mantissa_bits + 1) if self.dtype in FLOAT_FORMATS else 0.0
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round to the dtype."""
@@ -56,8 +39,7 @@ class PlainCodes(WithoutScale):
         return codes.astype(jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True)
-class SignedCodes:
+class SignedCodes(Codes):
     """Floats with a sign: the code of y stands for y 2^(byte - 127 - e), e the exponent of the largest code.
 
     Codes are made and read as integers, but read by a cast on a TPU. XLA on CPU has casts to and from 8-bit
@@ -65,47 +47,9 @@ class SignedCodes:
     beginning know the dtype.
     """
 
-    numbers: FloatFormat
-    signed: bool = True
-    packed: bool = False
-    nan_in_scale: bool = False
-    dithered: bool = False
-    for_second_moments: bool = True
-
-    @property
-    def dtype(self) -> str:
-        """That of the format."""
-        return self.numbers.name
-
-    @property
-    def half_gap(self) -> float:
-        """2^-(p + 1) for p bits of mantissa."""
-        return 2.0 ** -(self.numbers.mantissa_bits + 1)
-
-    @property
-    def scale_range(self) -> tuple[int, int]:
-        """From the byte under which the smallest code would decode to a subnormal float32."""
-        return self._top_exponent - math.frexp(self.numbers.smallest)[1] + 2, 254
-
-    @property
-    def nan(self) -> np.ndarray:
-        """The code of NaN, as an unsigned integer."""
-        return np.array(np.nan, _numpy_dtype(self.dtype)).view(np.dtype(self._bits))
-
-    @property
-    def _top_exponent(self) -> int:
-        return math.frexp(self.numbers.max)[1] - 1
-
     @property
     def _bits(self) -> type:
         return jnp.uint16 if np.dtype(_numpy_dtype(self.dtype)).itemsize == 2 else jnp.uint8
-
-    def scale(self, block_max: jax.Array) -> jax.Array:
-        """Return the exponent field of the power of two to which the largest magnitude fits."""
-        # The carry takes a maximum past the largest code to the next exponent.
-        carry = np.uint32(0x7FFFFF) - (np.float32(self.numbers.max).view(np.uint32) & np.uint32(0x7FFFFF))
-        byte = (lax.bitcast_convert_type(block_max, jnp.uint32) + carry) >> MANTISSA_BITS
-        return jnp.clip(byte, *self.scale_range).astype(jnp.uint8)
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round, and mark what is not finite."""
@@ -119,11 +63,12 @@ class SignedCodes:
 
     def _select_once(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Do as `_select_bits`. What ends in a bitcast, XLA on CPU makes again where codes are read."""
-        return kept(lax.bitcast_convert_type(jnp.where(finite, bits, self.nan), self.dtype))
+        nan = nan_bits(self.dtype)
+        return keep_codes_for_kernels(lax.bitcast_convert_type(jnp.where(finite, bits, nan), self.dtype))
 
     def _select_bits(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Return the codes of magnitudes and signs, NaN where the value was not finite."""
-        return lax.bitcast_convert_type(jnp.where(finite, bits, self.nan), self.dtype)
+        return lax.bitcast_convert_type(jnp.where(finite, bits, nan_bits(self.dtype)), self.dtype)
 
     def _select_floats(self, finite: jax.Array, bits: jax.Array) -> jax.Array:
         """Do as `_select_bits`. Where the last operation is a bitcast, XLA on TPU writes both sides of it."""
@@ -140,62 +85,24 @@ class SignedCodes:
 
     def _decoded(self, codes: jax.Array) -> jax.Array:
         """Return the numbers of codes, read as integers."""
-        return self.decode_bits(lax.bitcast_convert_type(codes, self._bits))
-
-    def decode_bits(self, bits: jax.Array) -> jax.Array:
-        """Return the numbers of codes, given as unsigned integers: the values under a scale of one."""
-        width = 8 * bits.dtype.itemsize
-        bits = bits.astype(jnp.uint32)
-        value = self._value(bits & np.uint32(2 ** (width - 1) - 1))
-        sign = (bits << np.uint32(32 - width)) & _SIGN
-        return lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.uint32) | sign, jnp.float32)
+        return decode_bits(lax.bitcast_convert_type(codes, self._bits), self.numbers)
 
     def magnitude(self, x, scale, words, nonzero) -> jax.Array:
         """Return the codes of |x|, finite, in int32; `scale` of every element, or one for all."""
-        inverse = np.uint32(2 * BIAS + self._top_exponent) - scale.astype(jnp.uint32)
+        inverse = np.uint32(2 * BIAS + self.exponent) - scale.astype(jnp.uint32)
         # Of a magnitude: XLA on CPU computes x again, where it would keep an x that meets its own scale.
         code = round_to_code(jnp.abs(x) * power_of_two(inverse), self.numbers, words)
         return (
             code if nonzero is False else jnp.where(must_not_vanish(x, nonzero), jnp.maximum(code, 1), code)
         )
 
-    def _value(self, magnitude: jax.Array) -> jax.Array:
-        """Return the float32 values of the codes of magnitudes; NaN for what is past the largest."""
-        fmt, first_normal = self.numbers, np.float32(2.0**self.numbers.min_exponent)
-        bits = (magnitude << np.uint32(23 - fmt.mantissa_bits)) + first_normal.view(np.uint32)
-        # Of a normal number these are the bits of its double, and of a subnormal one those of its sum with
-        # the smallest normal number; that difference is exact. The lesser of what either rule gives is right.
-        subnormal = lax.bitcast_convert_type(bits, jnp.float32) - first_normal
-        normal = (bits - (np.uint32(1) << MANTISSA_BITS)).astype(jnp.int32)
-        lesser = jnp.minimum(lax.bitcast_convert_type(subnormal, jnp.int32), normal)
-        value = lax.bitcast_convert_type(lesser, jnp.float32)
-        return jnp.where(magnitude > fmt.max_code, np.float32(np.nan), value)
-
     def _unit(self, scale: jax.Array) -> jax.Array:
         """Return what the code of 1 stands for: 2^(byte - 127 - e); NaN in a marked block."""
-        return unit_of_scale(scale, self._top_exponent)
+        return unit_of_scale(scale, self.exponent)
 
 
-INT8 = FloatFormat("int8", mantissa_bits=7, min_exponent=7, max=127.0, has_infinity=False)
-"""The integers as floats that are all subnormal, with 1 for the smallest: one rounding serves all."""
-
-
-@dataclasses.dataclass(frozen=True)
 class IntegerCodes(SignedCodes):
     """int8, from -127 to 127."""
-
-    numbers: FloatFormat = INT8
-    nan_in_scale: bool = True
-    for_second_moments: bool = False
-
-    @property
-    def half_gap(self) -> float:
-        """1/254: of all gaps, that below the largest code."""
-        return 1 / (2 * self.numbers.max)
-
-    def scale(self, block_max: jax.Array) -> jax.Array:
-        """Return the exponent field of the power of two to which the largest magnitude fits."""
-        return jnp.where(block_max < INFINITY, super().scale(block_max), NAN_SCALE)
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round, and mark what is not finite."""
@@ -206,6 +113,34 @@ class IntegerCodes(SignedCodes):
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the values: exact."""
         return codes.astype(jnp.float32) * self._unit(scale)
+
+
+def decode_bits(bits: jax.Array, fmt: FloatFormat) -> jax.Array:
+    """Return the numbers of codes, given as unsigned integers: the values under a scale of one."""
+    width = 8 * bits.dtype.itemsize
+    bits = bits.astype(jnp.uint32)
+    value = _value(bits & np.uint32(2 ** (width - 1) - 1), fmt)
+    sign = (bits << np.uint32(32 - width)) & _SIGN
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.uint32) | sign, jnp.float32)
+
+
+def _value(magnitude: jax.Array, fmt: FloatFormat) -> jax.Array:
+    """Return the float32 values of the codes of magnitudes; NaN for what is past the largest."""
+    first_normal = np.float32(2.0**fmt.min_exponent)
+    bits = (magnitude << np.uint32(23 - fmt.mantissa_bits)) + first_normal.view(np.uint32)
+    # Of a normal number these are the bits of its double, and of a subnormal one those of its sum with
+    # the smallest normal number; that difference is exact. The lesser of what either rule gives is right.
+    subnormal = lax.bitcast_convert_type(bits, jnp.float32) - first_normal
+    normal = (bits - (np.uint32(1) << MANTISSA_BITS)).astype(jnp.int32)
+    lesser = jnp.minimum(lax.bitcast_convert_type(subnormal, jnp.int32), normal)
+    value = lax.bitcast_convert_type(lesser, jnp.float32)
+    return jnp.where(magnitude > fmt.max_code, np.float32(np.nan), value)
+
+
+def nan_bits(dtype: str) -> np.ndarray:
+    """Return the code of NaN, as an unsigned integer."""
+    nan = np.array(np.nan, _numpy_dtype(dtype))
+    return nan.view(np.uint16 if nan.itemsize == 2 else np.uint8)
 
 
 def _numpy_dtype(name: str):

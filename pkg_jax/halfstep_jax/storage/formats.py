@@ -5,27 +5,24 @@ Contract: section F. A `Format` is all that a transform knows of storage, and it
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep.storage import formats as shared
 from halfstep_jax.placement import with_auto_axes
-from halfstep_jax.storage.base_codes import NAN_SCALE, Codes, Mask
+from halfstep_jax.storage.base_codes import Codes, Mask
 from halfstep_jax.storage.blocks import (
-    BlockSize,
     block_maximum,
     first_elements,
     of_block_maximum,
     pack,
-    packed_shape,
     per_element,
     unpack,
 )
-from halfstep_jax.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
-from halfstep_jax.storage.fine_codes import FINE_CODES, FIXED_CODES
+from halfstep_jax.storage.codes import CODES
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["codes", "scale"], meta_fields=["shape"])
@@ -44,37 +41,13 @@ class Encoded:
     shape: tuple[int, ...] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """A way to store an array of float32. `scaled` and `codebook` make those with a scale.
+class Format(shared.Format):
+    """A way to store an array of float32, of JAX: it encodes and decodes."""
 
-    Attributes:
-        dtype: of the codes: in `PLAIN_CODES`, or with a scale in `SCALED_CODES`, or the name
-            of a table.
-        scaled: whether blocks have a scale.
-        block_size: elements of a block, "row" or None.
-        min_size: smaller arrays are kept in float32.
-        min_ndim: so are arrays of fewer axes.
-        scale: "power_of_two", or "fine": of three significant bits.
-        relative: whether what is stored is in units of the root of a second moment, which is not known here.
-    """
-
-    dtype: str
-    scaled: bool = False
-    block_size: BlockSize = 128
-    min_size: int = 4096
-    min_ndim: int = 2
-    scale: str = "power_of_two"
-    relative: bool = False
-
-    def replace(self, **changes) -> "Format":
-        """Return the format with other attributes."""
-        return dataclasses.replace(self, **changes)
-
-    def for_shape(self, shape: tuple[int, ...]) -> "Format":
-        """Return the format that an array of this shape gets: float32 where it is too small for a scale."""
-        small = math.prod(shape) < self.min_size or len(shape) < self.min_ndim
-        return Format("float32") if self.scaled and small else self
+    @property
+    def codes(self) -> Codes:
+        """What the codes are."""
+        return CODES[self.family][self.dtype]
 
     def zeros_like(self, p) -> Encoded:
         """Return the codes and scales of zeros, in the shape and with the sharding of `p`."""
@@ -84,7 +57,7 @@ class Format:
 
     def _zeros_like(self, p) -> Encoded:
         codes = jnp.zeros_like(p, dtype=self.code_dtype)
-        lowest, _ = self._codes.scale_range
+        lowest, _ = self.codes.scale_range
         scale = jnp.full_like(first_elements(codes, self.block_size), lowest, dtype=jnp.uint8)
         return self._encoded(codes, scale)
 
@@ -102,7 +75,7 @@ class Format:
                 or "where_nonnegative": in blocks without a negative number (contract S4).
         """
         if not self.scaled:
-            return Encoded(self._codes.encode(x, None, words, keep_nonzero == "always"), None)
+            return Encoded(self.codes.encode(x, None, words, keep_nonzero == "always"), None)
         return with_auto_axes(functools.partial(self._encode, keep_nonzero=keep_nonzero), x, words)
 
     def round_trip(
@@ -120,7 +93,7 @@ class Format:
         codes, scale = self._codes_and_scale(x, words, keep_nonzero)
         encoded = self._encoded(codes, scale)
         codes = unpack(encoded.codes, x.shape, self.block_size, codes)
-        return encoded, self._codes.decode(codes, per_element(scale, x.shape, self.block_size), words)
+        return encoded, self.codes.decode(codes, per_element(scale, x.shape, self.block_size), words)
 
     def _encode(self, x: jax.Array, words: jax.Array | None, keep_nonzero: str) -> Encoded:
         return self._encoded(*self._codes_and_scale(x, words, keep_nonzero))
@@ -129,7 +102,7 @@ class Format:
         self, x: jax.Array, words: jax.Array | None, keep_nonzero: str
     ) -> tuple[jax.Array, jax.Array]:
         """Return the code of every element, and the scale of every block."""
-        codes = self._codes
+        codes = self.codes
         # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
         not_finite = np.inf if codes.nan_in_scale else 0.0
         # The bytes of packed codes a TPU keeps in another order, so that bytes of scales do not join them.
@@ -148,7 +121,7 @@ class Format:
             words: with which it was made, where codes are dithered; of no use elsewhere.
         """
         if not self.scaled:
-            return self._codes.decode(encoded.codes, None, words)
+            return self.codes.decode(encoded.codes, None, words)
         return with_auto_axes(self._decode, encoded, words)
 
     def _decode(self, encoded: Encoded, words: jax.Array | None) -> jax.Array:
@@ -157,76 +130,7 @@ class Format:
         if self.packed:
             assert encoded.shape is not None
             codes = unpack(codes, encoded.shape, self.block_size)
-        return self._codes.decode(codes, per_element(scale, codes.shape, self.block_size), words)
-
-    @property
-    def packed(self) -> bool:
-        """Whether codes stand two to a byte."""
-        return self.scaled and self._codes.packed
-
-    def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the codes of an array: its own, unless they are packed."""
-        return packed_shape(shape, self.block_size) if self.packed else shape
-
-    def falls_short(self, b) -> bool:
-        """Whether an EMA of rate `b`, stored to nearest, can end a thousandth before its mean (contract F3).
-
-        Example:
-            >>> Format("bfloat16").falls_short(0.9), Format("float32").falls_short(0.9)
-            (True, False)
-        """
-        moved = np.float32(1e-3) * (np.float32(1) - np.float32(b))
-        return not np.float32(self._codes.half_gap) < moved
-
-    def freezes(self, b) -> bool:
-        """Whether an EMA of rate `b`, stored to nearest, stops short of its mean: 1 - b < half the gap.
-
-        In float32; that format itself is taken as never freezing (contract F3).
-
-        Example:
-            >>> Format("bfloat16").freezes(0.999), Format("bfloat16").freezes(0.9)
-            (True, False)
-        """
-        return bool(np.float32(1) - np.float32(b) < np.float32(self._codes.half_gap))
-
-    @property
-    def rounds(self) -> bool:
-        """Whether encoding rounds at all: in float32 no word is used."""
-        return self.dtype != "float32"
-
-    @property
-    def half_gap(self) -> str:
-        """Half the relative gap between codes, as people write it: "2^-8"."""
-        exponent = math.log2(self._codes.half_gap)
-        return f"2^{exponent:.0f}" if exponent.is_integer() else f"1/{1 / self._codes.half_gap:.4g}"
-
-    @property
-    def signed(self) -> bool:
-        """Whether negative values can be stored."""
-        return self._codes.signed
-
-    @property
-    def for_second_moments(self) -> bool:
-        """Whether small positive numbers are held well enough beside large ones."""
-        return self._codes.for_second_moments
-
-    @property
-    def dithered(self) -> bool:
-        """Whether one word serves all elements, and is asked for again by `decode`."""
-        return self._codes.dithered
-
-    @property
-    def code_dtype(self) -> str:
-        """The dtype of the arrays of codes."""
-        return self._codes.dtype
-
-    def problem_of_scale(self, scale: np.ndarray) -> str | None:
-        """Return what is wrong with scale bytes, or None."""
-        lowest, highest = self._codes.scale_range
-        wrong = (scale < lowest) | (scale > highest)
-        if self._codes.nan_in_scale:
-            wrong &= scale != NAN_SCALE
-        return f"holds {scale[wrong][0]}, outside [{lowest}, {highest}]" if wrong.any() else None
+        return self.codes.decode(codes, per_element(scale, codes.shape, self.block_size), words)
 
     def _without_negative(self, x: jax.Array) -> jax.Array:
         """Tell of every element whether its block holds no number below zero."""
@@ -241,11 +145,3 @@ class Format:
         if not self.packed:
             return Encoded(codes, scale)
         return Encoded(pack(codes, self.block_size), scale, codes.shape)
-
-    @property
-    def _codes(self) -> Codes:
-        if self.scale == "fine":
-            return FINE_CODES[self.dtype]
-        if not self.scaled:
-            return (FIXED_CODES if self.relative else PLAIN_CODES)[self.dtype]
-        return CODEBOOK_CODES[self.dtype] if self.dtype in CODEBOOK_CODES else SCALED_CODES[self.dtype]

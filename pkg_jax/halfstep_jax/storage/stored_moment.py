@@ -4,7 +4,7 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,44 +13,23 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from halfstep.random_words import role_of
+from halfstep.rule import Moment
+from halfstep.storage.moment_formats import (
+    check_format,
+    check_freezing,
+    check_rounding,
+    dtype_argument,
+    is_stochastic,
+)
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
-from halfstep_jax.numbers.random_words import LeafKey, role_of
-from halfstep_jax.numbers.shards import Shard, shards, whole_shape
-from halfstep_jax.storage.blocks import check_blocks, scale_shape
+from halfstep_jax.numbers.random_words import LeafKey
+from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_jax.storage.state_dtypes import as_format, default_format
+from halfstep_jax.xla.shards import Shard, shards, whole_shape
 
 _HINT = "Pass the tree that init saw."
-
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
-
-
-@dataclasses.dataclass(frozen=True)
-class MomentField:
-    """A moment as a rule declares it (`rule.moment`).
-
-    Attributes:
-        rate_name: the field of the rule that holds its decay rate; "" where there is none.
-        signed: False for a second moment: never negative, and what is not zero is not stored as zero.
-        dtype_name: the field that holds its dtype or format; "" for "mu_dtype" and the like.
-        rounding_name: the field that holds its rounding; "" for "mu_rounding" and the like.
-        shape: from the shape of a weight to its own; None: the same.
-        unit: the second moment whose root may be its unit; "" for none.
-        name: of the moment in the state.
-    """
-
-    rate_name: str
-    signed: bool = True
-    dtype_name: str = ""
-    rounding_name: str = ""
-    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
-    unit: str = ""
-    name: str = ""
-
-    def __set_name__(self, owner: type, name: str):
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "dtype_name", self.dtype_name or f"{name}_dtype")
-        object.__setattr__(self, "rounding_name", self.rounding_name or f"{name}_rounding")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +40,7 @@ class StoredMoment:
         caller: the link, for errors.
         field: the moment as its rule declares it.
         asked_for: its format; None takes bfloat16 for bfloat16 params, else float32.
-        rounding: one of `ROUNDINGS`.
+        rounding: one of `moment_formats.ROUNDINGS`.
         rate: the decay rate; None where it is an array, which counts as not known (contract F3).
 
     Raises:
@@ -69,61 +48,42 @@ class StoredMoment:
     """
 
     caller: str
-    field: MomentField
+    field: Moment
     asked_for: Format | None
     rounding: str
     rate: np.float32 | None
 
     @classmethod
-    def of(cls, rule, field: MomentField) -> "StoredMoment":
+    def of(cls, rule, field: Moment) -> "StoredMoment":
         """Return the storage of a moment of `rule`, from the fields that its declaration names.
 
         Raises:
             TypeError: if its dtype is no dtype.
-            ValueError: if a field is missing, the format cannot hold a state, or nearest would freeze it.
+            ValueError: if the format cannot hold a state, or nearest would freeze it.
         """
-        if field.rate_name and not hasattr(rule, field.rate_name):
-            raise ValueError(
-                f"{rule.name}: the decay rate of the moment {field.name}, {field.rate_name}, is no field. "
-                "Declare it, or name another one: moment(rate=...)."
-            )
-        dtype, rate = getattr(rule, field.dtype_name, None), getattr(rule, field.rate_name, np.float32(0))
-        asked_for = None if dtype is None else as_format(rule.name, field.dtype_name, dtype)
+        rate = getattr(rule, field.rate) if field.rate else np.float32(0)
+        dtype = getattr(rule, field.dtype) if field.dtype else None
+        asked_for = None if dtype is None else as_format(rule.name, field.dtype, dtype)
         # Known when the link is built, and the same under `jax.jit` as without it.
         constant = np.float32(rate) if isinstance(rate, np.floating | np.ndarray) else None
-        return cls(rule.name, field, asked_for, getattr(rule, field.rounding_name, "auto"), constant)
+        rounding = getattr(rule, field.rounding) if field.rounding else "auto"
+        return cls(rule.name, field, asked_for, rounding, constant)
 
     def __post_init__(self):
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(
-                f"{self.caller}: {self.field.rounding_name}={self.rounding!r} is not a rounding. "
-                'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
-            )
-        if self.asked_for is None:
-            return
-        if self.field.signed and not self.asked_for.signed:
-            dtype_name = self.field.dtype_name
-            raise ValueError(
-                f"{self.caller}: {dtype_name}={self.asked_for.dtype} has no sign. "
-                f"Use it for nu, and a signed format for {dtype_name.removesuffix('_dtype')}."
-            )
-        if self.asked_for.relative and not self.field.unit:
-            raise ValueError(
-                f"{self.caller}: {self.field.dtype_name}=relative(...) needs a second moment beside "
-                f"{self.name}. Use it for mu of Adam or LAMB, and scaled(...) here."
-            )
-        if not self.field.signed and not self.asked_for.for_second_moments:
-            raise ValueError(
-                f"{self.caller}: {self.field.dtype_name}={self.asked_for.dtype} cannot hold a second moment: "
-                "it loses small ones or lifts them by orders, and steps are too long or too short. "
-                'Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
-            )
-        self._refuse_freezing(self.asked_for)
+        check_rounding(self.caller, self.field, self.rounding)
+        if self.asked_for is not None:
+            check_format(self.caller, self.field, self.asked_for)
+            self._refuse_freezing(self.asked_for)
 
     @property
     def name(self) -> str:
         """Of the moment in the state."""
         return self.field.name
+
+    @property
+    def dtype_name(self) -> str:
+        """Of the field that says how it is stored, for errors."""
+        return dtype_argument(self.field)
 
     @property
     def role(self) -> int:
@@ -219,7 +179,7 @@ class StoredMoment:
         """Return the format of what is stored: the one asked for, or the plain one of its dtype."""
         small = self._has_scales and encoded.scale is None
         if self.asked_for is None or small:
-            return as_format(self.caller, self.field.dtype_name, encoded.codes.dtype)
+            return as_format(self.caller, self.dtype_name, encoded.codes.dtype)
         return self.asked_for
 
     def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, bool]:
@@ -230,7 +190,7 @@ class StoredMoment:
             shape: of the weight.
         """
         if self.asked_for is None:
-            fmt = as_format(self.caller, self.field.dtype_name, codes.dtype)
+            fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         else:
             fmt = self.asked_for.for_shape(self._shape(shape))
         return fmt, self._stochastic(fmt)
@@ -248,12 +208,7 @@ class StoredMoment:
         return key.word(self.role) if fmt.dithered else key.words(self.role, shape)
 
     def _stochastic(self, fmt: Format) -> bool:
-        if not fmt.rounds:
-            return False
-        if self.rounding == "auto":
-            average = bool(self.field.rate_name)
-            return average and (self.rate is None or fmt.falls_short(self.rate))
-        return self.rounding == "stochastic"
+        return is_stochastic(self.field, fmt, self.rounding, self.rate)
 
     @property
     def _has_scales(self) -> bool:
@@ -299,17 +254,17 @@ class StoredMoment:
         refuse_raw_bytes(self.caller, what, codes)
         if fmt is None and dtype is not None and dtype not in HELD_BY_FLOAT32:
             raise TypeError(
-                f"{self.caller}: {what} is {dtype}, as another recipe keeps it: {self.field.dtype_name}=None "
+                f"{self.caller}: {what} is {dtype}, as another recipe keeps it: {self.dtype_name}=None "
                 "keeps bfloat16 or float32. Pass the state that init made, or the arguments that it had."
             )
         if fmt is not None and dtype is not None and dtype != fmt.code_dtype:
             raise TypeError(
-                f"{self.caller}: {what} is {dtype}, {self.field.dtype_name} is {fmt.dtype}. "
+                f"{self.caller}: {what} is {dtype}, {self.dtype_name} is {fmt.dtype}. "
                 "Pass the state that init made."
             )
 
     def _checked(self, leaf: str, shape: tuple[int, ...], fmt: Format | None, codes, scale) -> Encoded:
-        fmt = fmt or as_format(self.caller, self.field.dtype_name, codes.dtype)
+        fmt = fmt or as_format(self.caller, self.dtype_name, codes.dtype)
         if fmt.scaled and (problem := _problem(fmt, shape, scale)):
             raise ValueError(
                 f"{self.caller}: the {self.name}_scale of '{leaf}' {problem}. "
@@ -318,13 +273,7 @@ class StoredMoment:
         return Encoded(codes, scale, shape if fmt.packed else None)
 
     def _refuse_freezing(self, fmt: Format) -> None:
-        if self.rounding == "nearest" and self.rate is not None and fmt.freezes(self.rate):
-            dtype, rounding, rate = self.field.dtype_name, self.field.rounding_name, self.field.rate_name
-            raise ValueError(
-                f'{self.caller}: {dtype}={fmt.dtype} with {rounding}="nearest" freezes '
-                f"at {rate}={self.rate!s} (1-{rate} < {fmt.half_gap}). "
-                f'Use {rounding}="stochastic", or {dtype}="float32".'
-            )
+        check_freezing(self.caller, self.field, fmt, self.rounding, self.rate)
 
 
 def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> Any:
@@ -342,7 +291,7 @@ def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> An
 
 def _problem(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
     """Return what is wrong with the scales of an array of `shape`, as far as it can be read now."""
-    expected = scale_shape(shape, fmt.block_size)
+    expected = fmt.scale_shape(shape)
     if scale is None:
         return f"is missing; block_size={fmt.block_size!r} makes it uint8{list(expected)}"
     if scale.shape != expected or scale.dtype != jnp.uint8:

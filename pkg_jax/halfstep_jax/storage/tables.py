@@ -1,10 +1,5 @@
-"""Code books: sorted tables of 256 or 16 numbers, and rounding between neighbours in them.
+"""Rounding between neighbours in tables. Contract: F8, F10."""
 
-Contract: F8, F10. A number's code is how far it stands behind zero in its table, modulo the table's length:
-so zero has the code 0.
-"""
-
-import dataclasses
 import functools
 import math
 
@@ -13,77 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """A sorted table of numbers, the last of them 1.
-
-    Attributes:
-        name: "dynamic8" and the like.
-        bits: of a code: 8, of a dynamic map, or 4.
-        signed: whether there are negative numbers.
-        values: the numbers, float32, in ascending order.
-    """
-
-    name: str
-    bits: int
-    signed: bool
-    values: np.ndarray = dataclasses.field(compare=False, repr=False)
-
-    @functools.cached_property
-    def has_zero(self) -> bool:
-        """Whether zero is one of the numbers."""
-        return bool((self.values == 0).any())
-
-    @functools.cached_property
-    def zero(self) -> int:
-        """The index whose code is 0: that of zero, or of the first number where there is no zero."""
-        return int(np.argmin(np.abs(self.values)))
-
-    @functools.cached_property
-    def by_code(self) -> np.ndarray:
-        """The numbers in the order of their codes."""
-        return np.roll(self.values, -self.zero)
-
-    @functools.cached_property
-    def largest_gap(self) -> float:
-        """The largest gap between numbers from 1/10 up, over the upper one."""
-        numbers = self.values[self.values >= 0.1].astype(np.float64)
-        return float((np.diff(numbers) / numbers[1:]).max())
-
-    @functools.cached_property
-    def shorter_end(self) -> float:
-        """The magnitude up to which there are numbers of either sign; of one sign: 1."""
-        return float(-self.values[0]) if self.signed else 1.0
-
-    @functools.cached_property
-    def smallest(self) -> float:
-        """The smallest magnitude above zero."""
-        return float(np.abs(self.values[self.values != 0]).min())
-
-
-def _dynamic(name: str, bits: int, signed: bool) -> Table:
-    """Return the dynamic map: zero, one, and `bits` - 1 decades of evenly spaced numbers."""
-    decades, numbers = bits - 1, [np.array([0, 1], np.float32)]
-    for i in range(decades):
-        n = 2**i if signed else 2 ** (i + 1)
-        # 1 + 9 (k + 1/2) / n: exact, as is the power of ten; so the quotient is the only rounding.
-        numerator = np.float32(1) + np.float32(9) * np.arange(0.5, n, dtype=np.float32) / np.float32(n)
-        quotient = numerator / np.float32(10 ** (decades - i))
-        numbers += [quotient, -quotient] if signed else [quotient]
-    return Table(name, bits, signed, np.sort(np.concatenate(numbers)))
-
-
-TABLES = {
-    table.name: table
-    for table in (
-        _dynamic("dynamic8", 8, signed=True),
-        _dynamic("udynamic8", 8, signed=False),
-        _dynamic("dynamic4", 4, signed=True),
-        _dynamic("udynamic4", 4, signed=False),
-        Table("ulinear4", 4, False, np.arange(1, 17, dtype=np.float32) / np.float32(16)),
-    )
-}
+from halfstep.storage.tables import Table
 
 
 def encode_table(y: jax.Array, words: jax.Array | None, table: Table) -> jax.Array:
@@ -95,13 +20,14 @@ def encode_table(y: jax.Array, words: jax.Array | None, table: Table) -> jax.Arr
         table: of the codes.
 
     Example:
+        >>> from halfstep.storage.tables import TABLES
         >>> codes = encode_table(jnp.array([0.0, 0.24, 0.26, 9.0]), None, TABLES["dynamic4"])
         >>> codes.tolist(), decode_table(codes, TABLES["dynamic4"]).tolist()
         ([0, 4, 4, 8], [0.0, 0.21250000596046448, 0.21250000596046448, 1.0])
     """
     h = np.float32(0.5) if words is None else _fraction(words)
     index = _count(y, h, table) if table.bits == 4 else _search(y, h, table)
-    return ((index - table.zero) & (table.values.size - 1)).astype(jnp.uint8)
+    return ((index - table.zero) & (table.size - 1)).astype(jnp.uint8)
 
 
 def decode_table(codes: jax.Array, table: Table) -> jax.Array:
@@ -136,7 +62,7 @@ def _search(y: jax.Array, h, table: Table) -> jax.Array:
     behind_zero = _position(jnp.abs(y), table)
     # That is right to 1e-4: y is in the gap at the floor of this, or in the next one.
     position = jnp.where(y < 0, -behind_zero, behind_zero) + np.float32(table.zero - 0.25)
-    first = jnp.clip(jnp.floor(position), 0, table.values.size - 2).astype(jnp.int32)
+    first = jnp.clip(jnp.floor(position), 0, table.size - 2).astype(jnp.int32)
     between = _number(first + 1, table)
     in_next = y >= between
     other = _number(jnp.where(in_next, first + 2, first), table)
@@ -149,7 +75,7 @@ def _position(magnitude: jax.Array, table: Table) -> jax.Array:
 
     Between zero and the first number, where there is no decade, it is between 0.25 and 1.
     """
-    decades, n = table.bits - 1, 1 if table.signed else 2
+    decades, n = table.decades, 1 if table.signed else 2
     power, count = np.float32(10**decades), np.float32(n)
     for i in range(1, decades):
         in_later = magnitude >= np.float32(10.0 ** (i - decades))
@@ -179,7 +105,7 @@ def _computed_by_code(codes: jax.Array, table: Table) -> jax.Array:
     if not table.signed:
         return _of_places(code, table)
     is_negative = code > _last(table)
-    number = _of_places(jnp.where(is_negative, table.values.size - code, code), table)
+    number = _of_places(jnp.where(is_negative, table.size - code, code), table)
     return jnp.where(is_negative, -number, number)
 
 
@@ -216,7 +142,7 @@ def _of_places(place: jax.Array, table: Table) -> jax.Array:
 
 def _last(table: Table) -> int:
     """Return the place of 1."""
-    return table.values.size - 1 - table.zero
+    return table.size - 1 - table.zero
 
 
 def _power_of_ten(exponent: int) -> tuple[np.float32, np.float32]:

@@ -4,54 +4,18 @@ Contract: F6. Code 0 is zero; code c > 0 is float32's own pattern, cut to M mant
 base: (c + base) << (23 - M). So encoding is an addition, a shift and a clamp.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep.storage import unsigned_floats
+from halfstep.storage.unsigned_floats import UnsignedFloat
+
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
-@dataclasses.dataclass(frozen=True)
-class UnsignedFloat:
-    """A format of `exponent_bits` + `mantissa_bits` = 8.
-
-    Attributes:
-        name: "ufloat8_e5m3" and the like.
-        exponent_bits: width of the exponent field.
-        mantissa_bits: width of the mantissa field.
-        fixed: float32 exponent field of code 1's binade, in a format without a scale; None in one with.
-    """
-
-    name: str
-    exponent_bits: int
-    mantissa_bits: int
-    fixed: int | None = None
-
-    def base(self, byte: jax.Array) -> jax.Array:
-        """Return the base whose top but one binade is that of float32 exponent field `byte`, in uint32."""
-        lowest = byte.astype(jnp.uint32) - np.uint32(2**self.exponent_bits - 2)
-        return lowest << np.uint32(self.mantissa_bits)
-
-    @property
-    def fixed_base(self) -> np.uint32:
-        """The base of a format without a scale."""
-        assert self.fixed is not None
-        return np.uint32(self.fixed << self.mantissa_bits)
-
-
-UNSIGNED_FLOATS = {
-    fmt.name: fmt
-    for fmt in (
-        UnsignedFloat("ufloat8_e5m3", 5, 3),
-        UnsignedFloat("ufloat8_e4m4", 4, 4),
-        UnsignedFloat("ufloat8_e6m2", 6, 2, fixed=77),  # 2^-50 and up
-    )
-}
-NAN_CODE = np.uint8(255)
-"""NaN in a format without a scale, and what is past its largest number."""
+NAN_CODE = np.uint8(unsigned_floats.NAN_CODE)
 
 
 def encode_unsigned(x: jax.Array, words: jax.Array | None, fmt: UnsignedFloat, base) -> jax.Array:
@@ -64,6 +28,7 @@ def encode_unsigned(x: jax.Array, words: jax.Array | None, fmt: UnsignedFloat, b
         base: uint32, of every element, or one for all.
 
     Example:
+        >>> from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS
         >>> fmt = UNSIGNED_FLOATS["ufloat8_e6m2"]
         >>> encode_unsigned(jnp.array([0.0, 1e-30, 1.0, 1e9]), None, fmt, fmt.fixed_base).tolist()
         [0, 1, 200, 255]
@@ -99,6 +64,7 @@ def decode_unsigned(codes: jax.Array, fmt: UnsignedFloat, base) -> jax.Array:
     """Return the float32 value of every code: exact.
 
     Example:
+        >>> from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS
         >>> fmt = UNSIGNED_FLOATS["ufloat8_e6m2"]
         >>> decode_unsigned(jnp.array([0, 200, 201], jnp.uint8), fmt, fmt.fixed_base).tolist()
         [0.0, 1.0, 1.25]

@@ -49,20 +49,20 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
     Source: ours.
     """
     small = jax.tree_util.tree_map_with_path(_small, params)
-    found = _try(tx, small, extra_args)
-    for name in found.narrow:
-        if name in found.wrong and name not in found.landings.by:
+    trial = _try(tx, small, extra_args)
+    for name in trial.narrow:
+        if name in trial.wrong and name not in trial.landings.by:
             raise ValueError(
                 f"check_chain: no link stores '{name}', which is of 16 bits: optax.apply_updates rounds it "
                 "to nearest, and updates below half a unit in its last place are lost. "
                 "End the chain with round_stochastically(), or wrap it in store_params(...)."
             )
-    changed = [name for name in found.narrow if name in found.wrong]
+    changed = [name for name in trial.narrow if name in trial.wrong]
     if changed:
         name = changed[0]
         raise ValueError(
             f"check_chain: {_culprit(tx, small, extra_args, name)} changes the updates that "
-            f"{found.landings.by[name]} lands on '{name}', and what is rounded again is lost. Put it before: "
+            f"{trial.landings.by[name]} lands on '{name}', and what is rounded again is lost. Put it before: "
             'store_params(optax.chain(..., param_storage="nearest" in an alias, ...), "stochastic").'
         )
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
 
 _SIGN = np.uint32(0x80000000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)

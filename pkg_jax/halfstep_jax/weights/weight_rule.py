@@ -15,14 +15,15 @@ import numpy as np
 import optax
 from jax import lax
 
+from halfstep.random_words import Role, leaf_id
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
-from halfstep_jax.numbers.exact import opaque_input, opaque_zero, straight_through
-from halfstep_jax.numbers.random_words import LeafKeys, Role, leaf_id, leaf_keys
+from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shards import shards
+from halfstep_jax.xla.exact import opaque_input, opaque_zero, straight_through
+from halfstep_jax.xla.shards import shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,9 +250,9 @@ def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
             )
         if not nothing and (array.shape, array.dtype) == (p.shape, rule.extra_dtype):
             continue
-        found = "nothing" if nothing else f"{array.dtype}{list(array.shape)}"
+        array_kept = "nothing" if nothing else f"{array.dtype}{list(array.shape)}"
         raise ValueError(
-            f"{rule.name}: the state keeps {found} beside '{name}', not "
+            f"{rule.name}: the state keeps {array_kept} beside '{name}', not "
             f"{jnp.dtype(rule.extra_dtype).name}{list(p.shape)}. Pass the state that init made."
         )
     return arrays

@@ -9,7 +9,7 @@ import jax
 from torch import Tensor, nn
 
 from halfstep_jax.leaves import leaf_name as leaf_of
-from halfstep_torch.engine.leaves import leaf_name
+from halfstep_torch.leaves import leaf_name
 
 Shape = tuple[int, ...]
 

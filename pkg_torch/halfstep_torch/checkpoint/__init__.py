@@ -1,1 +1,1 @@
-"""State files: weights and optimizer state in the layout that both packages read."""
+"""A run to a file and back, in the layout that both packages read; its weights and state in float32."""

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from halfstep.checkpoint.header import Recipe, link_record
+from halfstep.rule import declared
 from halfstep_torch.bound_rule import BoundRule
-from halfstep_torch.declarations import declared
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.rule import Rule
 from halfstep_torch.rules.store_state import StoreState
-from halfstep_torch.storage.formats import Format
-from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, StoredMoment, scale_key
+from halfstep_torch.storage.stored_moment import StoredAgain, StoredMoment, scale_key
 from halfstep_torch.weights.weight_rule import BoundWeights, WeightRule
 
 # What the contract calls what is kept beside a weight.
@@ -21,7 +20,7 @@ _WEIGHT_FIELDS = {"extra_bits": "extra"}
 _MEANT = {"int16": "uint16"}
 
 
-def recipe_of(plan: Plan, links: list[tuple[Rule, Any]], count: int) -> Recipe:
+def recipe_of(plan: Plan, links: list[tuple[Link, Any]], count: int) -> Recipe:
     """Return the links that touch a parameter, as a file says them.
 
     Args:
@@ -30,57 +29,47 @@ def recipe_of(plan: Plan, links: list[tuple[Rule, Any]], count: int) -> Recipe:
         count: steps taken.
     """
     recipe: Recipe = []
-    for bound, place in zip(plan.rules, plan.links, strict=True):
+    for bound, place in zip(plan.rules, plan.rule_indices, strict=True):
         link, values = links[place]
         if isinstance(link, StoreState):
             inner, own = link.seed
-            kept = {_field(link.inner, one): _kept(_inside(one)) for one in bound.moments}
+            kept = {one.name: _kept(_inside(one)) for one in bound.moments}
             recipe.append(_link(link.inner, values, inner, count, kept))
             again = [one for one in bound.moments if isinstance(one, StoredAgain)]
             name = f"store_state({link.prefix}{link.inner.name})"
-            stored = {_field(link.inner, one): _kept(one.outer) for one in again}
+            stored = {one.name: _kept(one.outer) for one in again}
             recipe.append(link_record(name, count, seed_words(own), {}, {}, stored))
         elif isinstance(bound, BoundWeights):
             recipe.append(_link(link, values, link.seed, count, _beside(bound)))
         else:
-            kept = {_field(link, one): _kept(_inside(one)) for one in bound.moments}
+            kept = {one.name: _kept(_inside(one)) for one in bound.moments}
             recipe.append(_link(link, values, link.seed, count, kept))
     for place in idle_places(plan, links):
         recipe.append(_link(*links[place], links[place][0].seed, count, {}) | {"idle": True})
     return recipe
 
 
-def idle_places(plan: Plan, links: list[tuple[Rule, Any]]) -> list[int]:
+def idle_places(plan: Plan, links: list[tuple[Link, Any]]) -> list[int]:
     """Return which link, if any, would store the weights of a parameter if they were not float32."""
-    return [i for i, (link, _) in enumerate(links) if isinstance(link, WeightRule) and i not in plan.links]
+    return [
+        i for i, (link, _) in enumerate(links) if isinstance(link, WeightRule) and i not in plan.rule_indices
+    ]
 
 
-def arrays_of(plan: Plan, links: list[tuple[Rule, Any]]) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
+def arrays_of(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
     """Yield (key in the state, field in a file, label) of every array that is kept of a parameter."""
-    for bound, place in zip(plan.rules, plan.links, strict=True):
+    for bound in plan.rules:
         if isinstance(bound, BoundWeights):
             for key in bound.arrays:
                 yield key, _WEIGHT_FIELDS.get(key, key), None
             continue
-        link = links[place][0]
         for one in bound.moments:
-            field = _field(link.inner if isinstance(link, StoreState) else link, one)
             fmt = _outside(one).format
-            label = describe(fmt)
-            plain = label == {"dtype": dtype_name(fmt.dtype)}
-            yield one.key, field, None if plain else label
+            label = fmt.label
+            plain = label == {"dtype": dtype_name(fmt.torch_dtype)}
+            yield one.key, one.name, None if plain else label
             if scale_key(one.key) in one.arrays:
-                yield scale_key(one.key), f"{field}_scale", {"dtype": f"scales of {label['dtype']}"}
-
-
-def describe(fmt: Format) -> dict[str, Any]:
-    """Return a format as a file says it."""
-    said: dict[str, Any] = {"dtype": fmt.name}
-    if fmt.scaled:
-        said["block_size"] = fmt.block_size
-    if fmt.scale != "power_of_two":
-        said["scale"] = fmt.scale
-    return said | ({"relative": True} if fmt.relative else {})
+                yield scale_key(one.key), f"{one.name}_scale", {"dtype": f"scales of {label['dtype']}"}
 
 
 def seed_words(seed: Any) -> list[int] | None:
@@ -88,13 +77,10 @@ def seed_words(seed: Any) -> list[int] | None:
     return None if seed is None else [seed >> 32, seed & 0xFFFFFFFF]
 
 
-def _link(link: Rule, values: Any, seed: Any, count: int, arrays: dict[str, Any]) -> dict[str, Any]:
+def _link(link: Link, values: Any, seed: Any, count: int, arrays: dict[str, Any]) -> dict[str, Any]:
     """Return what is said of a link of the chain."""
-    fixed = {field: getattr(values, field, None) for field in declared(type(link)).hyperparameters}
-    # A learning rate may be a function of the step.
-    rates = {field: getattr(value, "rate", value) for field, value in fixed.items()}
-    fields = dataclasses.fields(link)  # pyright: ignore[reportArgumentType]
-    options = {field.name: getattr(link, field.name) for field in fields}
+    rates = {field: getattr(values, field, None) for field in declared(type(link.rule)).numbers}
+    options = {field.name: getattr(link.rule, field.name) for field in dataclasses.fields(link.rule)}
     switches = {name: value for name, value in options.items() if isinstance(value, bool)}
     return link_record(link.name, count, seed_words(seed), rates, switches, arrays)
 
@@ -110,7 +96,7 @@ def _beside(bound: BoundRule) -> dict[str, Any]:
 
 def _kept(one: StoredMoment) -> dict[str, Any]:
     """Return the format and rounding of a moment."""
-    return {"format": describe(one.format), "rounding": "nearest" if one.source is None else "stochastic"}
+    return {"format": one.format.label, "rounding": "nearest" if one.source is None else "stochastic"}
 
 
 def _inside(one: Any) -> Any:
@@ -121,8 +107,3 @@ def _inside(one: Any) -> Any:
 def _outside(one: Any) -> Any:
     """Return how the array of a moment is stored in the end."""
     return one.outer if isinstance(one, StoredAgain) else one
-
-
-def _field(link: Rule, one: MomentStorage) -> str:
-    """Return the name of a moment in the contract."""
-    return declared(type(link)).moments[one.key].name

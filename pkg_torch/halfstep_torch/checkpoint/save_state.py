@@ -14,12 +14,12 @@ from halfstep.checkpoint.header import Recipe, check_names, make_header, paired,
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep_torch.checkpoint.links import arrays_of, idle_places, recipe_of
 from halfstep_torch.engine.batches import new_state
-from halfstep_torch.engine.groups import HEADER
-from halfstep_torch.engine.leaves import leaf_name
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.leaves import leaf_name
+from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.rule import Rule
+from halfstep_torch.optimizer_state.form import HEADER
 
 
 class _Stepped(NamedTuple):
@@ -35,7 +35,7 @@ class _Stepped(NamedTuple):
     param: Tensor
     group: int
     plan: Plan
-    links: list[tuple[Rule, Any]]
+    links: list[tuple[Link, Any]]
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     for leaf, (param, _, plan, links) in stepped.items():
         state = optimizer.state.get(param) or new_state(param, plan.arrays)
         recipes[leaf] = recipe_of(plan, links, int(state["step"]))
-        for key, field, label in arrays_of(plan, links):
+        for key, field, label in arrays_of(plan):
             name = f"{field}/{leaf}"
             arrays[name] = _file_array(caller, name, state[key], codes=True)
             formats |= {name: label} if label else {}
@@ -108,7 +108,7 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     own |= {leaf: recipe_of(plan, links, 0) for leaf, (_, _, plan, links) in stepped.items()}
     saved = read_recipes(caller, header, own)
     due = {f"params/{leaf}" for leaf in weights}
-    kept = {leaf: list(arrays_of(plan, links)) for leaf, (_, _, plan, links) in stepped.items()}
+    kept = {leaf: list(arrays_of(plan)) for leaf, (_, _, plan, links) in stepped.items()}
     due |= {f"{field}/{leaf}" for leaf, rows in kept.items() for _, field, _ in rows}
     check_names(caller, "array", arrays, due)
     read = {leaf: _tensor(caller, f"params/{leaf}", arrays, p.dtype, p.shape) for leaf, p in weights.items()}
@@ -134,7 +134,7 @@ def _parameters(
             f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
     groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
-    links = optimizer.links()
+    links = optimizer.bound_links()
     stepped = {
         leaf: _Stepped(param, i, plan, links[i])
         for (leaf, param, plan), i in zip(optimizer.plans(), groups, strict=True)
@@ -172,7 +172,7 @@ def _seeds(
     seeds: dict[tuple[int, int], list[int]] = {}
     for leaf, (_, group, plan, links) in stepped.items():
         rest = iter(paired(saved[leaf], own[leaf]))
-        for place in (*plan.links, *idle_places(plan, links)):
+        for place in (*plan.rule_indices, *idle_places(plan, links)):
             mine = links[place][0].seed
             count = len(mine) if isinstance(mine, (tuple, list)) else 1
             words = [next(rest)["seed"] for _ in range(count)]

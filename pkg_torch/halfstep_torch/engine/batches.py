@@ -1,21 +1,23 @@
-"""Parameters that are stepped together: who shares a kernel, with their state arrays and their keys."""
+"""Parameters that are stepped together, by the same kernels and numbers, with their state and their keys."""
 
 import collections
 import dataclasses
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.layout import Layout, signature
-from halfstep_torch.engine.leaves import check_leftovers, check_state_array
+from halfstep_torch.engine.groups import ReadGroup
+from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
-from halfstep_torch.engine.rows import Slot
+from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
+from halfstep_torch.engine.rows import Slot, SlotKeys
 from halfstep_torch.engine.stage import Stage
+from halfstep_torch.leaves import check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
-from halfstep_torch.rule import Rule
+from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.storage.state_array import StateArray
 
 
@@ -24,25 +26,29 @@ class Batch:
     """Slots that go through the same stages with the same numbers, on one device.
 
     Attributes:
+        group: of which they are.
         plan: of the slots, but for short blocks.
-        links: of the chain that the plan is of.
+        step: the count after this step.
         numbers: of each rule, by name.
         slots: the parameters, with gradients of one dtype.
-        keys: of their random words, int32: a row for every column of `stream_keys`, an entry per slot.
-        layout: the rows of the slots.
+        keys: of their random words.
+        kernels: of each stage the compiled function, or None where it runs eagerly; empty where all do.
+        row_plan: the rows of the slots.
     """
 
+    group: ReadGroup
     plan: Plan
-    links: Sequence[Rule] = ()
+    step: int
     numbers: list[Any] = dataclasses.field(default_factory=list)
     slots: list[Slot] = dataclasses.field(default_factory=list)
     keys: Any = None
-    layout: Any = None
+    kernels: Sequence[Callable[..., None] | None] = ()
+    row_plan: Any = None
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages on rows."""
-        return self.plan.whole
+        return self.plan.padded_stages
 
     @property
     def device(self) -> torch.device:
@@ -56,19 +62,98 @@ class Batch:
 
     def stage_numbers(self, k: int) -> list[Any]:
         """Return the numbers of the rules of the k-th stage."""
-        own = self.plan.bounds[k]
-        return self.numbers[own.start : own.stop]
+        rules = self.plan.bounds[k]
+        return self.numbers[rules.start : rules.stop]
 
 
-def attach_state(caller: str, batches: Sequence[Batch], states: MutableMapping[Tensor, Any]) -> None:
-    """Give slots their state arrays: new parameters get zeros, those of others are checked.
+@dataclasses.dataclass
+class LastStep:
+    """What a step can take over from the one before, which saves time and changes nothing.
+
+    Attributes:
+        slots: of each parameter that was stepped what its plan was made from, and its slot.
+        plan_keys: of each group, by its index, what the plans of its parameters depend on.
+        row_plans: of each batch.
+    """
+
+    slots: dict[Tensor, tuple[tuple, Slot]] = dataclasses.field(default_factory=dict)
+    plan_keys: dict[int, tuple] = dataclasses.field(default_factory=dict)
+    row_plans: dict[tuple, RowPlan] = dataclasses.field(default_factory=dict)
+
+    def forget_state(self) -> None:
+        """Let go of state arrays."""
+        self.slots.clear()
+        self.row_plans.clear()
+
+
+def make_batches(
+    parameters: Iterable[tuple[int, str, Tensor]],
+    read_group: Callable[[int], ReadGroup],
+    states: MutableMapping[Tensor, Any],
+    last: LastStep,
+) -> list[Batch]:
+    """Return the parameters that have a gradient, sorted; all that is read of them is checked.
 
     Args:
-        caller: for messages.
-        batches: of slots.
-        states: an optimizer's state, from parameter to its flat dict.
+        parameters: the index of their group, leaf name, parameter.
+        read_group: from the index of a group to the group.
+        states: an optimizer's state, from parameter to its flat dict; new parameters get zeros.
+        last: of the step before; it becomes that of this one.
     """
+    groups: dict[int, ReadGroup] = {}
+    plan_keys: dict[int, tuple] = {}
+    slots: dict[Tensor, tuple[tuple, Slot]] = {}
+    batches: dict[tuple, Batch] = {}
+    for i, name, param in parameters:
+        grad = param.grad
+        if grad is None:
+            continue
+        if i not in groups:
+            group = groups[i] = read_group(i)
+            now, before = group.plan_key, last.plan_keys.get(i, ())
+            plan_keys[i] = before if before == now else now  # the same object is compared at once
+        group = groups[i]
+        check_grad(group.caller, name, param)
+        key = (plan_keys[i], param.dtype, param.shape, param.device, name)
+        known, slot = last.slots.get(param, ((), None))
+        if slot is None or known != key:
+            slot = Slot(param, name, group.plan(name, param))
+        slots[param] = key, slot
+        state = states.get(param)
+        slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
+        kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.step)
+        if kind not in batches:
+            batches[kind] = Batch(group, slot.plan, slot.step)
+        batches[kind].slots.append(slot)
+    made = list(batches.values())
+    for batch in made:
+        batch.numbers = _step_numbers(batch, made)
+    last.slots, last.plan_keys = slots, plan_keys
+    _attach_state(made, states)
+    _attach_keys(made)
+    return made
+
+
+def _step_numbers(batch: Batch, batches: Iterable[Batch]) -> list[Any]:
+    """Return the numbers of each rule of a batch."""
+    group, numbers = batch.group, []
+    for j in batch.plan.rule_indices:
+        link, grads = group.links[j], []
+        if link.measures:
+            grads = [slot.grad for other in batches if _has(other, link) for slot in other.slots]
+            grads = grads if group.scale is None else Unscaled(grads, group.scale)
+        numbers.append(link.step_numbers(group.values[j], batch.step, grads))
+    return numbers
+
+
+def _has(batch: Batch, link: Any) -> bool:
+    return any(batch.group.links[j] is link for j in batch.plan.rule_indices)
+
+
+def _attach_state(batches: Iterable[Batch], states: MutableMapping[Tensor, Any]) -> None:
+    """Give slots their state arrays: new parameters get zeros, those of others are checked."""
     for batch in batches:
+        caller = batch.group.caller
         for slot in batch.slots:
             state = states[slot.param]
             if slot.state and _holds(state, slot.state):
@@ -104,15 +189,11 @@ def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tens
     return {"step": step, **{key: spec.new(param) for key, spec in arrays.items()}}
 
 
-def attach_keys(batches: Sequence[Batch]) -> None:
-    """Give batches the keys of their random words, those of equal streams derived at once.
-
-    Args:
-        batches: of slots.
-    """
+def _attach_keys(batches: Iterable[Batch]) -> None:
+    """Give batches the keys of their random words, those of equal streams derived at once."""
     by_streams: dict[tuple, list[Batch]] = {}
     for batch in batches:
-        seeds = [link.seed for link in batch.links]
+        seeds = [link.seed for link in batch.group.links]
         by_streams.setdefault(batch.plan.streams(seeds), []).append(batch)
     for streams, sharing in by_streams.items():
         slots = [slot for batch in sharing for slot in batch.slots]
@@ -121,26 +202,25 @@ def attach_keys(batches: Sequence[Batch]) -> None:
         for batch in sharing:
             stop = start + len(batch.slots)
             columns = np.ascontiguousarray(as_int32(keys[start:stop]).T)
-            batch.keys, start = torch.from_numpy(columns).to(batch.device), stop
+            batch.keys, start = SlotKeys(torch.from_numpy(columns).to(batch.device)), stop
 
 
-def attach_layouts(
-    batches: Mapping[tuple, Batch], compiled: Mapping[torch.device, bool], layouts: dict[tuple, Layout]
-) -> None:
+def attach_row_plans(batches: Iterable[Batch], last: LastStep, sizes: RowSizes | None = None) -> None:
     """Give batches their rows: those of the step before where all is where it was.
 
     Args:
-        batches: with state, by what tells them apart; a step last.
-        compiled: on which devices steps run compiled.
-        layouts: of the step before; they become those of this one.
+        batches: with state and kernels.
+        last: of the step before; it becomes that of this one.
+        sizes: of rows; by default the fastest.
     """
-    before, places = dict(layouts), collections.Counter()
-    layouts.clear()
-    for (*key, _), batch in batches.items():
+    before, counts = dict(last.row_plans), collections.Counter()
+    last.row_plans.clear()
+    for batch in batches:
         # Batches that differ in their steps alone come in the order of the parameters.
-        kind = (*key, compiled[batch.device])
-        kind, places[kind] = (*kind, places[kind]), places[kind] + 1
-        now, layout = signature(batch.slots), before.get(kind)
-        if layout is None or layout.signature != now:
-            layout = Layout(batch.slots, now, batch.grad_dtype, compiled[batch.device])
-        layouts[kind] = batch.layout = layout
+        compiled = bool(batch.kernels)
+        kind = (batch.group.index, id(batch.plan.shared), batch.device, batch.grad_dtype, compiled)
+        key, counts[kind] = (*kind, counts[kind]), counts[kind] + 1
+        plan = before.get(key)
+        if plan is None or plan.signature != signature(batch.slots):
+            plan = RowPlan(batch.slots, batch.grad_dtype, compiled, sizes)
+        last.row_plans[key] = batch.row_plan = plan

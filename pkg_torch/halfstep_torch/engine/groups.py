@@ -1,53 +1,24 @@
-"""Param groups: what one may hold, the chain that it chooses, its learning rate, the names of its parameters.
+"""Param groups: the chain that one chooses, its learning rate, and what its links read at a step.
 
 A group's entries are the numbers of the links, how moments are stored, and the options of the chain
 (`param_storage`, roundings). Numbers may be written at any time, the rest when the group is added.
 """
 
 import dataclasses
-import difflib
-import reprlib
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep.storage.formats import Format
 from halfstep_torch.chain import Chain
-from halfstep_torch.engine.leaves import leaf_name
-from halfstep_torch.engine.notices import say_once
+from halfstep_torch.engine.loss_scale import UNSCALE
+from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
+from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.hyperparameters import nonnegative
-from halfstep_torch.storage.formats import Format
-
-HEADER = "halfstep"
-"""The entry of a group that says by which chain and seeds it is stepped."""
-
-# Arguments of torch's own optimizers that ask for nothing where they have these values.
-_ASKS_FOR_NOTHING = {
-    "amsgrad": (False, None),
-    "capturable": (False, None),
-    "differentiable": (False, None),
-    "foreach": (True, False, None),
-    "fused": (True, False, None),
-    "dampening": (0, None),
-    "decoupled_weight_decay": (True, False, None),
-}
-# What is an entry, or an argument, of some optimizer here or in torch.
-_ELSEWHERE = {
-    *("lr", "learning_rate", "betas", "b1", "b2", "eps", "eps_root", "weight_decay", "momentum", "nesterov"),
-    *("mu_dtype", "nu_dtype", "accumulator_dtype", "mu_rounding", "nu_rounding", "rounding"),
-    *(
-        "param_storage",
-        "seed",
-        "tx",
-        "trust_power",
-        "max_norm",
-        "bias_correction",
-        "alpha",
-        "rho",
-        "centered",
-    ),
-}
+from halfstep_torch.say_once import say_once
 
 
 @dataclasses.dataclass
@@ -59,12 +30,14 @@ class GroupChoices:
         options: of the chain.
         schedule: its lr as a function of the step, or None.
         shown: the number that the function gave last, which the group shows.
+        applies: by leaf name, which links of the chain do something to the parameter.
     """
 
     chain: Chain
     options: dict[str, Any]
     schedule: Callable[[int], Any] | None
     shown: float | None = None
+    applies: dict[str, tuple[bool, ...]] = dataclasses.field(default_factory=dict)
 
     def rate(self, caller: str, index: int, group: Mapping[str, Any]) -> Any:
         """Return what the links are to read as lr: a number, or the schedule.
@@ -111,10 +84,74 @@ class GroupChoices:
             return lambda: None
         rate = rate_of(caller, self.schedule, step - 1)
 
-        def shows() -> None:
+        def show_rate() -> None:
             group["lr"] = self.shown = rate
 
-        return shows
+        return show_rate
+
+
+@dataclasses.dataclass
+class ReadGroup:
+    """A param group as it stands when a step begins.
+
+    Attributes:
+        caller: for messages.
+        index: of the group.
+        entries: of the group.
+        choices: of the group.
+        scale: of the gradients; None where no `GradScaler` has said one.
+    """
+
+    caller: str
+    index: int
+    entries: Mapping[str, Any]
+    choices: GroupChoices
+    scale: float | None = None
+
+    @functools.cached_property
+    def links(self) -> tuple[Link, ...]:
+        """The links by which the group is stepped: those of its chain, behind one that unscales."""
+        links = self.choices.chain.links
+        return links if self.scale is None else (UNSCALE, *links)
+
+    @functools.cached_property
+    def values(self) -> list[Any]:
+        """Of each link the checked values of the group's entries."""
+        entries = {**self.entries, "grad_scale": self.scale}
+        if self.choices.schedule is not None:
+            entries["lr"] = self.choices.rate(self.caller, self.index, self.entries)
+        return [link.read(self.caller, entries) for link in self.links]
+
+    @property
+    def plan_key(self) -> tuple:
+        """What the plans of the group's parameters depend on, besides the parameters."""
+        read = tuple(link.read_by_bind(h) for link, h in zip(self.links, self.values, strict=True))
+        return self.index, self._maximize, tuple(link.seed for link in self.links), read
+
+    @property
+    def _maximize(self) -> bool:
+        return bool(self.entries["maximize"])
+
+    def info(self, name: str, param: Tensor) -> ParamInfo:
+        """Return what decides how a parameter of the group is stepped."""
+        reads_names = any(link.reads_names for link in self.choices.chain.links)
+        return ParamInfo(param.dtype, param.shape, name if reads_names else "")
+
+    def applies_to(self, name: str, param: Tensor) -> tuple[bool, ...]:
+        """Return of each link whether it does something to a parameter of the group."""
+        known = self.choices.applies
+        if name not in known:
+            known[name] = tuple(link.applies_to(name, param) for link in self.choices.chain.links)
+        return (True,) * (len(self.links) - len(known[name])) + known[name]
+
+    def plan(self, name: str, param: Tensor) -> Plan:
+        """Return the plan of a parameter of the group."""
+        info, applies = self.info(name, param), self.applies_to(name, param)
+        rules = bind_rules(self.links, self.caller, self.values, info)
+        rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
+        seeds = [link.seed for link in self.links]
+        wrapped = self.links[-1].wrapped_links if self.links else 0
+        return make_plan(rules, seeds, info.dtype, self._maximize, wrapped)
 
 
 def rate_of(caller: str, schedule: Callable[[int], Any], count: int) -> float:
@@ -122,112 +159,6 @@ def rate_of(caller: str, schedule: Callable[[int], Any], count: int) -> float:
     rate = schedule(count)
     nonnegative(caller, f"lr({count})", rate, "Use a schedule of numbers >= 0.")
     return float(rate)
-
-
-def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
-    """Return the names that an optimizer was given beside its parameters, by parameter.
-
-    Args:
-        caller: for messages.
-        names: pairs (name, parameter) as `model.named_parameters()` yields them, a dict of them, or None.
-    """
-    if names is None:
-        return None
-    pairs = list(names.items()) if isinstance(names, Mapping) else list(names)
-    for pair in pairs:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[1], Tensor):
-            raise TypeError(
-                f"{caller}: names holds {type(pair).__name__}, not pairs (name, parameter). "
-                "Pass list(model.named_parameters())."
-            )
-    return {param: name for name, param in pairs}
-
-
-def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
-    """Return parameters as pairs (name, parameter).
-
-    Raises:
-        ValueError: if one has no name.
-    """
-    listed = [params] if isinstance(params, Tensor) else list(params)
-    bare = [x[1] if isinstance(x, (tuple, list)) else x for x in listed]
-    for param in bare:
-        if param not in names:
-            raise ValueError(
-                f"{caller}: a parameter of shape {tuple(param.shape)} has no name in names. "
-                "Pass list(model.named_parameters()) of the whole model."
-            )
-    return [(names[param], param) for param in bare]
-
-
-def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
-    """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do.
-
-    Args:
-        caller: whose argument it is.
-        given: arguments by name; others are passed over.
-    """
-    for name, value in given.items():
-        allowed = _ASKS_FOR_NOTHING.get(name)
-        if allowed is not None and value not in allowed:
-            raise ValueError(f"{caller}: {name}={value!r} is not supported. Use {name}={allowed[0]!r}.")
-
-
-def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bool | None) -> None:
-    """Raise ValueError for a group of torch's Adam in AdamW, or the other way round: decay is another there.
-
-    Args:
-        caller: for the message.
-        index: of the group.
-        group: of torch, in which `decoupled_weight_decay` says how it decays.
-        decoupled: whether decay is so here; None where no group of torch says that.
-    """
-    theirs = group.get("decoupled_weight_decay")
-    if None in (theirs, decoupled) or bool(theirs) == decoupled or not group.get("weight_decay"):
-        return
-    raise ValueError(
-        f"{caller}: decoupled_weight_decay={theirs} in param group {index}, whose weight_decay is "
-        f"{group['weight_decay']}; here decay is {'decoupled' if decoupled else 'added to the gradient'}. "
-        f"Use {'AdamW' if theirs else 'Adam'}, or weight_decay=0."
-    )
-
-
-def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], arguments: set[str]) -> None:
-    """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none.
-
-    Args:
-        caller: for messages.
-        group: to be added.
-        entries: that the optimizer reads.
-        arguments: of the optimizer.
-    """
-    check_torch_options(caller, {key: value for key, value in group.items() if key not in entries})
-    for key in group:
-        if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):
-            continue
-        problem = f"{caller}: {key}={reprlib.repr(group[key])} in a param group"
-        if key in arguments:
-            raise ValueError(
-                f"{problem}; it is one for all groups. "
-                "Give it to the optimizer, or use an optimizer of its own for these parameters."
-            )
-        meant = difflib.get_close_matches(key, entries, 1, 0.85)
-        if key in _ELSEWHERE or meant:
-            known = f"Did you mean {meant[0]}?" if meant else f"Its entries are {', '.join(sorted(entries))}."
-            raise ValueError(f"{problem}; nothing reads it. {known}")
-
-
-def check_names(caller: str, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError if two parameters have one name: they would be rounded by the same words."""
-    taken: dict[str, str] = {}
-    for group in groups:
-        for name in group.get("param_names", ()):
-            if (leaf := leaf_name(name)) in taken:
-                raise ValueError(
-                    f"{caller}: the parameters {taken[leaf]!r} and {name!r} have one name, {leaf!r}, "
-                    "and names decide the random words. Put a prefix before the names of each model."
-                )
-            taken[leaf] = name
 
 
 def plain_value(value: Any) -> Any:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from halfstep.random_words import leaf_id
 from halfstep_torch.engine.inductor import compile_options, compiling, own_code
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import as_int32, leaf_id, leaf_keys, whole_words, words_from
+from halfstep_torch.numbers.random_words import as_int32, leaf_keys, whole_words, words_from
 from halfstep_torch.numbers.rounding import round_value
 
 # Elements of a piece: on a CPU few enough for the temporaries of one to stay in a cache, elsewhere enough for
@@ -55,8 +56,8 @@ def round_in_place(
         flat = tuple(tensor.view(-1) for tensor in (x, *others))
         rounding_kernel(new, name, len(others), x.device)(*flat, keys)
         return
-    for offset, part, *of_others in _pieces(x, *others):
-        value = new(part.to(torch.float32), *(other.to(torch.float32) for other in of_others))
+    for offset, part, *other_parts in _pieces(x, *others):
+        value = new(part.to(torch.float32), *(other.to(torch.float32) for other in other_parts))
         words = None if name == "float32" else whole_words(k0, k1, part.shape, part.device, offset)
         part.copy_(round_value(value, name, words, saturate=False))
 
@@ -76,10 +77,10 @@ def rounding_kernel(new: New, name: str, others: int, device: torch.device) -> C
     """
 
     def round_flat(x: Tensor, *rest: Tensor) -> None:
-        *of_others, keys = rest
+        *other_parts, keys = rest
         k0, k1 = keys.unbind()
         words = words_from(torch.arange(x.numel(), dtype=torch.int32, device=x.device), k0, {0: k1})(0)
-        value = new(x.to(torch.float32), *(other.to(torch.float32) for other in of_others))
+        value = new(x.to(torch.float32), *(other.to(torch.float32) for other in other_parts))
         x.copy_(round_value(value, name, words, saturate=False))
 
     options = compile_options(device)

@@ -8,7 +8,9 @@ stepping 20,000 elements. `Inductor.direct` calls what was made, with the argume
 import contextlib
 import functools
 import logging
+import os
 import platform
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,27 +22,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.compiler import find_cxx
-
 # Seconds of a compilation after which it is said what is waited for.
 _PATIENCE = 2.0
 # Not documented by GCC, so it is asked for.
 _FROM_MEMORY = "-mtune-ctrl=^inter_unit_moves_to_vec"
 _LOG = logging.getLogger("halfstep_torch")
+# Options that decide bits, which a user may have set otherwise for other code.
+_EXACT_ON_CPU = {
+    "cpu_backend": "cpp",
+    "cpp.enable_floating_point_contract_flag": "off",
+    "cpp.enable_unsafe_math_opt_flag": False,
+}
+# Else Triton fuses products with sums, divides approximately and flushes subnormal numbers, which eager torch
+# does not.
+_EXACT_ON_GPU = {
+    "emulate_precision_casts": True,
+    "eager_numerics.division_rounding": True,
+    "eager_numerics.disable_ftz": True,
+}
+_ALSO_ON_GPU = {"cuda_backend": "triton", "triton.codegen_upcast_to_fp32": True, "use_fast_math": False}
+
+
+def find_cxx() -> str | None:
+    """Return the C++ compiler that Inductor will use on CPU, or None if there is none."""
+    default = "clang++" if sys.platform == "darwin" else "cl" if sys.platform == "win32" else "g++"
+    cxx = os.environ.get("CXX", default)
+    return cxx if shutil.which(cxx) else None
+
+
+def missing_options(device: torch.device) -> list[str]:
+    """Return the options that compiled code of the contract's bits needs, and that this torch has not."""
+    needed = _EXACT_ON_GPU if device.type != "cpu" else {}
+    if not needed:
+        return []
+    from torch._inductor import config
+
+    return [name for name in needed if not _has(config, name)]
 
 
 class Inductor:
     """A backend of torch.compile: Inductor, that sees by which arguments Dynamo calls what it made."""
 
-    def __init__(self, options: dict) -> None:
-        self._options, self._made = options, []
+    def __init__(self, compile_fx: Callable, options: dict) -> None:
+        self._compile_fx, self._options, self._made = compile_fx, options, []
         self._seen: list[tuple] | None = []
 
     def __call__(self, graph: Any, inputs: Sequence) -> Callable:
         """Compile a graph."""
-        from torch._inductor.compile_fx import compile_fx
-
-        made: Any = compile_fx(graph, inputs, config_patches=self._options)
+        made: Any = self._compile_fx(graph, inputs, config_patches=self._options)
         self._made.append(made)
 
         def call(*arguments: Any) -> Any:
@@ -62,8 +91,8 @@ class Inductor:
         if len(self._made) != 1 or seen is None or len(seen) != len(calls):
             return None
         places = []
-        for of_calls in zip(*seen, strict=True):
-            known = [_places(x, tensors) for x, tensors in zip(of_calls, calls, strict=True)]
+        for arguments in zip(*seen, strict=True):
+            known = [_places(x, tensors) for x, tensors in zip(arguments, calls, strict=True)]
             common = [place for place in known[0] if all(place in other for other in known)]
             if not common:
                 return None
@@ -74,6 +103,37 @@ class Inductor:
             made(*[tensors[i] if axis is None else tensors[i].shape[axis] for i, axis in places])
 
         return call
+
+
+def compile_rows(
+    function: Callable[..., None], options: dict, calls: Sequence[Sequence[Tensor]]
+) -> Callable[..., None]:
+    """Return a compiled function of tensors of any length.
+
+    Args:
+        function: of tensors, which it changes.
+        options: of Inductor.
+        calls: tensors of different lengths, with which the function is called and compiled.
+
+    Raises:
+        Exception: whatever torch.compile raises where it cannot compile.
+    """
+    with compiling():
+        backend = _backend(options)
+        chosen = {"options": options} if backend is None else {"backend": backend}
+        kernel = torch.compile(own_code(function), dynamic=True, fullgraph=True, **chosen)
+        for tensors in calls:  # the second time by what the first has compiled
+            kernel(*tensors)
+    return (backend and backend.direct(calls)) or kernel
+
+
+def _backend(options: dict) -> Inductor | None:
+    """Return Inductor as a backend of ours; None where it has moved: then every call passes Dynamo."""
+    try:
+        from torch._inductor.compile_fx import compile_fx
+    except ImportError:
+        return None
+    return Inductor(compile_fx, options)
 
 
 def _places(argument: Any, tensors: Sequence[Tensor]) -> list[tuple[int, int | None]]:
@@ -96,10 +156,25 @@ def compiling() -> Iterator[None]:
             # Inductor says that it runs such a kernel more slowly.
             warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
             # Lengths are dynamic; what a stage says (bits of mantissa, units, elements of a block) is fixed.
-            with torch._dynamo.config.patch(specialize_int=True, specialize_float=True):
+            with _specialized():
                 yield
     finally:
         timer.cancel()
+
+
+def _specialized() -> contextlib.AbstractContextManager:
+    """Return Dynamo's setting of that; without it a compilation takes longer, or fails."""
+    try:
+        return torch._dynamo.config.patch(specialize_int=True, specialize_float=True)
+    except AttributeError:
+        return contextlib.nullcontext()
+
+
+def mark_width(x: Tensor) -> None:
+    """Tell Dynamo that rows of this matrix always have this width, which then is a constant of the kernel."""
+    mark_static = getattr(torch._dynamo, "mark_static", None)
+    if mark_static is not None:
+        mark_static(x, 1)
 
 
 @functools.cache
@@ -126,16 +201,15 @@ def compile_options(device: torch.device) -> dict:
     """Return options of Inductor for one function; the global configuration is left alone."""
     from torch._inductor import config
 
+    exact = _EXACT_ON_CPU if device.type == "cpu" else {**_EXACT_ON_GPU, **_ALSO_ON_GPU}
+    options: dict[str, Any] = {name: value for name, value in exact.items() if _has(config, name)}
     if device.type != "cpu":
-        # Else Triton fuses products with sums, divides approximately and flushes subnormal numbers, which
-        # eager torch does not.
-        numerics = ("eager_numerics.division_rounding", "eager_numerics.disable_ftz")
-        wanted = ("emulate_precision_casts", *numerics)
-        return {name: True for name in wanted if _has(config, name)}
+        return options
     # Past that many operations Inductor gives a value a loop body of its own, of 50 on a CPU: random words of
     # three roles then cut a bf16 step into bodies of float32 and int32, which it vectorises by half as many
     # elements at a time. At 60 the default step takes two thirds of the time; at 200 compiling takes minutes.
-    options: dict = {"realize_opcount_threshold": 60} if _has(config, "realize_opcount_threshold") else {}
+    if _has(config, "realize_opcount_threshold"):
+        options["realize_opcount_threshold"] = 60
     if platform.machine() != "x86_64" or sys.platform != "linux":
         return options
     if not hasattr(config.cpp, "march") or config.cpp.march is not None or "clang" in (find_cxx() or ""):
@@ -158,4 +232,4 @@ def _accepted(flag: str) -> bool:
 
 
 def _has(config: types.ModuleType, name: str) -> bool:
-    return name in config.get_config_copy()
+    return hasattr(config, name)  # dots included

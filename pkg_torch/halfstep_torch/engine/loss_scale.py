@@ -5,31 +5,33 @@ time of a step. They are then unscaled in float32, on their way into the chain: 
 what the scale has saved.
 """
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.declarations import number
-from halfstep_torch.rule import Rule
+from halfstep.rule import number
+from halfstep_torch.link import Link
 
 
-def _inverse(caller: str, name: str, value: Any) -> float:
-    if not 0 < value < math.inf:
+def _check_scale(caller: str, name: str, value: Any, number: float) -> None:
+    if not 0 < number < math.inf:
         raise ValueError(f"{caller}: {name}={value} is no scale. Use a number > 0.")
-    return torch.tensor(1 / value, dtype=torch.float32).item()
 
 
-@dataclasses.dataclass(frozen=True)
-class Unscale(Rule):
+class Unscale(Link):
     """The link before all others in a step of scaled gradients: they times the inverse scale, in float32."""
 
-    inverse_scale: Any = number(1.0, entry="grad_scale", check=_inverse)
+    grad_scale: Any = number(1.0, check=_check_scale)
 
-    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
+    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
+        """Return the inverse of the scale."""
+        return {"inverse_scale": np.float32(1) / h.grad_scale}
+
+    def update(self, g, p, n, m, op):
         """Return g times 1 / scale, rounded once; for a power of two, not at all."""
         return n.inverse_scale * g
 
@@ -45,15 +47,15 @@ def scale_of(optimizer: Any) -> float | None:
 
 def is_skipped(optimizer: Any) -> bool:
     """Whether a scaler has found an infinity or a NaN among the gradients of this step."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and float(found) != 0
+    found_inf = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and float(found_inf) != 0
 
 
 class Unscaled(Sequence):
     """Gradients without their scale, in float32: one at a time, whenever it is asked for."""
 
     def __init__(self, grads: Sequence[Tensor], scale: float):
-        self._grads, self._inverse = grads, _inverse("Optimizer", "grad_scale", scale)
+        self._grads, self._inverse = grads, float(np.float32(1) / np.float32(scale))
 
     def __len__(self) -> int:
         return len(self._grads)

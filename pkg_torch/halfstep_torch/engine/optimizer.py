@@ -1,23 +1,25 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
+import collections
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.advice import advise
-from halfstep_torch.engine.batches import Batch, attach_keys, attach_layouts, attach_state
-from halfstep_torch.engine.groups import HEADER, plain_value
-from halfstep_torch.engine.kernel import compile_batch, run_batch
-from halfstep_torch.engine.layout import Layout
-from halfstep_torch.engine.leaves import check_grad
-from halfstep_torch.engine.loss_scale import Unscaled, is_skipped, scale_of
+from halfstep_torch.engine.batches import Batch, LastStep, attach_row_plans, make_batches
+from halfstep_torch.engine.compiled_stage import compile_batch
+from halfstep_torch.engine.first_step_warnings import warn_at_first_step
+from halfstep_torch.engine.groups import plain_value
+from halfstep_torch.engine.loss_scale import is_skipped
+from halfstep_torch.engine.packed_rows import for_each
 from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.engine.replicas import check_replicas
-from halfstep_torch.engine.rows import Slot
-from halfstep_torch.engine.state_dict import (
+from halfstep_torch.engine.row_plan import RowSizes
+from halfstep_torch.engine.run import run_batch
+from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
+from halfstep_torch.optimizer_state.state_dict import (
     check_saved_state,
     load_group,
     load_states,
@@ -25,7 +27,7 @@ from halfstep_torch.engine.state_dict import (
     read_groups,
     replace_groups,
 )
-from halfstep_torch.engine.state_form import LAST_STEP
+from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.state_array import StateArray
 
 
@@ -84,6 +86,8 @@ class Optimizer(PlannedOptimizer):
 
     # A GradScaler then calls `step` with the gradients as they are, and says by what they are scaled.
     _step_supports_amp_scaling = True
+    release: Any = None
+    """The handle of `release_gradients`, as long as it steps the parameters."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
@@ -113,48 +117,49 @@ class Optimizer(PlannedOptimizer):
             ValueError: if it is of another chain, spec version, names, shapes or formats. Nothing is changed.
         """
         state_dict = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+        for hook in self._hooks("_optimizer_load_state_dict_pre_hooks"):
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
         saved_groups, ids, seeds = read_groups(state_dict, self._headers())
         states: dict[Tensor, tuple[dict[str, StateArray], Mapping[str, Any]]] = {}
         steps: list[tuple[int, int]] = []
+        group_of = functools.cache(self._group)
         for i, name, param in self._named():
             saved = state_dict["state"].get(ids[i][name])
             if saved:
-                of_plan = i, self._info(i, name, param), self._applies_to(i, name, param)
-                arrays = self._plan(*of_plan, self._read(i)).arrays
-                saved_arrays = self._plan(*of_plan, self._read(i, saved_groups[i])).arrays
+                arrays = group_of(i).plan(name, param).arrays
+                saved_arrays = self._group(i, saved_groups[i]).plan(name, param).arrays
                 check_saved_state(name, param, arrays, saved_arrays, saved)
                 states[param] = arrays, saved
                 steps.append((i, max(int(saved["step"]), 1)))
-        show = self._shown_rates(steps)
+        show_rates = self._shown_rates(steps)
         groups = [
-            load_group(group, saved, choices)
+            load_group(group, saved, choices.options, choices.schedule is not None)
             for group, saved, choices in zip(self.param_groups, saved_groups, self._choices, strict=True)
         ]
-        replace_groups(self.param_groups, groups, lambda: [self._read(i) for i in range(len(groups))])
-        for choices, own, group in zip(self._choices, seeds, self.param_groups, strict=True):
-            choices.chain = choices.chain.with_seeds(own)
+        replace_groups(self.param_groups, groups, lambda: [self._group(i).values for i in range(len(groups))])
+        for choices, chain_seeds, group in zip(self._choices, seeds, self.param_groups, strict=True):
+            choices.chain = choices.chain.with_seeds(chain_seeds)
             group[HEADER] = make_header(choices.chain)
-        for of_group in show:
-            of_group()
-        self._forget_rows()
+        for show_rate in show_rates:
+            show_rate()
+        self._last_step.forget_state()
         load_states(self.state, states)
-        for hook in self._optimizer_load_state_dict_post_hooks.values():
+        for hook in self._hooks("_optimizer_load_state_dict_post_hooks"):
             hook(self)
+
+    def _hooks(self, name: str) -> list[Callable[..., Any]]:
+        """Return hooks that torch keeps under a name."""
+        if not hasattr(self, name):
+            say_once(f"{self._name}: torch keeps no {name} any more: hooks of load_state_dict do not run.")
+        return list(getattr(self, name, {}).values())
 
     def _headers(self) -> list[dict[str, Any]]:
         names: list[list[str]] = [[] for _ in self.param_groups]
         for i, name, _ in self._named():
             names[i].append(name)
         chains = [choices.chain for choices in self._choices]
-        return [make_header(chain, of_group) for chain, of_group in zip(chains, names, strict=True)]
-
-    def _forget_rows(self) -> None:
-        """Let go of the state arrays of the last step."""
-        self._slots.clear()
-        self._layouts.clear()
+        return [make_header(chain, leaves) for chain, leaves in zip(chains, names, strict=True)]
 
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
         """Update every parameter that has a gradient.
@@ -194,33 +199,54 @@ class Optimizer(PlannedOptimizer):
         return loss
 
     def _step(self) -> None:
-        if is_skipped(self):
-            return
-        batches = self._batches()
-        attach_state(self._name, list(batches.values()), self.state)
-        attach_keys(list(batches.values()))
-        compiled = self._prepare(batches.values())
-        attach_layouts(batches, compiled, self._layouts)
-        show = self._shown_rates((i, step) for (i, *_, step) in batches)
+        if not is_skipped(self):
+            self.step_alone(self._named(), self._last_step)
+
+    def step_alone(
+        self,
+        parameters: Iterable[tuple[int, str, Tensor]],
+        last: LastStep,
+        sizes: RowSizes | None = None,
+    ) -> None:
+        """Step some of the parameters, those that have a gradient.
+
+        Args:
+            parameters: the index of their group, leaf name, parameter.
+            last: what the last step of these parameters has left.
+            sizes: of rows; by default the fastest.
+        """
+        batches = make_batches(parameters, self._group, self.state, last)
+        self._compile_all(batches)
+        attach_row_plans(batches, last, sizes)
+        show_rates = self._shown_rates((batch.group.index, batch.step) for batch in batches)
         self._look_around(batches)
         # Everything that can fail has been tried: from here on, weights change.
-        for batch in batches.values():
-            run_batch(batch, compiled[batch.device])
-        steps = [slot.counter for batch in batches.values() for slot in batch.slots]
-        if steps:
-            torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
-        if any(step == LAST_STEP for (*_, step) in batches):
-            torch._foreach_clamp_max_(steps, LAST_STEP)  # pyright: ignore[reportPrivateImportUsage]
-        for of_group in show:
-            of_group()
+        for batch in batches:
+            run_batch(batch)
+        counters = [slot.counter for batch in batches for slot in batch.slots]
+        if counters:
+            for_each("add_", counters, 1)
+        if any(batch.step == LAST_STEP for batch in batches):
+            for_each("clamp_max_", counters, LAST_STEP)
+        for show_rate in show_rates:
+            show_rate()
 
-    def _look_around(self, batches: Mapping[tuple, Batch]) -> None:
+    def _compile_all(self, batches: Iterable[Batch]) -> None:
+        """Compile what is to be compiled."""
+        elements = collections.Counter()
+        for group in self.param_groups:
+            for param in group["params"]:
+                elements[param.device] += param.numel()
+        for batch in batches:
+            compile_stages = functools.partial(compile_batch, batch)
+            self._compile.prepare(self._name, batch.device, elements[batch.device], compile_stages)
+
+    def _look_around(self, batches: Sequence[Batch]) -> None:
         """At the first step, say what the user should know, and compare replicas in other processes."""
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
-        first = [batch for (*_, step), batch in batches.items() if step == 1]
-        advise(self._name, first, nameless, scale_of(self))
+        warn_at_first_step(self._name, [batch for batch in batches if batch.step == 1], nameless)
         if not self._compared:
-            slots = [slot for batch in batches.values() for slot in batch.slots]
+            slots = [slot for batch in batches for slot in batch.slots]
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]
             check_replicas(self._name, slots, seeds)
             self._compared = True
@@ -232,75 +258,6 @@ class Optimizer(PlannedOptimizer):
             oldest[i] = max(oldest.get(i, 0), step)
         return [self._choices[i].show(self._name, i, self.param_groups[i], oldest[i]) for i in oldest]
 
-    def _prepare(self, batches: Iterable[Batch]) -> dict[torch.device, bool]:
-        """Compile what is to be compiled; return on which devices steps run compiled."""
-        elements: dict[torch.device, int] = {}
-        for param in (param for group in self.param_groups for param in group["params"]):
-            elements[param.device] = elements.get(param.device, 0) + param.numel()
-        compiled = {}
-        for batch in batches:
-            make = functools.partial(compile_batch, batch)
-            compiled[batch.device] = self._compile.prepare(
-                self._name, batch.device, elements[batch.device], make
-            )
-        return compiled
-
-    def _batches(self) -> dict[tuple, Batch]:
-        """Check all gradients and numbers, and sort the parameters that have a gradient."""
-        values: dict[int, list[Any]] = {}
-        of_groups: dict[int, tuple] = {}
-        slots: dict[Tensor, tuple[tuple, Slot]] = {}
-        batches: dict[tuple, Batch] = {}
-        for i, name, param in self._named():
-            grad = param.grad
-            if grad is None:
-                continue
-            check_grad(self._name, name, param)
-            if i not in values:
-                values[i] = self._read(i)
-                now, before = self._of_group(i, values[i]), self._of_groups.get(i, ())
-                of_groups[i] = before if before == now else now  # the same object is compared at once
-            key = (of_groups[i], param.dtype, param.shape, param.device, name)
-            known, slot = self._slots.get(param, ((), None))
-            if slot is None or known != key:
-                info = self._info(i, name, param)
-                slot = Slot(param, name, self._plan(i, info, self._applies_to(i, name, param), values[i]))
-            slots[param] = key, slot
-            plan, state = slot.plan, self.state.get(param)
-            slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
-            of_batch = (i, id(plan.shared), param.device, grad.dtype, slot.step)
-            batch = batches.get(of_batch)
-            if batch is None:
-                batch = batches[of_batch] = Batch(plan, self._links(i))
-            batch.slots.append(slot)
-        for (i, *_, step), batch in batches.items():
-            batch.numbers = self._numbers(values[i], batch, step, batches.values())
-        self._slots, self._of_groups = slots, of_groups
-        return batches
-
-    def _numbers(self, values: list[Any], batch: Batch, step: int, batches: Iterable[Batch]) -> list[Any]:
-        """Return the numbers of each rule of a batch."""
-        numbers = []
-        for j in batch.plan.links:
-            link, gs = batch.links[j], []
-            if link.measures:
-                sharing = [one for one in batches if any(one.links[k] is link for k in one.plan.links)]
-                gs = [slot.grad for one in sharing for slot in one.slots]
-                gs = gs if (scale := scale_of(self)) is None else Unscaled(gs, scale)
-            numbers.append(link.step_numbers(values[j], step, gs))
-        return numbers
-
     @functools.cached_property
-    def _slots(self) -> dict[Tensor, tuple[tuple, Slot]]:  # pyright: ignore[reportRedeclaration]
-        """Of each parameter that the last step stepped what its plan was made from, and its slot."""
-        return {}
-
-    @functools.cached_property
-    def _of_groups(self) -> dict[int, tuple]:  # pyright: ignore[reportRedeclaration]
-        """Of each group of the last step what the plans of its parameters depend on."""
-        return {}
-
-    @functools.cached_property
-    def _layouts(self) -> dict[tuple, Layout]:
-        """The rows of the last step."""
-        return {}
+    def _last_step(self) -> LastStep:
+        return LastStep()

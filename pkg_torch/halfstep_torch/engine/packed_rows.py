@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,9 +10,25 @@ from torch import Tensor
 from halfstep_torch.engine.rows import Rows, Slot, Span, alias, kernel_dtype
 from halfstep_torch.engine.stage import Stage
 
-_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 # Kinds of arrays beside those of the state, whose names are not empty.
 _P, _G, _U = ("", "p"), ("", "g"), ("", "u")
+
+
+def for_each(operation: str, tensors: list[Tensor], other: Any) -> None:
+    """Call a method of every tensor, by one call of torch where that has it.
+
+    Args:
+        operation: the name of the method, which changes its tensor.
+        tensors: to be changed.
+        other: the argument; of a list, of every tensor its own.
+    """
+    together = getattr(torch, f"_foreach_{operation}", None)
+    if together is not None:
+        together(tensors, other)
+        return
+    others = other if isinstance(other, list) else [other] * len(tensors)
+    for tensor, argument in zip(tensors, others, strict=True):
+        getattr(tensor, operation)(argument)
 
 
 class PackedRows(Rows):
@@ -30,9 +47,7 @@ class PackedRows(Rows):
             [span.of(slots[span.slot].state[name], _entries(slots[span.slot], name, span)) for span in spans]
             for name in stage.arrays
         ]
-        located = [
-            self._matrix(memory, *of_array) for of_array in zip(stage.arrays, self._entries, strict=True)
-        ]
+        located = [self._matrix(memory, *array) for array in zip(stage.arrays, self._entries, strict=True)]
         self.state, self._views = [matrix for matrix, _ in located], [views for _, views in located]
         self._fills = any(span.short for span in spans)
 
@@ -50,19 +65,19 @@ class PackedRows(Rows):
         if self._fills:
             for matrix in (self.p, self.g, *self.state):
                 matrix.zero_()  # what fills a block up must not be its largest element
-        _copy(self._p, self._elements)
-        _copy(self._g, self._parts(incoming))
+        for_each("copy_", self._p, self._elements)
+        for_each("copy_", self._g, self._parts(incoming))
         for views, entries in zip(self._views, self._entries, strict=True):
-            _copy(views, entries)
+            for_each("copy_", views, entries)
 
     def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
         """Copy what was changed back."""
         if outgoing is None:
-            _copy(self._elements, self._p)
+            for_each("copy_", self._elements, self._p)
         else:
-            _copy(self._parts(outgoing), self._u)
+            for_each("copy_", self._parts(outgoing), self._u)
         for spec, views, entries in zip(self.stage.arrays.values(), self._views, self._entries, strict=True):
-            _copy(entries, views)
+            for_each("copy_", entries, views)
             if spec.packed_of and self._fills:
                 _clear_half_bytes(self.spans, entries)
 

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from halfstep.random_words import leaf_id
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.engine.stage import Stage
+from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import leaf_id, leaf_keys
-from halfstep_torch.rule import ParamInfo, Rule
+from halfstep_torch.numbers.random_words import leaf_keys
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
@@ -42,7 +43,7 @@ class Plan:
 
     Attributes:
         rules: in the order of the chain.
-        links: of each rule, the index of its link in the chain.
+        rule_indices: of each rule, the index of its link in the chain.
         sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
         roles: of each distinct stream, the roles that are read.
         kinds: of each distinct stream, whose words it has.
@@ -52,7 +53,7 @@ class Plan:
     """
 
     rules: tuple[BoundRule, ...]
-    links: tuple[int, ...]
+    rule_indices: tuple[int, ...]
     sources: tuple[tuple[tuple[int, int], ...], ...]
     roles: tuple[tuple[int, ...], ...]
     kinds: tuple[StreamKind, ...]
@@ -70,31 +71,31 @@ class Plan:
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The step in stages. All but the last leave the weights alone."""
-        return tuple(self._stage(own) for own in self.bounds)
+        return tuple(self._stage(places) for places in self.bounds)
 
-    def _stage(self, own: range) -> Stage:
+    def _stage(self, places: range) -> Stage:
         count = len(self.rules)
         return Stage(
-            rules=self.rules[own.start : own.stop],
-            sources=self.sources[own.start : own.stop],
+            rules=self.rules[places.start : places.stop],
+            sources=self.sources[places.start : places.stop],
             roles=self.roles,
             shared=tuple(kind.shared for kind in self.kinds),
             weights=self.weights,
-            wrapped=tuple(count - 1 - self.wrapped <= i < count - 1 for i in own),
+            wrapped=tuple(count - 1 - self.wrapped <= i < count - 1 for i in places),
             dtype=self.dtype,
-            negates=self.maximize and own.start == 0,
-            lands=own.stop == count,
+            negates=self.maximize and places.start == 0,
+            lands=places.stop == count,
         )
 
     @functools.cached_property
-    def whole(self) -> tuple[Stage, ...]:
+    def padded_stages(self) -> tuple[Stage, ...]:
         """The stages as they run on rows: plans that differ in short blocks alone have the same ones."""
-        return _the_one(tuple(stage.whole for stage in self.stages))
+        return _interned(tuple(stage.padded for stage in self.stages))
 
     @functools.cached_property
     def shared(self) -> tuple:
         """What plans have in common whose parameters are stepped together: of equal ones the same object."""
-        return _the_one((self.links, self.kinds, self.whole))
+        return _interned((self.rule_indices, self.kinds, self.padded_stages))
 
     @functools.cached_property
     def arrays(self) -> dict[str, StateArray]:
@@ -114,21 +115,21 @@ class Plan:
         Args:
             seeds: of each link of the chain.
         """
-        of_stream = {}
-        for rule, link, sources in zip(self.rules, self.links, self.sources, strict=True):
+        seed_of = {}
+        for rule, index, sources in zip(self.rules, self.rule_indices, self.sources, strict=True):
             for source, (stream, _) in zip(rule.sources, sources, strict=True):
-                of_stream[stream] = _seed_of(seeds[link], source.seed)
+                seed_of[stream] = _seed_at(seeds[index], source.seed)
         rows = enumerate(zip(self.kinds, self.roles, strict=True))
-        return tuple((of_stream[i] or 0, kind, roles) for i, (kind, roles) in rows)
+        return tuple((seed_of[i] or 0, kind, roles) for i, (kind, roles) in rows)
 
 
 @functools.cache
-def _the_one(parts: tuple) -> tuple:
+def _interned(parts: tuple) -> tuple:
     """Return, of equal tuples, always the same object."""
     return parts
 
 
-def _seed_of(seed: Any, which: int) -> int | None:
+def _seed_at(seed: Any, which: int) -> int | None:
     """Return one seed of a link."""
     return seed[which] if isinstance(seed, (tuple, list)) else seed
 
@@ -154,8 +155,11 @@ def make_plan(
     sources = []
     for i, rule in chosen:
         read = [
-            ((_seed_of(seeds[i], one.seed), StreamKind(one.prefix, one.before, one.shared)), one.role)
-            for one in rule.sources
+            (
+                (_seed_at(seeds[i], source.seed), StreamKind(source.prefix, source.before, source.shared)),
+                source.role,
+            )
+            for source in rule.sources
         ]
         for stream, role in read:
             roles = distinct.setdefault(stream, [])
@@ -165,7 +169,7 @@ def make_plan(
     wrapped = range(last - wrapped_links, last) if rules and rules[last] is not None else range(0)
     return Plan(
         rules=tuple(rule for _, rule in chosen),
-        links=tuple(i for i, _ in chosen),
+        rule_indices=tuple(i for i, _ in chosen),
         sources=tuple(sources),
         roles=tuple(map(tuple, distinct.values())),
         kinds=tuple(kind for _, kind in distinct),
@@ -176,7 +180,7 @@ def make_plan(
 
 
 def bind_rules(
-    links: Sequence[Rule], caller: str, values: Sequence[Any], info: ParamInfo
+    links: Sequence[Link], caller: str, values: Sequence[Any], info: ParamInfo
 ) -> list[BoundRule | None]:
     """Return of each link what it does to a parameter.
 
@@ -188,9 +192,9 @@ def bind_rules(
     """
     rules: list[BoundRule | None] = []
     wrapped_from = len(links)
-    for i, (link, own) in reversed(list(enumerate(zip(links, values, strict=True)))):
+    for i, (link, h) in reversed(list(enumerate(zip(links, values, strict=True)))):
         seen = info._replace(dtype=torch.float32) if i >= wrapped_from else info
-        rules.append(link.bind(caller, own, seen))
+        rules.append(link.bind(caller, h, seen))
         if link.wrapped_links and rules[-1] is not None:
             wrapped_from = min(wrapped_from, i - link.wrapped_links)
     return rules[::-1]
@@ -208,6 +212,6 @@ def stream_keys(streams: Sequence, steps: Sequence[int], names: Sequence[str]) -
     """
     columns = [np.zeros((len(names), 0), np.uint32)]
     for seed, kind, roles in streams:
-        of = [step - kind.before for step in steps]
-        columns.append(leaf_keys(seed, of, [leaf_id(kind.prefix + name) for name in names], roles))
+        counts = [step - kind.before for step in steps]
+        columns.append(leaf_keys(seed, counts, [leaf_id(kind.prefix + name) for name in names], roles))
     return np.concatenate(columns, axis=1)

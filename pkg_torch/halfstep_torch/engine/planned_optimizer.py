@@ -8,25 +8,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from halfstep.rule import Rule
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.engine.compiler import Compile
-from halfstep_torch.engine.groups import (
-    HEADER,
-    GroupChoices,
+from halfstep_torch.engine.compile_choice import CompileChoice
+from halfstep_torch.engine.group_entries import (
     check_decay,
     check_entries,
     check_names,
     parameter_names,
-    plain_value,
-    rate_of,
     with_names,
 )
-from halfstep_torch.engine.leaves import check_memory, check_weight, leaf_name
-from halfstep_torch.engine.loss_scale import UNSCALE, scale_of
-from halfstep_torch.engine.plan import Plan, bind_rules, make_plan
-from halfstep_torch.engine.state_dict import make_header
-from halfstep_torch.rule import ParamInfo, Rule
-from halfstep_torch.rule_check import check_rule
+from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
+from halfstep_torch.engine.loss_scale import scale_of
+from halfstep_torch.engine.plan import Plan, bind_rules
+from halfstep_torch.leaves import check_memory, check_weight, leaf_name
+from halfstep_torch.link import Link, is_ours
+from halfstep_torch.optimizer_state.form import HEADER
+from halfstep_torch.optimizer_state.state_dict import make_header
+from halfstep_torch.rule_trial import try_rule
 
 
 class PlannedOptimizer(torch.optim.Optimizer):
@@ -48,11 +47,10 @@ class PlannedOptimizer(torch.optim.Optimizer):
         names: Iterable | None = None,
     ) -> None:
         self._tx = tx if isinstance(tx, ChainByOptions) else ChainByOptions(functools.partial(chain, tx), {})
-        self._compile = Compile(self._name, compile)
+        self._compile = CompileChoice(self._name, compile)
         self._given_names = parameter_names(self._name, names)
         self._choices: list[GroupChoices] = []
         self._compared = False
-        self._applies: dict[tuple[int, str], tuple[bool, ...]] = {}
         entries = {**self._tx.make(**self._tx.options).entries, **self._tx.options, "maximize": maximize}
         self._schedule = entries["lr"] if callable(entries.get("lr")) else None
         if self._schedule is not None:
@@ -70,9 +68,8 @@ class PlannedOptimizer(torch.optim.Optimizer):
         return self._choices[0].chain
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_tx", "_compile", "_schedule", "_choices", "_applies")
-        state = {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
-        return {**state, "_given_names": None, "_compared": False}
+        fields = {name: getattr(self, name) for name in ("_tx", "_compile", "_schedule", "_choices")}
+        return {**super().__getstate__(), **fields, "_given_names": None, "_compared": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -131,12 +128,12 @@ class PlannedOptimizer(torch.optim.Optimizer):
         check_entries(self._name, group, set(self.defaults), arguments)
         check_decay(self._name, last, group, self.decoupled_decay)
         check_names(self._name, self.param_groups)
-        values, links = self._read(last), self._choices[last].chain.links
-        for info in {self._info(i, name, param) for i, name, param in self._named() if i == last}:
-            bind_rules(links, self._name, values, info)
-            for link, h in zip(links, values, strict=True):
-                if not type(link).__module__.startswith("halfstep_torch."):
-                    check_rule(self._name, link, h, info)
+        read = self._group(last)
+        for info in {read.info(name, param) for i, name, param in self._named() if i == last}:
+            bind_rules(read.links, self._name, read.values, info)
+            for link, h in zip(read.links, read.values, strict=True):
+                if not is_ours(link.rule):
+                    try_rule(self._name, link, h, info)
         group.update({key: plain_value(group[key]) for key in self.defaults})
         group[HEADER] = make_header(self._choices[last].chain)
 
@@ -145,30 +142,22 @@ class PlannedOptimizer(torch.optim.Optimizer):
         named = list(self._named())
         for j, link in enumerate(self._chain.links):
             if link.reads_names:
-                values = self._read(0)[j]
-                applied = [(i, name, p) for i, name, p in named if self._applies_to(i, name, p)[j]]
-                link.check_choice(self._name, values, [self._info(*one) for one in applied])
+                groups = [self._group(i) for i in range(len(self.param_groups))]
+                chosen = [
+                    groups[i].info(name, param)
+                    for i, name, param in named
+                    if groups[i].applies_to(name, param)[j]
+                ]
+                link.check_choice(self._name, groups[0].values[j], chosen)
 
-    def _info(self, group: int, name: str, param: Tensor) -> ParamInfo:
-        """Return what decides how a parameter is stepped."""
-        named = any(link.reads_names for link in self._choices[group].chain.links)
-        return ParamInfo(param.dtype, param.shape, name if named else "")
-
-    def _read(self, index: int, saved: Mapping[str, Any] | None = None) -> list[Any]:
-        """Return of each link the checked values of a group's entries; of dtypes, those of a saved group."""
-        group, choices = self.param_groups[index], self._choices[index]
-        choices.check_unchanged(self._name, index, group)
+    def _group(self, index: int, saved: Mapping[str, Any] | None = None) -> ReadGroup:
+        """Return a group as it stands, with the dtypes of a saved group if there is one."""
+        entries, choices = self.param_groups[index], self._choices[index]
+        choices.check_unchanged(self._name, index, entries)
         if saved is not None:
-            group = {**group, **{key: value for key, value in saved.items() if key.endswith("_dtype")}}
-        if choices.schedule is not None:
-            group = {**group, "lr": choices.rate(self._name, index, group)}
-        group = {**group, "grad_scale": scale_of(self)}
-        return [link.read(self._name, group) for link in self._links(index)]
-
-    def _links(self, index: int) -> tuple[Rule, ...]:
-        """Return the links by which a group is stepped: those of its chain, behind one that unscales."""
-        links = self._choices[index].chain.links
-        return links if scale_of(self) is None else (UNSCALE, *links)
+            dtypes = {key: value for key, value in saved.items() if key.endswith("_dtype")}
+            entries = {**entries, **dtypes}
+        return ReadGroup(self._name, index, entries, choices, scale_of(self))
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
         """Yield (group index, leaf name, parameter) of all parameters (contract W7)."""
@@ -181,34 +170,11 @@ class PlannedOptimizer(torch.optim.Optimizer):
 
     def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
         """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""
-        values: dict[int, list[Any]] = {}
+        group_of = functools.cache(self._group)
         for i, name, param in self._named():
-            if i not in values:
-                values[i] = self._read(i)
-            info = self._info(i, name, param)
-            yield name, param, self._plan(i, info, self._applies_to(i, name, param), values[i])
+            yield name, param, group_of(i).plan(name, param)
 
-    def links(self) -> list[list[tuple[Rule, Any]]]:
+    def bound_links(self) -> list[list[tuple[Link, Any]]]:
         """Return of every param group the links of its chain, each with the values that it reads there."""
-        chains = enumerate(choices.chain for choices in self._choices)
-        return [list(zip(chain.links, self._read(i), strict=True)) for i, chain in chains]
-
-    def _plan(self, group: int, info: ParamInfo, applies: tuple[bool, ...], values: list[Any]) -> Plan:
-        links, maximize = self._links(group), bool(self.param_groups[group]["maximize"])
-        rules = bind_rules(links, self._name, values, info)
-        rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
-        seeds, wrapped = [link.seed for link in links], links[-1].wrapped_links if links else 0
-        return make_plan(rules, seeds, info.dtype, maximize, wrapped)
-
-    def _applies_to(self, group: int, name: str, param: Tensor) -> tuple[bool, ...]:
-        if (group, name) not in self._applies:
-            links = self._choices[group].chain.links
-            self._applies[group, name] = tuple(link.applies_to(name, param) for link in links)
-        applies = self._applies[group, name]
-        return (True,) * (len(self._links(group)) - len(applies)) + applies
-
-    def _of_group(self, index: int, values: list[Any]) -> tuple:
-        """Return what the plans of a group's parameters depend on, besides the parameters."""
-        links = self._links(index)
-        read = tuple(link.read_by_bind(h) for link, h in zip(links, values, strict=True))
-        return index, bool(self.param_groups[index]["maximize"]), tuple(link.seed for link in links), read
+        groups = [self._group(i) for i in range(len(self.param_groups))]
+        return [list(zip(group.links, group.values, strict=True)) for group in groups]

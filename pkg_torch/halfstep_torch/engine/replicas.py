@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.rows import Slot
+from halfstep_torch.say_once import say_once
 
 # How often this process has compared replicas of one kind: a second run of a model is not the first.
 _COMPARED: collections.Counter = collections.Counter()
@@ -33,7 +34,14 @@ def check_replicas(caller: str, slots: Sequence[Slot], seeds: Sequence[Any]) -> 
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     if distributed.get_world_size() > 1 and slots:
-        store = distributed.distributed_c10d._get_default_store()
+        store_of = getattr(distributed.distributed_c10d, "_get_default_store", None)
+        if store_of is None:
+            say_once(
+                f"{caller}: this torch does not say where processes can compare notes, so seeds and steps of "
+                "replicas are not compared. Use one seed on all ranks, and load the same state."
+            )
+            return
+        store = store_of()
         if store is None:  # a backend that starts its processes itself, such as MPI
             return
         compare(caller, store, distributed.get_rank(), slots, seeds, _COMPARED)
@@ -67,7 +75,7 @@ def compare(
     if first == mine:
         return
     what = "seeds" if first["seeds"] != mine["seeds"] else "steps"
-    ours, others = (_said(one, what) for one in (mine, first))
+    ours, others = (_in_words(notes, what) for notes in (mine, first))
     raise RuntimeError(
         f"{caller}: replicas of a model would drift apart: rank {rank} has the {what} {ours}, rank {theirs} "
         f"{others}. Use one seed on all ranks, and load the same state."
@@ -90,14 +98,16 @@ def _digest(what: Any) -> str:
 
 def _plain(seeds: Any) -> Any:
     """Return seeds as JSON has them."""
-    return [_plain(one) for one in seeds] if isinstance(seeds, (list, tuple)) else seeds
+    return [_plain(seed) for seed in seeds] if isinstance(seeds, (list, tuple)) else seeds
 
 
-def _said(one: dict[str, Any], what: str) -> str:
+def _in_words(notes: dict[str, Any], what: str) -> str:
     if what == "steps":
-        return str(one["first"]) if one["first"] == one["last"] else f"{one['first']} to {one['last']}"
-    return str(sorted({seed for seed in _flat(one["seeds"]) if seed is not None}))
+        return (
+            str(notes["first"]) if notes["first"] == notes["last"] else f"{notes['first']} to {notes['last']}"
+        )
+    return str(sorted({seed for seed in _flat(notes["seeds"]) if seed is not None}))
 
 
 def _flat(seeds: Any) -> Iterable[Any]:
-    return [x for one in seeds for x in _flat(one)] if isinstance(seeds, list) else [seeds]
+    return [x for part in seeds for x in _flat(part)] if isinstance(seeds, list) else [seeds]

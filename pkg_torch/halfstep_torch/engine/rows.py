@@ -17,6 +17,7 @@ Shards of a larger array would be, too.
 """
 
 import dataclasses
+import functools
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.stage import Stage
+from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 from halfstep_torch.storage.blocks import Blocks
 
 
@@ -56,6 +58,22 @@ class Slot:
         grad = self.param.grad
         assert grad is not None
         return grad.detach() if grad.requires_grad else grad
+
+
+@dataclasses.dataclass(eq=False)
+class SlotKeys:
+    """Keys of the random words of slots.
+
+    Attributes:
+        columns: int32: a row for every column of `stream_keys`, an entry per slot.
+    """
+
+    columns: Tensor
+
+    @functools.cached_property
+    def by_slot(self) -> Sequence[Tensor]:
+        """Of every slot its column: to cut them all at once takes a third of the time."""
+        return self.columns.split(1, dim=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +124,8 @@ class Span:
         runs = self.length // self.short.unit
         products = itertools.accumulate(x.shape, operator.mul, initial=1)
         leading = next(k for k, product in enumerate(products) if product == runs)
-        ours = rows.view(*x.shape[:leading], -1)[..., : x.numel() // runs]
-        return ours.unflatten(-1, x.shape[leading:])
+        entries = rows.view(*x.shape[:leading], -1)[..., : x.numel() // runs]
+        return entries.unflatten(-1, x.shape[leading:])
 
 
 class Rows:
@@ -143,6 +161,27 @@ class Rows:
 
     def __len__(self) -> int:
         return self._count
+
+    def keys(self, slot_keys: SlotKeys) -> Tensor:
+        """Return the keys of the rows: int32, of every column a number per row, or per element past 2^32.
+
+        Args:
+            slot_keys: of the slots.
+        """
+        if self.slots is None:
+            columns = slot_keys.by_slot[self.spans[0].slot].expand(-1, len(self)).contiguous()
+        else:
+            columns = slot_keys.columns.index_select(1, self.slots)
+        if self.high is None:
+            return columns
+        # Contract W8: the high half of the index is added to k1, golden ratio times.
+        high = self.high * (int(GOLDEN_RATIO) - (1 << 32))
+        columns = columns[:, :, None].expand(-1, *high.shape).clone()
+        streams = zip(self.stage.columns(columns.unbind()), self.stage.shared, strict=True)
+        for (_, k1_of_roles), shared in streams:
+            for k1 in () if shared else k1_of_roles.values():
+                k1 += high
+        return columns if high.shape[1] > 1 else columns[:, :, 0].contiguous()
 
     def load(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor] | None) -> None:
         """Bring everything into the matrices.

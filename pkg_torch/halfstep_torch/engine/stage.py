@@ -81,7 +81,7 @@ class Stage:
         return tuple(sorted(cuts, key=lambda cut: cut.size, reverse=True))
 
     @functools.cached_property
-    def whole(self) -> "Stage":
+    def padded(self) -> "Stage":
         """The stage as it runs on rows of one block each, the coarsest, where a short block is filled up.
 
         The stage itself where a block is cut by others, or too long to be a constant of a kernel: then a row
@@ -89,7 +89,7 @@ class Stage:
         """
         if not self.blocks or not self._nested or self.blocks[0].size > _LONGEST_BLOCK:
             return self
-        return self if self.blocks[0].run is None else _with_whole_blocks(self)
+        return self if self.blocks[0].run is None else _without_short_blocks(self)
 
     @property
     def compiles(self) -> bool:
@@ -106,6 +106,10 @@ class Stage:
     def width(self) -> int:
         """Elements of a row."""
         return math.lcm(*(blocks.unit for blocks in self.blocks)) if self.blocks else _WIDTH
+
+    def column(self, device: torch.device) -> Tensor:
+        """Return 0, 1, ... up to the width."""
+        return _count(self.width, device)
 
     def run(
         self, p: Tensor, u: Tensor, state: Mapping[str, Tensor], numbers: Sequence, words: Callable
@@ -127,7 +131,7 @@ class Stage:
         if any(self.wrapped):
             known = self.weights.join(p32, state) if self.scope == "elementwise" else self._known(p, state)
         for rule, sources, wrapped, n in zip(self.rules, self.sources, self.wrapped, numbers, strict=True):
-            drawn = [words(*x, one.upper) for x, one in zip(sources, rule.sources, strict=True)]
+            drawn = [words(*x, source.upper) for x, source in zip(sources, rule.sources, strict=True)]
             u, arrays = rule.update(u, known if wrapped else p32, state, n, drawn)
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
@@ -136,17 +140,17 @@ class Stage:
     def _reads_float32(self) -> bool:
         """Whether the weights are needed in float32: a copy of its size for a whole parameter."""
         wrapped = self.scope == "elementwise" and any(self.wrapped)
-        return self.lands or wrapped or any(rule.rule.wide_weights for rule in self.rules)
+        return self.lands or wrapped or any(rule.wide_weights for rule in self.rules)
 
     def _known(self, p: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """Return a whole parameter as precisely as it is known, joined piece by piece."""
         flat, length = p.reshape(-1), piece_length(p.device)
         known = torch.empty(flat.shape, dtype=torch.float32, device=p.device)
-        kept = {name: state[name] for name in self.weights.arrays}
+        arrays = {name: state[name] for name in self.weights.arrays}
         for start in range(0, flat.numel(), length):
             piece = slice(start, start + length)
-            of_piece = {name: x[piece] for name, x in kept.items()}
-            known[piece] = self.weights.join(flat[piece].to(torch.float32), of_piece)
+            pieces = {name: x[piece] for name, x in arrays.items()}
+            known[piece] = self.weights.join(flat[piece].to(torch.float32), pieces)
         return known.view(p.shape)
 
     def columns(self, keys: Sequence) -> Columns:
@@ -166,34 +170,80 @@ class Stage:
         at = index() if read else None
         words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
 
-        def of_rows(stream: int, role: int, upper: bool = False) -> Words:
+        def words_of_rows(stream: int, role: int, upper: bool = False) -> Words:
             if self.shared[stream]:
                 return lambda shape: columns[stream][1][role].expand(shape)
             return lambda shape: words[stream](role, upper)
 
-        return of_rows
+        return words_of_rows
 
-    def whole_words(self, keys: Sequence[int], device: torch.device) -> Callable[..., Words]:
+    def step_rows(
+        self,
+        p: Tensor,
+        g: Tensor,
+        u: Tensor | None,
+        state: Sequence[Tensor],
+        numbers: Sequence[Any],
+        first: Tensor,
+        keys: Tensor,
+        column: Tensor,
+    ) -> None:
+        """Step rows of whole blocks in place.
+
+        Args:
+            p: weights, in rows of the width.
+            g: their gradient, or the update of the stage before.
+            u: where the stage's own update goes; None where it changes the weights.
+            state: state arrays, in rows; scales in one.
+            numbers: of each rule, by name: floats, or 0-d tensors in compiled code.
+            first: int32, in a column: the index of the first element of each row, its low half.
+            keys: int32: columns of k0 and k1 of each stream.
+            column: 0, 1, ... up to the width.
+        """
+        old = dict(zip(self.arrays, state, strict=True))
+        words = self.row_words(lambda: first + column, keys.unbind())
+        out, new = self.run(_in_rows(p, first), g, old, numbers, words)
+        (p if u is None else u).copy_(out)
+        for name, array in new.items():
+            old[name].copy_(array)
+
+    def array_words(self, keys: Sequence[int], device: torch.device) -> Callable[..., Words]:
         """Return the words of arrays of any shape, given the keys of their leaf."""
         columns = self.columns(keys)
 
-        def of_array(stream: int, role: int, upper: bool = False) -> Words:
+        def words_of_array(stream: int, role: int, upper: bool = False) -> Words:
             k0, k1 = columns[stream][0], columns[stream][1][role]
             if self.shared[stream]:
                 return lambda shape: torch.full(shape, k1, dtype=torch.int32, device=device)
             return lambda shape: whole_words(k0, k1, shape, device)
 
-        return of_array
+        return words_of_array
 
 
-def _with_whole_blocks(x: Any) -> Any:
+def _without_short_blocks(x: Any) -> Any:
     """Return a stage, or any part of one, with no short blocks."""
     if isinstance(x, Blocks):
         return Blocks(x.size)
     if isinstance(x, tuple):
-        parts = map(_with_whole_blocks, x)
+        parts = map(_without_short_blocks, x)
         return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
     if not dataclasses.is_dataclass(x) or isinstance(x, type):
         return x
-    fields = {field.name: _with_whole_blocks(getattr(x, field.name)) for field in dataclasses.fields(x)}
+    fields = {field.name: _without_short_blocks(getattr(x, field.name)) for field in dataclasses.fields(x)}
     return dataclasses.replace(x, **fields)
+
+
+def _in_rows(p: Tensor, first: Tensor) -> Tensor:
+    """Return the weights, by a choice that every row makes for itself and that is always the same.
+
+    Else Inductor, on a CPU, runs over weights that draw no words as over one line, and over moments in rows:
+    it cuts the step in two, and keeps the moments in memory in between.
+    """
+    if p.device.type != "cpu" or not torch.compiler.is_compiling():
+        return p
+    return torch.where(first >= -(2**31), p, 0)
+
+
+@functools.cache
+def _count(length: int, device: torch.device) -> Tensor:
+    return torch.arange(length, dtype=torch.int32, device=device)

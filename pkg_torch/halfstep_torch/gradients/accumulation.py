@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.compiler import Compile
+from halfstep.random_words import Role
+from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.in_place import round_in_place, rounding_kernel
-from halfstep_torch.engine.leaves import check_grad
-from halfstep_torch.engine.state_form import LAST_STEP
 from halfstep_torch.gradients.hooks import give_back, named_leaves, take
+from halfstep_torch.leaves import check_grad
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer_state.form import LAST_STEP
 
 _FUNCTION = "accumulate_gradients"
 
@@ -103,7 +103,7 @@ class GradientAccumulation:
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], seed: int, compile: bool | str):
         leaves = [_Leaf(name, p) for name, p in named if p.requires_grad and p.dtype != torch.float32]
-        self._compile = Compile(_FUNCTION, compile)
+        self._compile = CompileChoice(_FUNCTION, compile)
         self._elements = sum(leaf.param.numel() for leaf in leaves)
         for leaf in leaves:
             self._compile.check(_FUNCTION, leaf.param.device)

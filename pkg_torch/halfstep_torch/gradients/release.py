@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep_torch.engine.batches import LastStep
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.gradients.hooks import give_back, take
 
@@ -59,7 +60,7 @@ class GradientRelease:
     """The handle that `release_gradients` returns."""
 
     def __init__(self, optimizer: Optimizer):
-        self._steps = [_StepOfOne(optimizer, entry) for entry in optimizer._named()]
+        self._steps = [_StepAlone(optimizer, entry) for entry in optimizer._named()]
         take(_FUNCTION, ((step.name, step.param) for step in self._steps))
         self._handles: list[Any] = [optimizer.register_step_pre_hook(_refuse_scaler)]
         for step in self._steps:
@@ -67,7 +68,7 @@ class GradientRelease:
                 hook = functools.partial(_step, weakref.ref(step))
                 self._handles.append(step.param.register_post_accumulate_grad_hook(hook))
         # The optimizer keeps what its parameters' hooks call, as they themselves would keep it for ever.
-        optimizer.__dict__["_gradient_release"] = self
+        optimizer.release = self
 
     def remove(self) -> None:
         """Take the hooks away: gradients stay until `zero_grad`, and `optimizer.step()` steps."""
@@ -78,8 +79,8 @@ class GradientRelease:
         self._steps.clear()
 
 
-class _StepOfOne:
-    """The step of one parameter: the optimizer's own, as if it had no other parameter.
+class _StepAlone:
+    """The step of one parameter, by its optimizer.
 
     Attributes:
         name: of the parameter.
@@ -87,24 +88,19 @@ class _StepOfOne:
     """
 
     def __init__(self, optimizer: Optimizer, entry: tuple[int, str, Tensor]):
-        self._optimizer = optimizer
+        self._optimizer, self._entry, self._last = optimizer, entry, LastStep()
         _, self.name, self.param = entry
-        self._alone: Any = object.__new__(type(optimizer))
-        # What it remembers of its last step is its own; groups, state, chain and seeds are the optimizer's.
-        self._own = {"_named": lambda: iter([entry]), "_slots": {}, "_layouts": {}}
 
     @torch.no_grad()
     def __call__(self) -> None:
-        own = {name: self._alone.__dict__.get(name, value) for name, value in self._own.items()}
-        self._alone.__dict__ = {**self._optimizer.__dict__, **own}
-        self._alone._step()
+        self._optimizer.step_alone([self._entry], self._last)
         self.param.grad = None
 
 
-def _step(step: weakref.ref, param: Tensor) -> None:
+def _step(reference: weakref.ref, param: Tensor) -> None:
     """Step a parameter, if there still is an optimizer."""
-    if (found := step()) is not None:
-        found()
+    if (step := reference()) is not None:
+        step()
 
 
 def _checked(optimizer: Any) -> Optimizer:
@@ -112,7 +108,7 @@ def _checked(optimizer: Any) -> Optimizer:
         raise TypeError(
             f"{_FUNCTION}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
-    if readers := [link.name for links in optimizer.links() for link, _ in links if link.measures]:
+    if readers := [link.name for links in optimizer.bound_links() for link, _ in links if link.measures]:
         raise ValueError(
             f"{_FUNCTION}: {readers[0]} reads all gradients before a step, and they are never there at once. "
             "Leave it out of the chain, or step after backward."

@@ -11,3 +11,10 @@ def sqrt(x: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return torch.sqrt(x)
     return torch.sqrt(x.to(torch.float64)).to(torch.float32)
+
+
+def sign(x: Tensor) -> Tensor:
+    """Return the sign of float32 `x`; unlike `torch.sign`, NaN for NaN and +0 for -0."""
+    u = (x > 0).to(torch.float32) - (x < 0).to(torch.float32)
+    # Triton's isnan flushes subnormal numbers before it looks.
+    return torch.where(x == x, u, x)

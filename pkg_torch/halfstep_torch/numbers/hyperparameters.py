@@ -1,18 +1,17 @@
-"""Hyperparameters: checked whenever they are read, float32 from then on.
+"""Hyperparameters: checked whenever they are read, float32 from then on. Contract: A4."""
 
-Contract: A4. Every function here names the function whose argument it checks, the value, the rule and the way
-out.
-"""
-
+import functools
 import math
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from halfstep.hyperparameters import Check, check_bound, check_decay_rate, check_nonnegative
 from halfstep_torch.numbers.float_formats import dtype_name
 
 
-def as_float32(caller: str, name: str, value) -> float:
+def as_float32(caller: str, name: str, value: Any) -> float:
     """Return a hyperparameter as the float32 number next to it.
 
     Args:
@@ -25,14 +24,14 @@ def as_float32(caller: str, name: str, value) -> float:
         ValueError: for a tensor of more than one element.
     """
     if isinstance(value, (Tensor, np.ndarray)):
-        value = _one(caller, name, value)
+        value = _element(caller, name, value)
     elif isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{caller}: {name}={value!r} is not a number. Use a float.")
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 
 
-def _one(caller: str, name: str, value: Tensor | np.ndarray) -> float:
+def _element(caller: str, name: str, value: Tensor | np.ndarray) -> float:
     kind, dtype = "tensor" if isinstance(value, Tensor) else "array", dtype_name(value.dtype)
     if dtype not in ("float32", "float64"):
         raise TypeError(
@@ -46,49 +45,17 @@ def _one(caller: str, name: str, value: Tensor | np.ndarray) -> float:
     return value.item()
 
 
-def decay_rate(caller: str, name: str, value) -> float:
-    """Return a decay rate in float32, in [0, 1)."""
-    rate = as_float32(caller, name, value)
-    if not 0.0 <= rate < 1.0:
-        held = " in float32" if 0.0 <= float(value) < 1.0 else ""
-        raise ValueError(f"{caller}: {name}={value} is outside [0, 1){held}. Use a decay rate such as 0.9.")
-    return rate
-
-
-def nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0.") -> float:
-    """Return a hyperparameter in float32 that must be finite, and not negative."""
-    number = bound(caller, name, value, hint)
-    if number == math.inf:
-        raise ValueError(f"{caller}: {name}={value} is infinite in float32. {hint}")
-    return number
-
-
-def bound(caller: str, name: str, value, hint: str = "Use a number >= 0.") -> float:
-    """Return a bound in float32 that must not be negative; infinity is no bound."""
+def checked(caller: str, name: str, value: Any, check: Check) -> float:
+    """Return a hyperparameter in float32, once `check` has not refused it."""
     number = as_float32(caller, name, value)
-    if not number >= 0:
-        problem = "negative" if number < 0 else "not a number"
-        raise ValueError(f"{caller}: {name}={value} is {problem}. {hint}")
+    check(caller, name, value, number)
     return number
 
 
-def check_order(caller: str, low_name: str, low: float, high_name: str, high: float) -> None:
-    """Raise ValueError for a lower bound above its upper bound."""
-    if low > high:
-        raise ValueError(
-            f"{caller}: {low_name}={low:.7g} is above {high_name}={high:.7g}. "
-            f"Use {low_name} <= {high_name}, or None for no bound."
-        )
+decay_rate = functools.partial(checked, check=check_decay_rate)
+bound = functools.partial(checked, check=check_bound)
 
 
-def several(caller: str, name: str, value, count: int) -> tuple:
-    """Return as many numbers as a group entry holds, each still unchecked."""
-    if isinstance(value, (tuple, list)) and len(value) == count:
-        return tuple(value)
-    what, example = ("pair", "(0.9, 0.999)") if count == 2 else (f"tuple of {count}", "(0.98, 0.92, 0.99)")
-    raise TypeError(f"{caller}: {name}={value!r} is not a {what}. Use a {what} such as {example}.")
-
-
-def pair(caller: str, name: str, value) -> tuple:
-    """Return two decay rates, each still unchecked."""
-    return several(caller, name, value, 2)
+def nonnegative(caller: str, name: str, value: Any, hint: str = "Use a number >= 0.") -> float:
+    """Return a hyperparameter in float32 that must be finite, and not negative."""
+    return checked(caller, name, value, functools.partial(check_nonnegative, hint=hint))

@@ -4,14 +4,14 @@ Contract: section M. How a moment is stored is not decided here (`formats.py` do
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 
 class DecayRate(NamedTuple):
-    """The decay rate of an average.
+    """The decay rate of an average: for `ema` two numbers, in a product the rate itself.
 
     Attributes:
         b: the rate, a float32 number.
@@ -27,6 +27,11 @@ class DecayRate(NamedTuple):
         b32 = np.float32(b)
         return cls(float(b32), float(np.float32(1) - b32))
 
+    def __mul__(self, x: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.b * x
+
+    __rmul__ = __mul__  # pyright: ignore[reportAssignmentType]
+
 
 def ema(average: Tensor, value: Tensor, rate: DecayRate) -> Tensor:
     """Return (b average) + ((1 - b) value): two products and a sum, each rounded once to float32.
@@ -34,7 +39,7 @@ def ema(average: Tensor, value: Tensor, rate: DecayRate) -> Tensor:
     Args:
         average: float32 tensor.
         value: float32 tensor.
-        rate: b, and 1 - b; in a rule the number of a `decay_rate` field.
+        rate: b, and 1 - b.
 
     Example:
         >>> import torch

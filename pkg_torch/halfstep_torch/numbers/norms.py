@@ -9,7 +9,7 @@ from halfstep_torch.numbers.exact import sqrt
 _LOWEST, _HIGHEST = 1, 253
 
 
-def norm(x: Tensor) -> Tensor:
+def norm(x: Tensor, length: int | None = None) -> Tensor:
     """Return the Euclidean norm of an array: n = 2^e sqrt(sum((x 2^-e)^2)), e the exponent of max |x|.
 
     In float32, whatever the dtype of `x`. The two products with a power of two are exact, so that nothing
@@ -19,6 +19,7 @@ def norm(x: Tensor) -> Tensor:
 
     Args:
         x: float32, bfloat16 or float16, of any shape.
+        length: of the pieces; None for the fastest.
 
     Returns:
         A float32 0-d tensor: 0 of an array that is empty or all zeros, NaN where an element is NaN, infinity
@@ -30,7 +31,7 @@ def norm(x: Tensor) -> Tensor:
 
     Source: ours; the scaling is that of BLAS's `nrm2`, by a power of two (contract L1).
     """
-    pieces = x.reshape(-1).split(piece_length(x.device))
+    pieces = x.reshape(-1).split(length or piece_length(x.device))
     # Made before the pieces are: small results between large temporaries keep a heap from shrinking.
     fields = torch.empty(len(pieces), dtype=torch.int32, device=x.device)
     sums = torch.empty(len(pieces), dtype=torch.float32, device=x.device)

@@ -7,7 +7,7 @@ comparison and its select, and one of a shift, a minimum or a maximum.
 import torch
 from torch import Tensor
 
-from halfstep_torch.numbers.float_formats import FloatFormat
+from halfstep.float_formats import FloatFormat
 
 _SIGN = -(1 << 31)
 
@@ -23,7 +23,7 @@ def to_patterns(x: Tensor, fmt: FloatFormat) -> Tensor:
     normal = ((bits & 0x7FFFFFFF) >> (23 - m)) - base(fmt)
     subnormal = (x.abs() * 2.0 ** (m - fmt.min_exponent)).to(torch.int32)
     code = torch.where(x.abs() < 2.0**fmt.min_exponent, subnormal, normal)
-    code = torch.where(x.abs() <= fmt.largest, code, infinity(fmt))
+    code = torch.where(x.abs() <= fmt.max, code, infinity(fmt))
     code = torch.where(x == x, code, infinity(fmt) + (1 << (m - 1)))
     return code | ((bits >> 24) & 0x80)
 

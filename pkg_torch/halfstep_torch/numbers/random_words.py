@@ -5,8 +5,6 @@ device, in int32 (torch has no uint32 arithmetic; the wrap gives the same bits).
 is kept: torch's own generators are never read or moved.
 """
 
-import enum
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -14,33 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.random_words import in_range, leaf_number
 from halfstep_torch.numbers.seeds import Seed, as_seed
-
-
-class Role(enum.IntEnum):
-    """What a word is used for: streams of one leaf and step that must not be shared (contract W6)."""
-
-    PARAM = 0
-    MU = 1
-    NU = 2
-    ACCUMULATOR = 3
-    STATE = 4
-
-
-_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
-
-
-def role_of(name: str) -> int:
-    """Return the role of a moment's words, given its name in the contract.
-
-    1 for "mu" and "trace", 2 for "nu"; of any other name its `leaf_id` (contract W6).
-
-    Example:
-        >>> role_of("nu"), hex(role_of("layer/w"))
-        (<Role.NU: 2>, '0x66ca8284')
-    """
-    return _ROLES[name] if name in _ROLES else leaf_id(name)
-
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
@@ -67,22 +40,6 @@ def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray,
         x0 = x0 + schedule[(group + 1) % 3]
         x1 = x1 + (schedule[(group + 2) % 3] + np.uint32(group + 1))
     return x0, x1
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def leaf_id(name: str) -> int:
-    """Return the 32-bit FNV-1a hash of the UTF-8 bytes of a leaf's name.
-
-    Example:
-        >>> hex(leaf_id("layer/w"))
-        '0x66ca8284'
-
-    Source: Fowler, Noll, Vo, "The FNV non-cryptographic hash algorithm", draft-eastlake-fnv, section 2.
-    """
-    value = 0x811C9DC5
-    for byte in name.encode():
-        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return value
 
 
 def leaf_keys(seed: int, steps: Sequence[int], leaves: Sequence[int], roles: Sequence[int]) -> np.ndarray:
@@ -181,6 +138,7 @@ def random_words(
         ValueError: if the seed, the step or a leaf's id is out of range.
 
     Example:
+        >>> from halfstep_torch import Role
         >>> [hex(word) for word in random_words(0, 1, "w", Role.PARAM, (2,)).tolist()]
         ['0xf0de8308', '0xe6012f71']
 
@@ -188,16 +146,12 @@ def random_words(
     """
     seed = as_seed("random_words", seed)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    leaf = leaf_id(leaf) if isinstance(leaf, str) else leaf
+    offset, role = in_range("offset", offset, 64), in_range("role", role, 32)
     if not 0 <= step < 2**32:
         raise ValueError(
             f"random_words: step={step} is outside [0, 2^32). Use the count of updates, 1 at the first."
         )
-    if not 0 <= leaf < 2**32:
-        raise ValueError(
-            f"random_words: leaf={leaf} is outside [0, 2^32). Use a name, or what leaf_id gives."
-        )
-    k0, k1 = as_int32(leaf_keys(seed, [step], [leaf], [role])[0]).tolist()
+    k0, k1 = as_int32(leaf_keys(seed, [step], [leaf_number(leaf)], [role])[0]).tolist()
     return whole_words(k0, k1, shape, device, offset).view(torch.uint32)
 
 

@@ -10,8 +10,9 @@ import math
 import torch
 from torch import Tensor
 
+from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep_torch.numbers import patterns
-from halfstep_torch.numbers.float_formats import FLOAT_FORMATS, FloatFormat, dtype_name
+from halfstep_torch.numbers.float_formats import dtype_name, torch_dtype
 
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
@@ -89,17 +90,17 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> T
         return torch.where(x.abs() < math.inf, x, math.nan) if saturate else x
     if name == "bfloat16":
         return _round_bfloat16(x, words, saturate).to(torch.bfloat16)
-    fmt = FLOAT_FORMATS[name]
+    fmt, dtype = FLOAT_FORMATS[name], torch_dtype(name)
     value = rounded(x, fmt, words, saturate)
-    return (value if fmt.dtype.is_floating_point else patterns.to_patterns(value, fmt)).to(fmt.dtype)
+    return (value if dtype.is_floating_point else patterns.to_patterns(value, fmt)).to(dtype)
 
 
 def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
     """Return what `round_value` does for a format of fewer exponent bits than float32, still in float32."""
     if saturate:
         return torch.where(x.abs() < math.inf, _saturated(x, fmt, words), math.nan)
-    value = round_narrow(x, fmt, words)
-    value = torch.where(value.abs() <= fmt.largest, value, fmt.overflow * value.sign())
+    value, overflow = round_narrow(x, fmt, words), math.inf if fmt.has_infinity else math.nan
+    value = torch.where(value.abs() <= fmt.max, value, overflow * value.sign())
     return torch.where(x == x, value, math.nan)
 
 
@@ -129,8 +130,8 @@ def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
 def _saturated(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     """Return what `round_narrow` does of finite numbers, or the largest number of the format."""
     if words is None:
-        return _nearest_narrow(x, fmt).clamp(-fmt.largest, fmt.largest)
-    magnitude = _stochastic_magnitude(x, fmt, words).clamp(max=_pattern(fmt.largest))
+        return _nearest_narrow(x, fmt).clamp(-fmt.max, fmt.max)
+    magnitude = _stochastic_magnitude(x, fmt, words).clamp(max=_pattern(fmt.max))
     return (magnitude | (x.view(torch.int32) & _SIGN)).view(torch.float32)
 
 
@@ -153,7 +154,7 @@ def _stochastic_magnitude(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
     drop = max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
     normal = (magnitude + ((words >> (32 - drop)) & ((1 << drop) - 1))) & -(1 << drop)
-    subnormal = _multiple_of_smallest(magnitude, fmt, words).to(torch.float32) * _smallest(fmt)
+    subnormal = _multiple_of_smallest(magnitude, fmt, words).to(torch.float32) * fmt.smallest
     return torch.where(magnitude < _first_normal(fmt), subnormal.view(torch.int32), normal)
 
 
@@ -199,7 +200,7 @@ def _multiple_of_smallest(magnitude: Tensor, fmt: FloatFormat, words: Tensor | N
     those of the significand, shifted by as much as the exponent says.
     """
     bounded = magnitude.clamp(max=_first_normal(fmt))
-    multiples = bounded.view(torch.float32) * (1 / _smallest(fmt))
+    multiples = bounded.view(torch.float32) * (1 / fmt.smallest)
     if words is None:
         return multiples.round().to(torch.int32)
     # The exponent field of numbers whose significand stands where those bits do, at their lower end. From 24
@@ -218,10 +219,6 @@ def _multiple_of_smallest(magnitude: Tensor, fmt: FloatFormat, words: Tensor | N
 def _first_normal(fmt: FloatFormat) -> int:
     """Return the pattern of the smallest normal number."""
     return (fmt.min_exponent + _EXPONENT_BIAS) << _MANTISSA_BITS
-
-
-def _smallest(fmt: FloatFormat) -> float:
-    return 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)
 
 
 def _pattern(number: float) -> int:

@@ -2,60 +2,23 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-import numpy as np
 from torch import Tensor
 
+from halfstep.hyperparameters import several
+from halfstep.rule import Rule
+from halfstep.rules.adam import ScaleByAdam
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.declarations import decay_rate, host_only, moment, number
-from halfstep_torch.engine.groups import check_torch_options
+from halfstep_torch.engine.group_entries import check_torch_options
 from halfstep_torch.engine.optimizer import Optimizer
-from halfstep_torch.numbers import moments as averages
-from halfstep_torch.numbers.exact import sqrt
-from halfstep_torch.numbers.hyperparameters import pair
-from halfstep_torch.numbers.moments import ema
+from halfstep_torch.link import checked_rule
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import Rule
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType
-from halfstep_torch.weights.param_storage import with_param_storage
-
-
-@dataclasses.dataclass(frozen=True)
-class ScaleByAdam(Rule):
-    """The transform that `scale_by_adam` returns; its arguments, unchecked."""
-
-    b1: Any = decay_rate(0.9, "betas[0]")
-    b2: Any = decay_rate(0.999, "betas[1]")
-    eps: Any = number(1e-8)
-    eps_root: Any = number(0.0)
-    mu_dtype: Any = None
-    nu_dtype: Any = None
-    mu_rounding: str = "auto"
-    nu_rounding: str = "stochastic"
-    nesterov: bool = False
-    bias_correction: bool = host_only(True)
-    seed: Any = 0
-    exp_avg = moment("mu", rate="b1", unit="exp_avg_sq")
-    exp_avg_sq = moment("nu", rate="b2", signed=False)
-
-    def numbers(self, h: Any, step: int) -> Mapping[str, Any]:
-        """Return r1, r2 and r1 of the next step: the inverse bias corrections."""
-        if not self.bias_correction:
-            return {"r1": 1.0, "r2": 1.0, "r1_next": 1.0}
-        inverse = lambda b, count: np.float32(1) / averages.bias_correction(b, count)  # noqa: E731
-        return {"r1": inverse(h.b1, step), "r2": inverse(h.b2, step), "r1_next": inverse(h.b1, step + 1)}
-
-    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
-        """Return u = (m r1) / (sqrt((v r2) + eps_root) + eps), m and v as stored (contract A5, A7)."""
-        mu, nu = moments.exp_avg, moments.exp_avg_sq
-        v = nu.round(ema(nu.value, g * g, n.b2))
-        m = mu.round(ema(mu.value, g, n.b1))
-        m_hat = ema(m * n.r1_next, g * n.r1, n.b1) if self.nesterov else m * n.r1
-        return m_hat / (sqrt((v * n.r2) + n.eps_root) + n.eps)
+from halfstep_torch.weights.weight_storage import with_param_storage
 
 
 def scale_by_adam(
@@ -115,7 +78,7 @@ def scale_by_adam(
 
     Source: D. Kingma, J. Ba, "Adam", ICLR 2015, algorithm 1; storage and rounding: contract A5, F1 to F3.
     """
-    return ScaleByAdam(
+    rule = ScaleByAdam(
         b1=b1,
         b2=b2,
         eps=eps,
@@ -127,7 +90,8 @@ def scale_by_adam(
         nesterov=nesterov,
         bias_correction=bias_correction,
         seed=seed,
-    ).checked()
+    )
+    return checked_rule(rule)
 
 
 def adam_of(caller: str, betas: tuple[float, float], *, seed: Seed, **options: Any) -> ScaleByAdam:
@@ -139,7 +103,7 @@ def adam_of(caller: str, betas: tuple[float, float], *, seed: Seed, **options: A
         seed: its argument.
         **options: other fields.
     """
-    b1, b2 = pair(caller, "betas", betas)
+    b1, b2 = several(caller, "betas", betas, 2)
     return ScaleByAdam(b1=b1, b2=b2, seed=as_seed(caller, seed), **options)
 
 

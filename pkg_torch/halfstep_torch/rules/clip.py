@@ -1,32 +1,31 @@
 """Clipping by the norm of all gradients: as a link of a chain, and in place. Contract: N3."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep_torch.declarations import number
+from halfstep.hyperparameters import check_bound
+from halfstep.rule import Rule, number
 from halfstep_torch.gradients.hooks import taken_by
+from halfstep_torch.link import Link, checked_rule
 from halfstep_torch.numbers import hyperparameters
 from halfstep_torch.numbers.global_norm import global_norm
-from halfstep_torch.rule import Rule
 
 
-@dataclasses.dataclass(frozen=True)
-class ClipByGlobalNorm(Rule):
+class ClipByGlobalNorm(Link):
     """The transform that `clip_by_global_norm` returns; its arguments, unchecked."""
 
-    measures: ClassVar[bool] = True
-    max_norm: Any = number(entry=None, check=hyperparameters.bound)  # the entry `max_norm` is LAMB's
+    measures = True
+    max_norm: Any = number(torch=None, check=check_bound)  # the entry `max_norm` is LAMB's
     exact: bool = False
 
     def measure(self, h: Any, gs: Sequence[Tensor]) -> Mapping[str, Any]:
         """Return the factor of all gradients."""
         return {"factor": _factor(global_norm(gs, exact=self.exact), h.max_norm)}
 
-    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
+    def update(self, g, p, n, m, op):
         """Return the clipped update."""
         return n.factor * g
 
@@ -53,7 +52,7 @@ def clip_by_global_norm(max_norm: float, *, exact: bool = False) -> Rule:
         ValueError: if it is negative.
 
     Example:
-        >>> import halfstep_torch as hs
+        >>> import torch, halfstep_torch as hs
         >>> p = torch.nn.Parameter(torch.zeros(2))
         >>> tx = hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_learning_rate(1.0))
         >>> p.grad = torch.tensor([3.0, -4.0])
@@ -64,7 +63,7 @@ def clip_by_global_norm(max_norm: float, *, exact: bool = False) -> Rule:
     Source: R. Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013,
         algorithm 1; the name and argument are Optax's.
     """
-    return ClipByGlobalNorm(max_norm, exact).checked()
+    return checked_rule(ClipByGlobalNorm(max_norm, exact))
 
 
 @torch.no_grad()

@@ -10,16 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.rule import Rule
+from halfstep.rules.adam import ScaleByAdam
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.seeds import Seed
-from halfstep_torch.rule import Rule
-from halfstep_torch.rules.adam import ScaleByAdam, adam_of
+from halfstep_torch.rules.adam import adam_of
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType, scaled
-from halfstep_torch.weights.param_storage import with_param_storage
+from halfstep_torch.weights.weight_storage import with_param_storage
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)
 LAMB16_NU = scaled("ufloat8_e5m3", 128)

@@ -1,63 +1,40 @@
 """The learning rate. Contract: section D."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.declarations import host_only, number
+from halfstep.hyperparameters import check_nonnegative
+from halfstep.rule import Rule, number, option
+from halfstep_torch.link import Link
 from halfstep_torch.numbers.hyperparameters import nonnegative
-from halfstep_torch.rule import Rule
+from halfstep_torch.numbers.schedules import Schedule
 
-Schedule = Callable[[int], float]
-
-
-@dataclasses.dataclass(frozen=True)
-class LearningRate:
-    """A learning rate, checked whenever it is read.
-
-    Attributes:
-        caller: for messages.
-        rate: a float32 number, or a `Schedule`.
-    """
-
-    caller: str
-    rate: Any
-
-    def at(self, step: int) -> float:
-        """Return the rate of a step. A schedule reads the count before its increment (contract A6)."""
-        if not callable(self.rate):
-            return self.rate
-        value = self.rate(step - 1)
-        return nonnegative(self.caller, f"lr({step - 1})", value, "Use a schedule of numbers >= 0.")
+LEARNING_RATE = functools.partial(
+    number,
+    schedule=True,
+    torch="lr",
+    check=functools.partial(check_nonnegative, hint="Use a number >= 0, or maximize=True to ascend."),
+)
+"""Declares a field that the entry `lr` of a param group holds: a number, or a schedule."""
 
 
-def read_rate(caller: str, name: str, lr: Any) -> LearningRate:
-    """Return the entry `lr` of a param group, checked: a float32 number, or a schedule."""
-    if callable(lr):
-        return LearningRate(caller, lr)
-    return LearningRate(
-        caller, nonnegative(caller, name, lr, "Use a number >= 0, or maximize=True to ascend.")
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class ScaleByLearningRate(Rule):
-    """The transform that `scale_by_learning_rate` returns; its arguments, unchecked.
+class ScaleByLearningRate(Link):
+    """The rule of `scale_by_learning_rate`; its arguments, unchecked.
 
     The group entry is a number, a 0-d tensor, or a schedule (of which the group shows the number).
     """
 
-    learning_rate: Any = number(entry="lr", check=read_rate)
-    flip_sign: bool = host_only(True)
+    learning_rate: Any = LEARNING_RATE()
+    flip_sign: bool = option(True)
 
-    def numbers(self, h: Any, step: int) -> Mapping[str, Any]:
+    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
         """Return the rate with its sign."""
-        lr = h.learning_rate.at(step)
-        return {"learning_rate": -lr if self.flip_sign else lr}
+        return {"learning_rate": -h.learning_rate if self.flip_sign else h.learning_rate}
 
-    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
+    def update(self, g, p, n, m, op):
         """Return (-lr) u, rounded once (contract D2)."""
         return n.learning_rate * g
 

@@ -5,45 +5,19 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from halfstep.hyperparameters import several
+from halfstep.rule import Rule
+from halfstep.rules.lion import ScaleByLion
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.declarations import decay_rate, moment
 from halfstep_torch.engine.optimizer import Optimizer
-from halfstep_torch.numbers.hyperparameters import pair
-from halfstep_torch.numbers.moments import ema
+from halfstep_torch.link import checked_rule
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import Rule
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType
-from halfstep_torch.weights.param_storage import with_param_storage
-
-
-@dataclasses.dataclass(frozen=True)
-class ScaleByLion(Rule):
-    """The transform that `scale_by_lion` returns; its arguments, unchecked."""
-
-    b1: Any = decay_rate(0.9, "betas[0]")
-    b2: Any = decay_rate(0.99, "betas[1]")
-    mu_dtype: Any = None
-    mu_rounding: str = "auto"
-    seed: Any = 0
-    exp_avg = moment("mu", rate="b2")
-
-    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
-        """Return the sign of (b1 m) + ((1 - b1) g), and store (b2 m) + ((1 - b2) g) (contract A9)."""
-        mu = moments.exp_avg
-        mu.round(ema(mu.value, g, n.b2))
-        return _sign(ema(mu.value, g, n.b1))
-
-
-def _sign(x: Tensor) -> Tensor:
-    """Return the sign of float32 `x`; unlike `torch.sign`, NaN for NaN and +0 for -0."""
-    u = (x > 0).to(torch.float32) - (x < 0).to(torch.float32)
-    # Triton's isnan flushes subnormal numbers before it looks.
-    return torch.where(x == x, u, x)
+from halfstep_torch.weights.weight_storage import with_param_storage
 
 
 def scale_by_lion(
@@ -88,7 +62,7 @@ def scale_by_lion(
     Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
     Storage and rounding: contract A9, F1 to F3.
     """
-    return ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed).checked()
+    return checked_rule(ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed))
 
 
 class Lion(Optimizer):
@@ -142,7 +116,7 @@ class Lion(Optimizer):
     ) -> None:
         caller = type(self).__name__
         seed = as_seed(caller, seed)
-        b1, b2 = pair(caller, "betas", betas)
+        b1, b2 = several(caller, "betas", betas, 2)
         lion = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, seed=seed)
         make = functools.partial(_lion_chain, caller, lion, weight_decay, lr)
         tx = ChainByOptions(make, {"mu_rounding": mu_rounding, "param_storage": param_storage})

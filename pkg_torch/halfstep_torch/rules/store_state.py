@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.random_words import Role
+from halfstep.rule import Rule, declared
+from halfstep.storage.moment_formats import check_stored_state
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.chain import Chain, chain
-from halfstep_torch.declarations import declared
-from halfstep_torch.numbers.random_words import Role
+from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import WordSource
 from halfstep_torch.storage.state_dtypes import as_format
@@ -24,16 +25,14 @@ from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, Sto
 Select = Callable[[str, Tensor], bool]
 
 _CALLER = "store_state"
-_ROUNDINGS = ("stochastic", "nearest_unchecked")
 _HELD = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@dataclasses.dataclass(frozen=True)
-class StoreState(Rule):
+class StoreState(Link):
     """One link of what `store_state` returns.
 
     Attributes:
-        inner: the wrapped rule.
+        inner: the wrapped link.
         format: of its arrays.
         stochastic: how they are rounded.
         select: which of them; None for all.
@@ -41,7 +40,7 @@ class StoreState(Rule):
         seed: of the wrapped rule, and of the arrays' words.
     """
 
-    inner: Rule
+    inner: Link
     format: Format
     stochastic: bool
     select: Select | None
@@ -52,6 +51,11 @@ class StoreState(Rule):
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What state dicts and messages call it: the formats must agree."""
         return f"{_CALLER}({self.inner.name}, {_description(self.format)})"
+
+    @property
+    def rule(self) -> Rule:
+        """That of the wrapped link."""
+        return self.inner.rule
 
     @property
     def scope(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -116,9 +120,9 @@ class StoreState(Rule):
         too_small = self.format.scaled and not fmt.scaled
         if too_small or not self._may_store(one, info) or not self._chooses(one, info):
             return one
-        if not self.format.codes.signed and declared(type(self.inner)).moments[one.key].signed:
+        if not self.format.signed and declared(type(self.rule)).moments[one.name].signed:
             raise ValueError(
-                f"{_CALLER}: format={self.format.name} has no sign, and {self._name(one)!r} has one. "
+                f"{_CALLER}: format={self.format.dtype} has no sign, and {self._name(one)!r} has one. "
                 'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
             )
         if fmt.scaled and scale_key(one.key) in one.arrays:
@@ -127,7 +131,7 @@ class StoreState(Rule):
                 'Store it in a format without, as "bfloat16", or leave it out by select=...'
             )
         source = WordSource(Role.STATE, 1, f"{self._name(one)}/") if self.stochastic and fmt.rounds else None
-        outer = StoredMoment(one.key, fmt, source, "where_nonnegative", array.shape_of)
+        outer = StoredMoment(one.name, one.key, fmt, source, "where_nonnegative", array.shape_of)
         return StoredAgain(one, outer, array.dtype)
 
     def _may_store(self, one: MomentStorage, info: ParamInfo) -> bool:
@@ -135,7 +139,7 @@ class StoreState(Rule):
         return array.dtype in _HELD and bool(array.shape(info.shape))
 
     def _name(self, one: MomentStorage) -> str:
-        return f"{self.prefix}{declared(type(self.inner)).moments[one.key].name}"
+        return f"{self.prefix}{one.name}"
 
     def _chooses(self, one: MomentStorage, info: ParamInfo) -> bool:
         if self.select is None:
@@ -193,7 +197,7 @@ def store_state(
             has one.
 
     Example:
-        >>> import halfstep_torch as hs
+        >>> import torch, halfstep_torch as hs
         >>> tx = hs.chain(store_state(hs.scale_by_adam(), "bfloat16"), hs.scale_by_learning_rate(1e-3))
         >>> p = torch.nn.Parameter(torch.ones(3))
         >>> p.grad = torch.ones(3)
@@ -207,18 +211,7 @@ def store_state(
     fmt = as_format(_CALLER, "format", format)
     if fmt is None:
         raise TypeError(f'{_CALLER}: format=None is not a format. Use "bfloat16", or what scaled returns.')
-    if fmt.relative:
-        raise ValueError(
-            f"{_CALLER}: format=relative(...) is in units of the root of a second moment, "
-            "which is not known here. Use scaled(...), or mu_dtype=relative(...) of adam."
-        )
-    if rounding not in _ROUNDINGS:
-        raise ValueError(
-            f"{_CALLER}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "
-            'Use "stochastic" or "nearest_unchecked".'
-        )
-    if select is not None and not callable(select):
-        raise TypeError(f"{_CALLER}: select={select!r} is not a function. Use lambda name, array: ...")
+    check_stored_state(_CALLER, fmt, rounding, select)
     own, links = as_seed(_CALLER, seed), chain(inner).links
     for link in links:
         if link.last or isinstance(link, StoreState):
@@ -234,4 +227,4 @@ def store_state(
 
 
 def _description(fmt: Format) -> str:
-    return f"{fmt.name} in blocks of {fmt.block_size}" if fmt.scaled else fmt.name
+    return f"{fmt.dtype} in blocks of {fmt.block_size}" if fmt.scaled else fmt.dtype

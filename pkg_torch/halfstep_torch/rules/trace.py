@@ -7,44 +7,31 @@ from typing import Any
 
 from torch import Tensor
 
+import halfstep.rules.trace as shared
+from halfstep.rule import Rule, option
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.declarations import host_only, moment, number
-from halfstep_torch.engine.groups import check_torch_options
+from halfstep_torch.engine.group_entries import check_torch_options
 from halfstep_torch.engine.optimizer import Optimizer
-from halfstep_torch.numbers import hyperparameters
+from halfstep_torch.link import Link, ParamInfo, checked_rule
 from halfstep_torch.numbers.seeds import Seed, as_seed
-from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType
-from halfstep_torch.weights.param_storage import with_param_storage
+from halfstep_torch.weights.weight_storage import with_param_storage
 
 
-@dataclasses.dataclass(frozen=True)
-class Trace(Rule):
-    """The transform that `trace` returns; its arguments, unchecked.
+class Trace(shared.Trace, Link):
+    """The rule of `trace` in a param group, which may have no momentum.
 
     Attributes:
         without_zero: a momentum of 0 keeps no sum.
     """
 
-    decay: Any = number(entry="momentum", check=hyperparameters.decay_rate)
-    nesterov: bool = False
-    accumulator_dtype: Any = None
-    rounding: str = "auto"
-    seed: Any = 0
-    without_zero: bool = host_only(False)
-    momentum_buffer = moment("trace", rate="decay", dtype="accumulator_dtype", rounding="rounding")
+    without_zero: bool = option(False)
 
     def acts(self, h: Any, info: ParamInfo) -> bool:
         """Whether there is a sum to keep."""
         return not (self.without_zero and h.decay == 0)
-
-    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
-        """Return t as it was stored, t <- store(g + (decay t)), or g + (decay t) (contract A10)."""
-        trace = moments.momentum_buffer
-        t = trace.round(g + (n.decay * trace.value))
-        return g + (n.decay * t) if self.nesterov else t
 
 
 def trace(
@@ -89,13 +76,14 @@ def trace(
     et al., "On the importance of initialization and momentum in deep learning", ICML 2013, for `nesterov`.
     Storage and rounding: contract A10, F1 to F3.
     """
-    return Trace(
+    rule = Trace(
         decay=decay,
         nesterov=nesterov,
         accumulator_dtype=accumulator_dtype,
         rounding=rounding,
         seed=seed,
-    ).checked()
+    )
+    return checked_rule(rule)
 
 
 class SGD(Optimizer):

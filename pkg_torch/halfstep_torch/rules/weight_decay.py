@@ -1,24 +1,21 @@
 """Weight decay. Contract: section D."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.declarations import host_only, number
-from halfstep_torch.rule import ParamInfo, Rule
+import halfstep.rules.weight_decay as shared
+from halfstep.rule import Rule, option
+from halfstep_torch.link import Link, ParamInfo, checked_rule
 
 Mask = Callable[[str, Tensor], bool]
 
 
-@dataclasses.dataclass(frozen=True)
-class AddDecayedWeights(Rule):
-    """The transform that `add_decayed_weights` returns; its arguments, unchecked."""
+class AddDecayedWeights(shared.AddDecayedWeights, Link):
+    """The rule of `add_decayed_weights`, with a mask of parameters."""
 
-    weight_decay: Any = number(0.0)
-    mask: Mask | None = host_only(None)
-    absolute: bool = False
+    mask: Mask | None = option(None)
 
     def applies_to(self, name: str, param: Tensor) -> bool:
         """Ask the mask."""
@@ -27,11 +24,6 @@ class AddDecayedWeights(Rule):
     def acts(self, h: Any, info: ParamInfo) -> bool:
         """Whether there is a decay: 0 times an infinite weight would be NaN."""
         return h.weight_decay != 0
-
-    def update(self, g: Tensor, p: Tensor, n: Any, moments: Any) -> Tensor:
-        """Return u + (wd p), or u - (wd p): product and sum rounded once each (contract D1)."""
-        decay = n.weight_decay * p
-        return g - decay if self.absolute else g + decay
 
 
 def add_decayed_weights(
@@ -62,7 +54,7 @@ def add_decayed_weights(
 
     Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract D1.
     """
-    tx = AddDecayedWeights(weight_decay=weight_decay, mask=mask, absolute=absolute).checked()
+    tx = checked_rule(AddDecayedWeights(weight_decay=weight_decay, mask=mask, absolute=absolute))
     if mask is not None and not callable(mask):
         raise TypeError(
             f"add_decayed_weights: mask={mask!r} is not a function. "

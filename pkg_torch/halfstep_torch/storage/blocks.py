@@ -4,10 +4,11 @@ Everything here works on row-major order, on an array or on any stretch of it th
 """
 
 import dataclasses
-import math
 
 import torch
 from torch import Tensor
+
+from halfstep.storage.blocks import BlockSize, block_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,51 +97,8 @@ def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
     return (*leading, last // unit * becomes) if last % unit == 0 else (-1,)
 
 
-def block_layout(shape: tuple[int, ...], block_size: int | str | None) -> tuple[tuple[int, ...], int, int]:
-    """Return (leading shape, length of the run, block size) of an array.
-
-    A run is the shortest run of trailing axes whose product reaches `block_size`, or all axes where none
-    does; blocks stand along it, and the last one of a run may be short.
-
-    Args:
-        shape: of the array.
-        block_size: a number of elements, "row" (one block per last-axis row) or None (one block in all).
-
-    Example:
-        >>> block_layout((64, 16, 3, 3), 128)
-        ((64,), 144, 128)
-    """
-    shape = tuple(shape)
-    if block_size is None:
-        return (), math.prod(shape), math.prod(shape)
-    if block_size == "row":
-        return shape[:-1], shape[-1] if shape else 1, shape[-1] if shape else 1
-    assert isinstance(block_size, int)
-    axes = min(1, len(shape))
-    while axes < len(shape) and math.prod(shape[len(shape) - axes :]) < block_size:
-        axes += 1
-    return shape[: len(shape) - axes], math.prod(shape[len(shape) - axes :]), block_size
-
-
-def blocks_of(shape: tuple[int, ...], block_size: int | str | None) -> Blocks:
+def blocks_of(shape: tuple[int, ...], block_size: BlockSize) -> Blocks:
     """Return the cut of arrays of a shape; equal cuts are equal, whatever the shape."""
     _, run, size = block_layout(shape, block_size)
     size = max(1, min(size, run))
     return Blocks(size, run if run % size else None)
-
-
-def scale_shape(shape: tuple[int, ...], block_size: int | str | None) -> tuple[int, ...]:
-    """Return the shape of the scales: the leading shape, and the number of blocks of a run."""
-    leading, run, size = block_layout(shape, block_size)
-    return (*leading, -(-run // size) if size else 0)
-
-
-def packed_shape(shape: tuple[int, ...], block_size: int | str | None) -> tuple[int, ...]:
-    """Return the shape of 4-bit codes, two to a byte: the leading shape, and the bytes of a run.
-
-    Example:
-        >>> packed_shape((64, 32, 3, 3), 128), packed_shape((5, 7), "row")
-        ((64, 144), (5, 4))
-    """
-    leading, run, _ = block_layout(shape, block_size)
-    return (*leading, -(-run // 2))

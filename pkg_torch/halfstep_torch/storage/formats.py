@@ -6,18 +6,16 @@ it knows nothing of update rules.
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.storage import formats as shared
+from halfstep_torch.numbers.float_formats import torch_dtype
 from halfstep_torch.storage.base_codes import NAN_SCALE, Codes
-from halfstep_torch.storage.blocks import Blocks, blocks_of, packed_shape, scale_shape
-from halfstep_torch.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
-from halfstep_torch.storage.fine_codes import FINE_CODES, FIXED_CODES
-
-_WITH_SCALES = {**SCALED_CODES, **CODEBOOK_CODES}
+from halfstep_torch.storage.blocks import Blocks, blocks_of
+from halfstep_torch.storage.codes import CODES
 
 
 class Encoded(NamedTuple):
@@ -33,28 +31,14 @@ class Encoded(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Format:
-    """A way to store an array of float32. Made by `scaled` or `codebook`, or from the name of a plain dtype.
+class Format(shared.Format):
+    """A way to store an array of float32, of torch: it encodes and decodes.
 
     Attributes:
-        name: of the codes: a plain state dtype, or with a scale one that `scaled` or `codebook` takes.
-        scaled: whether blocks have a scale.
-        block_size: elements of a block, "row" or None.
-        min_size: smaller arrays are kept in float32.
-        min_ndim: so are arrays of fewer axes.
         blocks: the cut of the arrays at hand, once `for_shape` has said of what shape they are.
-        scale: "power_of_two", or "fine": of three significant bits.
-        relative: whether what is stored is in units of the root of a second moment, which is not known here.
     """
 
-    name: str
-    scaled: bool = False
-    block_size: int | str | None = None
-    min_size: int = 0
-    min_ndim: int = 0
     blocks: Blocks | None = None
-    scale: str = "power_of_two"
-    relative: bool = False
 
     def for_shape(self, shape: tuple[int, ...]) -> "Format":
         """Return the format that an array of this shape gets: float32 where it is too small for a scale.
@@ -63,37 +47,24 @@ class Format:
         """
         if not self.scaled:
             return self
-        if math.prod(shape) < self.min_size or len(shape) < self.min_ndim:
+        if self.too_small(shape):
             return Format("float32")
-        blocks = blocks_of(tuple(shape), self.block_size)
-        return Format(self.name, True, self.block_size, 0, 0, blocks, self.scale, self.relative)
+        return self.replace(min_size=0, min_ndim=0, blocks=blocks_of(tuple(shape), self.block_size))
 
     @property
     def codes(self) -> Codes:
         """What the codes are."""
-        if self.scale == "fine":
-            return FINE_CODES[self.name]
-        if self.relative:
-            return FIXED_CODES[self.name]
-        return (_WITH_SCALES if self.scaled else PLAIN_CODES)[self.name]
+        return CODES[self.family][self.dtype]
 
     @property
     def reads_upper_halves(self) -> bool:
         """Whether rounding reads the upper half of each random word alone."""
-        return not self.scaled and not self.relative and self.name == "bfloat16"
+        return self.family == "plain" and self.dtype == "bfloat16"
 
     @property
-    def dtype(self) -> torch.dtype:
+    def torch_dtype(self) -> torch.dtype:
         """The dtype of the codes."""
-        return self.codes.dtype
-
-    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the scales of an array."""
-        return scale_shape(tuple(shape), self.block_size)
-
-    def code_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the codes of an array: its own, unless they are packed."""
-        return packed_shape(tuple(shape), self.block_size) if self.codes.packed else tuple(shape)
+        return torch_dtype(self.code_dtype)
 
     def encode(self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never") -> Encoded:
         """Round the float32 `x` to codes.
@@ -116,7 +87,7 @@ class Format:
         """Return what `encode` gives, and what `decode` makes of that, without the cast there and back."""
         if self.blocks is None:
             wide, values = self.codes.round_trip(x, words, keep_nonzero == "always")
-            return Encoded(wide.to(self.dtype), None), values
+            return Encoded(wide.to(self.torch_dtype), None), values
         y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
         # What is not finite does not count for the maximum, or marks its block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)
@@ -131,7 +102,7 @@ class Format:
             wide, scale = torch.where(finite, wide, 0), torch.where(finite, scale, NAN_SCALE)
         # Where a maximum is past the largest scale, the scale says so, and codes are 0.
         values = self.blocks.join(self.codes.decode(self.codes.to_wide(wide), scale, cut_words), x.shape)
-        codes = self.blocks.join(wide.to(self.dtype), x.shape)
+        codes = self.blocks.join(wide.to(self.torch_dtype), x.shape)
         codes = self.blocks.pack(codes) if self.codes.packed else codes
         return Encoded(codes, scale.to(torch.uint8).view(-1)), values
 
@@ -158,48 +129,3 @@ class Format:
         if self.blocks is None or not self.codes.packed:
             return tuple(codes.shape)
         return self.blocks.unpacked_shape(tuple(codes.shape))
-
-    def falls_short(self, b: float) -> bool:
-        """Whether an EMA of rate `b`, stored to nearest, can end a thousandth before its mean (contract F3).
-
-        Args:
-            b: decay rate, a float32 value.
-
-        Example:
-            >>> Format("bfloat16").falls_short(0.9), Format("float32").falls_short(0.9)
-            (True, False)
-        """
-        moved = np.float32(1e-3) * (np.float32(1) - np.float32(b))
-        return not np.float32(self.codes.half_gap[0]) < moved
-
-    def freezes(self, b: float) -> bool:
-        """Whether an EMA of rate `b`, stored to nearest, stops short: 1 - b < half the relative gap.
-
-        The gap is 2^-p for p explicit mantissa bits, and 1/127 for int8 (that below its largest code).
-        float32 is taken as never freezing (contract F3).
-
-        Args:
-            b: decay rate, a float32 value.
-
-        Example:
-            >>> Format("bfloat16").freezes(0.999), Format("bfloat16").freezes(0.9)
-            (True, False)
-        """
-        return bool(np.float32(1) - np.float32(b) < np.float32(self.codes.half_gap[0]))
-
-    @property
-    def rounds(self) -> bool:
-        """Whether encoding rounds at all: in float32 no word is used."""
-        return self.codes.half_gap[0] > 0
-
-    @property
-    def description(self) -> str | dict[str, Any]:
-        """Plain types that say the same, for state dicts; `as_format` takes them back."""
-        if not self.scaled and not self.relative:
-            return self.name
-        names = ("block_size", "min_size", "min_ndim")
-        sizes = {name: getattr(self, name) for name in names}
-        if self.relative:
-            return {"relative": self.name, **sizes}
-        key = "table" if self.name in CODEBOOK_CODES else "dtype"
-        return {key: self.name, **sizes, **({"scale": "fine"} if self.scale == "fine" else {})}

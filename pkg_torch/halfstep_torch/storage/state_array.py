@@ -50,9 +50,13 @@ class StateArray:
     copies_weights: bool = False
     shape_of: Callable[[Shape], Shape] | None = None
 
+    def values_shape(self, shape: Shape) -> Shape:
+        """Return the shape of what is stored, given that of the parameter."""
+        return tuple(self.shape_of(tuple(shape)) if self.shape_of else shape)
+
     def shape(self, shape: Shape) -> Shape:
         """Return its shape, given that of the parameter."""
-        shape = tuple(self.shape_of(tuple(shape)) if self.shape_of else shape)
+        shape = self.values_shape(shape)
         if self.packed_of:
             return self.packed_of.code_shape(shape)
         return self.scale_of.scale_shape(shape) if self.scale_of else shape

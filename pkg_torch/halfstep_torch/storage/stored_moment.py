@@ -24,6 +24,11 @@ class MomentStorage(Protocol):
     """What a rule's moment is decoded from and encoded to, all choices made. Hashable."""
 
     @property
+    def name(self) -> str:
+        """Of the moment in its rule."""
+        ...
+
+    @property
     def key(self) -> str:
         """Of its codes in the state."""
         ...
@@ -40,7 +45,7 @@ class MomentStorage(Protocol):
 
     @property
     def unit(self) -> str:
-        """The key of the second moment whose root is its unit; "" for none."""
+        """The name of the second moment whose root is its unit; "" for none."""
         ...
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
@@ -62,14 +67,16 @@ class StoredMoment:
     """A moment in a format.
 
     Attributes:
+        name: of the moment in its rule.
         key: of its codes in the state.
         format: of the codes.
         source: of the words that round it; None where it is rounded to nearest.
         keep_nonzero: where what is not zero is not stored as zero, as `Format.encode` takes it.
         shape_of: from the shape of the parameter to that of the moment; None where they are the same.
-        unit: the key of the second moment whose root is its unit; "" for none.
+        unit: the name of the second moment whose root is its unit; "" for none.
     """
 
+    name: str
     key: str
     format: Format
     source: WordSource | None
@@ -80,8 +87,8 @@ class StoredMoment:
     @property
     def arrays(self) -> Mapping[str, StateArray]:
         """The codes, and the scales where there are any."""
-        packed_of = self.format if self.format.codes.packed else None
-        arrays = {self.key: StateArray(self.format.dtype, packed_of=packed_of, shape_of=self.shape_of)}
+        packed_of = self.format if self.format.packed else None
+        arrays = {self.key: StateArray(self.format.torch_dtype, packed_of=packed_of, shape_of=self.shape_of)}
         if self.format.scaled:
             scale = StateArray(torch.uint8, scale_of=self.format, shape_of=self.shape_of)
             arrays[scale_key(self.key)] = scale
@@ -92,7 +99,7 @@ class StoredMoment:
         """One, or none; of dithered codes those that were stored, too."""
         if self.source is None:
             return ()
-        if not self.format.codes.dithered:
+        if not self.format.dithered:
             return (self.source._replace(upper=self.format.reads_upper_halves),)
         return self.source._replace(shared=True), self.source._replace(shared=True, before=True)
 
@@ -122,6 +129,11 @@ class StoredAgain:
     inner: MomentStorage
     outer: StoredMoment
     dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """Of the moment in its rule."""
+        return self.inner.name
 
     @property
     def key(self) -> str:
@@ -154,7 +166,7 @@ class StoredAgain:
         own = len(self.inner.sources)
         arrays, values = self.inner.encode(x, words[:own])
         codes = arrays[self.key].to(torch.float32)
-        codes = codes if self.outer.format.codes.signed else codes.abs()
+        codes = codes if self.outer.format.signed else codes.abs()
         stored, _ = self.outer.encode(codes, words[own:])
         return {**arrays, **stored}, values
 

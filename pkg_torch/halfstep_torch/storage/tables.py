@@ -1,98 +1,18 @@
-"""Codebooks: sorted tables of 256 or 16 numbers, and rounding between neighbours in them.
+"""Rounding between neighbours in tables. Contract: F8, F10. Vectors: codebook."""
 
-Contract: F8, F10. Vectors: codebook. The code of a number is how far it stands behind zero in its table,
-modulo the table's length: memory of zeros is zero.
-"""
-
-import dataclasses
-import itertools
-import math
-
+import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.storage.tables import TABLES, Table
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Table:
-    """A sorted table of float32 numbers, the last of them 1. What kernels read as constants is plain numbers.
+# A private name of torch: it asks not whether an index is in bounds, which is so here; in a GPU's kernel the
+# question is a barrier and a call, which take registers.
+_index = getattr(torch.ops.aten, "_unsafe_index", torch.ops.aten.index)
 
-    Attributes:
-        name: "dynamic8" and the like.
-        decades: how many a dynamic map has; 0: the numbers are evenly spaced, with no zero.
-        size: how many numbers there are: 256, or 16.
-        zero: the index whose code is 0: that of zero, or 0.
-        smallest: the smallest number above zero.
-        half_gap: half the largest gap between numbers from 1/10 up, over the upper one.
-        past: what to add to the pattern of a maximum, and then to its exponent field, to get the scale byte:
-            a signed table ends short of -1, and a maximum must fit on either side of zero, so it goes to the
-            next exponent past the mantissa of that end, whose own exponent is one below that of 1.
-        numbers: float32, in ascending order, and infinity behind them: what is past 1 has no neighbour.
-    """
-
-    name: str
-    decades: int
-    size: int
-    zero: int
-    smallest: float
-    half_gap: float
-    past: tuple[int, int]
-    numbers: Tensor
-
-    @property
-    def packed(self) -> bool:
-        """Whether codes are of 4 bits."""
-        return self.size == 16
-
-    @property
-    def signed(self) -> bool:
-        """Whether there are negative numbers."""
-        return self.zero > 0
-
-    @property
-    def has_zero(self) -> bool:
-        """Whether zero is one of the numbers."""
-        return self.decades > 0
-
-    @property
-    def lowest(self) -> int:
-        """The scale byte under which half of the smallest number is still normal in float32."""
-        return 3 - math.frexp(self.smallest)[1]
-
-
-def _dynamic(name: str, decades: int, signed: bool) -> Table:
-    """Return the dynamic map: zero, one, and decades of evenly spaced numbers, the later the more."""
-    numbers = []
-    for i in range(decades):
-        n = (1 if signed else 2) << i
-        numbers += [(1 + 9 * (k + 0.5) / n) / 10 ** (decades - i) for k in range(n)]
-    negative = [-x for x in reversed(numbers)] if signed else []
-    return _table(name, decades, [*negative, 0.0, *numbers, 1.0])
-
-
-def _table(name: str, decades: int, numbers: list[float]) -> Table:
-    """Return the table of numbers that are quotients of integers of at most 24 bits.
-
-    Rounded to 53 bits and then to 24 they are what they are rounded to 24 at once, since 53 >= 2 * 24 + 2.
-    """
-    rounded = torch.tensor([*numbers, math.inf], dtype=torch.float64).to(torch.float32)
-    zero = numbers.index(0.0) if 0.0 in numbers else 0
-    smallest = float(rounded[rounded > 0].min())
-    top = [x for x in rounded.tolist() if 0.1 <= x <= 1]
-    half_gap = max((high - low) / high for low, high in itertools.pairwise(top)) / 2
-    fraction, exponent = math.frexp(-float(rounded[0]) if zero else 1.0)
-    past = (1 << 23) - 1 - int((2 * fraction - 1) * (1 << 23)), 1 - exponent
-    return Table(name, decades, len(numbers), zero, smallest, half_gap, past, rounded)
-
-
-TABLES = {
-    table.name: table
-    for table in (
-        _dynamic("dynamic8", 7, signed=True),
-        _dynamic("udynamic8", 7, signed=False),
-        _dynamic("dynamic4", 3, signed=True),
-        _dynamic("udynamic4", 3, signed=False),
-        _table("ulinear4", 0, [(i + 1) / 16 for i in range(16)]),
-    )
+# Behind them infinity: what is past 1 has no neighbour.
+_NUMBERS = {
+    name: torch.from_numpy(np.append(table.values, np.float32(np.inf))) for name, table in TABLES.items()
 }
 
 
@@ -134,8 +54,7 @@ def _take(table: Table, index: Tensor) -> Tensor:
     if not table.has_zero:
         return (index + 1).to(torch.float32) * (1 / table.size)
     # On an accelerator a copy of a kilobyte at every call: a copy kept there would be state of this module.
-    # The index is in bounds; a check in a GPU's kernel is a barrier and a call, which take registers.
-    return torch.ops.aten._unsafe_index(table.numbers.to(index.device), [index])
+    return _index(_NUMBERS[table.name].to(index.device), [index])
 
 
 def _position(y: Tensor, table: Table) -> Tensor:

@@ -4,46 +4,12 @@ Contract: F6. Vectors: formats. Code 0 is zero; code c > 0 is float32's own patt
 bits and counted from `base`: (c + base) << (23 - M). So rounding is an integer sum and a shift.
 """
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
+from halfstep.storage.unsigned_floats import NAN_CODE, UnsignedFloat
+
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
-NAN_CODE = 255
-"""NaN in a format without a scale, and what is past its largest number."""
-
-
-@dataclasses.dataclass(frozen=True)
-class UnsignedFloat:
-    """A format of `exponent_bits` + `mantissa_bits` = 8.
-
-    Attributes:
-        exponent_bits: width of the exponent field.
-        mantissa_bits: width of the mantissa field.
-        fixed: float32 exponent field of the binade of code 0, in a format without a scale; None with one.
-    """
-
-    exponent_bits: int
-    mantissa_bits: int
-    fixed: int | None = None
-
-    def base(self, byte):
-        """Return the base whose top but one binade is that of float32 exponent field `byte`."""
-        return (byte - (2**self.exponent_bits - 2)) << self.mantissa_bits
-
-    @property
-    def fixed_base(self) -> int:
-        """The base of a format without a scale."""
-        assert self.fixed is not None
-        return self.fixed << self.mantissa_bits
-
-
-UNSIGNED_FLOATS = {
-    "ufloat8_e5m3": UnsignedFloat(5, 3),
-    "ufloat8_e4m4": UnsignedFloat(4, 4),
-    "ufloat8_e6m2": UnsignedFloat(6, 2, fixed=77),  # 2^-50 and up
-}
 
 
 def encode_unsigned(x: Tensor, words: Tensor | None, fmt: UnsignedFloat, base) -> Tensor:

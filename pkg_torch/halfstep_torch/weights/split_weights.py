@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from halfstep_torch.numbers.float_formats import FloatFormat
+from halfstep.float_formats import FloatFormat
 from halfstep_torch.numbers.rounding import round_narrow, round_value
 
 _TOP = -(1 << 31)
@@ -101,7 +101,7 @@ class SplitWeight:
 
 def _round_half(x: Tensor, m: int, words: Tensor | None) -> Tensor:
     """Round non-negative float32 to m bits of mantissa, as float16 does; past its range comes infinity."""
-    rounded = round_narrow(x, FloatFormat(torch.float16, m, -14, 65504.0, math.inf), words)
+    rounded = round_narrow(x, FloatFormat("float16", m, -14, 65504.0), words)
     # Of 26 bits, only numbers below 2^-17 have more mantissa than fits.
     rounded = rounded if m < 23 else torch.where(x < 2.0**-17, rounded, x)
     rounded = torch.where(rounded < 65536.0, rounded, math.inf)

@@ -5,24 +5,24 @@ Contract: section P.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep.random_words import Role
 from halfstep_torch.bound_rule import BoundRule
+from halfstep_torch.link import Link, ParamInfo, has_field
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import Role
 from halfstep_torch.numbers.rounding import round_value
-from halfstep_torch.rule import ParamInfo, Rule
 from halfstep_torch.storage.state_array import StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, Words
 
 
-class WeightRule(Rule):
-    """A way to store weights of 16 bits; float32 weights pass through. Subclasses are frozen dataclasses."""
+class WeightRule(Link):
+    """A way to store weights of 16 bits; float32 weights pass through."""
 
-    last: ClassVar[bool] = True
+    last = True
 
     @property
     def state_keys(self) -> tuple[str, ...]:
@@ -67,11 +67,10 @@ class WeightRule(Rule):
         """Return what is done to weights of 16 bits."""
         if info.dtype == torch.float32:
             return None
-        own = {name: None for name in ("seed", "wrapped_links") if self._has(name)}
-        return BoundWeights(dataclasses.replace(self, **own), dtype=dtype_name(info.dtype))  # pyright: ignore
+        own = {name: None for name in ("seed", "wrapped_links") if has_field(self, name)}
+        return BoundWeights(dataclasses.replace(self, **own), dtype=dtype_name(info.dtype))
 
 
-@dataclasses.dataclass(frozen=True)
 class NearestWeights(WeightRule):
     """What lands on weights where no rule does: nearest, and nothing kept beside them."""
 

@@ -77,8 +77,9 @@ def _variant_cases():
 
 def _resumed_cases():
     """Return cases that start from the state after three steps, with its count or with the last but one."""
-    dtypes = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16", "mu_rounding": "stochastic"}
-    adam = ScaleByAdam(**dtypes, nesterov=True, seed=42)
+    adam = ScaleByAdam(
+        mu_dtype="bfloat16", nu_dtype="bfloat16", mu_rounding="stochastic", nesterov=True, seed=42
+    )
     step = Step(adam, 0.1)
     p = round_to(reals("resumed weights", _SIZE, (-4, 0)), step.param_dtype)
     g = reals("resumed gradients", 6 * _SIZE, (-5, 1)).reshape(6, _SIZE)

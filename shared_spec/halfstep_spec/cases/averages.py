@@ -7,7 +7,7 @@ from halfstep_spec.numbers.random_words import LAST_STEP, next_step, random_word
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.numbers.seeds import seed_words
 from halfstep_spec.vectors import Array, Case
-from halfstep_spec.weights.averages import ema_params
+from halfstep_spec.weight_averages import ema_params
 
 NOTES = {
     "Slow": "an average that rounding to nearest would leave where it is",

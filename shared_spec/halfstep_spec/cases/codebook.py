@@ -10,7 +10,7 @@ from halfstep_spec.rules.step import Step
 from halfstep_spec.storage.state_dtypes import codebook
 from halfstep_spec.storage.tables import TABLES
 from halfstep_spec.vectors import Case
-from halfstep_spec.weights.param_storage import PARAM_STORAGES
+from halfstep_spec.weights.weight_storage import PARAM_STORAGES
 
 NOTES = {
     "Sample": "values over several binades, two blocks a row, the second one short",

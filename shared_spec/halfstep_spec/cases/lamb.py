@@ -16,7 +16,7 @@ from halfstep_spec.rules.lamb import Lamb
 from halfstep_spec.rules.trust_ratio import ScaleByTrustRatio, scale_by_tempered_trust_ratio
 from halfstep_spec.storage.state_dtypes import scaled
 from halfstep_spec.vectors import Array, Case
-from halfstep_spec.weights.param_storage import PARAM_STORAGES
+from halfstep_spec.weights.weight_storage import PARAM_STORAGES
 
 NOTES = {
     "Range": "elements whose squares underflow or overflow in float32",

@@ -7,8 +7,8 @@ from halfstep_spec.numbers.random_words import Role, random_words
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.numbers.seeds import seed_words
 from halfstep_spec.vectors import Array, Case
-from halfstep_spec.weights.param_storage import param_storage
 from halfstep_spec.weights.weight_rule import apply_updates
+from halfstep_spec.weights.weight_storage import param_storage
 
 NOTES = {
     "Small": "updates far below half a unit in the last place, which nearest rounding would lose",

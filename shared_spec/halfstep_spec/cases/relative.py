@@ -10,9 +10,9 @@ from halfstep_spec.rules.adam import ScaleByAdam
 from halfstep_spec.rules.lamb import Lamb
 from halfstep_spec.rules.lion import ScaleByLion
 from halfstep_spec.rules.step import Step
-from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
 from halfstep_spec.storage.formats import Format
 from halfstep_spec.storage.relative import relative, to_unit
+from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
 from halfstep_spec.storage.state_dtypes import scaled
 from halfstep_spec.vectors import Array, Case
 

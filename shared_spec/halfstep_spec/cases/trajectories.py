@@ -13,7 +13,7 @@ from halfstep_spec.rules.step import Step
 from halfstep_spec.storage.formats import Format
 from halfstep_spec.storage.state_dtypes import as_format, scaled
 from halfstep_spec.vectors import Case
-from halfstep_spec.weights.param_storage import PARAM_STORAGES
+from halfstep_spec.weights.weight_storage import PARAM_STORAGES
 
 NOTES = {
     "Grid": "every param dtype by every way to store the moment",

@@ -11,7 +11,7 @@ from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES
 from halfstep_spec.storage.formats import Format
 from halfstep_spec.storage.state_dtypes import scaled
 from halfstep_spec.vectors import Case
-from halfstep_spec.weights.param_storage import PARAM_STORAGES
+from halfstep_spec.weights.weight_storage import PARAM_STORAGES
 
 NOTES = {
     "Stall": "a learning rate at which every update is below half a unit in the last place of its weight",

@@ -12,8 +12,8 @@ from halfstep_spec.numbers.random_words import Role, random_words
 from halfstep_spec.rule import Rule, RuleState
 from halfstep_spec.rules.learning_rate import ScaleByLearningRate
 from halfstep_spec.rules.weight_decay import AddDecayedWeights
-from halfstep_spec.weights.param_storage import param_storage
 from halfstep_spec.weights.weight_rule import WeightRule, apply_updates
+from halfstep_spec.weights.weight_storage import param_storage
 
 Links = tuple[Rule, ...]
 

@@ -1,4 +1,4 @@
-"""The codes of state formats by name; those in units of another moment are in `fine_codes.py`.
+"""The codes of state formats by name; those in units of another moment are in `relative_codes.py`.
 
 Contract: F5 to F10.
 """

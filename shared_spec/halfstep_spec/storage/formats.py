@@ -12,7 +12,7 @@ import numpy as np
 from halfstep_spec.storage.base_codes import NAN_SCALE, Codes
 from halfstep_spec.storage.blocks import block_maximum, pack, per_element, unpack
 from halfstep_spec.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
-from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
+from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
 
 
 class Encoded(NamedTuple):

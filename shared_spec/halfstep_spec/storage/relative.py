@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from halfstep_spec.storage.fine_codes import FINE_CODES, FIXED_CODES
 from halfstep_spec.storage.formats import Format
+from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
 
 LARGEST_BOUND = 7.5
 """What codes without a scale hold."""

@@ -1,0 +1,206 @@
+"""The weights as precisely as they are known: read for an export, set from a float32 checkpoint.
+
+Contract: P4, P5.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from halfstep.float_formats import FLOAT_FORMATS
+from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, leaf_name
+from halfstep_jax.numbers.rounding import round_and_cast
+from halfstep_jax.weights.narrow_weights import Compensate
+from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
+from halfstep_jax.weights.wide_weights import KeepMasterParams, SplitParams
+
+_KEEPERS: dict[type, type[WeightRule]] = {
+    rule.State: rule for rule in (Compensate, SplitParams, KeepMasterParams)
+}
+"""The rules that keep something beside the weights, by the type of their state."""
+
+
+def float32_params(params: Any, state: Any) -> Any:
+    """Return the weights in float32, as precisely as they are known.
+
+    What `compensate`, `split_params` or `keep_master_params` keep in `state`, at any depth, is combined with
+    the params: p + compensation (rounded to float32), the whole of p and its further bits, the float32 copy.
+    Where nothing is kept it is a plain cast. For export, and for evaluation at full precision.
+
+    Args:
+        params: the weights of the model.
+        state: of the optimizer that trains them: any nesting of Optax states, or of mappings of their fields,
+            as a checkpoint restored without a target has them.
+
+    Returns:
+        The tree of `params` in float32.
+
+    Raises:
+        TypeError: if a leaf is not float32, bfloat16 or float16.
+        ValueError: if `state` is of other params, or keeps something of one weight twice.
+
+    Example:
+        >>> import optax
+        >>> from halfstep_jax import adamw
+        >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
+        >>> tx = adamw(1e-3, weight_decay=0.0, param_storage="split16")
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> params = optax.apply_updates(params, updates)
+        >>> print(params["w"][0], float32_params(params, state)["w"][0])
+        1 0.999
+
+    Source: ours.
+    """
+    caller = "float32_params"
+    kept = _kept(caller, params, state)
+
+    def known(path, p):
+        name = leaf_name(path)
+        check_weight(caller, name, p)
+        if keeps_nothing(p) or name not in kept:
+            return jnp.asarray(p).astype(jnp.float32)
+        rule, array = kept[name]
+        return rule.join(p, array)
+
+    return jax.tree_util.tree_map_with_path(known, params)
+
+
+def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
+    """Return params and state that represent float32 `values`: to load a float32 checkpoint.
+
+    `float32_params` of the two then gives `values`: exactly under `keep_master_params` and `split_params`
+    with 16 bits and bfloat16 weights, else rounded to nearest. Where nothing is kept the params are `values`
+    rounded to nearest. Moments and counts stay.
+
+    Args:
+        params: the weights of the model: their dtypes are kept.
+        state: of the optimizer that trains them: any nesting of Optax states.
+        values: float32, in the tree of `params`.
+
+    Returns:
+        (params, state), both new.
+
+    Raises:
+        TypeError: if a leaf is not float32, bfloat16 or float16.
+        ValueError: if trees or shapes differ, or a value, where it can be read now, is past the largest
+            float16 and the weight is float16.
+
+    Example:
+        >>> params = {"w": jnp.zeros(2, jnp.bfloat16)}
+        >>> from halfstep_jax.weights.narrow_weights import compensate
+        >>> values = {"w": jnp.full(2, 1.001953125)}
+        >>> params, state = set_float32_params(params, compensate().init(params), values)
+        >>> print(params["w"][0], float32_params(params, state)["w"][0])
+        1 1.0019531
+
+    Source: ours.
+    """
+    caller = "set_float32_params"
+    kept = _kept(caller, params, state)
+    new_params, new_kept = {}, {}
+    for name, p, value in _pairs(caller, params, values):
+        w = jnp.asarray(value).astype(jnp.float32)
+        if name in kept and not keeps_nothing(p):
+            shown, new_kept[name] = kept[name][0].store(w, p.dtype, None)
+            new_params[name] = shown.astype(p.dtype)
+        else:
+            new_params[name] = round_and_cast(w, p.dtype.name, None)
+    named = jax.tree_util.tree_map_with_path
+    params = named(lambda path, p: new_params[leaf_name(path)], params)
+
+    def renew(part):
+        rule = _keeper(part)
+        if rule is None:
+            return part
+        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), _extras_of(part, rule))
+        if isinstance(part, Mapping):
+            return {**part, rule.extra_field: tree}
+        return part._replace(**{rule.extra_field: tree})
+
+    return params, jax.tree.map(renew, state, is_leaf=_keeps)
+
+
+def _keeps(x) -> bool:
+    return _keeper(x) is not None
+
+
+def _keeper(x) -> type[WeightRule] | None:
+    """Return the rule whose state `x` is: by its type, or, from a checkpoint, a mapping of its fields."""
+    if isinstance(x, Mapping):
+        return next((rule for state, rule in _KEEPERS.items() if set(state._fields) == set(x)), None)
+    return _KEEPERS.get(type(x))
+
+
+def _extras_of(state, rule: type[WeightRule]) -> Any:
+    """Return what a state keeps beside the weights, in their tree."""
+    return state[rule.extra_field] if isinstance(state, Mapping) else getattr(state, rule.extra_field)
+
+
+def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
+    """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
+    weights = {leaf_name(path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
+    kept: dict[str, tuple[WeightRule, Any]] = {}
+    keepers = [(x, _keeper(x)) for x in jax.tree.leaves(state, is_leaf=_keeps)]
+    arrays = [
+        (rule, path, array)
+        for keeper, rule in keepers
+        if rule is not None
+        for path, array in jax.tree_util.tree_leaves_with_path(_extras_of(keeper, rule))
+    ]
+    for rule, path, array in arrays:
+        name = leaf_name(path)
+        p = weights.get(name)
+        if p is not None and keeps_nothing(p):
+            continue
+        if p is None or p.shape != array.shape:
+            shape = "not among the params" if p is None else f"of shape {p.shape}"
+            raise ValueError(
+                f"{caller}: the state keeps {array.shape} of '{name}', which is {shape}. "
+                "Pass the state of these params."
+            )
+        if name in kept:
+            raise ValueError(f"{caller}: two states keep something of '{name}'. Pass one of the two.")
+        kept[name] = rule.of_extra(array), array
+    return kept
+
+
+def _pairs(caller: str, params, values):
+    """Return (name, weight, value) of every weight, checked."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+    try:
+        all_values = treedef.flatten_up_to(values)
+    except ValueError as error:
+        raise ValueError(
+            f"{caller}: params and values are different trees: {error}. Pass values in the tree of params."
+        ) from None
+    rows = [(leaf_name(path), p, value) for (path, p), value in zip(leaves, all_values, strict=True)]
+    for name, p, value in rows:
+        check_weight(caller, name, p)
+        if (dtype := str(getattr(value, "dtype", type(value).__name__))) not in HELD_BY_FLOAT32:
+            raise TypeError(
+                f"{caller}: the value of '{name}' is {dtype}; values are float32, bfloat16 or float16. "
+                "Cast it."
+            )
+        if p.shape != value.shape:
+            raise ValueError(
+                f"{caller}: '{name}' has shape {p.shape}, its value {value.shape}. "
+                "Pass values in the shapes of params."
+            )
+        _check_range(caller, name, p, value)
+    return rows
+
+
+def _check_range(caller: str, name: str, p, value) -> None:
+    if p.dtype != jnp.float16 or isinstance(value, Tracer):
+        return
+    largest = FLOAT_FORMATS["float16"].max
+    value = np.asarray(value).astype(np.float32)
+    if (past := np.abs(value) > largest).any():
+        raise ValueError(
+            f"{caller}: '{name}' has {value[past][0]}, past the largest float16, {largest:.0f}. "
+            "Use bfloat16 params, or clip."
+        )

@@ -1,0 +1,186 @@
+"""The operations of a rule in JAX: what `halfstep.op` protects is made opaque by a zero of the step.
+
+Contract: A1 to A3.
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from halfstep.numbers import Made, Mask, Number
+from halfstep.op import Op
+from halfstep_jax.numbers import moments, norms, roots
+from halfstep_jax.numbers.global_norm import global_norm
+from halfstep_jax.numbers.schedules import is_zero
+from halfstep_jax.xla import exact
+
+
+class JaxOp(Op):
+    """Operations on float32 arrays of JAX.
+
+    Args:
+        rule: the name of the rule, for messages.
+        zero: from `exact.opaque_zero`; without one, it is made where a value needs it.
+        axis_names: of the mesh, for norms inside `jax.shard_map`; see `norms.cut_axes`.
+    """
+
+    library = jnp
+
+    def __init__(self, rule: str, zero: jax.Array | None = None, axis_names: Sequence[str] | None = None):
+        super().__init__(rule)
+        self._zero, self._axis_names = zero, axis_names
+
+    @property
+    def zero(self) -> jax.Array:
+        """The zero that no compiler proves to be one."""
+        if self._zero is None:
+            self._zero = exact.opaque_zero()
+        return self._zero
+
+    def as_scalar(self, x: Any) -> Any:
+        """Return a number of Python, NumPy or JAX as a float32 scalar; None for anything else."""
+        if isinstance(x, int | float | np.integer | np.floating):
+            return np.float32(x)
+        return x if isinstance(x, jax.Array) and x.dtype == jnp.float32 and not x.shape else None
+
+    def opaque(self, x: Any) -> jax.Array:
+        """Return x with its bits ORed with the zero."""
+        return exact.opaque(x, self.zero)
+
+    def opaque_product(self, x: Any) -> jax.Array:
+        """Return a product to which a zero of unknown sign is added."""
+        return exact.rounded_product(x, self.zero)
+
+    def spread(self, x: Any, like: jax.Array) -> jax.Array:
+        """Return x in the shape of another array, ORed with a zero of each of its elements.
+
+        Behind a zero of the whole array XLA still sees one divisor, and multiplies by its reciprocal.
+        """
+        bits = lax.bitcast_convert_type(jnp.asarray(x, jnp.float32), jnp.uint32)
+        zeros = lax.bitcast_convert_type(jnp.asarray(like, jnp.float32), jnp.uint32) & self.zero
+        return lax.bitcast_convert_type(bits | zeros, jnp.float32)
+
+    def root(self, x: Any) -> jax.Array:
+        """Return the root of x, corrected where a device's own is approximate."""
+        return roots.sqrt(x)
+
+    def quotient(self, x: Any, y: Any) -> jax.Array:
+        """Return x / y, likewise."""
+        return roots.divide(x, y)
+
+    def ema(self, average: Any, value: Any, rate: Any) -> Number:
+        """Return (rate average) + ((1 - rate) value)."""
+        average, value, rate = self.number(average), self.number(value), self.number(rate)
+        x, y = self._factor(average, rate), self._factor(value, rate)
+        return self.wrap(moments.ema(x, y, rate.value, self.zero))
+
+    def sign(self, x: Any) -> Number:
+        """Return the sign; unlike `jnp.sign`, +0 for -0."""
+        x = self.bare(x)
+        sign = (x > 0).astype(jnp.float32) - (x < 0).astype(jnp.float32)
+        return self.wrap(jnp.where(jnp.isnan(x), x, sign))
+
+    def power(self, x: Any, y: Any) -> Number:
+        """Return x^y; the exponent is opaque, or that of 0.5 would be a root."""
+        x, y = self._pair(x, y, "power")
+        exponent = self._opaque(y) if y.made is Made.NUMBER else self.bare(y)
+        return self.wrap(jnp.power(self.bare(x), exponent))
+
+    def matmul(self, x: Any, y: Any) -> Number:
+        """Return the matrix product, of float32 factors on every device."""
+        return self.wrap(jnp.matmul(self.bare(x), self.bare(y), precision=lax.Precision.HIGHEST))
+
+    def norm(self, x: Any, exact: bool = False) -> Number:
+        """Return the norm of the whole array, also where `axis_names` say that it is a shard."""
+        norms.check_axis_names(self.rule, self._axis_names)
+        x = self.bare(x)
+        if exact:
+            return self.wrap(global_norm([x], exact=True, axis_names=self._axis_names))
+        return self.wrap(norms.norm(x, self._axis_names))
+
+    def is_zero(self, field: Any) -> bool:
+        """Whether a hyperparameter is the constant 0."""
+        return is_zero(field)
+
+    def unbias(self, *pairs: tuple[Any, "Count"]) -> tuple[Number, ...]:
+        """Return 1 / (1 - rate^t) of each pair (rate, t), all by one program (contract M2)."""
+        rates = jnp.stack([jnp.asarray(self.bare(rate)) for rate, _ in pairs])
+        ones, offsets, t = jnp.ones(len(pairs)), [t.offset for _, t in pairs], pairs[0][1].count
+        counts = t + np.array(offsets, np.int32) if any(offsets) else jnp.full(len(pairs), t)
+        inverse = roots.divide(ones, moments.bias_correction(rates, counts))
+        return tuple(map(self.wrap, inverse))
+
+    def float32(self, x: Any) -> Number:
+        """Return a count, or the truth of a comparison, as a number."""
+        x = x.value if isinstance(x, Count | Mask) else x
+        return self.wrap(jnp.asarray(x).astype(jnp.float32))
+
+
+class Count:
+    """The count of a step, 1 at the first, in a rule's `numbers`: t + 1, t - 1, t % 10, and comparisons.
+
+    Attributes:
+        count: int32 scalar.
+        offset: what the rule adds to it.
+    """
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, op: JaxOp, count: jax.Array | None, offset: int = 0):
+        self._op, self._count, self.offset = op, count, offset
+
+    @property
+    def count(self) -> jax.Array:
+        """The count of the step itself.
+
+        Raises:
+            ValueError: if the state holds none.
+        """
+        if self._count is None:
+            raise ValueError(
+                f"{self._op.rule}: numbers reads the count of steps, and the rule keeps none. "
+                "Declare a moment, or a number with schedule=True."
+            )
+        return self._count
+
+    @property
+    def value(self) -> jax.Array:
+        """The count with its offset."""
+        return self.count + self.offset if self.offset else self.count
+
+    def __add__(self, k: int) -> "Count":
+        return Count(self._op, self._count, self.offset + k)
+
+    __radd__ = __add__
+
+    def __sub__(self, k: int) -> "Count":
+        return self + -k
+
+    def __mod__(self, k: int) -> "Count":
+        return Count(self._op, self.value % k)
+
+    def __eq__(self, k: Any) -> Any:
+        return self._compare(operator.eq, k)
+
+    def __ne__(self, k: Any) -> Any:
+        return self._compare(operator.ne, k)
+
+    def __lt__(self, k: Any) -> Mask:
+        return self._compare(operator.lt, k)
+
+    def __le__(self, k: Any) -> Mask:
+        return self._compare(operator.le, k)
+
+    def __gt__(self, k: Any) -> Mask:
+        return self._compare(operator.gt, k)
+
+    def __ge__(self, k: Any) -> Mask:
+        return self._compare(operator.ge, k)
+
+    def _compare(self, how: Any, k: Any) -> Mask:
+        return Mask(how(self.count, k - self.offset), self._op)

@@ -1,0 +1,203 @@
+"""Weights kept to more bits than the model sees, which the links inside read and update.
+
+Contract: P5, P6. Two ways to keep them, `split_params` and `keep_master_params`: wrappers of a whole chain.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from halfstep_jax.numbers.rounding import round_and_cast
+from halfstep_jax.weights.split_weights import holds_float32, join, split
+from halfstep_jax.weights.weight_rule import WeightRule, weight_transform
+from halfstep_jax.xla.kept_on_cpu import keep_for_kernels
+
+
+class SplitParamsState(NamedTuple):
+    """State of `split_params`.
+
+    Attributes:
+        count: int32 scalar, steps taken.
+        seed: uint32[2], (high, low).
+        extra: the further bits of the weights, uint8 or uint16, in their tree: `optax.MaskedNode()`
+            for a float32 weight.
+        inner_state: of the wrapped transform.
+    """
+
+    count: jax.Array
+    seed: jax.Array
+    extra: optax.Params
+    inner_state: optax.OptState
+
+
+class KeepMasterParamsState(NamedTuple):
+    """State of `keep_master_params`.
+
+    Attributes:
+        master: the float32 weights, in their tree: `optax.MaskedNode()` for a weight that is float32 itself.
+        inner_state: of the wrapped transform.
+    """
+
+    master: optax.Params
+    inner_state: optax.OptState
+
+
+def split_params(
+    inner: optax.GradientTransformation, extra_bits: int = 16, *, seed: jax.typing.ArrayLike = 0
+) -> optax.GradientTransformationExtraArgs:
+    """Store `extra_bits` more low-order bits of every 16-bit weight; `inner` sees and updates the full value.
+
+    The weight w that `inner` sees is float32. What the model sees, p, is w rounded to nearest, ties away from
+    zero; the low bits of w are kept in the state:
+
+        w = join(p, extra);  w <- store(w + u);  p <- nearest(w)
+
+    bfloat16 and 16 bits are float32 itself, in four bytes and with no second copy: the bits of training in
+    float32. Otherwise w is a number of the weight's format with `extra_bits` more bits of mantissa, and
+    rounded to it stochastically, once each step. float32 weights pass through.
+
+    Applying the updates with `optax.apply_updates` gives exactly p. Moments inside default to the dtype of
+    what `inner` sees: float32.
+
+    Args:
+        inner: any Optax transform: a whole chain, without a last link that rounds.
+        extra_bits: 8 or 16.
+        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
+
+    Returns:
+        An Optax transform that needs `params`. Its updates are float32.
+
+    Raises:
+        TypeError: if `seed` is no seed; from `init` and `update`, if a leaf is not float32, bfloat16 or
+            float16.
+        ValueError: if `extra_bits` or `seed` is out of range; from `update`, without `params`, or if trees or
+            shapes differ.
+
+    Example:
+        >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
+        >>> tx = split_params(optax.sgd(2.0**-12))
+        >>> state = tx.init(params)
+        >>> for _ in range(16):
+        ...     updates, state = tx.update({"w": jnp.ones(2)}, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        >>> params["w"].tolist()
+        [0.99609375, 0.99609375]
+
+    Source: ours (contract P5); for the idea, P. Zamirai et al., "Revisiting BFloat16 training",
+    arXiv:2010.06192, section 4, and the split in "FlashOptim", arXiv:2602.23349.
+    """
+    if isinstance(extra_bits, bool) or extra_bits not in (8, 16):
+        raise ValueError(
+            f"split_params: extra_bits={extra_bits!r} is not 8 or 16. "
+            "Use 16 for all of float32, 8 for 24 bits in all."
+        )
+    return weight_transform(SplitParams(extra_bits), inner, seed)
+
+
+def keep_master_params(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Keep a float32 copy of every 16-bit weight, and let `inner` see and update that.
+
+    What the model sees, p, is the copy w rounded to nearest, ties away from zero:
+
+        w <- w + u;  p <- nearest(w)
+
+    The bits of training in float32, for float16 weights too. `split_params` does the same for bfloat16
+    weights in two bytes less. float32 weights pass through. A weight that is not what the copy shows was
+    written from outside, and the step goes on from the weight (contract P7).
+
+    Applying the updates with `optax.apply_updates` gives exactly p. Moments inside default to the dtype of
+    what `inner` sees: float32.
+
+    Args:
+        inner: any Optax transform: a whole chain, without a last link that rounds.
+
+    Returns:
+        An Optax transform that needs `params`. Its updates are float32.
+
+    Raises:
+        TypeError: from `init` and `update`, if a leaf is not float32, bfloat16, float16 or float64.
+        ValueError: from `update`, without `params`, or if trees or shapes differ.
+
+    Example:
+        >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
+        >>> tx = keep_master_params(optax.sgd(2.0**-12))
+        >>> updates, state = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> state.master["w"].tolist()
+        [0.999755859375, 0.999755859375]
+
+    Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1; the rounding is ours
+    (contract P5).
+    """
+    return weight_transform(KeepMasterParams(), inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitParams(WeightRule):
+    """The rule of `split_params`: 8 or 16 further bits."""
+
+    name = "split_params"
+    why = "the wrapper keeps further bits of params"
+    State = SplitParamsState
+    extra_field = "extra"
+
+    extra_bits: int = 16
+
+    @classmethod
+    def of_extra(cls, extra) -> "SplitParams":
+        """Return the rule of as many bits."""
+        return cls(8 * extra.dtype.itemsize)
+
+    @property
+    def extra_dtype(self) -> Any:
+        """The dtype of the further bits."""
+        return jnp.uint8 if self.extra_bits == 8 else jnp.uint16
+
+    def rounds(self, dtype) -> bool:
+        """Whether the wider format is not float32 itself."""
+        return not holds_float32(dtype, self.extra_bits)
+
+    def join(self, p, extra):
+        """Return the weight of both parts."""
+        return join(p, extra)
+
+    def store(self, w, dtype, words):
+        """Return both parts of w, rounded to the wider format where they cannot hold it (contract P5)."""
+        return split(w, dtype, self.extra_bits, words)
+
+    def land(self, u, p, extra, words, zero):
+        """Return both parts of the weight and the update."""
+        # A sum, and so not subnormal where those are taken for zero.
+        w = lax.platform_dependent(self.join(p, extra) + u, cpu=keep_for_kernels, default=lambda w: w)
+        return self.store(w, p.dtype, words)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepMasterParams(WeightRule):
+    """The rule of `keep_master_params`: a float32 copy."""
+
+    name = "keep_master_params"
+    why = "the wrapper keeps further bits of params"
+    State = KeepMasterParamsState
+    extra_field = "master"
+    extra_dtype = jnp.float32
+
+    def first_extra(self, p) -> jax.Array:
+        """Return the weight in float32."""
+        return jnp.asarray(p).astype(jnp.float32)
+
+    def join(self, p, extra):
+        """Return the copy; where it does not show p, which then was written from outside, p (contract P7)."""
+        return jnp.where(_nearest_away(extra, p.dtype) == p, extra, p.astype(jnp.float32))
+
+    def store(self, w, dtype, words):
+        """Return w to nearest, ties away from zero, and w (contract P5)."""
+        return _nearest_away(w, dtype), w
+
+
+def _nearest_away(w: jax.Array, dtype) -> jax.Array:
+    # A fraction of one half and this word carry: ties go away from zero.
+    return round_and_cast(w, jnp.dtype(dtype).name, jnp.uint32(0x80000000))

@@ -1,0 +1,1 @@
+"""What JAX and XLA make of a step, and how they are kept from changing its bits."""

@@ -1,0 +1,175 @@
+"""What keeps a compiler from changing a rounding: no product fused with a sum, no factors gathered.
+
+Contract: A1, A2. Under `jax.jit`, XLA on CPU turns `a * b + c` into a fused multiply-add, `(x * c1) * c2`
+into `x * (c1 * c2)`, and `a / sqrt(b)` into `a * rsqrt(b)`; run op by op it does nothing of the kind, so the
+bits would depend on how a step is compiled. `lax.optimization_barrier`, `lax.reduce_precision` and round
+trips through integers do not stop it. An OR with a zero that no compiler can prove to be zero does, for one
+instruction: the value becomes opaque.
+
+What to make opaque: a product that feeds a sum; an array that arrives from another link, which may be a
+product; a constant that could vanish if it were seen.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from halfstep_jax.xla.primitives import elementwise, type_of_first
+
+_MINUS_ZERO = np.float32(-0.0).view(np.uint32)
+
+
+def opaque_zero(word: jax.Array | None = None) -> jax.Array:
+    """Return the uint32 zero (word (word + 1)) & 1: one of two neighbours is even, which no compiler proves.
+
+    Args:
+        word: uint32 scalar in or out of a rolled loop, such as that of the keys: what a loop computes is not
+            folded even where all its inputs are constants. None makes a loop of its own for it.
+
+    Source: ours.
+    """
+    if word is None:
+        # Two turns; a single one would be folded. What stands behind the loop is in front of every kernel
+        # that reads it, and so the loop's result among the last operands of all: they stay one program.
+        return lax.fori_loop(0, 2, _next_zero, jnp.uint32(1)) & np.uint32(1)
+    return (word * (word + np.uint32(1))) & np.uint32(1)
+
+
+def opaque(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
+    """Return float32 `x` with its bits ORed with `zero`: the same value, of unknown origin.
+
+    Not XORed: two links that do so to one value with one zero would cancel each other.
+
+    Args:
+        x: float32.
+        zero: from `opaque_zero`.
+
+    Example:
+        >>> float(opaque(np.float32(0.3), opaque_zero())) == float(np.float32(0.3))
+        True
+
+    To a derivative it is the identity.
+
+    Source: ours.
+    """
+    return _opaque(jnp.asarray(x), zero)
+
+
+def opaque_input(x: jax.Array, zero: jax.Array) -> jax.Array:
+    """Return in float32, opaque, what another link or the caller gave.
+
+    In 16 bits too: a product in bfloat16 that is then cast to float32 would not be rounded to bfloat16.
+
+    Args:
+        x: float32, bfloat16 or float16.
+        zero: from `opaque_zero`.
+    """
+    return _opaque(x, zero).astype(jnp.float32)
+
+
+def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
+    """Return `rounded`, which to a derivative is `x`: what a step rounds passes derivatives on as they are.
+
+    Args:
+        x: float32.
+        rounded: the same, rounded; of any dtype.
+
+    Example:
+        >>> float(jax.grad(lambda x: straight_through(x, jnp.round(x)) ** 2)(0.75))
+        2.0
+
+    Source: Y. Bengio et al., "Estimating or propagating gradients through stochastic neurons",
+    arXiv:1308.3432, section 4.
+    """
+    return _straight_through(jnp.asarray(x), rounded)
+
+
+def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
+    """Return c + (a b) in float32: product and sum, each rounded once.
+
+    Args:
+        c: float32; opaque, if it may be a product (`opaque_input`).
+        a: float32.
+        b: float32.
+        zero: from `opaque_zero`.
+
+    Example:
+        >>> float(add_product(np.float32(1.0), np.float32(2.0), np.float32(3.0), opaque_zero()))
+        7.0
+    """
+    return c + opaque_product(a, b, zero)
+
+
+def opaque_product(a: Any, b: Any, zero: jax.Array) -> jax.Array:
+    """Return a b in float32, rounded once, whatever reads it.
+
+    Args:
+        a: float32.
+        b: float32.
+        zero: from `opaque_zero`.
+
+    Example:
+        >>> float(opaque_product(np.float32(2.0), np.float32(-0.0), opaque_zero()))
+        -0.0
+
+    To a derivative it is the product. Source: ours.
+    """
+    return rounded_product(a * b, zero)
+
+
+def rounded_product(product: Any, zero: jax.Array) -> jax.Array:
+    """Return a product in float32 as it is, plus -0.0 with a zero whose sign no compiler knows.
+
+    Where it is fused with that sum, the product is rounded once all the same; and it is an operation less
+    than `opaque` of it.
+
+    Args:
+        product: float32.
+        zero: from `opaque_zero`.
+    """
+    return _plus_nothing(jnp.asarray(product), zero)
+
+
+def _with_zero_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
+    width = jnp.uint32 if x.dtype == jnp.float32 else jnp.uint16
+    bits = lax.bitcast_convert_type(x, width) | zero.astype(width)
+    return lax.bitcast_convert_type(bits, x.dtype)
+
+
+# Patterns have no derivative: without the identity it would be zero, and nothing would say so.
+_opaque = elementwise(
+    "opaque",
+    type_of_first,
+    lambda primals, tangents: tangents[0],
+    _with_zero_bits,
+)
+
+
+# -0.0 is the one number that changes no other.
+_plus_nothing = elementwise(
+    "opaque_product",
+    type_of_first,
+    lambda primals, tangents: tangents[0],
+    lambda x, zero: x + lax.bitcast_convert_type(zero | _MINUS_ZERO, jnp.float32),
+    op_by_op=_with_zero_bits,
+    # Of sums XLA on GPU makes LAMB's moments in a pass of their own, and keeps them in float32.
+    cuda=_with_zero_bits,
+    rocm=_with_zero_bits,
+)
+
+
+_straight_through = elementwise(
+    "straight_through",
+    lambda x, rounded: type_of_first(rounded),
+    lambda primals, tangents: tangents[0].astype(primals[1].dtype),
+    lambda x, rounded: rounded,
+    in_hlo={None: lambda x, rounded: rounded},
+)
+
+
+def _next_zero(_, word: jax.Array) -> jax.Array:
+    """Return a zero out of a turn of a linear congruential generator."""
+    return opaque_zero(word * np.uint32(747796405) + np.uint32(2891336453))

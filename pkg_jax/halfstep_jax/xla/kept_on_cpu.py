@@ -1,0 +1,60 @@
+"""What XLA on CPU is told to keep between its kernels, so that none of them computes it anew.
+
+Values are what they were: only memory and time differ.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from halfstep_jax.xla.exact import opaque_zero
+
+_ONE = np.float32(1).view(np.uint32)
+
+
+def keep_for_kernels(x: jax.Array) -> jax.Array:
+    """Return float32 `x` as a quotient by an opaque 1, which XLA on CPU keeps for all kernels that read it.
+
+    What is cheap it computes anew in each of them, with all that is in front, and so it copies donated inputs
+    that one kernel overwrites and another reads. A quotient it takes for expensive. Not for other devices.
+
+    Args:
+        x: float32: zeros, normal numbers and what is not finite. A subnormal number may become zero.
+
+    Example:
+        >>> keep_for_kernels(jnp.array([0.5, -0.0, jnp.inf])).tolist()
+        [0.5, -0.0, inf]
+
+    Source: ours.
+    """
+    zero = opaque_zero(lax.bitcast_convert_type(x, jnp.uint32))
+    return x / lax.bitcast_convert_type(zero | _ONE, jnp.float32)
+
+
+def keep_codes_for_kernels(x: jax.Array) -> jax.Array:
+    """Return codes as XLA on CPU keeps them for all kernels that read them: out of a loop that never turns.
+
+    It fuses nothing across a loop. Bytes are a quarter of what `keep_for_kernels` keeps, and a kernel that
+    writes them is made of vectors twice as wide as one that writes numbers of 16 or 32 bits.
+
+    Args:
+        x: of 8 or 16 bits.
+
+    Example:
+        >>> keep_codes_for_kernels(jnp.array([0, 200], jnp.uint8)).tolist()
+        [0, 200]
+
+    Source: ours.
+    """
+    return lax.while_loop(_turns, _turn, (opaque_zero(), x))[1]
+
+
+def _turns(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return carry[0] != 0
+
+
+def _turn(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    count, x = carry
+    bits = lax.bitcast_convert_type(x, jnp.uint16 if x.dtype.itemsize == 2 else jnp.uint8)
+    return count - np.uint32(1), lax.bitcast_convert_type(~bits, x.dtype)

@@ -1,0 +1,168 @@
+"""Operations of ours that are one equation of a trace each, whatever they are made of on a platform.
+
+Contract: A2, A3. A `jax.lax.platform_dependent` holds the branches of all platforms in every trace, and a
+`jax.custom_jvp` a program of its own; a primitive has neither, and says what it is where it is lowered.
+
+This is the one place that reaches for JAX's points of extension. Where a version of JAX has moved one, an
+operation is a plain function: the bits stay, and traces are longer.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from halfstep_jax.xla.shards import vary_together
+
+_Operation = Callable[..., jax.Array]
+# What JAX raises where a name is gone, or means another thing.
+_MOVED = (ImportError, AttributeError, TypeError)
+
+
+def elementwise(
+    name: str,
+    type_of_result: Callable[..., Any],
+    derivative: Callable[..., Any],
+    default: _Operation,
+    in_hlo: Mapping[str | None, Callable[..., Any] | None] = MappingProxyType({}),
+    op_by_op: _Operation | None = None,
+    **platforms: _Operation,
+) -> _Operation:
+    """Return an elementwise operation on arrays, all of one shape or scalars beside the first.
+
+    Op by op, unless that is said, and compiled for several platforms at once, it is what each of these has.
+
+    Args:
+        name: of its equations.
+        type_of_result: from the abstract values of its operands to that of its result.
+        derivative: from the operands and their tangents to that of the result.
+        default: what it is, in operations of JAX.
+        in_hlo: by platform, and by None, what a trace of `default` or `platforms` for every shape would take
+            longer to find: its result in StableHLO, from operands there; None where that is out of reach.
+        op_by_op: what it is there on every platform, where all give the same and need not be told apart.
+        platforms: what it is on platforms of which that is not so.
+
+    Source: ours.
+    """
+
+    def here(*operands):
+        return (
+            lax.platform_dependent(*operands, default=default, **platforms)
+            if platforms
+            else default(*operands)
+        )
+
+    try:
+        primitive = _primitive(name, type_of_result, derivative, op_by_op or here)
+        for platform, function in {None: default, **platforms}.items():
+            _lower(primitive, platform, function, in_hlo.get(platform))
+        bind = primitive.bind
+    except _MOVED:
+        bind = _plain(here, derivative)
+
+    def operation(*operands):
+        return bind(*vary_together(operands))
+
+    return operation
+
+
+def type_of_first(*operands: Any) -> Any:
+    """Return the abstract value of the first operand, and that it is no Python number."""
+    return operands[0].update(weak_type=False) if hasattr(operands[0], "update") else operands[0]
+
+
+def type_of(name: str) -> Callable[..., Any]:
+    """Return what tells the abstract value of the result of an operation of `jax.lax`, such as "div"."""
+
+    def type_of_result(*operands: Any) -> Any:
+        try:
+            return getattr(lax, f"{name}_p").abstract_eval(*operands)[0]
+        except _MOVED:
+            return type_of_first(*operands)
+
+    return type_of_result
+
+
+def stablehlo(name: str) -> Callable[..., Any] | None:
+    """Return an operation of StableHLO, such as "sqrt"; None where JAX does not have it."""
+    try:
+        return getattr(importlib.import_module("jax.extend.mlir.dialects.stablehlo"), name)
+    except _MOVED:
+        return None
+
+
+def _primitive(name: str, type_of_result, derivative, implementation: _Operation) -> Any:
+    """Return a new primitive that is not lowered yet.
+
+    Raises:
+        ImportError, AttributeError, TypeError: if JAX has no such points of extension.
+    """
+    primitive = importlib.import_module("jax.extend.core").Primitive(name)
+    ad, batching = (importlib.import_module(f"jax.interpreters.{part}") for part in ("ad", "batching"))
+    instantiate_zeros = ad.instantiate_zeros
+
+    def jvp(primals, tangents):
+        tangents = tuple(map(instantiate_zeros, tangents))
+        return primitive.bind(*primals), derivative(tuple(primals), tangents)
+
+    def batch(operands, axes):
+        operands, axis = _batched(operands, axes)
+        return primitive.bind(*operands), axis
+
+    primitive.def_impl(implementation)
+    primitive.def_abstract_eval(type_of_result)
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+def _lower(
+    primitive: Any, platform: str | None, function: _Operation, in_hlo: Callable[..., Any] | None
+) -> None:
+    """Say what a primitive is on a platform; None: on all others."""
+    mlir = importlib.import_module("jax.interpreters.mlir")
+    rule = mlir.lower_fun(function, multiple_results=False)
+    if in_hlo is not None:
+        rule = functools.partial(_lowered, in_hlo)
+    mlir.register_lowering(primitive, rule, platform=platform)
+
+
+def _plain(here: _Operation, derivative: Callable[..., Any]) -> _Operation:
+    """Return an operation without a primitive: the same bits, and longer traces."""
+
+    @jax.custom_jvp
+    def operation(*operands):
+        return here(*operands)
+
+    operation.defjvp(lambda primals, tangents: (operation(*primals), derivative(primals, tangents)))
+    return operation
+
+
+def _lowered(operation: Callable[..., Any], _, *operands) -> list:
+    return [operation(*operands)]
+
+
+def _batched(operands: Sequence[Any], axes: Sequence[Any]) -> tuple[list[jax.Array], int]:
+    """Return the operands of a batch, all of one shape, and which of its axes counts the batch."""
+    rows = [(jnp.asarray(x), a, _without(a, jnp.shape(x))) for x, a in zip(operands, axes, strict=True)]
+    shape = max((part for _, _, part in rows), key=len)
+    size = next(x.shape[a] for x, a, _ in rows if a is not None)
+    axis = next((a for _, a, part in rows if a is not None and part == shape), 0)
+    whole = (*shape[:axis], size, *shape[axis:])
+    return [_spread(x, a, axis, part, whole) for x, a, part in rows], axis
+
+
+def _without(axis: int | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
+
+
+def _spread(x: jax.Array, place: int | None, axis: int, part: tuple[int, ...], whole: tuple[int, ...]):
+    """Return an operand, whose shape without its batch axis is `own`, as one of a batch."""
+    if place is None:
+        return jnp.broadcast_to(x if part == () else jnp.expand_dims(x, axis), whole)
+    return lax.broadcast_in_dim(x, whole, (axis,)) if part == () else jnp.moveaxis(x, place, axis)

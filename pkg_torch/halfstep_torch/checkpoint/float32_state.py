@@ -1,0 +1,268 @@
+"""The state of an optimizer in float32, in the form of torch.optim: to move a run in and out.
+
+A state dict of ours goes on to the bit, and only where formats agree (`state_dict.py`). What is written here
+is what torch's own optimizers write, and is read into any format.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.bound_rule import BoundRule, StepMoment
+from halfstep_torch.engine.batches import new_state
+from halfstep_torch.engine.group_entries import check_decay
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.plan import Plan, stream_keys
+from halfstep_torch.leaves import leaf_name
+from halfstep_torch.numbers.random_words import as_int32
+from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
+from halfstep_torch.optimizer_state.state_dict import replace_groups
+
+# What a param group says in torch's form; how state is stored is no part of it.
+_NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampening")
+
+
+@torch.no_grad()
+def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the state in float32, as torch's own optimizers write it.
+
+    `torch.optim.AdamW(...).load_state_dict` takes that of an `AdamW` and goes on, as `Adam` and `SGD` do. The
+    weights are apart: `float32_params`. Decodes; rounds nothing.
+
+    Args:
+        optimizer: whose state it is.
+
+    Returns:
+        A state dict: of every parameter `step` (not for SGD, which has none) and its moments, float32 copies;
+        of every group its numbers, a learning rate that follows a function as the number of the last step.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`.
+        ValueError: if an `eps_root` is not 0, which torch has not.
+
+    Example:
+        >>> import halfstep_torch as hs
+        >>> model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.AdamW(model.named_parameters())
+        >>> model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step()
+        >>> theirs = torch.optim.AdamW(torch.nn.Linear(2, 1).parameters())
+        >>> theirs.load_state_dict(hs.float32_state_dict(optimizer))
+
+    Source: ours.
+    """
+    _check_optimizer("float32_state_dict", optimizer)
+    groups, state, index = [], {}, 0
+    plans = iter(optimizer.plans())
+    for i, group in enumerate(optimizer.param_groups):
+        ids = list(range(index, index + len(group["params"])))
+        index += len(ids)
+        groups.append({**_numbers_of(optimizer, i), "params": ids})
+        if "param_names" in group:
+            groups[-1]["param_names"] = list(group["param_names"])
+        for place in ids:
+            name, param, plan = next(plans)
+            if kept := optimizer.state.get(param):
+                state[place] = _decoded(optimizer, i, name, param, plan, kept)
+    return {"state": state, "param_groups": groups}
+
+
+@torch.no_grad()
+def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Go on from a state in torch's form: of `torch.optim.AdamW`, or of a float32 run of ours.
+
+    Each moment is rounded once, to the format that this optimizer keeps it in, by the words of the step that
+    the state dict is of: stochastically, if steps do so. Numbers of the groups (`lr`, `betas`, `eps`,
+    `weight_decay`, ...) are taken from the state dict, as torch takes them; seeds, formats, and what is kept
+    beside the weights stay. Weights are apart: load the model, or call `set_float32_params`. Everything is
+    read or, if anything is wrong, nothing.
+
+    Args:
+        optimizer: that is to go on.
+        state_dict: of `torch.optim.AdamW`, `Adam` or `SGD`, in any floating dtype, or what
+            `float32_state_dict` returned. Parameters are matched by name within their group or, where either
+            side has no names, by their place.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`, or no state dict.
+        ValueError: if groups, parameters, shapes or the names of moments differ, or it asks for what is not
+            here: `amsgrad`, `dampening`, another kind of weight decay. Nothing is changed.
+
+    Example:
+        >>> import halfstep_torch as hs
+        >>> wide = torch.nn.Linear(2, 1)
+        >>> theirs = torch.optim.AdamW(wide.parameters())
+        >>> wide(torch.ones(1, 2)).sum().backward()
+        >>> theirs.step()
+        >>> model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
+        >>> _ = model.load_state_dict(wide.state_dict())
+        >>> optimizer = hs.AdamW(model.named_parameters())
+        >>> hs.load_float32_state_dict(optimizer, theirs.state_dict())
+        >>> optimizer.state[model.weight]["exp_avg"].dtype
+        torch.bfloat16
+
+    Source: ours.
+    """
+    caller = "load_float32_state_dict"
+    _check_optimizer(caller, optimizer)
+    way_out = "Pass what state_dict() of torch.optim.AdamW, or float32_state_dict, returned."
+    check_form(caller, state_dict, way_out)
+    saved_groups = list(state_dict["param_groups"])
+    _check_groups(caller, optimizer.param_groups, saved_groups)
+    for i, group in enumerate(saved_groups):
+        check_decay(caller, i, group, optimizer.decoupled_decay)
+    groups, states = [], {}
+    plans = iter(optimizer.plans())
+    for i, (group, saved_group) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
+        groups.append({**group, **{k: saved_group[k] for k in _taken(optimizer, i, saved_group)}})
+        for saved_id in _ids(caller, i, group, saved_group):
+            name, param, plan = next(plans)
+            saved = state_dict["state"].get(saved_id)
+            _check_saved(caller, name, param, plan, saved)
+            states[param] = _encoded(optimizer, i, name, param, plan, saved) if saved else {}
+    replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
+    for param, state in states.items():
+        optimizer.state[param] = state
+
+
+def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, step: int) -> list[list]:
+    """Return, of every rule of a plan, the words of its sources at a step."""
+    seeds = [link.seed for link, _ in optimizer.bound_links()[group]]
+    keys = as_int32(stream_keys(plan.streams(seeds), [step], [name])[0]).tolist()
+    of_array = plan.stages[0].array_words(keys, param.device)
+    return [[of_array(stream, role) for stream, role in sources] for sources in plan.sources]
+
+
+def _step_moments(rule: BoundRule, state: Mapping[str, Tensor], words: list) -> dict[str, StepMoment]:
+    """Return the moments of one rule by their keys, those in units of another after that one."""
+    flat = {key: state[key].reshape(-1) for key in rule.arrays}
+    keys = {stored.name: stored.key for stored in rule.moments}
+    return {keys[name]: moment for name, moment in rule.step_moments(flat, words, None).items()}
+
+
+def _decoded(
+    optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, kept: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the state of a parameter in torch's form."""
+    step = int(kept["step"])
+    state: dict[str, Tensor] = {}
+    # As the next step reads it.
+    words = _words(optimizer, group, name, param, plan, min(step + 1, LAST_STEP))
+    for rule, of_rule in zip(plan.rules, words, strict=True):
+        for key, one in _step_moments(rule, kept, of_rule).items():
+            state[key] = one.value.clone().view(_shape(rule, key, param))
+    if set(state) == {"momentum_buffer"}:
+        return state
+    return {"step": torch.tensor(float(step), device="cpu"), **state}
+
+
+def _encoded(
+    optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, saved: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Return the state of a parameter in the formats of its plan."""
+    step = int(saved.get("step", 0))
+    own = {key: array for key, array in optimizer.state.get(param, {}).items() if key in plan.weights.arrays}
+    state = {
+        **new_state(param, plan.arrays),
+        **own,
+        "step": torch.tensor(step, dtype=torch.int64, device="cpu"),
+    }
+    words = _words(optimizer, group, name, param, plan, max(step, 1))
+    for rule, of_rule in zip(plan.rules, words, strict=True):
+        for key, one in _step_moments(rule, state, of_rule).items():
+            x = saved[key].detach().to(param.device, torch.float32)
+            one.round(x.contiguous().view(-1))
+            for array_key, array in one.arrays.items():
+                state[array_key] = array.view(state[array_key].shape)
+    return state
+
+
+def _shape(rule: BoundRule, key: str, param: Tensor) -> tuple[int, ...]:
+    return rule.arrays[key].values_shape(tuple(param.shape))
+
+
+def _moment_keys(plan: Plan) -> dict[str, BoundRule]:
+    return {one.key: rule for rule in plan.rules for one in rule.moments}
+
+
+def _numbers_of(optimizer: Optimizer, index: int) -> dict[str, Any]:
+    """Return the entries of a group that torch knows, as plain numbers."""
+    group = optimizer.param_groups[index]
+    if group.get("eps_root"):
+        raise ValueError(
+            f"float32_state_dict: eps_root={group['eps_root']} in param group {index}, which torch has not. "
+            "Set it to 0."
+        )
+    numbers = {key: group[key] for key in _NUMBERS if key in group}
+    return {**numbers, **({"lr": float(numbers["lr"])} if "lr" in numbers else {})}
+
+
+def _taken(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> list[str]:
+    """Return which numbers of a saved group are taken: those that the group has, as numbers."""
+    group = optimizer.param_groups[index]
+    return [
+        key for key in _NUMBERS if key in saved and type(group.get(key)) in (int, float, bool, tuple, list)
+    ]
+
+
+def _check_optimizer(caller: str, optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
+        )
+
+
+def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mapping]) -> None:
+    if len(groups) != len(saved):
+        raise ValueError(
+            f"{caller}: the state dict has {len(saved)} param groups, this optimizer {len(groups)}. "
+            "Build it with the groups of the run that was saved."
+        )
+    for i, (group, theirs) in enumerate(zip(groups, saved, strict=True)):
+        for name in ("amsgrad", "dampening"):
+            if theirs.get(name) and not (group.get(name)):
+                raise ValueError(
+                    f"{caller}: {name}={theirs[name]} in param group {i} of the state dict; it is not here. "
+                    "Start from a fresh state."
+                )
+        if len(group["params"]) != len(theirs["params"]):
+            raise ValueError(
+                f"{caller}: param group {i} has {len(theirs['params'])} parameters in the state dict, "
+                f"{len(group['params'])} here. Build the optimizer with those of the run that was saved."
+            )
+
+
+def _ids(caller: str, index: int, group: Mapping, saved: Mapping) -> list[Any]:
+    """Return the saved ids of a group's parameters, in their order here."""
+    ours, theirs = ([leaf_name(name) for name in one.get("param_names", ())] for one in (group, saved))
+    if not ours or not theirs:
+        return list(saved["params"])
+    ids = dict(zip(theirs, saved["params"], strict=True))
+    if missing := [name for name in ours if name not in ids]:
+        raise ValueError(
+            f"{caller}: parameter {missing[0]!r} is not in group {index} of the state dict. "
+            "Pass the parameters with the names of the run that was saved."
+        )
+    return [ids[name] for name in ours]
+
+
+def _check_saved(caller: str, name: str, param: Tensor, plan: Plan, saved: Mapping[str, Any] | None) -> None:
+    keys = _moment_keys(plan)
+    if not saved:
+        return
+    if set(saved) - {"step"} != set(keys):
+        raise ValueError(
+            f"{caller}: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer reads "
+            f"{', '.join(['step', *sorted(keys)])}. Pass the state of the same kind of optimizer, in float32."
+        )
+    saved_step(caller, name, saved.get("step", 0))
+    for key, rule in keys.items():
+        array, shape = saved[key], _shape(rule, key, param)
+        if not isinstance(array, Tensor) or not array.is_floating_point() or tuple(array.shape) != shape:
+            found = f"{array.dtype}{list(array.shape)}" if isinstance(array, Tensor) else type(array).__name__
+            raise ValueError(
+                f"{caller}: {key} of {name!r} is {found}, due are floats of shape {list(shape)}. "
+                "Build the model of the run that was saved."
+            )

@@ -1,0 +1,110 @@
+"""Whether steps run compiled: what the user chose, and whether there is a compiler."""
+
+import platform
+import sys
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from halfstep_torch.engine.inductor import find_cxx, missing_options
+from halfstep_torch.say_once import say_once
+
+# Elements from which half a minute of compilation pays on a CPU.
+_WORTH_COMPILING = 1_000_000
+# Devices whose compiled programs were read, or run against the contract's vectors.
+_PROVED = ("cpu", "cuda")
+# Systems on which compiled programs for a CPU were run.
+_PROVED_CPUS = [("linux", "x86_64")]
+
+
+class CompileChoice:
+    """The choice whether steps run compiled.
+
+    Attributes:
+        choice: True, False or "auto". It becomes False where "auto" tried and torch.compile failed.
+    """
+
+    def __init__(self, caller: str, choice: bool | str) -> None:
+        if choice not in (True, False, "auto"):
+            raise ValueError(f'{caller}: compile={choice!r} is not a valid value. Use True, False or "auto".')
+        self.choice = choice
+
+    def check(self, caller: str, device: torch.device) -> None:
+        """Raise RuntimeError if compilation is demanded on a CPU without a compiler."""
+        if self.choice is True and device.type == "cpu" and not find_cxx():
+            raise RuntimeError(
+                f"{caller}: compile=True, but no C++ compiler is found. "
+                "Install g++ (or name one in CXX), or use compile=False: the bits are the same."
+            )
+
+    def wanted(self, device: torch.device, elements: int) -> bool:
+        """Return whether steps on `device`, where parameters have that many elements, are to be compiled."""
+        if self.choice != "auto":
+            return bool(self.choice)
+        if device.type != "cpu":
+            return device.type == "cuda"
+        return elements >= _WORTH_COMPILING and find_cxx() is not None
+
+    def prepare(self, caller: str, device: torch.device, elements: int, make: Callable[[], object]) -> bool:
+        """Compile if that is wanted, and return whether steps run compiled.
+
+        Args:
+            caller: for messages.
+            device: of the parameters.
+            elements: of all parameters on it.
+            make: compiles the kernels.
+
+        Raises:
+            RuntimeError: if compilation is demanded and fails.
+        """
+        if not self.wanted(device, elements):
+            return False
+        if why := _unproved(device):
+            if self.choice == "auto":
+                self.choice = False
+                warnings.warn(
+                    f"{caller}: {why}, so steps run in eager mode: slower, with the contract's bits. "
+                    "Use a newer torch; or compile=False, which silences this.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return False
+            warnings.warn(
+                f"{caller}: compile=True on {device.type}: {why}, so the contract's bits are not promised "
+                "(C6). Use compile=False, which rounds correctly.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        system = sys.platform, platform.machine()
+        if device.type == "cpu" and system not in _PROVED_CPUS:
+            say_once(
+                f"{caller}: compiled steps on a CPU were held against the contract's vectors on Linux and "
+                f"x86-64, and never on {' and '.join(system)}. compile=False steps without a compiler."
+            )
+        try:
+            make()
+        except Exception as error:
+            if self.choice is True:
+                raise RuntimeError(
+                    f"{caller}: torch.compile failed ({type(error).__name__}). "
+                    "Use compile=False: the bits are the same."
+                ) from error
+            self.choice = False
+            warnings.warn(
+                f"{caller}: torch.compile failed, steps run in eager mode: slower, with the same bits. "
+                f"Use compile=False to silence this. ({type(error).__name__}: {error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        return True
+
+
+def _unproved(device: torch.device) -> str:
+    """Return why compiled steps may have other bits on a device; "" if they have the contract's."""
+    if device.type not in _PROVED:
+        return "no compiled step was ever read there"
+    if missing := missing_options(device):
+        return f"torch {torch.__version__} has no option {missing[0]} of Inductor"
+    return ""

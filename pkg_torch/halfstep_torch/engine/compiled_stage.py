@@ -1,0 +1,88 @@
+"""A stage as a compiled kernel.
+
+One kernel serves every number of rows from two up, every number and every seed: lengths are dynamic, numbers
+and keys are tensors. It is compiled on memory of its own before any weight is touched, so that a compiler
+that fails leaves everything as it was.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.inductor import compile_options, compile_rows, mark_width
+from halfstep_torch.engine.packed_rows import Memory
+from halfstep_torch.engine.stage import Stage
+from halfstep_torch.engine.step_numbers import flat, number_places, unflat
+
+# Long enough that Inductor, which decides on the lengths it is first shown, runs the kernel in parallel.
+_SCRATCH = 1 << 20
+
+
+def compile_batch(batch: Batch) -> None:
+    """Give a batch the kernels of its stages, as far as these compile; raise what torch.compile raises."""
+    # Inductor writes the number of threads into a kernel for the CPU.
+    threads = torch.get_num_threads() if batch.device.type == "cpu" else 0
+    kernels: list[Callable[..., None] | None] = []
+    for k, stage in enumerate(batch.stages):
+        places, grad_dtype = (
+            number_places(tuple(batch.stage_numbers(k))),
+            torch.float32 if k else batch.grad_dtype,
+        )
+        kernel = compiled_stage(stage, places, batch.device, grad_dtype, threads) if stage.compiles else None
+        kernels.append(kernel)
+    batch.kernels = kernels
+
+
+@functools.cache
+def compiled_stage(
+    stage: Stage, places: tuple, device: torch.device, grad_dtype: torch.dtype, threads: int
+) -> Callable[..., None]:
+    """Return a function (p, g, u, *state, numbers, first, keys, column) that steps rows in place.
+
+    Args:
+        stage: of whole blocks.
+        places: where the numbers of its rules stand in a vector (`number_places`).
+        device: of the memory.
+        grad_dtype: of what comes in: of the gradient, or float32.
+        threads: of the CPU.
+
+    Returns:
+        The function, compiled already: arguments as of `Stage.step_rows`, but no `u` where the stage changes
+        the weights, state arrays in their `kernel_dtype`, `numbers` a float32 vector of the numbers of all
+        rules, `first` in one row, `keys` a row for every column. From two rows up.
+
+    Raises:
+        Exception: whatever torch.compile raises where it cannot compile.
+    """
+
+    def step_in_place(*tensors: Tensor) -> None:
+        p, g, *rest, numbers, first, keys, column = tensors
+        u, state = (None, rest) if stage.lands else (rest[0], rest[1:])
+        rule_numbers = unflat(places, numbers.unbind())
+        stage.step_rows(p, g, u, state, rule_numbers, first[:, None], keys[:, :, None], column)
+
+    calls = list(_scratch(stage, places, device, grad_dtype))
+    return compile_rows(step_in_place, compile_options(device), calls)
+
+
+def _scratch(
+    stage: Stage, places: tuple, device: torch.device, grad_dtype: torch.dtype
+) -> Iterator[Sequence[Tensor]]:
+    """Yield arguments of a kernel, over memory of ours: of many rows, and of one less."""
+    most = max(_SCRATCH // stage.width, 4)
+    memory = Memory(stage, most, device, grad_dtype, wide=True)
+    columns = sum(1 + len(roles) for roles in stage.roles)
+    numbers = torch.ones(len(flat(places)), dtype=torch.float32, device=device)
+    for count in (most, most - 1):
+        p, g, u, state = memory.matrices(count)
+        first, keys = (
+            torch.zeros(*axes, count, dtype=torch.int32, device=device) for axes in ((), (columns,))
+        )
+        matrices = [p, g, *([] if u is None else [u]), *state]
+        for x in matrices:
+            if x.dim() == 2:
+                mark_width(x)
+        yield *matrices, numbers, first, keys, stage.column(device)

@@ -1,0 +1,56 @@
+"""What a user should know at the first step, and no error says: each said once in a process."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from halfstep_torch.engine.batches import Batch
+from halfstep_torch.say_once import say_once
+
+# Between these a second moment in ufloat8_e6m2 is what it should be (contract F6).
+_LOWEST, _LARGEST = 2.0**-50, 1.5 * 2.0**13
+
+
+def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int) -> None:
+    """Say what the parameters that are stepped for the first time do not get.
+
+    Args:
+        caller: for the messages.
+        batches: of these parameters.
+        nameless: how many parameters of the optimizer have no names.
+    """
+    for batch in batches:
+        if nameless > 1 and batch.plan.kinds:
+            say_once(
+                f"{caller}: the parameters have no names, so their random words follow their order: another "
+                "order, or another share of them on every process, gives other bits. Pass "
+                "model.named_parameters(), or names=list(model.named_parameters()) beside the parameters."
+            )
+        if batch.grad_dtype == torch.float16 and batch.group.scale is None:
+            say_once(
+                f"{caller}: gradients are float16 and the loss is not scaled: those under 3e-8 are "
+                "lost, those over 65504 infinite. Use torch.amp.GradScaler: it steps this optimizer too."
+            )
+        _warn_of_range(caller, batch, batch.group.scale or 1.0)
+
+
+def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:
+    """Say so where the squares of gradients are outside what ufloat8_e6m2 holds."""
+    moments = [moment for rule in batch.plan.rules for moment in rule.moments]
+    formats = [getattr(moment, "format", None) for moment in moments]
+    if not any(fmt is not None and fmt.dtype == "ufloat8_e6m2" for fmt in formats):
+        return
+    for slot in batch.slots:
+        if not slot.grad.numel():
+            continue
+        largest = torch.linalg.vector_norm(slot.grad, math.inf).item() / scale
+        if largest and not _LOWEST <= largest**2 <= _LARGEST:
+            what = "above" if largest**2 > _LARGEST else "below"
+            limit = "1.2e4, and become NaN" if what == "above" else "8.9e-16, and are kept at that"
+            say_once(
+                f"{caller}: gradients are so {'large' if what == 'above' else 'small'} that squares of them "
+                f"are {what} what ufloat8_e6m2 holds: {limit}. "
+                'Use nu_dtype=scaled("ufloat8_e5m3"), and a GradScaler where the loss is scaled.'
+            )
+            return

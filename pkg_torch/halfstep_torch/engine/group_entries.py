@@ -1,0 +1,144 @@
+"""What a param group may hold besides the numbers of the links, and the names of its parameters."""
+
+import difflib
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from halfstep_torch.leaves import leaf_name
+from halfstep_torch.optimizer_state.form import HEADER
+
+# Arguments of torch's own optimizers that ask for nothing where they have these values.
+_ASKS_FOR_NOTHING = {
+    "amsgrad": (False, None),
+    "capturable": (False, None),
+    "differentiable": (False, None),
+    "foreach": (True, False, None),
+    "fused": (True, False, None),
+    "dampening": (0, None),
+    "decoupled_weight_decay": (True, False, None),
+}
+# What is an entry, or an argument, of some optimizer here or in torch.
+_ELSEWHERE = {
+    *("lr", "learning_rate", "betas", "b1", "b2", "eps", "eps_root", "weight_decay", "momentum", "nesterov"),
+    *("mu_dtype", "nu_dtype", "accumulator_dtype", "mu_rounding", "nu_rounding", "rounding"),
+    *(
+        "param_storage",
+        "seed",
+        "tx",
+        "trust_power",
+        "max_norm",
+        "bias_correction",
+        "alpha",
+        "rho",
+        "centered",
+    ),
+}
+
+
+def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
+    """Return the names that an optimizer was given beside its parameters, by parameter.
+
+    Args:
+        caller: for messages.
+        names: pairs (name, parameter) as `model.named_parameters()` yields them, a dict of them, or None.
+    """
+    if names is None:
+        return None
+    pairs = list(names.items()) if isinstance(names, Mapping) else list(names)
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[1], Tensor):
+            raise TypeError(
+                f"{caller}: names holds {type(pair).__name__}, not pairs (name, parameter). "
+                "Pass list(model.named_parameters())."
+            )
+    return {param: name for name, param in pairs}
+
+
+def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
+    """Return parameters as pairs (name, parameter).
+
+    Raises:
+        ValueError: if one has no name.
+    """
+    listed = [params] if isinstance(params, Tensor) else list(params)
+    bare = [x[1] if isinstance(x, (tuple, list)) else x for x in listed]
+    for param in bare:
+        if param not in names:
+            raise ValueError(
+                f"{caller}: a parameter of shape {tuple(param.shape)} has no name in names. "
+                "Pass list(model.named_parameters()) of the whole model."
+            )
+    return [(names[param], param) for param in bare]
+
+
+def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do.
+
+    Args:
+        caller: whose argument it is.
+        given: arguments by name; others are passed over.
+    """
+    for name, value in given.items():
+        allowed = _ASKS_FOR_NOTHING.get(name)
+        if allowed is not None and value not in allowed:
+            raise ValueError(f"{caller}: {name}={value!r} is not supported. Use {name}={allowed[0]!r}.")
+
+
+def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bool | None) -> None:
+    """Raise ValueError for a group of torch's Adam in AdamW, or the other way round: decay is another there.
+
+    Args:
+        caller: for the message.
+        index: of the group.
+        group: of torch, in which `decoupled_weight_decay` says how it decays.
+        decoupled: whether decay is so here; None where no group of torch says that.
+    """
+    saved_decay = group.get("decoupled_weight_decay")
+    if None in (saved_decay, decoupled) or bool(saved_decay) == decoupled or not group.get("weight_decay"):
+        return
+    raise ValueError(
+        f"{caller}: decoupled_weight_decay={saved_decay} in param group {index}, whose weight_decay is "
+        f"{group['weight_decay']}; here decay is {'decoupled' if decoupled else 'added to the gradient'}. "
+        f"Use {'AdamW' if saved_decay else 'Adam'}, or weight_decay=0."
+    )
+
+
+def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], arguments: set[str]) -> None:
+    """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none.
+
+    Args:
+        caller: for messages.
+        group: to be added.
+        entries: that the optimizer reads.
+        arguments: of the optimizer.
+    """
+    check_torch_options(caller, {key: value for key, value in group.items() if key not in entries})
+    for key in group:
+        if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):
+            continue
+        problem = f"{caller}: {key}={reprlib.repr(group[key])} in a param group"
+        if key in arguments:
+            raise ValueError(
+                f"{problem}; it is one for all groups. "
+                "Give it to the optimizer, or use an optimizer of its own for these parameters."
+            )
+        meant = difflib.get_close_matches(key, entries, 1, 0.85)
+        if key in _ELSEWHERE or meant:
+            known = f"Did you mean {meant[0]}?" if meant else f"Its entries are {', '.join(sorted(entries))}."
+            raise ValueError(f"{problem}; nothing reads it. {known}")
+
+
+def check_names(caller: str, groups: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError if two parameters have one name: they would be rounded by the same words."""
+    taken: dict[str, str] = {}
+    for group in groups:
+        for name in group.get("param_names", ()):
+            if (leaf := leaf_name(name)) in taken:
+                raise ValueError(
+                    f"{caller}: the parameters {taken[leaf]!r} and {name!r} have one name, {leaf!r}, "
+                    "and names decide the random words. Put a prefix before the names of each model."
+                )
+            taken[leaf] = name

@@ -1,0 +1,32 @@
+"""The numbers of a step as one vector, and back: a compiled kernel takes them in a tensor. Contract: A4."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def flat(numbers: Any) -> list[float]:
+    """Return the numbers of named tuples, nested or not, in their order."""
+    if isinstance(numbers, (tuple, list)):
+        return [x for part in numbers for x in flat(part)]
+    return [numbers]
+
+
+def number_places(numbers: Any) -> Any:
+    """Return the same named tuples with the place of each number in `flat`: equal for equal shapes."""
+    indices = iter(range(len(flat(numbers))))
+
+    def placed(part: Any) -> Any:
+        return _made(part, [placed(x) for x in part]) if isinstance(part, tuple) else next(indices)
+
+    return placed(numbers)
+
+
+def unflat(places: Any, numbers: Sequence) -> Any:
+    """Return named tuples of numbers, given their `number_places`."""
+    return (
+        _made(places, [unflat(x, numbers) for x in places]) if isinstance(places, tuple) else numbers[places]
+    )
+
+
+def _made(like: tuple, values: list) -> tuple:
+    return tuple(values) if type(like) is tuple else type(like)(*values)

@@ -1,0 +1,77 @@
+"""What a rule reads of a param group: its numbers, and how its moments are stored."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from halfstep import hyperparameters
+from halfstep.rule import Hyperparameter, Rule, declared
+from halfstep_torch.numbers.hyperparameters import checked
+from halfstep_torch.numbers.schedules import Scheduled
+from halfstep_torch.storage.state_dtypes import as_format
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Where a field of a rule stands in a param group.
+
+    Attributes:
+        field: of the rule.
+        key: of the entry; "" where the rule alone holds the value.
+        index: of the value in an entry of several, else None.
+        count: of the values in that.
+        owned: whether the rule gives the entry its default.
+        check: from (caller, name, value) to the value in canonical form; raises for a wrong one.
+    """
+
+    field: str
+    key: str
+    index: int | None
+    count: int
+    owned: bool
+    check: Callable[[str, str, Any], Any]
+
+    def read(self, caller: str, rule: Rule, group: Mapping[str, Any]) -> Any:
+        """Return the value in a param group, checked."""
+        if not self.key:
+            return self.check(caller, self.field, getattr(rule, self.field))
+        if self.index is None:
+            return self.check(caller, self.key, group[self.key])
+        values = hyperparameters.several(caller, self.key, group[self.key], self.count)
+        return self.check(caller, f"{self.key}[{self.index}]", values[self.index])
+
+
+@functools.cache
+def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
+    """Return what a class of rules reads, in the order of its fields."""
+    found = declared(rule)
+    formats = [moment.dtype for moment in found.moments.values() if moment.dtype]
+    places: dict[str, str | None] = {field: number.torch for field, number in found.numbers.items()}
+    places |= dict.fromkeys(formats, "")
+    keys = {
+        field: "" if place is None else (place or field).partition("[")[0] for field, place in places.items()
+    }
+    counts = collections.Counter(keys.values())
+    entries = []
+    fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
+    for field in (field.name for field in fields if field.name in places):
+        number, key = found.numbers.get(field), keys[field]
+        check = as_format if number is None else _check_of(number)
+        index = (places[field] or "").partition("[")[2].rstrip("]")
+        owned = bool(key) and (number is None or number.owned)
+        entries.append(Entry(field, key, int(index) if index else None, counts[key], owned, check))
+    return tuple(entries)
+
+
+def _check_of(number: Hyperparameter) -> Callable[[str, str, Any], Any]:
+    def check(caller: str, name: str, value: Any) -> Any:
+        # State dicts hold numbers: of all entries, a function may stand for the learning rate alone.
+        if number.schedule and number.torch == "lr" and callable(value):
+            return Scheduled(caller, name, value)
+        if value is None and number.none is not None:
+            return number.none
+        return checked(caller, name, value, number.check)
+
+    return check

@@ -1,0 +1,210 @@
+"""The leaves of an optimizer: names of parameters, and what they, their gradients and their state must be.
+
+Contract: W7.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.storage.base_codes import NAN_SCALE
+from halfstep_torch.storage.state_array import StateArray
+
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+_PLAIN = (Tensor, torch.nn.Parameter)
+_HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def leaf_name(name: str) -> str:
+    """Return the leaf name of a torch parameter: "." becomes "/", wrappers are dropped (contract W7).
+
+    Those of torch.compile, checkpointing and FSDP are dropped anywhere; "module", which may be a module's own
+    name, in front alone.
+
+    Example:
+        >>> leaf_name("module._orig_mod.encoder.0._checkpoint_wrapped_module.weight")
+        'encoder/0/weight'
+    """
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    first = next((i for i, part in enumerate(parts[:-1]) if part != "module"), len(parts) - 1)
+    return "/".join(parts[first:])
+
+
+def check_weight(caller: str, name: str, param: Tensor) -> None:
+    """Raise TypeError or ValueError unless weights like these can be stepped in place.
+
+    Args:
+        caller: for the message.
+        name: of the parameter.
+        param: the weights.
+    """
+    if torch.nn.parameter.is_lazy(param):
+        raise ValueError(
+            f"{caller}: the weight {name!r} has no shape yet. Run the model once before it has an optimizer."
+        )
+    if not _is_plain(param):
+        raise TypeError(f"{caller}: the weight {name!r} is {_kind(param)}. Pass plain dense tensors.")
+    if param.dtype not in _HELD_BY_FLOAT32:
+        raise TypeError(
+            f"{caller}: the weight {name!r} is {dtype_name(param.dtype)}; "
+            "weights are float32, bfloat16 or float16. Cast it."
+        )
+    if any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True)):
+        raise ValueError(f"{caller}: elements of the weight {name!r} share memory. Pass a clone of it.")
+
+
+def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ValueError if two weights lie over the same memory: one update would be lost.
+
+    Args:
+        caller: for the message.
+        named: all weights of an optimizer, with their names.
+    """
+    stretches = []
+    for name, param in named:
+        if not param.numel() or param.device.type == "meta":
+            continue
+        start, itemsize = param.data_ptr(), param.element_size()
+        pairs = zip(param.shape, param.stride(), strict=True)
+        extent = 1 + sum((size - 1) * stride for size, stride in pairs)
+        # What has gaps may stand between the elements of another.
+        if extent == param.numel():
+            stretches.append((str(param.device), start, start + extent * itemsize, name))
+    stretches.sort()
+    for (device, _, end, name), (other_device, start, _, other) in itertools.pairwise(stretches):
+        if device == other_device and start < end:
+            raise ValueError(
+                f"{caller}: the weights {name!r} and {other!r} lie over the same memory, and one update of "
+                "the two would be lost. Pass one of them, or a clone."
+            )
+
+
+def check_grad(caller: str, name: str, param: Tensor) -> None:
+    """Raise TypeError or ValueError unless the gradient of `param` can be used.
+
+    Args:
+        caller: for the message.
+        name: of the parameter.
+        param: the weights.
+    """
+    grad = param.grad
+    assert grad is not None
+    # A wrapper may have put other tensors into the groups since they were added.
+    for what, tensor in (("weight", param), ("gradient of", grad)):
+        if type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__"):
+            raise TypeError(f"{caller}: the {what} {name!r} is {_kind(tensor)}. Pass plain dense tensors.")
+    if grad.layout != torch.strided:
+        raise TypeError(
+            f"{caller}: the gradient of {name!r} is sparse; gradients are dense. "
+            "Use sparse=False in the layer."
+        )
+    if grad.dtype not in _HELD_BY_FLOAT32:
+        raise TypeError(
+            f"{caller}: the gradient of {name!r} is {dtype_name(grad.dtype)}; "
+            "gradients are float32, bfloat16 or float16. Cast it."
+        )
+    if grad.shape != param.shape or grad.device != param.device:
+        raise ValueError(
+            f"{caller}: the gradient of {name!r} has shape {tuple(grad.shape)} on {grad.device}, "
+            f"its weight {tuple(param.shape)} on {param.device}. Run backward again."
+        )
+
+
+def check_state_array(
+    caller: str, name: str, key: str, spec: StateArray, array: Tensor, param: Tensor
+) -> None:
+    """Raise TypeError or ValueError unless a state array fits its parameter and format.
+
+    Args:
+        caller: for the message.
+        name: of the parameter.
+        key: of the state array.
+        spec: what it is to be.
+        array: the state.
+        param: the weights.
+    """
+    if not isinstance(array, Tensor) or not _is_plain(array):
+        kind = _kind(array) if isinstance(array, Tensor) else f"a {type(array).__name__}"
+        raise TypeError(
+            f"{caller}: {key} of {name!r} is {kind}. State arrays are plain dense tensors: "
+            "load them by load_state_dict."
+        )
+    if array.dtype != spec.dtype:
+        raise ValueError(
+            f"{caller}: {key} of {name!r} is stored in {dtype_name(array.dtype)}, its group says "
+            f"{dtype_name(spec.dtype)}. Set formats before the first step."
+        )
+    if array.shape != spec.shape(param.shape) or array.device != param.device:
+        raise ValueError(
+            f"{caller}: {key} of {name!r} has shape {tuple(array.shape)} on {array.device}, "
+            f"its weight {tuple(param.shape)} on {param.device}{_cut(spec)}. "
+            "Make the optimizer once the model has its shape and device."
+        )
+    if not array.is_contiguous():
+        raise ValueError(
+            f"{caller}: {key} of {name!r} is not row-major, as state is, whatever the layout of its weight. "
+            "Load it by load_state_dict, or write array.contiguous()."
+        )
+
+
+def check_leftovers(
+    caller: str, name: str, arrays: Mapping[str, StateArray], state: Mapping[str, Tensor]
+) -> None:
+    """Raise ValueError if a state holds what was kept beside weights of another dtype.
+
+    Args:
+        caller: for the message.
+        name: of the parameter.
+        arrays: what is kept for it.
+        state: of the parameter.
+    """
+    for key in ("compensation", "extra_bits", "master"):
+        if key in state and key not in arrays:
+            raise ValueError(
+                f"{caller}: the state of {name!r} holds {key}, of a weight of 16 bits, which the weight no "
+                "longer is. Build a new optimizer once the model has its dtype; float32_params of this one "
+                "gave all bits before."
+            )
+
+
+def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array: Tensor) -> None:
+    """Raise ValueError unless every scale byte is one that encoding writes.
+
+    Args:
+        caller: for the message.
+        name: of the parameter.
+        key: of the state array.
+        spec: what it is to be.
+        array: the state.
+    """
+    fmt = spec.scale_of
+    if fmt is None or not array.numel():
+        return
+    lowest, highest = fmt.codes.scale_range
+    wrong = (array < lowest) | (array > highest)
+    if fmt.codes.nan_in_scale:
+        wrong &= array != NAN_SCALE
+    if wrong.any():
+        raise ValueError(
+            f"{caller}: {key} of {name!r} holds the byte {int(array[wrong][0])}; scales of {fmt.dtype} are "
+            f"{lowest} to {highest}{f', or {NAN_SCALE}' if fmt.codes.nan_in_scale else ''}. "
+            "The file is damaged: load another."
+        )
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor's memory is its own: no subclass that wraps others, as DTensor does."""
+    return not hasattr(x, "__tensor_flatten__") and x.layout == torch.strided
+
+
+def _kind(x: Tensor) -> str:
+    return f"a {type(x).__name__}" if x.layout == torch.strided else "sparse"
+
+
+def _cut(spec: StateArray) -> str:
+    return f" in blocks of {spec.scale_of.block_size}" if spec.scale_of else ""

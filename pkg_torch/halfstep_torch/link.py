@@ -1,0 +1,299 @@
+"""A link of a chain: a rule, read from a param group, and bound to a kind of parameter.
+
+A `Link` lives with the optimizer: it reads its entries of a param group, checks them and turns them into the
+float32 numbers of a step. `bind` makes of it, for one kind of parameter, a `BoundRule`: all choices made, no
+number known.
+"""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halfstep.rule import Rule, declared
+from halfstep_torch.bound_rule import BoundRule
+from halfstep_torch.entries import entries_of
+from halfstep_torch.numbers.moments import DecayRate
+from halfstep_torch.numbers.op import STEP_OPS
+from halfstep_torch.numbers.schedules import Scheduled
+from halfstep_torch.numbers.seeds import as_seed
+from halfstep_torch.storage.bound_moments import bound_moments, check_moments
+from halfstep_torch.storage.formats import Format
+from halfstep_torch.storage.state_array import Shape
+
+
+class ParamInfo(NamedTuple):
+    """What decides how a parameter is stepped, besides the numbers.
+
+    Attributes:
+        dtype: of the weights, as the rule sees them.
+        shape: of the parameter.
+        name: of the parameter, where a rule of the chain reads names.
+    """
+
+    dtype: torch.dtype
+    shape: Shape
+    name: str = ""
+
+
+class Link(Rule):
+    """A rule that knows of torch's parameters and param groups: the base of rules that only torch has.
+
+    A `Rule` of both frameworks needs none of what stands here: `chain` makes a link of it (`RuleLink`).
+
+    Attributes:
+        wide_weights: whether `update` gets the weights in float32. False, for a rule of scope "parameter": as
+            they are stored where nothing more is known of them, which saves a copy.
+        last: whether the rule must be the last of its chain, or of what another such rule wraps.
+        wrapped_links: how many rules before this one see the float32 weights that it keeps.
+        seed: of the words that the rule's moments read; a tuple where they read several (`WordSource`).
+        reads_names: whether what it does depends on the name of the parameter.
+        measures: whether it has numbers that depend on all gradients at once (`measure`); it is then the
+            first of its chain.
+    """
+
+    wide_weights = True
+    last = False
+    wrapped_links = 0
+    seed = None
+    reads_names = False
+    measures = False
+
+    # What a rule of torch may say of itself.
+
+    def measure(self, h: Any, gs: Sequence[Tensor]) -> Mapping[str, Any]:
+        """Return numbers of a step that depend on all gradients at once, such as their norm.
+
+        Args:
+            h: the hyperparameters, by name.
+            gs: the gradients of all parameters that the rule touches, in their own dtypes.
+
+        Returns:
+            float32 numbers or 0-d tensors, by name, for `update`.
+        """
+        return {}
+
+    def check(self, caller: str, h: Any) -> None:
+        """Raise ValueError if hyperparameters do not go together.
+
+        Args:
+            caller: for messages.
+            h: the hyperparameters, by name.
+        """
+        return
+
+    def acts(self, h: Any, info: ParamInfo) -> bool:
+        """Whether the rule does anything to such a parameter, given its hyperparameters."""
+        return True
+
+    def applies_to(self, name: str, param: Tensor) -> bool:
+        """Whether the rule touches this parameter at all; asked once per parameter."""
+        return True
+
+    def check_choice(self, caller: str, h: Any, infos: Sequence[ParamInfo]) -> None:
+        """Raise ValueError if something was to be chosen from all parameters of a group, and nothing is.
+
+        Args:
+            caller: for messages.
+            h: the hyperparameters, by name.
+            infos: of the parameters that the rule applies to.
+        """
+        return
+
+    # What follows from the declarations.
+
+    @property
+    def rule(self) -> Rule:
+        """The rule whose declarations and arithmetic these are."""
+        return self
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """Param-group entries that the rule owns, with their defaults; a group's own value wins."""
+        entries: dict[str, Any] = {}
+        for entry in entries_of(type(self.rule)):
+            if entry.owned:
+                value = getattr(self.rule, entry.field)
+                entries[entry.key] = value if entry.index is None else (*entries.get(entry.key, ()), value)
+        return entries
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """What the rule keeps, by torch's names, its scales apart."""
+        return tuple(moment.torch for moment in declared(type(self.rule)).moments.values())
+
+    def read(self, caller: str, group: Mapping[str, Any]) -> Any:
+        """Return a group's values of the fields, by name, checked and in canonical form.
+
+        Args:
+            caller: whose arguments they are, for messages.
+            group: a param group.
+
+        Raises:
+            TypeError: if a value is of a wrong type.
+            ValueError: if a value is out of range.
+        """
+        values = {entry.field: entry.read(caller, self.rule, group) for entry in entries_of(type(self.rule))}
+        h = _hyperparameters(values)
+        self.check(caller, h)
+        return h
+
+    def with_seed(self, seed: Any) -> "Link":
+        """Return the same rule with other random words."""
+        return dataclasses.replace(self, seed=seed) if has_field(self, "seed") else self
+
+    def step_numbers(self, h: Any, step: int, gs: Sequence[Tensor] = ()) -> Any:
+        """Return the numbers of one step, by name, all float32 values; a decay rate of ours as a `DecayRate`.
+
+        Args:
+            h: the hyperparameters, by name.
+            step: the count after its increment.
+            gs: all gradients, for a rule that measures them.
+        """
+        rule, numbers, values = self.rule, {}, {}
+        ours = is_ours(rule)
+        for field, number in declared(type(rule)).numbers.items():
+            value = getattr(h, field)
+            value = value.at(step) if isinstance(value, Scheduled) else value
+            values[field] = np.float32(value)
+            numbers[field] = DecayRate.of(value) if number.is_rate and ours else value
+        numbers.update(rule.numbers(_hyperparameters(values), step, STEP_OPS["elementwise"]))
+        if self.measures:
+            numbers.update(self.measure(h, gs))
+        return named_tuple("Numbers", tuple(numbers))(*map(_as_float32, numbers.values()))
+
+    def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundRule | None":
+        """Return what the rule does to such parameters, or None for nothing.
+
+        Args:
+            caller: for messages.
+            h: what `read` gave.
+            info: what parameters.
+
+        Raises:
+            ValueError: if the values do not go together for such parameters.
+        """
+        if not self.acts(h, info):
+            return None
+        rule: Any = self.rule
+        moments = bound_moments(caller, rule, h, info.dtype, tuple(info.shape))
+        known = declared(type(rule)).options
+        unknown = {field.name: None for field in dataclasses.fields(rule) if field.name not in known}
+        return BoundRule(
+            dataclasses.replace(rule, **unknown), moments, self.wide_weights, tensor_numbers=not is_ours(rule)
+        )
+
+    def read_by_bind(self, h: Any) -> tuple:
+        """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
+        cls = type(self)
+        if cls.acts is not Link.acts or cls.bind is not Link.bind:
+            return tuple(h)
+        moments = declared(type(self.rule)).moments.values()
+        fields = (field for moment in moments for field in (moment.dtype, moment.rate) if field)
+        return tuple(getattr(h, field) for field in fields)
+
+
+class RuleLink(Link):
+    """A rule of both frameworks, as a link.
+
+    Attributes:
+        inner: the rule.
+    """
+
+    inner: Rule
+
+    @property
+    def rule(self) -> Rule:
+        """The rule itself."""
+        return self.inner
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of the rule."""
+        return self.inner.name
+
+    @property
+    def scope(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of the rule."""
+        return self.inner.scope
+
+    @property
+    def seed(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of the rule."""
+        return getattr(self.inner, "seed", None)
+
+    def with_seed(self, seed: Any) -> Link:
+        """Return the same rule with other random words."""
+        if not has_field(self.inner, "seed"):
+            return self
+        return RuleLink(dataclasses.replace(self.inner, seed=seed))  # pyright: ignore
+
+
+def as_link(rule: Rule) -> Link:
+    """Return a rule as a link.
+
+    Raises:
+        ValueError: if its declarations are wrong, or it reads all parameters at once.
+    """
+    if not isinstance(rule, Link):
+        rule = RuleLink(rule)
+    declared(type(rule.rule))
+    if rule.scope == "all":
+        raise ValueError(
+            f'{rule.name}: scope="all" is JAX\'s alone. Use scope = "parameter", or clip_by_global_norm.'
+        )
+    return rule
+
+
+def checked_rule(rule: Any) -> Any:
+    """Return a rule with its values in canonical form.
+
+    Raises:
+        TypeError: for a value of a wrong type.
+        ValueError: for one out of range, or a rounding that freezes a moment.
+    """
+    entries, moments = entries_of(type(rule)), declared(type(rule)).moments.values()
+    fields = ((entry, entry.field, getattr(rule, entry.field)) for entry in entries)
+    values = {field: entry.check(rule.name, field, value) for entry, field, value in fields}
+    h = _hyperparameters(values)
+    as_link(rule).check(rule.name, h)
+    check_moments(rule, h)
+    formats = {moment.dtype for moment in moments if moment.dtype}
+    canonical: dict[str, Any] = {field: group_value(values[field]) for field in formats}
+    if has_field(rule, "seed"):
+        canonical["seed"] = as_seed(rule.name, rule.seed)
+    return dataclasses.replace(rule, **canonical)
+
+
+def is_ours(rule: Rule) -> bool:
+    """Whether a rule is one of these packages, whose arithmetic is known."""
+    return type(rule).__module__.partition(".")[0] in ("halfstep", "halfstep_torch")
+
+
+def has_field(rule: Any, name: str) -> bool:
+    """Whether a rule has a field of that name."""
+    return any(field.name == name for field in dataclasses.fields(rule))
+
+
+def _hyperparameters(values: Mapping[str, Any]) -> Any:
+    return named_tuple("Hyperparameters", tuple(values))(**values)
+
+
+@functools.cache
+def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    """Return the class of named tuples with such fields."""
+    return collections.namedtuple(name, fields)
+
+
+def _as_float32(value: Any) -> Any:
+    return value if isinstance(value, tuple) else float(np.float32(value))
+
+
+def group_value(fmt: Format | None) -> Format | str | None:
+    """Return a format as it stands in a param group: a plain one by its name."""
+    return fmt if fmt is None or fmt.scaled or fmt.relative else fmt.dtype

@@ -1,0 +1,160 @@
+"""The operations of a rule's `update` in torch: on bare tensors in a step, on guarded numbers in the trial.
+
+torch rounds every operation once, in eager mode and in the code that the engine compiles: nothing needs
+protecting, and a step pays for no wrapper. The trial refuses what JAX, or a later step, would refuse.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halfstep.numbers import Number
+from halfstep.op import Op
+from halfstep_torch.numbers import exact, moments
+from halfstep_torch.numbers.global_norm import global_norm
+from halfstep_torch.numbers.moments import DecayRate
+from halfstep_torch.numbers.norms import norm
+
+
+class TorchOp:
+    """The operations of `halfstep.op.Op` on float32 tensors. Numbers of the step are floats, or 0-d."""
+
+    sqrt = staticmethod(exact.sqrt)
+    sign = staticmethod(exact.sign)
+    abs = staticmethod(torch.abs)
+    matmul = staticmethod(torch.matmul)
+    isfinite = staticmethod(torch.isfinite)
+
+    @staticmethod
+    def ema(average: Any, value: Any, rate: Any) -> Tensor:
+        """Return (rate average) + ((1 - rate) value)."""
+        return moments.ema(average, value, rate if isinstance(rate, DecayRate) else DecayRate(rate, 1 - rate))
+
+    @staticmethod
+    def maximum(x: Any, y: Any) -> Tensor:
+        """Return the larger of both."""
+        return _extremum(torch.maximum, "min", x, y)
+
+    @staticmethod
+    def minimum(x: Any, y: Any) -> Tensor:
+        """Return the smaller of both."""
+        return _extremum(torch.minimum, "max", x, y)
+
+    @classmethod
+    def clamp(cls, x: Any, low: Any, high: Any) -> Tensor:
+        """Return minimum(maximum(x, low), high)."""
+        if isinstance(low, float) and isinstance(high, float):
+            return torch.clamp(x, low, high)
+        return cls.minimum(cls.maximum(x, low), high)
+
+    @staticmethod
+    def where(mask: Tensor, x: Any, y: Any) -> Tensor:
+        """Return x where the mask holds, else y."""
+        return torch.where(mask, x, y)
+
+    @staticmethod
+    def power(x: Any, y: Any) -> Tensor:
+        """Return x^y."""
+        return x if isinstance(y, float) and y == 1 else torch.pow(x, y)
+
+    @staticmethod
+    def norm(x: Tensor, exact: bool = False) -> Tensor:
+        """Return the norm of the whole array."""
+        return global_norm([x], exact=True) if exact else norm(x)
+
+    @staticmethod
+    def scaled(x: Tensor, ratio: Any) -> Tensor:
+        """Return ratio x."""
+        return x * ratio
+
+    @staticmethod
+    def is_zero(field: Any) -> bool:
+        """Return False: a param group may change any number."""
+        return False
+
+    @staticmethod
+    def apply(function: Callable, *xs: Any) -> Any:
+        """Return function(*xs)."""
+        return function(*xs)
+
+    @staticmethod
+    def unbias(*pairs: tuple[Any, int]) -> tuple[np.float32, ...]:
+        """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2)."""
+        return tuple(np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs)
+
+    @staticmethod
+    def float32(x: Any) -> np.float32:
+        """Return a count, or the truth of a comparison, as a number."""
+        return np.float32(x)
+
+
+class InPlaceOp(TorchOp):
+    """The same for whole parameters, where the memory of the incoming update is the rule's to write."""
+
+    @staticmethod
+    def scaled(x: Tensor, ratio: Any) -> Tensor:
+        """Return ratio x, in the memory of x: there is no second array of the size of a parameter."""
+        return x.mul_(ratio)
+
+
+STEP_OPS = {"elementwise": TorchOp(), "parameter": InPlaceOp()}
+"""What `update` gets in a step, by the scope of its rule."""
+
+
+def _extremum(function: Callable, bound: str, x: Any, y: Any) -> Tensor:
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return function(x, y)
+    array, number = (x, y) if isinstance(x, Tensor) else (y, x)
+    return torch.clamp(array, **{bound: number})
+
+
+class GuardedOp(Op):
+    """The same on numbers that know what they are, for the trial of a rule."""
+
+    library = torch
+    root = staticmethod(exact.sqrt)
+    quotient = staticmethod(operator.truediv)
+
+    def as_scalar(self, x: Any) -> Tensor | None:
+        """Return a number of Python, NumPy or torch as a float32 0-d tensor; None for anything else."""
+        if isinstance(x, (int, float, np.integer, np.floating)):
+            return torch.tensor(float(x), dtype=torch.float32)
+        return x if isinstance(x, Tensor) and x.dtype == torch.float32 and not x.shape else None
+
+    def divide(self, x: Any, y: Any) -> Number:
+        """Return x / y; refuse a constant, by which torch divides inexactly."""
+        for constant in (x, y):
+            # Eager torch computes c / x as c (1 / x), and on GPUs x / c likewise: right for powers of two.
+            if isinstance(constant, (int, float, np.number)) and abs(math.frexp(constant)[0]) != 0.5:
+                raise TypeError(
+                    f"{self.rule}: update has the constant {constant} in a quotient, which eager torch does "
+                    f'not round correctly. Return it from numbers: {{"c": {constant}}}, and use n.c.'
+                )
+        return super().divide(x, y)
+
+    def ema(self, average: Any, value: Any, rate: Any) -> Number:
+        """Return (rate average) + ((1 - rate) value)."""
+        return self.wrap(TorchOp.ema(*map(self.bare, (average, value, rate))))
+
+    def sign(self, x: Any) -> Number:
+        """Return the sign."""
+        return self.wrap(exact.sign(self.bare(x)))
+
+    def power(self, x: Any, y: Any) -> Number:
+        """Return x^y."""
+        return self.wrap(TorchOp.power(*self._bare_pair(x, y, "power")))
+
+    def norm(self, x: Any, exact: bool = False) -> Number:
+        """Return the norm of the whole array."""
+        return self.wrap(TorchOp.norm(self.bare(x), exact))
+
+
+def tensor_numbers(numbers: Any, device: torch.device) -> Any:
+    """Return the numbers of a step as float32 0-d tensors; of a decay rate the rate alone."""
+    rates = (x.b if isinstance(x, DecayRate) else x for x in numbers)
+    return type(numbers)(*(torch.full((), x, dtype=torch.float32, device=device) for x in rates))

@@ -1,0 +1,121 @@
+"""The form of a state dict, whatever it holds: what must be a mapping, a list, a number, before it is read.
+
+A file may be of another program, cut short, or edited. What is not of the form is refused by its place in
+the state dict, before anything is changed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from halfstep_torch.numbers.seeds import as_seed
+
+_DAMAGED = "The file is damaged: load another."
+HEADER = "halfstep"
+"""The entry of a group that says by which chain and seeds it is stepped."""
+LAST_STEP = 2**31 - 1
+"""Where the count stops (contract W5)."""
+
+
+def check_form(caller: str, state_dict: Any, way_out: str = "Pass what state_dict() returned.") -> None:
+    """Raise TypeError unless groups and states are where a state dict of `torch.optim` has them.
+
+    Args:
+        caller: for the message.
+        state_dict: what is to be loaded.
+        way_out: for the message.
+    """
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        raise TypeError(
+            f"{caller}: the argument is not a state dict with 'state' and 'param_groups'. {way_out}"
+        )
+    state, groups = state_dict["state"], state_dict["param_groups"]
+    parts = [("'state'", state, Mapping), ("'param_groups'", groups, Sequence)]
+    if isinstance(state, Mapping):
+        parts += [(f"the state of {key}", entry, Mapping) for key, entry in state.items()]
+    if isinstance(groups, Sequence):
+        parts += [(f"param group {i}", group, Mapping) for i, group in enumerate(groups)]
+        mappings = [(i, group) for i, group in enumerate(groups) if isinstance(group, Mapping)]
+        parts += [(f"'params' of group {i}", group.get("params"), Sequence) for i, group in mappings]
+    for what, x, kind in parts:
+        _check_kind(caller, what, x, kind, way_out)
+    for i, group in enumerate(groups):
+        for key in group["params"]:
+            if not isinstance(key, (int, str)):
+                raise TypeError(
+                    f"{caller}: a parameter of group {i} is a {type(key).__name__}, not a number or a name. "
+                    f"{way_out}"
+                )
+
+
+def check_header(caller: str, group: int, header: Any) -> None:
+    """Raise TypeError unless a group's header is of the form that `state_dict` writes.
+
+    Args:
+        caller: for the message.
+        group: its index.
+        header: that was saved.
+    """
+    _check_kind(caller, f"'halfstep' of group {group}", header, Mapping, _DAMAGED)
+    for name, kind in (("spec_version", int), ("links", Sequence), ("seeds", Sequence)):
+        _check_kind(caller, f"{name!r} in 'halfstep' of group {group}", header.get(name), kind, _DAMAGED)
+    for name in ("links", *(["names"] if "names" in header else [])):
+        _check_kind(caller, f"{name!r} in 'halfstep' of group {group}", header[name], Sequence, _DAMAGED)
+        for text in header[name]:
+            _check_kind(caller, f"one of {name!r} in 'halfstep' of group {group}", text, str, _DAMAGED)
+
+
+def check_seeds(caller: str, group: int, saved: Any, mine: Any) -> None:
+    """Raise TypeError or ValueError unless seeds are saved where this optimizer has seeds.
+
+    Args:
+        caller: for the message.
+        group: its index.
+        saved: seeds of the links, of a state dict.
+        mine: those of this optimizer: a list; in it numbers, None, and pairs of a link that wraps another.
+    """
+    if not isinstance(mine, (tuple, list)):
+        if mine is not None:
+            as_seed(caller, saved)
+        return
+    _check_kind(caller, f"one of 'seeds' in 'halfstep' of group {group}", saved, Sequence, _DAMAGED)
+    if len(saved) != len(mine):
+        raise ValueError(
+            f"{caller}: param group {group} has {len(saved)} seeds in the state dict, {len(mine)} here. "
+            f"{_DAMAGED}"
+        )
+    for theirs, ours in zip(saved, mine, strict=True):
+        check_seeds(caller, group, theirs, ours)
+
+
+def saved_step(caller: str, name: str, value: Any) -> int:
+    """Return the saved count of steps of a parameter: a number, or a tensor of one.
+
+    Args:
+        caller: for the message.
+        name: of the parameter.
+        value: what was saved.
+
+    Raises:
+        TypeError: if it is no number.
+        ValueError: if it is no whole number in [0, 2^31 - 1].
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if not isinstance(value, (int, float)):
+        raise TypeError(
+            f"{caller}: the step of {name!r} is a {type(value).__name__}. Load the state of a run."
+        )
+    if not (0 <= value <= LAST_STEP and value == int(value)):
+        raise ValueError(
+            f"{caller}: the step of {name!r} is {value}, no whole number in [0, 2^31 - 1]. "
+            "Load the state of a run."
+        )
+    return int(value)
+
+
+def _check_kind(caller: str, what: str, x: Any, kind: type, way_out: str) -> None:
+    if not isinstance(x, kind) or (isinstance(x, str) and kind is not str):
+        wanted = {Mapping: "a dict", Sequence: "a list", int: "an integer", str: "a string"}[kind]
+        raise TypeError(f"{caller}: {what} is a {type(x).__name__}, not {wanted}. {way_out}")

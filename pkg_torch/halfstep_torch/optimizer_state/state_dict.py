@@ -1,0 +1,266 @@
+"""What a state dict of an `Optimizer` holds, and what one must hold to be loaded.
+
+torch's own loader casts every state array to the dtype of its parameter. This one keeps every bit and dtype,
+and loads nothing that would go on with other numbers: another chain, other names, shapes or formats are
+refused, before anything is changed. Numbers of the param groups (`lr`, `betas`, ...) and seeds are taken from
+the state dict, as torch takes them; how state is stored (`mu_dtype`, `nu_dtype`) is not a number, and must
+agree.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.chain import Chain
+from halfstep_torch.leaves import check_scale_bytes, leaf_name
+from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.optimizer_state.form import HEADER, check_form, check_header, check_seeds, saved_step
+from halfstep_torch.say_once import say_once
+from halfstep_torch.storage.state_array import StateArray
+
+SPEC_VERSION = 1
+
+
+def make_header(chain: Chain, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what a group says besides its values; plain types, so that `weights_only=True` loads it.
+
+    Args:
+        chain: the transform.
+        names: leaf names of the group's parameters, for a state dict.
+    """
+    links = [link.name for link in chain.links]
+    header = {"spec_version": SPEC_VERSION, "links": links, "seeds": [link.seed for link in chain.links]}
+    return header if names is None else {**header, "names": list(names)}
+
+
+def read_groups(
+    state_dict: Mapping[str, Any], headers: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:
+    """Return copies of the saved param groups, without headers, and of each ids by leaf name, and seeds.
+
+    Args:
+        state_dict: what is to be loaded.
+        headers: what this optimizer would write.
+
+    Raises:
+        TypeError: if it is no optimizer's state dict.
+        ValueError: if its headers and this optimizer's do not agree.
+    """
+    check_form("load_state_dict", state_dict)
+    groups = copy.deepcopy(list(state_dict["param_groups"]))
+    if len(groups) != len(headers):
+        raise ValueError(
+            f"load_state_dict: the state dict has {len(groups)} param groups, this optimizer "
+            f"{len(headers)}. Build it with the groups of the run that was saved."
+        )
+    ids, seeds, before = [], [], [0, 0]
+    for i, (group, mine) in enumerate(zip(groups, headers, strict=True)):
+        saved = group.pop(HEADER, None)
+        if saved is None:
+            raise ValueError(
+                f"load_state_dict: param group {i} was not written by halfstep_torch: it has no {HEADER!r} "
+                "entry. Pass a state dict of the same optimizer class."
+            )
+        check_header("load_state_dict", i, saved)
+        names = _saved_names(group, saved, before[0])
+        _compare(saved, mine, i, len(names))
+        if len(names) != len(group["params"]):
+            raise ValueError(
+                f"load_state_dict: param group {i} has {len(names)} names and {len(group['params'])} "
+                "parameters in the state dict. The file is damaged: load another."
+            )
+        ids.append(_match(names, mine["names"], group["params"], i, before))
+        before = [before[0] + len(group["params"]), before[1] + len(mine["names"])]
+        seeds.append(saved["seeds"])
+    known = {key for group_ids in ids for key in group_ids.values()}
+    strangers = set(state_dict["state"]) - known
+    if strangers:
+        raise ValueError(
+            f"load_state_dict: the state dict holds state of {sorted(map(str, strangers))[0]}, which is no "
+            "parameter of its groups. Pass what state_dict() returned."
+        )
+    return groups, ids, seeds
+
+
+def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int, count: int) -> None:
+    if saved["spec_version"] != mine["spec_version"]:
+        raise ValueError(
+            f"load_state_dict: the state dict follows version {saved['spec_version']} of the spec, this "
+            f"package version {mine['spec_version']}. Load it with the halfstep that wrote it."
+        )
+    if saved["links"] != mine["links"]:
+        raise ValueError(
+            f"load_state_dict: the state dict is of the chain {', '.join(saved['links'])}, this optimizer of "
+            f"{', '.join(mine['links'])}. Build the chain of the run that was saved."
+        )
+    check_seeds("load_state_dict", group, saved["seeds"], mine["seeds"])
+    if count != len(mine["names"]):
+        raise ValueError(
+            f"load_state_dict: param group {group} has {count} parameters in the state dict, "
+            f"{len(mine['names'])} here. Build the optimizer with the parameters of the run that was saved."
+        )
+
+
+def _saved_names(group: Mapping[str, Any], header: Mapping[str, Any], before: int) -> list[str]:
+    """Return the leaf names of a saved group, in the order of its parameters.
+
+    torch.distributed.checkpoint has names for ids, sorts them as this optimizer's parameters are, and may
+    leave the header without names.
+    """
+    ids = group["params"]
+    if ids and all(isinstance(name, str) for name in ids):
+        return [leaf_name(name) for name in ids]
+    if "names" in header:
+        return list(header["names"])
+    if "param_names" in group:
+        return [leaf_name(name) for name in group["param_names"]]
+    return _places(before, len(ids))
+
+
+def _places(before: int, count: int) -> list[str]:
+    """Return the names of so many parameters that have none, behind others (contract W7)."""
+    return [str(before + k) for k in range(count)]
+
+
+def _match(
+    saved: Sequence[str], mine: Sequence[str], ids: Sequence[Any], group: int, before: Sequence[int]
+) -> dict[str, Any]:
+    """Return the ids of a saved group by the names that its parameters have here.
+
+    Raises:
+        ValueError: if both sides have names, and not the same.
+    """
+    if sorted(saved) == sorted(mine):
+        return dict(zip(saved, ids, strict=True))
+    unnamed = list(saved) == _places(before[0], len(saved)) or list(mine) == _places(before[1], len(mine))
+    if unnamed or all(isinstance(name, str) for name in ids):
+        say_once(
+            "load_state_dict: parameters have names on one side alone, and are matched by their place. Names "
+            "decide the random words: the run goes on with others than it would have had. Name them alike."
+        )
+        return dict(zip(mine, ids, strict=True))
+    name = next(name for name in mine if name not in saved)
+    raise ValueError(
+        f"load_state_dict: parameter {name!r} is not in group {group} of the state dict, and names "
+        "decide the random words. Pass the parameters with the names of the run that was saved."
+    )
+
+
+def load_group(
+    group: Mapping[str, Any], saved: Mapping[str, Any], options: Collection[str], scheduled: bool
+) -> dict[str, Any]:
+    """Return a group's entries after loading: the saved value where there is one.
+
+    Args:
+        group: of this optimizer.
+        saved: of the state dict, without its header.
+        options: names of the entries that chose the chain of the group.
+        scheduled: whether its learning rate is a function of the step.
+    """
+    entries = {**group, **saved, "params": group["params"]}
+    for key in {*saved, *group}:
+        # Formats are compared array by array, options by the links, names by their leaf names: all stay.
+        if key.endswith("_dtype") or key in options or key == "param_names":
+            entries.pop(key, None)
+            entries.update({key: group[key]} if key in group else {})
+    if scheduled:
+        entries["lr"] = group["lr"]
+    return entries
+
+
+def replace_groups(
+    groups: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]], check: Callable[[], object]
+) -> None:
+    """Replace the entries of param groups, unless `check` then raises.
+
+    Args:
+        groups: of an optimizer; the dicts stay the same objects.
+        entries: what they are to hold.
+        check: raises if the groups hold what they must not.
+    """
+    before = [dict(group) for group in groups]
+    try:
+        for group, new in zip(groups, entries, strict=True):
+            group.clear()
+            group.update(new)
+        check()
+    except Exception:
+        for group, old in zip(groups, before, strict=True):
+            group.clear()
+            group.update(old)
+        raise
+
+
+def check_saved_state(
+    name: str,
+    param: Tensor,
+    arrays: Mapping[str, StateArray],
+    saved_arrays: Mapping[str, StateArray],
+    saved: Mapping[str, Any],
+) -> None:
+    """Raise TypeError or ValueError unless a saved state is one that this optimizer would keep.
+
+    Args:
+        name: of the parameter.
+        param: the weights.
+        arrays: what this optimizer keeps for it.
+        saved_arrays: what it would keep with the dtypes that the saved groups name.
+        saved: its entry of the state dict.
+    """
+    if set(saved) != {"step", *arrays}:
+        raise ValueError(
+            f"load_state_dict: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
+            f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved."
+        )
+    saved_step("load_state_dict", name, saved["step"])
+    for key, spec in arrays.items():
+        array = saved[key]
+        if not isinstance(array, Tensor) or hasattr(array, "__tensor_flatten__"):
+            raise TypeError(
+                f"load_state_dict: {key} of {name!r} is a {type(array).__name__}. Pass plain dense tensors."
+            )
+        if array.dtype != spec.dtype:
+            raise ValueError(
+                f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "
+                f"{dtype_name(spec.dtype)} here. "
+                "Build the optimizer with the dtypes of the run that was saved."
+            )
+        theirs, ours = saved_arrays.get(key, spec).scale_of, spec.scale_of
+        if theirs != ours and theirs and ours:
+            raise ValueError(
+                f"load_state_dict: {key} of {name!r} is of {theirs.dtype} in blocks of {theirs.block_size} "
+                f"in the state dict, of {ours.dtype} in blocks of {ours.block_size} here. "
+                "Build the optimizer with the dtypes of the run that was saved."
+            )
+        if array.shape != spec.shape(param.shape):
+            raise ValueError(
+                f"load_state_dict: {key} of {name!r} has shape {tuple(array.shape)} in the state dict, "
+                f"{spec.shape(param.shape)} here. Build the model of the run that was saved."
+            )
+        check_scale_bytes("load_state_dict", name, key, spec, array)
+
+
+def load_states(
+    states: MutableMapping[Tensor, Any],
+    saved: Mapping[Tensor, tuple[Mapping[str, StateArray], Mapping[str, Any]]],
+) -> None:
+    """Copy saved arrays, in their own dtypes, to an optimizer's state, whose own go one by one.
+
+    So old and new state do not stand in memory at once.
+
+    Args:
+        states: an optimizer's state, from parameter to its flat dict.
+        saved: of each parameter what is kept for it, and its checked entry of the state dict.
+    """
+    for param in [param for param in states if param not in saved]:
+        del states[param]
+    for param, (arrays, entry) in saved.items():
+        states.pop(param, None)  # its memory is free before new memory is asked for
+        state: dict[str, Any] = {"step": torch.tensor(int(entry["step"]), dtype=torch.int64, device="cpu")}
+        for key in arrays:
+            array = entry[key].detach()
+            state[key] = array.to(param.device, copy=True, memory_format=torch.contiguous_format)
+        states[param] = state

@@ -1,0 +1,113 @@
+"""How the moments of a rule are stored, given what its fields say. Contract: F1 to F3."""
+
+from typing import Any
+
+import torch
+
+from halfstep.random_words import role_of
+from halfstep.rule import Moment, Rule, declared
+from halfstep.storage.moment_formats import (
+    check_format,
+    check_freezing,
+    check_rounding,
+    check_unit,
+    is_stochastic,
+)
+from halfstep_torch.storage.formats import Format
+from halfstep_torch.storage.state_array import Shape, WordSource
+from halfstep_torch.storage.state_dtypes import default_format
+from halfstep_torch.storage.stored_moment import StoredMoment
+
+
+def check_moments(rule: Rule, h: Any) -> None:
+    """Refuse a moment that cannot be stored as the fields of its rule say.
+
+    Args:
+        rule: whose moments they are.
+        h: its hyperparameters and formats, by field.
+
+    Raises:
+        ValueError: for what is no rounding, cannot hold the moment, or would freeze it.
+    """
+    for moment in declared(type(rule)).moments.values():
+        check_rounding(rule.name, moment, _rounding(rule, moment))
+        # Where the dtype of the weights decides, nothing can freeze yet.
+        if (fmt := _format(moment, h)) is not None:
+            _check(rule.name, rule, moment, fmt, h, moment.rate)
+
+
+def bound_moments(
+    caller: str, rule: Rule, h: Any, dtype: torch.dtype, shape: Shape
+) -> tuple[StoredMoment, ...]:
+    """Return how the moments of a parameter are stored, in the order of their declaration.
+
+    Args:
+        caller: for messages.
+        rule: whose moments they are.
+        h: its hyperparameters and formats, by field.
+        dtype: of the weights.
+        shape: of the parameter.
+
+    Raises:
+        ValueError: for what is no rounding, cannot hold a moment, or would freeze it.
+    """
+    moments = declared(type(rule)).moments.values()
+    return tuple(_bound(caller, rule, moment, h, dtype, shape) for moment in moments)
+
+
+def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, shape: Shape) -> StoredMoment:
+    fmt = _format(moment, h) or default_format(dtype)
+    check_rounding(caller, moment, _rounding(rule, moment))
+    _check(caller, rule, moment, fmt, h, _rate_name(rule, moment))
+    fmt = fmt.for_shape(_shape(rule, moment, shape))
+    stochastic = is_stochastic(moment, fmt, _rounding(rule, moment), _rate(moment, h))
+    source = WordSource(role_of(moment.name)) if stochastic else None
+    return StoredMoment(
+        name=moment.name,
+        key=moment.torch,
+        format=fmt,
+        source=source,
+        keep_nonzero="never" if moment.signed else "always",
+        shape_of=moment.shape,
+        unit=moment.unit if fmt.relative else "",
+    )
+
+
+def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Any, rate_name: str) -> None:
+    """Refuse a format that cannot hold the moment (contract F2), or would freeze it (F3)."""
+    check_format(caller, moment, fmt)
+    check_freezing(caller, moment, fmt, _rounding(rule, moment), _rate(moment, h), rate_name)
+    if fmt.relative and not fmt.scaled:
+        unit = declared(type(rule)).moments[moment.unit]
+        rates, names = zip(*((_rate(x, h), _rate_name(rule, x)) for x in (moment, unit)), strict=True)
+        check_unit(caller, moment, unit, rates, names)
+
+
+def _shape(rule: Rule, moment: Moment, shape: Shape) -> Shape:
+    """Return the shape of a moment of such a parameter."""
+    given = moment.shape(shape) if moment.shape else shape
+    if not isinstance(given, tuple) or not all(isinstance(size, int) and size >= 0 for size in given):
+        raise ValueError(
+            f"{rule.name}: the shape of {moment.name} is {given!r} for a parameter of shape {shape}. "
+            "Return a tuple of sizes from shape=..."
+        )
+    return given
+
+
+def _format(moment: Moment, h: Any) -> Format | None:
+    """Return the format that was asked for; None where the dtype of the weights decides."""
+    return getattr(h, moment.dtype) if moment.dtype else None
+
+
+def _rounding(rule: Rule, moment: Moment) -> str:
+    return getattr(rule, moment.rounding) if moment.rounding else "auto"
+
+
+def _rate(moment: Moment, h: Any) -> float:
+    return getattr(h, moment.rate) if moment.rate else 0.0
+
+
+def _rate_name(rule: Rule, moment: Moment) -> str:
+    """Return what the decay rate of a moment is called in a param group."""
+    entry = declared(type(rule)).numbers[moment.rate].torch if moment.rate else ""
+    return moment.rate if not entry or "[" in entry else entry

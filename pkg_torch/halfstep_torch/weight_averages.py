@@ -1,0 +1,93 @@
+"""An average of the weights over steps, in their own dtype, that moves. Contract: G3."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from halfstep.random_words import role_of
+from halfstep_torch.engine.in_place import round_in_place
+from halfstep_torch.leaves import leaf_name
+from halfstep_torch.numbers.hyperparameters import decay_rate
+from halfstep_torch.numbers.moments import DecayRate, ema
+from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer_state.form import LAST_STEP
+
+_FUNCTION, _ROLE = "ema_params", role_of("ema")
+
+
+def ema_params(
+    model: torch.nn.Module, decay: float, seed: Seed = 0
+) -> Callable[[Sequence, Sequence, Tensor], None]:
+    """Average weights over steps, for `swa_utils`: average <- stochastic((decay average) + ((1 - decay) p)).
+
+    The average starts as the weights and stays in their dtype. In bfloat16, one that is rounded to nearest,
+    such as that of `torch.optim.swa_utils.get_ema_multi_avg_fn`, stays where it is as long as (1 - decay) |p
+    - average| is below 2^-9 of it. Rounds once, to the dtype of the weights, in pieces; float32 is not
+    rounded.
+
+    Args:
+        model: the model that is trained, for the names of its parameters.
+        decay: rate of the average, in [0, 1): 0.999 averages about a thousand steps.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+
+    Returns:
+        A function for the argument `multi_avg_fn` of `torch.optim.swa_utils.AveragedModel`, which keeps the
+        count; on the device of the model.
+
+    Raises:
+        TypeError: if an argument is of a wrong type; from the function, if a floating tensor that is averaged
+            is not float32, bfloat16 or float16.
+        ValueError: if `decay` or `seed` is out of range; from the function, if what is averaged is not of the
+            model.
+
+    Example:
+        >>> import halfstep_torch as hs
+        >>> from torch.optim.swa_utils import AveragedModel
+        >>> model = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+        >>> averaged = AveragedModel(model, multi_avg_fn=hs.ema_params(model, 0.999))
+        >>> averaged.update_parameters(model)
+        >>> averaged.module.weight.dtype
+        torch.bfloat16
+
+    Source: B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging", SIAM J.
+        Control Optim. 30(4), 1992, for averages of weights. Contract G3.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{_FUNCTION}: model is {type(model).__name__}. Pass the module that is trained.")
+    rate, seed = DecayRate.of(decay_rate(_FUNCTION, "decay", decay)), as_seed(_FUNCTION, seed)
+
+    def average_of(average: Tensor, p: Tensor) -> Tensor:
+        return ema(average, p, rate)
+
+    @torch.no_grad()
+    def multi_avg_fn(averages: Sequence[Tensor], params: Sequence[Tensor], num_averaged: Tensor) -> None:
+        names, step = _names(model), min(int(num_averaged), LAST_STEP)
+        for average, p in zip(averages, params, strict=True):
+            if not p.is_floating_point() or not p.numel():
+                average.copy_(p)
+                continue
+            _check(names, p)
+            round_in_place(average, (p,), average_of, seed, step, names[_place(p)], _ROLE)
+
+    return multi_avg_fn
+
+
+def _names(model: torch.nn.Module) -> dict[tuple, str]:
+    """Return leaf names by where their data are: `swa_utils` passes tensors without names."""
+    named = [*model.named_buffers(), *model.named_parameters()]
+    return {_place(p): leaf_name(name) for name, p in named}
+
+
+def _place(p: Tensor) -> tuple:
+    return p.data_ptr(), p.shape, p.stride(), p.dtype
+
+
+def _check(names: dict[tuple, str], p: Tensor) -> None:
+    if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise TypeError(f"{_FUNCTION}: a weight is {p.dtype}; averages are of float32, bfloat16 or float16.")
+    if _place(p) not in names:
+        raise ValueError(
+            f"{_FUNCTION}: a weight of shape {tuple(p.shape)} on {p.device} is not one of the model's. "
+            "Pass the model that is averaged, and keep the average on its device."
+        )

@@ -1,0 +1,112 @@
+"""How a weight is stored: rounded stochastically, or with what rounding has lost beside it (Kahan's sum).
+
+Contract: section P. Vectors: params, weights. Ways that keep more of a weight than the model sees for the
+rules themselves are in `wide_weights.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.rule import Rule
+from halfstep_torch.link import checked_rule
+from halfstep_torch.numbers.rounding import round_value
+from halfstep_torch.numbers.seeds import Seed
+from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.storage.stored_moment import Arrays
+from halfstep_torch.weights.weight_rule import WeightRule, nearest
+
+
+class RoundStochastically(WeightRule):
+    """The transform that `round_stochastically` returns."""
+
+    seed: Any = 0
+
+    def rounds(self, dtype: str) -> bool:
+        """Always."""
+        return True
+
+    def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
+        """Return stochastic(w), or nearest(w) without words (contract P2)."""
+        return round_value(w, dtype, words, saturate=False).to(torch.float32), {}
+
+
+class Compensate(WeightRule):
+    """The transform that `compensate` returns."""
+
+    def extra(self, dtype: str) -> Mapping[str, StateArray]:
+        """What rounding has lost."""
+        return {"compensation": StateArray(torch.bfloat16)}
+
+    def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
+        """Return p + c."""
+        return p + extra["compensation"].to(torch.float32)
+
+    def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
+        """Return n = nearest(w), and c = nearest(w - n)."""
+        n = nearest(w, dtype)
+        return n, {"compensation": round_value(w - n, "bfloat16", None, saturate=True)}
+
+    def land(
+        self, u: Tensor, p: Tensor, extra: Arrays, dtype: str, words: Tensor | None
+    ) -> tuple[Tensor, Arrays]:
+        """Return n = nearest(p + s), s = u + c; and c = nearest(s - (n - p)) (contract P4)."""
+        s = u + extra["compensation"].to(torch.float32)
+        n = nearest(p + s, dtype)
+        return n, {"compensation": round_value(s - (n - p), "bfloat16", None, saturate=True)}
+
+
+def round_stochastically(seed: Seed = 0) -> Rule:
+    """Round the new weights stochastically; the last link of a chain.
+
+    q = stochastic(p + u) in the dtype of p; the link emits q - p in float32, and -0.0 where q = p, so that
+    nearest(p + u), which is how every weight is stored, gives q. float32 weights pass through.
+
+    Rounds p + u to float32, then to the dtype of p: away from zero in magnitude with a probability of the
+    discarded fraction, so that updates far below the spacing of the weights arrive on average.
+
+    Args:
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+
+    Returns:
+        A transform, for `chain` and `Optimizer`.
+
+    Raises:
+        TypeError: if the seed is not an integer or a pair.
+        ValueError: if it is out of range.
+
+    Example:
+        >>> round_stochastically(seed=7).seed
+        7
+
+    Source: contract P2, P3, R3.
+    """
+    return checked_rule(RoundStochastically(seed=seed))
+
+
+def compensate() -> Rule:
+    """Keep what rounding the weights loses, in bfloat16, and add it to the next update (Kahan's sum).
+
+    s = u + c, n = nearest(p + s); c becomes nearest(s - (n - p)), and the link emits n - p, or -0.0 where
+    n = p. float32 weights pass through.
+
+    Rounds p + s to the dtype of p, and what that loses to bfloat16: 8 bits more than the weights have. What
+    rounding c loses is gone; this sets the limit. c grows to about 2^-8 of the weight, and what is under 2^-9
+    of c can vanish: updates from 2^-12 of the weight up arrive to within 2 %, those under about 2^-17 may
+    stall, and those below 2^-18 do.
+
+    State: `compensation`.
+
+    Returns:
+        A transform, for `chain` and `Optimizer`; the last link.
+
+    Example:
+        >>> compensate().name
+        'compensate'
+
+    Source: W. Kahan, "Further remarks on reducing truncation errors", CACM 8(1), 1965; for bfloat16 weights
+        P. Zamirai et al., "Revisiting BFloat16 training", arXiv:2010.06192, section 4. Contract P4.
+    """
+    return Compensate()

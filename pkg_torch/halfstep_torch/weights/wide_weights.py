@@ -1,0 +1,140 @@
+"""Weights kept to more bits than the model sees, which the rules inside read and update.
+
+Contract: P5, P6. Two ways to keep them, `split_params` and `keep_master_params`: wrappers of a whole chain.
+The rules that one wraps stay links of the one flat chain, in front of that which keeps the weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.rule import Rule
+from halfstep_torch.chain import Chain, chain
+from halfstep_torch.link import checked_rule
+from halfstep_torch.storage.state_array import StateArray
+from halfstep_torch.storage.stored_moment import Arrays
+from halfstep_torch.weights.split_weights import SplitWeight, nearest_away
+from halfstep_torch.weights.weight_rule import WeightRule
+
+
+class SplitParams(WeightRule):
+    """The last link of what `split_params` returns; those that it wraps stand before it."""
+
+    extra_bits: int = 16
+    wrapped_links: Any = 0
+    seed: Any = 0
+
+    def extra(self, dtype: str) -> Mapping[str, StateArray]:
+        """The low bits."""
+        return {"extra_bits": StateArray(self._split(dtype).extra_dtype)}
+
+    def rounds(self, dtype: str) -> bool:
+        """Whether there is something that the two parts cannot hold."""
+        return self._split(dtype).rounds
+
+    def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
+        """Return the weight of both parts."""
+        return self._split(dtype).join(p, extra["extra_bits"])
+
+    def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
+        """Return both parts of w, rounded to the wider format where they cannot hold it (contract P5)."""
+        shown, extra = self._split(dtype).split(w, words)
+        return shown, {"extra_bits": extra}
+
+    def _split(self, dtype: str) -> SplitWeight:
+        return SplitWeight(dtype, self.extra_bits)
+
+
+class KeepMasterParams(WeightRule):
+    """The last link of what `keep_master_params` returns; those that it wraps stand before it."""
+
+    wrapped_links: Any = 0
+
+    def extra(self, dtype: str) -> Mapping[str, StateArray]:
+        """A float32 copy of the weights."""
+        return {"master": StateArray(torch.float32, copies_weights=True)}
+
+    def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
+        """Return the copy, or p where the copy does not show p: somebody has changed the weight since."""
+        master = extra["master"]
+        return torch.where(nearest_away(master, dtype) == p, master, p)
+
+    def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
+        """Return w to nearest, ties away from zero, and w (contract P5)."""
+        return nearest_away(w, dtype), {"master": w}
+
+
+def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Sequence[int] = 0) -> Chain:
+    """Store extra low-order bits of each weight, and let `inner` see and update the full value in float32.
+
+    The model's weight p is the nearest to w, ties away from zero; the low `extra_bits` of w are kept beside
+    it. bfloat16 and 16 bits are float32 itself, in 4 bytes and without a copy: training gives float32's
+    weights, rounded. float32 weights pass through, and `inner` sees them.
+
+    Rounds w + u to float32 and, where p and the bits cannot hold that, stochastically to what they can.
+
+    What `inner` keeps by default follows the weights that it sees: its moments are float32 unless
+    `mu_dtype` and `nu_dtype` say otherwise. State: `extra_bits`.
+
+    Args:
+        inner: a transform, or a chain of them, with the learning rate.
+        extra_bits: 16, or 8 for 24 bits in all.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+
+    Returns:
+        A chain, for `Optimizer`, or as the last link of a `chain`.
+
+    Raises:
+        TypeError: if `inner` is not a transform.
+        ValueError: if `extra_bits` is not 8 or 16, or the seed out of range.
+
+    Example:
+        >>> import halfstep_torch as hs
+        >>> tx = split_params(hs.chain(hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3)), 8)
+        >>> [link.name for link in tx.links]
+        ['scale_by_adam', 'scale_by_learning_rate', 'split_params']
+
+    Source: TransformerEngine's `store_param_remainders`, for 16 bits; the rest ours. Contract P5.
+    """
+    if isinstance(extra_bits, bool) or extra_bits not in (8, 16):
+        raise ValueError(
+            f"split_params: extra_bits={extra_bits!r} is not 8 or 16. "
+            "Use 16 for all of float32, 8 for 24 bits in all."
+        )
+    links = chain(inner).links
+    last = checked_rule(SplitParams(extra_bits=extra_bits, wrapped_links=len(links), seed=seed))
+    return Chain((*links, last))
+
+
+def keep_master_params(inner: Chain | Rule) -> Chain:
+    """Keep a float32 copy of the weights, step it by `inner`, and round it for the model.
+
+    The model's weight is the copy rounded to nearest, ties away from zero: the same as `split_params` of 16
+    bits gives. Rounds nothing else. float32 weights pass through, and `inner` sees them. Where the model's
+    weight is not the copy rounded, it was changed since the last step (loaded, averaged, clamped): the step
+    goes on from that weight, and the copy follows.
+
+    What `inner` keeps by default follows the weights that it sees: its moments are float32 unless
+    `mu_dtype` and `nu_dtype` say otherwise. State: `master`.
+
+    Args:
+        inner: a transform, or a chain of them, with the learning rate.
+
+    Returns:
+        A chain, for `Optimizer`, or as the last link of a `chain`.
+
+    Raises:
+        TypeError: if `inner` is not a transform.
+
+    Example:
+        >>> import halfstep_torch as hs
+        >>> tx = keep_master_params(hs.chain(hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3)))
+        >>> hs.Optimizer([torch.nn.Parameter(torch.ones(2, dtype=torch.float16))], tx).defaults["lr"]
+        0.001
+
+    Source: P. Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1. Contract P5.
+    """
+    links = chain(inner).links
+    return Chain((*links, KeepMasterParams(wrapped_links=len(links))))

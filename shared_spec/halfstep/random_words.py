@@ -1,0 +1,65 @@
+"""The names of random words: numbers of leaves and roles. Contract: W5 to W7. The words are a framework's."""
+
+import enum
+import functools
+import operator
+from typing import Any
+
+
+class Role(enum.IntEnum):
+    """What a word is used for: streams of one leaf and step that must not be shared (contract W6)."""
+
+    PARAM = 0
+    MU = 1
+    NU = 2
+    ACCUMULATOR = 3
+    STATE = 4
+
+
+_MOMENT_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def leaf_id(name: str) -> int:
+    """Return the 32-bit FNV-1a hash of the UTF-8 bytes of a leaf's name (contract W7).
+
+    Example:
+        >>> hex(leaf_id("a"))
+        '0xe40c292c'
+
+    Source: Fowler, Noll, Vo, "The FNV non-cryptographic hash algorithm", draft-eastlake-fnv, section 2.
+    """
+    value = 0x811C9DC5
+    for byte in name.encode():
+        value = ((value ^ byte) * 0x01000193) % 2**32
+    return value
+
+
+def role_of(name: str) -> int:
+    """Return the role of a moment's words: of mu, trace and nu a `Role`, of any other the hash of its name.
+
+    Example:
+        >>> role_of("trace") == Role.MU, role_of("a") == leaf_id("a")
+        (True, True)
+    """
+    return _MOMENT_ROLES[name] if name in _MOMENT_ROLES else leaf_id(name)
+
+
+def leaf_number(leaf: str | int) -> int:
+    """Return the id of a leaf, given its name or the id itself."""
+    return leaf_id(leaf) if isinstance(leaf, str) else in_range("leaf", leaf, 32)
+
+
+def in_range(name: str, value: Any, bits: int) -> int:
+    """Return an argument of `random_words` that is a number of so many bits.
+
+    Raises:
+        TypeError: if it is no integer.
+        ValueError: if it is out of range.
+    """
+    value = operator.index(value)
+    if not 0 <= value < 2**bits:
+        raise ValueError(
+            f"random_words: {name}={value} is outside [0, 2^{bits}). Use an integer in that range."
+        )
+    return value

@@ -1,0 +1,242 @@
+"""A rule held against NumPy, operation by operation: what `check_rule` of both packages asks.
+
+A framework takes one step on the numbers that `Question` draws, operation by operation, and once more
+compiled. `compared` takes the same step in NumPy and raises an error that names the line of `update`
+whose result differs.
+"""
+
+import linecache
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halfstep.moments import StepMoment
+from halfstep.numbers import Made, Mask, Number
+from halfstep.op import Op
+from halfstep.rule import Rule, declared
+from halfstep.step import updated
+
+COUNT = 3
+"""Steps taken, the one that is checked among them."""
+_SHAPE = (32, 64)
+# Fourth powers are normal float32 numbers: what is subnormal is another question (contract A8).
+_BINADES = 28
+_NORMAL = np.float32(2.0**-100)
+_HERE = pathlib.Path(__file__).parent
+
+
+class Question(NamedTuple):
+    """What a step is asked: float32 arrays.
+
+    Attributes:
+        g: what comes in; a tuple of arrays where the rule has the scope "all".
+        p: the weights, likewise; None where the rule reads none.
+        moments: as the step before stored them, by name.
+    """
+
+    g: Any
+    p: Any
+    moments: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, rule: Rule, seed: int) -> "Question":
+        """Draw numbers of 57 binades and either sign, zeros of both signs among them."""
+        rng = np.random.default_rng(seed)
+
+        def drawn(shape: tuple[int, ...]) -> np.ndarray:
+            x = rng.uniform(1, 2, shape) * 2.0 ** rng.integers(-_BINADES, _BINADES + 1, shape)
+            x = x * rng.choice([-1.0, 1.0], shape)
+            return np.where(rng.random(shape) < 1 / 16, np.copysign(0.0, x), x).astype(np.float32)
+
+        several = rule.scope == "all"
+        g = (drawn(_SHAPE), drawn(_SHAPE[1:])) if several else drawn(_SHAPE)
+        p = (drawn(_SHAPE), drawn(_SHAPE[1:])) if several else drawn(_SHAPE)
+        moments = {}
+        for name, moment in declared(type(rule)).moments.items():
+            x = drawn(_SHAPE if moment.shape is None else moment.shape(_SHAPE))
+            moments[name] = x if moment.signed else np.abs(x)
+        return cls(g, p if rule.reads_params else None, moments)
+
+
+class Answer(NamedTuple):
+    """What a step gave, all as arrays of the framework.
+
+    Attributes:
+        outputs: the update, or updates, and what the moments became.
+        results: of every operation, in their order.
+        places: of every operation, the line of `update`.
+        loose: results of operations whose rounding is the framework's: `apply`, `norm`, `matmul`, `power`.
+    """
+
+    outputs: Any
+    results: list
+    places: list[str]
+    loose: list
+
+
+class Recorded(Op):
+    """Operations that keep what they give: a base in front of a framework's own."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.results, self.places, self.loose = [], [], []
+
+    def wrap(self, x: Any, made: Made = Made.ARRAY) -> Number:
+        """Return a Number, and keep the array."""
+        if (place := _line()) is not None:
+            self.results.append(x)
+            self.places.append(place)
+        return super().wrap(x, made)
+
+    def apply(self, function: Callable[..., Any], *xs: Any) -> Any:
+        """Return what the framework gives."""
+        return self._kept(super().apply(function, *xs))
+
+    def norm(self, x: Any, exact: bool = False) -> Number:
+        """Return what the framework gives."""
+        return self._kept(super().norm(x, exact))
+
+    def matmul(self, x: Any, y: Any) -> Number:
+        """Return what the framework gives."""
+        return self._kept(super().matmul(x, y))
+
+    def power(self, x: Any, y: Any) -> Number:
+        """Return what the framework gives."""
+        return self._kept(super().power(x, y))
+
+    def _kept(self, x: Any) -> Any:
+        self.loose.append(x)
+        return x
+
+
+def answer(rule: Rule, question: Question, numbers: Any, op: Any) -> Answer:
+    """Take the step of a rule with a `Recorded` op; its moments are float32."""
+    moments = {name: StepMoment(name, x, op) for name, x in question.moments.items()}
+    u = updated(rule, numbers, question.g, question.p, op, moments)
+    rounded = [op.bare(moment.rounded) for moment in moments.values()]
+    return Answer((u, *rounded), op.results, op.places, op.loose)
+
+
+class NumpyOp(Recorded):
+    """Operations of NumPy; a loose result is the one that the framework had."""
+
+    library = np
+
+    def __init__(self, rule: str, loose: Sequence[Any]):
+        super().__init__(rule)
+        self._given = iter(loose)
+
+    def root(self, x: Any) -> Any:
+        """Return the root of x."""
+        return np.sqrt(x)
+
+    def quotient(self, x: Any, y: Any) -> Any:
+        """Return x / y."""
+        return np.divide(x, y)
+
+    def as_scalar(self, x: Any) -> Any:
+        """Return a number as float32."""
+        return np.float32(x) if np.ndim(x) == 0 and isinstance(x, (int, float, np.number)) else None
+
+    def ema(self, average: Any, value: Any, rate: Any) -> Number:
+        """Return (rate average) + ((1 - rate) value)."""
+        average, value, rate = (self.number(x).value for x in (average, value, rate))
+        return self.wrap(rate * average + (np.float32(1) - rate) * value)
+
+    def apply(self, function: Callable[..., Any], *xs: Any) -> Any:
+        """Return the framework's result."""
+        return self._next()
+
+    def norm(self, x: Any, exact: bool = False) -> Number:
+        """Return the framework's result."""
+        return self._next()
+
+    def matmul(self, x: Any, y: Any) -> Number:
+        """Return the framework's result."""
+        return self._next()
+
+    def power(self, x: Any, y: Any) -> Number:
+        """Return the framework's result."""
+        return self._next()
+
+    def _next(self) -> Any:
+        def here(x: Any) -> Any:
+            x = np.asarray(x.value)
+            return Mask(x, self) if x.dtype == bool else self.wrap(x)
+
+        given = next(self._given)
+        return tuple(map(here, given)) if isinstance(given, tuple) else here(given)
+
+
+def compared(rule: Rule, question: Question, numbers: Any, eager: Answer, compiled: Mapping[str, Answer]):
+    """Hold a framework's answers against NumPy's, and those of compiled steps against the eager one.
+
+    Args:
+        rule: with its options.
+        question: what was asked.
+        numbers: of the step, as the framework computed them.
+        eager: its answer, operation by operation.
+        compiled: by how it was compiled: its outputs alone, or with the results of operations too.
+
+    Raises:
+        ValueError: naming the line of `update` whose result differs.
+    """
+    with np.errstate(all="ignore"):
+        ours = answer(
+            rule, question, type(numbers)(*map(np.float32, numbers)), NumpyOp(rule.name, eager.loose)
+        )
+        normal = _normal(ours.results)
+    _compare(rule, eager, ours, normal, "from NumPy's")
+    for how, theirs in compiled.items():
+        _compare(rule, theirs, eager, normal, f"{how} from the one of operations taken one by one")
+
+
+def _compare(rule: Rule, theirs: Answer, ours: Answer, normal: Mapping[tuple, np.ndarray], what: str) -> None:
+    pairs = [*zip(theirs.results, ours.results, ours.places, strict=False)]
+    outputs = [
+        (x, y, "what update returns or stores")
+        for x, y in zip(_flat(theirs.outputs), _flat(ours.outputs), strict=True)
+    ]
+    for x, y, place in (*pairs, *outputs):
+        x, y = np.asarray(x), np.asarray(y)
+        differs = (x.view(np.int32) != y.view(np.int32)) & ~(np.isnan(x) & np.isnan(y))
+        differs &= normal.get(y.shape, np.True_)
+        if count := int(np.count_nonzero(differs)):
+            at = tuple(int(i[0]) for i in np.nonzero(differs))
+            raise ValueError(
+                f"{rule.name}: {place}: the result differs {what} in {count} of {y.size} numbers, such as "
+                f"{x[at]!r} for {y[at]!r}."
+            )
+
+
+def _flat(x: Any) -> list:
+    return [leaf for part in x for leaf in _flat(part)] if isinstance(x, tuple) else [x]
+
+
+def _normal(results: Sequence[np.ndarray]) -> dict[tuple, np.ndarray]:
+    """Return, by shape, where no result is subnormal or nearly so: there frameworks may differ (A8)."""
+    normal: dict[tuple, np.ndarray] = {}
+    for x in results:
+        ordinary = (x == 0) | ~(np.abs(x) < _NORMAL)
+        normal[np.shape(x)] = normal.get(np.shape(x), np.True_) & ordinary
+    return normal
+
+
+def _line() -> str | None:
+    """Return the line of `update` that calls an operation; None for what stands around `update`."""
+    frame = sys._getframe(2)
+    inside = ("halfstep.", "halfstep_jax.", "halfstep_torch.")
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(inside) or module.startswith("halfstep.rules."):
+            break
+        if frame.f_code in (updated.__code__, answer.__code__):
+            return None
+        frame = frame.f_back
+    if frame is None:
+        return None
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{pathlib.Path(file).name}, line {line}: {linecache.getline(file, line).strip()}"

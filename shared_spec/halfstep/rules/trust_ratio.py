@@ -1,0 +1,80 @@
+"""LAMB's trust ratio, and the one of LAMB16 (contract L2, L4)."""
+
+import math
+from typing import Any
+
+from halfstep.hyperparameters import check_bound
+from halfstep.rule import Rule, number
+
+TEMPERED_COEFFICIENT = 1e-3
+TEMPERED_MAX_RATIO = 2.0
+
+
+class TrustRatio(Rule):
+    """Base of both ratios: n has `trust_coefficient`, `eps` and the bounds; `exact` adds integers."""
+
+    scope = "parameter"
+    reads_params = "the link compares the norms of params and updates"
+    exact = False
+
+    def update(self, g, p, n, m, op):
+        """Return the update times the ratio of the norms."""
+        p_norm, u_norm = op.norm(p, self.exact), op.norm(g, self.exact)
+        return op.scaled(g, self.ratio(p_norm, u_norm, n, op))
+
+    def ratio(self, p_norm, u_norm, n, op):
+        """Return the ratio, given both norms."""
+        p_norm = op.clamp(p_norm, n.min_norm, n.max_norm)
+        u_norm = op.maximum(u_norm, n.min_norm)
+        ratio = self.tempered((n.trust_coefficient * p_norm) / (u_norm + n.eps), n, op)
+        # Where a norm is 0 the quotient would freeze the leaf for ever.
+        ratio = op.where((p_norm == 0) | (u_norm == 0), 1.0, ratio)
+        return op.clamp(ratio, n.min_ratio, n.max_ratio)
+
+    def tempered(self, quotient, n, op):
+        """Return the quotient of the norms as it is."""
+        return quotient
+
+
+class ScaleByTrustRatio(TrustRatio):
+    """The rule of `scale_by_trust_ratio`. By default bounds bound nothing."""
+
+    min_norm: Any = number(0.0, check=check_bound, none=0.0)
+    trust_coefficient: Any = number(1.0)
+    eps: Any = number(0.0, torch=None)  # the entry `eps` is another rule's
+    max_norm: Any = number(None, check=check_bound, none=math.inf)
+    min_ratio: Any = number(None, check=check_bound, none=0.0)
+    max_ratio: Any = number(None, check=check_bound, none=math.inf)
+    exact: bool = False
+
+
+def check_power(caller: str, name: str, value: Any, number: float) -> None:
+    """Refuse a power of the ratio outside (0, 1)."""
+    if 0 < number < 1:
+        return
+    problem = "cancels the learning rate: a schedule would do nothing" if number == 1 else "is outside (0, 1)"
+    raise ValueError(
+        f"{caller}: {name}={value} {problem}. "
+        "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
+    )
+
+
+class ScaleByTemperedTrustRatio(TrustRatio):
+    """The rule of LAMB16: a power of the ratio, relative to the learning rate."""
+
+    name = "lamb16"
+
+    trust_power: Any = number(check=check_power)
+    learning_rate: Any = number(schedule=True, torch="lr", owned=False)
+    max_norm: Any = number(None, check=check_bound, none=math.inf)
+    exact: bool = False
+
+    def numbers(self, h, t, op):
+        """Return the coefficient 1e-3 / learning_rate, and the bounds."""
+        lower = dict.fromkeys(("min_norm", "eps", "min_ratio"), 0.0)
+        coefficient = TEMPERED_COEFFICIENT / h.learning_rate
+        return lower | {"trust_coefficient": coefficient, "max_ratio": TEMPERED_MAX_RATIO}
+
+    def tempered(self, quotient, n, op):
+        """Return quotient^trust_power."""
+        return op.power(quotient, n.trust_power)

@@ -1,0 +1,44 @@
+"""One step of a rule on one array, on numbers: the same in every framework."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from halfstep.moments import Moments, StepMoment
+from halfstep.numbers import Made, met_a_number, refusal
+from halfstep.op import Op
+from halfstep.rule import Rule
+
+
+def updated(rule: Rule, numbers: Any, g: Any, p: Any, op: Op, moments: Mapping[str, StepMoment]) -> Any:
+    """Return the update of an array by a rule; of scope "all", those of all arrays.
+
+    Args:
+        rule: with its options.
+        numbers: of the step, a NamedTuple.
+        g: float32, what comes in; a tuple where the scope is "all".
+        p: float32, the weights, likewise; None where the rule reads none.
+        op: operations of the framework.
+        moments: of the array, by name.
+
+    Raises:
+        TypeError: if `update` gives a number to a function of a framework, or returns none.
+        ValueError: if it leaves a moment unrounded, or returns another shape or dtype.
+    """
+    n = type(numbers)(*(op.wrap(x, Made.NUMBER) for x in numbers))
+    try:
+        u = rule.update(_wrapped(op, g), _wrapped(op, p), n, Moments(rule.name, moments), op)
+    except TypeError as error:
+        if not met_a_number(error):
+            raise
+        raise TypeError(refusal(rule.name)) from error
+    for moment in moments.values():
+        moment.check_rounded()
+    if isinstance(g, tuple):
+        return tuple(op.returned(x, incoming.shape) for x, incoming in zip(u, g, strict=True))
+    return op.returned(u, g.shape)
+
+
+def _wrapped(op: Op, x: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(_wrapped(op, part) for part in x)
+    return None if x is None else op.wrap(x)

@@ -1,0 +1,135 @@
+"""What a moment's format and rounding are refused for, and what "auto" is. Contract: F1 to F3, F12."""
+
+from typing import Any
+
+from halfstep.rule import Moment
+from halfstep.storage.formats import Format
+from halfstep.storage.relative import LARGEST_BOUND, bound
+
+ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
+
+
+def dtype_argument(moment: Moment) -> str:
+    """Return the argument that asks for a moment's format."""
+    return moment.dtype or f"{moment.name}_dtype"
+
+
+def rounding_argument(moment: Moment) -> str:
+    """Return the argument that asks for a moment's rounding."""
+    return moment.rounding or f"{moment.name}_rounding"
+
+
+def check_rounding(caller: str, moment: Moment, rounding: Any) -> None:
+    """Raise ValueError for what is no rounding."""
+    if rounding not in ROUNDINGS:
+        raise ValueError(
+            f"{caller}: {rounding_argument(moment)}={rounding!r} is not a rounding. "
+            'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
+        )
+
+
+def check_sign(caller: str, argument: str, fmt: Format, signed: bool) -> None:
+    """Raise ValueError for a format without a sign, if what it is to hold has one."""
+    if signed and not fmt.signed:
+        raise ValueError(
+            f"{caller}: {argument}={fmt.dtype} has no sign. "
+            f"Use it for nu, and a signed format for {argument.removesuffix('_dtype')}."
+        )
+
+
+def check_format(caller: str, moment: Moment, fmt: Format) -> None:
+    """Raise ValueError for a format that cannot hold a moment."""
+    argument = dtype_argument(moment)
+    check_sign(caller, argument, fmt, moment.signed)
+    if fmt.relative and not moment.unit:
+        raise ValueError(
+            f"{caller}: {argument}=relative(...) needs a second moment beside {moment.name}. "
+            "Use it for mu of Adam or LAMB, and scaled(...) here."
+        )
+    if not moment.signed and not fmt.for_second_moments:
+        raise ValueError(
+            f"{caller}: {argument}={fmt.dtype} cannot hold a second moment: "
+            "it loses small ones or lifts them by orders, and steps are too long or too short. "
+            'Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
+        )
+
+
+def check_freezing(
+    caller: str, moment: Moment, fmt: Format, rounding: str, rate: Any, rate_name: str = ""
+) -> None:
+    """Raise ValueError where rounding to nearest would freeze an average.
+
+    Args:
+        caller: whose moment it is.
+        moment: as its rule declares it.
+        fmt: of the moment.
+        rounding: one of `ROUNDINGS`.
+        rate: its decay rate, a float32 number; None where it is not known.
+        rate_name: what the user knows it by; the name of its field unless given.
+    """
+    if rounding == "nearest" and rate is not None and fmt.freezes(rate):
+        dtype, name, rate_name = dtype_argument(moment), rounding_argument(moment), rate_name or moment.rate
+        raise ValueError(
+            f'{caller}: {dtype}={fmt.dtype} with {name}="nearest" freezes '
+            f"at {rate_name}={float(rate):.7g} (1-{rate_name} < {fmt.half_gap}). "
+            f'Use {name}="stochastic", or {dtype}="float32".'
+        )
+
+
+def check_unit(
+    caller: str, moment: Moment, unit: Moment, rates: tuple[Any, Any], names: tuple[str, str]
+) -> None:
+    """Raise ValueError where a moment in units of another, without scales, is beyond what its codes hold.
+
+    Args:
+        caller: whose moments they are.
+        moment: in these units.
+        unit: the second moment.
+        rates: the decay rates of both.
+        names: what the user knows the rates by.
+    """
+    b1, b2 = map(float, rates)
+    largest = bound(b1, b2)
+    if largest > LARGEST_BOUND:
+        raise ValueError(
+            f"{caller}: {dtype_argument(moment)} has no scale, and {moment.name} reaches {largest:.3g} roots "
+            f"of {unit.name} at {names[0]}={b1:.7g} and {names[1]}={b2:.7g}. "
+            "Use relative(..., block_size=128)."
+        )
+
+
+def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Any) -> bool:
+    """Whether a moment is rounded stochastically: with "auto" where nearest would fall short.
+
+    Args:
+        moment: as its rule declares it.
+        fmt: of the moment.
+        rounding: one of `ROUNDINGS`.
+        rate: its decay rate; None where it is not known.
+    """
+    if not fmt.rounds:
+        return False
+    if rounding == "auto":
+        return bool(moment.rate) and (rate is None or fmt.falls_short(rate))
+    return rounding == "stochastic"
+
+
+def check_stored_state(caller: str, fmt: Format, rounding: Any, select: Any) -> None:
+    """Refuse arguments of `store_state` that cannot store state of which nothing else is known.
+
+    Raises:
+        TypeError: if `select` is no function.
+        ValueError: for a relative format, or a rounding that is none of the two.
+    """
+    if fmt.relative:
+        raise ValueError(
+            f"{caller}: format=relative(...) is in units of the root of a second moment, "
+            "which is not known here. Use scaled(...), or mu_dtype=relative(...) of adam."
+        )
+    if rounding not in ("stochastic", "nearest_unchecked"):
+        raise ValueError(
+            f"{caller}: rounding={rounding!r} is not a rounding of state whose decay rate is not known. "
+            'Use "stochastic" or "nearest_unchecked".'
+        )
+    if select is not None and not callable(select):
+        raise TypeError(f"{caller}: select={select!r} is not a function. Use lambda name, array: ...")

@@ -1,0 +1,82 @@
+"""A first moment in units of the root of the second one: its formats, and the bound that lets them be.
+
+Contract: F12, F13. Adam divides a first moment by the root of the second: in that unit it is bounded, and so
+needs no scale.
+"""
+
+import math
+from typing import Any
+
+from halfstep.storage.blocks import BlockSize
+from halfstep.storage.codes import FINE_CODES, FIXED_CODES
+from halfstep.storage.formats import Format
+from halfstep.storage.state_dtypes import code_name, codebook, listed, scaled, with_blocks
+
+LARGEST_BOUND = 7.5
+"""What codes without a scale hold."""
+
+
+def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min_ndim: int = 2) -> Format:
+    """Return the format of a first moment in units of the root of the second one.
+
+    With v the second moment as it is stored in the same step, what is rounded and stored is
+
+        z = m / sqrt(v),   |z| <= (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)),   7.27 at b1 = 0.9, b2 = 0.999
+
+    and what a step goes on with is z sqrt(v). That is what an update is made of, so that an error of z is an
+    error of the update of the same size wherever the gradients are large or small. Because of the bound 8
+    bits need no scale at all. Rounds once, z; the quotient, the root and the product are float32's.
+
+    Args:
+        dtype: without a block size "float8_e3m4" (the better one, in uint8) or "int8", in steps of 1/16; with
+            one "int8" or "int4" (two to a byte, dithered: with one random number per array and step added
+            before rounding and subtracted after it).
+        block_size: None for no scales, also for small arrays; else as in `scaled`, elements of a block or
+            "row". The scales have three significant bits.
+        min_size: with scales, arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+
+    Returns:
+        A `Format`, for `mu_dtype=` of rules with a second moment, such as AdamW and LAMB.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if there is no such format or block size; from a rule, if it has no second moment, or if
+            without scales its rates have no bound below 7.5.
+
+    Example:
+        >>> relative("int4", 32).code_shape((64, 256))
+        (64, 128)
+
+    Source: ours (contract F12 to F15); the bound is Cauchy's and Schwarz's inequality. Subtractive dither: L.
+    Roberts, "Picture coding using pseudo-random noise", IRE Trans. Inf. Theory 8(2), 1962.
+    """
+    names = FIXED_CODES if block_size is None else FINE_CODES
+    name = code_name("relative", dtype, names)
+    if name not in names:
+        raise ValueError(
+            f"relative: dtype={name} with block_size={block_size} is not a format. Use {listed(names)}."
+        )
+    if block_size is None:
+        return Format(name, relative=True)
+    return with_blocks("relative", name, block_size, min_size, min_ndim, scale="fine", relative=True)
+
+
+def from_description(description: dict[str, Any]) -> Format:
+    """Return the format of a `Format.description` that is no plain name."""
+    if "relative" in description:
+        sizes = {key: value for key, value in description.items() if key != "relative"}
+        return relative(description["relative"], **sizes)
+    return codebook(**description) if "table" in description else scaled(**description)
+
+
+def bound(b1: float, b2: float) -> float:
+    """Return the largest |z| of averages of g and g g, by Cauchy and Schwarz; infinity if there is none.
+
+    Example:
+        >>> round(bound(0.9, 0.999), 2)
+        7.27
+    """
+    if b1 * b1 >= b2:
+        return math.inf
+    return (1 - b1) / math.sqrt((1 - b2) * (1 - b1 * b1 / b2))

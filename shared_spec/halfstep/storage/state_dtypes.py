@@ -1,0 +1,228 @@
+"""What a moment's dtype may be: a plain one, one with block scales, or codes of a table.
+
+Contract: F1, F4 to F11.
+"""
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from halfstep.storage.blocks import BlockSize
+from halfstep.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
+from halfstep.storage.formats import Format
+
+PLAIN_STATE_DTYPES = tuple(PLAIN_CODES)
+SCALED_DTYPES = tuple(SCALED_CODES)
+TABLE_NAMES = tuple(CODEBOOK_CODES)
+
+
+def scaled(
+    dtype: Any,
+    block_size: BlockSize = 128,
+    min_size: int = 4096,
+    min_ndim: int = 2,
+    *,
+    scale: str = "power_of_two",
+) -> Format:
+    """Return the format of codes of `dtype` with one power-of-two scale per block, in one byte.
+
+    With s the smallest integer for which the block's largest magnitude, divided by 2^s, is a number of
+    `dtype`, x is stored as the codes of x / 2^s, rounded once, and s. Scaling rounds nothing. 8-bit codes
+    with blocks of 128 take 1.008 bytes per element. They save memory, not time: block maxima take a separate
+    pass over the array.
+
+    Blocks lie along the fewest trailing axes whose product reaches `block_size`; the last block of a run may
+    be short. So sharding along leading axes keeps blocks whole.
+
+    Args:
+        dtype: "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4" (4 bits of mantissa, 10 binades: for
+            the `mu` of blocks whose values lie close together) or "int8", or for second moments alone
+            "ufloat8_e5m3" or "ufloat8_e4m4": floats of 8 bits without a sign. The 8-bit choice for `nu` is
+            "ufloat8_e5m3": the precision of float8_e4m3fn over 32 binades in place of 18.
+        block_size: elements of a block; "row" for one block per last-axis row (inaccurate where a row spans
+            many binades), None for a single block.
+        min_size: arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+        scale: "power_of_two", or, for int8, "fine": a byte with three significant bits, so that a block fills
+            its codes to four fifths at least, in place of a half.
+
+    Returns:
+        A `Format`, for `mu_dtype=` and `nu_dtype=`.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if there is no such format, block size or scale.
+
+    Example:
+        >>> scaled("float8_e4m3fn").scale_shape((64, 256))
+        (64, 2)
+
+    Source: block-wise scales, T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022,
+    section 2.1; powers of two, one byte and the unsigned formats are ours (contract F4 to F6).
+    """
+    name = code_name("scaled", dtype, SCALED_DTYPES)
+    if name not in SCALED_DTYPES:
+        raise ValueError(f"scaled: dtype={name} has no scaled format. Use {listed(SCALED_DTYPES)}.")
+    if scale != "power_of_two" and (scale, name) != ("fine", "int8"):
+        raise ValueError(
+            f'scaled: scale={scale!r} is not for dtype={name}. Use "power_of_two", or "fine" for int8.'
+        )
+    return with_blocks("scaled", name, block_size, min_size, min_ndim, scale=scale)
+
+
+def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_ndim: int = 2) -> Format:
+    """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
+
+    The tables are those of bitsandbytes and the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ..., the
+    last of them 1.
+    With s the smallest integer for which the block's largest magnitude fits the table with either sign (up to
+    2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s), y = x / 2^s is
+    rounded to a neighbour in the table and stored as that number's code, with s in one byte. It rounds up
+    from T_j if
+
+        h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
+
+    so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. Blocks are
+    those of `scaled`. 8-bit tables follow float32 as well as 8-bit floats do; 4 bits are not enough, least of
+    all with nearest rounding.
+
+    | table | bits | numbers |
+    |---|--:|---|
+    | "dynamic8" | 8 | 0, 1 and +-(0.1 to 1) in seven decades: 2^i evenly spaced numbers in decade i |
+    | "udynamic8" | 8 | 0, 1 and 2^(i + 1) numbers in each of seven decades, for second moments alone |
+    | "dynamic4" | 4 | 0, 1 and +-2^i numbers in each of three decades |
+    | "udynamic4" | 4 | 0, 1 and 2^(i + 1) numbers in each of three decades, for second moments alone |
+    | "ulinear4" | 4 | 1/16, 2/16, ..., 1, for second moments alone: the usual choice, as it has no zero |
+
+    4-bit codes are packed two per byte along the run; an odd run is padded. In a state they have the shape
+    (leading axes, bytes of a run), of an 8-bit format that of the param.
+
+    Args:
+        table: one of the above.
+        block_size: elements of a block, even for codes of 4 bits; "row" for one block per last-axis row, None
+            for a single block.
+        min_size: arrays of fewer elements are kept in float32.
+        min_ndim: so are arrays of fewer axes.
+
+    Returns:
+        A `Format`, for `mu_dtype=` and `nu_dtype=`.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if there is no such table or block size.
+
+    Example:
+        >>> codebook("dynamic4").code_shape((64, 256)), codebook("dynamic4").scale_shape((64, 256))
+        ((64, 128), (64, 2))
+
+    Source: dynamic maps, T. Dettmers, "8-bit approximations for parallelism in deep learning", ICLR 2016,
+    and T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022, section 2.2; 4 bits and
+    "ulinear4", B. Li, J. Chen, J. Zhu, "Memory efficient optimizers with 4-bit states", NeurIPS 2023
+    (arXiv:2309.01507). Scales of one byte, stochastic rounding and the order of codes are ours (contract F8
+    to F11).
+    """
+    names = listed(TABLE_NAMES)
+    if not isinstance(table, str):
+        raise TypeError(f"codebook: table={table!r} is not the name of a table. Use {names}.")
+    if table not in TABLE_NAMES:
+        raise ValueError(f"codebook: table={table!r} is not a table. Use {names}.")
+    return with_blocks("codebook", table, block_size, min_size, min_ndim)
+
+
+def as_format(caller: str, argument: str, dtype: Any) -> Format:
+    """Return the `Format` of a plain state dtype; a `Format` is returned as it is.
+
+    Args:
+        caller: whose argument it is, and
+        argument: which one, for the error.
+        dtype: a name, a dtype or a `Format`.
+
+    Raises:
+        TypeError: if it is none of these.
+        ValueError: if it cannot hold a state.
+    """
+    if isinstance(dtype, Format):
+        return dtype
+    hint = 'Use "bfloat16", "float16" or "float32".'
+    try:
+        name = dtype_name(dtype)
+    except TypeError:
+        raise TypeError(f"{caller}: {argument}={dtype!r} is not a state dtype. {hint}") from None
+    if name in PLAIN_CODES:
+        return Format(name)
+    if name in CODEBOOK_CODES:
+        raise ValueError(f'{caller}: {argument}={name} is a table. Use codebook("{name}").')
+    if name in SCALED_CODES:
+        raise ValueError(
+            f'{caller}: {argument}={name} cannot hold a moment without a block scale. Use scaled("{name}").'
+        )
+    raise ValueError(f"{caller}: {argument}={name} is not a state dtype. {hint}")
+
+
+def default_format(dtype: str) -> Format:
+    """Return the format of a moment where none is asked for, by the dtype of the weights (contract F1)."""
+    return Format("bfloat16" if dtype == "bfloat16" else "float32")
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, of whatever framework; a name as it is.
+
+    Raises:
+        TypeError: if it is no dtype.
+    """
+    if isinstance(dtype, str):
+        return dtype
+    framework, _, name = str(dtype).rpartition(".")
+    if framework == "torch":
+        return name
+    return np.dtype(getattr(dtype, "dtype", dtype)).name
+
+
+def code_name(caller: str, dtype: Any, names: Iterable[str]) -> str:
+    """Return the name of a dtype of codes; refuse what is no dtype, and say which `names` there are."""
+    try:
+        return dtype_name(dtype)
+    except TypeError:
+        raise TypeError(f"{caller}: dtype={dtype!r} is not a dtype. Use {listed(names)}.") from None
+
+
+def with_blocks(
+    caller: str, name: str, block_size: Any, min_size: Any, min_ndim: Any, **changes: Any
+) -> Format:
+    """Return a format with scales; refuse sizes that are none, and odd blocks of codes of 4 bits."""
+    if block_size is not None and block_size != "row":
+        whole = isinstance(block_size, int) and not isinstance(block_size, bool)
+        if not whole or block_size < 1:
+            error = ValueError if whole or isinstance(block_size, str) else TypeError
+            raise error(
+                f"{caller}: block_size={block_size!r} is not a block size. "
+                'Use a positive integer, "row" or None.'
+            )
+    sizes = (_size(caller, "min_size", min_size), _size(caller, "min_ndim", min_ndim))
+    fmt = Format(name, True, block_size, *sizes, **changes)
+    if fmt.packed and isinstance(block_size, int) and block_size % 2:
+        raise ValueError(
+            f"{caller}: block_size={block_size} is odd, and codes of {name!r} stand two to a byte. "
+            'Use an even block_size, "row" or None.'
+        )
+    return fmt
+
+
+def _size(caller: str, name: str, value: Any) -> int:
+    try:
+        size = operator.index(value)
+    except TypeError:
+        size = None
+    if size is None or isinstance(value, bool):
+        raise TypeError(f"{caller}: {name}={value!r} is not an integer. Use an integer >= 0.")
+    if size < 0:
+        raise ValueError(f"{caller}: {name}={size} is negative. Use an integer >= 0.")
+    return size
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a sentence lists them."""
+    quoted = [f'"{name}"' for name in names]
+    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"

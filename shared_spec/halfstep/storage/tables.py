@@ -1,0 +1,89 @@
+"""Code books: sorted tables of 256 or 16 numbers.
+
+Contract: F8, F10. A number's code is how far it stands behind zero in its table, modulo the table's length:
+so zero has the code 0.
+"""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A sorted table of float32 numbers, the last of them 1.
+
+    Attributes:
+        name: "dynamic8" and the like.
+        bits: of a code: 8 or 4.
+        decades: of a dynamic map; 0: the numbers are evenly spaced, and none is zero.
+        zero: the index whose code is 0: that of zero, or 0.
+        values: the numbers, float32, in ascending order.
+    """
+
+    name: str
+    bits: int
+    decades: int
+    zero: int
+    values: np.ndarray = dataclasses.field(compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return 1 << self.bits
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are negative numbers."""
+        return self.zero > 0
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether zero is one of the numbers."""
+        return self.decades > 0
+
+    @property
+    def by_code(self) -> np.ndarray:
+        """The numbers in the order of their codes."""
+        return np.roll(self.values, -self.zero)
+
+    @property
+    def largest_gap(self) -> float:
+        """The largest gap between numbers from 1/10 up, over the upper one."""
+        numbers = self.values[self.values >= 0.1].astype(np.float64)
+        return float((np.diff(numbers) / numbers[1:]).max())
+
+    @property
+    def shorter_end(self) -> float:
+        """The magnitude up to which there are numbers of either sign; of one sign: 1."""
+        return float(-self.values[0]) if self.signed else 1.0
+
+    @property
+    def smallest(self) -> float:
+        """The smallest number above zero."""
+        return float(self.values[self.values > 0].min())
+
+
+def _dynamic(name: str, bits: int, signed: bool) -> Table:
+    """Return the dynamic map: zero, one, and `bits` - 1 decades of evenly spaced numbers."""
+    decades, numbers = bits - 1, [np.array([0, 1], np.float32)]
+    for i in range(decades):
+        n = 2**i if signed else 2 ** (i + 1)
+        # 1 + 9 (k + 1/2) / n: exact, as is the power of ten; so the quotient is the only rounding.
+        numerator = np.float32(1) + np.float32(9) * np.arange(0.5, n, dtype=np.float32) / np.float32(n)
+        quotient = numerator / np.float32(10 ** (decades - i))
+        numbers += [quotient, -quotient] if signed else [quotient]
+    values = np.sort(np.concatenate(numbers))
+    return Table(name, bits, decades, int(np.argmin(np.abs(values))), values)
+
+
+TABLES = {
+    table.name: table
+    for table in (
+        _dynamic("dynamic8", 8, signed=True),
+        _dynamic("udynamic8", 8, signed=False),
+        _dynamic("dynamic4", 4, signed=True),
+        _dynamic("udynamic4", 4, signed=False),
+        Table("ulinear4", 4, 0, 0, np.arange(1, 17, dtype=np.float32) / np.float32(16)),
+    )
+}

@@ -1,0 +1,126 @@
+"""Private names of torch: where one has moved, nothing fails, and no bit changes."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_torch.engine import compiled_stage, inductor, packed_rows, replicas
+from halfstep_torch.optimizer_state.form import LAST_STEP
+from halfstep_torch.say_once import say_once
+from halfstep_torch.storage import tables
+from on_torch.steps import assert_same_snapshots, snapshot
+
+
+@pytest.fixture
+def fresh():
+    """Forget compiled kernels, and what was said, before and after."""
+    for forget in (compiled_stage.compiled_stage.cache_clear, say_once.cache_clear):
+        forget()
+    yield
+    for forget in (compiled_stage.compiled_stage.cache_clear, say_once.cache_clear):
+        forget()
+
+
+class Without:
+    """A module without one of its names, the rest as it is."""
+
+    def __init__(self, module, name: str):
+        self._module, (self._first, *self._rest) = module, name.split(".")
+
+    def __getattr__(self, name: str):
+        value = getattr(self._module, name)
+        if name != self._first:
+            return value
+        if not self._rest:
+            raise AttributeError(name)
+        return Without(value, ".".join(self._rest))
+
+
+# Names of torch that are private, by the modules of ours that use them.
+MOVABLE = {
+    "_dynamo.config.patch": inductor,
+    "_dynamo.mark_static": inductor,
+    "_foreach_copy_": packed_rows,
+    "_foreach_add_": packed_rows,
+    "_foreach_clamp_max_": packed_rows,
+    "distributed.distributed_c10d._get_default_store": replicas,
+}
+
+
+def after_the_last_step(**options) -> list:
+    """Return the bits of a long and a short array after the first steps, and after those where counts end."""
+    generator = torch.Generator().manual_seed(0)
+    params = [
+        (f"w{n}", torch.nn.Parameter(torch.randn(n, generator=generator).bfloat16()))
+        for n in (1000, 1_000_000)
+    ]
+    optimizer = hs.AdamW(params, nu_dtype=hs.codebook("udynamic8", min_size=0, min_ndim=1), **options)
+    for step in range(3):
+        for _, p in params:
+            p.grad = torch.randn(p.shape, generator=generator).bfloat16()
+            if step == 1:
+                optimizer.state[p]["step"].fill_(LAST_STEP - 1)
+        optimizer.step()
+    return snapshot(optimizer)
+
+
+@pytest.fixture(scope="module")
+def eager_bits():
+    return after_the_last_step(compile=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MOVABLE)
+def test_a_private_name_of_torch_that_has_moved_changes_no_bit(fresh, monkeypatch, caplog, eager_bits, name):
+    for answer, value in (("is_initialized", True), ("get_world_size", 2), ("get_rank", 0)):
+        monkeypatch.setattr(torch.distributed, answer, lambda value=value: value)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: None)
+    monkeypatch.setattr(MOVABLE[name], "torch", Without(torch, name))
+    assert_same_snapshots(after_the_last_step(compile="auto"), eager_bits)
+    told = any("replicas are not compared" in record.getMessage() for record in caplog.records)
+    assert told == (MOVABLE[name] is replicas)
+
+
+def test_without_torchs_hooks_of_load_state_dict_state_is_loaded_and_the_log_says_so(fresh, caplog):
+    optimizers = []
+    for value in (1.0, 2.0):
+        p = torch.nn.Parameter(torch.full((3,), value))
+        p.grad = torch.ones_like(p)
+        optimizers.append(hs.AdamW([("w", p)]))
+        optimizers[-1].step()
+    saved, other = optimizers
+    for name in [name for name in vars(other) if name.startswith("_optimizer_load_state_dict")]:
+        delattr(other, name)
+    other.load_state_dict(saved.state_dict())
+    assert len(caplog.records) == 2
+    assert all("hooks of load_state_dict do not run" in record.getMessage() for record in caplog.records)
+    states = (optimizer.state[optimizer.param_groups[0]["params"][0]] for optimizer in optimizers)
+    assert all(torch.equal(*arrays) for arrays in zip(*(state.values() for state in states), strict=True))
+
+
+@pytest.mark.slow
+def test_look_ups_have_the_same_bits_by_a_public_name(fresh, monkeypatch, eager_bits):
+    monkeypatch.setattr(tables, "_index", torch.ops.aten.index)
+    assert_same_snapshots(after_the_last_step(compile=True), eager_bits)
+
+
+@pytest.mark.slow
+# Inductor's modules warn, as they are imported, of what torch itself has deprecated.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["torch._inductor.compile_fx", "torch._inductor.config"])
+def test_an_inductor_that_has_moved_means_eager_steps_and_a_warning(fresh, monkeypatch, eager_bits, name):
+    module = importlib.import_module(name)
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delattr(torch._inductor, name.split(".")[-1])
+    assert module
+    with pytest.warns(RuntimeWarning, match="torch.compile failed, steps run in eager mode"):
+        assert_same_snapshots(after_the_last_step(compile="auto"), eager_bits)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_compiled_by_public_names_alone_has_the_same_bits(fresh, monkeypatch, eager_bits):
+    monkeypatch.setattr(inductor, "_backend", lambda options: None)
+    assert_same_snapshots(after_the_last_step(compile=True), eager_bits)

@@ -1,0 +1,96 @@
+"""What a release needs beside its code: metadata, the files that a code host shows, and that they agree."""
+
+import pathlib
+import re
+import sys
+
+import pytest
+import yaml
+
+import halfstep
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = pathlib.Path(__file__).parents[1]
+PLACEHOLDER = "halfstep.invalid"
+WITH_PLACEHOLDERS = {
+    ".github/ISSUE_TEMPLATE/config.yml",
+    "CITATION.cff",
+    "SECURITY.md",
+    "pyproject.toml",
+}
+"""Every file with an address of the public repository, which does not exist yet: replace them all at once."""
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+PROJECT = tomllib.loads(text("pyproject.toml"))["project"]
+
+
+def test_every_placeholder_address_is_listed():
+    suffixes = {".md", ".toml", ".cff", ".yml", ".yaml", ".py", ".ipynb"}
+    folders = ("", ".github/**/", "docs/**/", "shared_spec/*", "notebooks/", "examples/**/", "benchmarks/")
+    files = {path for folder in folders for path in ROOT.glob(f"{folder}*") if path.suffix in suffixes}
+    assert {
+        str(path.relative_to(ROOT)) for path in files if PLACEHOLDER in path.read_text()
+    } == WITH_PLACEHOLDERS
+
+
+def test_addresses_of_the_project_are_placeholders_of_one_host():
+    assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} == set(PROJECT["urls"])
+    assert all(url.startswith(f"https://{PLACEHOLDER}") for url in PROJECT["urls"].values())
+
+
+def test_one_version_is_named_everywhere():
+    citation = yaml.safe_load(text("CITATION.cff"))
+    assert citation["version"] == halfstep.__version__
+    assert re.findall(r"^## (\S+?),? ", text("CHANGELOG.md"), re.MULTILINE)[0] == halfstep.__version__
+    assert citation["license"] == PROJECT["license"]
+
+
+def test_a_release_has_at_most_fifteen_lines_of_changes():
+    for release in text("CHANGELOG.md").split("\n## ")[1:]:
+        assert 0 < len(re.findall("^- ", release, re.MULTILINE)) <= 15
+
+
+def test_the_notice_names_constants_that_the_reference_uses():
+    source = "".join(path.read_text() for path in (ROOT / "shared_spec" / "halfstep_spec").rglob("*.py"))
+    constants = re.findall(r"0x[0-9a-f]{8}", text("NOTICE"))
+    tables = re.findall(r'"(u?(?:dynamic|linear)\d)"', text("NOTICE"))
+    assert len(constants) == 2
+    assert len(tables) == 5
+    assert all(name.lower() in source.lower() for name in [*constants, *tables])
+    assert {"LICENSE", "NOTICE"} == set(PROJECT["license-files"])
+
+
+def test_the_commands_of_contributors_are_targets():
+    targets = re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE)
+    named = re.findall(r"make ([a-z ]+)[`\n ]", re.sub(r" +#.*", "", text("CONTRIBUTING.md")))
+    assert named
+    assert {target for words in named for target in words.split()} <= set(targets)
+
+
+def test_hooks_run_what_the_makefile_runs():
+    (repository,) = yaml.safe_load(text(".pre-commit-config.yaml"))["repos"]
+    assert repository["repo"] == "local"
+    for hook in repository["hooks"]:
+        command = hook["entry"].removeprefix(".venv/bin/").removesuffix(" --force-exclude")
+        assert re.search(rf"/{re.escape(command)}(?= |$)", text("Makefile"), re.MULTILINE), command
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_templates_are_forms(template):
+    form = yaml.safe_load(template.read_text())
+    if template.stem == "config":
+        assert form["contact_links"][0]["url"].startswith(f"https://{PLACEHOLDER}")
+        return
+    assert {"name", "description", "body"} <= set(form)
+    for field in form["body"]:
+        assert field["type"] in {"textarea", "input", "dropdown"}
+        assert field["attributes"]["label"]
