@@ -1,6 +1,7 @@
 """What must stand before a framework is imported; in how many processes, on what device, which slow cases."""
 
 import os
+import pathlib
 import zlib
 
 import pytest
@@ -17,8 +18,10 @@ _ONE_IN = 4
 
 
 def pytest_addoption(parser):
-    """Add what the tests of `tests/gpu` ask for."""
+    """Add what the tests of `tests/gpu` and `tests/gpu_bits` ask for."""
     parser.addoption("--device", help='on which tests/gpu is run: "cuda", or "cpu" for its code alone')
+    parser.addoption("--gpu-bits", choices=("share", "all"), help="how many programs tests/gpu_bits executes")
+    parser.addoption("--gpu-bits-json", type=pathlib.Path, help="where to write what they gave")
     parser.addoption("--one-in", type=int, default=1, help="of how many golden vectors tests/gpu takes one")
 
 

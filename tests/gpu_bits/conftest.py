@@ -1,0 +1,59 @@
+"""`make gpu-bits`: which programs are executed, and the record of what they gave.
+
+Without the option these tests are not collected: the compilers for a GPU have environments of their own. What
+tests the interpreter needs none of them, and always runs.
+"""
+
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+_COMPILED = ("xla", "triton")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave alone what imports a compiler, unless it was asked for."""
+    name = collection_path.name.removeprefix("test_").split("_")[0].removesuffix(".py")
+    return True if config.getoption("--gpu-bits") is None and name in _COMPILED else None
+
+
+def pytest_configure(config):
+    """Let the helpers of `make compiled` be imported."""
+    if config.getoption("--gpu-bits"):
+        sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+
+
+@pytest.fixture
+def record(request) -> Callable[[dict], None]:
+    """Return a function that keeps a row for the table and the record."""
+    return lambda row: request.node.user_properties.append(("gpu_bits", row))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_terminal_summary(terminalreporter, config) -> Iterator[None]:
+    """Print what was executed, and write it where that was asked for."""
+    yield
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    rows = [row for report in reports for name, row in report.user_properties if name == "gpu_bits"]
+    if not rows:
+        return
+    terminalreporter.write_sep("=", "executed")
+    for row in sorted(rows, key=lambda row: (row["compiler"], row["step"], row["shape"])):
+        shape, differing = "x".join(map(str, row["shape"])), row["differing"] or "none"
+        terminalreporter.write_line(
+            f"{row['compiler']:7s}{row['step']:52s}{shape:>10s}{row['launches']:>6d} launches"
+            f"{row['numbers']:>10,d} numbers, differing: {differing}"
+        )
+    if path := config.getoption("--gpu-bits-json"):
+        path.write_text(json.dumps({"versions": _versions(), "rows": rows}, indent=1) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    import jax
+    import torch
+    import triton
+
+    return {module.__name__: module.__version__ for module in (jax, torch, triton)}
