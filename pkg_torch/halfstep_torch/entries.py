@@ -69,7 +69,7 @@ def _check_of(number: Hyperparameter) -> Callable[[str, str, Any], Any]:
     def check(caller: str, name: str, value: Any) -> Any:
         # State dicts hold numbers: of all entries, a function may stand for the learning rate alone.
         if number.schedule and number.torch == "lr" and callable(value):
-            return Scheduled(caller, name, value)
+            return Scheduled(caller, name, value)  # pyright: ignore[reportArgumentType]
         if value is None and number.none is not None:
             return number.none
         return checked(caller, name, value, number.check)

@@ -13,7 +13,7 @@ from halfstep.rule import Rule
 from halfstep.rule_check import Answer, Question
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.engine.inductor import compile_options, compiling, find_cxx, own_code
-from halfstep_torch.engine.step_numbers import flat, layout, unflat
+from halfstep_torch.engine.step_numbers import flat, number_places, unflat
 from halfstep_torch.link import ParamInfo, as_link
 from halfstep_torch.numbers.op import STEP_OPS, GuardedOp, tensor_numbers
 
@@ -105,7 +105,7 @@ def _compiled(bound: BoundRule, numbers: Any, question: Question) -> Answer:
         raise RuntimeError(
             "check_rule: no C++ compiler is found. Install g++ (or name one in CXX), or use compile=False."
         )
-    slots, names = layout(numbers), list(question.moments)
+    slots, names = number_places(numbers), list(question.moments)
 
     def asked(g: Tensor, p: Tensor, *moments: Tensor) -> Question:
         return Question(g, p, dict(zip(names, moments, strict=True)))

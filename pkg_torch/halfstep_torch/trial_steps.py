@@ -63,7 +63,7 @@ def copy_of(
     return _like(optimizer, groups, states), copies
 
 
-def _like(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], states: Any) -> Any:
+def _like(optimizer: Any, groups: list[dict[str, Any]], states: Any) -> Any:
     """Return an optimizer like another one, with other parameters and state, and without hooks."""
     defaults = dict(optimizer.defaults)
     trial = copy.copy(optimizer)

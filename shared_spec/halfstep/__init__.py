@@ -9,8 +9,7 @@ from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep.storage.formats import Format
 from halfstep.storage.relative import relative
 from halfstep.storage.state_dtypes import codebook, scaled
-
-__version__ = "0.1.0"
+from halfstep.version import __version__
 
 __all__ = [
     "Format",

@@ -39,7 +39,7 @@ class Question(NamedTuple):
 
     g: Any
     p: Any
-    moments: dict[str, np.ndarray]
+    moments: dict[str, Any]
 
     @classmethod
     def of(cls, rule: Rule, seed: int) -> "Question":

@@ -120,7 +120,7 @@ def compile_rows(
     """
     with compiling():
         backend = _backend(options)
-        chosen = {"options": options} if backend is None else {"backend": backend}
+        chosen: dict[str, Any] = {"options": options} if backend is None else {"backend": backend}
         kernel = torch.compile(own_code(function), dynamic=True, fullgraph=True, **chosen)
         for tensors in calls:  # the second time by what the first has compiled
             kernel(*tensors)

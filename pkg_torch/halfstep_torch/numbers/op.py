@@ -117,8 +117,8 @@ class GuardedOp(Op):
     """The same on numbers that know what they are, for the trial of a rule."""
 
     library = torch
-    root = staticmethod(exact.sqrt)
-    quotient = staticmethod(operator.truediv)
+    root = staticmethod(exact.sqrt)  # pyright: ignore[reportAssignmentType]
+    quotient = staticmethod(operator.truediv)  # pyright: ignore[reportAssignmentType]
 
     def as_scalar(self, x: Any) -> Tensor | None:
         """Return a number of Python, NumPy or torch as a float32 0-d tensor; None for anything else."""

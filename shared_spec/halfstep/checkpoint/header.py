@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from halfstep import __version__
 from halfstep.checkpoint.state_file import LAYOUT_VERSION
+from halfstep.version import __version__
 
 SPEC_VERSION = 1
 """Of the contract: it changes whenever a published bit does."""
