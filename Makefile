@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 COMPILERS := .venv-compilers
 CLIENTS := .venv-clients
 
-.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all bench gpu check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all gpu-bits bench gpu check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -84,6 +84,12 @@ compiled-all: compiled  ## the same for a TPU v6e too, and all of torch's steps 
 	PYTHONPATH=pkg_jax:shared_spec:$(COMPILERS)/triton $(COMPILERS)/bin/python benchmarks/compiled.py --targets v6e
 	PYTHONPATH=$(COMPILERS)/triton $(BIN)/python benchmarks/compiled_torch.py
 
+# In CI a share of it. The compilers for a GPU stand before what else there is.
+GPU_BITS ?= all
+gpu-bits: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## execute the programs of a GPU without one: every step has the contract's bits
+	PYTHONPATH=$(COMPILERS)/triton:$$(echo $(COMPILERS)/lib/python3*/site-packages) \
+		$(BIN)/python -m pytest -q -n 2 tests/gpu_bits --gpu-bits $(GPU_BITS) --gpu-bits-json gpu-bits.json
+
 twin: setup  ## the same training in Flax and PyTorch under eight recipes: print the bits that differ, write out/twin.png
 	$(BIN)/python examples/two_frameworks.py
 
@@ -93,7 +99,7 @@ bench: setup  ## speed of a step against peers, one run
 gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: bits, and speed against peers
 	PYTHONPATH=pkg_jax:pkg_torch:shared_spec $(PYTHON) benchmarks/gpu.py --json gpu.json
 
-check: lint types contracts vectors test test-slow notebooks readme compiled  ## all that CI runs
+check: lint types contracts vectors test test-slow notebooks readme compiled gpu-bits  ## all that CI runs
 
 clean:  ## remove what was built
 	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

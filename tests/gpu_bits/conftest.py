@@ -4,6 +4,7 @@ Without the option these tests are not collected: the compilers for a GPU have e
 tests the interpreter needs none of them, and always runs.
 """
 
+import importlib
 import json
 import pathlib
 import sys
@@ -21,9 +22,10 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_configure(config):
-    """Let the helpers of `make compiled` be imported."""
+    """Let the helpers of `make compiled` be imported; those of XLA must come before JAX."""
     if config.getoption("--gpu-bits"):
         sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+        importlib.import_module("compiled")
 
 
 @pytest.fixture

@@ -110,5 +110,5 @@ def constant(op: Op) -> np.ndarray:
     if "..." in op.inside:
         raise ValueError(f"{op.name} is cut short: dump it with xla_dump_large_constants")
     texts = re.findall(r"true|false|-?(?:inf|nan|[\d.]+(?:e[+-]?\d+)?)", op.inside)
-    number = float if dtype.kind in "fV" else lambda text: {"true": 1, "false": 0}.get(text) or int(text)
+    number = float if dtype.kind in "fV" else lambda text: int({"true": 1, "false": 0}.get(text, text))
     return np.array([number(text) for text in texts]).astype(dtype).reshape(shape)

@@ -1,10 +1,18 @@
 """Steps of halfstep_jax, by the programs that XLA makes of them for an H100: the contract's bits."""
 
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
 import pytest
 
+import halfstep_jax as hs
+import halfstep_spec as spec
 from gpu_bits.approximations import HOWS, Approximations
 from gpu_bits.comparison import count, differences
-from gpu_bits.steps import LARGE, MIDDLE, SMALL, case, steps
+from gpu_bits.steps import LARGE, MIDDLE, SMALL, case, numbers, steps
+from gpu_bits.xla import compile_for_h100
 from gpu_bits.xla_backend import XlaBackend
 
 # Programs that compute an approximation in one kernel, its remainder too, and both again in another: their
@@ -57,3 +65,57 @@ def test_a_step_has_the_contracts_bits(step, shape, backend, record):
         assert outside
         outside = {name: n for name, n in outside.items() if not name.startswith("wild")}
     assert not outside
+
+
+def test_several_parameters_step_as_they_would_alone(backend):
+    """Short last blocks, a parameter that is too small for blocks, and one in float32 among them."""
+    fp8 = {"mu_dtype": "float8_e4m3fn", "nu_dtype": "ufloat8_e5m3"}
+    tx = hs.adamw(1e-3, weight_decay=0.1, **{name: hs.scaled(dtype) for name, dtype in fp8.items()})
+    rule = spec.ScaleByAdam(
+        **{name: spec.scaled(dtype) for name, dtype in fp8.items()}, mu_rounding="stochastic"
+    )
+    shapes = {"a": ((33, 130), "bfloat16"), "b": ((7,), "bfloat16"), "c": ((5, 999), "float32")}
+    steps_of = {name: spec.Step(rule, 0.1, "decoupled", dtype) for name, (_, dtype) in shapes.items()}
+    p, g = {}, {}
+    for name, (shape, dtype) in shapes.items():
+        values, gradients = numbers(shape, 1, seed=len(p))
+        p[name], g[name] = (spec.round_to(x, dtype) for x in (values, np.where(gradients, 0.5, 0.25)))
+    dtypes = {name: getattr(ml_dtypes, dtype, dtype) for name, (_, dtype) in shapes.items()}
+    params, gradients = ({name: x.view(dtypes[name]) for name, x in tree.items()} for tree in (p, g))
+    state = jax.jit(tx.init)(params)
+
+    def step(params, state, gradients):
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    program = compile_for_h100(step, params, state, gradients, donate=(0, 1))
+    arguments = [np.asarray(x) for x in jax.tree.leaves((params, state, gradients))]
+    new = program.run(arguments)[: len(shapes)]
+    for got, (name, of_leaf) in zip(new, steps_of.items(), strict=True):
+        gradient = spec.decode(g[name], of_leaf.param_dtype)
+        expected, _ = of_leaf.step(p[name], gradient, of_leaf.init(p[name]), name, 1e-3)
+        np.testing.assert_array_equal(got.view(expected.dtype).reshape(expected.shape), expected)
+
+
+def test_clipping_and_accumulation_of_several_parameters():
+    """Held against the program for the CPU: nothing is subnormal here."""
+    tx = optax.chain(hs.clip_by_global_norm(1.0, exact=True), hs.adamw(1e-3, weight_decay=0.1))
+    tx = hs.accumulate_gradients(tx, 2)
+    rng = np.random.default_rng(0)
+    shapes = {"w": (40, 384), "b": (7,)}
+    params = {name: jnp.asarray(rng.normal(0, 1, shape), jnp.bfloat16) for name, shape in shapes.items()}
+
+    def step(params, state, gradients):
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state, program = jax.jit(tx.init)(params), None
+    for _ in range(4):
+        gradients = {k: jnp.asarray(rng.normal(0, 1, shape), jnp.bfloat16) for k, shape in shapes.items()}
+        arguments = params, state, gradients
+        program = program or compile_for_h100(step, *arguments, donate=(0, 1))
+        program.approximations = Approximations("random")
+        got = program.run([np.asarray(x) for x in jax.tree.leaves(arguments)])
+        params, state = jax.jit(step)(*arguments)
+        for x, y in zip(got, jax.tree.leaves((params, state)), strict=True):
+            np.testing.assert_array_equal(x, np.frombuffer(np.asarray(y).tobytes(), np.uint8))

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import compiled  # what must stand before JAX is imported, stands in it
+import compiled
 import jax
 import numpy as np
 from jax.experimental import topologies
