@@ -100,3 +100,21 @@ def test_notebooks_keep_the_outputs_of_one_run(notebook):
         assert not [
             out for out in cell["outputs"] if out["output_type"] == "error" or out.get("name") == "stderr"
         ]
+
+
+def test_the_readme_is_read_in_five_minutes():
+    text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert len(re.findall(r"[^\s|]*\w[^\s|]*", text)) <= 1200
+
+
+# Their lines are wrapped with their next change.
+WIDE = {ROOT / "docs" / "mirror.md", ROOT / "docs" / "new-rule.md", ROOT / "shared_spec" / "README.md"}
+
+
+@pytest.mark.parametrize("page", sorted(set(TEXTS) - WIDE), ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_prose_have_at_most_120_characters(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    long = [
+        line for line in prose.splitlines() if len(line) > 120 and not line.lstrip().startswith(("|", "!["))
+    ]
+    assert not long

@@ -1,7 +1,6 @@
 """An update rule as an Optax transform: trees to leaves, seeds to words, state in and out."""
 
 import inspect
-import itertools
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -75,7 +74,6 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     """
     rule = checked(rule)
     stored = {name: StoredMoment.of(rule, field) for name, field in declared(type(rule)).moments.items()}
-    _check_words(rule, stored)
     _check_units(rule, stored)
     _try(rule, stored)
     words = seed_words(rule.name, getattr(rule, "seed", 0))
@@ -216,20 +214,6 @@ def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
     return state_type(type(rule))(
         count=count, seed=seed, **codes, **{f"{k}_scale": s for k, (_, s) in trees.items()}
     )
-
-
-def _check_words(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Refuse moments whose words collide.
-
-    Raises:
-        ValueError: naming them.
-    """
-    for moment, other in itertools.combinations(stored.values(), 2):
-        if moment.role == other.role:
-            raise ValueError(
-                f"{rule.name}: the words of {moment.name} are those of another moment, {other.name}. "
-                "Rename it."
-            )
 
 
 def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:

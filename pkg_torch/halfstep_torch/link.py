@@ -19,12 +19,14 @@ from halfstep.rule import Rule, declared
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.entries import entries_of
 from halfstep_torch.numbers.moments import DecayRate
-from halfstep_torch.numbers.op import STEP_OPS
+from halfstep_torch.numbers.op import NumbersOp
 from halfstep_torch.numbers.schedules import Scheduled
 from halfstep_torch.numbers.seeds import as_seed
 from halfstep_torch.storage.bound_moments import bound_moments, check_moments
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape
+
+_NUMBERS_OP = NumbersOp()
 
 
 class ParamInfo(NamedTuple):
@@ -162,7 +164,8 @@ class Link(Rule):
             value = value.at(step) if isinstance(value, Scheduled) else value
             values[field] = np.float32(value)
             numbers[field] = DecayRate.of(value) if number.is_rate and ours else value
-        numbers.update(rule.numbers(_hyperparameters(values), step, STEP_OPS["elementwise"]))
+        with np.errstate(all="ignore"):  # infinities are numbers too: at lr = 0 nothing moves
+            numbers.update(rule.numbers(_hyperparameters(values), step, _NUMBERS_OP))
         if self.measures:
             numbers.update(self.measure(h, gs))
         return named_tuple("Numbers", tuple(numbers))(*map(_as_float32, numbers.values()))

@@ -15,7 +15,8 @@ from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.engine.inductor import compile_options, compiling, find_cxx, own_code
 from halfstep_torch.engine.step_numbers import flat, number_places, unflat
 from halfstep_torch.link import ParamInfo, as_link
-from halfstep_torch.numbers.op import STEP_OPS, GuardedOp, tensor_numbers
+from halfstep_torch.numbers.op import GuardedOp, tensor_numbers
+from halfstep_torch.rule_trial import bare_update
 
 _CPU = torch.device("cpu")
 
@@ -35,18 +36,6 @@ class _TracedOp(GuardedOp):
         """Return a Number, and keep the tensor."""
         self.results.append(x)
         return super().wrap(x, made)
-
-
-class _PlainMoment:
-    """A float32 moment of a step on bare tensors."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.value, self.rounded = value, value
-
-    def round(self, x: Tensor) -> Tensor:
-        """Return x, and keep it."""
-        self.rounded = x
-        return x
 
 
 def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
@@ -92,7 +81,7 @@ def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
         {name: torch.from_numpy(x) for name, x in asked.moments.items()},
     )
     eager = rule_check.answer(bound.rule, question, tensors, _RecordedOp(rule.name))
-    outputs = _bare_step(bound, tensors if bound.tensor_numbers else numbers, question)
+    outputs = bare_update(bound, numbers, *question)
     answers = {"on the bare tensors of a step": Answer(outputs, [], [], [])}
     if compile and bound.scope == "elementwise":
         answers["under torch.compile"] = _compiled(bound, numbers, question)
@@ -111,7 +100,7 @@ def _compiled(bound: BoundRule, numbers: Any, question: Question) -> Answer:
         return Question(g, p, dict(zip(names, moments, strict=True)))
 
     def outputs(vector: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
-        return _bare_step(bound, unflat(slots, vector.unbind()), asked(*arrays))
+        return bare_update(bound, unflat(slots, vector.unbind()), *asked(*arrays))
 
     def results(vector: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
         return _operations(bound, type(numbers)(*vector.unbind()), asked(*arrays))
@@ -127,15 +116,6 @@ def _run(function: Callable, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     with compiling():
         made = torch.compile(own_code(function), fullgraph=True, options=compile_options(_CPU))
         return made(*tensors)
-
-
-def _bare_step(bound: BoundRule, numbers: Any, question: Question) -> tuple[Tensor, ...]:
-    """Return the update, and what the moments became, of a step as the engine takes it."""
-    moments = {name: _PlainMoment(x) for name, x in question.moments.items()}
-    g = question.g.clone()  # a rule of scope "parameter" may write into it
-    n, op = numbers, STEP_OPS[bound.scope]
-    u = bound.rule.update(g, question.p, n, Moments(bound.rule.name, moments), op)
-    return u, *(moment.rounded for moment in moments.values())
 
 
 def _operations(bound: BoundRule, numbers: Any, question: Question) -> tuple[Tensor, ...]:

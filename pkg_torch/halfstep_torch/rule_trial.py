@@ -1,15 +1,16 @@
 """A rule is tried on a few numbers when the optimizer is built, before it can spoil a training run."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep.moments import StepMoment
+from halfstep.moments import Moments, StepMoment
 from halfstep.step import updated
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.link import Link, ParamInfo
-from halfstep_torch.numbers.op import GuardedOp, tensor_numbers
+from halfstep_torch.numbers.op import STEP_OPS, GuardedOp, tensor_numbers
 
 _SMALL = 8
 _ELEMENTS = 6
@@ -55,15 +56,17 @@ def _few(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _update(bound: BoundRule, numbers: Any, g: Tensor, p: Tensor) -> Tensor:
-    """Return the update, checked."""
+    """Return the update, checked: on numbers that protect themselves, and on bare tensors."""
     rule, shape = bound.rule.name, tuple(g.shape)
-    op, moments = GuardedOp(rule), {}
+    op, moments, values = GuardedOp(rule), {}, {}
     for stored in sorted(bound.moments, key=lambda stored: bool(stored.unit)):
-        zeros = torch.zeros(stored.arrays[stored.key].values_shape(shape))
+        values[stored.name] = torch.zeros(stored.arrays[stored.key].values_shape(shape))
         unit = moments[stored.unit] if stored.unit else None
-        moments[stored.name] = StepMoment(stored.name, zeros, op, unit)
+        moments[stored.name] = StepMoment(stored.name, values[stored.name], op, unit)
+    tensors = tensor_numbers(numbers, g.device)
     try:
-        return updated(bound.rule, tensor_numbers(numbers, g.device), g, p, op, moments)
+        u = updated(bound.rule, tensors, g, p, op, moments)
+        bare, *_ = bare_update(bound, numbers, g, p, values)
     except Exception as error:
         if str(error).startswith(f"{rule}: "):
             raise
@@ -71,3 +74,41 @@ def _update(bound: BoundRule, numbers: Any, g: Tensor, p: Tensor) -> Tensor:
             f"{rule}: update fails on an update of shape {shape} ({type(error).__name__}: {error}). "
             "Of its fields it knows the options; numbers are those of n, and state is in m."
         ) from error
+    if not bool(((u == bare) | (u.isnan() & bare.isnan())).all()):
+        raise ValueError(
+            f"{rule}: update gives another result on the bare tensors of a step. "
+            "Use operators and op alone, whatever the type of a number."
+        )
+    return u
+
+
+def bare_update(
+    bound: BoundRule, numbers: Any, g: Tensor, p: Tensor, values: Mapping[str, Tensor]
+) -> tuple[Tensor, ...]:
+    """Return the update of a step with float32 moments, as the engine takes it, and the new moments.
+
+    Args:
+        bound: the rule.
+        numbers: of the step; in compiled code 0-d tensors.
+        g: float32, what comes in.
+        p: float32, the weights.
+        values: of the moments, by name.
+    """
+    moments = {name: _BareMoment(x) for name, x in values.items()}
+    if bound.tensor_numbers and not torch.compiler.is_compiling():
+        numbers = tensor_numbers(numbers, g.device)
+    # A rule of scope "parameter" may write into what comes in.
+    u = bound.rule.update(g.clone(), p, numbers, Moments(bound.rule.name, moments), STEP_OPS[bound.scope])
+    return u, *(moment.rounded for moment in moments.values())
+
+
+class _BareMoment:
+    """A float32 moment of a step on bare tensors."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value, self.rounded = value, value
+
+    def round(self, x: Tensor) -> Tensor:
+        """Return x, and keep it."""
+        self.rounded = x
+        return x

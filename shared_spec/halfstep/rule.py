@@ -235,12 +235,9 @@ def declared(rule: type[Rule]) -> Declared:
     """
     fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
     names = {field.name for field in fields}
-    attributes = (vars(base).items() for base in reversed(rule.__mro__))
+    attributes = {key: getattr(rule, key) for base in reversed(rule.__mro__) for key in vars(base)}
     moments = {
-        key: _with_fields(value, key, names)
-        for items in attributes
-        for key, value in items
-        if isinstance(value, Moment)
+        key: _with_fields(value, key, names) for key, value in attributes.items() if isinstance(value, Moment)
     }
     numbers = {f.name: f.metadata[_KEY] for f in fields if f.metadata.get(_KEY) is not None}
     host_options = tuple(f.name for f in fields if _KEY in f.metadata and f.name not in numbers)
@@ -284,7 +281,10 @@ def _check(rule: type[Rule], found: Declared, fields: set[str]) -> None:
 
 
 def _check_keys(rule: type[Rule], found: Declared) -> None:
-    """Refuse moments whose arrays would share a name in a state."""
+    """Refuse moments whose arrays would share a name in a state, or random words (contract W6)."""
+    if {"mu", "trace"} <= found.moments.keys():
+        name, other = (name for name in found.moments if name in ("mu", "trace"))
+        raise ValueError(f"{rule.name}: the words of {name} are those of another moment, {other}. Rename it.")
     owners = {"step": "step", "count": "count", "seed": "seed"}
     for name, moment in found.moments.items():
         for key in (name, f"{name}_scale", moment.torch, f"{moment.torch}_scale"):

@@ -37,10 +37,10 @@ def assert_same(x, y):
     np.testing.assert_array_equal(np.asarray(x).view(np.uint32), np.asarray(y).view(np.uint32))
 
 
-def test_a_root_is_right_from_two_numbers_away():
+def test_a_root_is_right_from_either_neighbour():
     x = numbers(0, 1, 255)
     right, corrected = np.sqrt(x), jax.jit(roots.corrected_root)
-    for steps in (-2, -1, 0, 1, 2):
+    for steps in (-1, 0, 1):
         assert_same(corrected(x, moved(right, steps)), right)
 
 
@@ -73,12 +73,6 @@ def test_zero_infinity_and_nan_are_what_they_are():
     assert_same(jax.jit(roots.corrected_quotient)(x, y, quotient)[special], quotient[special])
     special = (x <= 0) | ~(np.abs(x) < np.inf) | (x == np.float32(1e-40))
     assert_same(jax.jit(roots.corrected_root)(x, root)[special], root[special])
-
-
-def test_a_quotient_of_a_subnormal_number_is_left_as_it_is():
-    x, y = np.float32(2.0**-127), np.float32([1e-8, -1e-30])
-    about = moved(x / y, 2)
-    assert_same(jax.jit(roots.corrected_quotient)(np.broadcast_to(x, 2), y, about), about)
 
 
 def program(function, count: int) -> list[str]:

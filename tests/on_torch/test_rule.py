@@ -290,6 +290,10 @@ BAD_DECLARATIONS = {
         {"average": hs.moment(torch="step")},
         "mine: the moments 'step' and 'average' both use the key 'step' of the state.",
     ),
+    "words of another": (
+        {"mu": hs.moment(), "trace": hs.moment()},
+        "mine: the words of mu are those of another moment, trace. Rename it.",
+    ),
     "one entry": (
         {"__annotations__": {"b1": float, "b2": float}, "b2": hs.decay_rate(0.9, torch="b1")},
         "mine: the fields 'b1' and 'b2' both own torch's group entry 'b1'. Give one of them another",
@@ -413,6 +417,16 @@ BAD_UPDATES = {
         rounding(lambda g, n, op: g / np.float32(3)),
         TypeError,
         "mine: update has the constant 3.0 in a quotient, which eager torch does not round correctly. Return",
+    ),
+    "an array of its own": (
+        rounding(lambda g, n, op: op.wrap(2.0 * g.value)),
+        ValueError,
+        "mine: update fails on an update of shape (6,) (AttributeError: 'TorchOp' object has no attribute",
+    ),
+    "another result": (
+        rounding(lambda g, n, op: g if isinstance(g, torch.Tensor) else 2.0 * g),
+        ValueError,
+        "mine: update gives another result on the bare tensors of a step. Use operators and op alone",
     ),
     "an operation that op lacks": (
         rounding(lambda g, n, op: op.tanh(g)),

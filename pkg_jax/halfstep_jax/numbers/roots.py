@@ -20,7 +20,6 @@ _MANTISSA = np.uint32(0x7FFFFF)
 _HIDDEN = np.uint32(0x800000)
 _EXPONENT = np.uint32(0x7F800000)
 _ONE = np.uint32(0x3F800000)
-_HALF_STEP = np.int32(1 << 24)
 
 
 def sqrt(x: jax.typing.ArrayLike) -> jax.Array:
@@ -63,12 +62,11 @@ def _corrected_divide(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def corrected_root(x: jax.Array, about: jax.Array) -> jax.Array:
-    """Return the root of float32 `x`, correctly rounded, given a number at most two from that.
+    """Return the root of float32 `x`, correctly rounded, given that or a number next to it.
 
     With S the mantissa of `about`, an integer of 24 bits, and N that of `x` moved to where S^2 is,
-    R = N - S^2 is exact, and the root is about R / 2 S from S. R / 2^25, rounded, is between that and half of
-    it: added to S, it leaves S at most one away. With R anew, the root is past S + 1/2 if R > S, and below
-    S - 1/2 if R <= -S: it is never halfway between numbers.
+    R = N - S^2 is exact. The root is past S + 1/2 if R > S, and below S - 1/2 if R <= -S: it is never halfway
+    between numbers.
 
     Args:
         x: float32. Where it is not a positive normal number, `about` is returned.
@@ -78,15 +76,14 @@ def corrected_root(x: jax.Array, about: jax.Array) -> jax.Array:
     """
     bits = _bits(x)
     twice = bits + _ONE  # in its exponent, that of the root
-    # From a mantissa to a pattern: of the power of two below the root, also where `about` is beside that.
-    pattern = _signed((twice >> np.uint32(1) & _EXPONENT) - _HIDDEN)
-    # Exponents and signs are moved out. Half a step is in N and in R, where it costs nothing.
-    n = _signed(bits * (_HIDDEN + (twice & _HIDDEN))) + _HALF_STEP
-    s = _signed(_bits(about)) - pattern
-    s = s + (n - s * s >> 25)
-    remainder = n - s * s
+    # The power of two below the root: S is in its unit, also where `about` is on its other side.
+    base = (twice >> np.uint32(1)) & _EXPONENT
+    root = jnp.maximum(_bits(about), base)
+    s = root - (base - _HIDDEN)
+    # Exponents and signs are moved out.
+    remainder, s = _signed(bits * (_HIDDEN + (twice & _HIDDEN)) - s * s), _signed(s)
     # A sign, shifted, is -1 or 0.
-    root = s + pattern - (s + _HALF_STEP - remainder >> 31) + (remainder + (s - _HALF_STEP - 1) >> 31)
+    root = _signed(root) - (s - remainder >> 31) + (remainder + (s - 1) >> 31)
     is_normal = bits - _HIDDEN < _EXPONENT - _HIDDEN
     return jnp.where(is_normal, lax.bitcast_convert_type(root, jnp.float32), about)
 
@@ -102,7 +99,8 @@ def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Arra
         x: float32, of the shape of `y`.
         y: float32.
         about: float32, the quotient, approximately. It is returned unless its magnitude is in
-            [2^-124, 2^127), and where `x` is subnormal. A subnormal `y` may move the result by two numbers.
+            [2^-124, 2^127). A subnormal `x` may count as one of up to 2^-125; a subnormal `y` may move the
+            result by two numbers.
 
     Source: ours.
     """
@@ -122,7 +120,6 @@ def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Arra
     quotient = _signed(quotient) + (units ^ sign) - sign
     # Without its sign.
     is_normal = (_bits(about) << np.uint32(1)) - np.uint32(3 << 24) < np.uint32(251 << 24)
-    is_normal = is_normal & (x_bits & _EXPONENT != 0)
     return jnp.where(is_normal, lax.bitcast_convert_type(quotient, jnp.float32), about)
 
 

@@ -1,4 +1,4 @@
-"""The operations of a rule's `update` in torch: on bare tensors in a step, on guarded numbers in the trial.
+"""The operations of a rule in torch: on bare tensors in a step, on guarded numbers in the trial.
 
 torch rounds every operation once, in eager mode and in the code that the engine compiles: nothing needs
 protecting, and a step pays for no wrapper. The trial refuses what JAX, or a later step, would refuse.
@@ -82,16 +82,6 @@ class TorchOp:
         """Return function(*xs)."""
         return function(*xs)
 
-    @staticmethod
-    def unbias(*pairs: tuple[Any, int]) -> tuple[np.float32, ...]:
-        """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2)."""
-        return tuple(np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs)
-
-    @staticmethod
-    def float32(x: Any) -> np.float32:
-        """Return a count, or the truth of a comparison, as a number."""
-        return np.float32(x)
-
 
 class InPlaceOp(TorchOp):
     """The same for whole parameters, where the memory of the incoming update is the rule's to write."""
@@ -111,6 +101,29 @@ def _extremum(function: Callable, bound: str, x: Any, y: Any) -> Tensor:
         return function(x, y)
     array, number = (x, y) if isinstance(x, Tensor) else (y, x)
     return torch.clamp(array, **{bound: number})
+
+
+class NumbersOp:
+    """The operations of a rule's `numbers`: NumPy's, on float32 scalars on the host."""
+
+    sqrt, abs, sign, isfinite = np.sqrt, np.abs, np.sign, np.isfinite
+    maximum, minimum, power = np.maximum, np.minimum, np.power
+
+    def where(self, mask: Any, x: Any, y: Any) -> np.float32:
+        """Return x if the comparison holds, else y."""
+        return np.float32(x if mask else y)
+
+    def clamp(self, x: Any, low: Any, high: Any) -> Any:
+        """Return minimum(maximum(x, low), high)."""
+        return np.minimum(np.maximum(x, low), high)
+
+    def unbias(self, *pairs: tuple[Any, int]) -> tuple[np.float32, ...]:
+        """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2)."""
+        return tuple(np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs)
+
+    def float32(self, x: Any) -> np.float32:
+        """Return a count, or the truth of a comparison, as a number."""
+        return np.float32(x)
 
 
 class GuardedOp(Op):

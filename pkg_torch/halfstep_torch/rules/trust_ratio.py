@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 import halfstep.rules.trust_ratio as shared
 from halfstep.hyperparameters import check_order
 from halfstep.rule import Rule, number
@@ -36,8 +34,7 @@ class ScaleByTemperedTrustRatio(shared.ScaleByTemperedTrustRatio, Link):
 
     def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
         """Return coefficient and bounds of the ratio."""
-        with np.errstate(divide="ignore"):  # at lr = 0 nothing moves, whatever the ratio
-            tempered = super().numbers(h, t, op)
+        tempered = super().numbers(h, t, op)
         own = {"trust_coefficient": 1.0, "max_ratio": math.inf}
         return {**tempered, **own} if h.trust_power == 1 else tempered
 
