@@ -9,7 +9,7 @@ HOWS: tuple[How, ...] = get_args(How)
 # How many numbers a result may be from the correctly rounded one, by the errors that the PTX ISA states. Of
 # `div.full` two ulps, of `rcp.approx` one, of `sqrt.approx` a relative error of 2^-23, which is two ulps
 # where the mantissa is large. Of `ex2.approx` and `lg2.approx` 2^-22, near enough.
-BOUNDS = {"div": 2, "rcp": 1, "sqrt": 2, "ex2": 4, "lg2": 4}
+BOUNDS = {"div": 2, "rcp": 1, "sqrt": 1, "ex2": 4, "lg2": 4}
 
 
 class Approximations:

@@ -28,6 +28,8 @@ INTEGER = {
     "rem.s32 %d, %a, %b": ["fffffff9 00000002 = ffffffff", "00000007 fffffffe = 00000001"],
     "div.u32 %d, %a, %b": ["ffffffff 00000010 = 0fffffff"],
     "rem.u32 %d, %a, %b": ["ffffffff 00000010 = 0000000f"],
+    "div.s64 %d, %a, %b": ["fffffffffffffff9 0000000000000002 = fffffffffffffffd"],
+    "rem.s64 %d, %a, %b": ["fffffffffffffff9 0000000000000002 = ffffffffffffffff"],
     "neg.s32 %d, %a": ["00000001 = ffffffff", "80000000 = 80000000"],
     "abs.s32 %d, %a": ["ffffffff = 00000001", "80000000 = 80000000"],
     "and.b32 %d, %a, %b": ["0000ffff 00ff00ff = 000000ff"],

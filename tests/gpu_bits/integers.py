@@ -43,7 +43,7 @@ def _product(launch: Launch, a: Operand, b: Operand, part: str, kind: str) -> np
     return whole if part == "wide" else (whole >> wide(bits(kind))).astype(x.dtype)
 
 
-@operation(r"(?P<name>div|rem)\.(?P<kind>[us](?:16|32))")
+@operation(r"(?P<name>div|rem)\.(?P<kind>[us](?:16|32)|s64)")
 def quotient(launch: Launch, d: Operand, a: Operand, b: Operand, name: str, kind: str) -> None:
     """Divide, rounding toward zero; a remainder has the sign of the dividend."""
     x, y = (launch.read(v, kind).astype(np.int64) for v in (a, b))

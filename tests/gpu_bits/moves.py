@@ -64,11 +64,14 @@ def load_matrix(launch: Launch, d: Operand, place: Address) -> None:
     """Give each thread a pair out of a row of eight, whose address another thread of the warp has."""
     _need_whole_warps(launch)
     memory, addresses = _addresses(launch, place, ".shared")
-    lane, warp = launch.lane.astype(np.int64), np.arange(launch.count) // WARP * WARP
+    live = np.flatnonzero(launch.executing())
+    lane, warp = live % WARP, live // WARP * WARP
     assert isinstance(d, tuple)
     for n, target in enumerate(d):
         rows = launch.everywhere(addresses)[warp + 8 * n + lane // 4]
-        launch.write(target, memory.load(rows + (4 * (lane % 4)).astype(np.uint64), 32))
+        value = np.zeros(launch.count, np.uint32)
+        value[live] = memory.load(rows + (4 * (lane % 4)).astype(np.uint64), 32)
+        launch.write(target, value)
 
 
 @operation(r"shfl\.sync\.(?P<how>bfly|down|up|idx)\.b32")
@@ -104,7 +107,7 @@ def _addresses(launch: Launch, place: Address, space: str):
     addresses = base + np.uint64(offset & (1 << 64) - 1)
     if space == ".global":
         return launch.memory, addresses
-    if (addresses >= launch.stride).any():
+    if (launch.everywhere(addresses)[launch.executing()] >= launch.stride).any():
         raise RuntimeError("past the shared memory of a block")
     return launch.shared, addresses + launch.block.astype(np.uint64) * np.uint64(launch.stride)
 
