@@ -74,8 +74,7 @@ def to_pattern(x, dtype, word=None, saturate=False):
     if word is None:
         up = 2 * rest > (1 << drop) or (2 * rest == (1 << drop) and drop > 0 and kept % 2 == 1)
     else:
-        fraction = rest << (32 - drop) if drop <= 32 else rest >> (drop - 32)
-        up = fraction + word >> 32
+        up = ((rest << 17 >> drop) + 1 >> 1) + (word >> 16) >> 16
     code = (max(exponent - smallest, 0) << mantissa_bits) + kept + int(up)
     return sign | min(code, largest if saturate else past)
 
@@ -106,23 +105,25 @@ def fnv(name):
 
 def keys_of(seed, step, leaf, role):
     """Return k0 and k1 of a leaf (W4)."""
-    k0, kx = threefry(threefry(seed, (0, step)), (0, leaf))
-    return k0, threefry((k0, kx), (0, role))[1]
+    k, kx = threefry(threefry(seed, (0, step)), (0, leaf))
+    return k | 1, threefry((k, kx), (0, role))[1]
 
 
 def mix(x):
-    """The two-multiply finaliser (W8)."""
-    x = (x ^ x >> 16) * 0x7FEB352D & MASK
-    x = (x ^ x >> 15) * 0x846CA68B & MASK
-    return x ^ x >> 16
+    """The three-multiply finaliser (W8)."""
+    x = (x ^ x >> 17) * 0xED5AD4BB & MASK
+    x = (x ^ x >> 11) * 0xAC4C1B51 & MASK
+    x = (x ^ x >> 15) * 0x31848BAB & MASK
+    return x ^ x >> 14
 
 
 def words(seed, step, name, role, count, offset=0):
-    """Return the words of an array of so many elements."""
-    k0, k1 = keys_of(seed, step, fnv(name), role)
-    return [
-        mix(mix(i & MASK ^ k0) + k1 + 0x9E3779B9 * (i >> 32) & MASK) for i in range(offset, offset + count)
-    ]
+    """Return the words of an array of so many elements; roles 0, 1 and 2 have the same, turned (W6, W8)."""
+    k0, k1 = keys_of(seed, step, fnv(name), role if role > 2 else 0)
+    indices = range(offset, offset + count)
+    made = [mix((i & MASK) * k0 + k1 + 0x9E3779B9 * (i >> 32) & MASK) for i in indices]
+    turn = {1: 8, 2: 16}.get(role, 0)
+    return [(word << turn | word >> (32 - turn)) & MASK for word in made]
 
 
 # Arithmetic (sections A, M).

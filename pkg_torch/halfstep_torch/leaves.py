@@ -36,13 +36,7 @@ def leaf_name(name: str) -> str:
 
 
 def check_weight(caller: str, name: str, param: Tensor) -> None:
-    """Raise TypeError or ValueError unless weights like these can be stepped in place.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        param: the weights.
-    """
+    """Raise TypeError or ValueError unless weights like these can be stepped in place."""
     if torch.nn.parameter.is_lazy(param):
         raise ValueError(
             f"{caller}: the weight {name!r} has no shape yet. Run the model once before it has an optimizer."
@@ -59,12 +53,7 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
 
 
 def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError if two weights lie over the same memory: one update would be lost.
-
-    Args:
-        caller: for the message.
-        named: all weights of an optimizer, with their names.
-    """
+    """Raise ValueError if two weights lie over the same memory: one update would be lost."""
     stretches = []
     for name, param in named:
         if not param.numel() or param.device.type == "meta":
@@ -85,13 +74,7 @@ def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def check_grad(caller: str, name: str, param: Tensor) -> None:
-    """Raise TypeError or ValueError unless the gradient of `param` can be used.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        param: the weights.
-    """
+    """Raise TypeError or ValueError unless the gradient of `param` can be used."""
     grad = param.grad
     assert grad is not None
     # A wrapper may have put other tensors into the groups since they were added.
@@ -118,16 +101,7 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
 def check_state_array(
     caller: str, name: str, key: str, spec: StateArray, array: Tensor, param: Tensor
 ) -> None:
-    """Raise TypeError or ValueError unless a state array fits its parameter and format.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        key: of the state array.
-        spec: what it is to be.
-        array: the state.
-        param: the weights.
-    """
+    """Raise TypeError or ValueError unless a state array fits its parameter and format."""
     if not isinstance(array, Tensor) or not _is_plain(array):
         kind = _kind(array) if isinstance(array, Tensor) else f"a {type(array).__name__}"
         raise TypeError(
@@ -155,14 +129,7 @@ def check_state_array(
 def check_leftovers(
     caller: str, name: str, arrays: Mapping[str, StateArray], state: Mapping[str, Tensor]
 ) -> None:
-    """Raise ValueError if a state holds what was kept beside weights of another dtype.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        arrays: what is kept for it.
-        state: of the parameter.
-    """
+    """Raise ValueError if a state holds what was kept beside weights of another dtype."""
     for key in ("compensation", "extra_bits", "master"):
         if key in state and key not in arrays:
             raise ValueError(
@@ -173,15 +140,7 @@ def check_leftovers(
 
 
 def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array: Tensor) -> None:
-    """Raise ValueError unless every scale byte is one that encoding writes.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        key: of the state array.
-        spec: what it is to be.
-        array: the state.
-    """
+    """Raise ValueError unless every scale byte is one that encoding writes."""
     fmt = spec.scale_of
     if fmt is None or not array.numel():
         return

@@ -33,12 +33,7 @@ def copy_of(
 ) -> tuple[Any, dict[Tensor, torch.nn.Parameter]]:
     """Return an optimizer of copies of parameters, and those by the parameter that each is a copy of.
 
-    Args:
-        optimizer: whose numbers it has.
-        params: that are copied; others it has not.
-        weight: from a parameter to what its copy starts as.
-        grad: from a gradient to that of the copy.
-        state: from a parameter, a key and a state array to that of the copy; None for a fresh state.
+    `weight`, `grad` and `state` make the copies of each; without `state`, theirs is fresh.
     """
     copies = {p: torch.nn.Parameter(weight(p.detach()).clone()) for p in params}
     groups = []

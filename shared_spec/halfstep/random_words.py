@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Role(enum.IntEnum):
-    """What a word is used for: streams of one leaf and step that must not be shared (contract W6)."""
+    """What is rounded: it says which word is read, and which field of it (contract W6)."""
 
     PARAM = 0
     MU = 1
@@ -15,6 +15,9 @@ class Role(enum.IntEnum):
     ACCUMULATOR = 3
     STATE = 4
 
+
+FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
+"""The roles that share a leaf's word, and how far below the top of it their field of 16 bits begins."""
 
 _MOMENT_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 
@@ -43,6 +46,16 @@ def role_of(name: str) -> int:
         (True, True)
     """
     return _MOMENT_ROLES[name] if name in _MOMENT_ROLES else leaf_id(name)
+
+
+def word_role(role: int) -> int:
+    """Return the role under whose key the words of a role are made (contract W6).
+
+    Example:
+        >>> word_role(Role.NU) == Role.PARAM, word_role(Role.STATE) == Role.STATE
+        (True, True)
+    """
+    return Role.PARAM if role in FIELD_SHIFTS else role
 
 
 def leaf_number(leaf: str | int) -> int:

@@ -7,6 +7,7 @@ import torch
 import halfstep_spec as spec
 import halfstep_torch as hs
 from halfstep_torch.leaves import leaf_name
+from halfstep_torch.numbers import random_words
 from halfstep_torch.numbers.random_words import leaf_keys, words_from
 
 
@@ -67,11 +68,24 @@ def test_leaf_names_drop_wrappers_but_no_module_of_that_name(name, leaf):
     assert leaf_name(name) == leaf
 
 
-def test_upper_halves_are_those_of_the_words():
-    words = words_from(torch.arange(1000, dtype=torch.int32), 12345, {0: -678})
-    whole, upper = words(0), words(0, True)
-    assert torch.equal(whole >> 16, upper >> 16)
-    assert not torch.equal(whole, upper)  # the last line of the mix is left out
+@pytest.mark.parametrize("role", list(hs.Role))
+def test_rounding_has_the_field_of_a_role_at_the_top_of_its_words(role):
+    k0, k1 = (np.int32(key[0].view(np.int32)) for key in spec.leaf_key(0, 1, 0, hs.Role.PARAM))
+    own = np.int32(spec.leaf_key(0, 1, 0, role)[1][0].view(np.int32))
+    words = words_from(torch.arange(1000, dtype=torch.int32), int(k0), {0: int(k1), role: int(own)})
+    if role in (0, 1, 2):  # by the key of role 0 alone
+        words = words_from(torch.arange(1000, dtype=torch.int32), int(k0), {0: int(k1)})
+    due = spec.random_words(0, 1, 0, role, (1000,)) >> np.uint32(16)
+    np.testing.assert_array_equal((words(role).numpy() >> 16) & 0xFFFF, due)
+
+
+def test_the_word_that_roles_share_is_made_once(monkeypatch):
+    made = []
+    monkeypatch.setattr(random_words, "mix", lambda x: made.append(0) or x)
+    words = words_from(torch.arange(4, dtype=torch.int32), 1, {0: 0, 3: 0})
+    for role in (0, 1, 2, 1, 3):
+        words(role)
+    assert len(made) == 2
 
 
 def test_making_words_leaves_the_global_generators_alone():

@@ -317,9 +317,11 @@ EDITS = [
         "Pass a state dict of the same optimizer class.",
     ),
     (
-        edit((*HEADER, "spec_version"), 2),
-        "load_state_dict: the state dict follows version 2 of the spec, this package version 1. "
-        "Load it with the halfstep that wrote it.",
+        edit((*HEADER, "spec_version"), 1),
+        "load_state_dict: the state dict follows version 1 of the contract, this package version 2. "
+        "Load it with the halfstep that wrote it. To go on with this one, carry the run over in float32, in "
+        "torch: float32_params and float32_state_dict there, set_float32_params and load_float32_state_dict "
+        "here.",
     ),
     (
         edit((*HEADER, "links"), ["scale_by_lion"]),

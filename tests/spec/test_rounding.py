@@ -5,7 +5,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
@@ -77,7 +77,7 @@ def test_nearest_agrees_with_ml_dtypes_casts(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(pattern=PATTERNS, word=PATTERNS)
-def test_stochastic_goes_up_just_when_fraction_plus_word_carries(name, pattern, word):
+def test_stochastic_goes_up_just_when_the_fraction_in_16_bits_and_the_word_carry(name, pattern, word):
     x = number(pattern)
     if not np.isfinite(x[0]):
         return
@@ -86,7 +86,7 @@ def test_stochastic_goes_up_just_when_fraction_plus_word_carries(name, pattern, 
     if fraction >= 1:  # past the gap above the largest finite value
         expected = fmt.overflow_code
     else:
-        expected = below + (int(fraction * 2**32) + word >= 2**32)
+        expected = below + (int(fraction * 2**16 + Fraction(1, 2)) + (word >> 16) >= 2**16)
     code = int(round_to(x, name, np.array([word], np.uint32))[0])
     assert code & (2 ** (fmt.bits - 1) - 1) == expected
     assert code >> (fmt.bits - 1) == pattern >> 31
@@ -105,16 +105,34 @@ def test_nearest_is_the_exact_nearest_with_ties_to_even(name, pattern):
     assert code == min(below + up, fmt.overflow_code)
 
 
-@pytest.mark.parametrize(("name", "dropped"), [("bfloat16", 16), ("float16", 13)])
-def test_the_mean_over_all_words_is_exactly_the_value(name, dropped):
-    """Unbiasedness is proved, not sampled: every value of the words' top bits once, summed exactly."""
-    words = np.arange(2**dropped, dtype=np.uint64) << np.uint64(32 - dropped)
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_the_mean_over_all_fields_is_exactly_the_value(name):
+    """Unbiasedness is proved, not sampled: every field of 16 bits once, summed exactly."""
+    words = np.arange(2**16, dtype=np.uint64) << np.uint64(16)
     for pattern in (0x3F800001, 0x3F80ABCD, 0xBF923456, 0x40FFFFFF, 0x3DCCCCCD):
         x = number(pattern)
         rounded = decode(round_to(np.repeat(x, words.size), name, words.astype(np.uint32)), name)
         counted = zip(*np.unique(rounded, return_counts=True), strict=True)
         total = sum((Fraction(float(value)) * int(times) for value, times in counted), Fraction(0))
         assert total == Fraction(float(x[0])) * words.size
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(deadline=None)
+@given(pattern=PATTERNS)
+def test_the_chance_to_go_up_is_the_fraction_to_within_2_to_the_minus_17(name, pattern):
+    """Of the 65,536 fields of a word as many as the fraction says, rounded: counted by their threshold."""
+    x = number(pattern)
+    if not np.isfinite(x[0]) or neighbours(float(x[0]), name)[1] >= 1:
+        return
+    below, fraction = neighbours(float(x[0]), name)
+    stays, goes = -1, 2**16
+    while goes - stays > 1:
+        middle = (stays + goes) // 2
+        code = int(round_to(x, name, np.array([middle << 16], np.uint32))[0])
+        up = code & (2 ** (FLOAT_FORMATS[name].bits - 1) - 1) == below + 1
+        stays, goes = (stays, middle) if up else (middle, goes)
+    assert abs(Fraction(2**16 - goes, 2**16) - fraction) <= Fraction(1, 2**17)
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])

@@ -99,5 +99,5 @@ def test_a_missing_or_superfluous_file_is_found(copied):
 
 
 def test_another_spec_version_is_refused():
-    with pytest.raises(ValueError, match="spec_version=1, this reader knows 2"):
+    with pytest.raises(ValueError, match="spec_version=2, this reader knows 3"):
         load(SPEC_VERSION + 1)

@@ -120,8 +120,11 @@ def damaged_files(file, tmp_path, monkeypatch):
     state_file.write_state_file(tmp_path / "later", header | {"layout_version": 2}, arrays)
     monkeypatch.undo()
     found["later"] = ((tmp_path / "later").read_bytes(), "layout_version=2")
-    state_file.write_state_file(tmp_path / "contract", header | {"spec_version": 2}, arrays)
-    found["contract"] = ((tmp_path / "contract").read_bytes(), "version 2 of the contract")
+    state_file.write_state_file(tmp_path / "contract", header | {"spec_version": 1}, arrays)
+    found["contract"] = (
+        (tmp_path / "contract").read_bytes(),
+        "version 1 of the contract.*float32_state_dict",
+    )
     return found
 
 

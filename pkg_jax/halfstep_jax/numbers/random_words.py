@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep.random_words import in_range, leaf_number
+from halfstep.random_words import FIELD_SHIFTS, in_range, leaf_number, word_role
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.xla.exact import opaque_zero
@@ -30,11 +30,11 @@ _LOW_HALF = np.uint32(0xFFFF)
 
 @dataclasses.dataclass(frozen=True)
 class LeafKey:
-    """The key of one leaf at one step, for some roles.
+    """The keys of one leaf at one step.
 
     Attributes:
-        roles: the roles.
-        k0: uint32 scalar, shared by all roles.
+        roles: whose keys they are.
+        k0: uint32 scalar, odd, shared by all roles.
         k1: a uint32 scalar of each role.
         zero: for `exact.opaque`.
         shard: which part of the leaf its arrays are; None where they are whole.
@@ -47,10 +47,10 @@ class LeafKey:
     shard: Shard | None = None
 
     def words(self, role: int, shape: Sequence[int], offset: int = 0) -> jax.Array:
-        """Return the words of one role: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi), of `shape` (contract W8).
+        """Return the words of a role for rounding: its field is at the top, and below it anything (W6, W8).
 
         Args:
-            role: one of `roles`.
+            role: one whose `word_role` is among `roles`.
             shape: of the result.
             offset: row-major index of its first element, in [0, 2^64).
 
@@ -59,20 +59,23 @@ class LeafKey:
         """
         if self.shard is not None:
             self.shard.check()
-        return call_per_shape(_words, (tuple(shape), offset, self.shard), self.k0, self.word(role))
+        elements = tuple(shape), offset, self.shard
+        words = call_per_shape(_words, elements, self.k0, self.word(word_role(role)))
+        shift = FIELD_SHIFTS.get(role, 0)
+        return words << np.uint32(shift) if shift else words
 
     def word(self, role: int) -> jax.Array:
-        """Return the role's own key, as one word for all elements: a uint32 scalar (contract F15)."""
+        """Return the k1 of one of `roles`, a uint32 scalar: one word for all elements (contract F15)."""
         return self.k1[self.roles.index(role)]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["k0", "k1", "zero"], meta_fields=["roles"])
 @dataclasses.dataclass(frozen=True)
 class LeafKeys:
-    """The keys of n leaves at one step, for some roles.
+    """The keys of n leaves at one step.
 
     Attributes:
-        roles: the roles.
+        roles: whose keys they are.
         k0: uint32[len(roles), n], all rows alike.
         k1: uint32[len(roles), n].
         zero: for `exact.opaque`: a uint32 scalar out of the loop of the keys.
@@ -117,11 +120,12 @@ def random_words(
     shape: Sequence[int],
     offset: int = 0,
 ) -> jax.Array:
-    """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi).
+    """Return one word per element of an array: mix(lo k0 + k1 + 0x9E3779B9 hi).
 
     (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array, and (k0, k1)
-    the keys of (seed, step, leaf, role). Consumers take the top bits. Nothing is rounded: all arithmetic is
-    on uint32.
+    the keys of (seed, step, leaf, role). Rounding takes the top 16 bits. Roles 0, 1, 2 have one word, under
+    the key of role 0; it is turned to the left by 8 bits for mu and by 16 for nu, which brings another field
+    of it to the top. Nothing is rounded: all arithmetic is on uint32.
 
     Inside `jax.shard_map` an array is one shard: give the offset of the shard (transforms are told by
     `in_shard_map`). Under `jax.jit` with sharded
@@ -152,12 +156,16 @@ def random_words(
     Source: ours (contract W).
     """
     offset, role = in_range("offset", offset, 64), in_range("role", role, 32)
-    keys = leaf_keys(seed_words("random_words", seed), step, [leaf_number(leaf)], (role,))
-    return keys.of_leaf(keys.places()[0]).words(role, shape, offset)
+    keys = leaf_keys(seed_words("random_words", seed), step, [leaf_number(leaf)], (word_role(role),))
+    words = keys.of_leaf(keys.places()[0]).words(word_role(role), shape, offset)
+    shift = FIELD_SHIFTS.get(role, 0)
+    return (words << np.uint32(shift)) | (words >> np.uint32(32 - shift)) if shift else words
 
 
 def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: Sequence[int]) -> LeafKeys:
-    """Return the keys of `leaves` for `roles`: fold(fold(fold(seed, step), leaf), role) (contract W4).
+    """Return the keys of `leaves` for `roles` (contract W4).
+
+    (k, kx) = fold(fold(seed, step), leaf); k0 = k | 1; k1 = the second word of fold((k, kx), role).
 
     One rolled loop of three turns over small vectors. Rolled, because XLA would fuse an unrolled Threefry
     into every kernel that uses a word, and because the result of a loop is not folded (`exact.opaque_zero`);
@@ -181,14 +189,14 @@ def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: 
 
 
 def _fold(carry, number):
-    """Fold `number` into a key, and keep the first word of the key before: of the leaf, once the role is in.
+    """Fold `number` into a key, and keep k0 of the key before: of the leaf, once the role is in.
 
     Beside it a word becomes an opaque zero: made in the loop, no kernel that reads it makes it again. At
     module level, so that op by op it compiles once.
     """
     first, second, _, word = carry
     new_first, new_second = threefry2x32((first, second), (jnp.zeros_like(number), number))
-    return (new_first, new_second, first, opaque_zero(word)), None
+    return (new_first, new_second, first | np.uint32(1), opaque_zero(word)), None
 
 
 def _element(table: jax.Array, row: int, column: jax.Array) -> jax.Array:
@@ -223,17 +231,18 @@ def _words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
     """Return the words of elements, given their shape, offset and shard: what `_index` asks for."""
     hi, lo = _index(*elements)
     k1 = k1 if hi is None else k1 + _GOLDEN_RATIO * hi
-    return mix(mix(lo ^ k0) + k1)
+    return mix(lo * k0 + k1)
 
 
 def mix(x: jax.Array) -> jax.Array:
-    """Return the two-multiply finaliser of uint32 `x` (contract W8).
+    """Return the three-multiply finaliser of uint32 `x` (contract W8).
 
-    Source: C. Wellons, hash-prospector, "lowbias32" (2018), with his later constants 0x7feb352d, 0x846ca68b.
+    Source: C. Wellons, hash-prospector (2018), "triple32".
     """
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
+    x = (x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB)
+    x = (x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB)
+    return x ^ (x >> np.uint32(14))
 
 
 def _index(shape: tuple[int, ...], offset: int, shard: Shard | None = None):

@@ -22,6 +22,8 @@ _INFINITY = np.uint32(0x7F800000)
 _NAN = np.uint32(0x7FC00000)
 _HALF = np.uint32(0x80000000)
 _ONE = np.uint32(1)
+# Random bits of a rounding: a field of a word (contract W6).
+_DRAWN = 16
 _MANTISSA_BITS = 23
 _EXPONENT_BIAS = 127
 _TARGETS = ("float32", *FLOAT_FORMATS)
@@ -42,16 +44,17 @@ def round_to(
 
         nearest (`words` is None):  up = 1 if the discarded part exceeds one half,
                                     or equals it and (s >> d) is odd
-        stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
+        stochastic:                 up = 1 if F + (word >> 16) >= 2^16, F = 2^16 times the discarded fraction
+                                    of the last bit that is kept, rounded to an integer, a half upwards
 
-    f is cut to 32 bits where d > 32 (only far below the smallest number of a narrow format). Rounds once,
-    here. A value that `dtype` represents never moves; NaN stays NaN. Derivatives pass straight through.
+    Rounds once, here. A value that `dtype` represents never moves; NaN stays NaN. Derivatives pass straight
+    through.
 
     Args:
         x: float32, or bfloat16 or float16, which float32 holds.
         dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or
             "float8_e3m4", by name or as a dtype.
-        words: uint32, one per element, or None for nearest, ties to even.
+        words: uint32, one per element, whose top 16 bits are read; or None for nearest, ties to even.
         saturate: the rule for states. False (for parameters): values beyond the largest finite become
             infinity, or NaN where the format has none; infinity stays what it is. True: they become the
             largest finite value, and infinity becomes NaN.
@@ -85,20 +88,32 @@ def round_to(
 
 
 def round_in_float32(
-    x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False
+    x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False, quiet: bool = False
 ) -> jax.Array:
-    """Return the values of `round_to` in float32, which holds them all."""
-    return straight_through(x, call_per_shape(_round_in_float32, (name, saturate), x, words))
+    """Return the values of `round_to` in float32, which holds them all.
+
+    Args:
+        x: float32.
+        name: of the dtype.
+        words: uint32, or None.
+        saturate: the rule for states.
+        quiet: whether a NaN in x is quiet, as arithmetic makes it: then fewer operations are enough.
+    """
+    return straight_through(x, call_per_shape(_round_in_float32, (name, saturate, quiet), x, words))
 
 
-def _round_in_float32(target: tuple[str, bool], x: jax.Array, words: jax.Array | None) -> jax.Array:
-    name, saturate = target
+def _round_in_float32(target: tuple[str, bool, bool], x: jax.Array, words: jax.Array | None) -> jax.Array:
+    name, saturate, quiet = target
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     magnitude = bits & _MAGNITUDE
     is_nan = magnitude >= _INFINITY if saturate else magnitude > _INFINITY
     if name == "float32":
         return jnp.where(is_nan, np.float32(np.nan), x) if saturate else x
     fmt = FLOAT_FORMATS[name]
+    if name == "bfloat16" and quiet and not saturate:
+        # Infinity has nothing to carry; a quiet NaN, cut to the least of its kind, does not carry.
+        result = _add_to_kept(jnp.minimum(magnitude, _NAN), fmt, words) | (bits & _SIGN)
+        return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
     result = _add_to_kept(magnitude, fmt, words)
     if fmt.min_exponent > 1 - _EXPONENT_BIAS:
         smallest_normal = np.float32(2.0**fmt.min_exponent).view(np.uint32)
@@ -141,9 +156,20 @@ def _add_to_kept(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None
     """Add what carries into the kept bits where they round up. A carry into the exponent is right, too."""
     drop = _MANTISSA_BITS - fmt.mantissa_bits
     if words is not None:
-        return magnitude + (words >> np.uint32(32 - drop))
+        return magnitude + draw(words, drop)
     odd = (magnitude >> np.uint32(drop)) & _ONE
     return magnitude + (np.uint32(2 ** (drop - 1) - 1) + odd)
+
+
+def draw(words: jax.Array, bits: int) -> jax.Array:
+    """Return what is added to `bits` bits that are cut off: the top 16 of a word, as the top of these.
+
+    Below them stands half a unit of theirs, where there is room.
+    """
+    if bits <= _DRAWN:
+        return words >> np.uint32(32 - bits)
+    top = words >> np.uint32(32 - bits) & np.uint32(2**bits - 2 ** (bits - _DRAWN))
+    return top | np.uint32(2 ** (bits - _DRAWN - 1))
 
 
 def _round_subnormal(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
@@ -156,15 +182,16 @@ def multiple_of_smallest(magnitude: jax.Array, fmt: FloatFormat, words: jax.Arra
     """Return which multiple of the smallest number of `fmt` patterns below its normal ones round to.
 
     In float32: the products and the difference are exact. What the arithmetic of XLA on CPU takes for zero,
-    numbers that are subnormal in float32, has a fraction below 2^-32 in any `fmt` that comes here.
+    numbers that are subnormal in float32, has a fraction below 2^-17 in any `fmt` that comes here.
     """
     bounded = jnp.minimum(magnitude, np.float32(2.0**fmt.min_exponent).view(np.uint32))
     ratio = lax.bitcast_convert_type(bounded, jnp.float32) * np.float32(1 / fmt.smallest)
     if words is None:
         return lax.round(ratio, lax.RoundingMethod.TO_NEAREST_EVEN).astype(jnp.int32)
     kept = ratio.astype(jnp.int32)
-    fraction = ((ratio - kept.astype(jnp.float32)) * np.float32(2.0**32)).astype(jnp.uint32)
-    return kept + (fraction + words < words).astype(jnp.int32)
+    fraction = ((ratio - kept.astype(jnp.float32)) * np.float32(2.0 ** (_DRAWN + 1))).astype(jnp.uint32)
+    rounded = (fraction + _ONE) >> _ONE
+    return kept + ((rounded + (words >> np.uint32(32 - _DRAWN))) >> np.uint32(_DRAWN)).astype(jnp.int32)
 
 
 def _bounded(result: jax.Array, fmt: FloatFormat, saturate: bool) -> jax.Array:

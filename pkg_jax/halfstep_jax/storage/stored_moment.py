@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from halfstep.random_words import role_of
+from halfstep.random_words import role_of, word_role
 from halfstep.rule import Moment
 from halfstep.storage.moment_formats import (
     check_format,
@@ -89,6 +89,11 @@ class StoredMoment:
     def role(self) -> int:
         """Of its random words."""
         return role_of(self.name)
+
+    @property
+    def key_role(self) -> int:
+        """The role of the key that its rounding reads: its own where one word is for all, else its words'."""
+        return self.role if self.dithered else word_role(self.role)
 
     def init(self, params):
         """Return the codes of new moments, in the tree of `params`, and their scales (`named_scales`)."""

@@ -16,7 +16,7 @@ def encode_table(y: jax.Array, words: jax.Array | None, table: Table) -> jax.Arr
 
     Args:
         y: float32; below the first number it gets the first, above the last the last.
-        words: uint32: h = (2 (word >> 9) + 1) / 2^24; or None: h = 1/2.
+        words: uint32: h = (2 (word >> 16) + 1) / 2^17; or None: h = 1/2.
         table: of the codes.
 
     Example:
@@ -39,8 +39,8 @@ def decode_table(codes: jax.Array, table: Table) -> jax.Array:
 
 
 def _fraction(words: jax.Array) -> jax.Array:
-    """Return odd multiples of 2^-24 in (0, 1). None is 0: what is next to zero rounds to zero everywhere."""
-    return ((words >> np.uint32(8)) | np.uint32(1)).astype(jnp.float32) * np.float32(2.0**-24)
+    """Return odd multiples of 2^-17 in (0, 1). None is 0: what is next to zero rounds to zero everywhere."""
+    return ((words >> np.uint32(15)) | np.uint32(1)).astype(jnp.float32) * np.float32(2.0**-17)
 
 
 def _count(y: jax.Array, h, table: Table) -> jax.Array:

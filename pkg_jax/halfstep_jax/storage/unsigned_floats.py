@@ -11,6 +11,7 @@ from jax import lax
 
 from halfstep.storage import unsigned_floats
 from halfstep.storage.unsigned_floats import UnsignedFloat
+from halfstep_jax.numbers.rounding import draw
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
@@ -38,7 +39,7 @@ def encode_unsigned(x: jax.Array, words: jax.Array | None, fmt: UnsignedFloat, b
     if words is None:
         add = np.uint32(2 ** (drop - 1) - 1) + ((bits >> np.uint32(drop)) & np.uint32(1))
     else:
-        add = (words >> np.uint32(32 - drop)) + _root_term(bits, fmt)
+        add = draw(words, drop) + _root_term(bits, fmt)
     above = ((bits + add) >> np.uint32(drop)).astype(jnp.int32) - jnp.asarray(base).astype(jnp.int32)
     # Zero alone is less than one; by its bits, since XLA on CPU takes a subnormal number for zero.
     least = jnp.minimum(bits & _MAGNITUDE, np.uint32(1)).astype(jnp.int32)

@@ -169,7 +169,7 @@ class RoundStochastically(WeightRule):
 
     def store(self, w, dtype, words):
         """Return stochastic(w), in float32, or nearest(w) without words (contract P2)."""
-        return round_in_float32(w, jnp.dtype(dtype).name, words), None
+        return round_in_float32(w, jnp.dtype(dtype).name, words, quiet=words is not None), None
 
 
 class Compensate(WeightRule):

@@ -94,11 +94,8 @@ def make_batches(
 ) -> list[Batch]:
     """Return the parameters that have a gradient, sorted; all that is read of them is checked.
 
-    Args:
-        parameters: the index of their group, leaf name, parameter.
-        read_group: from the index of a group to the group.
-        states: an optimizer's state, from parameter to its flat dict; new parameters get zeros.
-        last: of the step before; it becomes that of this one.
+    `parameters` are triples: the index of the group, leaf name, parameter. New ones get zeros in `states`.
+    `last`, of the step before, becomes that of this one.
     """
     groups: dict[int, ReadGroup] = {}
     plan_keys: dict[int, tuple] = {}
@@ -179,12 +176,7 @@ def _holds(state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bool:
 
 
 def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tensor]:
-    """Return the state of a parameter that was never stepped.
-
-    Args:
-        param: the weights.
-        arrays: what is kept for it.
-    """
+    """Return the state of a parameter that was never stepped."""
     step = torch.zeros((), dtype=torch.int64, device="cpu")
     return {"step": step, **{key: spec.new(param) for key, spec in arrays.items()}}
 
@@ -208,10 +200,7 @@ def _attach_keys(batches: Iterable[Batch]) -> None:
 def attach_row_plans(batches: Iterable[Batch], last: LastStep, sizes: RowSizes | None = None) -> None:
     """Give batches their rows: those of the step before where all is where it was.
 
-    Args:
-        batches: with state and kernels.
-        last: of the step before; it becomes that of this one.
-        sizes: of rows; by default the fastest.
+    `last`, of the step before, becomes that of this one. `sizes` are by default the fastest.
     """
     before, counts = dict(last.row_plans), collections.Counter()
     last.row_plans.clear()

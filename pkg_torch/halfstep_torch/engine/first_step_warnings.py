@@ -13,13 +13,7 @@ _LOWEST, _LARGEST = 2.0**-50, 1.5 * 2.0**13
 
 
 def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int) -> None:
-    """Say what the parameters that are stepped for the first time do not get.
-
-    Args:
-        caller: for the messages.
-        batches: of these parameters.
-        nameless: how many parameters of the optimizer have no names.
-    """
+    """Say what the parameters that are stepped for the first time do not get."""
     for batch in batches:
         if nameless > 1 and batch.plan.kinds:
             say_once(

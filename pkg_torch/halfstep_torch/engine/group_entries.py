@@ -39,12 +39,7 @@ _ELSEWHERE = {
 
 
 def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
-    """Return the names that an optimizer was given beside its parameters, by parameter.
-
-    Args:
-        caller: for messages.
-        names: pairs (name, parameter) as `model.named_parameters()` yields them, a dict of them, or None.
-    """
+    """Return the names that an optimizer was given beside its parameters, by parameter."""
     if names is None:
         return None
     pairs = list(names.items()) if isinstance(names, Mapping) else list(names)
@@ -58,11 +53,7 @@ def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
 
 
 def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
-    """Return parameters as pairs (name, parameter).
-
-    Raises:
-        ValueError: if one has no name.
-    """
+    """Return parameters as pairs (name, parameter)."""
     listed = [params] if isinstance(params, Tensor) else list(params)
     bare = [x[1] if isinstance(x, (tuple, list)) else x for x in listed]
     for param in bare:
@@ -75,12 +66,7 @@ def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
 
 
 def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
-    """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do.
-
-    Args:
-        caller: whose argument it is.
-        given: arguments by name; others are passed over.
-    """
+    """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do."""
     for name, value in given.items():
         allowed = _ASKS_FOR_NOTHING.get(name)
         if allowed is not None and value not in allowed:
@@ -88,14 +74,7 @@ def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
 
 
 def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bool | None) -> None:
-    """Raise ValueError for a group of torch's Adam in AdamW, or the other way round: decay is another there.
-
-    Args:
-        caller: for the message.
-        index: of the group.
-        group: of torch, in which `decoupled_weight_decay` says how it decays.
-        decoupled: whether decay is so here; None where no group of torch says that.
-    """
+    """Raise ValueError for a group of torch's Adam in AdamW, or the other way round: decay differs."""
     saved_decay = group.get("decoupled_weight_decay")
     if None in (saved_decay, decoupled) or bool(saved_decay) == decoupled or not group.get("weight_decay"):
         return
@@ -107,14 +86,7 @@ def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bo
 
 
 def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], arguments: set[str]) -> None:
-    """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none.
-
-    Args:
-        caller: for messages.
-        group: to be added.
-        entries: that the optimizer reads.
-        arguments: of the optimizer.
-    """
+    """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none."""
     check_torch_options(caller, {key: value for key, value in group.items() if key not in entries})
     for key in group:
         if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):

@@ -43,11 +43,6 @@ class GroupChoices:
         """Return what the links are to read as lr: a number, or the schedule.
 
         A 0 in the group is obeyed, whoever wrote it: torch.distributed.checkpoint makes state by a step at 0.
-
-        Args:
-            caller: for messages.
-            index: of the group.
-            group: as it stands.
         """
         written = group.get("lr")
         if self.schedule is None:
@@ -74,11 +69,7 @@ class GroupChoices:
     def show(self, caller: str, index: int, group: dict[str, Any], step: int) -> Callable[[], None]:
         """Return what shows, after a step, the learning rate that was in force.
 
-        Args:
-            caller: for messages.
-            index: of the group.
-            group: to show it.
-            step: the count after its increment, of its oldest parameter.
+        `step` is the count of the oldest parameter of the group, after its increment.
         """
         if self.schedule is None or self.rate(caller, index, group) is not self.schedule:
             return lambda: None

@@ -13,7 +13,7 @@ from torch import Tensor
 from halfstep.random_words import leaf_id
 from halfstep_torch.engine.inductor import compile_options, compiling, own_code
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import as_int32, leaf_keys, whole_words, words_from
+from halfstep_torch.numbers.random_words import as_int32, leaf_keys, mix, whole_words
 from halfstep_torch.numbers.rounding import round_value
 
 # Elements of a piece: on a CPU few enough for the temporaries of one to stay in a cache, elsewhere enough for
@@ -38,15 +38,8 @@ def round_in_place(
 ) -> None:
     """Replace x by stochastic(new(x, others...)), by R5, with the words of its row-major indices.
 
-    Args:
-        x: of the dtype that is rounded to; any layout. In float32 nothing is rounded.
-        others: of the shape of x.
-        new: makes what is rounded of x and the others.
-        seed: of the words, and
-        step: their step,
-        leaf: the name of their leaf,
-        role: their role.
-        compiled: by a compiled kernel, where x is of 16 bits and all tensors are in row-major order.
+    In float32 nothing is rounded. The words are of the leaf `leaf` at `step`; `role` shares its words with no
+    other. A compiled kernel wants x of 16 bits, and all tensors in row-major order.
     """
     k0, k1 = as_int32(leaf_keys(seed, [step], [leaf_id(leaf)], [role])[0]).tolist()
     name = dtype_name(x.dtype)
@@ -64,22 +57,12 @@ def round_in_place(
 
 @functools.cache
 def rounding_kernel(new: New, name: str, others: int, device: torch.device) -> Callable:
-    """Return a compiled function (x, others..., keys) that rounds flat tensors in place, of any length.
-
-    Args:
-        new: makes what is rounded of x and the others.
-        name: of the dtype of all tensors.
-        others: how many there are beside x.
-        device: of the tensors.
-
-    Raises:
-        Exception: whatever torch.compile raises where it cannot compile.
-    """
+    """Return a compiled function (x, others..., keys) that rounds flat tensors in place, of any length."""
 
     def round_flat(x: Tensor, *rest: Tensor) -> None:
         *other_parts, keys = rest
         k0, k1 = keys.unbind()
-        words = words_from(torch.arange(x.numel(), dtype=torch.int32, device=x.device), k0, {0: k1})(0)
+        words = mix(torch.arange(x.numel(), dtype=torch.int32, device=x.device) * k0 + k1)
         value = new(x.to(torch.float32), *(other.to(torch.float32) for other in other_parts))
         x.copy_(round_value(value, name, words, saturate=False))
 

@@ -86,14 +86,10 @@ class PlannedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with its own values of the entries if it has any.
 
-        Args:
-            param_group: `params`, and any of the entries: numbers of the links, `mu_dtype` and the like and,
-                of the named classes, `param_storage` and roundings. Where `lr` is a function of the step,
-                the group shows the number of the last one.
-
-        Raises:
-            TypeError: if a parameter or a value is of a wrong type; nothing is added.
-            ValueError: if a value is out of range, or an entry one that nothing reads; nothing is added.
+        `param_group` has `params`, and any of the entries: numbers of the links, `mu_dtype` and the like and,
+        of the named classes, `param_storage` and roundings. Where `lr` is a function of the step, the group
+        shows the number of the last one. Nothing is added if a value is of a wrong type (TypeError), out of
+        range, or nothing reads it (ValueError).
         """
         schedule, rate, options = None, None, dict(self._tx.options)
         if isinstance(param_group, dict):

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.random_words import word_role
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.numbers.norms import piece_length
-from halfstep_torch.numbers.random_words import whole_words, words_from
+from halfstep_torch.numbers.random_words import field_on_top, whole_words, words_from
 from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Words
@@ -34,7 +35,7 @@ class Stage:
     Attributes:
         rules: of the stage, in the order of the chain.
         sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
-        roles: of each distinct stream of the plan, the roles that are read.
+        roles: of each distinct stream of the plan, the roles whose keys are read.
         shared: of each distinct stream, whether all elements read the same word.
         weights: what lands on the weights, or knows them best.
         wrapped: of each rule, whether it sees the weights as `weights` knows them.
@@ -121,7 +122,7 @@ class Stage:
             u: their gradient, of any dtype that float32 holds, or the update of the stage before.
             state: state arrays, in rows, scales in one; all in one row for a rule of scope "parameter".
             numbers: of each rule, by name.
-            words: from a stream, a role and whether upper halves are enough to the `Words` of a rule.
+            words: from a stream and a role to the `Words` of a rule.
         """
         u, new_state = u.to(torch.float32), {}
         p32 = p.to(torch.float32) if self._reads_float32 else p
@@ -131,7 +132,7 @@ class Stage:
         if any(self.wrapped):
             known = self.weights.join(p32, state) if self.scope == "elementwise" else self._known(p, state)
         for rule, sources, wrapped, n in zip(self.rules, self.sources, self.wrapped, numbers, strict=True):
-            drawn = [words(*x, source.upper) for x, source in zip(sources, rule.sources, strict=True)]
+            drawn = [words(*source) for source in sources]
             u, arrays = rule.update(u, known if wrapped else p32, state, n, drawn)
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
@@ -159,21 +160,16 @@ class Stage:
         return [(next(rest), {role: next(rest) for role in roles}) for roles in self.roles]
 
     def row_words(self, index: Callable[[], Tensor], keys: Sequence) -> Callable[..., Words]:
-        """Return the words of rows.
-
-        Args:
-            index: makes the int32 row-major index of each element of the rows.
-            keys: the columns of `stream_keys`, each of a number per row.
-        """
+        """Return the words of rows: `index` makes the int32 row-major index of each element."""
         columns = self.columns(keys)
         read = {stream for sources in self.sources for stream, _ in sources if not self.shared[stream]}
         at = index() if read else None
         words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
 
-        def words_of_rows(stream: int, role: int, upper: bool = False) -> Words:
+        def words_of_rows(stream: int, role: int) -> Words:
             if self.shared[stream]:
                 return lambda shape: columns[stream][1][role].expand(shape)
-            return lambda shape: words[stream](role, upper)
+            return lambda shape: words[stream](role)
 
         return words_of_rows
 
@@ -211,11 +207,11 @@ class Stage:
         """Return the words of arrays of any shape, given the keys of their leaf."""
         columns = self.columns(keys)
 
-        def words_of_array(stream: int, role: int, upper: bool = False) -> Words:
-            k0, k1 = columns[stream][0], columns[stream][1][role]
+        def words_of_array(stream: int, role: int) -> Words:
+            k0, k1 = columns[stream]
             if self.shared[stream]:
-                return lambda shape: torch.full(shape, k1, dtype=torch.int32, device=device)
-            return lambda shape: whole_words(k0, k1, shape, device)
+                return lambda shape: torch.full(shape, k1[role], dtype=torch.int32, device=device)
+            return lambda shape: field_on_top(whole_words(k0, k1[word_role(role)], shape, device), role)
 
         return words_of_array
 

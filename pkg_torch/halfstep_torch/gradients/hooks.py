@@ -19,11 +19,7 @@ def taken_by(param: Tensor) -> str:
 
 
 def take(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Note that `caller` puts hooks on parameters.
-
-    Raises:
-        ValueError: if one has hooks already. None is then taken.
-    """
+    """Note that `caller` puts hooks on parameters; where one has hooks already, none is taken."""
     listed = list(named)
     for name, param in listed:
         if other := taken_by(param):
@@ -42,11 +38,7 @@ def give_back(params: Iterable[Tensor]) -> None:
 
 
 def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield (leaf name, parameter) of a module, an optimizer, named parameters or parameters (contract W7).
-
-    Raises:
-        TypeError: if it is none of these.
-    """
+    """Yield (leaf name, parameter) of a module, an optimizer, or (named) parameters (contract W7)."""
     if isinstance(given, torch.nn.Module):
         given = given.named_parameters()
     if isinstance(given, Optimizer):

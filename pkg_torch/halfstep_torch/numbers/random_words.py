@@ -6,13 +6,13 @@ is kept: torch's own generators are never read or moved.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.random_words import in_range, leaf_number
+from halfstep.random_words import FIELD_SHIFTS, in_range, leaf_number, word_role
 from halfstep_torch.numbers.seeds import Seed, as_seed
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -43,9 +43,9 @@ def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray,
 
 
 def leaf_keys(seed: int, steps: Sequence[int], leaves: Sequence[int], roles: Sequence[int]) -> np.ndarray:
-    """Return the keys of many leaves at once: uint32 rows (k0, k1 of the first role, of the second, ...).
+    """Return the keys of many leaves at once: uint32 rows (k0, k1 of the first role, of the second, ...), W4.
 
-    (k0, kx) = fold(fold(seed, step), leaf); k1 = the second word of fold((k0, kx), role): contract W4.
+    (k, kx) = fold(fold(seed, step), leaf); k0 = k | 1; k1 = the second word of fold((k, kx), role).
 
     Args:
         seed: in [0, 2^64).
@@ -56,9 +56,9 @@ def leaf_keys(seed: int, steps: Sequence[int], leaves: Sequence[int], roles: Seq
     high, low = np.uint32(seed >> 32), np.uint32(seed & 0xFFFFFFFF)
     step_words, inverse = np.unique(np.asarray(steps, np.uint32), return_inverse=True)
     step_keys = fold((np.full_like(step_words, high), np.full_like(step_words, low)), step_words)
-    k0, kx = fold((step_keys[0][inverse], step_keys[1][inverse]), np.asarray(leaves, np.uint32))
-    k1 = fold((k0[:, None], kx[:, None]), np.asarray(roles, np.uint32)[None, :])[1]
-    return np.concatenate([k0[:, None], k1], axis=1)
+    k, kx = fold((step_keys[0][inverse], step_keys[1][inverse]), np.asarray(leaves, np.uint32))
+    k1 = fold((k[:, None], kx[:, None]), np.asarray(roles, np.uint32)[None, :])[1]
+    return np.concatenate([k[:, None] | np.uint32(1), k1], axis=1)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -67,33 +67,43 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """Return the two-multiply finaliser of int32 patterns.
+    """Return the three-multiply finaliser of int32 patterns.
 
-    Source: C. Wellons, hash-prospector, "lowbias32" (2018), with his later constants 0x7feb352d, 0x846ca68b.
+    Source: C. Wellons, hash-prospector (2018), "triple32".
     """
-    x = _mix_upper(x)
-    return x ^ _shift_right(x, 16)
+    x = (x ^ _shift_right(x, 17)) * (0xED5AD4BB - (1 << 32))
+    x = (x ^ _shift_right(x, 11)) * (0xAC4C1B51 - (1 << 32))
+    x = (x ^ _shift_right(x, 15)) * 0x31848BAB
+    return x ^ _shift_right(x, 14)
 
 
-def _mix_upper(x: Tensor) -> Tensor:
-    """Return patterns whose upper halves are those of `mix`, whose last line changes the lower ones alone."""
-    x = (x ^ _shift_right(x, 16)) * 0x7FEB352D
-    return (x ^ _shift_right(x, 15)) * (0x846CA68B - (1 << 32))
+def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[[int], Tensor]:
+    """Return a function from a role to its int32 words for rounding (contract W6, W8).
 
-
-def words_from(index: Tensor, k0, keys: dict[int, int | Tensor]) -> Callable[..., Tensor]:
-    """Return a function from role to words: mix(mix(index ^ k0) + k1), the inner mix shared by all roles.
-
-    Where its second argument is True, only the upper halves are those of the words.
+    They are mix(index k0 + k1), made once for all roles that share them; the field of the role is at the top,
+    and below it is anything.
 
     Args:
         index: int32, the low half of the row-major index. Whoever cuts an array sees to it that the high half
             is the same for all of `index`, and adds 0x9E3779B9 times that half to every k1.
-        k0: int32 number or 0-d tensor.
-        keys: of each role its k1.
+        k0: int32 number or 0-d tensor, odd.
+        keys: the k1 of each `word_role`.
     """
-    inner = mix(index ^ k0)
-    return lambda role, upper=False: (_mix_upper if upper else mix)(inner + keys[role])
+    made: dict[int, Tensor] = {}
+
+    def words(role: int) -> Tensor:
+        key = word_role(role)
+        if key not in made:
+            made[key] = mix(index * k0 + keys[key])
+        return field_on_top(made[key], role)
+
+    return words
+
+
+def field_on_top(words: Tensor, role: int) -> Tensor:
+    """Return int32 words with the field of a role at the top, and anything below it (contract W6)."""
+    shift = FIELD_SHIFTS.get(role, 0)
+    return words << shift if shift else words
 
 
 def as_int32(words: np.ndarray) -> np.ndarray:
@@ -116,10 +126,12 @@ def random_words(
     *,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 hi).
+    """Return one word per element of an array: mix(lo k0 + k1 + 0x9E3779B9 hi).
 
     (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array; k0 and k1
-    come from (seed, step, leaf, role) by Threefry. Consumers take the top bits. Nothing is rounded.
+    come from (seed, step, leaf, role) by Threefry. Rounding takes the top 16 bits. Roles 0, 1 and 2 have one
+    word, under the key of role 0; it is turned to the left by 8 bits for mu and by 16 for nu, which brings
+    another field of it to the top. Nothing is rounded.
 
     Args:
         seed: an integer in [0, 2^64), or two uint32 words (high, low).
@@ -140,7 +152,7 @@ def random_words(
     Example:
         >>> from halfstep_torch import Role
         >>> [hex(word) for word in random_words(0, 1, "w", Role.PARAM, (2,)).tolist()]
-        ['0xf0de8308', '0xe6012f71']
+        ['0x81148fe2', '0xc4c99cc7']
 
     Source: contract W1 to W8.
     """
@@ -151,8 +163,9 @@ def random_words(
         raise ValueError(
             f"random_words: step={step} is outside [0, 2^32). Use the count of updates, 1 at the first."
         )
-    k0, k1 = as_int32(leaf_keys(seed, [step], [leaf_number(leaf)], [role])[0]).tolist()
-    return whole_words(k0, k1, shape, device, offset).view(torch.uint32)
+    k0, k1 = as_int32(leaf_keys(seed, [step], [leaf_number(leaf)], [word_role(role)])[0]).tolist()
+    words, shift = whole_words(k0, k1, shape, device, offset), FIELD_SHIFTS.get(role, 0)
+    return (words << shift | _shift_right(words, 32 - shift) if shift else words).view(torch.uint32)
 
 
 def whole_words(
@@ -161,8 +174,8 @@ def whole_words(
     """Return the int32 words of an array, or of the part of it that starts at a row-major index.
 
     Args:
-        k0: int32.
-        k1: int32, of one role.
+        k0: int32, odd.
+        k1: int32.
         shape: of the array or part.
         device: where to make them.
         offset: row-major index of the first element.
@@ -176,7 +189,7 @@ def whole_words(
         high = int(as_int32(high_key(row, start >> 32))[0])
         low = start & 0xFFFFFFFF
         index = torch.arange(low, low + stop - start, dtype=torch.int64, device=device).to(torch.int32)
-        parts.append(words_from(index, k0, {0: high})(0))
+        parts.append(mix(index * k0 + high))
         start = stop
     flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32, device=device)
     return flat.reshape(tuple(shape))

@@ -16,6 +16,8 @@ from halfstep_torch.numbers.float_formats import dtype_name, torch_dtype
 
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
+# Random bits of a rounding: a field of a word (contract W6).
+_DRAWN = 16
 # Patterns of float32.
 _SIGN, _LARGEST, _INFINITY, _NAN = -(1 << 31), 0x7F7FFFFF, 0x7F800000, 0x7FC00000
 
@@ -28,7 +30,8 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
 
         nearest (`words` is None):  up = 1 if the discarded part exceeds one half, or equals it and s >> d
                                     is odd
-        stochastic:                 up = 1 if f + word >= 2^32, f = the discarded bits as a 32-bit fraction
+        stochastic:                 up = 1 if F + (word >> 16) >= 2^16, F = 2^16 times the discarded fraction
+                                    of the last bit that is kept, rounded to an integer, a half upwards
 
     Rounds once, here. A value that `dtype` holds never moves; NaN stays NaN.
 
@@ -36,7 +39,8 @@ def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = 
         x: float32 tensor.
         dtype: "float32" (nothing is rounded), "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2", or the
             torch dtype of that name; or "float8_e3m4", for which torch has none.
-        words: one word per element (uint32, or int32 of the same pattern), or None for nearest, ties to even.
+        words: one word per element (uint32, or int32 of the same pattern), whose top 16 bits are read; or
+            None for nearest, ties to even.
         saturate: the rule for states. False (for parameters): values beyond the largest finite become
             infinity, or NaN where the format has none; infinity stays what it is. True: they become the
             largest finite value, and infinity becomes NaN.
@@ -84,12 +88,20 @@ def _check_round_to(x: Tensor, dtype, words: Tensor | None) -> str:
     return name
 
 
-def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool) -> Tensor:
-    """Round as `round_to` does, unchecked, `words` in int32: the form that update rules are made of."""
+def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool, quiet: bool = False) -> Tensor:
+    """Round as `round_to` does, unchecked, `words` in int32: the form that update rules are made of.
+
+    Args:
+        x: float32.
+        name: of the dtype.
+        words: int32, or None.
+        saturate: the rule for states.
+        quiet: whether a NaN in x is quiet, as arithmetic makes it: then fewer operations are enough.
+    """
     if name == "float32":
         return torch.where(x.abs() < math.inf, x, math.nan) if saturate else x
     if name == "bfloat16":
-        return _round_bfloat16(x, words, saturate).to(torch.bfloat16)
+        return _round_bfloat16(x, words, saturate, quiet).to(torch.bfloat16)
     fmt, dtype = FLOAT_FORMATS[name], torch_dtype(name)
     value = rounded(x, fmt, words, saturate)
     return (value if dtype.is_floating_point else patterns.to_patterns(value, fmt)).to(dtype)
@@ -104,7 +116,7 @@ def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -
     return torch.where(x == x, value, math.nan)
 
 
-def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool) -> Tensor:
+def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool, quiet: bool) -> Tensor:
     """Round to a float32 that bfloat16 holds, in integer arithmetic throughout.
 
     bfloat16 is the upper half of float32: a sum below the cut carries as it must, into the exponent too, and
@@ -113,13 +125,28 @@ def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool) -> Tensor:
     """
     bits = x.view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
-    addend = ((bits >> 16) & 1) + 0x7FFF if words is None else (words >> 16) & 0xFFFF
+    addend = ((bits >> 16) & 1) + 0x7FFF if words is None else draw(words, 16)
+    if quiet and not saturate:
+        # Infinity has nothing to carry; a quiet NaN, cut to the least of its kind, does not carry.
+        rounded = magnitude.clamp(max=_NAN) + addend
+        return ((rounded & 0x7FFF0000) | (bits & _SIGN)).view(torch.float32)
     rounded = magnitude + addend
     if saturate:
         rounded = rounded.clamp(max=_LARGEST)
     # All ones where the result is to be NaN: past infinity, or with `saturate` from infinity on.
     to_nan = ((_LARGEST if saturate else _INFINITY) - magnitude) >> 31
     return ((rounded & -0x10000) | (to_nan & _NAN) | (bits & _SIGN)).view(torch.float32)
+
+
+def draw(words: Tensor, bits: int) -> Tensor:
+    """Return what is added to `bits` bits that are cut off: the top 16 of a word, as the top of these.
+
+    Below them stands half a unit of theirs, where there is room.
+    """
+    if bits <= _DRAWN:
+        return (words >> (32 - bits)) & ((1 << bits) - 1)
+    unit = 1 << (bits - _DRAWN)
+    return ((words >> (32 - bits)) & ((1 << bits) - unit)) | (unit >> 1)
 
 
 def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
@@ -153,7 +180,7 @@ def _stochastic_magnitude(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
     """Return the patterns of float32 that |x| rounds to."""
     drop = max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
-    normal = (magnitude + ((words >> (32 - drop)) & ((1 << drop) - 1))) & -(1 << drop)
+    normal = (magnitude + draw(words, drop)) & -(1 << drop)
     subnormal = _multiple_of_smallest(magnitude, fmt, words).to(torch.float32) * fmt.smallest
     return torch.where(magnitude < _first_normal(fmt), subnormal.view(torch.int32), normal)
 
@@ -175,7 +202,7 @@ def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tupl
     if words is None:
         normal = normal + (((normal >> drop) & 1) + ((1 << (drop - 1)) - 1))
     else:
-        normal = normal + ((words >> (32 - drop)) & ((1 << drop) - 1))
+        normal = normal + draw(words, drop)
     infinity = patterns.infinity(fmt)
     normal = normal.clamp(max=((infinity + patterns.base(fmt)) << drop) - 1)
     multiple = _multiple_of_smallest(magnitude, fmt, words)
@@ -196,24 +223,15 @@ def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tupl
 def _multiple_of_smallest(magnitude: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
     """Return which multiple of the smallest number patterns up to the smallest normal one round to.
 
-    The multiple below is the integer part of a float32 product by a power of two. The 32 bits after it are
-    those of the significand, shifted by as much as the exponent says.
+    The multiple below is the integer part of a float32 product by a power of two.
     """
     bounded = magnitude.clamp(max=_first_normal(fmt))
     multiples = bounded.view(torch.float32) * (1 / fmt.smallest)
     if words is None:
         return multiples.round().to(torch.int32)
-    # The exponent field of numbers whose significand stands where those bits do, at their lower end. From 24
-    # below it on nothing is left of a significand, and no shift may be by 32. (Of 26 bits of mantissa one may
-    # be: where `split_weights` does not read what comes out.)
-    even = _EXPONENT_BIAS + _MANTISSA_BITS - 32 + fmt.min_exponent - fmt.mantissa_bits
-    shift = ((bounded >> _MANTISSA_BITS) - even).clamp(min=-24)
-    significand = (bounded & 0x7FFFFF) | 0x800000
-    left = shift.clamp(min=0)
-    fraction = (significand << left) >> (left - shift)
-    # Unsigned, the sum carries where both have the top bit, or one has it and the sum has not.
-    carry = ((fraction & words) | ((fraction | words) & ~(fraction + words))) >> 31
-    return multiples.to(torch.int32) - carry
+    below = multiples.to(torch.int32)
+    fraction = ((multiples - below.to(torch.float32)) * 2.0 ** (_DRAWN + 1)).to(torch.int32)
+    return below + ((((fraction + 1) >> 1) + draw(words, _DRAWN)) >> _DRAWN)
 
 
 def _first_normal(fmt: FloatFormat) -> int:

@@ -57,11 +57,6 @@ class Format(shared.Format):
         return CODES[self.family][self.dtype]
 
     @property
-    def reads_upper_halves(self) -> bool:
-        """Whether rounding reads the upper half of each random word alone."""
-        return self.family == "plain" and self.dtype == "bfloat16"
-
-    @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype of the codes."""
         return torch_dtype(self.code_dtype)

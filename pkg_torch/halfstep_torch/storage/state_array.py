@@ -21,7 +21,6 @@ class WordSource(NamedTuple):
         prefix: of the name whose words they are; the parameter's follows.
         before: whether they are those of the step before.
         shared: whether all elements read the same word: k1 of contract W4.
-        upper: whether the upper half of each word is all that is read.
     """
 
     role: int
@@ -29,7 +28,6 @@ class WordSource(NamedTuple):
     prefix: str = ""
     before: bool = False
     shared: bool = False
-    upper: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

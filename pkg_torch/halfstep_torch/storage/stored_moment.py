@@ -100,7 +100,7 @@ class StoredMoment:
         if self.source is None:
             return ()
         if not self.format.dithered:
-            return (self.source._replace(upper=self.format.reads_upper_halves),)
+            return (self.source,)
         return self.source._replace(shared=True), self.source._replace(shared=True, before=True)
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:

@@ -21,7 +21,7 @@ def encode_table(y: Tensor, words: Tensor | None, table: Table) -> Tensor:
 
     Args:
         y: float32; below the first number it gets the first, above the last the last. Of NaN, any code.
-        words: int32 words: h = (2 (word >> 9) + 1) / 2^24; or None: h = 1/2.
+        words: int32 words: h = (2 (word >> 16) + 1) / 2^17; or None: h = 1/2.
         table: of the codes.
 
     Returns:
@@ -39,7 +39,7 @@ def encode_table(y: Tensor, words: Tensor | None, table: Table) -> Tensor:
     in_next = (y >= middle).to(torch.int32)
     other = _take(table, first + 2 * in_next)
     low, high = torch.minimum(middle, other), torch.maximum(middle, other)
-    h = 0.5 if words is None else ((words >> 8) & 0xFFFFFF | 1).to(torch.float32) * 2.0**-24
+    h = 0.5 if words is None else ((words >> 15) & 0x1FFFF | 1).to(torch.float32) * 2.0**-17
     index = first + in_next + (h * (high - low) < y - low).to(torch.int32)
     # Past the last number `_take` may give one more.
     return (index.clamp(max=table.size - 1) - table.zero) & (table.size - 1)

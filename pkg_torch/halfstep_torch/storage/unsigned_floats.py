@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from halfstep.storage.unsigned_floats import NAN_CODE, UnsignedFloat
+from halfstep_torch.numbers.rounding import draw
 
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 
@@ -50,7 +51,7 @@ def _uncut(x: Tensor, words: Tensor | None, fmt: UnsignedFloat) -> tuple[Tensor,
     if words is None:
         add = (1 << (drop - 1)) - 1 + (bits >> drop & 1)
     else:
-        add = ((words >> (32 - drop)) & ((1 << drop) - 1)) + _root_term(bits, fmt)
+        add = draw(words, drop) + _root_term(bits, fmt)
     return bits + add, bits.clamp(max=1)
 
 

@@ -30,7 +30,7 @@ class RoundStochastically(WeightRule):
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
         """Return stochastic(w), or nearest(w) without words (contract P2)."""
-        return round_value(w, dtype, words, saturate=False).to(torch.float32), {}
+        return round_value(w, dtype, words, saturate=False, quiet=words is not None).to(torch.float32), {}
 
 
 class Compensate(WeightRule):

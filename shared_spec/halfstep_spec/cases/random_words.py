@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from halfstep_spec.numbers.random_words import Role, fold, leaf_id, leaf_key, random_words
+from halfstep_spec.numbers.random_words import Role, fold, leaf_id, leaf_key, random_words, role_of
 from halfstep_spec.numbers.seeds import seed_words
 from halfstep_spec.vectors import Array, Case
 
@@ -10,6 +10,7 @@ NOTES = {
     "LargeIndex": "row-major indices of 2^32 and more, so the high word of the index counts",
     "LargeSeed": "both words of the seed are in use",
     "Step": "the step enters the key",
+    "Field": "roles 0, 1 and 2 have one word, and a field of it each, brought to the top",
 }
 
 _PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
@@ -70,7 +71,9 @@ def _key_cases() -> list[Case]:
 def _word_cases() -> list[Case]:
     rows = [
         ("the default seed, first step", 0, 1, "w", Role.PARAM, (7,), 0, ()),
-        ("another role: another stream", 0, 1, "w", Role.NU, (7,), 0, ()),
+        ("nu has the same words, turned by 16 bits", 0, 1, "w", Role.NU, (7,), 0, ("Field",)),
+        ("mu has the same words, turned by 8 bits", 0, 1, "w", Role.MU, (7,), 0, ("Field",)),
+        ("a moment of another name: words of its own", 0, 1, "w", role_of("diff"), (7,), 0, ()),
         ("another leaf", 0, 1, "b", Role.PARAM, (7,), 0, ()),
         ("another step", 0, 2, "w", Role.PARAM, (7,), 0, ("Step",)),
         ("the last step of a 31-bit count", 0, 2**31 - 1, "w", Role.MU, (4,), 0, ("Step",)),
@@ -92,7 +95,7 @@ def _word_case(comment, seed, step, leaf, role, shape, offset, flags) -> Case:
     arguments = {"leaf": leaf, "role": int(role), "shape": list(shape)}
     halves = np.array([offset >> 32, offset & 0xFFFFFFFF], np.uint32)
     inputs = {"seed": _seed(seed), "step": Array.of(np.int32(step)), "offset": Array.of(halves)}
-    clauses = ("W1", "W8", "W2") if "LargeSeed" in flags else ("W1", "W8")
+    clauses = ("W1", "W8") + (("W2",) if "LargeSeed" in flags else ()) + (("W6",) if "Field" in flags else ())
     return Case(
         "random_words", comment, arguments, inputs, {"words": Array.of(words, compare="bits")}, flags, clauses
     )

@@ -16,6 +16,7 @@ NOTES = {
     "Zero": "zeros of both signs",
     "Representable": "values of the target: they never move",
     "Words": "words that just do and just do not round up, all ones, and all zeros",
+    "HalfUnit": "fractions finer than 16 random bits: they count as the nearest of 16 bits, a half upwards",
     "Saturate": "the rule for states: finite stops at the largest finite value, infinity becomes NaN",
     "Sample": "patterns from our own random words",
 }
@@ -59,6 +60,7 @@ def round_stochastic_cases() -> list[Case]:
                         _case(fmt.name, flag, every, np.tile(np.array(_WORDS, np.uint32), x.size), saturate)
                     )
         result.append(_threshold_case(fmt))
+        result += _half_unit_cases(fmt)
     return result
 
 
@@ -118,6 +120,22 @@ def _threshold_case(fmt: FloatFormat) -> Case:
     x = np.repeat(base + base * quarter, 2)
     words = np.array([0xBFFFFFFF, 0xC0000000], np.uint32)
     return _case(fmt.name, "Words", np.concatenate([x, -x]), np.tile(words, 2), False)
+
+
+def _half_unit_cases(fmt: FloatFormat) -> list[Case]:
+    """Values 2^-17 of a gap above and below a neighbour, and 2^-18 off that, under words that decide.
+
+    At one and at the smallest number, where float32 holds such values.
+    """
+    result = []
+    words = np.array([0x00000000, 0x0000FFFF, 0xFFFEFFFF, 0xFFFF0000], np.uint32)
+    for code in (fmt.bias << fmt.mantissa_bits, 1):
+        low, high = decode(np.array([code, code + 1], fmt.code_dtype), fmt.name).astype(np.float64)
+        x = low + (high - low) * np.array([1, 2, 3, 2**18 - 3, 2**18 - 2, 2**18 - 1]) * 2.0**-18
+        if (x.astype(np.float32) == x).all():
+            every = np.repeat(np.concatenate([x, -x]).astype(np.float32), words.size)
+            result.append(_case(fmt.name, "HalfUnit", every, np.tile(words, 2 * x.size), False))
+    return result
 
 
 def _case(dtype: str, flag: str, x: np.ndarray, words: np.ndarray | None, saturate: bool) -> Case:

@@ -22,6 +22,9 @@ class Role(enum.IntEnum):
 
 _ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 
+FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
+"""The roles that share a leaf's word, and by how many bits it is turned to the left for each."""
+
 LAST_STEP = 2**31 - 1
 """Where counts stop: what an int32 holds (contract W5)."""
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -86,29 +89,32 @@ def next_step(count: int) -> int:
 
 
 def leaf_key(seed: int, step: int, leaf: int, role: int):
-    """Return (k0, k1): k0 is shared by all roles of a leaf and step, k1 is the role's own.
+    """Return (k0, k1): k0, odd, is shared by all roles of a leaf and step, k1 is the role's own.
 
-    (k0, kx) = fold(fold(seed, step), leaf); k1 = the second word of fold((k0, kx), role).
+    (k, kx) = fold(fold(seed, step), leaf); k0 = k | 1; k1 = the second word of fold((k, kx), role).
     """
-    k0, kx = fold(fold(seed_words(seed), step), leaf)
-    return k0, fold((k0, kx), role)[1]
+    k, kx = fold(fold(seed_words(seed), step), leaf)
+    return k | np.uint32(1), fold((k, kx), role)[1]
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Return the two-multiply finaliser of uint32 `x`.
+    """Return the three-multiply finaliser of uint32 `x`.
 
-    Source: C. Wellons, hash-prospector, "lowbias32" (2018), with his later constants 0x7feb352d, 0x846ca68b.
+    Source: C. Wellons, hash-prospector (2018), "triple32".
     """
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
+    x = (x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB)
+    x = (x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB)
+    return x ^ (x >> np.uint32(14))
 
 
 def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset: int = 0) -> np.ndarray:
-    """Return one word per element of an array: mix(mix(lo ^ k0) + k1 + 0x9E3779B9 * hi).
+    """Return one word per element of an array: mix(lo k0 + k1 + 0x9E3779B9 hi).
 
-    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array.
-    Consumers take the top bits.
+    (hi, lo) are the two halves of the 64-bit row-major index of the element in the whole array. Consumers
+    take the top 16 bits. Roles 0, 1 and 2 have one word, under the key of role 0, and a field of it each:
+    bits 16 to 31, 8 to 23 and 0 to 15. It is turned to the left by 0, 8 and 16 bits, which brings that to
+    the top.
 
     Args:
         seed: in [0, 2^64).
@@ -121,7 +127,10 @@ def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset
     Returns:
         uint32, of `shape`.
     """
-    k0, k1 = leaf_key(seed, step, leaf_id(leaf) if isinstance(leaf, str) else leaf, role)
+    leaf = leaf_id(leaf) if isinstance(leaf, str) else leaf
+    k0, k1 = leaf_key(seed, step, leaf, Role.PARAM if role in FIELD_SHIFTS else role)
     index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(offset)
     lo, hi = index.astype(np.uint32), (index >> np.uint64(32)).astype(np.uint32)
-    return mix(mix(lo ^ k0) + k1 + _GOLDEN_RATIO * hi).reshape(shape)
+    words = mix(lo * k0 + k1 + _GOLDEN_RATIO * hi)
+    turn = FIELD_SHIFTS.get(role, 0)  # NumPy shifts by 32 bits to zero
+    return (words << np.uint32(turn) | words >> np.uint32(32 - turn)).reshape(shape)

@@ -21,12 +21,10 @@ def round_to(
     is (s >> d) + up, in magnitude, where
 
         nearest (`words` is None):  up = 1 if f exceeds one half, or equals it and s >> d is odd
-        stochastic:                 up = 1 if f + word / 2^32 >= 1
+        stochastic:                 up = 1 if F + (word >> 16) >= 2^16
 
-    and f is the discarded bits as a fraction of the last bit that is kept.
-
-    For a word, f is cut to 32 bits where d > 32 (only far below the smallest number of an 8-bit format).
-    Rounds once, here.
+    f is the discarded bits as a fraction of the last bit that is kept, F is 2^16 f, rounded to an integer, a
+    half upwards. Rounds once, here.
 
     Args:
         x: float32.
@@ -112,7 +110,5 @@ def _up_nearest(kept: np.ndarray, discarded: np.ndarray, drop: np.ndarray) -> np
 
 
 def _up_stochastic(discarded: np.ndarray, drop: np.ndarray, words: np.ndarray) -> np.ndarray:
-    fraction = np.where(
-        drop <= 32, discarded << np.maximum(32 - drop, 0), discarded >> np.maximum(drop - 32, 0)
-    )
-    return ((fraction + np.asarray(words, np.uint32).astype(np.int64)) >> 32).astype(np.int64)
+    fraction = (discarded << 17 >> drop) + 1 >> 1
+    return fraction + (np.asarray(words, np.uint32).astype(np.int64) >> 16) >> 16

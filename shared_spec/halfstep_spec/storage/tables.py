@@ -107,7 +107,7 @@ def encode_table(y: np.ndarray, words: np.ndarray | None, table: Table) -> np.nd
 
     Args:
         y: float32; below the first number it gets the first, above the last the last.
-        words: uint32: h = (2 (word >> 9) + 1) / 2^24; or None: h = 1/2.
+        words: uint32: h = (2 (word >> 16) + 1) / 2^17; or None: h = 1/2.
         table: of the codes.
 
     Returns:
@@ -129,6 +129,6 @@ def decode_table(codes: np.ndarray, table: Table) -> np.ndarray:
 
 
 def _fraction(words: np.ndarray) -> np.ndarray:
-    """Return odd multiples of 2^-24 in (0, 1), from the top 23 bits."""
-    odd = 2 * (np.asarray(words, np.uint32) >> np.uint32(9)) + np.uint32(1)
-    return odd.astype(np.float32) * np.float32(2.0**-24)
+    """Return odd multiples of 2^-17 in (0, 1), from the top 16 bits."""
+    odd = 2 * (np.asarray(words, np.uint32) >> np.uint32(16)) + np.uint32(1)
+    return odd.astype(np.float32) * np.float32(2.0**-17)

@@ -63,7 +63,8 @@ def encode_unsigned(x: np.ndarray, words: np.ndarray | None, fmt: UnsignedFloat,
     if words is None:
         add = (1 << (drop - 1)) - 1 + (bits >> drop & 1)
     else:
-        add = (np.asarray(words, np.uint32).astype(np.int64) >> (32 - drop)) + _root_term(bits, fmt)
+        r = np.asarray(words, np.uint32).astype(np.int64) >> 16
+        add = (2 * r + 1 << drop - 17) + _root_term(bits, fmt)
     codes = np.clip((bits + add >> drop) - base, 1, 255)
     return np.where(x == 0, 0, codes).astype(np.uint8)
 
