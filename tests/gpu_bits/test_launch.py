@@ -111,6 +111,18 @@ def test_arrays_that_overlap_are_refused():
     memory.add(AT + 64, poisoned(2))
 
 
+def test_a_thread_that_does_not_take_part_may_have_any_address():
+    body = "mul.lo.u32 %r3, %r1, 4096; mov.u32 %r2, 9; setp.eq.u32 %p1, %r1, 0;"
+    assert lanes(f"{body} @%p1 ld.shared.u32 %r2, [%r3];", 3, before=SHARED) == [0xA5A5A5A5, 9, 9]
+
+
+def test_memory_of_a_thread_may_be_declared_and_not_used():
+    declared = ".local .align 8 .b8 __local_depot0[8];"
+    assert lanes(f"{declared} mov.u32 %r2, 5;", 1) == [5]
+    with pytest.raises(LookupError, match="not declared"):
+        lanes(f"{declared} mov.b64 %rd1, __local_depot0;", 1)
+
+
 SHARED = ".extern .shared .align 16 .b8 smem[];"
 
 

@@ -9,7 +9,7 @@ from gpu_bits.steps import SMALL, case
 from gpu_bits.triton_backend import TritonBackend
 from halfstep_torch.engine import compiled_stage
 
-STEP = "AdamW, float32, float32 weights"
+STEP = "AdamW, float32; float32, float32 weights"
 
 
 def without(monkeypatch, option: str) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from gpu_bits.steps import SMALL, case
 from gpu_bits.xla_backend import XlaBackend
 
 # Nothing in it hides an ulp.
-STEP = "AdamW, float32, float32 weights"
+STEP = "AdamW, float32; float32, float32 weights"
 
 
 class Subject:
@@ -27,9 +27,10 @@ class Subject:
         self.kernel: Kernel = self._program.kernels[name]
 
     def differing(self, approximations: Approximations) -> int:
-        """Return how many numbers differ, those of A8 included."""
+        """Return how many numbers differ that A8 does not excuse."""
         self._backend.approximations = approximations
-        return sum(differences(self._case, self._backend.run(self._case)).values())
+        found = differences(self._case, self._backend.run(self._case))
+        return sum(count for name, count in found.items() if not name.endswith("(A8)"))
 
     def differing_with(self, body: list[Instruction]) -> int:
         """Return how many numbers differ if the kernel has another body."""
@@ -96,14 +97,15 @@ def test_flushing_is_seen(subject):
     assert subject.differing_with(flushed)
 
 
-@pytest.mark.parametrize("name", ["sqrt", "div", "rcp"])
-def test_a_device_worse_than_documented_is_seen(subject, name):
-    worse = {how: Approximations(how, BOUNDS | {name: 3}) for how in ("up", "down", "random")}
-    assert max(subject.differing(approximations) for approximations in worse.values())
+@pytest.mark.parametrize(("name", "moves"), [("sqrt", 2), ("div", 3), ("rcp", 3)])
+def test_a_device_worse_than_documented_is_seen(subject, name, moves):
+    """Of a reciprocal two numbers would be corrected, too."""
+    worse = [Approximations(how, BOUNDS | {name: moves}) for how in ("up", "down", "random")]
+    assert all(subject.differing(approximations) > 100 for approximations in worse)
 
 
 def test_a_step_that_is_rounded_to_sixteen_bits_hides_an_ulp():
     """Why every format is run with float32 weights: of 61,440 weights hardly one sees a worse root."""
-    backend, question = XlaBackend(), case("AdamW, stochastic", SMALL, 2)
-    backend.approximations = Approximations("up", BOUNDS | {"sqrt": 3})
+    backend, question = XlaBackend(), case("recipe sixteen_bit", SMALL, 2)
+    backend.approximations = Approximations("up", BOUNDS | {"sqrt": 2})
     assert sum(differences(question, backend.run(question)).values()) < 20

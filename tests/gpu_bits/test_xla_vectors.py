@@ -9,7 +9,7 @@ from halfstep_spec import SPEC_VERSION
 from halfstep_spec.vectors import load
 
 # Each is a program to be compiled, or several.
-_ONE_IN = {"share": 16, "all": 3}
+_ONE_IN = {"share": 32, "all": 8}
 
 
 @pytest.fixture(scope="module")
