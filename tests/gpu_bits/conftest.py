@@ -46,11 +46,15 @@ def pytest_terminal_summary(terminalreporter, config) -> Iterator[None]:
     for row in sorted(rows, key=lambda row: (row["compiler"], row["step"], row["shape"])):
         shape, differing = "x".join(map(str, row["shape"])), row["differing"] or "none"
         terminalreporter.write_line(
-            f"{row['compiler']:7s}{row['step']:52s}{shape:>10s}{row['launches']:>6d} launches"
+            f"{row['compiler']:7s}{row['step']:68s}{shape:>10s}{row['launches']:>6d} launches"
             f"{row['numbers']:>10,d} numbers, differing: {differing}"
         )
+    for name, reason in (not_executed := importlib.import_module("gpu_bits.steps").NOT_EXECUTED).items():
+        terminalreporter.write_line(f"not executed: {name}: {reason}")
     if path := config.getoption("--gpu-bits-json"):
-        path.write_text(json.dumps({"versions": _versions(), "rows": rows}, indent=1) + "\n")
+        path.write_text(
+            json.dumps({"versions": _versions(), "not_executed": not_executed, "rows": rows}, indent=1) + "\n"
+        )
 
 
 def _versions() -> dict[str, str]:

@@ -25,6 +25,15 @@ SMALL, MIDDLE, LARGE = (40, 384), (256, 1024), (512, 1024)
 # No power of two, and large: a small one hides the last place of an update as 16 bits do.
 _RATE = 0.3
 
+NOT_EXECUTED = {
+    "torch: norms of whole parameters (LAMB, clipping)": "eager, by torch's own kernels; the CPU's are used",
+    "torch: gradient accumulation, averages of weights": "eager",
+    "LAMB16": "its power is compared within bounds (L4), and bits are not promised",
+    "several devices": "programs for one GPU are executed; collectives are not",
+    "other shapes of a kernel than Triton's first": "its autotuner would try them on the device",
+}
+"""What no test here executes, and why."""
+
 
 @functools.cache
 def steps() -> dict[str, spec.Step]:

@@ -26,7 +26,7 @@ def backend() -> XlaBackend:
 
 
 def programs(config) -> list[tuple[str, tuple[int, int]]]:
-    """Return what is run: all of it, or half the steps, that is those with float32 weights and the recipes."""
+    """Return what is run: all of it, or those with float32 weights and the recipes."""
     names = list(steps())
     wide = [name for name in names if "float32" in name.split(",")[-1] or name.startswith("recipe")]
     if config.getoption("--gpu-bits") == "share":
