@@ -140,6 +140,7 @@ class Stage:
     @property
     def _reads_float32(self) -> bool:
         """Whether the weights are needed in float32: a copy of its size for a whole parameter."""
+        # Not cached: Dynamo may be the first that asks, and does not enter the lock of a cached property.
         wrapped = self.scope == "elementwise" and any(self.wrapped)
         return self.lands or wrapped or any(rule.wide_weights for rule in self.rules)
 
