@@ -40,8 +40,11 @@ def steps() -> dict[str, spec.Step]:
     """Return what is run, by name: the contract's steps."""
     made: dict[str, spec.Step] = {}
 
-    def add(name: str, rule: spec.Rule, dtype: str, storage: str = "stochastic", make: Callable = spec.Step):
-        step = make(rule, 0.1, "decoupled", dtype, storage)
+    def add(
+        name: str, rule: spec.Rule, dtype: str, storage: str = "stochastic", make: Callable = spec.Step,
+        decay: str = "decoupled",
+    ) -> None:  # fmt: skip
+        step = make(rule, 0.1, decay, dtype, storage)
         if step not in made.values():
             made[name] = step
 
@@ -56,7 +59,9 @@ def steps() -> dict[str, spec.Step]:
             add(f"AdamW, {text(pair)}, {dtype} weights", _adam(*map(as_spec, pair)), dtype)
     for dtype in ("bfloat16", "float32"):
         for name, rule in _rules(dtype).items():
-            add(f"{name}, {dtype}", rule, dtype)
+            # SGD has no other decay.
+            add(f"{name}, {dtype}", rule, dtype, decay="l2" if name == "trace" else "decoupled")
+        add(f"Adam, {dtype}", _adam(dtype, dtype), dtype, decay="l2")
         lamb = functools.partial(spec.Lamb, max_norm=10.0, exact=True)
         add(f"LAMB, {dtype}", _adam(dtype, dtype, eps=1e-6), dtype, make=lamb)
     return made
@@ -123,8 +128,14 @@ def numbers(shape: tuple[int, ...], count: int, seed: int = 0) -> tuple[np.ndarr
 def nearly_subnormal(case: Case) -> np.ndarray:
     """Tell of each step and weight whether it has had a gradient for which A8 excuses it.
 
-    A product with it may be subnormal; at an eps of 0 its square, too, is not hidden by anything.
+    A product with it may be subnormal; at an eps of 0 its square, too, is not hidden by anything. L2 decay
+    makes such gradients of such weights.
     """
-    g = spec.decode(case.inputs["g"].bits, case.inputs["g"].dtype)
-    hidden = "eps" not in case.inputs or case.inputs["eps"].bits.any()
-    return np.logical_or.accumulate((g != 0) & (np.abs(g) < 2.0 ** (-100 if hidden else -50)))
+
+    def is_tiny(name: str) -> np.ndarray:
+        values = spec.decode(case.inputs[name].bits, case.inputs[name].dtype)
+        hidden = "eps" not in case.inputs or case.inputs["eps"].bits.any()
+        return (values != 0) & (np.abs(values) < 2.0 ** (-100 if hidden else -50))
+
+    decayed = is_tiny("p") if case.arguments["decay"] == "l2" else np.False_
+    return np.logical_or.accumulate(is_tiny("g") | decayed)
