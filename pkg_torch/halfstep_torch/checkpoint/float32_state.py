@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
-from halfstep_torch.engine.batches import new_state
 from halfstep_torch.engine.group_entries import check_decay
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
+from halfstep_torch.engine.slots import new_state
 from halfstep_torch.leaves import leaf_name
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
@@ -165,7 +165,7 @@ def _encoded(
     step = int(saved.get("step", 0))
     own = {key: array for key, array in optimizer.state.get(param, {}).items() if key in plan.weights.arrays}
     state = {
-        **new_state(param, plan.arrays),
+        **new_state(param, plan),
         **own,
         "step": torch.tensor(step, dtype=torch.int64, device="cpu"),
     }

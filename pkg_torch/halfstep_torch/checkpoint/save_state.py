@@ -13,9 +13,9 @@ from torch import Tensor
 from halfstep.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep_torch.checkpoint.links import arrays_of, idle_places, recipe_of
-from halfstep_torch.engine.batches import new_state
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.slots import new_state
 from halfstep_torch.leaves import leaf_name
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -72,7 +72,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p) for leaf, p in weights.items()}
     recipes, formats = {leaf: [] for leaf in weights}, {}
     for leaf, (param, _, plan, links) in stepped.items():
-        state = optimizer.state.get(param) or new_state(param, plan.arrays)
+        state = optimizer.state.get(param) or new_state(param, plan)
         recipes[leaf] = recipe_of(plan, links, int(state["step"]))
         for key, field, label in arrays_of(plan):
             name = f"{field}/{leaf}"

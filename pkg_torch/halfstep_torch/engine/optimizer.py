@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.batches import Batch, LastStep, attach_row_plans, make_batches
+from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
 from halfstep_torch.engine.compiled_stage import compile_batch
+from halfstep_torch.engine.exchange import exchanged, scatter
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step
 from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.loss_scale import is_skipped
@@ -216,13 +218,16 @@ class Optimizer(PlannedOptimizer):
             sizes: of rows; by default the fastest.
         """
         batches = make_batches(parameters, self._group, self.state, last)
-        self._compile_all(batches)
-        attach_row_plans(batches, last, sizes)
-        show_rates = self._shown_rates((batch.group.index, batch.step) for batch in batches)
-        self._look_around(batches)
-        # Everything that can fail has been tried: from here on, weights change.
-        for batch in batches:
-            run_batch(batch)
+        with exchanged(batches):
+            attach_numbers(batches)
+            self._compile_all(batches)
+            attach_row_plans(batches, last, sizes)
+            show_rates = self._shown_rates((batch.group.index, batch.step) for batch in batches)
+            self._look_around(batches)
+            # Everything that can fail has been tried: from here on, weights change.
+            for batch in batches:
+                run_batch(batch)
+                scatter(batch.slots)
         counters = [slot.counter for batch in batches for slot in batch.slots]
         if counters:
             for_each("add_", counters, 1)
@@ -236,7 +241,7 @@ class Optimizer(PlannedOptimizer):
         elements = collections.Counter()
         for group in self.param_groups:
             for param in group["params"]:
-                elements[param.device] += param.numel()
+                elements[param.device] += local_part(param).numel()
         for batch in batches:
             compile_stages = functools.partial(compile_batch, batch)
             self._compile.prepare(self._name, batch.device, elements[batch.device], compile_stages)
@@ -246,7 +251,7 @@ class Optimizer(PlannedOptimizer):
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
         warn_at_first_step(self._name, [batch for batch in batches if batch.step == 1], nameless)
         if not self._compared:
-            slots = [slot for batch in batches for slot in batch.slots]
+            slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]
             check_replicas(self._name, slots, seeds)
             self._compared = True
