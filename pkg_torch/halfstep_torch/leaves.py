@@ -4,9 +4,8 @@ Contract: W7.
 """
 
 import functools
-import itertools
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,9 +31,32 @@ def leaf_name(name: str) -> str:
         >>> leaf_name("module._orig_mod.encoder.0._checkpoint_wrapped_module.weight")
         'encoder/0/weight'
     """
+    parts, modules = _parts(name)
+    return "/".join(parts[modules:])
+
+
+def leaf_names(names: Sequence[str]) -> list[str]:
+    """Return the leaf names of the parameters of one model (contract W7).
+
+    Where two of them would agree but for "module" in front, each keeps what it has more of that.
+
+    Example:
+        >>> leaf_names(["module.weight", "module.module.weight", "module.bias"])
+        ['weight', 'module/weight', 'bias']
+    """
+    leaves = [leaf_name(name) for name in names]
+    if len(set(leaves)) == len(leaves):
+        return leaves
+    modules = [_parts(name)[1] for name in names]
+    fewest = dict(sorted(zip(leaves, modules, strict=True), reverse=True))
+    pairs = zip(leaves, modules, strict=True)
+    return [f"{'module/' * (count - fewest[leaf])}{leaf}" for leaf, count in pairs]
+
+
+def _parts(name: str) -> tuple[list[str], int]:
+    """Return the parts of a name without wrappers, and how many "module" stand in front."""
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    first = next((i for i, part in enumerate(parts[:-1]) if part != "module"), len(parts) - 1)
-    return "/".join(parts[first:])
+    return parts, next((i for i, part in enumerate(parts[:-1]) if part != "module"), len(parts) - 1)
 
 
 def check_weight(caller: str, name: str, param: Tensor) -> None:
@@ -57,24 +79,59 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
 
 def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
     """Raise ValueError if two weights lie over the same memory: one update would be lost."""
-    stretches = []
-    for name, param in named:
-        param = local_part(param)
-        if not param.numel() or param.device.type == "meta":
-            continue
-        start, itemsize = param.data_ptr(), param.element_size()
-        pairs = zip(param.shape, param.stride(), strict=True)
-        extent = 1 + sum((size - 1) * stride for size, stride in pairs)
-        # What has gaps may stand between the elements of another.
-        if extent == param.numel():
-            stretches.append((str(param.device), start, start + extent * itemsize, name))
-    stretches.sort()
-    for (device, _, end, name), (other_device, start, _, other) in itertools.pairwise(stretches):
-        if device == other_device and start < end:
-            raise ValueError(
-                f"{caller}: the weights {name!r} and {other!r} lie over the same memory, and one update of "
-                "the two would be lost. Pass one of them, or a clone."
-            )
+    before: list[_Stretch] = []
+    here = ((name, local_part(param)) for name, param in named)
+    stretches = [_stretch(name, param) for name, param in here if param.numel() and has_memory(param)]
+    for stretch in sorted(stretches, key=lambda x: (x.device, x.start)):
+        before = [other for other in before if other.device == stretch.device and stretch.start < other.end]
+        for other in before:
+            if _overlap(other, stretch):
+                raise ValueError(
+                    f"{caller}: the weights {other.name!r} and {stretch.name!r} lie over the same memory, "
+                    "and one update of the two would be lost. Pass one of them, or a clone."
+                )
+        before.append(stretch)
+
+
+class _Stretch(NamedTuple):
+    """The memory from the first element of a weight to its last.
+
+    Attributes:
+        device: of the weight.
+        start: its first byte.
+        end: behind its last byte.
+        name: of the weight.
+        layout: shape and strides in bytes, the bytes of an element an axis more; None without gaps.
+    """
+
+    device: str
+    start: int
+    end: int
+    name: str
+    layout: tuple[tuple[int, ...], tuple[int, ...]] | None
+
+
+def has_memory(param: Tensor) -> bool:
+    """Whether a tensor lies anywhere: not on the meta device, nor under FakeTensorMode."""
+    return param.device.type != "meta" and not hasattr(param, "fake_mode")
+
+
+def _stretch(name: str, param: Tensor) -> _Stretch:
+    itemsize, start = param.element_size(), param.data_ptr()
+    shape, strides = (*param.shape, itemsize), (*(stride * itemsize for stride in param.stride()), 1)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    has_gaps = extent != param.numel() * itemsize
+    return _Stretch(str(param.device), start, start + extent, name, (shape, strides) if has_gaps else None)
+
+
+def _overlap(a: _Stretch, b: _Stretch) -> bool:
+    """Whether a byte belongs to both of two stretches that overlap: what has gaps may stand between."""
+    if a.layout is b.layout is None:
+        return True
+    taken = torch.zeros(max(a.end, b.end) - a.start, dtype=torch.bool, device="cpu")
+    views = [taken.as_strided(*(x.layout or ((x.end - x.start,), (1,))), x.start - a.start) for x in (a, b)]
+    views[0].fill_(True)
+    return bool(views[1].any())
 
 
 def check_grad(caller: str, name: str, param: Tensor) -> None:
@@ -164,6 +221,16 @@ def _where(mesh: Any, placements: tuple | None = None) -> str:
         return "a plain tensor"
     placed = "" if placements is None else f" as {', '.join(map(str, placements))}"
     return f"a DTensor over a mesh of shape {mesh_sizes(mesh)}{placed}"
+
+
+def check_count(caller: str, name: str, count: Any) -> None:
+    """Raise TypeError unless a parameter's count is as steps keep it: they add to it in place."""
+    if not isinstance(count, Tensor) or count.dtype != torch.int64 or count.dim():
+        kind = f"{dtype_name(count.dtype)}{list(count.shape)}" if isinstance(count, Tensor) else repr(count)
+        raise TypeError(
+            f"{caller}: the step of {name!r} is {kind}, not a tensor int64[]. "
+            "Load state by load_state_dict, or write torch.tensor(step)."
+        )
 
 
 def check_leftovers(

@@ -1,13 +1,14 @@
 """What a param group may hold besides the numbers of the links, and the names of its parameters."""
 
 import difflib
+import operator
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.leaves import leaf_name
+from halfstep_torch.leaves import leaf_names
 from halfstep_torch.optimizer_state.form import HEADER
 
 # Arguments of torch's own optimizers that ask for nothing where they have these values.
@@ -65,6 +66,65 @@ def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
     return [(names[param], param) for param in bare]
 
 
+class NamedMembers:
+    """The names of the parameters of all groups, kept by parameter.
+
+    A list of parameters may be filtered, sorted or replaced in place; torch's list of their names beside it
+    is read by position, and is set here to what the parameters are called.
+    """
+
+    def __init__(self):
+        self._names: dict[Tensor, str] = {}
+        self._listed: list[list[Tensor]] = []
+        self._leaves: list[list[str]] = []
+
+    def leaves(self, caller: str, groups: Sequence[dict[str, Any]]) -> list[list[str]]:
+        """Return the leaf names of the parameters of each group (contract W7): without names, their places.
+
+        Raises:
+            ValueError: if a parameter was put into a list of parameters, and so has no name.
+        """
+        params = [group["params"] for group in groups]
+        if not _same(params, self._listed):
+            for i, group in enumerate(groups):
+                if "param_names" in group:
+                    group["param_names"] = self._names_of(caller, i, group)
+            self._leaves = _leaves_of(groups)
+            self._listed = [list(listed) for listed in params]
+        return self._leaves
+
+    def _names_of(self, caller: str, index: int, group: Mapping[str, Any]) -> list[str]:
+        """Return the names of a group's parameters: one that replaces another has the name of that."""
+        params, names = group["params"], group["param_names"]
+        for place, param in enumerate(params):
+            if param in self._names:
+                continue
+            if len(names) != len(params):
+                raise ValueError(
+                    f"{caller}: the parameter {place} of param group {index}, of shape {tuple(param.shape)}, "
+                    "has no name, as it was put into the group's list. Use add_param_group."
+                )
+            self._names[param] = names[place]
+        return [self._names[param] for param in params]
+
+
+def _same(params: Sequence[list[Tensor]], others: Sequence[list[Tensor]]) -> bool:
+    """Whether groups have the very same parameters."""
+    if list(map(len, params)) != list(map(len, others)):
+        return False
+    return all(all(map(operator.is_, xs, ys)) for xs, ys in zip(params, others, strict=True))
+
+
+def _leaves_of(groups: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    names = [name for group in groups for name in group.get("param_names", ())]
+    leaves, index, named = iter(leaf_names(names)), 0, []
+    for group in groups:
+        places = range(index, index + len(group["params"]))
+        named.append([next(leaves) if "param_names" in group else str(place) for place in places])
+        index = places.stop
+    return named
+
+
 def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
     """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do."""
     for name, value in given.items():
@@ -105,12 +165,12 @@ def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], argu
 
 def check_names(caller: str, groups: Iterable[Mapping[str, Any]]) -> None:
     """Raise ValueError if two parameters have one name: they would be rounded by the same words."""
+    names = [name for group in groups for name in group.get("param_names", ())]
     taken: dict[str, str] = {}
-    for group in groups:
-        for name in group.get("param_names", ()):
-            if (leaf := leaf_name(name)) in taken:
-                raise ValueError(
-                    f"{caller}: the parameters {taken[leaf]!r} and {name!r} have one name, {leaf!r}, "
-                    "and names decide the random words. Put a prefix before the names of each model."
-                )
-            taken[leaf] = name
+    for name, leaf in zip(names, leaf_names(names), strict=True):
+        if leaf in taken:
+            raise ValueError(
+                f"{caller}: the parameters {taken[leaf]!r} and {name!r} have one name, {leaf!r}, "
+                "and names decide the random words. Put a prefix before the names of each model."
+            )
+        taken[leaf] = name

@@ -6,7 +6,7 @@ A group's entries are the numbers of the links, how moments are stored, and the 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,14 +42,15 @@ class GroupChoices:
     def rate(self, caller: str, index: int, group: Mapping[str, Any]) -> Any:
         """Return what the links are to read as lr: a number, or the schedule.
 
-        A 0 in the group is obeyed, whoever wrote it: torch.distributed.checkpoint makes state by a step at 0.
+        A 0 in the group is obeyed where no scheduler wrote it: torch.distributed.checkpoint makes state by a
+        step at 0 with gradients of zero.
         """
         written = group.get("lr")
         if self.schedule is None:
             return written
         if written is None or float(written) == self.shown:
             return self.schedule
-        if float(written) == 0:
+        if float(written) == 0 and not ("initial_lr" in group and _any_gradient(group["params"])):
             return 0.0
         say_once(
             f"{caller}: a learning rate was written into param group {index}, whose lr is a function of the "
@@ -117,11 +118,7 @@ class ReadGroup:
     def plan_key(self) -> tuple:
         """What the plans of the group's parameters depend on, besides the parameters."""
         read = tuple(link.read_by_bind(h) for link, h in zip(self.links, self.values, strict=True))
-        return self.index, self._maximize, tuple(link.seed for link in self.links), read
-
-    @property
-    def _maximize(self) -> bool:
-        return bool(self.entries["maximize"])
+        return self.index, bool(self.entries["maximize"]), tuple(link.seed for link in self.links), read
 
     def info(self, name: str, param: Tensor) -> ParamInfo:
         """Return what decides how a parameter of the group is stepped."""
@@ -142,7 +139,11 @@ class ReadGroup:
         rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
         seeds = [link.seed for link in self.links]
         wrapped = self.links[-1].wrapped_links if self.links else 0
-        return make_plan(rules, seeds, info.dtype, self._maximize, wrapped)
+        return make_plan(rules, seeds, info.dtype, bool(self.entries["maximize"]), wrapped)
+
+
+def _any_gradient(params: Iterable[Tensor]) -> bool:
+    return any(bool(p.grad.any()) for p in params if p.grad is not None)
 
 
 def rate_of(caller: str, schedule: Callable[[int], Any], count: int) -> float:

@@ -1,6 +1,5 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
-import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -8,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
 from halfstep_torch.engine.compiled_stage import compile_batch
 from halfstep_torch.engine.exchange import exchanged, scatter
-from halfstep_torch.engine.first_step_warnings import warn_at_first_step
+from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.loss_scale import is_skipped
 from halfstep_torch.engine.packed_rows import for_each
@@ -20,6 +18,7 @@ from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.engine.replicas import check_replicas
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.run import run_batch
+from halfstep_torch.leaves import has_memory
 from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
 from halfstep_torch.optimizer_state.state_dict import (
     check_saved_state,
@@ -58,8 +57,10 @@ class Optimizer(PlannedOptimizer):
             float32, bfloat16 or float16.
         tx: a transform, or a `chain` of them.
         maximize: ascend.
-        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices, and on
-            CPU from a million parameters up where a C++ compiler is found. The bits are the same.
+        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices; on a
+            CPU with a C++ compiler, once eager steps have cost about as much as compiling, that is after
+            300 million weights stepped: the first step of a large model, step 300 of a million weights. The
+            bits are the same.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
             names, or a share of them.
 
@@ -86,10 +87,18 @@ class Optimizer(PlannedOptimizer):
     Source: contract A6, P1.
     """
 
-    # A GradScaler then calls `step` with the gradients as they are, and says by what they are scaled.
-    _step_supports_amp_scaling = True
     release: Any = None
     """The handle of `release_gradients`, as long as it steps the parameters."""
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler calls `step` with the gradients as they are, and says how they are scaled.
+
+        Float16 ones, which it does not unscale itself; of others Lightning then refuses to clip.
+        """
+        if self.release is not None:
+            return True  # which has no gradients left to unscale, and says so
+        return any(p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
@@ -98,8 +107,9 @@ class Optimizer(PlannedOptimizer):
         parameters' leaf names. All of it loads with `torch.load(weights_only=True)`. State arrays are not
         copied.
         """
+        headers = self._headers()
         state_dict = super().state_dict()
-        for group, header in zip(state_dict["param_groups"], self._headers(), strict=True):
+        for group, header in zip(state_dict["param_groups"], headers, strict=True):
             group.update({key: plain_value(value) for key, value in group.items()}, **{HEADER: header})
         return state_dict
 
@@ -173,9 +183,6 @@ class Optimizer(PlannedOptimizer):
             closure: re-evaluates the model and returns the loss.
             zero_grad: drop the gradients afterwards, as `zero_grad()` does.
 
-        Returns:
-            What `closure` returned, or None.
-
         Raises:
             TypeError: if a gradient is sparse or of a wrong dtype, or a group's value of a wrong type.
             ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
@@ -217,7 +224,9 @@ class Optimizer(PlannedOptimizer):
             last: what the last step of these parameters has left.
             sizes: of rows; by default the fastest.
         """
-        batches = make_batches(parameters, self._group, self.state, last)
+        all_batches = make_batches(parameters, self._group, self.state, last)
+        # Of a dry run there is the state alone.
+        batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
         with exchanged(batches):
             attach_numbers(batches)
             self._compile_all(batches)
@@ -228,28 +237,28 @@ class Optimizer(PlannedOptimizer):
             for batch in batches:
                 run_batch(batch)
                 scatter(batch.slots)
-        counters = [slot.counter for batch in batches for slot in batch.slots]
+        counters = [slot.counter for batch in all_batches for slot in batch.slots]
         if counters:
             for_each("add_", counters, 1)
-        if any(batch.step == LAST_STEP for batch in batches):
+        if any(batch.step == LAST_STEP for batch in all_batches):
             for_each("clamp_max_", counters, LAST_STEP)
         for show_rate in show_rates:
             show_rate()
 
     def _compile_all(self, batches: Iterable[Batch]) -> None:
         """Compile what is to be compiled."""
-        elements = collections.Counter()
-        for group in self.param_groups:
-            for param in group["params"]:
-                elements[param.device] += local_part(param).numel()
         for batch in batches:
+            elements = sum(slot.param.numel() for slot in batch.slots)
             compile_stages = functools.partial(compile_batch, batch)
-            self._compile.prepare(self._name, batch.device, elements[batch.device], compile_stages)
+            self._compile.prepare(self._name, batch.device, elements, compile_stages)
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """At the first step, say what the user should know, and compare replicas in other processes."""
+        first = [batch for batch in batches if batch.step == 1]
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
-        warn_at_first_step(self._name, [batch for batch in batches if batch.step == 1], nameless)
+        if first:
+            warn_at_first_step(self._name, first, nameless)
+            warn_of_missing_links(self._name, first)
         if not self._compared:
             slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]

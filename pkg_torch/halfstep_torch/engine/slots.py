@@ -127,4 +127,4 @@ def new_state(param: Tensor, plan: Plan, keys: Iterable[str] | None = None) -> d
     }
     if keys is not None:
         return made
-    return {"step": torch.zeros((), dtype=torch.int64, device="cpu"), **made}
+    return {"step": torch.tensor(0, dtype=torch.int64, device="cpu"), **made}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from halfstep.checkpoint.header import SPEC_VERSION, check_spec_version
 from halfstep_torch.chain import Chain
-from halfstep_torch.leaves import check_scale_bytes, leaf_name
+from halfstep_torch.leaves import check_scale_bytes, leaf_names
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer_state.form import HEADER, check_form, check_header, check_seeds, saved_step
 from halfstep_torch.say_once import say_once
@@ -93,11 +93,12 @@ def _saved_names(group: Mapping[str, Any], header: Mapping[str, Any], before: in
     """
     ids = group["params"]
     if ids and all(isinstance(name, str) for name in ids):
-        return [leaf_name(name) for name in ids]
+        return leaf_names(ids)
     if "names" in header:
         return list(header["names"])
-    if "param_names" in group:
-        return [leaf_name(name) for name in group["param_names"]]
+    # ZeroRedundancyOptimizer writes the names of one process's share beside the parameters of all.
+    if len(group.get("param_names", ())) == len(ids):
+        return leaf_names(group["param_names"])
     return _places(before, len(ids))
 
 
