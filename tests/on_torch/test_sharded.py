@@ -157,6 +157,28 @@ def what_cannot_be_stepped_is_refused_by_name(rank: int) -> None:
         optimizer.step()
 
 
+def functions_without_shards_refuse_them(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    model = torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
+    fully_shard(model, mesh=mesh)
+    (param,) = model.parameters()
+    param.grad = shard(torch.ones(8, 8, dtype=torch.bfloat16), mesh, [Shard(0)])
+    optimizer = hs.AdamW(model.named_parameters())
+    clipped = hs.Optimizer([param], hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_learning_rate(1.0)))
+    for call in (
+        lambda: hs.float32_params(optimizer),
+        lambda: hs.set_float32_params(optimizer, {}),
+        lambda: hs.float32_state_dict(optimizer),
+        lambda: hs.save_state("unwritten", model, optimizer),
+        lambda: hs.diagnose(model, optimizer),
+        lambda: hs.accumulate_gradients(model),
+        lambda: hs.clip_grad_norm_(model.parameters(), 1.0),
+        clipped.step,
+    ):
+        with pytest.raises(TypeError, match="is a DTensor, which it does not support"):
+            call()
+
+
 @pytest.mark.slow
 def test_the_mesh_changes_no_bit_of_two_processes(tmp_path: pathlib.Path):
     in_processes(
@@ -169,6 +191,7 @@ def test_the_mesh_changes_no_bit_of_two_processes(tmp_path: pathlib.Path):
         plain_and_sharded_parameters_step_in_one_group,
         partial_gradients_are_summed,
         what_cannot_be_stepped_is_refused_by_name,
+        functions_without_shards_refuse_them,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.group_entries import check_decay
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
@@ -212,6 +213,7 @@ def _check_optimizer(caller: str, optimizer: Any) -> None:
         raise TypeError(
             f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
+    refuse_shards(caller, (param for _, param, _ in optimizer.plans()), "Use torch.distributed.checkpoint.")
 
 
 def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mapping]) -> None:

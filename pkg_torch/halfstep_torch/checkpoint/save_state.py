@@ -13,6 +13,7 @@ from torch import Tensor
 from halfstep.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep_torch.checkpoint.links import arrays_of, idle_places, recipe_of
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import new_state
@@ -133,6 +134,7 @@ def _parameters(
         raise TypeError(
             f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
+    refuse_shards(caller, model.parameters(), "Use torch.distributed.checkpoint.")
     groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
     links = optimizer.bound_links()
     stepped = {

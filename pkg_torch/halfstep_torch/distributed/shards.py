@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -169,6 +169,7 @@ def replicated(x: Any) -> tuple:
     return (Replicate(),) * x.device_mesh.ndim
 
 
-def meshes(tensors: Iterable[Any]) -> Iterator[Any]:
-    """Yield the distinct meshes of the DTensors among tensors, in their order."""
-    yield from dict.fromkeys(x.device_mesh for x in tensors if is_sharded(x))
+def refuse_shards(caller: str, tensors: Iterable[Any], way_out: str) -> None:
+    """Raise TypeError if a tensor is a DTensor, of which the caller would see a part, or too much."""
+    if any(map(is_sharded, tensors)):
+        raise TypeError(f"{caller}: a parameter is a DTensor, which it does not support. {way_out}")

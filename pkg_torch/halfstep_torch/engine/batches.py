@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.distributed.shards import check_sharding, local_part, sharding
+from halfstep_torch.distributed.shards import check_sharding, local_part, refuse_shards, sharding
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
@@ -132,7 +132,9 @@ def _step_numbers(batch: Batch, batches: Iterable[Batch]) -> list[Any]:
     for j in batch.plan.rule_indices:
         link, grads = group.links[j], []
         if link.measures:
-            grads = [slot.grad for other in batches if _has(other, link) for slot in other.slots]
+            slots = [slot for other in batches if _has(other, link) for slot in other.slots]
+            refuse_shards(link.name, (slot.owner for slot in slots), "Use torch.nn.utils.clip_grad_norm_.")
+            grads = [slot.grad for slot in slots]
             grads = grads if group.scale is None else Unscaled(grads, group.scale)
         numbers.append(link.step_numbers(group.values[j], batch.step, grads))
     return numbers
