@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.window import Window
-from halfstep_torch.engine.slots import Slot, SlotKeys
+from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 from halfstep_torch.storage.blocks import Blocks
@@ -122,12 +122,15 @@ class Rows:
     def __len__(self) -> int:
         return self._count
 
-    def keys(self, slot_keys: SlotKeys) -> Tensor:
-        """Return the keys of the rows: int32, of every column a number per row, or per element past 2^32."""
+    def entries(self, slot_columns: SlotColumns) -> Tensor:
+        """Return of every column a number per row."""
         if self.slots is None:
-            columns = slot_keys.by_slot[self.spans[0].slot].expand(-1, self._count).contiguous()
-        else:
-            columns = slot_keys.columns.index_select(1, self.slots)
+            return slot_columns.by_slot[self.spans[0].slot].expand(-1, self._count).contiguous()
+        return slot_columns.columns.index_select(1, self.slots)
+
+    def keys(self, slot_keys: SlotColumns) -> Tensor:
+        """Return the keys of the rows: int32, of every column a number per row, or per element past 2^32."""
+        columns = self.entries(slot_keys)
         if self.high is None:
             return columns
         # Contract W8: the high half of the index is added to k1, golden ratio times.

@@ -69,11 +69,11 @@ class Slot:
 
 
 @dataclasses.dataclass(eq=False)
-class SlotKeys:
-    """Keys of the random words of slots.
+class SlotColumns:
+    """What slots differ in within a launch: keys of their random words, or numbers of their counts.
 
     Attributes:
-        columns: int32: a row for every column of `stream_keys`, an entry per slot.
+        columns: a row for every column, an entry per slot: int32, of `stream_keys`, or float32.
     """
 
     columns: Tensor
