@@ -85,9 +85,9 @@ class StoreState(Link):
         """Whether the wrapped rule touches this parameter."""
         return self.inner.applies_to(name, param)
 
-    def step_numbers(self, h: Any, step: int, gs: Sequence[Tensor] = ()) -> Any:
+    def step_numbers(self, h: Any, step: int, measured: Mapping[str, Any] | None = None) -> Any:
         """Return those of the wrapped rule."""
-        return self.inner.step_numbers(h, step, gs)
+        return self.inner.step_numbers(h, step, measured)
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> BoundRule | None:
         """Bind the wrapped rule, with the moments that are chosen stored once more."""
