@@ -43,7 +43,8 @@ def pytest_terminal_summary(terminalreporter, config) -> Iterator[None]:
     if not rows:
         return
     terminalreporter.write_sep("=", "executed")
-    for row in sorted(rows, key=lambda row: (row["compiler"], row["step"], row["shape"])):
+    rows.sort(key=lambda row: (row["compiler"], row["step"], row["shape"]))
+    for row in rows:
         shape, differing = "x".join(map(str, row["shape"])), row["differing"] or "none"
         terminalreporter.write_line(
             f"{row['compiler']:7s}{row['step']:68s}{shape:>10s}{row['launches']:>6d} launches"
@@ -52,9 +53,10 @@ def pytest_terminal_summary(terminalreporter, config) -> Iterator[None]:
     for name, reason in (not_executed := importlib.import_module("gpu_bits.steps").NOT_EXECUTED).items():
         terminalreporter.write_line(f"not executed: {name}: {reason}")
     if path := config.getoption("--gpu-bits-json"):
-        path.write_text(
-            json.dumps({"versions": _versions(), "not_executed": not_executed, "rows": rows}, indent=1) + "\n"
-        )
+        head = json.dumps({"versions": _versions(), "not_executed": not_executed}, indent=1)
+        # A row for each line, so that two records can be compared.
+        lines = ",\n  ".join(json.dumps(row) for row in rows)
+        path.write_text(f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n')
 
 
 def _versions() -> dict[str, str]:
