@@ -96,6 +96,26 @@ def shuffle(
         launch.write(valid_target, launch.everywhere(valid))
 
 
+_REDUCE = {"add": np.add, "min": np.minimum, "max": np.maximum}
+_REDUCE |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+
+
+@operation(
+    r"redux\.sync\.(?P<how>add|min|max)\.(?P<kind>[us]32)|redux\.sync\.(?P<joint>and|or|xor)\.(?P<of>b32)"
+)
+def reduce(
+    launch: Launch, d: Operand, a: Operand, members: Operand,
+    how: str | None, kind: str | None, joint: str | None, of: str | None,
+) -> None:  # fmt: skip
+    """Give each thread what the numbers of its whole warp come to."""
+    _need_whole_warps(launch)
+    if (launch.read(members, "b32") != np.uint32(0xFFFFFFFF)).any():
+        raise NotImplementedError("a part of a warp")
+    values = launch.everywhere(launch.read(a, kind or of or "")).reshape(-1, WARP)
+    whole = _REDUCE[how or joint or ""].reduce(values, axis=1, dtype=values.dtype)
+    launch.write(d, np.repeat(whole, WARP))
+
+
 @operation(r"membar\.(?:gl|cta)|fence\.\S+|griddepcontrol\.(?:wait|launch_dependents)|createpolicy\.\S+")
 def nothing(launch: Launch, *operands: Operand) -> None:
     """Order memory or describe a cache: threads run in step, and there is no cache."""

@@ -43,7 +43,7 @@ def test_arrays_have_sizes():
     assert hlo.arrays("(s32[], bf16[2,3]{1,0})") == [(np.int32, ()), (ml_dtypes.bfloat16, (2, 3))]
     assert hlo.size("(s32[], bf16[2,3]{1,0}, pred[5])") == 4 + 12 + 5
     with pytest.raises(KeyError):
-        hlo.size("c64[2]")
+        hlo.size("c128[2]")
 
 
 @pytest.mark.parametrize(

@@ -207,3 +207,19 @@ def test_a_launch_must_fit_its_kernel():
         Launch(kernel, (1, 1, 1), (64, 1, 1), [], Memory(), Approximations())
     with pytest.raises(ValueError, match="blocks"):
         Launch(kernel, (1, 1, 1), (32, 1, 1), [AT], Memory(), Approximations())
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "second"),
+    [("add.s32", 496, 1520), ("max.u32", 31, 63), ("min.s32", 0, 32), ("or.b32", 31, 63), ("and.b32", 0, 32)],
+)
+def test_a_warp_is_reduced_for_all_its_threads(how, first, second):
+    reduced = lanes(f"redux.sync.{how} %r2, %r1, 0xffffffff;", 64)
+    assert reduced == [first] * 32 + [second] * 32
+
+
+def test_a_part_of_a_warp_is_not_reduced():
+    with pytest.raises(NotImplementedError, match="part of a warp"):
+        lanes("redux.sync.or.b32 %r2, %r1, 15;", 32)
+    with pytest.raises(RuntimeError, match="part of a warp"):
+        lanes("setp.lt.u32 %p1, %r1, 4; @%p1 redux.sync.or.b32 %r2, %r1, 0xffffffff;", 32)

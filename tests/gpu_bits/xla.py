@@ -31,18 +31,23 @@ _UNTOUCHED = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
 Place = tuple[int, int]  # an address, and how many bytes
 
 
-def compile_for_h100(function: Callable, *arguments: Any, donate: tuple[int, ...] = ()) -> "Program":
+def compile_for_h100(
+    function: Callable, *arguments: Any, donate: tuple[int, ...] = (), **named: Any
+) -> "Program":
     """Return what XLA makes of a function for an H100.
 
     Args:
         function: of trees of arrays.
         arguments: trees of what has a shape and a dtype.
         donate: which arguments it may overwrite.
+        named: more arguments, by name.
     """
     topology = topologies.get_topology_desc(platform="cuda", target_config=compiled.H100, topology="1x1x1")
     sharding = SingleDeviceSharding(topology.devices[0])
-    shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)
-    lowered = jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shaped)
+    shaped, named = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), (arguments, named)
+    )
+    lowered = jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shaped, **named)
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_large_constants": True}
         lowered.compile(compiler_options=options)
