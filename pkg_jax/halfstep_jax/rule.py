@@ -13,12 +13,13 @@ import jax
 import numpy as np
 import optax
 
-from halfstep.moments import StepMoment
+from halfstep.moments import Payment, StepMoment, payment_name, payments
 from halfstep.numbers import Elsewhere
 from halfstep.rule import Rule, declared
 from halfstep_jax.numbers.hyperparameters import as_number
 from halfstep_jax.numbers.op import Count, JaxOp
 from halfstep_jax.numbers.random_words import LeafKey
+from halfstep_jax.numbers.roots import divide
 from halfstep_jax.numbers.schedules import at_count
 from halfstep_jax.storage.relative import from_unit, to_unit
 from halfstep_jax.storage.stored_moment import StoredMoment
@@ -47,12 +48,22 @@ class StoredStepMoment(StepMoment):
     """
 
     def __init__(
-        self, stored: StoredMoment, encoded: Any, keys: StepKeys, op: JaxOp, unit: "StoredStepMoment | None"
+        self,
+        stored: StoredMoment,
+        encoded: Any,
+        keys: StepKeys,
+        op: JaxOp,
+        numbers: Any,
+        second: "StoredStepMoment | None",
     ):
-        unit = unit if stored.format_of(encoded).relative else None
+        fmt = stored.format_of(encoded)
+        unit = second if fmt.relative else None
         value = stored.decode(encoded, keys.before)
         value = value if unit is None else from_unit(value, unit.value.value)
-        super().__init__(stored.name, value, op, unit)
+        payment = None
+        if stored.pays(fmt):
+            payment = Payment(op.number(getattr(numbers, payment_name(stored.name))), second)
+        super().__init__(stored.name, value, op, unit, payment)
         self._stored, self._keys, self.encoded = stored, keys, encoded
 
     def store(self, x: jax.Array) -> jax.Array:
@@ -96,6 +107,8 @@ def numbers_at(rule: Rule, before: Any, count: Any) -> Any:
     # Arrays, and not numbers of a step: here they may be computed with one another.
     further = rule.numbers(_named(tuple(h))(*map(op.wrap, h.values())), Count(op, count), op)
     n = h | {name: op.bare(x) for name, x in further.items()}
+    for name, moment in payments(rule).items():
+        n[name] = divide(h[moment.rate], np.float32(1) - h[moment.rate])
     return _named(tuple(n))(**n)
 
 

@@ -186,8 +186,8 @@ def _step(
     rows = zip(stored, encoded, strict=True)
     # Those in units of another after that one.
     for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
-        unit = moments.get(moment.field.unit)
-        moments[name] = StoredStepMoment(moment, old, step_keys, op, unit)
+        second = moments.get(moment.field.unit)
+        moments[name] = StoredStepMoment(moment, old, step_keys, op, numbers, second)
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
     u = updated(rule, numbers, g, p, op, moments)
     return u, *(moments[name].encoded for name, _ in stored)

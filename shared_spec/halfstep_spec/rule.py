@@ -55,6 +55,7 @@ class Moment:
         rounding: the argument that holds its rounding; "" for its name and "_rounding".
         shape: of the moment, from that of the weights.
         unit: the second moment whose root may be its unit; "" for none.
+        linear: whether the update is linear in it, so that an error of it can be paid back at once.
     """
 
     rate: str | None
@@ -63,6 +64,7 @@ class Moment:
     rounding: str
     shape: Callable[[_Shape], _Shape]
     unit: str
+    linear: bool
 
 
 def moment(
@@ -73,9 +75,10 @@ def moment(
     rounding: str = "",
     shape: Callable[[_Shape], _Shape] = tuple,
     unit: str = "",
+    linear: bool = False,
 ) -> Any:
     """Return the field by which a rule declares a moment; the arguments are those of `Moment`."""
-    declared = Moment(rate, signed, dtype, rounding, shape, unit)
+    declared = Moment(rate, signed, dtype, rounding, shape, unit, linear)
     return dataclasses.field(init=False, repr=False, compare=False, default=declared)
 
 
@@ -89,16 +92,27 @@ class StepMoment:
     """
 
     def __init__(
-        self, name: str, storage: StoredMoment, old: Encoded, step: int, leaf: str, unit: "StepMoment | None"
+        self,
+        name: str,
+        storage: StoredMoment,
+        old: Encoded,
+        step: int,
+        leaf: str,
+        second: "StepMoment | None",
     ):
         self.value, self.stored, self.rounded = storage.decode(old, step - 1, leaf), None, None
         self._name, self._storage, self._step, self._leaf = name, storage, step, leaf
-        self._unit = unit if storage.format(self.value.shape).relative else None
+        self._second, fmt = second, storage.format(self.value.shape)
+        self._unit = second if fmt.relative else None
+        self._pays = storage.rounding == "paid" and fmt.codes.half_gap > 0
         if self._unit is not None:
             self.value = from_unit(self.value, self._unit.value)
 
     def round(self, x: np.ndarray) -> np.ndarray:
-        """Round float32 `x` to the moment's format, once, keep the codes, and return what was stored."""
+        """Round float32 `x` to the moment's format, once, and keep the codes.
+
+        Returns what the update goes on with: what was stored, or what is paid for it.
+        """
         if self.stored is not None:
             raise ValueError(f"round: {self._name} was rounded before in this step. Round it once.")
         if x.shape != self.value.shape or x.dtype != np.float32:
@@ -110,7 +124,16 @@ class StepMoment:
         z = x if v is None else to_unit(x, v)
         self.stored, z = self._storage.round(z, self._step, self._leaf)
         self.rounded = z if v is None else from_unit(z, v)
-        return self.rounded
+        return self._paid(x, self.rounded) if self._pays else self.rounded
+
+    def _paid(self, x: np.ndarray, stored: np.ndarray) -> np.ndarray:
+        """Return x - d: d is what the error of storing x would add to all later updates."""
+        b = np.float32(self._storage.b)
+        d = (b / (np.float32(1) - b)) * (stored - x)
+        if self._second is not None:
+            most = np.float32(4) * np.sqrt(self._second._rounded_before(self._name))
+            d = np.minimum(np.maximum(d, -most), most)
+        return x - d
 
     def _rounded_before(self, name: str) -> np.ndarray:
         if self.rounded is None:
@@ -216,6 +239,10 @@ class Rule:
     def _check_unit(self, name: str, d: Moment, declared: Mapping[str, Moment]) -> None:
         """Raise ValueError for a moment in units of a root that is not there, or beyond what codes hold."""
         fmt, rule = as_format(getattr(self, d.dtype)), type(self).__name__
+        if getattr(self, d.rounding) == "paid" and not d.linear:
+            raise ValueError(
+                f"{rule}: {d.rounding} is paid, and no update is linear in {name}. Use stochastic."
+            )
         if fmt.relative and not d.unit:
             raise ValueError(
                 f"{rule}: {d.dtype} is relative, and {name} has no second moment. Use scaled(...)."
@@ -248,8 +275,8 @@ class Rule:
         moments: dict[str, StepMoment] = {}
         units = {name: declared.unit for name, declared in self.declared().items()}
         for name, storage in sorted(self.moments.items(), key=lambda item: bool(units.get(item[0]))):
-            unit = moments.get(units.get(name, ""))
-            moments[name] = StepMoment(f"{rule}.{name}", storage, state.moments[name], count, leaf, unit)
+            second = moments.get(units.get(name, ""))
+            moments[name] = StepMoment(f"{rule}.{name}", storage, state.moments[name], count, leaf, second)
         u = self.update(g, p, self.numbers(count), Moments(rule, moments))
         if u.shape != g.shape or u.dtype != np.float32:
             raise ValueError(f"{rule}.update: returned {u.dtype}{u.shape}. Return float32{g.shape}, as g is.")

@@ -199,8 +199,7 @@ def _entry(link: Link) -> Entry:
     for name, moment in (link.inside or {}).items():
         for path, codes in _leaves(getattr(link.state, name)):
             leaf = leaf_name(path)
-            fmt, stochastic = moment.storage_of(codes, weights[leaf].shape)
-            rounding = "stochastic" if stochastic else "nearest"
+            fmt, rounding = moment.storage_of(codes, weights[leaf].shape)
             arrays[leaf][name] = {"format": fmt.label, "rounding": rounding}
     if isinstance(rule, WeightRule) and rule.extra_field:
         for path, extra in _leaves(getattr(link.state, rule.extra_field)):

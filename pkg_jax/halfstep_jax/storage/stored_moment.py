@@ -21,6 +21,7 @@ from halfstep.storage.moment_formats import (
     check_rounding,
     dtype_argument,
     is_stochastic,
+    pays,
 )
 from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey
@@ -187,7 +188,7 @@ class StoredMoment:
             return as_format(self.caller, self.dtype_name, encoded.codes.dtype)
         return self.asked_for
 
-    def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, bool]:
+    def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, str]:
         """Return how the moment of a weight of `shape` is stored, and whether it is rounded stochastically.
 
         Args:
@@ -198,7 +199,13 @@ class StoredMoment:
             fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         else:
             fmt = self.asked_for.for_shape(self._shape(shape))
-        return fmt, self._stochastic(fmt)
+        if self.pays(fmt):
+            return fmt, "paid"
+        return fmt, "stochastic" if self._stochastic(fmt) else "nearest"
+
+    def pays(self, fmt: Format) -> bool:
+        """Whether a step pays for storing the moment in a format."""
+        return pays(fmt, self.rounding)
 
     @property
     def dithered(self) -> bool:

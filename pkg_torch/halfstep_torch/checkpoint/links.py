@@ -90,7 +90,7 @@ def _beside(bound: BoundRule) -> dict[str, Any]:
 
 def _kept(one: StoredMoment) -> dict[str, Any]:
     """Return the format and rounding of a moment."""
-    return {"format": one.format.label, "rounding": "nearest" if one.source is None else "stochastic"}
+    return {"format": one.format.label, "rounding": one.rounding}
 
 
 def _inside(one: Any) -> Any:

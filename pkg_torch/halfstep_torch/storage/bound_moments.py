@@ -12,6 +12,7 @@ from halfstep.storage.moment_formats import (
     check_rounding,
     check_unit,
     is_stochastic,
+    pays,
 )
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape, WordSource
@@ -51,6 +52,8 @@ def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, 
         keep_nonzero="never" if moment.signed else "always",
         shape_of=moment.shape,
         unit=moment.unit if fmt.relative else "",
+        paid=pays(fmt, _rounding(rule, moment)),
+        second=moment.unit,
     )
 
 

@@ -48,6 +48,16 @@ class MomentStorage(Protocol):
         """The name of the second moment whose root is its unit; "" for none."""
         ...
 
+    @property
+    def paid(self) -> bool:
+        """Whether a step pays for storing it."""
+        ...
+
+    @property
+    def second(self) -> str:
+        """The name of the second moment whose root bounds what is paid; "" for no bound."""
+        ...
+
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
         """Return the float32 values of the state arrays: exact; `words` of each of the `sources`."""
         ...
@@ -74,6 +84,8 @@ class StoredMoment:
         keep_nonzero: where what is not zero is not stored as zero, as `Format.encode` takes it.
         shape_of: from the shape of the parameter to that of the moment; None where they are the same.
         unit: the name of the second moment whose root is its unit; "" for none.
+        paid: whether a step pays for storing it.
+        second: the name of the second moment whose root bounds what is paid; "" for no bound.
     """
 
     name: str
@@ -83,6 +95,13 @@ class StoredMoment:
     keep_nonzero: str
     shape_of: Callable[[Shape], Shape] | None = None
     unit: str = ""
+    paid: bool = False
+    second: str = ""
+
+    @property
+    def rounding(self) -> str:
+        """How it is rounded: "paid", "stochastic" or "nearest"."""
+        return "paid" if self.paid else "nearest" if self.source is None else "stochastic"
 
     @property
     def arrays(self) -> Mapping[str, StateArray]:
@@ -149,6 +168,16 @@ class StoredAgain:
     def unit(self) -> str:
         """That of the rule's own."""
         return self.inner.unit
+
+    @property
+    def paid(self) -> bool:
+        """That of the rule's own: what storing again adds is not paid for."""
+        return self.inner.paid
+
+    @property
+    def second(self) -> str:
+        """That of the rule's own."""
+        return self.inner.second
 
     @property
     def sources(self) -> tuple[WordSource, ...]:

@@ -1,4 +1,4 @@
-"""What a moment's format and rounding are refused for, and what "auto" is. Contract: F1 to F3, F12."""
+"""What a moment's format and rounding are refused for, and what "auto" is. Contract: F1 to F3, F12, F17."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from halfstep.rule import Moment
 from halfstep.storage.formats import Format
 from halfstep.storage.relative import LARGEST_BOUND, bound
 
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
+ROUNDINGS = ("stochastic", "paid", "nearest", "auto", "nearest_unchecked")
 
 
 def dtype_argument(moment: Moment) -> str:
@@ -24,7 +24,13 @@ def check_rounding(caller: str, moment: Moment, rounding: Any) -> None:
     if rounding not in ROUNDINGS:
         raise ValueError(
             f"{caller}: {rounding_argument(moment)}={rounding!r} is not a rounding. "
-            'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
+            'Use "stochastic", "paid", "nearest", "auto" or "nearest_unchecked".'
+        )
+    if rounding == "paid" and not moment.linear:
+        raise ValueError(
+            f'{caller}: {rounding_argument(moment)}="paid" takes an error of storing back in the same step, '
+            f"and the update is not linear in {moment.name}, so that it would take back another. "
+            'Use "stochastic".'
         )
 
 
@@ -90,7 +96,12 @@ def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Any) -> bool
         return False
     if rounding == "auto":
         return bool(moment.rate) and (rate is None or fmt.falls_short(rate))
-    return rounding == "stochastic"
+    return rounding in ("stochastic", "paid")
+
+
+def pays(fmt: Format, rounding: str) -> bool:
+    """Whether a step pays back what storing a moment adds to later updates: in float32 nothing."""
+    return rounding == "paid" and fmt.rounds
 
 
 def check_stored_state(caller: str, fmt: Format, rounding: Any, select: Any) -> None:
