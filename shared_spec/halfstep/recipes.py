@@ -4,11 +4,11 @@ Each is a mapping of keyword arguments, for bfloat16 weights: `adamw(1e-3, **rec
 
 >>> from halfstep import recipes
 >>> recipes.eight_bit["nu_dtype"].text
-'ufloat8_e5m3, blocks of 128'
+'uroot8, blocks of 128'
 
 `docs/recipes.md` has what each of them costs and how closely it follows float32.
 
-Contract: F1, F5, F6, F12 to F15.
+Contract: F1, F5, F6, F12 to F17.
 """
 
 import types
@@ -33,9 +33,11 @@ one_pass = types.MappingProxyType({"mu_dtype": relative("float8_e3m4"), "nu_dtyp
 """4.00 bytes: 8-bit moments without scales, so that a step reads memory once."""
 
 eight_bit = types.MappingProxyType(
-    {"mu_dtype": relative("float8_e3m4"), "nu_dtype": scaled("ufloat8_e5m3", 128)}
+    {"mu_dtype": relative("float8_e3m4"), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "paid"}
 )
 """4.01 bytes: the second moment with a scale per block of 128, and so nearer to float32, in a second pass."""
 
-four_bit = types.MappingProxyType({"mu_dtype": relative("int4", 32), "nu_dtype": scaled("ufloat8_e5m3", 128)})
+four_bit = types.MappingProxyType(
+    {"mu_dtype": relative("int4", 32), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "paid"}
+)
 """3.55 bytes: a first moment of 4 bits, a second one of 8."""

@@ -93,8 +93,8 @@ class StoredMoment:
 
     @property
     def key_role(self) -> int:
-        """The role of the key that its rounding reads: its own where one word is for all, else its words'."""
-        return self.role if self.dithered else word_role(self.role)
+        """The role of the key that its rounding reads."""
+        return word_role(self.role)
 
     def init(self, params):
         """Return the codes of new moments, in the tree of `params`, and their scales (`named_scales`)."""
@@ -213,11 +213,11 @@ class StoredMoment:
         return self.asked_for is not None and self.asked_for.dithered
 
     def _words(self, fmt: Format, shape, key: LeafKey | None) -> jax.Array | None:
-        """Return one word per element; for dithered codes one for all; to nearest None."""
+        """Return one word per element; to nearest None."""
         if not self._stochastic(fmt):
             return None
         assert key is not None
-        return key.word(self.role) if fmt.dithered else key.words(self.role, shape)
+        return key.words(self.role, shape)
 
     def _stochastic(self, fmt: Format) -> bool:
         return is_stochastic(self.field, fmt, self.rounding, self.rate)

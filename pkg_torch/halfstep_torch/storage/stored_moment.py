@@ -120,7 +120,7 @@ class StoredMoment:
             return ()
         if not self.format.dithered:
             return (self.source,)
-        return self.source._replace(shared=True), self.source._replace(shared=True, before=True)
+        return self.source, self.source._replace(before=True)
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
         """Return the float32 values of codes and scales: exact."""
