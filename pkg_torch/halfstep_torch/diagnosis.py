@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.gradients.hooks import named_leaves, taken_by
 from halfstep_torch.moment_trials import PAIRS, diagnose_moments
 from halfstep_torch.numbers.global_norm import global_norm
+from halfstep_torch.say_once import say_once
 from halfstep_torch.trial_steps import (
     NARROW,
     rounded_to_nearest,
@@ -25,6 +27,8 @@ from halfstep_torch.trial_steps import (
 _FUNCTION = "diagnose"
 # Writes to a gradient from which it is a sum: unscaling and clipping are two.
 _WRITES = 3
+# Autograd, and whatever changes a tensor in place, counts that here: a private name of torch.
+_VERSION = "_version"
 
 
 _TERMS = Terms(
@@ -56,9 +60,6 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
         params: the model, `model.named_parameters()` or parameters, for the names.
         optimizer: that is to step them.
 
-    Returns:
-        A `Diagnosis`; `print` shows it.
-
     Raises:
         TypeError: if it is no optimizer, or one whose step needs a closure.
         ValueError: if no parameter has a gradient.
@@ -78,6 +79,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     optimizer = _checked(optimizer)
     names = {id(param): name for name, param in named_leaves(_FUNCTION, params)}
     listed = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    refuse_shards(_FUNCTION, listed, "Diagnose the model in one process.")
     if not listed:
         raise ValueError(f"{_FUNCTION}: no parameter has a gradient. Call it after backward, before step.")
     narrow = [p for p in listed if p.dtype in NARROW]
@@ -120,9 +122,11 @@ def _sums_rounded(params: list[Tensor]) -> float:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return 0.0  # wrappers write to gradients to bring them to other processes
     grads = [(p, p.grad) for p in params if p.grad is not None]
-    # Autograd, and whatever changes a gradient in place, counts that in its version.
+    if grads and not hasattr(grads[0][1], _VERSION):
+        say_once(f"{_FUNCTION}: torch counts no writes to a tensor any more: sums in 16 bits are not seen.")
+        return 0.0
     plain = [g for p, g in grads if g.dtype in NARROW and taken_by(p) != "accumulate_gradients"]
-    rounded = sum(g.numel() for g in plain if g._version >= _WRITES)
+    rounded = sum(g.numel() for g in plain if getattr(g, _VERSION) >= _WRITES)
     return rounded / max(sum(g.numel() for _, g in grads), 1)
 
 

@@ -126,13 +126,13 @@ class Link(Rule):
         """Return the same rule with other random words."""
         return dataclasses.replace(self, seed=seed) if has_field(self, "seed") else self
 
-    def step_numbers(self, h: Any, step: int, gs: Sequence[Tensor] = ()) -> Any:
+    def step_numbers(self, h: Any, step: int, measured: Mapping[str, Any] | None = None) -> Any:
         """Return the numbers of one step, by name, all float32 values; a decay rate of ours as a `DecayRate`.
 
-        `step` is the count after its increment; `gs` are all gradients, for a rule that measures them.
+        `step` is the count after its increment; `measured` is what `measure` gave, for a rule that measures.
         """
         rule, numbers, values = self.rule, {}, {}
-        ours = is_ours(rule)
+        ours = is_ours(type(rule))
         for field, number in declared(type(rule)).numbers.items():
             value = getattr(h, field)
             value = value.at(step) if isinstance(value, Scheduled) else value
@@ -140,11 +140,11 @@ class Link(Rule):
             numbers[field] = DecayRate.of(value) if number.is_rate and ours else value
         with np.errstate(all="ignore"):  # infinities are numbers too: at lr = 0 nothing moves
             numbers.update(rule.numbers(_hyperparameters(values), step, _NUMBERS_OP))
-            for name, moment in payments(self.rule).items():
+            for name, moment in payments(rule).items():
                 numbers[name] = values[moment.rate] / (np.float32(1) - values[moment.rate])
-        if self.measures:
-            numbers.update(self.measure(h, gs))
-        return named_tuple("Numbers", tuple(numbers))(*map(_as_float32, numbers.values()))
+        numbers.update(measured or {})
+        rounded = (x if isinstance(x, DecayRate) else float(np.float32(x)) for x in numbers.values())
+        return named_tuple("Numbers", tuple(numbers))(*rounded)
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundRule | None":
         """Return what the rule does to such parameters, given what `read` gave, or None for nothing."""
@@ -154,9 +154,8 @@ class Link(Rule):
         moments = bound_moments(caller, rule, h, info.dtype, tuple(info.shape))
         known = declared(type(rule)).options
         unknown = {field.name: None for field in dataclasses.fields(rule) if field.name not in known}
-        return BoundRule(
-            dataclasses.replace(rule, **unknown), moments, self.wide_weights, tensor_numbers=not is_ours(rule)
-        )
+        bare, theirs = dataclasses.replace(rule, **unknown), not is_ours(type(rule))
+        return BoundRule(bare, moments, self.wide_weights, tensor_numbers=theirs)
 
     def read_by_bind(self, h: Any) -> tuple:
         """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
@@ -231,9 +230,10 @@ def checked_rule(rule: Any) -> Any:
     return dataclasses.replace(rule, **canonical)
 
 
-def is_ours(rule: Rule) -> bool:
-    """Whether a rule is one of these packages, whose arithmetic is known."""
-    return type(rule).__module__.partition(".")[0] in ("halfstep", "halfstep_torch")
+@functools.cache
+def is_ours(rule: type[Rule]) -> bool:
+    """Whether a class of rules is one of these packages, whose arithmetic is known."""
+    return rule.__module__.partition(".")[0] in ("halfstep", "halfstep_torch")
 
 
 def has_field(rule: Any, name: str) -> bool:
@@ -249,10 +249,6 @@ def _hyperparameters(values: Mapping[str, Any]) -> Any:
 def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     """Return the class of named tuples with such fields."""
     return collections.namedtuple(name, fields)
-
-
-def _as_float32(value: Any) -> Any:
-    return value if isinstance(value, tuple) else float(np.float32(value))
 
 
 def group_value(fmt: Format | None) -> Format | str | None:

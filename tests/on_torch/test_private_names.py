@@ -7,11 +7,18 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine import compiled_stage, inductor, packed_rows, replicas
+from halfstep_torch import diagnosis
+from halfstep_torch.engine import compile_choice, compiled_stage, inductor, packed_rows, replicas
 from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.say_once import say_once
 from halfstep_torch.storage import tables
 from on_torch.steps import assert_same_snapshots, snapshot
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Let "auto" compile in the first step."""
+    monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", 1)
 
 
 @pytest.fixture
@@ -74,7 +81,9 @@ def eager_bits():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MOVABLE)
-def test_a_private_name_of_torch_that_has_moved_changes_no_bit(fresh, monkeypatch, caplog, eager_bits, name):
+def test_a_private_name_of_torch_that_has_moved_changes_no_bit(
+    fresh, at_once, monkeypatch, caplog, eager_bits, name
+):
     for answer, value in (("is_initialized", True), ("get_world_size", 2), ("get_rank", 0)):
         monkeypatch.setattr(torch.distributed, answer, lambda value=value: value)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: None)
@@ -101,6 +110,19 @@ def test_without_torchs_hooks_of_load_state_dict_state_is_loaded_and_the_log_say
     assert all(torch.equal(*arrays) for arrays in zip(*(state.values() for state in states), strict=True))
 
 
+def test_without_torchs_count_of_writes_a_diagnosis_says_that_sums_are_not_seen(fresh, monkeypatch, caplog):
+    model = torch.nn.Linear(48, 8, dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(4):
+        model(torch.ones(8, 48, dtype=torch.bfloat16)).square().mean().backward()
+    assert hs.diagnose(model, optimizer).sums_rounded == 1
+    monkeypatch.setattr(diagnosis, "_VERSION", "_moved")
+    assert hs.diagnose(model, optimizer).sums_rounded == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "diagnose: torch counts no writes to a tensor any more: sums in 16 bits are not seen."
+    ]
+
+
 @pytest.mark.slow
 def test_look_ups_have_the_same_bits_by_a_public_name(fresh, monkeypatch, eager_bits):
     monkeypatch.setattr(tables, "_index", torch.ops.aten.index)
@@ -111,7 +133,9 @@ def test_look_ups_have_the_same_bits_by_a_public_name(fresh, monkeypatch, eager_
 # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["torch._inductor.compile_fx", "torch._inductor.config"])
-def test_an_inductor_that_has_moved_means_eager_steps_and_a_warning(fresh, monkeypatch, eager_bits, name):
+def test_an_inductor_that_has_moved_means_eager_steps_and_a_warning(
+    fresh, at_once, monkeypatch, eager_bits, name
+):
     module = importlib.import_module(name)
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delattr(torch._inductor, name.split(".")[-1])

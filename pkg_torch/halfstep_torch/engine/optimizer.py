@@ -1,6 +1,5 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
-import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -8,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.batches import Batch, LastStep, attach_row_plans, make_batches
+from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
 from halfstep_torch.engine.compiled_stage import compile_batch
+from halfstep_torch.engine.exchange import exchanged, scatter
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.loss_scale import is_skipped
@@ -57,8 +57,10 @@ class Optimizer(PlannedOptimizer):
             float32, bfloat16 or float16.
         tx: a transform, or a `chain` of them.
         maximize: ascend.
-        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices, and on
-            CPU from a million parameters up where a C++ compiler is found. The bits are the same.
+        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices; on a
+            CPU with a C++ compiler, once eager steps have cost about as much as compiling, that is after
+            300 million weights stepped: the first step of a large model, step 300 of a million weights. The
+            bits are the same.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
             names, or a share of them.
 
@@ -181,9 +183,6 @@ class Optimizer(PlannedOptimizer):
             closure: re-evaluates the model and returns the loss.
             zero_grad: drop the gradients afterwards, as `zero_grad()` does.
 
-        Returns:
-            What `closure` returned, or None.
-
         Raises:
             TypeError: if a gradient is sparse or of a wrong dtype, or a group's value of a wrong type.
             ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
@@ -228,39 +227,40 @@ class Optimizer(PlannedOptimizer):
         all_batches = make_batches(parameters, self._group, self.state, last)
         # Of a dry run there is the state alone.
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
-        self._compile_all(batches)
-        attach_row_plans(batches, last, sizes)
-        show_rates = self._shown_rates((batch.group.index, batch.step) for batch in batches)
-        self._look_around(batches)
-        # Everything that can fail has been tried: from here on, weights change.
-        for batch in batches:
-            run_batch(batch)
+        with exchanged(batches):
+            attach_numbers(batches, last)
+            self._compile_all(batches)
+            attach_row_plans(batches, last, sizes)
+            show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
+            self._look_around(batches)
+            # Everything that can fail has been tried: from here on, weights change.
+            for batch in batches:
+                run_batch(batch)
+                scatter(batch.slots)
         counters = [slot.counter for batch in all_batches for slot in batch.slots]
         if counters:
             for_each("add_", counters, 1)
-        if any(batch.step == LAST_STEP for batch in all_batches):
+        if any(LAST_STEP in batch.numbers for batch in all_batches):
             for_each("clamp_max_", counters, LAST_STEP)
         for show_rate in show_rates:
             show_rate()
 
     def _compile_all(self, batches: Iterable[Batch]) -> None:
         """Compile what is to be compiled."""
-        elements = collections.Counter()
-        for group in self.param_groups:
-            for param in group["params"]:
-                elements[param.device] += param.numel()
         for batch in batches:
+            elements = sum(slot.param.numel() for slot in batch.slots)
             compile_stages = functools.partial(compile_batch, batch)
-            self._compile.prepare(self._name, batch.device, elements[batch.device], compile_stages)
+            self._compile.prepare(self._name, batch.device, elements, compile_stages)
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """At the first step, say what the user should know, and compare replicas in other processes."""
-        first = [batch for batch in batches if batch.step == 1]
+        first = [batch for batch in batches if 1 in batch.numbers]
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
-        warn_at_first_step(self._name, first, nameless)
-        warn_of_missing_links(self._name, first)
+        if first:
+            warn_at_first_step(self._name, first, nameless)
+            warn_of_missing_links(self._name, first)
         if not self._compared:
-            slots = [slot for batch in batches for slot in batch.slots]
+            slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]
             check_replicas(self._name, slots, seeds)
             self._compared = True

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.random_words import Role
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.in_place import round_in_place, rounding_kernel
 from halfstep_torch.gradients.hooks import give_back, named_leaves, take
@@ -103,8 +104,12 @@ class GradientAccumulation:
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], seed: int, compile: bool | str):
         leaves = [_Leaf(name, p) for name, p in named if p.requires_grad and p.dtype != torch.float32]
+        way_out = (
+            "Call model.set_requires_gradient_sync(False) for all micro-batches but the last, under "
+            "MixedPrecisionPolicy(reduce_dtype=torch.float32): the sum is then one in float32."
+        )
+        refuse_shards(_FUNCTION, (leaf.param for leaf in leaves), way_out)
         self._compile = CompileChoice(_FUNCTION, compile)
-        self._elements = sum(leaf.param.numel() for leaf in leaves)
         for leaf in leaves:
             self._compile.check(_FUNCTION, leaf.param.device)
         take(_FUNCTION, [(leaf.name, leaf.param) for leaf in leaves])
@@ -159,7 +164,7 @@ class GradientAccumulation:
     def _is_compiled(self, total: Tensor) -> bool:
         """Whether a sum is rounded by a kernel, which is then compiled."""
         make = functools.partial(rounding_kernel, accumulate, dtype_name(total.dtype), 1, total.device)
-        return self._compile.prepare(_FUNCTION, total.device, self._elements, make)
+        return self._compile.prepare(_FUNCTION, total.device, total.numel(), make)
 
     def remove(self) -> None:
         """Take the hooks away: gradients are added as autograd adds them."""

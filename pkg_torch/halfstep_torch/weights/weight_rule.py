@@ -4,6 +4,7 @@ Contract: section P.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,8 +59,8 @@ class WeightRule(Link):
         """Return what is done to weights of 16 bits."""
         if info.dtype == torch.float32:
             return None
-        own = {name: None for name in ("seed", "wrapped_links") if has_field(self, name)}
-        return BoundWeights(dataclasses.replace(self, **own), dtype=dtype_name(info.dtype))
+        unknown = {name: None for name in ("seed", "wrapped_links") if has_field(self, name)}
+        return BoundWeights(dataclasses.replace(self, **unknown), dtype=dtype_name(info.dtype))
 
 
 class NearestWeights(WeightRule):
@@ -76,12 +77,12 @@ class BoundWeights(BoundRule):
 
     dtype: str = "float32"
 
-    @property
+    @functools.cached_property
     def arrays(self) -> Mapping[str, StateArray]:
         """What is kept beside the weights."""
         return self.rule.extra(self.dtype)
 
-    @property
+    @functools.cached_property
     def sources(self) -> tuple[WordSource, ...]:
         """The weights' words, where they are rounded stochastically."""
         return (WordSource(Role.PARAM),) if self.rule.rounds(self.dtype) else ()

@@ -48,9 +48,6 @@ def scaled(
         scale: "power_of_two", or, for int8, "fine": a byte with three significant bits, so that a block fills
             its codes to four fifths at least, in place of a half.
 
-    Returns:
-        A `Format`, for `mu_dtype=` and `nu_dtype=`.
-
     Raises:
         TypeError: if an argument is of the wrong type.
         ValueError: if there is no such format, block size or scale.
@@ -105,9 +102,6 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
             for a single block.
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
-
-    Returns:
-        A `Format`, for `mu_dtype=` and `nu_dtype=`.
 
     Raises:
         TypeError: if an argument is of the wrong type.
