@@ -1,4 +1,4 @@
-"""What a moment's format and rounding are refused for, and what "auto" is. Contract: F1 to F3, F12."""
+"""What a moment's format and rounding are refused for, and what "auto" is. Contract: F1 to F3, F12, F17."""
 
 from typing import Any
 
@@ -95,6 +95,25 @@ def check_unit(
             f"{caller}: {dtype_argument(moment)} has no scale, and {moment.name} reaches {largest:.3g} roots "
             f"of {unit.name} at {names[0]}={b1:.7g} and {names[1]}={b2:.7g}. "
             "Use relative(..., block_size=128)."
+        )
+
+
+def check_power_unit(caller: str, moment: Moment, fmt: Format, unit: Moment, unit_fmt: Format | None) -> None:
+    """Raise ValueError for a moment in units of a power of two where no format gives one.
+
+    Args:
+        caller: whose moments they are.
+        moment: in these units, perhaps.
+        fmt: its format.
+        unit: the second moment.
+        unit_fmt: its format; None: as the dtype of the weights has it.
+    """
+    if fmt.power_unit and not (unit_fmt and unit_fmt.has_inverse_root):
+        dtype, found = dtype_argument(unit), "None" if unit_fmt is None else unit_fmt.text
+        raise ValueError(
+            f'{caller}: {dtype_argument(moment)}=relative("{fmt.dtype}") is in units of a power of two that '
+            f'{dtype}="uroot4_e4m4" gives, and {dtype} is {found}. '
+            f'Use {dtype}="uroot4_e4m4", or relative("float8_e3m4").'
         )
 
 

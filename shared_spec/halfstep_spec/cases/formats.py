@@ -91,8 +91,19 @@ def encode_case(
     arguments |= {"relative": True} if fmt.relative else {}
     arguments |= {"scale": fmt.scale} if fmt.scale == "fine" else {}
     comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
-    clauses = ("F13",) if fmt.relative and not fmt.scaled else ("F14", "F15") if fmt.scale == "fine" else None
-    clauses = clauses or (
-        ("F8", "F9", "F10", "F11") if fmt.dtype in CODEBOOK_CODES else ("F4", "F5") if fmt.scaled else ("F6",)
-    )
-    return Case("encode", comment, arguments, inputs, outputs, (flag,), (*clauses, "F7"))
+    return Case("encode", comment, arguments, inputs, outputs, (flag,), _clauses(fmt))
+
+
+def _clauses(fmt: Format) -> tuple[str, ...]:
+    """Return the clauses of a format: of its codes, and F7 where these can be NaN."""
+    if fmt.power_unit:
+        return ("F17",)
+    if fmt.has_inverse_root:
+        return "F16", "F7"
+    if fmt.relative and not fmt.scaled:
+        return "F13", "F7"
+    if fmt.scale == "fine":
+        return "F14", "F15", "F7"
+    if fmt.dtype in CODEBOOK_CODES:
+        return "F8", "F9", "F10", "F11", "F7"
+    return ("F4", "F5", "F7") if fmt.scaled else ("F6", "F7")
