@@ -7,7 +7,7 @@ import numpy as np
 from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep.storage.fourth_roots import FOURTH_ROOT
 
-# What rounding keeps is the mean of nu^(1/4), and steps come out a quarter of a per cent long; a second moment
+# Rounding keeps the mean of nu^(1/4), and steps come out a quarter of a per cent long; a second moment
 # that is half a per cent larger takes that back.
 _SHARE = np.float32(1.005)
 _SMALLEST, _ABOVE = FOURTH_ROOT.smallest, FOURTH_ROOT.smallest * np.float32(2.0**-16)
