@@ -9,7 +9,8 @@ and written once and gradients read once; what the program moves; and its array-
 
 Nothing is run. What can be said about time spent on arithmetic is how many instructions there are: for the
 H100, where a step is one kernel, those of PTX per parameter, and of the machine's code where NVIDIA's
-assembler is found. Such a kernel may have no product fused with a sum, in PTX or in machine code.
+assembler is found, with those apart that the integer pipe runs: twice these bound a step too. Such a kernel
+may have no product fused with a sum, in PTX or in machine code.
 """
 
 import argparse
@@ -74,6 +75,7 @@ class Setting:
         most: claims: of each target, traffic over the floor at most; none where nothing is claimed.
         shape: of the weights, bfloat16.
         temporaries: claim: bytes per parameter on the H100 at most. LAMB keeps its update for the norm.
+        instructions: claim: machine instructions per parameter on the H100 at most, and those of integers.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Setting:
     most: dict[str, float]
     shape: tuple[int, ...] = LARGE
     temporaries: float = 0.2
+    instructions: tuple[int, int] | None = None
 
     @property
     def one_kernel(self) -> bool:
@@ -104,7 +107,7 @@ def _settings() -> list[Setting]:
     fp8, row = eight_bits(), eight_bits(block_size="row")
     storages = [name for name in PARAM_STORAGES if name != "stochastic"]
     return [
-        Setting("AdamW, bfloat16 (default)", adamw(), one_pass),
+        Setting("AdamW, bfloat16 (default)", adamw(), one_pass, instructions=(157, 93)),
         *(Setting(f"bfloat16, {name}", adamw(**bf16, param_storage=name), one_pass) for name in storages),
         Setting("nu ufloat8_e6m2", adamw(nu_dtype="ufloat8_e6m2"), one_pass),
         Setting("one_pass (relative e3m4, ufloat8_e6m2)", adamw(**hs.recipes.one_pass), one_pass),
@@ -211,8 +214,10 @@ def _kernel(folder: pathlib.Path, stored: float) -> dict:
         found["bytes spilled"] = code.spilled
     if code and code.fused:
         found["fused by ptxas"] = code.fused
-    machine = code.instructions / elements if code else None
-    return {"ptx": instructions(ptx) / elements, "machine": machine, "faults": found}
+    counts = {"ptx": instructions(ptx) / elements, "faults": found}
+    if code:
+        counts |= {"machine": code.instructions / elements, "integer": code.integer / elements}
+    return counts
 
 
 def _bytes(tree) -> int:
@@ -229,7 +234,7 @@ def main() -> None:
     targets = {name: device for name, device in devices().items() if name in arguments.targets}
     rows, broken = [], []
     columns = [f"{name:>7}{'x':>6}{'temp':>6}" for name in targets]
-    print(f"{'bytes per parameter':32}{'floor':>7}", *columns, "instructions: PTX / machine")
+    print(f"{'bytes per parameter':32}{'floor':>7}", *columns, "instructions: PTX / machine (integer)")
     for setting in _settings():
         if setting.name not in (arguments.only or [setting.name]):
             continue
@@ -242,7 +247,11 @@ def main() -> None:
             if ratio > setting.most.get(name, math.inf):
                 broken.append(f"{setting.name} on {name}: {ratio:.3f} over {setting.most[name]}")
             if "ptx" in row:
-                line.append(f"{row['ptx']:7.0f} / {row['machine'] or math.nan:.0f}")
+                machine, integer = row.get("machine", math.nan), row.get("integer", math.nan)
+                line.append(f"{row['ptx']:7.0f} / {machine:.0f} ({integer:.0f})")
+                most = setting.instructions
+                if most and (machine > most[0] or integer > most[1]):
+                    broken.append(f"{setting.name} on {name}: {machine:.0f} ({integer:.0f}) instructions")
                 broken += [f"{setting.name} on {name}: {row['faults']}"] if row["faults"] else []
             if name == "h100" and setting.most and row["temporaries"] > setting.temporaries:
                 broken.append(f"{setting.name} on {name}: {row['temporaries']:.2f} bytes of temporaries")

@@ -23,6 +23,12 @@ _FAULTS = {
     "flushed": r"(?<!\.r[nzmp]i)\.ftz\b",
     "may be fused": r"\b(?:mul|add|sub)(?:\.ftz|\.sat)*\.b?f(?:16|32)(?:x2)?\b",
 }
+# What goes through the integer pipe, which has half as many lanes as a multiprocessor issues instructions to.
+# (CUDA C++ programming guide, "Throughput of native arithmetic instructions", compute capability 9.0.)
+_INTEGER = frozenset(
+    """BMSK FCHK FMNMX FSEL FSETP I2FP F2FP IABS IADD IADD3 IMNMX ISETP LEA LOP LOP3 MOV P2R PLOP3 PRMT R2P
+    SEL SGXT SHF VABSDIFF VIADD VIADDMNMX VIMNMX""".split()
+)
 _MULTIPLY_ADDS = ("FFMA", "FFMA2", "HFMA2", "DFMA")
 _STORE = re.compile(r"\bst\.global[\w:.]*?(?:\.v(\d))?\.[bsuf](\d+)\b")
 
@@ -32,6 +38,8 @@ class MachineCode(NamedTuple):
 
     Attributes:
         instructions: of the text, without those that only fill it up.
+        integer: those of them that the integer pipe runs. A device that issues 128 instructions has 64 lanes
+            for these: a kernel takes as long as the larger of all and twice these.
         registers: of a thread.
         spilled: bytes of stack that a thread needs because registers did not suffice.
         fused: multiply-adds that `ptxas` made of products and sums, which it makes none of where it must not.
@@ -39,6 +47,7 @@ class MachineCode(NamedTuple):
     """
 
     instructions: int
+    integer: int
     registers: int
     spilled: int
     fused: int
@@ -97,7 +106,8 @@ def machine_code(ptx: str) -> MachineCode | None:
     registers = max(map(int, re.findall(r"Used (\d+) registers", said)), default=0)
     spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
     made, needed = (sum(name in _MULTIPLY_ADDS for name in code) for code in (names, unfused))
-    return MachineCode(len(names), registers, spilled, made - needed)
+    integer = sum(name in _INTEGER for name in names)
+    return MachineCode(len(names), integer, registers, spilled, made - needed)
 
 
 @functools.cache

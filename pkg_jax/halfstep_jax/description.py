@@ -52,11 +52,7 @@ class Description:
     arrays: tuple[ArrayDescription, ...]
 
     def of(self, leaf: str, name: str = _WEIGHT) -> ArrayDescription:
-        """Return the row of one array.
-
-        Raises:
-            KeyError: if there is none.
-        """
+        """Return the row of one array."""
         for one in self.arrays:
             if (one.leaf, one.name) == (leaf, name):
                 return one

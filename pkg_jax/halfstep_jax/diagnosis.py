@@ -89,13 +89,7 @@ def _decay(tx: optax.GradientTransformation, params, zeros):
 
 
 def _lost(params, updates, landed: Collection[str]) -> dict[str, Count]:
-    """Return of every 16-bit weight how many elements stay where they are, of how many with an update.
-
-    Args:
-        params: the weights.
-        updates: of them.
-        landed: the weights of which rounding loses nothing, by name.
-    """
+    """Return of every 16-bit weight how many elements stay where they are, of how many with an update."""
     named = jax.tree_util.tree_flatten_with_path(params)[0]
     us, after = (jax.tree.leaves(tree) for tree in (updates, optax.apply_updates(params, updates)))
     counts = {}

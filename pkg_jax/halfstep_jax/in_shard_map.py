@@ -79,11 +79,7 @@ def in_shard_map(inner: optax.GradientTransformation, specs: Any) -> optax.Gradi
 
 @contextlib.contextmanager
 def _told(specs, tree) -> Iterator[None]:
-    """Let links know which parts the arrays of a tree are; outside of `jax.shard_map`, nothing.
-
-    Raises:
-        ValueError: if `specs` is not for that tree.
-    """
+    """Let links know which parts the arrays of a tree are; outside of `jax.shard_map`, nothing."""
     if not manual_axes():
         yield
         return

@@ -12,12 +12,9 @@ def call_per_shape(function: Callable[..., Any], static, *arrays) -> Any:
     """Return function(static, *arrays); under a trace as a `jax.jit` of its own.
 
     Leaves whose arrays have the same shapes and dtypes then share what JAX traces and lowers; XLA inlines the
-    calls, so that the compiled step is what it would be without. Op by op nothing is compiled.
-
-    Args:
-        function: at module level, or JAX would trace it anew at every step.
-        static: what else it reads, hashable; where it is not, nothing is shared.
-        arrays: pytrees of arrays; numbers of the step and keys are among them, so that these differ.
+    calls, so that the compiled step is what it would be without. Op by op nothing is compiled. `function`
+    stands at module level, or JAX would trace it anew at every step; where `static` is not hashable nothing
+    is shared. Numbers of the step and keys are among the arrays, so that these may differ.
     """
     if not any(isinstance(x, Tracer) for x in jax.tree.leaves(arrays)) or not _is_hashable(static):
         return function(static, *arrays)

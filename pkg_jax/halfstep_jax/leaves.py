@@ -32,16 +32,10 @@ class Leaves:
     treedef: Any
 
     def match(self, tree, owner: str, hint: str, shapes: list | None = None) -> list[Any]:
-        """Return what another tree holds for every leaf.
+        """Return what another tree of the same structure holds for every leaf.
 
-        Args:
-            tree: of the same structure.
-            owner: what it is, for the error: "state" or "weight".
-            hint: the last sentence of the error.
-            shapes: that it has for every leaf; None: those of the updates.
-
-        Raises:
-            ValueError: if its structure or a shape differs.
+        Shapes are `shapes`, or those of the updates. `owner`, such as "state", and the sentence `hint` are
+        for errors.
         """
         values = self.match_any_shape(tree, owner, hint)
         due = [getattr(update, "shape", None) for update in self.values] if shapes is None else shapes
@@ -55,11 +49,7 @@ class Leaves:
         return values
 
     def match_any_shape(self, tree, owner: str, hint: str) -> list[Any]:
-        """Do as `match`, but for arrays of any shape.
-
-        Raises:
-            ValueError: if the structure differs.
-        """
+        """Do as `match`, but for arrays of any shape."""
         try:
             return self.treedef.flatten_up_to(tree)
         except ValueError as error:
@@ -68,16 +58,7 @@ class Leaves:
             ) from None
 
     def weights(self, params, *, wide: bool = True) -> list[Any]:
-        """Return the weight of every leaf; of float64 in float32.
-
-        Args:
-            params: in the tree of the updates.
-            wide: whether float64 is taken: not by what returns weights in their own dtype.
-
-        Raises:
-            TypeError: if one is of no such dtype.
-            ValueError: if its tree or a shape differs.
-        """
+        """Return the weight of every leaf; of float64 in float32, or refused if `wide` is False."""
         weights = self.match(params, "weight", "Pass the params that the updates are for.")
         for name, update, weight in zip(self.names, self.values, weights, strict=True):
             if update is not None:
@@ -96,12 +77,7 @@ class Leaves:
 
 
 def flatten_updates(caller: str, updates) -> Leaves:
-    """Flatten `updates`; float32 holds every leaf, those of float64 rounded to it.
-
-    Raises:
-        TypeError: if a leaf is of another dtype.
-        ValueError: if two leaves have one name.
-    """
+    """Flatten `updates`; float32 holds every leaf, those of float64 rounded to it."""
     paths, treedef = jax.tree_util.tree_flatten_with_path(updates, is_leaf=lambda x: x is None)
     names = [leaf_name(path) for path, _ in paths]
     _check_names(caller, names)
@@ -126,11 +102,7 @@ def leaf_name(path) -> str:
 
 
 def with_prefix(caller: str, owner: str, prefix, tree, is_leaf: Callable) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name of every leaf of a tree, the leaf, and what a prefix of that tree holds for it.
-
-    Raises:
-        ValueError: if `prefix`, which the error calls `owner`, is no prefix of `tree`.
-    """
+    """Yield the name of every leaf of a tree, the leaf, and what a prefix of that tree holds for it."""
     try:
         spread = jax.tree.map(
             lambda x, below: jax.tree.map(lambda _: x, below), prefix, tree, is_leaf=is_leaf
@@ -155,12 +127,7 @@ def quoted(name: str) -> str:
 
 
 def check_params(caller: str, params, *, wide: bool = True) -> None:
-    """Refuse weights of dtypes that are not stepped, and two of one name. For `wide` see `Leaves.weights`.
-
-    Raises:
-        TypeError: naming the first one.
-        ValueError: naming the first two.
-    """
+    """Refuse weights of dtypes that are not stepped, and two of one name. For `wide` see `Leaves.weights`."""
     named = [(leaf_name(path), p) for path, p in jax.tree_util.tree_flatten_with_path(params)[0]]
     _check_names(caller, [name for name, _ in named])
     for name, p in named:
@@ -168,16 +135,7 @@ def check_params(caller: str, params, *, wide: bool = True) -> None:
 
 
 def check_state(caller: str, state, kind: type) -> None:
-    """Refuse the state of another transform, or of none.
-
-    Args:
-        caller: the link, for the error.
-        state: what it was given.
-        kind: the NamedTuple of its own.
-
-    Raises:
-        ValueError: naming both.
-    """
+    """Refuse the state of another transform, or of none: `kind` is the NamedTuple of the link."""
     if getattr(state, "_fields", ()) != getattr(kind, "_fields", ()):
         given = "an array" if isinstance(state, jax.Array) else type(state).__name__
         raise ValueError(
@@ -187,11 +145,7 @@ def check_state(caller: str, state, kind: type) -> None:
 
 
 def check_weight(caller: str, name: str, p, *, wide: bool = False) -> None:
-    """Refuse one weight of a dtype that is not stepped. For `wide` see `Leaves.weights`.
-
-    Raises:
-        TypeError: naming it.
-    """
+    """Refuse one weight of a dtype that is not stepped. For `wide` see `Leaves.weights`."""
     refuse_raw_bytes(caller, f"the weight {quoted(name)}", p)
     due = _TAKEN if wide else HELD_BY_FLOAT32
     if (dtype := _dtype_name(p)) not in due:
@@ -202,11 +156,7 @@ def check_weight(caller: str, name: str, p, *, wide: bool = False) -> None:
 
 
 def refuse_raw_bytes(caller: str, what: str, x) -> None:
-    """Refuse what `np.load` makes of arrays whose dtype NumPy does not know: bytes without a meaning.
-
-    Raises:
-        TypeError: naming it.
-    """
+    """Refuse what `np.load` makes of arrays whose dtype NumPy does not know: bytes without a meaning."""
     if (dtype := _dtype_name(x)).startswith("void"):
         raise TypeError(
             f"{caller}: {what} is {dtype}, bytes of a dtype that np.savez has not kept. View it as what it "

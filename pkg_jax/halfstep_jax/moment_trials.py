@@ -22,14 +22,7 @@ _NO_MOMENTS = ("compensation", "extra", "master", *SUMS)
 
 
 def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> dict[str, MomentDiagnosis]:
-    """Return how the moments fare, by name: rates show in what a step without a gradient leaves of them.
-
-    Args:
-        tx: the transform.
-        params: the weights.
-        zeros: gradients of zero.
-        state: of `tx`.
-    """
+    """Return how the moments fare, by name: rates show in what a step without a gradient leaves of them."""
     shapes = {p.shape for p in jax.tree.leaves(params)}
     paths, treedef = jax.tree_util.tree_flatten_with_path(state)
     names = [_moment_name(path) if getattr(x, "shape", ()) in shapes else "" for path, x in paths]

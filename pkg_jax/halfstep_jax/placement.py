@@ -49,11 +49,7 @@ def with_auto_axes(function: Callable[..., Any], *arrays) -> Any:
 
     Explicit axes are part of an array's type, and blocks are cut by reshapes to which JAX would want to be
     told the type. Inside, XLA finds out where things lie, as on a mesh of other axes; what comes out lies as
-    the array does to which it belongs (`placed_like`).
-
-    Args:
-        function: from arrays to arrays.
-        arrays: pytrees; the one of most axes is that to which the results belong.
+    the array of most axes does, to which it belongs (`placed_like`).
     """
     explicit = [x for x in jax.tree.leaves(arrays) if _is_explicit(x)]
     if not explicit:

@@ -5,8 +5,8 @@ Nothing here knows trees or formats; `transform.py` makes an Optax transform of 
 
 import collections
 import copy
-import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from halfstep.moments import StepMoment
-from halfstep.numbers import Number
+from halfstep.numbers import Elsewhere, Number
 from halfstep.op import check_array
 from halfstep.rule import Rule, declared
 from halfstep_jax.numbers.hyperparameters import as_number
@@ -85,21 +85,23 @@ class StoredStepMoment(StepMoment):
 
 
 def checked(rule: Rule) -> Rule:
-    """Return the rule with its hyperparameters checked and in float32; schedules stay as they are.
-
-    Raises:
-        TypeError: if one is no number.
-        ValueError: if one is out of range.
-    """
-    checked = copy.copy(rule)
+    """Return the rule with its hyperparameters checked and in float32; schedules stay as they are."""
+    values = {}
     for name, number in declared(type(rule)).numbers.items():
         value = getattr(rule, name)
         if value is None and number.none is not None:
             value = number.none
-        if not (number.schedule and callable(value)):
-            value = as_number(rule.name, name, value, number.check)
-        object.__setattr__(checked, name, value)
-    return checked
+        schedule = number.schedule and callable(value)
+        values[name] = value if schedule else as_number(rule.name, name, value, number.check)
+    return with_fields(rule, values)
+
+
+def with_fields(rule: Rule, values: Mapping[str, Any]) -> Rule:
+    """Return the rule with other values of some fields, not checked."""
+    copied = copy.copy(rule)
+    for name, value in values.items():
+        object.__setattr__(copied, name, value)
+    return copied
 
 
 def schedules(rule: Rule) -> list[str]:
@@ -107,16 +109,9 @@ def schedules(rule: Rule) -> list[str]:
     return [name for name in declared(type(rule)).numbers if callable(getattr(rule, name))]
 
 
-def numbers_at(rule: Rule, before: Any, count: Any, **fixed: Any) -> Any:
-    """Return the numbers of a step of a checked rule.
-
-    Args:
-        rule: from `checked`.
-        before: the count of steps before it; None where the rule keeps no count.
-        count: that of the step itself, likewise.
-        fixed: values of some of them.
-    """
-    given = {name: getattr(rule, name) for name in declared(type(rule)).numbers} | fixed
+def numbers_at(rule: Rule, before: Any, count: Any) -> Any:
+    """Return the numbers of a step of a checked rule, by the counts before and after it, if it keeps any."""
+    given = {name: getattr(rule, name) for name in declared(type(rule)).numbers}
     h = {name: at_count(rule.name, name, value, before) for name, value in given.items()}
     op = JaxOp(rule.name)
     # Arrays, and not numbers of a step: here they may be computed with one another.
@@ -139,21 +134,11 @@ def static_form(rule: Rule) -> Rule:
             continue
         known = name not in fields.numbers or isinstance(value, np.floating)
         if not known:
-            value = _Elsewhere(f"n.{name}")
+            value = Elsewhere(rule.name, name, f"n.{name}")
         elif name in fields.host_options:
-            value = _Elsewhere("`numbers`")
+            value = Elsewhere(rule.name, name, "what `numbers` makes of it")
         object.__setattr__(form, name, value)
     return form
-
-
-@dataclasses.dataclass(frozen=True)
-class _Elsewhere:
-    """Stands where `update` finds no constant."""
-
-    place: str
-
-    def __repr__(self) -> str:
-        return f"<read in {self.place}>"
 
 
 def state_type(rule: type[Rule]) -> Any:

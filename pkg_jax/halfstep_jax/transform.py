@@ -27,6 +27,7 @@ from halfstep_jax.rule import (
     schedules,
     state_type,
     static_form,
+    with_fields,
 )
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.xla.exact import opaque_input, opaque_zero
@@ -107,11 +108,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
 
 
 def transform_of(rule: Callable[P, Rule]) -> Callable[P, optax.GradientTransformationExtraArgs]:
-    """Return the function that makes transforms of a class of rules: its arguments and its docstring.
-
-    Args:
-        rule: a class of rules.
-    """
+    """Return the function that makes transforms of a class of rules: its arguments and its docstring."""
 
     def transform(*args: P.args, **options: P.kwargs) -> optax.GradientTransformationExtraArgs:
         return as_transform(rule(*args, **options))
@@ -217,11 +214,7 @@ def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
 
 
 def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Refuse a moment in units that another does not give, or in which it is beyond what its codes hold.
-
-    Raises:
-        ValueError: naming it.
-    """
+    """Refuse a moment in units that another does not give, or in which it is beyond what its codes hold."""
     for moment in stored.values():
         fmt, unit = moment.asked_for, stored.get(moment.field.unit)
         if unit is None or fmt is None or not fmt.relative or fmt.scaled:
@@ -238,18 +231,20 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
     """Take one step on shapes alone, so that a rule which cannot be run is refused when it is built."""
     x = jax.ShapeDtypeStruct(_TRIAL_SHAPE, jnp.float32)
     weight = x if rule.reads_params else None
-    # Not by its schedules, which may be for numbers alone that are known.
-    fixed = {name: jnp.float32(1) for name in schedules(rule)}
+    # No number is a constant to it: not by schedules, which may be for numbers alone that are known.
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    given = dict.fromkeys(declared(type(rule)).numbers, scalar)
+    counted = bool(stored or schedules(rule))
 
-    def trial(count, g, p):
-        leaves = Leaves(rule.name, [""], [g], jax.tree.structure(0))
+    def trial(count, g, p, given):
+        count = count if counted else None
+        leaves, tried = Leaves(rule.name, [""], [g], jax.tree.structure(0)), with_fields(rule, given)
+        numbers = numbers_at(tried, count, count)
         if not stored:
-            counted = count if fixed else None
-            return _without_moments(rule, leaves, [p], numbers_at(rule, counted, counted, **fixed))
-        numbers = numbers_at(rule, count, count, **fixed)
+            return _without_moments(tried, leaves, [p], numbers)
         trees = {name: moment.init(g) for name, moment in stored.items()}
         state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
-        return _with_moments(rule, stored, leaves, [p], numbers, state, count)
+        return _with_moments(tried, stored, leaves, [p], numbers, state, count)
 
     with told_shards({}):  # The rule may be made inside `jax.shard_map`.
-        jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight)
+        jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight, given)

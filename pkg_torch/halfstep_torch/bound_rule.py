@@ -137,13 +137,7 @@ class BoundRule:
     def step_moments(
         self, state: Arrays, words: Sequence[Words], shape: Shape | None
     ) -> dict[str, StepMoment]:
-        """Return the moments during one step, by name.
-
-        Args:
-            state: as `update` takes it.
-            words: likewise.
-            shape: of the parameter, where moments are whole arrays in their shape.
-        """
+        """Return the moments during one step, by name; where a `shape` is given, as whole arrays in it."""
         drawn, first = {}, 0
         for stored in self.moments:
             drawn[stored.name] = words[first : first + len(stored.sources)]

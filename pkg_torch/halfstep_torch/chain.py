@@ -24,11 +24,7 @@ class Chain:
         return {name: value for link in self.links for name, value in link.entries.items()}
 
     def with_seeds(self, seeds: Sequence[Any]) -> "Chain":
-        """Return the same chain with other random words.
-
-        Args:
-            seeds: of each link, as its `seed` has it.
-        """
+        """Return the same chain with other random words."""
         pairs = zip(self.links, seeds, strict=True)
         return Chain(tuple(link.with_seed(seed) for link, seed in pairs))
 

@@ -125,12 +125,19 @@ def describe(optimizer: Optimizer) -> Description:
     links = optimizer.bound_links()
     groups = (i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
     leaves = zip(groups, optimizer.plans(), strict=True)
-    return Description(tuple(_leaf(i, links[i], *of_plan) for i, of_plan in leaves))
+    return Description(tuple(_leaf(optimizer, i, links[i], *of_plan) for i, of_plan in leaves))
 
 
-def state_bytes(param: Tensor, plan: Plan) -> int:
-    """Return the bytes of all state of a parameter, its count included."""
+def state_bytes(optimizer: Optimizer, param: Tensor, plan: Plan) -> int:
+    """Return the bytes of all state of a parameter, its count included; of a frozen one 0."""
+    if is_frozen(optimizer, param):
+        return 0
     return STEP_BYTES + sum(_bytes(array, tuple(param.shape)) for array in plan.arrays.values())
+
+
+def is_frozen(optimizer: Optimizer, param: Tensor) -> bool:
+    """Whether a parameter gets no gradient, and never got state."""
+    return not param.requires_grad and param.grad is None and not optimizer.state.get(param)
 
 
 def _bytes(array: StateArray, shape: tuple[int, ...]) -> int:
@@ -138,13 +145,18 @@ def _bytes(array: StateArray, shape: tuple[int, ...]) -> int:
 
 
 def _leaf(
-    group: int, links: Sequence[tuple[Any, Any]], name: str, param: Tensor, plan: Plan
+    optimizer: Optimizer,
+    group: int,
+    links: Sequence[tuple[Any, Any]],
+    name: str,
+    param: Tensor,
+    plan: Plan,
 ) -> LeafDescription:
     shape, dtype, asked = tuple(param.shape), dtype_name(param.dtype), links[-1][0] if links else None
     storage = plan.weights.rule.name
     unused = asked.name if dtype == "float32" and asked is not None and asked.last else ""
-    moments = {}
-    for rule, index in zip(plan.rules, plan.rule_indices, strict=True):
+    moments, frozen = {}, is_frozen(optimizer, param)
+    for rule, index in () if frozen else zip(plan.rules, plan.rule_indices, strict=True):
         link, h = links[index]
         for one in rule.moments:
             moments[one.key] = _moment(one, _asked_format(link, h, one.name), shape)
@@ -155,8 +167,8 @@ def _leaf(
         dtype=dtype,
         storage="nearest" if storage == "nearest_weights" else storage,
         moments=moments,
-        state_bytes=state_bytes(param, plan),
-        why=f"float32 weights need no {unused}" if unused else "",
+        state_bytes=state_bytes(optimizer, param, plan),
+        why="requires_grad is False" if frozen else f"float32 weights need no {unused}" if unused else "",
     )
 
 

@@ -4,8 +4,8 @@ Contract: W7.
 """
 
 import functools
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,19 +30,36 @@ def leaf_name(name: str) -> str:
         >>> leaf_name("module._orig_mod.encoder.0._checkpoint_wrapped_module.weight")
         'encoder/0/weight'
     """
+    parts, modules = _parts(name)
+    return "/".join(parts[modules:])
+
+
+def leaf_names(names: Sequence[str]) -> list[str]:
+    """Return the leaf names of the parameters of one model (contract W7).
+
+    Where two of them would agree but for "module" in front, each keeps what it has more of that.
+
+    Example:
+        >>> leaf_names(["module.weight", "module.module.weight", "module.bias"])
+        ['weight', 'module/weight', 'bias']
+    """
+    leaves = [leaf_name(name) for name in names]
+    if len(set(leaves)) == len(leaves):
+        return leaves
+    modules = [_parts(name)[1] for name in names]
+    fewest = dict(sorted(zip(leaves, modules, strict=True), reverse=True))
+    pairs = zip(leaves, modules, strict=True)
+    return [f"{'module/' * (count - fewest[leaf])}{leaf}" for leaf, count in pairs]
+
+
+def _parts(name: str) -> tuple[list[str], int]:
+    """Return the parts of a name without wrappers, and how many "module" stand in front."""
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    first = next((i for i, part in enumerate(parts[:-1]) if part != "module"), len(parts) - 1)
-    return "/".join(parts[first:])
+    return parts, next((i for i, part in enumerate(parts[:-1]) if part != "module"), len(parts) - 1)
 
 
 def check_weight(caller: str, name: str, param: Tensor) -> None:
-    """Raise TypeError or ValueError unless weights like these can be stepped in place.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        param: the weights.
-    """
+    """Raise TypeError or ValueError unless weights like these can be stepped in place."""
     if torch.nn.parameter.is_lazy(param):
         raise ValueError(
             f"{caller}: the weight {name!r} has no shape yet. Run the model once before it has an optimizer."
@@ -59,39 +76,63 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
 
 
 def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError if two weights lie over the same memory: one update would be lost.
+    """Raise ValueError if two weights lie over the same memory: one update would be lost."""
+    before: list[_Stretch] = []
+    stretches = [_stretch(name, param) for name, param in named if param.numel() and has_memory(param)]
+    for stretch in sorted(stretches, key=lambda x: (x.device, x.start)):
+        before = [other for other in before if other.device == stretch.device and stretch.start < other.end]
+        for other in before:
+            if _overlap(other, stretch):
+                raise ValueError(
+                    f"{caller}: the weights {other.name!r} and {stretch.name!r} lie over the same memory, "
+                    "and one update of the two would be lost. Pass one of them, or a clone."
+                )
+        before.append(stretch)
 
-    Args:
-        caller: for the message.
-        named: all weights of an optimizer, with their names.
+
+class _Stretch(NamedTuple):
+    """The memory from the first element of a weight to its last.
+
+    Attributes:
+        device: of the weight.
+        start: its first byte.
+        end: behind its last byte.
+        name: of the weight.
+        layout: shape and strides in bytes, the bytes of an element an axis more; None without gaps.
     """
-    stretches = []
-    for name, param in named:
-        if not param.numel() or param.device.type == "meta":
-            continue
-        start, itemsize = param.data_ptr(), param.element_size()
-        pairs = zip(param.shape, param.stride(), strict=True)
-        extent = 1 + sum((size - 1) * stride for size, stride in pairs)
-        # What has gaps may stand between the elements of another.
-        if extent == param.numel():
-            stretches.append((str(param.device), start, start + extent * itemsize, name))
-    stretches.sort()
-    for (device, _, end, name), (other_device, start, _, other) in itertools.pairwise(stretches):
-        if device == other_device and start < end:
-            raise ValueError(
-                f"{caller}: the weights {name!r} and {other!r} lie over the same memory, and one update of "
-                "the two would be lost. Pass one of them, or a clone."
-            )
+
+    device: str
+    start: int
+    end: int
+    name: str
+    layout: tuple[tuple[int, ...], tuple[int, ...]] | None
+
+
+def has_memory(param: Tensor) -> bool:
+    """Whether a tensor lies anywhere: not on the meta device, nor under FakeTensorMode."""
+    return param.device.type != "meta" and not hasattr(param, "fake_mode")
+
+
+def _stretch(name: str, param: Tensor) -> _Stretch:
+    itemsize, start = param.element_size(), param.data_ptr()
+    shape, strides = (*param.shape, itemsize), (*(stride * itemsize for stride in param.stride()), 1)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    has_gaps = extent != param.numel() * itemsize
+    return _Stretch(str(param.device), start, start + extent, name, (shape, strides) if has_gaps else None)
+
+
+def _overlap(a: _Stretch, b: _Stretch) -> bool:
+    """Whether a byte belongs to both of two stretches that overlap: what has gaps may stand between."""
+    if a.layout is b.layout is None:
+        return True
+    taken = torch.zeros(max(a.end, b.end) - a.start, dtype=torch.bool, device="cpu")
+    views = [taken.as_strided(*(x.layout or ((x.end - x.start,), (1,))), x.start - a.start) for x in (a, b)]
+    views[0].fill_(True)
+    return bool(views[1].any())
 
 
 def check_grad(caller: str, name: str, param: Tensor) -> None:
-    """Raise TypeError or ValueError unless the gradient of `param` can be used.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        param: the weights.
-    """
+    """Raise TypeError or ValueError unless the gradient of `param` can be used."""
     grad = param.grad
     assert grad is not None
     # A wrapper may have put other tensors into the groups since they were added.
@@ -118,16 +159,7 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
 def check_state_array(
     caller: str, name: str, key: str, spec: StateArray, array: Tensor, param: Tensor
 ) -> None:
-    """Raise TypeError or ValueError unless a state array fits its parameter and format.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        key: of the state array.
-        spec: what it is to be.
-        array: the state.
-        param: the weights.
-    """
+    """Raise TypeError or ValueError unless a state array fits its parameter and format."""
     if not isinstance(array, Tensor) or not _is_plain(array):
         kind = _kind(array) if isinstance(array, Tensor) else f"a {type(array).__name__}"
         raise TypeError(
@@ -152,17 +184,20 @@ def check_state_array(
         )
 
 
+def check_count(caller: str, name: str, count: Any) -> None:
+    """Raise TypeError unless a parameter's count is as steps keep it: they add to it in place."""
+    if not isinstance(count, Tensor) or count.dtype != torch.int64 or count.dim():
+        kind = f"{dtype_name(count.dtype)}{list(count.shape)}" if isinstance(count, Tensor) else repr(count)
+        raise TypeError(
+            f"{caller}: the step of {name!r} is {kind}, not a tensor int64[]. "
+            "Load state by load_state_dict, or write torch.tensor(step)."
+        )
+
+
 def check_leftovers(
     caller: str, name: str, arrays: Mapping[str, StateArray], state: Mapping[str, Tensor]
 ) -> None:
-    """Raise ValueError if a state holds what was kept beside weights of another dtype.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        arrays: what is kept for it.
-        state: of the parameter.
-    """
+    """Raise ValueError if a state holds what was kept beside weights of another dtype."""
     for key in ("compensation", "extra_bits", "master"):
         if key in state and key not in arrays:
             raise ValueError(
@@ -173,15 +208,7 @@ def check_leftovers(
 
 
 def check_scale_bytes(caller: str, name: str, key: str, spec: StateArray, array: Tensor) -> None:
-    """Raise ValueError unless every scale byte is one that encoding writes.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        key: of the state array.
-        spec: what it is to be.
-        array: the state.
-    """
+    """Raise ValueError unless every scale byte is one that encoding writes."""
     fmt = spec.scale_of
     if fmt is None or not array.numel():
         return

@@ -69,24 +69,15 @@ class Link(Rule):
     # What a rule of torch may say of itself.
 
     def measure(self, h: Any, gs: Sequence[Tensor]) -> Mapping[str, Any]:
-        """Return numbers of a step that depend on all gradients at once, such as their norm.
+        """Return numbers of a step that depend on all gradients at once, such as their norm, for `update`.
 
-        Args:
-            h: the hyperparameters, by name.
-            gs: the gradients of all parameters that the rule touches, in their own dtypes.
-
-        Returns:
-            float32 numbers or 0-d tensors, by name, for `update`.
+        `gs` are the gradients of all parameters that the rule touches, in their own dtypes; the numbers
+        float32 or 0-d tensors.
         """
         return {}
 
     def check(self, caller: str, h: Any) -> None:
-        """Raise ValueError if hyperparameters do not go together.
-
-        Args:
-            caller: for messages.
-            h: the hyperparameters, by name.
-        """
+        """Raise ValueError if hyperparameters do not go together."""
         return
 
     def acts(self, h: Any, info: ParamInfo) -> bool:
@@ -98,13 +89,7 @@ class Link(Rule):
         return True
 
     def check_choice(self, caller: str, h: Any, infos: Sequence[ParamInfo]) -> None:
-        """Raise ValueError if something was to be chosen from all parameters of a group, and nothing is.
-
-        Args:
-            caller: for messages.
-            h: the hyperparameters, by name.
-            infos: of the parameters that the rule applies to.
-        """
+        """Raise ValueError if something was to be chosen from all parameters of a group, and nothing is."""
         return
 
     # What follows from the declarations.
@@ -130,16 +115,7 @@ class Link(Rule):
         return tuple(moment.torch for moment in declared(type(self.rule)).moments.values())
 
     def read(self, caller: str, group: Mapping[str, Any]) -> Any:
-        """Return a group's values of the fields, by name, checked and in canonical form.
-
-        Args:
-            caller: whose arguments they are, for messages.
-            group: a param group.
-
-        Raises:
-            TypeError: if a value is of a wrong type.
-            ValueError: if a value is out of range.
-        """
+        """Return a group's values of the fields, by name, checked and in canonical form."""
         values = {entry.field: entry.read(caller, self.rule, group) for entry in entries_of(type(self.rule))}
         h = _hyperparameters(values)
         self.check(caller, h)
@@ -152,10 +128,7 @@ class Link(Rule):
     def step_numbers(self, h: Any, step: int, gs: Sequence[Tensor] = ()) -> Any:
         """Return the numbers of one step, by name, all float32 values; a decay rate of ours as a `DecayRate`.
 
-        Args:
-            h: the hyperparameters, by name.
-            step: the count after its increment.
-            gs: all gradients, for a rule that measures them.
+        `step` is the count after its increment; `gs` are all gradients, for a rule that measures them.
         """
         rule, numbers, values = self.rule, {}, {}
         ours = is_ours(rule)
@@ -171,16 +144,7 @@ class Link(Rule):
         return named_tuple("Numbers", tuple(numbers))(*map(_as_float32, numbers.values()))
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundRule | None":
-        """Return what the rule does to such parameters, or None for nothing.
-
-        Args:
-            caller: for messages.
-            h: what `read` gave.
-            info: what parameters.
-
-        Raises:
-            ValueError: if the values do not go together for such parameters.
-        """
+        """Return what the rule does to such parameters, given what `read` gave, or None for nothing."""
         if not self.acts(h, info):
             return None
         rule: Any = self.rule
@@ -238,11 +202,7 @@ class RuleLink(Link):
 
 
 def as_link(rule: Rule) -> Link:
-    """Return a rule as a link.
-
-    Raises:
-        ValueError: if its declarations are wrong, or it reads all parameters at once.
-    """
+    """Return a rule as a link."""
     if not isinstance(rule, Link):
         rule = RuleLink(rule)
     declared(type(rule.rule))
@@ -254,12 +214,7 @@ def as_link(rule: Rule) -> Link:
 
 
 def checked_rule(rule: Any) -> Any:
-    """Return a rule with its values in canonical form.
-
-    Raises:
-        TypeError: for a value of a wrong type.
-        ValueError: for one out of range, or a rounding that freezes a moment.
-    """
+    """Return a rule with its values in canonical form."""
     entries, moments = entries_of(type(rule)), declared(type(rule)).moments.values()
     fields = ((entry, entry.field, getattr(rule, entry.field)) for entry in entries)
     values = {field: entry.check(rule.name, field, value) for entry, field, value in fields}

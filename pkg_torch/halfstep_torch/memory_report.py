@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from halfstep.text_table import text_table
-from halfstep_torch.description import state_bytes
+from halfstep_torch.description import is_frozen, state_bytes
 from halfstep_torch.engine.optimizer import Optimizer
 
 FLOAT32_ADAMW = 16
@@ -24,8 +24,8 @@ class GroupMemory:
         weights: bytes of the weights.
         gradients: bytes of their gradients, in the weights' dtype, once backward has run.
         state: bytes of what the optimizer keeps, once it has stepped.
-        float32_adamw: bytes of the same parameters in float32 under AdamW; of what is not stepped, of the
-            weights alone.
+        float32_adamw: bytes of the same parameters in float32 under AdamW; of frozen ones and of what is not
+            stepped, of the weights alone.
     """
 
     name: str
@@ -75,7 +75,8 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer) -> MemoryReport:
     """Return the bytes of weights, gradients and optimizer state: what they are, or will be, in training.
 
     Computed from shapes and formats, so the model may be on the meta device. Activations and the temporary
-    memory of a step are not part of it. State is as it stands after the first step.
+    memory of a step are not part of it. State is as it stands after the first step; frozen parameters have
+    none.
 
     Args:
         model: whose parameters are counted, those that are not stepped too.
@@ -100,9 +101,11 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer) -> MemoryReport:
         raise TypeError(
             f"memory_report: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
-    states = {param: state_bytes(param, plan) for _, param, plan in optimizer.plans()}
+    plans = {param: plan for _, param, plan in optimizer.plans()}
+    stepped = [param for param in plans if not is_frozen(optimizer, param)]
+    states = {param: state_bytes(optimizer, param, plans[param]) for param in stepped}
     groups = [_group(f"group {i}", group["params"], states) for i, group in enumerate(optimizer.param_groups)]
-    if others := [param for param in model.parameters() if param not in states]:
+    if others := [param for param in model.parameters() if param not in plans]:
         groups.append(_group("not stepped", others, states))
     sums = {
         field.name: sum(getattr(group, field.name) for group in groups)
@@ -114,14 +117,14 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer) -> MemoryReport:
 
 def _group(name: str, params: Sequence[Tensor], states: dict[Tensor, int]) -> GroupMemory:
     count = sum(param.numel() for param in params)
-    stepped = all(param in states for param in params)
+    stepped = sum(param.numel() for param in params if param in states)
     return GroupMemory(
         name=name,
         params=count,
         weights=sum(_bytes(param) for param in params),
         gradients=sum(_gradient_bytes(param) for param in params),
         state=sum(states.get(param, 0) for param in params),
-        float32_adamw=count * (FLOAT32_ADAMW if stepped else 4),
+        float32_adamw=FLOAT32_ADAMW * stepped + 4 * (count - stepped),
     )
 
 

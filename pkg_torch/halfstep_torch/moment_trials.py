@@ -16,12 +16,7 @@ PAIRS = {"exp_avg_sq": "exp_avg"}
 
 
 def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, MomentDiagnosis]:
-    """Return how the moments fare, by key: rates show in what a step without a gradient leaves of them.
-
-    Args:
-        optimizer: of this package or not.
-        params: of the optimizer, with gradients.
-    """
+    """Return how the moments fare, by key: rates show in what a step without a gradient leaves of them."""
     params = [p for p in params if optimizer.state.get(p)]
     narrow: set[tuple[Tensor, str]] = set()
 

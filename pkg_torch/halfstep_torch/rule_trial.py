@@ -23,12 +23,6 @@ def try_rule(caller: str, link: Link, h: Any, info: ParamInfo) -> None:
     return float32 in the shape of what comes in, to round each moment once, to read nothing that the rule
     does not declare and, where its scope is "elementwise", to give every element the same whatever stands
     beside it.
-
-    Args:
-        caller: for messages.
-        link: of a user's own rule.
-        h: what `read` gave.
-        info: of the parameter.
     """
     bound = link.bind(caller, h, info)
     if bound is None:
@@ -87,12 +81,7 @@ def bare_update(
 ) -> tuple[Tensor, ...]:
     """Return the update of a step with float32 moments, as the engine takes it, and the new moments.
 
-    Args:
-        bound: the rule.
-        numbers: of the step; in compiled code 0-d tensors.
-        g: float32, what comes in.
-        p: float32, the weights.
-        values: of the moments, by name.
+    In compiled code numbers are 0-d tensors.
     """
     moments = {name: _BareMoment(x) for name, x in values.items()}
     if bound.tensor_numbers and not torch.compiler.is_compiling():

@@ -8,9 +8,5 @@ _LOG = logging.getLogger("halfstep_torch")
 
 @functools.cache
 def say_once(message: str) -> None:
-    """Log a message at the level of warnings, unless that was done before in this process.
-
-    Args:
-        message: what is the case, and what can be done.
-    """
+    """Log a message at the level of warnings, unless that was done before in this process."""
     _LOG.warning(message)

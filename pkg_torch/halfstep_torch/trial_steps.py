@@ -19,7 +19,7 @@ NARROW = (torch.bfloat16, torch.float16)
 # Parts of the names under which optimizers keep what rounding the weights loses.
 _KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
 # An optimizer's own memory of its last step, and what others have hung on it.
-_NOT_COPIED = ("_last_step", "release", "step", "grad_scale", "found_inf")
+_NOT_COPIED = ("_last_step", "_members", "release", "step", "grad_scale", "found_inf")
 
 Change = Callable[[Tensor], Tensor]
 
@@ -33,12 +33,7 @@ def copy_of(
 ) -> tuple[Any, dict[Tensor, torch.nn.Parameter]]:
     """Return an optimizer of copies of parameters, and those by the parameter that each is a copy of.
 
-    Args:
-        optimizer: whose numbers it has.
-        params: that are copied; others it has not.
-        weight: from a parameter to what its copy starts as.
-        grad: from a gradient to that of the copy.
-        state: from a parameter, a key and a state array to that of the copy; None for a fresh state.
+    `weight`, `grad` and `state` make the copies of each; without `state`, theirs is fresh.
     """
     copies = {p: torch.nn.Parameter(weight(p.detach()).clone()) for p in params}
     groups = []

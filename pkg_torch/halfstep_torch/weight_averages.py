@@ -7,7 +7,7 @@ from torch import Tensor
 
 from halfstep.random_words import role_of
 from halfstep_torch.engine.in_place import round_in_place
-from halfstep_torch.leaves import leaf_name
+from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.hyperparameters import decay_rate
 from halfstep_torch.numbers.moments import DecayRate, ema
 from halfstep_torch.numbers.seeds import Seed, as_seed
@@ -76,7 +76,8 @@ def ema_params(
 def _names(model: torch.nn.Module) -> dict[tuple, str]:
     """Return leaf names by where their data are: `swa_utils` passes tensors without names."""
     named = [*model.named_buffers(), *model.named_parameters()]
-    return {_place(p): leaf_name(name) for name, p in named}
+    leaves = leaf_names([name for name, _ in named])
+    return {_place(p): leaf for leaf, (_, p) in zip(leaves, named, strict=True)}
 
 
 def _place(p: Tensor) -> tuple:

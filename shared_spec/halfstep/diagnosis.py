@@ -55,14 +55,7 @@ class MomentTally:
         self._shrinks: dict[Hashable, bool] = collections.defaultdict(bool)
 
     def add(self, dtype: str, size: int, rate: Hashable, shrinks: bool) -> None:
-        """Count an array.
-
-        Args:
-            dtype: of the array.
-            size: its number of elements.
-            rate: what tells its rate from others.
-            shrinks: whether any element has shrunk.
-        """
+        """Count an array."""
         self._dtypes[dtype] += size
         self._sizes[rate, dtype] += size
         self._shrinks[rate, dtype] |= shrinks
@@ -148,17 +141,7 @@ def diagnosis_of(
     norm: float,
     plain_norm: float,
 ) -> Diagnosis:
-    """Return the diagnosis of what was counted.
-
-    Args:
-        terms: of the framework.
-        updates: of every 16-bit weight, the updates that are lost, by name.
-        decay: likewise the decay; None where there is none.
-        moments: by name.
-        sums_rounded: as in `Diagnosis`,
-        norm: likewise, and
-        plain_norm: likewise.
-    """
+    """Return the diagnosis of what was counted."""
     updates_lost = _share(updates.values())
     decay_lost = None if decay is None else _share(decay)
     advice = [

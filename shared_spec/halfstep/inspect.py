@@ -15,15 +15,7 @@ from halfstep.text_table import text_table
 
 
 def lines(path: str | os.PathLike[str]) -> list[str]:
-    """Return what a state file says: the run, its recipes, and every array.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ValueError: if it is no state file, damaged, or of a later layout.
-        OSError: if it cannot be read.
-    """
+    """Return what a state file says: the run, its recipes, and every array."""
     header, arrays = read_state_file("inspect", path)
     total = sum(array.data.nbytes for array in arrays.values())
     text = [

@@ -33,9 +33,7 @@ class StepMoment:
     def round(self, x: Any) -> Number:
         """Round x to the format, once, for the new state; return what was stored.
 
-        Raises:
-            ValueError: if it is of another shape or dtype than the moment, or rounded twice, or kept in units
-                of the root of a moment that was not rounded yet.
+        A moment in units of the root of another is rounded after it.
         """
         rule = self._op.rule
         if self.rounded is not None:
@@ -55,11 +53,7 @@ class StepMoment:
         return x
 
     def check_rounded(self) -> None:
-        """Refuse a step that left the moment as it was.
-
-        Raises:
-            ValueError: if `round` was not called.
-        """
+        """Refuse a step that left the moment as it was."""
         if self.rounded is None:
             raise ValueError(
                 f"{self._op.rule}: update never rounds {self.name}, which so would stay zero. "

@@ -5,6 +5,7 @@ that it sees. A `Number` remembers which operation made it; `Op`, which a framew
 number where it is read, and only there. Contract: A1, A2.
 """
 
+import dataclasses
 import enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -161,3 +162,25 @@ class Mask(_Guarded):
 
     def __bool__(self) -> bool:
         raise TypeError(f"{self._op.rule}: update branches on a comparison. Use op.where(mask, x, y).")
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """Stands in a field of a rule that `update` may not read, because its value changes between steps.
+
+    Attributes:
+        rule: the name of the rule, and
+        field: of the field, for the error.
+        place: where the value is to be had.
+    """
+
+    rule: str
+    field: str
+    place: str
+
+    def refuse(self, *_: Any) -> Any:
+        """Raise the error that names the place."""
+        raise TypeError(f"{self.rule}: update reads self.{self.field}. Use {self.place}.")
+
+    __bool__ = __float__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
+    __add__ = __sub__ = __mul__ = __truediv__ = __radd__ = __rsub__ = __rmul__ = __rtruediv__ = refuse

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from halfstep.numbers import Made, Mask, Number
+from halfstep.numbers import Elsewhere, Made, Mask, Number
 
 
 class Op:
@@ -57,13 +57,11 @@ class Op:
     # What reads what.
 
     def number(self, x: Any) -> Number:
-        """Return x as a Number: a bare scalar counts as a number of the step.
-
-        Raises:
-            TypeError: if x is neither.
-        """
+        """Return x as a Number: a bare scalar counts as a number of the step."""
         if isinstance(x, Number):
             return x
+        if isinstance(x, Elsewhere):
+            return x.refuse()
         scalar = None if isinstance(x, (Mask, bool)) else self.as_scalar(x)
         if scalar is None:
             found = "a comparison" if isinstance(x, Mask) else f"a bare {type(x).__name__}"
@@ -264,11 +262,7 @@ def dtype_name(x: Any) -> str:
 
 
 def check_array(rule: str, what: str, x: Any, shape: tuple[int, ...]) -> None:
-    """Refuse what is not a float32 array of `shape`.
-
-    Raises:
-        ValueError: naming it.
-    """
+    """Refuse what is not a float32 array of `shape`."""
     found = dtype_name(x), tuple(getattr(x, "shape", ()))
     if found != ("float32", tuple(shape)):
         raise ValueError(

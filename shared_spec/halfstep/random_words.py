@@ -16,7 +16,7 @@ class Role(enum.IntEnum):
     STATE = 4
 
 
-FIELD_SHIFTS = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
+FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
 """The roles that share a leaf's word, and how far below the top of it their field of 16 bits begins."""
 
 _MOMENT_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}

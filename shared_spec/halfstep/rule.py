@@ -228,11 +228,7 @@ class Declared:
 
 @functools.cache
 def declared(rule: type[Rule]) -> Declared:
-    """Return what a class of rules declares.
-
-    Raises:
-        ValueError: if the scope is none, a moment names no field of the rule, or two names clash.
-    """
+    """Return what a class of rules declares; refuse an unknown scope, and names that are missing or clash."""
     fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
     names = {field.name for field in fields}
     attributes = {key: getattr(rule, key) for base in reversed(rule.__mro__) for key in vars(base)}

@@ -25,7 +25,6 @@ _SHAPE = (32, 64)
 # Fourth powers are normal float32 numbers: what is subnormal is another question (contract A8).
 _BINADES = 28
 _NORMAL = np.float32(2.0**-100)
-_HERE = pathlib.Path(__file__).parent
 
 
 class Question(NamedTuple):
@@ -174,15 +173,8 @@ class NumpyOp(Recorded):
 def compared(rule: Rule, question: Question, numbers: Any, eager: Answer, compiled: Mapping[str, Answer]):
     """Hold a framework's answers against NumPy's, and those of compiled steps against the eager one.
 
-    Args:
-        rule: with its options.
-        question: what was asked.
-        numbers: of the step, as the framework computed them.
-        eager: its answer, operation by operation.
-        compiled: by how it was compiled: its outputs alone, or with the results of operations too.
-
-    Raises:
-        ValueError: naming the line of `update` whose result differs.
+    `compiled` has, by how it was compiled, outputs alone, or the results of operations too. The error names
+    the line of `update` whose result differs.
     """
     with np.errstate(all="ignore"):
         ours = answer(

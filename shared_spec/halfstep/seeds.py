@@ -7,15 +7,7 @@ TWO_WORDS = "two uint32 words (high, low)"
 
 
 def as_seed(caller: str, seed: Any) -> int:
-    """Return `seed` as one integer in [0, 2^64).
-
-    Args:
-        caller: whose argument it is, for the message.
-        seed: an integer, or a sequence of two uint32 words (high, low).
-
-    Raises:
-        TypeError: if it is neither.
-        ValueError: if it is out of range.
+    """Return `seed`, an integer or a sequence of two uint32 words (high, low), as an integer in [0, 2^64).
 
     Example:
         >>> as_seed("AdamW", (1, 5)) == 2**32 + 5

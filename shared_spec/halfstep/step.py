@@ -12,17 +12,7 @@ from halfstep.rule import Rule
 def updated(rule: Rule, numbers: Any, g: Any, p: Any, op: Op, moments: Mapping[str, StepMoment]) -> Any:
     """Return the update of an array by a rule; of scope "all", those of all arrays.
 
-    Args:
-        rule: with its options.
-        numbers: of the step, a NamedTuple.
-        g: float32, what comes in; a tuple where the scope is "all".
-        p: float32, the weights, likewise; None where the rule reads none.
-        op: operations of the framework.
-        moments: of the array, by name.
-
-    Raises:
-        TypeError: if `update` gives a number to a function of a framework, or returns none.
-        ValueError: if it leaves a moment unrounded, or returns another shape or dtype.
+    `g` and `p` are float32, tuples where the scope is "all"; `p` is None where the rule reads none.
     """
     n = type(numbers)(*(op.wrap(x, Made.NUMBER) for x in numbers))
     try:

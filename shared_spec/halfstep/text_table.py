@@ -4,12 +4,7 @@ from collections.abc import Collection
 
 
 def text_table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: Collection[int] = ()) -> str:
-    """Return rows under a head, every column as wide as its widest word.
-
-    Args:
-        head: of the columns.
-        rows: of as many words.
-        right: which columns end together, as numbers do.
+    """Return rows under a head, every column as wide as its widest word; `right` are columns of numbers.
 
     Example:
         >>> print(text_table(("name", "bytes"), [("mu", "8"), ("nu", "16")], right={1}))

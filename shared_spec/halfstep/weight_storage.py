@@ -4,12 +4,7 @@ PARAM_STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "
 
 
 def check_param_storage(caller: str, param_storage: str) -> None:
-    """Raise ValueError for what is no weight storage.
-
-    Args:
-        caller: whose argument it is, for the message.
-        param_storage: the argument.
-    """
+    """Raise ValueError for what is no weight storage."""
     if param_storage not in PARAM_STORAGES:
         names = [f'"{name}"' for name in PARAM_STORAGES]
         raise ValueError(

@@ -45,11 +45,7 @@ class Result:
 
 
 def load_adapter(path: str | pathlib.Path) -> Any:
-    """Return the module that a file holds; files beside it can be imported.
-
-    Raises:
-        ValueError: if there is no such Python file.
-    """
+    """Return the module that a file holds; files beside it can be imported."""
     path = pathlib.Path(path).resolve()
     spec = importlib.util.spec_from_file_location(f"adapter_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -131,12 +127,7 @@ def _shortened(text: str, length: int = 160) -> str:
 
 
 def _vectors(path: pathlib.Path, scratch: str) -> dict[str, list[Case]]:
-    """Return the cases of a folder of vectors, or of an archive of one.
-
-    Raises:
-        ValueError: if there are none.
-        OSError: if the archive cannot be read.
-    """
+    """Return the cases of a folder of vectors, or of an archive of one."""
     if path.is_file():
         shutil.unpack_archive(path, scratch)
         path = pathlib.Path(scratch)

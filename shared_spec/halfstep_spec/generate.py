@@ -24,11 +24,7 @@ def build() -> dict[str, str]:
 
 
 def build_for(path: pathlib.Path) -> dict[str, str]:
-    """Return the same for the rules that a user's file defines: a vector file for each.
-
-    Raises:
-        ValueError: if it defines none, or no vectors can be made of one.
-    """
+    """Return the same for the rules that a user's file defines: a vector file for each."""
     rules = {rule.name: rule for rule in user_rule.classes_of(path)}
     return _folder(
         {

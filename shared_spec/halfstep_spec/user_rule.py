@@ -98,14 +98,7 @@ OP = NumpyOp()
 
 
 def cases_of(theirs: type) -> Iterator[Case]:
-    """Return the cases of a rule: five steps over formats and weight storages, and gradients out of range.
-
-    Args:
-        theirs: a class that derives from `halfstep.Rule`. Its numbers are what they are by default.
-
-    Raises:
-        ValueError: if a field has no default, a moment no field for its format, or a result is subnormal.
-    """
+    """Return the cases of a rule: five steps over formats and weight storages, and gradients out of range."""
     kind = rule_of(theirs)
     for ((signed, unsigned), units), (dtype, storage) in zip(_FORMATS, _STORAGES, strict=True):
         if units and not any(moment.unit for moment in kind.declared().values()):
@@ -144,11 +137,7 @@ def _case(step: Step, g: np.ndarray, comment: str, flags: tuple[str, ...], claus
 
 
 def classes_of(path: pathlib.Path) -> list[type]:
-    """Return the rules that a Python file defines.
-
-    Raises:
-        ValueError: if there is none, or the file cannot be run.
-    """
+    """Return the rules that a Python file defines."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"generate: {path} is no Python file. Pass one that defines a rule.")
@@ -165,11 +154,7 @@ def classes_of(path: pathlib.Path) -> list[type]:
 
 
 def rule_of(theirs: Any) -> type[Rule]:
-    """Return the rule of the spec that computes what a user's class declares.
-
-    Raises:
-        ValueError: if a field has no default, or a moment no field for its format.
-    """
+    """Return the rule of the spec that computes what a user's class declares."""
     fields = dataclasses.fields(theirs)
     declared = {f.name: f.metadata.get(_DECLARATION) for f in fields}
     moments = _moments(theirs, set(declared))

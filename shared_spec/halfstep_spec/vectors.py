@@ -184,18 +184,7 @@ def manifest_text(texts: dict[str, str], spec_version: int) -> str:
 
 
 def load(spec_version: int, folder: pathlib.Path = FOLDER) -> dict[str, list[Case]]:
-    """Read every vector file that the manifest names.
-
-    Args:
-        spec_version: the version that the reader knows.
-        folder: of the vectors.
-
-    Returns:
-        The cases of each file, by the file's name without ".json".
-
-    Raises:
-        ValueError: if the version, a hash or a count is not what the manifest says.
-    """
+    """Read every vector file that the manifest names: the cases by the file's name without ".json"."""
     manifest = json.loads((folder / "manifest.json").read_text())
     if manifest["spec_version"] != spec_version:
         raise ValueError(

@@ -59,10 +59,11 @@ print(str(program).count("custom_jvp_call"), stablehlo("sqrt") is None)
 """
 VECTORS = """
 from backends.on_jax import JaxBackend
+from halfstep_spec import SPEC_VERSION
 from halfstep_spec.compare import assert_same
 from halfstep_spec.vectors import load
 
-vectors = load(1)
+vectors = load(SPEC_VERSION)
 cases = [("jit", case) for case in vectors["no_contraction"][:FEW]] + [("eager", vectors["moments"][0])]
 cases += [("jit", case) for case in vectors["relative"] if case.op != "encode"][-2:]
 for mode, case in cases:

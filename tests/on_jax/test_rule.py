@@ -308,6 +308,21 @@ BAD = [
         ValueError,
         "own: b1=1.5 is outside [0, 1). Use a decay rate such as 0.9.",
     ),
+    (
+        lambda: rule(lambda self, g, p, n, m, op: m.mu.round(self.b1 * g)),
+        TypeError,
+        "own: update reads self.b1. Use n.b1.",
+    ),
+    (
+        lambda: rule(lambda self, g, p, n, m, op: m.mu.round(g - self.b1)),
+        TypeError,
+        "own: update reads self.b1. Use n.b1.",
+    ),
+    (
+        lambda: rule(lambda self, g, p, n, m, op: m.mu.round(g if self.b2 else -g), b2=hs.option(True)),
+        TypeError,
+        "own: update reads self.b2. Use what `numbers` makes of it.",
+    ),
     (lambda: rule(first(lambda g, n, op: jnp.tanh(g))), TypeError, FUNCTION),
     (lambda: rule(first(lambda g, n, op: jnp.add(g, g * g))), TypeError, FUNCTION),
     (lambda: rule(first(lambda g, n, op: jnp.where(g > 0, 1.0, 2.0))), TypeError, FUNCTION),

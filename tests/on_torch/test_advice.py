@@ -130,3 +130,23 @@ def train_apart_or_alike(rank: int) -> None:
 @pytest.mark.slow
 def test_two_processes_find_out_at_the_first_step(tmp_path):
     in_two_processes(tmp_path, train_apart_or_alike)
+
+
+def test_a_chain_that_stores_no_weights_or_has_no_rate_is_spoken_of_once(caplog):
+    def make(params):
+        return hs.Optimizer([("w", params[0])], hs.chain(hs.scale_by_adam()))
+
+    for _ in range(2):
+        step(make, [[1.0]], steps=2)
+    assert said(caplog) == [
+        "Optimizer: no link stores the bfloat16 weights: they are rounded to nearest, and updates below half "
+        "a unit in their last place are lost. End the chain with round_stochastically().",
+        "Optimizer: the chain has no scale_by_learning_rate, so weights move by the whole update, up the "
+        "gradient. Put scale_by_learning_rate(1e-3) behind the update rule.",
+    ]
+
+
+@pytest.mark.parametrize("storage", ["nearest", "stochastic", "split8"])
+def test_a_storage_that_was_chosen_is_not_spoken_of(storage, caplog):
+    step(lambda params: hs.AdamW([("w", params[0])], param_storage=storage), [[1.0]])
+    assert said(caplog) == []

@@ -147,3 +147,37 @@ def test_lightning_resumes_to_the_bit(tmp_path):
     resumed, _ = fit(2, str(tmp_path / "half.ckpt"))
     assert whole.layer.weight.dtype == torch.bfloat16
     assert torch.equal(weights(whole), weights(resumed))
+
+
+@needs("lightning")
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_lightning_clips_gradients_of_mixed_precision(precision, tmp_path):
+    import lightning
+
+    class Net(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(16, 4)
+
+        def training_step(self, batch, _):
+            return self.layer(batch).square().mean() * 1e3
+
+        def configure_optimizers(self):
+            return hs.SGD(self.named_parameters(), lr=1.0)
+
+    net = Net()
+    before = weights(net).detach().clone()
+    trainer = lightning.Trainer(
+        max_steps=1,
+        precision=precision,
+        accelerator="cpu",
+        gradient_clip_val=0.125,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(net, torch.utils.data.DataLoader(torch.ones(8, 16), batch_size=8))
+    # Up to what 16-bit gradients and the clipping's 1e-6 beside the norm leave.
+    assert abs(torch.linalg.vector_norm(weights(net) - before).item() / 0.125 - 1) < 2**-7

@@ -98,3 +98,21 @@ def test_a_damaged_state_of_torch_is_told_by_name_and_changes_nothing(wrong):
         assert message.startswith(("load_float32_state_dict: ", "AdamW: ")), way
         assert_same_snapshots(before, snapshot(optimizer))
         assert str(optimizer.param_groups) == groups
+
+
+@pytest.mark.parametrize(
+    ("count", "kind"),
+    [(1, "1"), (None, "None"), (torch.tensor(1.0), r"float32\[\]"), (torch.ones(1).long(), "")],
+)
+def test_a_count_that_no_step_can_add_to_is_refused_before_anything_moves(count, kind):
+    optimizer = trained(True)
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    kept = optimizer.state[params[-1]]["step"]
+    before = snapshot(optimizer)
+    optimizer.state[params[-1]]["step"] = count
+    with pytest.raises(TypeError, match=rf"^AdamW: the step of '.*' is {kind}.*, not a tensor int64\[\]\. "):
+        optimizer.step()
+    optimizer.state[params[-1]]["step"] = kept
+    assert_same_snapshots(before, snapshot(optimizer))

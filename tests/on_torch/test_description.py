@@ -112,3 +112,19 @@ def test_the_repr_has_the_entries_of_every_group_and_no_names():
     assert ["lr: 0.5" in repr(optimizer), "lr: 0.25" in repr(optimizer)] == [True, True]
     assert "a.b" not in repr(optimizer)
     assert "spec_version" not in repr(optimizer)
+
+
+def test_frozen_parameters_have_no_state_and_none_is_counted():
+    net = model().requires_grad_(False)
+    net["out"].requires_grad_(True)
+    optimizer = hs.AdamW(net.named_parameters())
+    for p in net["out"].parameters():
+        p.grad = torch.zeros_like(p)
+    report = hs.memory_report(net, optimizer)
+    optimizer.step()
+    kept = sum(x.nbytes for state in optimizer.state.values() for x in state.values())
+    assert report.all.state == hs.memory_report(net, optimizer).all.state == kept
+    trained = sum(p.numel() for p in net["out"].parameters())
+    assert report.all.float32_adamw == 4 * report.all.params + 12 * trained
+    frozen = [leaf for leaf in hs.describe(optimizer).leaves if not leaf.name.startswith("out/")]
+    assert {(leaf.state_bytes, leaf.why) for leaf in frozen} == {(0, "requires_grad is False")}

@@ -178,3 +178,11 @@ def test_a_scale_that_is_none_is_refused():
     p.grad, optimizer.grad_scale = torch.ones(40).half(), torch.tensor(0.0)
     with pytest.raises(ValueError, match=r"^SGD: grad_scale=0\.0 is no scale\. Use a number > 0\.$"):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unscales"), [(torch.float16, True), (torch.bfloat16, False), (torch.float32, False)]
+)
+def test_the_step_unscales_where_a_scaler_does_not(dtype, unscales):
+    """Where it says that it does, Lightning refuses to clip."""
+    assert hs.AdamW([parameter(dtype)])._step_supports_amp_scaling is unscales

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import halfstep_torch as hs
 from on_torch.steps import assert_same_snapshots, snapshot
@@ -518,3 +519,82 @@ def test_names_can_be_given_beside_the_parameters():
         hs.AdamW([params[0][1]], names=beside)
     with pytest.raises(TypeError, match=r"^AdamW: names holds Parameter, not pairs \(name, parameter\)"):
         hs.AdamW([params[0][1]], names=[params[0][1]])
+
+
+def three(**options):
+    params = {name: torch.nn.Parameter(torch.ones(40, dtype=torch.bfloat16)) for name in "abc"}
+    return params, hs.AdamW(list(params.items()), lr=1e-2, **options)
+
+
+def step_each(params, optimizer):
+    for i, p in enumerate(params.values()):
+        p.grad = torch.full_like(p, i + 1.0) if p.requires_grad else None
+    optimizer.step()
+
+
+def test_a_list_that_was_filtered_in_place_keeps_the_names_of_its_parameters():
+    (frozen, ours), (filtered, other) = three(), three()
+    for params, optimizer in ((frozen, ours), (filtered, other)):
+        step_each(params, optimizer)
+        params["a"].requires_grad_(False)
+    other.param_groups[0]["params"] = [p for p in other.param_groups[0]["params"] if p.requires_grad]
+    other.state.pop(filtered["a"])
+    for params, optimizer in ((frozen, ours), (filtered, other)):
+        step_each(params, optimizer)
+    assert all(torch.equal(frozen[name], filtered[name]) for name in "abc")
+    assert other.param_groups[0]["param_names"] == ["b", "c"]
+
+    fresh, loaded = three()
+    loaded.param_groups[0]["params"] = [fresh["b"], fresh["c"]]
+    loaded.load_state_dict(other.state_dict())
+    for name in "bc":
+        assert torch.equal(loaded.state[fresh[name]]["exp_avg"], other.state[filtered[name]]["exp_avg"])
+    misnamed = hs.AdamW([(name, torch.nn.Parameter(torch.ones(40).bfloat16())) for name in "ab"])
+    with pytest.raises(ValueError, match=r"parameter 'a' is not in group 0 of the state dict"):
+        misnamed.load_state_dict(other.state_dict())
+
+
+def test_a_parameter_that_comes_back_into_its_list_has_its_name():
+    params, optimizer = three()
+    group = optimizer.param_groups[0]
+    group["params"] = [params["c"]]
+    step_each(params, optimizer)
+    group["params"] = [params["c"], params["a"], params["b"]]
+    step_each(params, optimizer)
+    assert group["param_names"] == ["c", "a", "b"]
+
+
+def test_a_tensor_in_the_place_of_a_parameter_has_its_name():
+    """As accelerate replaces parameters for a device."""
+    params, optimizer = three()
+    replaced = torch.nn.Parameter(params["b"].detach().clone())
+    optimizer.param_groups[0]["params"] = [params["a"], replaced, params["c"]]
+    assert [name for name, _, _ in optimizer.plans()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("where", ["params", "param_groups"])
+def test_what_was_put_into_a_list_of_the_optimizer_is_refused_before_a_step(where):
+    params, optimizer = three()
+    step_each(params, optimizer)
+    before = snapshot(optimizer)
+    new = torch.nn.Parameter(torch.ones(3))
+    if where == "params":
+        optimizer.param_groups[0]["params"].append(new)
+    else:
+        optimizer.param_groups.append({**optimizer.param_groups[0], "params": [new], "param_names": ["d"]})
+    with pytest.raises(ValueError, match=r"^AdamW: .* Use add_param_group"):
+        optimizer.step()
+    optimizer.param_groups[0]["params"] = list(params.values())
+    optimizer.param_groups[1:] = []
+    assert_same_snapshots(before, snapshot(optimizer))
+
+
+def test_a_dry_run_without_memory_makes_state_and_counts():
+    with FakeTensorMode():
+        model = torch.nn.Linear(80, 80, dtype=torch.bfloat16)
+        optimizer = hs.AdamW(model.named_parameters(), **hs.recipes.eight_bit)
+        for _ in range(3):
+            model(torch.ones(2, 80, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+        state = optimizer.state[model.weight]
+        assert (int(state["step"]), state["exp_avg_sq"].shape) == (3, (80, 80))

@@ -71,6 +71,12 @@ def zero_steps_as_one_process(rank: int) -> None:
     train(alone, hs.AdamW(alone.named_parameters(), lr=1e-2), rank)
     assert equal_everywhere(weights(model))
     assert torch.equal(weights(model), weights(alone))
+    shared.consolidate_state_dict(to=0)
+    if rank == 0:
+        plain = hs.AdamW(net().named_parameters(), lr=1e-2)
+        plain.load_state_dict(shared.state_dict())
+        kept = [state["exp_avg"] for state in plain.state.values()]
+        assert len(kept) == 4
 
 
 def dcp_reads_state_by_name(rank: int) -> None:

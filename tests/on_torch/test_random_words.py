@@ -6,7 +6,7 @@ import torch
 
 import halfstep_spec as spec
 import halfstep_torch as hs
-from halfstep_torch.leaves import leaf_name
+from halfstep_torch.leaves import leaf_name, leaf_names
 from halfstep_torch.numbers import random_words
 from halfstep_torch.numbers.random_words import leaf_keys, words_from
 
@@ -94,3 +94,26 @@ def test_making_words_leaves_the_global_generators_alone():
     hs.random_words(0, 1, "w", 0, 1000)
     assert torch.equal(before, torch.get_rng_state())
     np.testing.assert_array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_names_that_agree_but_for_module_in_front_keep_what_they_have_more_of_it():
+    bare = ["weight", "module.weight", "module.bias"]
+    assert (
+        leaf_names(bare)
+        == leaf_names([f"module.{name}" for name in bare])
+        == [
+            "weight",
+            "module/weight",
+            "bias",
+        ]
+    )
+
+
+def test_a_model_may_have_a_part_called_module_beside_others():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module, self.weight = torch.nn.LayerNorm(8), torch.nn.Parameter(torch.ones(8))
+
+    optimizer = hs.AdamW(Net().named_parameters())
+    assert [name for name, _, _ in optimizer.plans()] == ["weight", "module/weight", "bias"]

@@ -173,3 +173,23 @@ def test_a_tensor_lr_is_read_at_every_step():
         # Of equal gradients the update is 1, to 1e-6 for each correction, 1e-8 for eps, and ten roundings.
         assert abs(p.detach()[0].item() - (1 - rate)) <= rate * (2e-6 + 1e-8 + 10 * 2.0**-24)
     assert optimizer.param_groups[0]["lr"] is lr
+
+
+def test_a_zero_of_a_scheduler_beside_a_schedule_stops_nothing():
+    p = torch.nn.Parameter(torch.ones(20))
+    optimizer = hs.SGD([("w", p)], lr=lambda count: 0.125)
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda t: max(0, 1 - t / 2))
+    for count in range(1, 6):
+        p.grad = torch.ones(20)
+        optimizer.step()
+        scheduler.step()
+        assert (p == 1 - 0.125 * count).all()
+
+
+def test_checkpointing_moves_no_weight_where_a_scheduler_stands_beside_a_schedule():
+    model = torch.nn.Linear(3, 2)
+    before = copy.deepcopy(model.state_dict())
+    optimizer = hs.AdamW(model.named_parameters(), lr=lambda count: 0.1, weight_decay=0.5)
+    lr_scheduler.LambdaLR(optimizer, lambda t: 0.0)
+    get_optimizer_state_dict(model, optimizer)
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())

@@ -132,12 +132,8 @@ def _branch(due: jax.Array, step: Callable, idle: Callable, *args):
 def accumulate(dtype: str, keys: LeafKeys, place, g: jax.Array, total: jax.Array) -> jax.Array:
     """Return stochastic(total + g) of one leaf, in `dtype` (contract G1).
 
-    Args:
-        dtype: of the sum. Values beyond the largest finite become infinity.
-        keys: of role 3, at the step that counts the gradients.
-        place: of the leaf, one of `keys.places`.
-        g: the gradient.
-        total: the sum before.
+    `keys` are of role 3, at the step that counts the gradients. Values beyond the largest finite become
+    infinity.
     """
     key = keys.of_leaf(place)
     wide = opaque_input(total, key.zero) + opaque_input(g, key.zero)
@@ -153,11 +149,7 @@ def _add(leaves: Leaves, sums: list, dtype: str, keys: LeafKeys) -> Any:
 
 
 def _sums(leaves: Leaves, tree, dtype: str) -> list[Any]:
-    """Return the sum of every leaf, and refuse one that `init` would not have made.
-
-    Raises:
-        ValueError: if the tree, a shape or a dtype differs.
-    """
+    """Return the sum of every leaf, and refuse one that `init` would not have made."""
     sums = leaves.match(tree, "state", "Pass the tree that init saw.")
     for name, g, x in zip(leaves.names, leaves.values, sums, strict=True):
         if g is not None and x.dtype != dtype:

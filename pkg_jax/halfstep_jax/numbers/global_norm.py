@@ -27,20 +27,12 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names:
     """Return the Euclidean norm of all elements of all arrays.
 
     In float32, whatever the dtypes, and scaled by a power of two as `norm` is: n = 2^e sqrt(sum((x 2^-e)^2)),
-    e the exponent of the largest magnitude of all. The sum is XLA's: rounded in an order of its own.
+    e the exponent of the largest magnitude of all. The sum is XLA's: rounded in an order of its own. 0 where
+    there is no element or all are zero, NaN where an element is NaN, infinity where one is infinite.
 
     With `exact` the sum is one of integers: |x| is rounded to a multiple of 2^(e - 23), and the squares of
     these multiples are added without rounding. Any order, any partition over devices and either framework
     then gives the same bits. Elements below 2^-25 of the largest count as 0, as do subnormal ones.
-
-    Args:
-        arrays: float32, bfloat16 or float16, of any shapes.
-        exact: see above.
-        axis_names: see `norms.cut_axes`.
-
-    Returns:
-        A float32 scalar: 0 where there is no element or all are zero, NaN where an element is NaN, infinity
-        where one is infinite.
 
     Example:
         >>> print(global_norm([jnp.array([3e-30]), jnp.array([[-4e-30]])], exact=True))

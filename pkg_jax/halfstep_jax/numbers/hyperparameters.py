@@ -15,17 +15,7 @@ from halfstep import hyperparameters
 
 
 def as_float32(caller: str, name: str, value):
-    """Return a hyperparameter in float32: a NumPy scalar, or the float32 array that was given.
-
-    Args:
-        caller: whose argument it is, and
-        name: which one, for the error.
-        value: a number, or a float32 array of shape (), which may be traced.
-
-    Raises:
-        TypeError: if it is neither.
-        ValueError: if it is an array of another shape.
-    """
+    """Return a hyperparameter in float32: a NumPy scalar, or the float32 array of shape () that was given."""
     if not isinstance(value, jax.Array | np.ndarray):
         if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
             raise TypeError(f"{caller}: {name}={value!r} is not a number. Use a float.")
@@ -53,12 +43,7 @@ def as_float32(caller: str, name: str, value):
 
 
 def as_number(caller: str, name: str, value, check: hyperparameters.Check) -> Any:
-    """Return a hyperparameter in float32, checked as far as it can be read now.
-
-    Raises:
-        TypeError: as `as_float32`.
-        ValueError: as `check`.
-    """
+    """Return a hyperparameter in float32, checked as far as it can be read now."""
     number = as_float32(caller, name, value)
     if not isinstance(number, Tracer):
         check(caller, name, value, float(number))
@@ -71,10 +56,6 @@ def as_nonnegative(caller: str, name: str, value, hint: str = "Use a number >= 0
 
 
 def check_order(caller: str, low_name: str, low, high_name: str, high) -> None:
-    """Refuse a lower bound above its upper bound, as far as both can be read now.
-
-    Raises:
-        ValueError: if it is.
-    """
+    """Refuse a lower bound above its upper bound, as far as both can be read now."""
     if not isinstance(low, Tracer) and not isinstance(high, Tracer):
         hyperparameters.check_order(caller, low_name, float(low), high_name, float(high))

@@ -16,11 +16,8 @@ def ema(
 ) -> jax.Array:
     """Return (b average) + ((1 - b) value): two products and a sum, each rounded once (contract M1).
 
-    Args:
-        average: float32.
-        value: float32, in the shape of `average`; opaque, if it comes from elsewhere (`exact.opaque_input`).
-        b: decay rate, a number or a float32 scalar.
-        zero: from `exact.opaque_zero`, where the caller has one.
+    `value` is opaque, if it comes from elsewhere (`exact.opaque_input`); `zero` is from `exact.opaque_zero`,
+    where the caller has one.
 
     Example:
         >>> float(ema(jnp.float32(1.0), jnp.float32(3.0), 0.5))
@@ -35,16 +32,10 @@ def bias_correction(b, count) -> jax.Array:
     """Return 1 - b^count by the complement binary power, in float32 (contract M2).
 
     q_0 = 1 - b and q_(k+1) = 2 q_k - q_k q_k are the complements of b^(2^k); starting from q = 0, each set
-    bit k of `count`, lowest first, gives q = q + q_k (1 - q). Every operation is rounded once to float32.
-    The relative error stays under 1e-6 for b in [0.5, 0.999999] and count up to 2e6, where
-    `1 - b**count` in float32 is off by 1.3e-5 at b = 0.999, count = 1.
-
-    Args:
-        b: decay rates in [0, 1): a number or a float32 array.
-        count: the step, from 1 to 2^31 - 1: an integer, or an integer array that broadcasts against `b`.
-
-    Returns:
-        float32, in the common shape.
+    bit k of `count`, lowest first, gives q = q + q_k (1 - q). Every operation is rounded once to float32. The
+    relative error stays under 1e-6 for b in [0.5, 0.999999] and count up to 2e6, where `1 - b**count` in
+    float32 is off by 1.3e-5 at b = 0.999, count = 1. `b` is in [0, 1), `count` from 1 to 2^31 - 1; they
+    broadcast.
 
     Example:
         >>> float(bias_correction(0.5, 2))

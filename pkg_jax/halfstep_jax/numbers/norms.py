@@ -29,15 +29,8 @@ def norm(x: jax.Array, axis_names: AxisNames = ()) -> jax.Array:
 
     In float32, whatever the dtype of `x`. The two products with a power of two are exact, so that nothing
     underflows at 1e-20 or overflows at 1e20, where plain squares do. The sum is XLA's: rounded in an order of
-    its own, and under sharding reduced across devices.
-
-    Args:
-        x: float32, bfloat16 or float16, of any shape.
-        axis_names: see `cut_axes`.
-
-    Returns:
-        A float32 scalar: 0 of an array that is empty or all zeros, NaN where an element is NaN, infinity
-        where one is infinite.
+    its own, and under sharding reduced across devices. 0 of an array that is empty or all zeros, NaN where an
+    element is NaN, infinity where one is infinite.
 
     Example:
         >>> print(norm(jnp.array([3e-30, -4e-30])))
@@ -71,15 +64,11 @@ def _squares_by_range(x: jax.Array, add_both: Callable) -> tuple[jax.Array, jax.
     """Do as `_squares` in a single pass over memory, which knows no largest magnitude before it ends.
 
     Two sums are taken of each piece of the array, of some trailing axes: of squares of what is below 2^b,
-    moved up by a power of two, and of the rest, moved down. Both powers are chosen so that neither sum
-    overflows, and that a number from 2^-104 up counts in full, in pieces of up to 2^20 elements: what is
-    below concerns A8. Then e is that of the largest norm of a piece, roughly.
+    moved up by a power of two, and of the rest, moved down; `add_both` adds both. Both powers are chosen so
+    that neither sum overflows, and that a number from 2^-104 up counts in full, in pieces of up to 2^20
+    elements: what is below concerns A8. Then e is that of the largest norm of a piece, roughly.
 
     Not on a CPU, where each sum is a pass of its own.
-
-    Args:
-        x: float32.
-        add_both: returns the sums of two arrays over given axes.
 
     Source: ours; sums by range are those of J. L. Blue, "A portable Fortran program to find the Euclidean
     norm of a vector", ACM TOMS 4(1), 1978.
@@ -128,11 +117,7 @@ def _complex_sums(some: jax.Array, others: jax.Array, axes: tuple[int, ...]) -> 
 
 
 def check_axis_names(caller: str, axis_names: AxisNames) -> None:
-    """Refuse a norm inside `jax.shard_map` that was not told how arrays are cut.
-
-    Raises:
-        ValueError: naming the axes.
-    """
+    """Refuse a norm inside `jax.shard_map` that was not told how arrays are cut."""
     manual = manual_axes()
     if manual and axis_names is None:
         raise ValueError(

@@ -143,11 +143,7 @@ class Count:
 
     @property
     def count(self) -> jax.Array:
-        """The count of the step itself.
-
-        Raises:
-            ValueError: if the state holds none.
-        """
+        """The count of the step itself."""
         if self._count is None:
             raise ValueError(
                 f"{self._op.rule}: numbers reads the count of steps, and the rule keeps none. "

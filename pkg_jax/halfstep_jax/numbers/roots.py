@@ -25,9 +25,6 @@ _ONE = np.uint32(0x3F800000)
 def sqrt(x: jax.typing.ArrayLike) -> jax.Array:
     """Return the square root of float32 `x`, rounded once to nearest.
 
-    Args:
-        x: float32.
-
     Example:
         >>> float(sqrt(jnp.float32(9.0)))
         3.0
@@ -39,10 +36,6 @@ def sqrt(x: jax.typing.ArrayLike) -> jax.Array:
 
 def divide(x: jax.typing.ArrayLike, y: jax.typing.ArrayLike) -> jax.Array:
     """Return the quotient of float32 `x` and `y`, of shapes that broadcast, rounded once to nearest.
-
-    Args:
-        x: float32.
-        y: float32.
 
     Example:
         >>> divide(jnp.array([1.0, 3.0]), jnp.float32(4.0)).tolist()
@@ -64,13 +57,9 @@ def _corrected_divide(x: jax.Array, y: jax.Array) -> jax.Array:
 def corrected_root(x: jax.Array, about: jax.Array) -> jax.Array:
     """Return the root of float32 `x`, correctly rounded, given that or a number next to it.
 
-    With S the mantissa of `about`, an integer of 24 bits, and N that of `x` moved to where S^2 is,
-    R = N - S^2 is exact. The root is past S + 1/2 if R > S, and below S - 1/2 if R <= -S: it is never halfway
-    between numbers.
-
-    Args:
-        x: float32. Where it is not a positive normal number, `about` is returned.
-        about: float32, the root, approximately.
+    With S the mantissa of `about`, an integer of 24 bits, and N that of `x` moved to where S^2 is, R = N -
+    S^2 is exact. The root is past S + 1/2 if R > S, and below S - 1/2 if R <= -S: it is never halfway between
+    numbers. Where `x` is not a positive normal number, `about` is returned.
 
     Source: ours.
     """
@@ -93,14 +82,8 @@ def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Arra
 
     With Q and Y the mantissas of `about` and `y`, integers of 24 bits, and N that of `x` moved to where Q Y
     is, R = N - Q Y is exact. The quotient is one unit away if |R| > Y / 2, and two if |R| > 3 Y / 2: a normal
-    one is never halfway between numbers.
-
-    Args:
-        x: float32, of the shape of `y`.
-        y: float32.
-        about: float32, the quotient, approximately. It is returned unless its magnitude is in
-            [2^-124, 2^127). A subnormal `x` may count as one of up to 2^-125; a subnormal `y` may move the
-            result by two numbers.
+    one is never halfway between numbers. `about` is returned unless its magnitude is in [2^-124, 2^127). A
+    subnormal `x` may count as one of up to 2^-125; a subnormal `y` may move the result by two numbers.
 
     Source: ours.
     """

@@ -24,18 +24,7 @@ class ScheduleState(NamedTuple):
 
 
 def at_count(caller: str, name: str, value: optax.ScalarOrSchedule, count) -> Any:
-    """Return the float32 number of this step.
-
-    Args:
-        caller: the link, and
-        name: its argument, for errors.
-        value: a schedule, or a float32 number.
-        count: steps taken before this one; not read where `value` is no schedule.
-
-    Raises:
-        TypeError: if the schedule gives no number, or an array narrower than float32.
-        ValueError: if it gives no scalar.
-    """
+    """Return the float32 number of this step: of a schedule, at the count of steps before it."""
     if not callable(value):
         return value
     now: Any = value(count)

@@ -15,17 +15,10 @@ from halfstep.seeds import TWO_WORDS, as_seed
 def seed_words(caller: str, seed) -> np.ndarray | jax.Array:
     """Return `seed` as uint32[2], (high, low): in NumPy, unless it is traced.
 
-    A link keeps it for all its states, so it may be no buffer of a device: the first donated step would take
-    that away, and under `jax.jit` it would be a tracer. `new_seed` makes the array of a state.
-
-    Args:
-        caller: whose argument it is, for the error.
-        seed: an integer in [0, 2^64), two uint32 words, or a scalar integer array, as which
-            `optax.inject_hyperparams` passes an integer on. Arrays may be traced.
-
-    Raises:
-        TypeError: if it is none of these.
-        ValueError: if it is out of range.
+    It is an integer in [0, 2^64), two uint32 words, or a scalar integer array, as which
+    `optax.inject_hyperparams` passes an integer on. A link keeps it for all its states, so it may be no
+    buffer of a device: the first donated step would take that away, and under `jax.jit` it would be a tracer.
+    `new_seed` makes the array of a state.
 
     Example:
         >>> seed_words("adamw", 2**32 + 5).tolist()

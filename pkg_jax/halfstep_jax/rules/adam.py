@@ -3,7 +3,8 @@
 Contract: section A.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +26,8 @@ class ScaleByAdamState(NamedTuple):
         seed: uint32[2], (high, low).
         mu: codes of the first moments, in the tree of the params.
         nu: codes of the second moments, likewise.
-        mu_scale: scales of `mu`, by the names of the leaves that have one; one byte that means nothing
-            where none is large enough for a scale, and `optax.EmptyState()` where none can have one.
+        mu_scale: scales by the names of the leaves that have one; a byte without meaning where no leaf is
+            large enough for a scale, and `optax.EmptyState()` where none can have one.
         nu_scale: scales of `nu`, likewise.
     """
 
@@ -110,20 +111,7 @@ def scale_by_adam(
     Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016, for `nesterov`. The storage is
     ours (contract A5, F).
     """
-    rule = ScaleByAdam(
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        eps_root=eps_root,
-        mu_dtype=mu_dtype,
-        nu_dtype=nu_dtype,
-        mu_rounding=mu_rounding,
-        nu_rounding=nu_rounding,
-        nesterov=nesterov,
-        bias_correction=bias_correction,
-        seed=seed,
-    )
-    return as_transform(rule)
+    return as_transform(ScaleByAdam(**locals()))
 
 
 def adam(
@@ -144,34 +132,22 @@ def adam(
     """Adam for weights in bfloat16, float16 or float32.
 
     Chains `scale_by_adam`, `scale_by_learning_rate` and the weight storage, by default
-    `round_stochastically`.
+    `round_stochastically`. Rounds what these round.
 
-    Args:
-        learning_rate: a number >= 0, a float32 scalar array, or a schedule.
-        b1: decay rate of the first moment.
-        b2: decay rate of the second moment.
-        eps: added to the root of the second moment.
-        eps_root: added under the root.
-        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `codebook`); None: bfloat16 for
-            bfloat16 params, else float32.
-        nu_dtype: of the second moment; also "ufloat8_e6m2" and the unsigned scaled formats.
-        mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
-        nu_rounding: likewise.
-        param_storage: how 16-bit weights are stored: "stochastic" rounds them stochastically; "nearest" lets
-            `optax.apply_updates` round them, which drops small updates; "compensated" keeps what is lost (see
-            `compensate`); "split8" and "split16" keep further bits (see `split_params`), "master" a float32
-            copy (see `keep_master_params`): under these three the links see float32 weights, and so moments
-            are float32 by default.
-        nesterov: as in Optax.
-        seed: of the random words, for moments and weights alike.
+    `learning_rate` is a number >= 0, a float32 scalar array, or a schedule; `seed` is for moments and weights
+    alike. The other arguments are those of `scale_by_adam`, and `param_storage`, which says how 16-bit
+    weights are stored: "stochastic" rounds them stochastically; "nearest" lets `optax.apply_updates` round
+    them, which drops small updates; "compensated" keeps what is lost (see `compensate`); "split8" and
+    "split16" keep further bits (see `split_params`), "master" a float32 copy (see `keep_master_params`):
+    under these three the links see float32 weights, and so moments are float32 by default.
 
     Returns:
         An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
         inside of `store_params`. Its updates are float32.
 
     Raises:
-        TypeError: whatever the transforms raise.
-        ValueError: whatever the transforms raise, or if `param_storage` is not a weight storage.
+        TypeError: if one of the links raises it.
+        ValueError: likewise, or if `param_storage` is not a weight storage.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -184,21 +160,7 @@ def adam(
 
     Source: as `scale_by_adam`; the order of the links is contract A6.
     """
-    links = [
-        scale_by_adam(
-            b1,
-            b2,
-            eps,
-            eps_root,
-            mu_dtype,
-            nu_dtype=nu_dtype,
-            mu_rounding=mu_rounding,
-            nu_rounding=nu_rounding,
-            nesterov=nesterov,
-            seed=seed,
-        ),
-        scale_by_learning_rate(learning_rate),
-    ]
+    links = [adam_of(locals()), scale_by_learning_rate(learning_rate)]
     return with_param_storage("adam", param_storage, links, seed)
 
 
@@ -224,23 +186,13 @@ def adamw(
     Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by default
     `round_stochastically`. The learning rate scales the decay too, as in Optax.
 
-    Arguments are those of `adam`, and two of `add_decayed_weights`: `weight_decay`, a number >= 0, a float32
-    scalar array, or a schedule, and `mask`, which says which leaves decay.
-
-    Returns:
-        An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
-        inside of `store_params`. Its updates are float32.
-
-    Raises:
-        TypeError: whatever the transforms raise.
-        ValueError: whatever the transforms raise, or if `param_storage` is not a weight storage.
+    Arguments, result and errors are those of `adam`, with `weight_decay` and `mask` of `add_decayed_weights`.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> params = jnp.ones(3, jnp.bfloat16)
         >>> tx = adamw(optax.cosine_decay_schedule(1e-3, 100), weight_decay=0.1)
-        >>> state = tx.init(params)
-        >>> updates, state = tx.update(jax.grad(lambda p: (p**2).sum())(params), state, params)
+        >>> updates, state = tx.update(params, tx.init(params), params)
         >>> optax.apply_updates(params, updates).dtype
         dtype(bfloat16)
 
@@ -248,22 +200,17 @@ def adamw(
     links is contract A6.
     """
     links = [
-        scale_by_adam(
-            b1,
-            b2,
-            eps,
-            eps_root,
-            mu_dtype,
-            nu_dtype=nu_dtype,
-            mu_rounding=mu_rounding,
-            nu_rounding=nu_rounding,
-            nesterov=nesterov,
-            seed=seed,
-        ),
+        adam_of(locals()),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
     ]
     return with_param_storage("adamw", param_storage, links, seed)
+
+
+def adam_of(arguments: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+    """Return `scale_by_adam` of those arguments of an alias that it has too."""
+    names = inspect.signature(scale_by_adam).parameters
+    return scale_by_adam(**{name: arguments[name] for name in names if name in arguments})
 
 
 class ScaleByAdam(adam_rule.ScaleByAdam):

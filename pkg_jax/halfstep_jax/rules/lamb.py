@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import optax
 
-from halfstep_jax.rules.adam import scale_by_adam
+from halfstep_jax.rules.adam import adam_of
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
@@ -43,46 +43,18 @@ def lamb(
     """LAMB for weights in bfloat16, float16 or float32: Adam, with a learning rate for each leaf.
 
     Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio`, `scale_by_learning_rate` and the
-    weight storage, by default `round_stochastically`. In float32 throughout, and with
-    `max_norm=None`, it is `optax.lamb` to within rounding.
+    weight storage, by default `round_stochastically`. In float32 throughout, and with `max_norm=None`, it is
+    `optax.lamb` to within rounding. A step moves a leaf by about the share `learning_rate` of its norm, and
+    the decay is part of the update whose norm is taken.
 
-    Args:
-        learning_rate: a number >= 0, a float32 scalar array, or a schedule. A step moves a leaf by about this
-            share of its norm.
-        b1: decay rate of the first moment.
-        b2: decay rate of the second moment.
-        eps: added to the root of the second moment.
-        eps_root: added under the root.
-        weight_decay: a number >= 0, a float32 scalar array, or a schedule. The decay is part of the update
-            whose norm is taken.
-        mask: which leaves decay, as in `add_decayed_weights`.
-        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `codebook`); None: bfloat16 for
-            bfloat16 params, else float32.
-        nu_dtype: likewise, and "ufloat8_e6m2".
-        mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
-        nu_rounding: likewise.
-        param_storage: how 16-bit weights are stored, as in `adamw`. Under "split8", "split16" and "master"
-            norms too are those of the float32 weights.
-        bias_correction: present in v1 and the final paper, absent in v3. Without decay and `eps` the ratio
-            cancels it up to rounding.
-        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`: without one, steps at
-            a constant rate grow with the weights. None for no bound, as `optax.lamb` has it.
-        exact: add integers, so that norms, and with them the step, have the same bits in any order, on any
-            mesh, and in torch, as in `scale_by_trust_ratio`.
-        axis_names: inside `jax.shard_map`, the mesh axes over which arrays are cut, as in
-            `scale_by_trust_ratio`.
-        seed: of the random words, for moments and weights alike.
-
-    Returns:
-        An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
-        inside of `store_params`. Its updates are float32.
-
-    Raises:
-        TypeError: whatever the transforms raise.
-        ValueError: whatever the transforms raise, or if `param_storage` is not a weight storage.
+    Arguments, result and errors are those of `adamw`, with `max_norm`, `exact` and `axis_names` of
+    `scale_by_trust_ratio`. Without `max_norm`, steps at a constant rate grow with the weights; None is no
+    bound, as `optax.lamb` has it. `bias_correction` is present in v1 and the final paper, absent in v3;
+    without decay and `eps` the ratio cancels it up to rounding. Under "split8", "split16" and "master" norms
+    too are those of the float32 weights.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> params = jnp.ones(4)
         >>> tx = lamb(0.5)
         >>> updates, _ = tx.update(jnp.ones(4), tx.init(params), params)
@@ -92,18 +64,7 @@ def lamb(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
     """
-    adam = scale_by_adam(
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        eps_root=eps_root,
-        mu_dtype=mu_dtype,
-        nu_dtype=nu_dtype,
-        mu_rounding=mu_rounding,
-        nu_rounding=nu_rounding,
-        bias_correction=bias_correction,
-        seed=seed,
-    )
+    adam = adam_of(locals())
     trust = scale_by_trust_ratio(max_norm=max_norm, exact=exact, axis_names=axis_names)
     return _chained("lamb", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
 
@@ -140,58 +101,21 @@ def lamb16(
     the momentum of a large layer: it divides by the norm over n, where the block's largest magnitude is
     wanted. `docs/lamb16.md` has the figures.
 
-    Args:
-        learning_rate: as in `lamb`.
-        b1: decay rate of the first moment.
-        b2: decay rate of the second moment.
-        eps: added to the root of the second moment.
-        eps_root: added under the root.
-        weight_decay: as in `lamb`.
-        mask: which leaves decay, as in `add_decayed_weights`.
-        mu_dtype: as in `lamb`.
-        nu_dtype: as in `lamb`.
-        mu_rounding: "auto", "stochastic", "nearest" or "nearest_unchecked"; see `scale_by_adam`.
-        nu_rounding: likewise.
-        param_storage: how 16-bit weights are stored, as in `lamb`.
-        bias_correction: as in `lamb`. The published code has none.
-        max_norm: an upper bound on the norm of a weight, as in `lamb`.
-        trust_power: a number in (0, 1), that of the published code unless given, or None for LAMB's own
-            ratio. Not 1: the learning rate would cancel, and a schedule do nothing.
-        exact: as in `lamb`: the same norms in torch. The power still differs by ulps, but for None.
-        axis_names: as in `lamb`.
-        seed: of the random words, for moments and weights alike.
-
-    Returns:
-        An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
-        inside of `store_params`. Its updates are float32.
-
-    Raises:
-        TypeError: whatever the transforms raise.
-        ValueError: whatever the transforms raise, or if `trust_power` is outside (0, 1).
+    Arguments, result and errors are those of `lamb`, and `trust_power`: a number in (0, 1), by default that
+    of the published code, or None for LAMB's own ratio. Not 1: the learning rate would cancel, and a schedule
+    do nothing. With `exact` the power still differs from torch's by ulps, but for None.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax.numpy as jnp
         >>> params = {"w": jnp.ones((64, 128), jnp.bfloat16)}
-        >>> tx = lamb16(1e-2)
-        >>> state = tx.init(params)
+        >>> state = lamb16(1e-2).init(params)
         >>> optax.tree.get(state, "mu")["w"].dtype, optax.tree.get(state, "nu_scale")["w"].shape
         (dtype(float8_e4m3fn), (64, 1))
 
     Source: vxst, "LAMB16", 2024, https://github.com/vxst/LAMB16, for the aim and the ratio; LAMB as in `lamb`
         (contract L4).
     """
-    adam = scale_by_adam(
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        eps_root=eps_root,
-        mu_dtype=mu_dtype,
-        nu_dtype=nu_dtype,
-        mu_rounding=mu_rounding,
-        nu_rounding=nu_rounding,
-        bias_correction=bias_correction,
-        seed=seed,
-    )
+    adam = adam_of(locals())
     if trust_power is None:
         trust = scale_by_trust_ratio(max_norm=max_norm, exact=exact, axis_names=axis_names)
     else:

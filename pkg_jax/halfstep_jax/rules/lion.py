@@ -15,15 +15,7 @@ from halfstep_jax.weights.weight_storage import with_param_storage
 
 
 class ScaleByLionState(NamedTuple):
-    """State of `scale_by_lion`.
-
-    Attributes:
-        count: int32 scalar, steps taken.
-        seed: uint32[2], (high, low).
-        mu: codes of the averages, in the tree of the params.
-        mu_scale: scales of `mu`, by the names of the leaves that have one; one byte that means nothing
-            where none is large enough for a scale, and `optax.EmptyState()` where none can have one.
-    """
+    """State of `scale_by_lion`; its fields are as in `ScaleByAdamState`."""
 
     count: jax.Array
     seed: jax.Array
@@ -49,24 +41,8 @@ def scale_by_lion(
     All in float32, whatever the dtype of `g`, each operation rounded once. Rounds m to its dtype, once. The
     sign is 1, -1, +0 for zero of either sign, and NaN for NaN.
 
-    Args:
-        b1: rate of the average whose sign is taken.
-        b2: decay rate of the average that is kept.
-        mu_dtype: "float32", "bfloat16", "float16" or a signed format (`scaled`, `codebook`); None: bfloat16
-            for bfloat16 params, else float32.
-        mu_rounding: "stochastic", "nearest", "nearest_unchecked" (nearest even where that
-            freezes it) or "auto" (nearest where that leaves an average within a thousandth of its truth, else
-            stochastic, as where `b2` is an array).
-        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
-
-    Returns:
-        An Optax transform. Its updates are float32; `params` may be left out.
-
-    Raises:
-        TypeError: if an argument is of the wrong type, or an array of another dtype than float32; from `init`
-            and `update`, if a leaf is not float32, bfloat16, float16 or float64.
-        ValueError: if an argument is out of range, or the average would freeze; from `update`, if trees or
-            shapes differ.
+    `b1` is the rate of the average whose sign is taken, `b2` of the average that is kept, in a `mu_dtype`
+    with a sign. The other arguments, result and errors are those of `scale_by_adam`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,8 +55,7 @@ def scale_by_lion(
     Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2. The
     storage is ours (contract A9, F).
     """
-    rule = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed)
-    return as_transform(rule)
+    return as_transform(ScaleByLion(**locals()))
 
 
 def lion(
@@ -98,27 +73,8 @@ def lion(
     """Lion for weights in bfloat16, float16 or float32: the sign of an average, with decoupled decay.
 
     Chains `scale_by_lion`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by default
-    `round_stochastically`.
-
-    Args:
-        learning_rate: a number >= 0, a float32 scalar array, or a schedule. It scales the decay too.
-        b1: rate of the average whose sign is taken.
-        b2: decay rate of the average that is kept.
-        mu_dtype: of that average: "float32", "bfloat16", "float16" or a signed format (`scaled`, `codebook`);
-            None: bfloat16 for bfloat16 params, else float32.
-        weight_decay: a number >= 0, a float32 scalar array, or a schedule.
-        mask: which leaves decay, as in `add_decayed_weights`.
-        mu_rounding: as in `scale_by_lion`.
-        param_storage: how 16-bit weights are stored, as in `adam`.
-        seed: of the random words, for moments and weights alike.
-
-    Returns:
-        An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
-        inside of `store_params`. Its updates are float32.
-
-    Raises:
-        TypeError: whatever the transforms raise.
-        ValueError: whatever the transforms raise, or if `param_storage` is not a weight storage.
+    `round_stochastically`. Arguments are those of the links, and `param_storage`, `seed`, result and errors
+    those of `adam`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -172,16 +172,7 @@ class _Storage:
     select: Callable[[str, Any], bool] | None
 
     def arrays(self, state, stored=None) -> list[_Array]:
-        """Return the leaves of a state, or of its shapes and dtypes.
-
-        Args:
-            state: of the wrapped transform.
-            stored: the same as it is stored; None where it is not yet.
-
-        Raises:
-            TypeError: if one is complex.
-            ValueError: if both are not of the same arrays, or an array is cut in a way that is not known.
-        """
+        """Return the leaves of a state, or of its shapes; `stored` is the same as it is stored, if it is."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(state)
         codes = [x for _, x in leaves] if stored is None else jax.tree.leaves(stored)
         if len(codes) != len(leaves):
@@ -199,11 +190,7 @@ class _Storage:
         ]
 
     def check(self, arrays: list[_Array]) -> None:
-        """Refuse a choice of nothing, and negative numbers in a format without a sign.
-
-        Raises:
-            ValueError: naming what was chosen.
-        """
+        """Refuse a choice of nothing, and negative numbers in a format without a sign."""
         held = [array for array in arrays if _is_held(array.value)]
         if self.select and held and not any(self._chosen(array.name, array.value) for array in held):
             raise ValueError(
@@ -223,11 +210,7 @@ class _Storage:
         return self._trees(arrays, state, stored)
 
     def decode(self, arrays: list[_Array], state: StoreStateState) -> Any:
-        """Return the state of the wrapped transform.
-
-        Raises:
-            ValueError: if it is not of these arrays in this format.
-        """
+        """Return the state of the wrapped transform."""
         codes: list[Any]
         codes, treedef = jax.tree.flatten(state.inner_state)
         scales = state.scale if isinstance(state.scale, Mapping) else {}

@@ -72,17 +72,8 @@ def scale_by_trust_ratio(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, arXiv:1904.00962, algorithm 2; arguments as in `optax.scale_by_trust_ratio` (contract L2).
     """
-    rule = ScaleByTrustRatio(
-        min_norm=min_norm,
-        trust_coefficient=trust_coefficient,
-        eps=eps,
-        max_norm=max_norm,
-        min_ratio=min_ratio,
-        max_ratio=max_ratio,
-        exact=exact,
-        axis_names=None if axis_names is None else tuple(axis_names),
-    )
-    return _transform(rule)
+    axis_names = None if axis_names is None else tuple(axis_names)
+    return _transform(ScaleByTrustRatio(**locals()))
 
 
 def scale_by_tempered_trust_ratio(
@@ -97,32 +88,14 @@ def scale_by_tempered_trust_ratio(
 
         ratio = clamp((((1e-3 / learning_rate) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
 
-    In float32, each operation rounded once, and the power to within units in the last place.
-
-    Args:
-        learning_rate: that of the link after this one: a number >= 0, a float32 scalar array, or a schedule.
-        trust_power: a number in (0, 1).
-        max_norm: as in `scale_by_trust_ratio`.
-        exact: likewise.
-        axis_names: likewise.
-
-    Returns:
-        An Optax transform that needs `params`. Its updates are float32.
-
-    Raises:
-        TypeError: if an argument is no number.
-        ValueError: if one is out of range; from `update`, without `params`, or if trees or shapes differ.
+    In float32, each operation rounded once, and the power to within units in the last place. `learning_rate`
+    is that of the link after this one, `trust_power` a number in (0, 1); the other arguments, result and
+    errors are those of `scale_by_trust_ratio`.
 
     Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
     """
-    rule = ScaleByTemperedTrustRatio(
-        trust_power=trust_power,
-        learning_rate=learning_rate,
-        max_norm=max_norm,
-        exact=exact,
-        axis_names=None if axis_names is None else tuple(axis_names),
-    )
-    return as_transform(rule)
+    axis_names = None if axis_names is None else tuple(axis_names)
+    return as_transform(ScaleByTemperedTrustRatio(**locals()))
 
 
 class ScaleByTrustRatio(trust_ratio.ScaleByTrustRatio):

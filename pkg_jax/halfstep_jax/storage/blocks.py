@@ -20,17 +20,7 @@ from halfstep_jax.xla.shards import Shard
 
 
 def check_blocks(caller: str, name: str, shard: Shard | None, block_size: BlockSize) -> None:
-    """Refuse a cut through blocks that share a scale.
-
-    Args:
-        caller: the link, and
-        name: the leaf, for the error.
-        shard: which part the array is.
-        block_size: of its format.
-
-    Raises:
-        ValueError: naming the leaf.
-    """
+    """Refuse a cut through blocks that share a scale."""
     if shard is None:
         return
     leading, run, _ = block_layout(shard.shape, block_size)
@@ -54,12 +44,7 @@ def first_elements(x: jax.Array, block_size: BlockSize) -> jax.Array:
 
 
 def block_maximum(x: jax.Array, block_size: BlockSize, not_finite: float = 0.0) -> jax.Array:
-    """Return the largest magnitude of every block.
-
-    Args:
-        x: float32.
-        block_size: of `x`.
-        not_finite: what a NaN or an infinity counts as.
+    """Return the largest magnitude of every block; a NaN or an infinity counts as `not_finite`.
 
     Example:
         >>> block_maximum(jnp.array([1.0, -4.0, jnp.nan, 2.0, 3.0]), 2).tolist()
@@ -85,13 +70,9 @@ def of_block_maximum(
 ) -> jax.Array:
     """Return `scale`, a byte, of the largest magnitude of every block.
 
-    Args:
-        scale: a function of every number by itself, not falling: so it may be applied before the maximum is
-            taken, and is where an array must be kept in between: bytes take a quarter of the room.
-        x: float32.
-        block_size: of `x`.
-        not_finite: what a NaN or an infinity counts as.
-        bytes_on_tpu: whether it is applied before on a TPU too.
+    What is not finite counts as `not_finite`. `scale` does not fall. So it may be applied to every number
+    before the maximum is taken, and is where an array must be kept in between: bytes take a quarter of the
+    room. `bytes_on_tpu` says whether on a TPU too.
     """
     rows, block = _magnitudes(x, block_size, not_finite)
     one_axis = x.shape == rows.shape
@@ -147,13 +128,9 @@ def pack(codes: jax.Array, block_size: BlockSize) -> jax.Array:
 def unpack(
     packed: jax.Array, shape: tuple[int, ...], block_size: BlockSize, codes: jax.Array | None = None
 ) -> jax.Array:
-    """Return the codes of every element of an array of `shape`.
+    """Return the codes of every element of an array of `shape`, packed two to a byte.
 
-    Args:
-        packed: two to a byte.
-        shape: of the array.
-        block_size: of its format.
-        codes: the result, where it is known: on a TPU, where unpacking takes three passes, it is taken.
+    On a TPU, where unpacking takes three passes, `codes` is returned where the result is known.
 
     Example:
         >>> unpack(jnp.array([[33, 3], [84, 6]], jnp.uint8), (2, 3), "row").tolist()
@@ -235,11 +212,7 @@ def _halved(blocks: jax.Array) -> jax.Array:
 def _of_maximum_on_tpu(scale: Callable, rows: jax.Array, block: int, one_axis: bool) -> jax.Array:
     """Return `scale` of the maximum of every block, in an order in which XLA on TPU need not move the array.
 
-    Args:
-        scale: not falling.
-        rows: magnitudes.
-        block: of elements.
-        one_axis: whether they are the rows of the array itself.
+    `one_axis` tells whether `rows` are the rows of the array itself.
     """
     # Of bytes XLA takes the maxima of two arrays in one pass, and it keeps in memory what it is to pad.
     of_elements = scale(rows)

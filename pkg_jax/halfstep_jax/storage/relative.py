@@ -41,13 +41,7 @@ def out_of_unit(fmt: shared.Format, z: jax.Array, v: jax.Array, nu: Encoded) -> 
 
 
 def to_unit(m: jax.Array, v: jax.Array, zero: jax.Array) -> jax.Array:
-    """Return z = m / sqrt(v), and 0 where v is 0 or subnormal: rounded twice.
-
-    Args:
-        m: float32, the first moment.
-        v: float32, the second moment as it was stored.
-        zero: for `exact.opaque`.
-    """
+    """Return z = m / sqrt(v), and 0 where v is 0 or subnormal: rounded twice."""
     z = divide(m, lax.platform_dependent(v, zero, cpu=_another_root, tpu=_another_root, default=_root))
     return jnp.where(v < _SMALLEST_NORMAL, np.float32(0), z)
 

@@ -30,10 +30,6 @@ def holds_float32(dtype, extra_bits: int) -> bool:
 def join(p: jax.Array, extra: jax.Array) -> jax.Array:
     """Return the float32 values of weights and further bits; of float16 + 16 bits, the nearest float32.
 
-    Args:
-        p: bfloat16 or float16.
-        extra: uint8 or uint16.
-
     Example:
         >>> w = jnp.array([1 / 3, -1e-3, 0.0], jnp.float32)
         >>> p, extra = split(w, jnp.bfloat16, 16, None)
@@ -54,15 +50,9 @@ def join(p: jax.Array, extra: jax.Array) -> jax.Array:
 
 
 def split(w: jax.Array, dtype, extra_bits: int, words: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Return the weights and further bits of float32 values.
+    """Return the weights, bfloat16 or float16, and 8 or 16 further bits of float32 values.
 
-    Rounds to the wider format, then the weight to nearest, ties away from zero.
-
-    Args:
-        w: float32.
-        dtype: of the weights: bfloat16 or float16.
-        extra_bits: k, 8 or 16.
-        words: uint32, one per element, or None for nearest; not read where nothing is rounded.
+    Rounds to the wider format, by `words` or to nearest, then the weight to nearest, ties away from zero.
     """
     fmt, k = _format(dtype), np.uint32(extra_bits)
     bits = lax.bitcast_convert_type(w, jnp.uint32)

@@ -68,10 +68,7 @@ class WeightRule:
     def store(self, w: jax.Array, dtype, words: jax.Array | None) -> tuple[jax.Array, Any]:
         """Return the model's weights, in float32 or `dtype`, and what is kept beside them.
 
-        Args:
-            w: float32, what is to be stored.
-            dtype: of the model's weights.
-            words: uint32, for stochastic rounding; None for nearest.
+        Without words, values are rounded to nearest.
         """
         raise NotImplementedError
 
@@ -132,10 +129,7 @@ def weight_transform(
 ) -> optax.GradientTransformationExtraArgs:
     """Return the transform that stores weights by a rule.
 
-    Args:
-        rule: how.
-        inner: what sees and updates the weights as the rule knows them; None where the rule is a last link.
-        seed: of the random words, if there are any.
+    `inner` sees and updates the weights as the rule knows them; it is None where the rule is a last link.
     """
     words = seed_words(rule.name, seed)
     inner_update = None if inner is None else optax.with_extra_args_support(inner).update
@@ -230,11 +224,7 @@ def _first_extras(rule: WeightRule, params):
 
 
 def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
-    """Return what is kept beside every weight, and refuse what `init` would not have made.
-
-    Raises:
-        ValueError: if the tree, a shape or a dtype differs.
-    """
+    """Return what is kept beside every weight, and refuse what `init` would not have made."""
     if not rule.extra_field:
         return [None] * len(weights)
     kept = getattr(state, rule.extra_field)

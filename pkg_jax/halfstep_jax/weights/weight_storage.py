@@ -59,17 +59,7 @@ def store_params(
 def with_param_storage(
     caller: str, param_storage: str, links: Sequence[optax.GradientTransformation], seed
 ) -> optax.GradientTransformationExtraArgs:
-    """Return a chain of links with what stores its weights: a last link, or a wrapper of the whole.
-
-    Args:
-        caller: the alias, for the error.
-        param_storage: its argument.
-        links: of the chain.
-        seed: of the random words.
-
-    Raises:
-        ValueError: if `param_storage` is not a weight storage.
-    """
+    """Return a chain of links with what stores its weights: a last link, or a wrapper of the whole."""
     check_param_storage(caller, param_storage)
     storages = {
         "stochastic": lambda: optax.chain(*links, round_stochastically(seed)),

@@ -25,9 +25,8 @@ _MINUS_ZERO = np.float32(-0.0).view(np.uint32)
 def opaque_zero(word: jax.Array | None = None) -> jax.Array:
     """Return the uint32 zero (word (word + 1)) & 1: one of two neighbours is even, which no compiler proves.
 
-    Args:
-        word: uint32 scalar in or out of a rolled loop, such as that of the keys: what a loop computes is not
-            folded even where all its inputs are constants. None makes a loop of its own for it.
+    `word` is a scalar in or out of a rolled loop, such as that of the keys: what a loop computes is not
+    folded even where all its inputs are constants. None makes a loop of its own for it.
 
     Source: ours.
     """
@@ -42,10 +41,6 @@ def opaque(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
     """Return float32 `x` with its bits ORed with `zero`: the same value, of unknown origin.
 
     Not XORed: two links that do so to one value with one zero would cancel each other.
-
-    Args:
-        x: float32.
-        zero: from `opaque_zero`.
 
     Example:
         >>> float(opaque(np.float32(0.3), opaque_zero())) == float(np.float32(0.3))
@@ -62,20 +57,12 @@ def opaque_input(x: jax.Array, zero: jax.Array) -> jax.Array:
     """Return in float32, opaque, what another link or the caller gave.
 
     In 16 bits too: a product in bfloat16 that is then cast to float32 would not be rounded to bfloat16.
-
-    Args:
-        x: float32, bfloat16 or float16.
-        zero: from `opaque_zero`.
     """
     return _opaque(x, zero).astype(jnp.float32)
 
 
 def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
     """Return `rounded`, which to a derivative is `x`: what a step rounds passes derivatives on as they are.
-
-    Args:
-        x: float32.
-        rounded: the same, rounded; of any dtype.
 
     Example:
         >>> float(jax.grad(lambda x: straight_through(x, jnp.round(x)) ** 2)(0.75))
@@ -88,13 +75,7 @@ def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
 
 
 def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
-    """Return c + (a b) in float32: product and sum, each rounded once.
-
-    Args:
-        c: float32; opaque, if it may be a product (`opaque_input`).
-        a: float32.
-        b: float32.
-        zero: from `opaque_zero`.
+    """Return c + (a b) in float32: product and sum, each rounded once; `c` is opaque, if it may be a product.
 
     Example:
         >>> float(add_product(np.float32(1.0), np.float32(2.0), np.float32(3.0), opaque_zero()))
@@ -105,11 +86,6 @@ def add_product(c: Any, a: Any, b: Any, zero: jax.Array) -> jax.Array:
 
 def opaque_product(a: Any, b: Any, zero: jax.Array) -> jax.Array:
     """Return a b in float32, rounded once, whatever reads it.
-
-    Args:
-        a: float32.
-        b: float32.
-        zero: from `opaque_zero`.
 
     Example:
         >>> float(opaque_product(np.float32(2.0), np.float32(-0.0), opaque_zero()))
@@ -125,10 +101,6 @@ def rounded_product(product: Any, zero: jax.Array) -> jax.Array:
 
     Where it is fused with that sum, the product is rounded once all the same; and it is an operation less
     than `opaque` of it.
-
-    Args:
-        product: float32.
-        zero: from `opaque_zero`.
     """
     return _plus_nothing(jnp.asarray(product), zero)
 

@@ -17,10 +17,8 @@ def keep_for_kernels(x: jax.Array) -> jax.Array:
     """Return float32 `x` as a quotient by an opaque 1, which XLA on CPU keeps for all kernels that read it.
 
     What is cheap it computes anew in each of them, with all that is in front, and so it copies donated inputs
-    that one kernel overwrites and another reads. A quotient it takes for expensive. Not for other devices.
-
-    Args:
-        x: float32: zeros, normal numbers and what is not finite. A subnormal number may become zero.
+    that one kernel overwrites and another reads. A quotient it takes for expensive. Not for other devices. A
+    subnormal number may become zero.
 
     Example:
         >>> keep_for_kernels(jnp.array([0.5, -0.0, jnp.inf])).tolist()
@@ -37,9 +35,6 @@ def keep_codes_for_kernels(x: jax.Array) -> jax.Array:
 
     It fuses nothing across a loop. Bytes are a quarter of what `keep_for_kernels` keeps, and a kernel that
     writes them is made of vectors twice as wide as one that writes numbers of 16 or 32 bits.
-
-    Args:
-        x: of 8 or 16 bits.
 
     Example:
         >>> keep_codes_for_kernels(jnp.array([0, 200], jnp.uint8)).tolist()

@@ -97,11 +97,7 @@ def stablehlo(name: str) -> Callable[..., Any] | None:
 
 
 def _primitive(name: str, type_of_result, derivative, implementation: _Operation) -> Any:
-    """Return a new primitive that is not lowered yet.
-
-    Raises:
-        ImportError, AttributeError, TypeError: if JAX has no such points of extension.
-    """
+    """Return a new primitive that is not lowered yet."""
     primitive = importlib.import_module("jax.extend.core").Primitive(name)
     ad, batching = (importlib.import_module(f"jax.interpreters.{part}") for part in ("ad", "batching"))
     instantiate_zeros = ad.instantiate_zeros

@@ -49,11 +49,7 @@ class Shard:
         return self.positions[axis] * np.uint32(self.shape[axis])
 
     def check(self) -> None:
-        """Refuse to go on with part of an array as if it were all of it.
-
-        Raises:
-            ValueError: if it is not known which part it is.
-        """
+        """Refuse to go on with part of an array as if it were all of it."""
         if self.problem:
             raise ValueError(self.problem)
 
@@ -119,14 +115,8 @@ def shards(
 ) -> list[Shard | None]:
     """Return which parts arrays are, each of the weight whose name its own ends with; None: it is whole.
 
-    Args:
-        caller: the link, for errors.
-        names: of the arrays.
-        values: the arrays, or their shapes; None where there is none.
-        alike: arrays that are whole where these are; None: these themselves.
-
-    Raises:
-        ValueError: if an array is of another shape than the part of its weight.
+    `values` are arrays or their shapes; None where there is none. `alike` are arrays that are whole where
+    these are; None: these themselves.
     """
     if not manual_axes():
         return [None] * len(names)

@@ -14,16 +14,7 @@ _NUMPY_VIEWS = {2: (torch.int16, np.int16), 4: (torch.int32, np.int32)}
 
 
 def device_of(caller: str, name: str, tensor: Tensor) -> Any:
-    """Return the JAX device that holds a tensor.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        tensor: of which device.
-
-    Raises:
-        ValueError: if JAX sees no such device.
-    """
+    """Return the JAX device that holds a tensor."""
     kind, index = tensor.device.type, tensor.device.index or 0
     try:
         devices = jax.devices(_PLATFORMS[kind])
@@ -38,12 +29,7 @@ def device_of(caller: str, name: str, tensor: Tensor) -> Any:
 
 
 def to_jax(tensor: Tensor, device: Any) -> tuple[jax.Array, bool]:
-    """Return a tensor as an array, and whether in the same memory.
-
-    Args:
-        tensor: of any layout; one that is not row-major is copied.
-        device: that holds it.
-    """
+    """Return a tensor as an array, and whether in the same memory; what is not row-major is copied."""
     row_major = tensor.detach().contiguous()
     try:
         array = from_dlpack(row_major)

@@ -9,7 +9,7 @@ import jax
 from torch import Tensor, nn
 
 from halfstep_jax.leaves import leaf_name as leaf_of
-from halfstep_torch.leaves import leaf_name
+from halfstep_torch.leaves import leaf_names
 
 Shape = tuple[int, ...]
 
@@ -120,7 +120,7 @@ def _shape(path: Any, x: Any) -> Shape:
 
 def _same_names(shapes: Mapping[str, Shape], found: Mapping[str, Shape]) -> dict[str, Place]:
     """Return places of leaves that have a parameter's name and its shape, further axes of 1 apart."""
-    by_leaf = {leaf_name(name): name for name in found}
+    by_leaf = dict(zip(leaf_names(list(found)), found, strict=True))
     return {
         leaf: Place((by_leaf[leaf],), shape, tuple(range(len(shape))))
         for leaf, shape in shapes.items()

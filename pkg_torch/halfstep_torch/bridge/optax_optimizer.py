@@ -16,7 +16,7 @@ from halfstep.checkpoint.state_file import FileArray, read_state_file, write_sta
 from halfstep_jax.checkpoint.save_state import read_state, state_file_of
 from halfstep_torch.bridge.arrays import address, copy_into, device_of, own_copy, to_jax
 from halfstep_torch.engine.group_entries import check_names
-from halfstep_torch.leaves import check_grad, check_weight, leaf_name
+from halfstep_torch.leaves import check_grad, check_weight, leaf_names
 
 _NAME = "OptaxOptimizer"
 
@@ -95,7 +95,9 @@ class OptaxOptimizer(torch.optim.Optimizer):
                 raise TypeError(
                     f"{_NAME}: the parameters of group {i} have no names. Pass model.named_parameters()."
                 )
-            yield from zip(map(leaf_name, group["param_names"]), group["params"], strict=True)
+        names = [name for group in self.param_groups for name in group["param_names"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        yield from zip(leaf_names(names), params, strict=True)
 
     def _one_transform(self, tx: Any) -> Any:
         """Return the transform of all groups."""
@@ -109,11 +111,8 @@ class OptaxOptimizer(torch.optim.Optimizer):
             )
         if len(transforms) == 1:
             return transforms[0]
-        labels = {
-            leaf_name(name): str(i)
-            for i, group in enumerate(self.param_groups)
-            for name in group["param_names"]
-        }
+        places = [str(i) for i, group in enumerate(self.param_groups) for _ in group["params"]]
+        labels = dict(zip(self._params, places, strict=True))
         return optax.partition({str(i): one for i, one in enumerate(transforms)}, labels)
 
     def jax_params(self) -> dict[str, jax.Array]:

@@ -135,15 +135,7 @@ class SourceView(nn.Module):
 
 
 def _checked(mapping: Mapping[str, Place], model: nn.Module) -> dict[str, Sequence[Tensor]]:
-    """Return the parameters of every leaf, if the map has each part of the model once.
-
-    Args:
-        mapping: from leaf names to places.
-        model: in torch.
-
-    Raises:
-        ValueError: naming what is missing, unknown, there twice or of another size.
-    """
+    """Return the parameters of every leaf, if the map has each part of the model once."""
     params = dict(model.named_parameters())
     taken = dict.fromkeys(params, 0)
     found: dict[str, Sequence[Tensor]] = {}

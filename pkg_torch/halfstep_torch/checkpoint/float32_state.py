@@ -15,7 +15,7 @@ from halfstep_torch.engine.batches import new_state
 from halfstep_torch.engine.group_entries import check_decay
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
-from halfstep_torch.leaves import leaf_name
+from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
 from halfstep_torch.optimizer_state.state_dict import replace_groups
@@ -236,8 +236,8 @@ def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mappin
 
 def _ids(caller: str, index: int, group: Mapping, saved: Mapping) -> list[Any]:
     """Return the saved ids of a group's parameters, in their order here."""
-    ours, theirs = ([leaf_name(name) for name in one.get("param_names", ())] for one in (group, saved))
-    if not ours or not theirs:
+    ours, theirs = (leaf_names(entries.get("param_names", ())) for entries in (group, saved))
+    if not ours or len(theirs) != len(saved["params"]):
         return list(saved["params"])
     ids = dict(zip(theirs, saved["params"], strict=True))
     if missing := [name for name in ours if name not in ids]:

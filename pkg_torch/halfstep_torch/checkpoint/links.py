@@ -21,13 +21,7 @@ _MEANT = {"int16": "uint16"}
 
 
 def recipe_of(plan: Plan, links: list[tuple[Link, Any]], count: int) -> Recipe:
-    """Return the links that touch a parameter, as a file says them.
-
-    Args:
-        plan: of its step.
-        links: of the chain, each with the values that its param group has.
-        count: steps taken.
-    """
+    """Return the links that touch a parameter, as a file says them."""
     recipe: Recipe = []
     for bound, place in zip(plan.rules, plan.rule_indices, strict=True):
         link, values = links[place]

@@ -16,7 +16,7 @@ from halfstep_torch.checkpoint.links import arrays_of, idle_places, recipe_of
 from halfstep_torch.engine.batches import new_state
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.leaves import leaf_name
+from halfstep_torch.leaves import leaf_names
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer_state.form import HEADER
@@ -141,8 +141,9 @@ def _parameters(
     }
     names = {id(row.param): leaf for leaf, row in stepped.items()}
     weights: dict[str, Tensor] = {}
-    for name, param in model.named_parameters():
-        leaf = names.pop(id(param), None) or leaf_name(name)
+    named = dict(model.named_parameters())
+    for leaf_of_model, param in zip(leaf_names(list(named)), named.values(), strict=True):
+        leaf = names.pop(id(param), None) or leaf_of_model
         if leaf in weights or (leaf in stepped and stepped[leaf].param is not param):
             raise ValueError(f"{caller}: two parameters have the name {leaf!r}. Give the optimizer names.")
         weights[leaf] = param

@@ -15,7 +15,7 @@ from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
 from halfstep_torch.engine.rows import Slot, SlotKeys
 from halfstep_torch.engine.stage import Stage
-from halfstep_torch.leaves import check_grad, check_leftovers, check_state_array
+from halfstep_torch.leaves import check_count, check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.storage.state_array import StateArray
@@ -94,11 +94,8 @@ def make_batches(
 ) -> list[Batch]:
     """Return the parameters that have a gradient, sorted; all that is read of them is checked.
 
-    Args:
-        parameters: the index of their group, leaf name, parameter.
-        read_group: from the index of a group to the group.
-        states: an optimizer's state, from parameter to its flat dict; new parameters get zeros.
-        last: of the step before; it becomes that of this one.
+    `parameters` are triples: the index of the group, leaf name, parameter. New ones get zeros in `states`.
+    `last`, of the step before, becomes that of this one.
     """
     groups: dict[int, ReadGroup] = {}
     plan_keys: dict[int, tuple] = {}
@@ -120,6 +117,8 @@ def make_batches(
             slot = Slot(param, name, group.plan(name, param))
         slots[param] = key, slot
         state = states.get(param)
+        if state and state.get("step") is not slot.counter:
+            check_count(group.caller, name, state.get("step"))
         slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
         kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.step)
         if kind not in batches:
@@ -179,13 +178,8 @@ def _holds(state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bool:
 
 
 def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tensor]:
-    """Return the state of a parameter that was never stepped.
-
-    Args:
-        param: the weights.
-        arrays: what is kept for it.
-    """
-    step = torch.zeros((), dtype=torch.int64, device="cpu")
+    """Return the state of a parameter that was never stepped."""
+    step = torch.tensor(0, dtype=torch.int64, device="cpu")
     return {"step": step, **{key: spec.new(param) for key, spec in arrays.items()}}
 
 
@@ -208,10 +202,7 @@ def _attach_keys(batches: Iterable[Batch]) -> None:
 def attach_row_plans(batches: Iterable[Batch], last: LastStep, sizes: RowSizes | None = None) -> None:
     """Give batches their rows: those of the step before where all is where it was.
 
-    Args:
-        batches: with state and kernels.
-        last: of the step before; it becomes that of this one.
-        sizes: of rows; by default the fastest.
+    `last`, of the step before, becomes that of this one. `sizes` are by default the fastest.
     """
     before, counts = dict(last.row_plans), collections.Counter()
     last.row_plans.clear()

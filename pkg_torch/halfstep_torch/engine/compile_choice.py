@@ -47,17 +47,7 @@ class CompileChoice:
         return elements >= _WORTH_COMPILING and find_cxx() is not None
 
     def prepare(self, caller: str, device: torch.device, elements: int, make: Callable[[], object]) -> bool:
-        """Compile if that is wanted, and return whether steps run compiled.
-
-        Args:
-            caller: for messages.
-            device: of the parameters.
-            elements: of all parameters on it.
-            make: compiles the kernels.
-
-        Raises:
-            RuntimeError: if compilation is demanded and fails.
-        """
+        """Compile by `make` if that is wanted for so many elements, and return whether steps run compiled."""
         if not self.wanted(device, elements):
             return False
         if why := _unproved(device):

@@ -6,20 +6,17 @@ from collections.abc import Iterable
 import torch
 
 from halfstep_torch.engine.batches import Batch
+from halfstep_torch.link import is_ours
+from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.say_once import say_once
+from halfstep_torch.weights.weight_rule import NearestWeights
 
 # Between these a second moment in ufloat8_e6m2 is what it should be (contract F6).
 _LOWEST, _LARGEST = 2.0**-50, 1.5 * 2.0**13
 
 
 def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int) -> None:
-    """Say what the parameters that are stepped for the first time do not get.
-
-    Args:
-        caller: for the messages.
-        batches: of these parameters.
-        nameless: how many parameters of the optimizer have no names.
-    """
+    """Say what the parameters that are stepped for the first time do not get."""
     for batch in batches:
         if nameless > 1 and batch.plan.kinds:
             say_once(
@@ -33,6 +30,31 @@ def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int) -> 
                 "lost, those over 65504 infinite. Use torch.amp.GradScaler: it steps this optimizer too."
             )
         _warn_of_range(caller, batch, batch.group.scale or 1.0)
+
+
+def warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
+    """Say which of the links that a chain ends in it does not have: nothing moves, or all uphill.
+
+    Args:
+        caller: for the messages.
+        batches: of the parameters that are stepped for the first time.
+    """
+    for batch in batches:
+        links = batch.group.choices.chain.links
+        if not all(is_ours(link.rule) for link in links):
+            continue
+        nearest = isinstance(batch.plan.weights.rule, NearestWeights)
+        if batch.plan.dtype.itemsize < 4 and nearest and "param_storage" not in batch.group.choices.options:
+            say_once(
+                f"{caller}: no link stores the {dtype_name(batch.plan.dtype)} weights: they are rounded to "
+                "nearest, and updates below half a unit in their last place are lost. "
+                "End the chain with round_stochastically()."
+            )
+        if not any("lr" in link.entries for link in links):
+            say_once(
+                f"{caller}: the chain has no scale_by_learning_rate, so weights move by the whole update, "
+                "up the gradient. Put scale_by_learning_rate(1e-3) behind the update rule."
+            )
 
 
 def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:

@@ -1,13 +1,14 @@
 """What a param group may hold besides the numbers of the links, and the names of its parameters."""
 
 import difflib
+import operator
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from halfstep_torch.leaves import leaf_name
+from halfstep_torch.leaves import leaf_names
 from halfstep_torch.optimizer_state.form import HEADER
 
 # Arguments of torch's own optimizers that ask for nothing where they have these values.
@@ -39,12 +40,7 @@ _ELSEWHERE = {
 
 
 def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
-    """Return the names that an optimizer was given beside its parameters, by parameter.
-
-    Args:
-        caller: for messages.
-        names: pairs (name, parameter) as `model.named_parameters()` yields them, a dict of them, or None.
-    """
+    """Return the names that an optimizer was given beside its parameters, by parameter."""
     if names is None:
         return None
     pairs = list(names.items()) if isinstance(names, Mapping) else list(names)
@@ -58,11 +54,7 @@ def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
 
 
 def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
-    """Return parameters as pairs (name, parameter).
-
-    Raises:
-        ValueError: if one has no name.
-    """
+    """Return parameters as pairs (name, parameter)."""
     listed = [params] if isinstance(params, Tensor) else list(params)
     bare = [x[1] if isinstance(x, (tuple, list)) else x for x in listed]
     for param in bare:
@@ -74,13 +66,67 @@ def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
     return [(names[param], param) for param in bare]
 
 
-def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
-    """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do.
+class NamedMembers:
+    """The names of the parameters of all groups, kept by parameter.
 
-    Args:
-        caller: whose argument it is.
-        given: arguments by name; others are passed over.
+    A list of parameters may be filtered, sorted or replaced in place; torch's list of their names beside it
+    is read by position, and is set here to what the parameters are called.
     """
+
+    def __init__(self):
+        self._names: dict[Tensor, str] = {}
+        self._listed: list[list[Tensor]] = []
+        self._leaves: list[list[str]] = []
+
+    def leaves(self, caller: str, groups: Sequence[dict[str, Any]]) -> list[list[str]]:
+        """Return the leaf names of the parameters of each group (contract W7): without names, their places.
+
+        Raises:
+            ValueError: if a parameter was put into a list of parameters, and so has no name.
+        """
+        params = [group["params"] for group in groups]
+        if not _same(params, self._listed):
+            for i, group in enumerate(groups):
+                if "param_names" in group:
+                    group["param_names"] = self._names_of(caller, i, group)
+            self._leaves = _leaves_of(groups)
+            self._listed = [list(listed) for listed in params]
+        return self._leaves
+
+    def _names_of(self, caller: str, index: int, group: Mapping[str, Any]) -> list[str]:
+        """Return the names of a group's parameters: one that replaces another has the name of that."""
+        params, names = group["params"], group["param_names"]
+        for place, param in enumerate(params):
+            if param in self._names:
+                continue
+            if len(names) != len(params):
+                raise ValueError(
+                    f"{caller}: the parameter {place} of param group {index}, of shape {tuple(param.shape)}, "
+                    "has no name, as it was put into the group's list. Use add_param_group."
+                )
+            self._names[param] = names[place]
+        return [self._names[param] for param in params]
+
+
+def _same(params: Sequence[list[Tensor]], others: Sequence[list[Tensor]]) -> bool:
+    """Whether groups have the very same parameters."""
+    if list(map(len, params)) != list(map(len, others)):
+        return False
+    return all(all(map(operator.is_, xs, ys)) for xs, ys in zip(params, others, strict=True))
+
+
+def _leaves_of(groups: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    names = [name for group in groups for name in group.get("param_names", ())]
+    leaves, index, named = iter(leaf_names(names)), 0, []
+    for group in groups:
+        places = range(index, index + len(group["params"]))
+        named.append([next(leaves) if "param_names" in group else str(place) for place in places])
+        index = places.stop
+    return named
+
+
+def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
+    """Raise ValueError for an argument of torch's own optimizers that asks for something we do not do."""
     for name, value in given.items():
         allowed = _ASKS_FOR_NOTHING.get(name)
         if allowed is not None and value not in allowed:
@@ -88,14 +134,7 @@ def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
 
 
 def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bool | None) -> None:
-    """Raise ValueError for a group of torch's Adam in AdamW, or the other way round: decay is another there.
-
-    Args:
-        caller: for the message.
-        index: of the group.
-        group: of torch, in which `decoupled_weight_decay` says how it decays.
-        decoupled: whether decay is so here; None where no group of torch says that.
-    """
+    """Raise ValueError for a group of torch's Adam in AdamW, or the other way round: decay differs."""
     saved_decay = group.get("decoupled_weight_decay")
     if None in (saved_decay, decoupled) or bool(saved_decay) == decoupled or not group.get("weight_decay"):
         return
@@ -107,14 +146,7 @@ def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bo
 
 
 def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], arguments: set[str]) -> None:
-    """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none.
-
-    Args:
-        caller: for messages.
-        group: to be added.
-        entries: that the optimizer reads.
-        arguments: of the optimizer.
-    """
+    """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none."""
     check_torch_options(caller, {key: value for key, value in group.items() if key not in entries})
     for key in group:
         if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):
@@ -133,12 +165,12 @@ def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], argu
 
 def check_names(caller: str, groups: Iterable[Mapping[str, Any]]) -> None:
     """Raise ValueError if two parameters have one name: they would be rounded by the same words."""
+    names = [name for group in groups for name in group.get("param_names", ())]
     taken: dict[str, str] = {}
-    for group in groups:
-        for name in group.get("param_names", ()):
-            if (leaf := leaf_name(name)) in taken:
-                raise ValueError(
-                    f"{caller}: the parameters {taken[leaf]!r} and {name!r} have one name, {leaf!r}, "
-                    "and names decide the random words. Put a prefix before the names of each model."
-                )
-            taken[leaf] = name
+    for name, leaf in zip(names, leaf_names(names), strict=True):
+        if leaf in taken:
+            raise ValueError(
+                f"{caller}: the parameters {taken[leaf]!r} and {name!r} have one name, {leaf!r}, "
+                "and names decide the random words. Put a prefix before the names of each model."
+            )
+        taken[leaf] = name

@@ -6,7 +6,7 @@ A group's entries are the numbers of the links, how moments are stored, and the 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,19 +42,15 @@ class GroupChoices:
     def rate(self, caller: str, index: int, group: Mapping[str, Any]) -> Any:
         """Return what the links are to read as lr: a number, or the schedule.
 
-        A 0 in the group is obeyed, whoever wrote it: torch.distributed.checkpoint makes state by a step at 0.
-
-        Args:
-            caller: for messages.
-            index: of the group.
-            group: as it stands.
+        A 0 in the group is obeyed where no scheduler wrote it: torch.distributed.checkpoint makes state by a
+        step at 0 with gradients of zero.
         """
         written = group.get("lr")
         if self.schedule is None:
             return written
         if written is None or float(written) == self.shown:
             return self.schedule
-        if float(written) == 0:
+        if float(written) == 0 and not ("initial_lr" in group and _any_gradient(group["params"])):
             return 0.0
         say_once(
             f"{caller}: a learning rate was written into param group {index}, whose lr is a function of the "
@@ -74,11 +70,7 @@ class GroupChoices:
     def show(self, caller: str, index: int, group: dict[str, Any], step: int) -> Callable[[], None]:
         """Return what shows, after a step, the learning rate that was in force.
 
-        Args:
-            caller: for messages.
-            index: of the group.
-            group: to show it.
-            step: the count after its increment, of its oldest parameter.
+        `step` is the count of the oldest parameter of the group, after its increment.
         """
         if self.schedule is None or self.rate(caller, index, group) is not self.schedule:
             return lambda: None
@@ -152,6 +144,10 @@ class ReadGroup:
         seeds = [link.seed for link in self.links]
         wrapped = self.links[-1].wrapped_links if self.links else 0
         return make_plan(rules, seeds, info.dtype, self._maximize, wrapped)
+
+
+def _any_gradient(params: Iterable[Tensor]) -> bool:
+    return any(bool(p.grad.any()) for p in params if p.grad is not None)
 
 
 def rate_of(caller: str, schedule: Callable[[int], Any], count: int) -> float:

@@ -38,15 +38,8 @@ def round_in_place(
 ) -> None:
     """Replace x by stochastic(new(x, others...)), by R5, with the words of its row-major indices.
 
-    Args:
-        x: of the dtype that is rounded to; any layout. In float32 nothing is rounded.
-        others: of the shape of x.
-        new: makes what is rounded of x and the others.
-        seed: of the words, and
-        step: their step,
-        leaf: the name of their leaf,
-        role: their role, which shares its words with no other.
-        compiled: by a compiled kernel, where x is of 16 bits and all tensors are in row-major order.
+    In float32 nothing is rounded. The words are of the leaf `leaf` at `step`; `role` shares its words with no
+    other. A compiled kernel wants x of 16 bits, and all tensors in row-major order.
     """
     k0, k1 = as_int32(leaf_keys(seed, [step], [leaf_id(leaf)], [role])[0]).tolist()
     name = dtype_name(x.dtype)
@@ -64,17 +57,7 @@ def round_in_place(
 
 @functools.cache
 def rounding_kernel(new: New, name: str, others: int, device: torch.device) -> Callable:
-    """Return a compiled function (x, others..., keys) that rounds flat tensors in place, of any length.
-
-    Args:
-        new: makes what is rounded of x and the others.
-        name: of the dtype of all tensors.
-        others: how many there are beside x.
-        device: of the tensors.
-
-    Raises:
-        Exception: whatever torch.compile raises where it cannot compile.
-    """
+    """Return a compiled function (x, others..., keys) that rounds flat tensors in place, of any length."""
 
     def round_flat(x: Tensor, *rest: Tensor) -> None:
         *other_parts, keys = rest

@@ -82,10 +82,8 @@ class Inductor:
     def direct(self, calls: Sequence[Sequence[Tensor]]) -> Callable[..., None] | None:
         """Return what Inductor made, as a function of the tensors that Dynamo was given.
 
-        None where it is not known which argument is which, or where nothing was compiled, or more than once.
-
-        Args:
-            calls: the tensors of each call that was made through Dynamo, of different lengths.
+        `calls` are the tensors of each call that was made through Dynamo, of different lengths. None where it
+        is not known which argument is which, or where nothing was compiled, or more than once.
         """
         seen, self._seen = self._seen, None
         if len(self._made) != 1 or seen is None or len(seen) != len(calls):
@@ -108,16 +106,7 @@ class Inductor:
 def compile_rows(
     function: Callable[..., None], options: dict, calls: Sequence[Sequence[Tensor]]
 ) -> Callable[..., None]:
-    """Return a compiled function of tensors of any length.
-
-    Args:
-        function: of tensors, which it changes.
-        options: of Inductor.
-        calls: tensors of different lengths, with which the function is called and compiled.
-
-    Raises:
-        Exception: whatever torch.compile raises where it cannot compile.
-    """
+    """Return a compiled function of tensors of any length, given calls with tensors of different lengths."""
     with compiling():
         backend = _backend(options)
         chosen: dict[str, Any] = {"options": options} if backend is None else {"backend": backend}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from halfstep_torch.engine.batches import Batch, LastStep, attach_row_plans, make_batches
 from halfstep_torch.engine.compiled_stage import compile_batch
-from halfstep_torch.engine.first_step_warnings import warn_at_first_step
+from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.loss_scale import is_skipped
 from halfstep_torch.engine.packed_rows import for_each
@@ -18,6 +18,7 @@ from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.engine.replicas import check_replicas
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.run import run_batch
+from halfstep_torch.leaves import has_memory
 from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
 from halfstep_torch.optimizer_state.state_dict import (
     check_saved_state,
@@ -84,10 +85,18 @@ class Optimizer(PlannedOptimizer):
     Source: contract A6, P1.
     """
 
-    # A GradScaler then calls `step` with the gradients as they are, and says by what they are scaled.
-    _step_supports_amp_scaling = True
     release: Any = None
     """The handle of `release_gradients`, as long as it steps the parameters."""
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler calls `step` with the gradients as they are, and says how they are scaled.
+
+        Float16 ones, which it does not unscale itself; of others Lightning then refuses to clip.
+        """
+        if self.release is not None:
+            return True  # which has no gradients left to unscale, and says so
+        return any(p.dtype == torch.float16 for group in self.param_groups for p in group["params"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
@@ -96,8 +105,9 @@ class Optimizer(PlannedOptimizer):
         parameters' leaf names. All of it loads with `torch.load(weights_only=True)`. State arrays are not
         copied.
         """
+        headers = self._headers()
         state_dict = super().state_dict()
-        for group, header in zip(state_dict["param_groups"], self._headers(), strict=True):
+        for group, header in zip(state_dict["param_groups"], headers, strict=True):
             group.update({key: plain_value(value) for key, value in group.items()}, **{HEADER: header})
         return state_dict
 
@@ -215,7 +225,9 @@ class Optimizer(PlannedOptimizer):
             last: what the last step of these parameters has left.
             sizes: of rows; by default the fastest.
         """
-        batches = make_batches(parameters, self._group, self.state, last)
+        all_batches = make_batches(parameters, self._group, self.state, last)
+        # Of a dry run there is the state alone.
+        batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
         self._compile_all(batches)
         attach_row_plans(batches, last, sizes)
         show_rates = self._shown_rates((batch.group.index, batch.step) for batch in batches)
@@ -223,10 +235,10 @@ class Optimizer(PlannedOptimizer):
         # Everything that can fail has been tried: from here on, weights change.
         for batch in batches:
             run_batch(batch)
-        counters = [slot.counter for batch in batches for slot in batch.slots]
+        counters = [slot.counter for batch in all_batches for slot in batch.slots]
         if counters:
             for_each("add_", counters, 1)
-        if any(batch.step == LAST_STEP for batch in batches):
+        if any(batch.step == LAST_STEP for batch in all_batches):
             for_each("clamp_max_", counters, LAST_STEP)
         for show_rate in show_rates:
             show_rate()
@@ -243,8 +255,10 @@ class Optimizer(PlannedOptimizer):
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """At the first step, say what the user should know, and compare replicas in other processes."""
+        first = [batch for batch in batches if batch.step == 1]
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
-        warn_at_first_step(self._name, [batch for batch in batches if batch.step == 1], nameless)
+        warn_at_first_step(self._name, first, nameless)
+        warn_of_missing_links(self._name, first)
         if not self._compared:
             slots = [slot for batch in batches for slot in batch.slots]
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]

@@ -17,10 +17,7 @@ _P, _G, _U = ("", "p"), ("", "g"), ("", "u")
 def for_each(operation: str, tensors: list[Tensor], other: Any) -> None:
     """Call a method of every tensor, by one call of torch where that has it.
 
-    Args:
-        operation: the name of the method, which changes its tensor.
-        tensors: to be changed.
-        other: the argument; of a list, of every tensor its own.
+    The method changes its tensor. `other` is its argument; a list has that of every tensor.
     """
     together = getattr(torch, f"_foreach_{operation}", None)
     if together is not None:

@@ -110,11 +110,7 @@ class Plan:
         return last if isinstance(last, BoundWeights) else nearest
 
     def streams(self, seeds: Sequence) -> tuple[tuple[int, StreamKind, tuple[int, ...]], ...]:
-        """Return the random streams that a step reads: seed, kind, and the roles whose keys are read.
-
-        Args:
-            seeds: of each link of the chain.
-        """
+        """Return the random streams that a step reads: seed, kind, and the roles whose keys are read."""
         seed_of = {}
         for rule, index, sources in zip(self.rules, self.rule_indices, self.sources, strict=True):
             for source, (stream, _) in zip(rule.sources, sources, strict=True):
@@ -141,14 +137,9 @@ def make_plan(
     maximize: bool,
     wrapped_links: int = 0,
 ) -> Plan:
-    """Put the rules of one parameter together.
+    """Put the rules of one parameter together: of each link its rule, or None where the link does nothing.
 
-    Args:
-        rules: of each link of the chain, None where the link does nothing.
-        seeds: of each link.
-        dtype: of the weights.
-        maximize: ascend.
-        wrapped_links: how many links before the last see the float32 weights that it keeps.
+    `wrapped_links` links before the last see the float32 weights that the last keeps.
     """
     chosen = [(i, rule) for i, rule in enumerate(rules) if rule is not None]
     distinct: dict[tuple[int | None, StreamKind], list[int]] = {}
@@ -182,14 +173,7 @@ def make_plan(
 def bind_rules(
     links: Sequence[Link], caller: str, values: Sequence[Any], info: ParamInfo
 ) -> list[BoundRule | None]:
-    """Return of each link what it does to a parameter.
-
-    Args:
-        links: of the chain.
-        caller: for messages.
-        values: of each link, what `read` gave.
-        info: of the parameter.
-    """
+    """Return of each link what it does to a parameter; of each link, `values` has what `read` gave."""
     rules: list[BoundRule | None] = []
     wrapped_from = len(links)
     for i, (link, h) in reversed(list(enumerate(zip(links, values, strict=True)))):
@@ -203,12 +187,7 @@ def bind_rules(
 def stream_keys(streams: Sequence, steps: Sequence[int], names: Sequence[str]) -> np.ndarray:
     """Return the keys of leaves that read the same streams: uint32, a row each.
 
-    Columns: of every stream k0 and each role's k1.
-
-    Args:
-        streams: what `Plan.streams` gives.
-        steps: of each leaf, the count after its increment.
-        names: of each leaf.
+    Columns: of every stream k0 and each role's k1. `steps` are the counts after their increment.
     """
     columns = [np.zeros((len(names), 0), np.uint32)]
     for seed, kind, roles in streams:

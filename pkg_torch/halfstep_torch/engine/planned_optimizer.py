@@ -12,6 +12,7 @@ from halfstep.rule import Rule
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.group_entries import (
+    NamedMembers,
     check_decay,
     check_entries,
     check_names,
@@ -21,7 +22,7 @@ from halfstep_torch.engine.group_entries import (
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
 from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules
-from halfstep_torch.leaves import check_memory, check_weight, leaf_name
+from halfstep_torch.leaves import check_memory, check_weight
 from halfstep_torch.link import Link, is_ours
 from halfstep_torch.optimizer_state.form import HEADER
 from halfstep_torch.optimizer_state.state_dict import make_header
@@ -86,14 +87,10 @@ class PlannedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, with its own values of the entries if it has any.
 
-        Args:
-            param_group: `params`, and any of the entries: numbers of the links, `mu_dtype` and the like and,
-                of the named classes, `param_storage` and roundings. Where `lr` is a function of the step,
-                the group shows the number of the last one.
-
-        Raises:
-            TypeError: if a parameter or a value is of a wrong type; nothing is added.
-            ValueError: if a value is out of range, or an entry one that nothing reads; nothing is added.
+        `param_group` has `params`, and any of the entries: numbers of the links, `mu_dtype` and the like and,
+        of the named classes, `param_storage` and roundings. Where `lr` is a function of the step, the group
+        shows the number of the last one. Nothing is added if a value is of a wrong type (TypeError), out of
+        range, or nothing reads it (ValueError).
         """
         schedule, rate, options = None, None, dict(self._tx.options)
         if isinstance(param_group, dict):
@@ -161,12 +158,19 @@ class PlannedOptimizer(torch.optim.Optimizer):
 
     def _named(self) -> Iterator[tuple[int, str, Tensor]]:
         """Yield (group index, leaf name, parameter) of all parameters (contract W7)."""
-        index = 0
-        for i, group in enumerate(self.param_groups):
-            names = group.get("param_names")
-            for j, param in enumerate(group["params"]):
-                yield i, leaf_name(names[j]) if names else str(index), param
-                index += 1
+        if len(self.param_groups) != len(self._choices):
+            raise ValueError(
+                f"{self._name}: {len(self._choices)} param groups were added, and there are "
+                f"{len(self.param_groups)}. Use add_param_group; empty a group's params to drop it."
+            )
+        leaves = self._members.leaves(self._name, self.param_groups)
+        for i, (group, names) in enumerate(zip(self.param_groups, leaves, strict=True)):
+            for name, param in zip(names, group["params"], strict=True):
+                yield i, name, param
+
+    @functools.cached_property
+    def _members(self) -> NamedMembers:
+        return NamedMembers()
 
     def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
         """Yield (leaf name, parameter, plan of its step) of all parameters, as their groups stand."""

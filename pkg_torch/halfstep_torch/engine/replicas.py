@@ -23,13 +23,7 @@ _COMPARED: collections.Counter = collections.Counter()
 
 
 def check_replicas(caller: str, slots: Sequence[Slot], seeds: Sequence[Any]) -> None:
-    """Raise RuntimeError if another process steps a replica with other seeds, or at another step.
-
-    Args:
-        caller: for the message.
-        slots: that are about to be stepped.
-        seeds: of the links, by group.
-    """
+    """Raise RuntimeError if another process steps a replica with other seeds, or at another step."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return
@@ -57,13 +51,7 @@ def compare(
 ) -> None:
     """Compare seeds and steps with those in a store, or leave them there.
 
-    Args:
-        caller: for the message.
-        store: of a process group.
-        rank: of this process.
-        slots: that are about to be stepped.
-        seeds: of the links, by group.
-        compared: how often this process has compared slots like these.
+    `compared` counts how often this process has compared slots like these.
     """
     kind = _digest([*((slot.name, tuple(slot.param.shape)) for slot in slots), *map(_corner, _grads(slots))])
     key = f"halfstep/{kind}/{compared[kind]}"

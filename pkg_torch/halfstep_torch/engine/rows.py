@@ -163,11 +163,7 @@ class Rows:
         return self._count
 
     def keys(self, slot_keys: SlotKeys) -> Tensor:
-        """Return the keys of the rows: int32, of every column a number per row, or per element past 2^32.
-
-        Args:
-            slot_keys: of the slots.
-        """
+        """Return the keys of the rows: int32, of every column a number per row, or per element past 2^32."""
         if self.slots is None:
             columns = slot_keys.by_slot[self.spans[0].slot].expand(-1, len(self)).contiguous()
         else:
@@ -184,11 +180,9 @@ class Rows:
         return columns if high.shape[1] > 1 else columns[:, :, 0].contiguous()
 
     def load(self, incoming: Mapping[int, Tensor], outgoing: Mapping[int, Tensor] | None) -> None:
-        """Bring everything into the matrices.
+        """Bring everything into the matrices: of each slot its gradient, or the update of the stage before.
 
-        Args:
-            incoming: of each slot, its gradient or the update of the stage before.
-            outgoing: of each slot, where the update of this stage goes; None where it changes the weights.
+        `outgoing` has where the update of this stage goes; None where it changes the weights.
         """
         raise NotImplementedError
 

@@ -11,11 +11,7 @@ from halfstep_torch.engine.step_numbers import flat
 
 
 def run_batch(batch: Batch) -> None:
-    """Step the slots of a batch in place.
-
-    Args:
-        batch: with keys and a row plan.
-    """
+    """Step the slots of a batch in place."""
     stages = batch.stages
     steps = [_row_step(batch, k) for k in range(len(stages))]
     for places, stage_rows in batch.row_plan.groups:

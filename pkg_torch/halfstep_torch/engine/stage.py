@@ -160,12 +160,7 @@ class Stage:
         return [(next(rest), {role: next(rest) for role in roles}) for roles in self.roles]
 
     def row_words(self, index: Callable[[], Tensor], keys: Sequence) -> Callable[..., Words]:
-        """Return the words of rows.
-
-        Args:
-            index: makes the int32 row-major index of each element of the rows.
-            keys: the columns of `stream_keys`, each of a number per row.
-        """
+        """Return the words of rows: `index` makes the int32 row-major index of each element."""
         columns = self.columns(keys)
         read = {stream for sources in self.sources for stream, _ in sources if not self.shared[stream]}
         at = index() if read else None

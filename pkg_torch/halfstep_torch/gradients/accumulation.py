@@ -173,11 +173,7 @@ class GradientAccumulation:
         return {"seed": self._seed, "counts": {name: leaf.count for name, leaf in self._leaves.items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned: later gradients are rounded as those of the run that was saved.
-
-        Raises:
-            ValueError: if it is of other parameters; nothing is changed.
-        """
+        """Restore what `state_dict` returned: later gradients are rounded as in the run that was saved."""
         counts = state_dict["counts"]
         if counts.keys() != self._leaves.keys():
             name = min(counts.keys() ^ self._leaves.keys())

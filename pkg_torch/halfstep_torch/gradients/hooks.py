@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from halfstep_torch.engine.optimizer import Optimizer
-from halfstep_torch.leaves import leaf_name
+from halfstep_torch.leaves import leaf_names
 
 _TAKEN: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -19,11 +19,7 @@ def taken_by(param: Tensor) -> str:
 
 
 def take(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Note that `caller` puts hooks on parameters.
-
-    Raises:
-        ValueError: if one has hooks already. None is then taken.
-    """
+    """Note that `caller` puts hooks on parameters; where one has hooks already, none is taken."""
     listed = list(named)
     for name, param in listed:
         if other := taken_by(param):
@@ -42,11 +38,7 @@ def give_back(params: Iterable[Tensor]) -> None:
 
 
 def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield (leaf name, parameter) of a module, an optimizer, named parameters or parameters (contract W7).
-
-    Raises:
-        TypeError: if it is none of these.
-    """
+    """Yield (leaf name, parameter) of a module, an optimizer, or (named) parameters (contract W7)."""
     if isinstance(given, torch.nn.Module):
         given = given.named_parameters()
     if isinstance(given, Optimizer):
@@ -55,14 +47,14 @@ def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:
         return
     if isinstance(given, torch.optim.Optimizer):
         given = _of_groups(given)
-    for i, entry in enumerate(given):
-        name, param = entry if isinstance(entry, tuple) else (str(i), entry)
+    pairs = [entry if isinstance(entry, tuple) else (str(i), entry) for i, entry in enumerate(given)]
+    for leaf, (_, param) in zip(leaf_names([name for name, _ in pairs]), pairs, strict=True):
         if not isinstance(param, Tensor):
             raise TypeError(
                 f"{caller}: {type(param).__name__} is no parameter. "
                 "Pass a module, an optimizer, or model.named_parameters()."
             )
-        yield leaf_name(name), param
+        yield leaf, param
 
 
 def _of_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:

@@ -14,14 +14,7 @@ from halfstep_torch.numbers.float_formats import dtype_name
 def as_float32(caller: str, name: str, value: Any) -> float:
     """Return a hyperparameter as the float32 number next to it.
 
-    Args:
-        caller: whose argument it is, for the message.
-        name: of the argument.
-        value: a Python or NumPy number, or a float32 or float64 tensor or array of one element.
-
-    Raises:
-        TypeError: for anything else.
-        ValueError: for a tensor of more than one element.
+    `value` is a Python or NumPy number, or a float32 or float64 tensor or array of one element.
     """
     if isinstance(value, (Tensor, np.ndarray)):
         value = _element(caller, name, value)

@@ -36,11 +36,6 @@ class DecayRate(NamedTuple):
 def ema(average: Tensor, value: Tensor, rate: DecayRate) -> Tensor:
     """Return (b average) + ((1 - b) value): two products and a sum, each rounded once to float32.
 
-    Args:
-        average: float32 tensor.
-        value: float32 tensor.
-        rate: b, and 1 - b.
-
     Example:
         >>> import torch
         >>> ema(torch.zeros(1), torch.ones(1), DecayRate.of(0.75))
@@ -58,11 +53,8 @@ def bias_correction(b: float, count: int) -> np.float32:
 
     q_0 = 1 - b and q_(k+1) = 2 q_k - q_k q_k are the complements of b^(2^k); starting from q = 0, each set
     bit k of `count`, lowest first, gives q = q + q_k (1 - q). Every operation is rounded once to float32. The
-    relative error stays under 1e-6 for b in [0.5, 0.999999] and count up to 2e6.
-
-    Args:
-        b: decay rate in [0, 1), becomes float32.
-        count: the step, from 1 to 2^31 - 1.
+    relative error stays under 1e-6 for b in [0.5, 0.999999] and count up to 2e6. `b` is in [0, 1), `count`
+    from 1 to 2^31 - 1.
 
     Example:
         >>> print(bias_correction(0.5, 2))

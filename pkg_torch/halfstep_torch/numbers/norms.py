@@ -15,15 +15,8 @@ def norm(x: Tensor, length: int | None = None) -> Tensor:
     In float32, whatever the dtype of `x`. The two products with a power of two are exact, so that nothing
     underflows at 1e-20 or overflows at 1e20, where plain squares do. The sum is torch's, rounded in an order
     of its own: pairwise, where `torch.linalg.vector_norm` adds one after the other on CPU, and is 1 % off at
-    1e8 elements. A long array is cut into pieces, each with an e of its own.
-
-    Args:
-        x: float32, bfloat16 or float16, of any shape.
-        length: of the pieces; None for the fastest.
-
-    Returns:
-        A float32 0-d tensor: 0 of an array that is empty or all zeros, NaN where an element is NaN, infinity
-        where one is infinite.
+    1e8 elements. A long array is cut into pieces of `length`, each with an e of its own. 0 of an array that
+    is empty or all zeros, NaN where an element is NaN, infinity where one is infinite.
 
     Example:
         >>> norm(torch.tensor([3e-30, -4e-30])).item()

@@ -13,12 +13,7 @@ _SIGN = -(1 << 31)
 
 
 def to_patterns(x: Tensor, fmt: FloatFormat) -> Tensor:
-    """Return the 8-bit patterns, in int32, of float32 numbers of the format, infinity or NaN.
-
-    Args:
-        x: float32, all of whose finite values the format holds.
-        fmt: an 8-bit format with infinities.
-    """
+    """Return the 8-bit patterns, in int32, of float32 numbers of a format with infinities, or NaN."""
     bits, m = x.view(torch.int32), fmt.mantissa_bits
     normal = ((bits & 0x7FFFFFFF) >> (23 - m)) - base(fmt)
     subnormal = (x.abs() * 2.0 ** (m - fmt.min_exponent)).to(torch.int32)

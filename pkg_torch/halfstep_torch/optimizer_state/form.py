@@ -19,13 +19,7 @@ LAST_STEP = 2**31 - 1
 
 
 def check_form(caller: str, state_dict: Any, way_out: str = "Pass what state_dict() returned.") -> None:
-    """Raise TypeError unless groups and states are where a state dict of `torch.optim` has them.
-
-    Args:
-        caller: for the message.
-        state_dict: what is to be loaded.
-        way_out: for the message.
-    """
+    """Raise TypeError unless groups and states are where a state dict of `torch.optim` has them."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         raise TypeError(
             f"{caller}: the argument is not a state dict with 'state' and 'param_groups'. {way_out}"
@@ -50,13 +44,7 @@ def check_form(caller: str, state_dict: Any, way_out: str = "Pass what state_dic
 
 
 def check_header(caller: str, group: int, header: Any) -> None:
-    """Raise TypeError unless a group's header is of the form that `state_dict` writes.
-
-    Args:
-        caller: for the message.
-        group: its index.
-        header: that was saved.
-    """
+    """Raise TypeError unless a group's header is of the form that `state_dict` writes."""
     _check_kind(caller, f"'halfstep' of group {group}", header, Mapping, _DAMAGED)
     for name, kind in (("spec_version", int), ("links", Sequence), ("seeds", Sequence)):
         _check_kind(caller, f"{name!r} in 'halfstep' of group {group}", header.get(name), kind, _DAMAGED)
@@ -69,11 +57,7 @@ def check_header(caller: str, group: int, header: Any) -> None:
 def check_seeds(caller: str, group: int, saved: Any, mine: Any) -> None:
     """Raise TypeError or ValueError unless seeds are saved where this optimizer has seeds.
 
-    Args:
-        caller: for the message.
-        group: its index.
-        saved: seeds of the links, of a state dict.
-        mine: those of this optimizer: a list; in it numbers, None, and pairs of a link that wraps another.
+    In the list `mine` are numbers, None, and pairs of a link that wraps another.
     """
     if not isinstance(mine, (tuple, list)):
         if mine is not None:
@@ -90,17 +74,7 @@ def check_seeds(caller: str, group: int, saved: Any, mine: Any) -> None:
 
 
 def saved_step(caller: str, name: str, value: Any) -> int:
-    """Return the saved count of steps of a parameter: a number, or a tensor of one.
-
-    Args:
-        caller: for the message.
-        name: of the parameter.
-        value: what was saved.
-
-    Raises:
-        TypeError: if it is no number.
-        ValueError: if it is no whole number in [0, 2^31 - 1].
-    """
+    """Return the saved count of steps of a parameter, a number or a tensor of one; refuse what is none."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, (int, float)):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from halfstep.checkpoint.header import SPEC_VERSION, check_spec_version
 from halfstep_torch.chain import Chain
-from halfstep_torch.leaves import check_scale_bytes, leaf_name
+from halfstep_torch.leaves import check_scale_bytes, leaf_names
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer_state.form import HEADER, check_form, check_header, check_seeds, saved_step
 from halfstep_torch.say_once import say_once
@@ -24,12 +24,7 @@ from halfstep_torch.storage.state_array import StateArray
 
 
 def make_header(chain: Chain, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return what a group says besides its values; plain types, so that `weights_only=True` loads it.
-
-    Args:
-        chain: the transform.
-        names: leaf names of the group's parameters, for a state dict.
-    """
+    """Return what a group says besides its values; plain types, so that `weights_only=True` loads it."""
     links = [link.name for link in chain.links]
     header = {"spec_version": SPEC_VERSION, "links": links, "seeds": [link.seed for link in chain.links]}
     return header if names is None else {**header, "names": list(names)}
@@ -38,16 +33,7 @@ def make_header(chain: Chain, names: Sequence[str] | None = None) -> dict[str, A
 def read_groups(
     state_dict: Mapping[str, Any], headers: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:
-    """Return copies of the saved param groups, without headers, and of each ids by leaf name, and seeds.
-
-    Args:
-        state_dict: what is to be loaded.
-        headers: what this optimizer would write.
-
-    Raises:
-        TypeError: if it is no optimizer's state dict.
-        ValueError: if its headers and this optimizer's do not agree.
-    """
+    """Return copies of the saved param groups, without headers, and of each ids by leaf name, and seeds."""
     check_form("load_state_dict", state_dict)
     groups = copy.deepcopy(list(state_dict["param_groups"]))
     if len(groups) != len(headers):
@@ -107,11 +93,12 @@ def _saved_names(group: Mapping[str, Any], header: Mapping[str, Any], before: in
     """
     ids = group["params"]
     if ids and all(isinstance(name, str) for name in ids):
-        return [leaf_name(name) for name in ids]
+        return leaf_names(ids)
     if "names" in header:
         return list(header["names"])
-    if "param_names" in group:
-        return [leaf_name(name) for name in group["param_names"]]
+    # ZeroRedundancyOptimizer writes the names of one process's share beside the parameters of all.
+    if len(group.get("param_names", ())) == len(ids):
+        return leaf_names(group["param_names"])
     return _places(before, len(ids))
 
 
@@ -123,11 +110,7 @@ def _places(before: int, count: int) -> list[str]:
 def _match(
     saved: Sequence[str], mine: Sequence[str], ids: Sequence[Any], group: int, before: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the ids of a saved group by the names that its parameters have here.
-
-    Raises:
-        ValueError: if both sides have names, and not the same.
-    """
+    """Return the ids of a saved group by the names that its parameters have here."""
     if sorted(saved) == sorted(mine):
         return dict(zip(saved, ids, strict=True))
     unnamed = list(saved) == _places(before[0], len(saved)) or list(mine) == _places(before[1], len(mine))
@@ -149,11 +132,8 @@ def load_group(
 ) -> dict[str, Any]:
     """Return a group's entries after loading: the saved value where there is one.
 
-    Args:
-        group: of this optimizer.
-        saved: of the state dict, without its header.
-        options: names of the entries that chose the chain of the group.
-        scheduled: whether its learning rate is a function of the step.
+    `options` are the entries that chose the chain of the group; `scheduled` tells whether its lr is a
+    function of the step.
     """
     entries = {**group, **saved, "params": group["params"]}
     for key in {*saved, *group}:
@@ -169,13 +149,7 @@ def load_group(
 def replace_groups(
     groups: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]], check: Callable[[], object]
 ) -> None:
-    """Replace the entries of param groups, unless `check` then raises.
-
-    Args:
-        groups: of an optimizer; the dicts stay the same objects.
-        entries: what they are to hold.
-        check: raises if the groups hold what they must not.
-    """
+    """Replace the entries of param groups, which stay the same objects, unless `check` then raises."""
     before = [dict(group) for group in groups]
     try:
         for group, new in zip(groups, entries, strict=True):
@@ -198,12 +172,8 @@ def check_saved_state(
 ) -> None:
     """Raise TypeError or ValueError unless a saved state is one that this optimizer would keep.
 
-    Args:
-        name: of the parameter.
-        param: the weights.
-        arrays: what this optimizer keeps for it.
-        saved_arrays: what it would keep with the dtypes that the saved groups name.
-        saved: its entry of the state dict.
+    `arrays` is what it keeps for the parameter, `saved_arrays` what it would with the dtypes of the saved
+    groups.
     """
     if set(saved) != {"step", *arrays}:
         raise ValueError(
@@ -245,10 +215,6 @@ def load_states(
     """Copy saved arrays, in their own dtypes, to an optimizer's state, whose own go one by one.
 
     So old and new state do not stand in memory at once.
-
-    Args:
-        states: an optimizer's state, from parameter to its flat dict.
-        saved: of each parameter what is kept for it, and its checked entry of the state dict.
     """
     for param in [param for param in states if param not in saved]:
         del states[param]

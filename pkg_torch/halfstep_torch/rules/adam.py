@@ -78,51 +78,23 @@ def scale_by_adam(
 
     Source: D. Kingma, J. Ba, "Adam", ICLR 2015, algorithm 1; storage and rounding: contract A5, F1 to F3.
     """
-    rule = ScaleByAdam(
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        eps_root=eps_root,
-        mu_dtype=mu_dtype,
-        nu_dtype=nu_dtype,
-        mu_rounding=mu_rounding,
-        nu_rounding=nu_rounding,
-        nesterov=nesterov,
-        bias_correction=bias_correction,
-        seed=seed,
-    )
-    return checked_rule(rule)
+    return checked_rule(ScaleByAdam(**locals()))
 
 
 def adam_of(caller: str, betas: tuple[float, float], *, seed: Seed, **options: Any) -> ScaleByAdam:
-    """Return the link of an alias, its roundings not yet chosen.
-
-    Args:
-        caller: the alias, for messages.
-        betas: its argument.
-        seed: its argument.
-        **options: other fields.
-    """
+    """Return the link of an alias, its roundings not yet chosen."""
     b1, b2 = several(caller, "betas", betas, 2)
     return ScaleByAdam(b1=b1, b2=b2, seed=as_seed(caller, seed), **options)
 
 
 def _adam_chain(
-    caller: str, adam: ScaleByAdam, lr: Any, weight_decay: float, *, param_storage: str, **roundings: str
+    optimizer: type[Optimizer], adam: ScaleByAdam, lr, weight_decay, *, param_storage: str, **roundings: str
 ) -> Chain:
-    tx = chain(
-        AddDecayedWeights(weight_decay), dataclasses.replace(adam, **roundings), ScaleByLearningRate(lr)
+    links = [dataclasses.replace(adam, **roundings), AddDecayedWeights(weight_decay)]
+    links = links if optimizer.decoupled_decay else links[::-1]
+    return with_param_storage(
+        optimizer.__name__, chain(*links, ScaleByLearningRate(lr)), param_storage, adam.seed
     )
-    return with_param_storage(caller, tx, param_storage, adam.seed)
-
-
-def _adamw_chain(
-    caller: str, adam: ScaleByAdam, lr: Any, weight_decay: float, *, param_storage: str, **roundings: str
-) -> Chain:
-    tx = chain(
-        dataclasses.replace(adam, **roundings), AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)
-    )
-    return with_param_storage(caller, tx, param_storage, adam.seed)
 
 
 class Adam(Optimizer):
@@ -132,31 +104,8 @@ class Adam(Optimizer):
     in float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32
     throughout it is `torch.optim.Adam` to within rounding.
 
-    Args:
-        params: as `AdamW` takes them.
-        lr: as `AdamW` takes it.
-        betas: decay rates of the two moments.
-        eps: added to the square root of the second moment.
-        weight_decay: L2 decay, added to the gradient.
-        amsgrad: False; it stands where `torch.optim.Adam` has it.
-        maximize: ascend.
-        mu_dtype: as in `AdamW`.
-        nu_dtype: as in `AdamW`.
-        mu_rounding: as in `AdamW`.
-        nu_rounding: as in `AdamW`.
-        param_storage: as in `AdamW`.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
-        compile: True, False or "auto"; the bits are the same.
-        names: as in `Optimizer`.
-        foreach: of no effect, as `fused` is: all parameters are stepped together.
-        capturable: False.
-        differentiable: False.
-        fused: of no effect.
-        decoupled_weight_decay: False; `AdamW` has it.
-
-    Raises:
-        TypeError: if an argument is of a wrong type.
-        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+    Arguments and errors are those of `AdamW`, but `weight_decay`, the L2 decay that is added to the gradient.
+    `decoupled_weight_decay` is False; `AdamW` has it.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -199,7 +148,7 @@ class Adam(Optimizer):
             raise ValueError(f"{caller}: decoupled_weight_decay=True is not supported. Use AdamW.")
         check_torch_options(caller, locals())
         adam = adam_of(caller, betas, eps=eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype, seed=seed)
-        make = functools.partial(_adam_chain, caller, adam, lr, weight_decay)
+        make = functools.partial(_adam_chain, type(self), adam, lr, weight_decay)
         options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
         tx = ChainByOptions(make, options)
         super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
@@ -221,17 +170,14 @@ class AdamW(Optimizer):
         weight_decay: decoupled decay; it is scaled by the learning rate.
         amsgrad: False; it stands where `torch.optim.AdamW` has it.
         maximize: ascend.
-        mu_dtype: how the first moment (`exp_avg`) is stored: "float32", "bfloat16", "float16", a torch dtype,
-            a `scaled` or `codebook` format with a sign, or None: bfloat16 for bfloat16 weights, else float32.
-        nu_dtype: how the second (`exp_avg_sq`) is stored: any of these, a `scaled` or `codebook` format
-            without a sign, or "ufloat8_e6m2".
-        mu_rounding: "stochastic", "nearest", "nearest_unchecked" or "auto"
-            (nearest where that leaves an average within a thousandth of its truth, else stochastic).
-        nu_rounding: likewise, for the second moment.
+        mu_dtype: how the first moment (`exp_avg`) is stored, as in `scale_by_adam`.
+        nu_dtype: how the second (`exp_avg_sq`) is stored, as there.
+        mu_rounding: how the first is rounded, as there.
+        nu_rounding: how the second is rounded, as there.
         param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
             (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
-        compile: True, False or "auto"; the bits are the same.
+        compile: True, False or "auto", as in `Optimizer`.
         names: as in `Optimizer`.
         foreach: of no effect, as `fused` is: all parameters are stepped together.
         capturable: False.
@@ -280,7 +226,7 @@ class AdamW(Optimizer):
         caller = type(self).__name__
         check_torch_options(caller, locals())
         adam = adam_of(caller, betas, eps=eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype, seed=seed)
-        make = functools.partial(_adamw_chain, caller, adam, lr, weight_decay)
+        make = functools.partial(_adam_chain, type(self), adam, lr, weight_decay)
         options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
         tx = ChainByOptions(make, options)
         super().__init__(params, tx, maximize=maximize, compile=compile, names=names)

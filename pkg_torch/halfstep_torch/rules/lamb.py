@@ -31,34 +31,14 @@ class Lamb(Optimizer):
 
     `chain(scale_by_adam, add_decayed_weights, scale_by_trust_ratio, scale_by_learning_rate,
     round_stochastically)`: all arithmetic in float32; rounds each moment to its dtype, and the weight to its
-    own, once per step.
+    own, once per step. A step moves a parameter by about the share `lr` of its norm, and the decay is part of
+    the update whose norm is taken.
 
-    Args:
-        params: as `AdamW` takes them.
-        lr: as `AdamW` takes it. A step moves a parameter by about this share of its norm.
-        betas: decay rates of the two moments.
-        eps: added to the square root of the second moment.
-        weight_decay: decoupled decay; it is part of the update whose norm is taken.
-        maximize: ascend.
-        mu_dtype: as in `AdamW`.
-        nu_dtype: as in `AdamW`.
-        mu_rounding: as in `AdamW`.
-        nu_rounding: as in `AdamW`.
-        param_storage: how weights of 16 bits are stored, as in `AdamW`. Under "split8", "split16" and
-            "master" norms too are those of the float32 weights.
-        bias_correction: present in v1 and the final paper, absent in v3; without decay and `eps` the ratio
-            cancels it up to rounding.
-        max_norm: an upper bound on the norm of a weight, as in `scale_by_trust_ratio`: without one, steps at
-            a constant rate grow with the weights. None for no bound, as You et al.'s text has it.
-        exact: add integers, so that norms, and with them the step, have the same bits in any order, and in
-            JAX, as in `scale_by_trust_ratio`.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
-        compile: True, False or "auto"; what comes before the ratio has the same bits.
-        names: as in `Optimizer`.
-
-    Raises:
-        TypeError: if an argument is of a wrong type.
-        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+    Arguments and errors are those of `AdamW`, with `max_norm` and `exact` of `scale_by_trust_ratio`. Without
+    `max_norm`, steps at a constant rate grow with the weights; None is no bound, as You et al.'s text has it.
+    `bias_correction` is present in v1 and the final paper, absent in v3; without decay and `eps` the ratio
+    cancels it up to rounding. Under "split8", "split16" and "master" norms too are those of the float32
+    weights. Compiled, what comes before the ratio has the same bits.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -116,30 +96,10 @@ class Lamb16(Optimizer):
     momentum of a large layer: it divides by the norm over n, where the block's largest magnitude is wanted.
     `docs/lamb16.md` has the figures.
 
-    Args:
-        params: as `AdamW` takes them.
-        lr: as in `Lamb`.
-        betas: as in `Lamb`.
-        eps: as in `Lamb`.
-        weight_decay: as in `Lamb`.
-        maximize: ascend.
-        mu_dtype: as in `Lamb`.
-        nu_dtype: as in `Lamb`.
-        mu_rounding: as in `Lamb`.
-        nu_rounding: as in `Lamb`.
-        param_storage: as in `Lamb`.
-        bias_correction: as in `Lamb`. The published code has none.
-        max_norm: as in `Lamb`.
-        trust_power: a number in (0, 1), that of the published code unless given, or None for LAMB's own
-            ratio. Not 1: the learning rate would cancel, and a schedule do nothing.
-        exact: as in `Lamb`: the same norms in JAX. The power still differs by ulps, but for None.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
-        compile: True, False or "auto"; what comes before the ratio has the same bits.
-        names: as in `Optimizer`.
-
-    Raises:
-        TypeError: if an argument is of a wrong type.
-        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+    Arguments and errors are those of `Lamb`, and `trust_power`: a number in (0, 1), by default that of the
+    published code, or None for LAMB's own ratio. Not 1: the learning rate would cancel, and a schedule do
+    nothing. The published code has no bias correction. With `exact` the power still differs from JAX's by
+    ulps, but for None.
 
     Example:
         >>> import torch, halfstep_torch as hs

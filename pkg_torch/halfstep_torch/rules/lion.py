@@ -39,21 +39,8 @@ def scale_by_lion(
 
     Group entries: `betas`, `mu_dtype`. State: `exp_avg`, and of formats with scales `exp_avg_scale`.
 
-    Args:
-        b1: rate of the average whose sign is taken.
-        b2: decay rate of the average that is kept.
-        mu_dtype: how that is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled` or
-            `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
-        mu_rounding: "stochastic", "nearest", "nearest_unchecked" or "auto"
-            (nearest where that leaves an average within a thousandth of its truth, else stochastic).
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
-
-    Returns:
-        A transform, for `chain` and `Optimizer`.
-
-    Raises:
-        TypeError: for what is not a number.
-        ValueError: for a number out of range, a dtype that holds no moment, or a rounding that freezes it.
+    `b1` is the rate of the average whose sign is taken, `b2` of the average that is kept. The other
+    arguments, result and errors are those of `scale_by_adam`.
 
     Example:
         >>> scale_by_lion(mu_dtype="bfloat16").name
@@ -62,31 +49,15 @@ def scale_by_lion(
     Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
     Storage and rounding: contract A9, F1 to F3.
     """
-    return checked_rule(ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, mu_rounding=mu_rounding, seed=seed))
+    return checked_rule(ScaleByLion(**locals()))
 
 
 class Lion(Optimizer):
     """Lion with decoupled decay, with weights of 16 bits and an average of 16, 8 or 4.
 
     `chain(scale_by_lion, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic
-    in float32; rounds the average to its dtype, and the weight to its own, once per step.
-
-    Args:
-        params: as `AdamW` takes them.
-        lr: as `AdamW` takes it.
-        betas: rate of the average whose sign is taken, and decay rate of the average that is kept.
-        weight_decay: decoupled decay; it is scaled by the learning rate.
-        maximize: ascend.
-        mu_dtype: how the average (`exp_avg`) is stored, as in `scale_by_lion`.
-        mu_rounding: as in `scale_by_lion`.
-        param_storage: how weights of 16 bits are stored, as in `AdamW`.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
-        compile: True, False or "auto"; the bits are the same.
-        names: as in `Optimizer`.
-
-    Raises:
-        TypeError: if an argument is of a wrong type.
-        ValueError: if one is out of range, a dtype holds no moment, or a rounding freezes it.
+    in float32; rounds the average to its dtype, and the weight to its own, once per step. Arguments and
+    errors are those of `AdamW`; `betas`, `mu_dtype` and `mu_rounding` are as in `scale_by_lion`.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -52,21 +52,8 @@ def trace(
     Group entries: `momentum`, `accumulator_dtype`. State: `momentum_buffer`, and of formats with scales
     `momentum_buffer_scale`.
 
-    Args:
-        decay: factor on the sum at each step.
-        nesterov: look one step ahead.
-        accumulator_dtype: how the sum is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
-            or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
-        rounding: "stochastic", "nearest", "nearest_unchecked" or "auto"
-            (nearest where that leaves an average within a thousandth of its truth, else stochastic).
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
-
-    Returns:
-        A transform, for `chain` and `Optimizer`.
-
-    Raises:
-        TypeError: for what is not a number.
-        ValueError: for a number out of range, a dtype that holds no moment, or a rounding that freezes it.
+    `accumulator_dtype` and `rounding` are for the sum, as `mu_dtype` and `mu_rounding` are for the first
+    moment of `scale_by_adam`. Seed, result and errors are as there.
 
     Example:
         >>> trace(0.9).entries
@@ -76,14 +63,7 @@ def trace(
     et al., "On the importance of initialization and momentum in deep learning", ICML 2013, for `nesterov`.
     Storage and rounding: contract A10, F1 to F3.
     """
-    rule = Trace(
-        decay=decay,
-        nesterov=nesterov,
-        accumulator_dtype=accumulator_dtype,
-        rounding=rounding,
-        seed=seed,
-    )
-    return checked_rule(rule)
+    return checked_rule(Trace(**locals()))
 
 
 class SGD(Optimizer):
@@ -93,28 +73,9 @@ class SGD(Optimizer):
     float32; rounds the momentum to its dtype, and the weight to its own, once per step. In float32 throughout
     it is `torch.optim.SGD` without dampening to within rounding.
 
-    Args:
-        params: as `AdamW` takes them.
-        lr: as `AdamW` takes it.
-        momentum: decay of the sum of gradients; 0 keeps none.
-        dampening: 0; it stands where `torch.optim.SGD` has it.
-        weight_decay: L2 decay, added to the gradient.
-        nesterov: look one step ahead.
-        maximize: ascend.
-        accumulator_dtype: how the sum (`momentum_buffer`) is stored, as in `trace`.
-        rounding: of the sum, as in `trace`.
-        param_storage: how weights of 16 bits are stored, as in `AdamW`.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
-        compile: True, False or "auto"; the bits are the same.
-        names: as in `Optimizer`.
-        foreach: of no effect, as `fused` is: all parameters are stepped together.
-        differentiable: False.
-        fused: of no effect.
-
-    Raises:
-        TypeError: if an argument is of a wrong type.
-        ValueError: if one is out of range, `dampening` is not 0, `nesterov` has no momentum, a dtype holds no
-            sum, or a rounding freezes it.
+    `momentum` is the decay of `trace`, and 0 keeps no sum; `nesterov`, `accumulator_dtype` and `rounding` are
+    as there. `dampening` is 0. `weight_decay` is L2 decay, added to the gradient. The other arguments, and
+    the errors, are those of `AdamW`; `nesterov` without a momentum is a ValueError.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -95,13 +95,4 @@ def scale_by_trust_ratio(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, arXiv:1904.00962, algorithm 2; arguments as in Optax (contract L2).
     """
-    rule = ScaleByTrustRatio(
-        min_norm=min_norm,
-        trust_coefficient=trust_coefficient,
-        eps=eps,
-        max_norm=max_norm,
-        min_ratio=min_ratio,
-        max_ratio=max_ratio,
-        exact=exact,
-    )
-    return checked_rule(rule)
+    return checked_rule(ScaleByTrustRatio(**locals()))

@@ -54,11 +54,8 @@ class Blocks:
     def pack(self, codes: Tensor) -> Tensor:
         """Return 4-bit codes two to a byte, the earlier one in the low half; a unit ends with its byte.
 
-        Args:
-            codes: uint8, whole units, in row-major order.
-
-        Returns:
-            uint8, in one row, or in as many as `codes` if each holds whole units.
+        `codes` are whole units, in row-major order. The result has one row, or as many as `codes` if each
+        holds whole units.
         """
         units = codes.reshape(-1, self.unit)
         pairs = torch.nn.functional.pad(units, (0, self.unit % 2)).view(-1, self.packed, 2)

@@ -21,15 +21,7 @@ from halfstep_torch.storage.stored_moment import StoredMoment
 
 
 def check_moments(rule: Rule, h: Any) -> None:
-    """Refuse a moment that cannot be stored as the fields of its rule say.
-
-    Args:
-        rule: whose moments they are.
-        h: its hyperparameters and formats, by field.
-
-    Raises:
-        ValueError: for what is no rounding, cannot hold the moment, or would freeze it.
-    """
+    """Refuse a moment that cannot be stored as the fields of its rule say."""
     for moment in declared(type(rule)).moments.values():
         check_rounding(rule.name, moment, _rounding(rule, moment))
         # Where the dtype of the weights decides, nothing can freeze yet.
@@ -40,18 +32,7 @@ def check_moments(rule: Rule, h: Any) -> None:
 def bound_moments(
     caller: str, rule: Rule, h: Any, dtype: torch.dtype, shape: Shape
 ) -> tuple[StoredMoment, ...]:
-    """Return how the moments of a parameter are stored, in the order of their declaration.
-
-    Args:
-        caller: for messages.
-        rule: whose moments they are.
-        h: its hyperparameters and formats, by field.
-        dtype: of the weights.
-        shape: of the parameter.
-
-    Raises:
-        ValueError: for what is no rounding, cannot hold a moment, or would freeze it.
-    """
+    """Return how the moments of a parameter are stored, in the order of their declaration."""
     moments = declared(type(rule)).moments.values()
     return tuple(_bound(caller, rule, moment, h, dtype, shape) for moment in moments)
 

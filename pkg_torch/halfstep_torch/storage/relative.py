@@ -49,12 +49,7 @@ class Unit(Protocol):
 
 
 def to_unit(m: Tensor, v: Tensor) -> Tensor:
-    """Return z = m / sqrt(v), and 0 where v is 0 or subnormal: rounded twice.
-
-    Args:
-        m: float32, the first moment.
-        v: float32, the second moment as it was stored.
-    """
+    """Return z = m / sqrt(v), and 0 where v is 0 or subnormal: rounded twice."""
     # All ones where v is normal, infinite or NaN.
     kept = -(v.view(torch.int32) & 0x7F800000) >> 31
     return ((m / sqrt(v)).view(torch.int32) & kept).view(torch.float32)

@@ -18,13 +18,7 @@ codebook = formats.returning(Format, shared.codebook)
 
 
 def as_format(caller: str, argument: str, dtype: Any) -> Format | None:
-    """Return the format that an argument asks for, or None: see `halfstep`.
-
-    Args:
-        caller: whose argument it is, for the message.
-        argument: which one.
-        dtype: a `Format`, "bfloat16", torch.bfloat16, ..., a `Format.description`, or None.
-    """
+    """Return the format that an argument asks for, or None: see `halfstep`."""
     if dtype is None:
         return None
     if isinstance(dtype, dict):

@@ -19,12 +19,7 @@ _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 
 
 def nearest_away(w: Tensor, dtype: str) -> Tensor:
-    """Return float32 `w` rounded to nearest, ties away from zero, still in float32.
-
-    Args:
-        w: float32.
-        dtype: name of the format.
-    """
+    """Return float32 `w` rounded to nearest, ties away from zero, still in float32."""
     # A word of one half carries exactly where half or more is discarded.
     half = torch.full((), _TOP, dtype=torch.int32, device=w.device)
     return round_value(w, dtype, half, saturate=False).to(torch.float32)
@@ -53,12 +48,7 @@ class SplitWeight:
         return (self.dtype, self.extra_bits) != ("bfloat16", 16)
 
     def join(self, p: Tensor, extra: Tensor) -> Tensor:
-        """Return the float32 weights; of fp16 and 16 bits, rounded to nearest float32.
-
-        Args:
-            p: the model's weights, in float32.
-            extra: the low bits.
-        """
+        """Return the float32 weights; of fp16 and 16 bits, rounded to nearest float32."""
         k = self.extra_bits
         low = extra.to(torch.int32)
         low = low if k == 16 else low - ((low & 0x80) << 1)
@@ -72,11 +62,8 @@ class SplitWeight:
     def split(self, w: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the model's weights, in float32, and the low bits, in int32: numbers of `extra_dtype`.
 
-        Rounds to the wider format, then the weight to nearest, ties away from zero.
-
-        Args:
-            w: float32.
-            words: int32, for stochastic rounding; None for nearest, ties to even.
+        Rounds to the wider format, by `words` or to nearest, ties to even; then the weight to nearest, ties
+        away from zero.
         """
         k, bits = self.extra_bits, w.view(torch.int32)
         if self.dtype == "bfloat16":

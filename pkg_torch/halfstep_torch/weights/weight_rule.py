@@ -38,22 +38,13 @@ class WeightRule(Link):
         return False
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
-        """Return the weights as precisely as they are known, in float32.
-
-        Args:
-            p: the model's weights, in float32.
-            extra: what is kept beside them.
-            dtype: of the model's weights.
-        """
+        """Return the weights as precisely as they are known, in float32."""
         return p
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
         """Return the model's weights, in float32, and what is kept beside them, of float32 `w`.
 
-        Args:
-            w: what is to be stored.
-            dtype: of the model's weights.
-            words: int32, for stochastic rounding; None for nearest.
+        Without words, values are rounded to nearest.
         """
         return nearest(w, dtype), {}
 
@@ -113,25 +104,14 @@ class BoundWeights(BoundRule):
 
 
 def apply_updates(p: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return nearest(p + u) in `dtype`: the weight as it is stored, in every backend (contract P1).
-
-    Args:
-        p: the weights, float32.
-        u: the update, float32.
-        dtype: of the weights.
-    """
+    """Return nearest(p + u) in `dtype`: the weight as it is stored, in every backend (contract P1)."""
     # Here a cast may decide: nearest even, and infinity past the largest finite value, is what IEEE 754 asks
     # of one, what the contract says (R2, R5), and, in compiled code, part of the store.
     return (p + u).to(dtype)
 
 
 def landing(p: Tensor, q: Tensor) -> Tensor:
-    """Return the update that takes the weight p to q: q - p, and -0.0 where they are equal (contract P2).
-
-    Args:
-        p: the weights, float32.
-        q: float32 values that the weights' dtype holds.
-    """
+    """Return the update that takes the weight p to q: q - p, and -0.0 where they are equal (contract P2)."""
     # -0.0 is the one number that moves no weight: neither an infinity nor a zero of either sign.
     return torch.where(q == p, -0.0, q - p)
 

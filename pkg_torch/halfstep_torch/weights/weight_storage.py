@@ -9,17 +9,7 @@ from halfstep_torch.weights.wide_weights import keep_master_params, split_params
 
 
 def with_param_storage(caller: str, tx: Chain, param_storage: str, seed: int) -> Chain:
-    """Return a chain that ends with a weight storage.
-
-    Args:
-        caller: the alias, for the message.
-        tx: the links before.
-        param_storage: its argument.
-        seed: of the random words.
-
-    Raises:
-        ValueError: if `param_storage` is not a weight storage.
-    """
+    """Return a chain that ends with a weight storage."""
     check_param_storage(caller, param_storage)
     storages: dict[str, Callable[[], Chain]] = {
         "stochastic": lambda: chain(tx, RoundStochastically(seed=seed)),

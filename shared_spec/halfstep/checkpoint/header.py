@@ -40,14 +40,9 @@ def link_record(
 ) -> dict[str, Any]:
     """Return a link as a recipe holds it.
 
-    Args:
-        name: of the link.
-        count: steps that it has taken.
-        seed: its two words.
-        numbers: hyperparameters by name; what is no finite number, such as a schedule, becomes None.
-        options: switches by name.
-        arrays: of every field that it keeps of a weight, the format and the rounding.
-        idle: whether it passes the weight on as it is.
+    A hyperparameter that is no finite number, such as a schedule, becomes None. `arrays` has of every field
+    that the link keeps of a weight the format and the rounding; `idle` says that it passes the weight on as
+    it is.
     """
     # JSON knows no infinity, which is a bound that bounds nothing.
     finite = {field: isinstance(x, float | np.floating) and math.isfinite(x) for field, x in numbers.items()}
@@ -65,10 +60,8 @@ def link_record(
 def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[str, Any]) -> dict[str, Any]:
     """Return the header of a state file.
 
-    Args:
-        package: which one writes it.
-        recipes: of every weight, by its name.
-        formats: of the arrays whose dtype does not say how they are stored, by name.
+    `recipes` are by the name of the weight, `formats` those of arrays whose dtype does not say how they are
+    stored.
     """
     distinct: dict[str, Recipe] = {}
     keys = {leaf: json.dumps(recipe, sort_keys=True) for leaf, recipe in recipes.items()}
@@ -86,16 +79,7 @@ def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[st
 
 
 def read_recipes(caller: str, header: Mapping[str, Any], own: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """Return the recipe of every weight, if these are the weights and recipes of this run.
-
-    Args:
-        caller: for messages.
-        header: of the file.
-        own: what this run would write.
-
-    Raises:
-        ValueError: naming the first weight, link or value that differs.
-    """
+    """Return the recipe of every weight, if these are the weights and recipes of this run."""
     check_spec_version(caller, "file", header["spec_version"])
     check_names(caller, "weight", header["leaves"], own)
     saved = {leaf: header["recipes"][number] for leaf, number in header["leaves"].items()}
@@ -106,13 +90,7 @@ def read_recipes(caller: str, header: Mapping[str, Any], own: Mapping[str, Recip
 
 
 def check_spec_version(caller: str, what: str, version: Any) -> None:
-    """Raise ValueError for what was written under another version of the contract.
-
-    Args:
-        caller: for the message.
-        what: "file" or the like.
-        version: that it names.
-    """
+    """Raise ValueError for what was written under another version of the contract."""
     if version != SPEC_VERSION:
         raise ValueError(
             f"{caller}: the {what} follows version {version} of the contract, this package version "
@@ -141,14 +119,7 @@ def paired(saved: Recipe, own: Recipe) -> Recipe:
 
 
 def check_names(caller: str, what: str, saved: Any, own: Any) -> None:
-    """Raise ValueError unless the file has what this run has.
-
-    Args:
-        caller: for the message.
-        what: names are of: "weight" or "array".
-        saved: those of the file.
-        own: those of this run.
-    """
+    """Raise ValueError unless the file has what this run has."""
     missing, unknown = sorted(set(own) - set(saved)), sorted(set(saved) - set(own))
     if missing or unknown:
         problem = (

@@ -58,18 +58,7 @@ class FileArray(NamedTuple):
 
 
 def file_array(caller: str, name: str, dtype: str, shape: Sequence[int], data: np.ndarray) -> FileArray:
-    """Return an array as a file holds it.
-
-    Args:
-        caller: for messages.
-        name: of the array.
-        dtype: as NumPy or ml_dtypes calls it.
-        shape: of the array.
-        data: its bytes, as in `FileArray`.
-
-    Raises:
-        TypeError: if a file does not hold such a dtype.
-    """
+    """Return an array as a file holds it."""
     if dtype not in DTYPES:
         raise TypeError(f"{caller}: {name!r} is {dtype}, which a file does not hold. Cast it.")
     return FileArray(DTYPES[dtype], tuple(shape), data)
@@ -78,15 +67,7 @@ def file_array(caller: str, name: str, dtype: str, shape: Sequence[int], data: n
 def bytes_of(caller: str, name: str, array: FileArray, dtype: str, shape: Sequence[int]) -> np.ndarray:
     """Return the bytes of an array of a file, in memory of their own, if it is of such a dtype and shape.
 
-    Args:
-        caller: for messages.
-        name: of the array.
-        array: of the file.
-        dtype: as NumPy or ml_dtypes calls it; a code of a byte is a uint8.
-        shape: that it must have.
-
-    Raises:
-        ValueError: if it is of another dtype or shape.
+    `dtype` is as NumPy or ml_dtypes calls it; a code of a byte is a uint8.
     """
     due = DTYPES.get(dtype)
     if (array.dtype, array.shape) != (due, tuple(shape)):
@@ -102,10 +83,7 @@ def write_state_file(
 ) -> None:
     """Write a state file: under another name first, so that a file that was there stays whole until then.
 
-    Args:
-        path: of the file.
-        header: what the file says of itself, for JSON; `layout_version` is added.
-        arrays: by name.
+    `layout_version` is added to the header, which becomes JSON.
     """
     # Wide numbers first, so that every array is aligned.
     names = sorted(arrays, key=lambda name: (-SIZES.get(arrays[name].dtype, 1), name))
@@ -120,16 +98,7 @@ def write_state_file(
 
 
 def read_state_file(caller: str, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, FileArray]]:
-    """Return the header and the arrays of a state file, which stay in the file until they are read.
-
-    Args:
-        caller: for messages.
-        path: of the file.
-
-    Raises:
-        ValueError: if it is no state file, damaged, or of a later layout.
-        OSError: if it cannot be read.
-    """
+    """Return the header and the arrays of a state file, which stay in the file until they are read."""
     path = pathlib.Path(path)
     with path.open("rb") as file:
         start = file.read(_PLACE + len(_ZEROS))

@@ -59,13 +59,7 @@ def check_freezing(
 ) -> None:
     """Raise ValueError where rounding to nearest would freeze an average.
 
-    Args:
-        caller: whose moment it is.
-        moment: as its rule declares it.
-        fmt: of the moment.
-        rounding: one of `ROUNDINGS`.
-        rate: its decay rate, a float32 number; None where it is not known.
-        rate_name: what the user knows it by; the name of its field unless given.
+    `rate` is None where it is not known; `rate_name` is what the user knows it by, if not the field.
     """
     if rounding == "nearest" and rate is not None and fmt.freezes(rate):
         dtype, name, rate_name = dtype_argument(moment), rounding_argument(moment), rate_name or moment.rate
@@ -79,15 +73,7 @@ def check_freezing(
 def check_unit(
     caller: str, moment: Moment, unit: Moment, rates: tuple[Any, Any], names: tuple[str, str]
 ) -> None:
-    """Raise ValueError where a moment in units of another, without scales, is beyond what its codes hold.
-
-    Args:
-        caller: whose moments they are.
-        moment: in these units.
-        unit: the second moment.
-        rates: the decay rates of both.
-        names: what the user knows the rates by.
-    """
+    """Raise ValueError where a moment in units of another, without scales, is beyond what its codes hold."""
     b1, b2 = map(float, rates)
     largest = bound(b1, b2)
     if largest > LARGEST_BOUND:
@@ -118,14 +104,7 @@ def check_power_unit(caller: str, moment: Moment, fmt: Format, unit: Moment, uni
 
 
 def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Any) -> bool:
-    """Whether a moment is rounded stochastically: with "auto" where nearest would fall short.
-
-    Args:
-        moment: as its rule declares it.
-        fmt: of the moment.
-        rounding: one of `ROUNDINGS`.
-        rate: its decay rate; None where it is not known.
-    """
+    """Whether a moment is rounded stochastically: with "auto" where nearest would fall short."""
     if not fmt.rounds:
         return False
     if rounding == "auto":
@@ -134,12 +113,7 @@ def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Any) -> bool
 
 
 def check_stored_state(caller: str, fmt: Format, rounding: Any, select: Any) -> None:
-    """Refuse arguments of `store_state` that cannot store state of which nothing else is known.
-
-    Raises:
-        TypeError: if `select` is no function.
-        ValueError: for a relative format, or a rounding that is none of the two.
-    """
+    """Refuse arguments of `store_state` that cannot store state of which nothing else is known."""
     if fmt.relative:
         raise ValueError(
             f"{caller}: format=relative(...) is in units of the root of a second moment, "

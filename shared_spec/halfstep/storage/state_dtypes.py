@@ -132,17 +132,7 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
 
 
 def as_format(caller: str, argument: str, dtype: Any) -> Format:
-    """Return the `Format` of a plain state dtype; a `Format` is returned as it is.
-
-    Args:
-        caller: whose argument it is, and
-        argument: which one, for the error.
-        dtype: a name, a dtype or a `Format`.
-
-    Raises:
-        TypeError: if it is none of these.
-        ValueError: if it cannot hold a state.
-    """
+    """Return the `Format` of a plain state dtype; a `Format` is returned as it is."""
     if isinstance(dtype, Format):
         return dtype
     hint = 'Use "bfloat16", "float16" or "float32".'
@@ -167,11 +157,7 @@ def default_format(dtype: str) -> Format:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype, of whatever framework; a name as it is.
-
-    Raises:
-        TypeError: if it is no dtype.
-    """
+    """Return the name of a dtype, of whatever framework; a name as it is."""
     if isinstance(dtype, str):
         return dtype
     framework, _, name = str(dtype).rpartition(".")

@@ -64,13 +64,7 @@ def encode_case(
 ) -> Case:
     """Return a case of encoding `x`, as a second moment where there is no sign, and decoding it again.
 
-    Args:
-        fmt: the format.
-        flag: of the case; "Positive" makes it a second moment too.
-        x: float32.
-        rounding: "nearest" or "stochastic".
-        notes: what flags mean, for the comment.
-        second: whether it is one after all.
+    The flag "Positive" makes it a second moment too; `second` says whether it is, after all.
     """
     second = not fmt.codes.signed or flag == "Positive" if second is None else second
     x, keep_nonzero = (np.abs(x), "always") if second else (x, "never")

@@ -15,10 +15,7 @@ def patterns(name: str, count: int) -> np.ndarray:
 def reals(name: str, count: int, exponents: tuple[int, int]) -> np.ndarray:
     """Return float32 values of either sign with full significands and |x| in [2^lowest, 2^(highest + 1)).
 
-    Args:
-        name: of the stream.
-        count: how many.
-        exponents: (lowest, highest), both met with the same chance.
+    `exponents` are (lowest, highest), both met with the same chance.
     """
     lowest, highest = exponents
     words = patterns(name, count)

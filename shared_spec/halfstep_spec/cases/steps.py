@@ -25,15 +25,7 @@ _STORAGE_CLAUSES |= dict.fromkeys(("split8", "split16", "master"), ("P1", "P5"))
 def step_case(step: Step, comment, p, g, state: StepState | None, lr, flags, clauses) -> Case:
     """Return a case of one step per row of `g`, from `state` (None: zeros).
 
-    Args:
-        step: what is asked.
-        comment: why.
-        p: patterns of the weights.
-        g: float32 gradients, (steps, *shape); they reach the step in the weights' dtype.
-        state: moments and count to start from.
-        lr: the learning rate of every step.
-        flags: of the case.
-        clauses: of the contract.
+    `p` are patterns of the weights; the float32 gradients reach the step in the weights' dtype.
     """
     state = state or step.init(p)
     gradients = round_to(g, step.param_dtype)

@@ -30,11 +30,7 @@ _E4M3, _INT8 = scaled("float8_e4m3fn", 4, 0, 0), scaled("int8", 4, 0, 0)
 def make_rule(kind: type[Rule], fmt: str | Format, rounding: str, **options) -> Rule:
     """Return a rule all of whose moments are stored in one way.
 
-    Args:
-        kind: the rule.
-        fmt: of its moments; of second moments bfloat16, where it is not for those.
-        rounding: of its moments.
-        options: its other arguments.
+    Second moments are in bfloat16, where the format is not for those.
     """
     arguments: dict = {"seed": 42}
     for declared in kind.declared().values():
@@ -46,14 +42,7 @@ def make_rule(kind: type[Rule], fmt: str | Format, rounding: str, **options) -> 
 def trajectories_of(
     kind: type[Rule], clause: str, variants: Mapping[str, Step], decay="decoupled"
 ) -> Iterator[Case]:
-    """Return the cases that every rule has, and its variants.
-
-    Args:
-        kind: the rule.
-        clause: of the contract, that says what it computes.
-        variants: by comment: further steps.
-        decay: where weight decay stands.
-    """
+    """Return the cases that every rule has, and its variants."""
     for param, fmt, rounding in itertools.product(_PLAIN, (*_PLAIN, _E4M3, _INT8), ("nearest", "stochastic")):
         if (fmt, rounding) == ("float32", "stochastic"):
             continue  # float32 is not rounded: the same question twice

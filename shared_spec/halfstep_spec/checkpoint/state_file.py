@@ -56,13 +56,7 @@ class FileArray(NamedTuple):
 
 
 def write_state_file(path: str | pathlib.Path, header: Mapping[str, Any], arrays: Mapping[str, FileArray]):
-    """Write a state file.
-
-    Args:
-        path: of the file.
-        header: what the file says of itself, for JSON; `layout_version` is added.
-        arrays: by name.
-    """
+    """Write a state file."""
     content = file_bytes(header, arrays)
     pathlib.Path(path).write_bytes(content)
 
@@ -86,11 +80,7 @@ def file_bytes(header: Mapping[str, Any], arrays: Mapping[str, FileArray]) -> by
 
 
 def read_state_file(path: str | pathlib.Path) -> tuple[dict[str, Any], dict[str, FileArray]]:
-    """Return the header and the arrays of a state file.
-
-    Raises:
-        ValueError: if it is no state file, damaged, or of a later layout.
-    """
+    """Return the header and the arrays of a state file."""
     content = pathlib.Path(path).read_bytes()
     place = 8 + len(_START)
     if content[8:place] != _START:

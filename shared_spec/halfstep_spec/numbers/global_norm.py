@@ -12,10 +12,8 @@ _INFINITY = 0x7F800000
 def global_norm(arrays: Sequence[np.ndarray], *, exact: bool = False) -> np.float32:
     """Return the Euclidean norm of all elements of all arrays, in float32.
 
-    Args:
-        arrays: of any shapes and any dtypes that float32 holds.
-        exact: add integers (contract N2): the same bits in any order. Else as `norm`, of all arrays end to
-            end.
+    With `exact` integers are added (contract N2): the same bits in any order. Else as `norm`, of all arrays
+    end to end.
     """
     x = np.concatenate([np.zeros(0, np.float32), *(np.asarray(a, np.float32).reshape(-1) for a in arrays)])
     return _exact_norm(x) if exact else norm(x)

@@ -22,7 +22,7 @@ class Role(enum.IntEnum):
 
 _ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 
-TURNS = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
+FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
 """The roles that share a leaf's word, and by how many bits it is turned to the left for each."""
 
 LAST_STEP = 2**31 - 1
@@ -128,9 +128,9 @@ def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset
         uint32, of `shape`.
     """
     leaf = leaf_id(leaf) if isinstance(leaf, str) else leaf
-    k0, k1 = leaf_key(seed, step, leaf, Role.PARAM if role in TURNS else role)
+    k0, k1 = leaf_key(seed, step, leaf, Role.PARAM if role in FIELD_SHIFTS else role)
     index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(offset)
     lo, hi = index.astype(np.uint32), (index >> np.uint64(32)).astype(np.uint32)
     words = mix(lo * k0 + k1 + _GOLDEN_RATIO * hi)
-    turn = TURNS.get(role, 0)  # NumPy shifts by 32 bits to zero
+    turn = FIELD_SHIFTS.get(role, 0)  # NumPy shifts by 32 bits to zero
     return (words << np.uint32(turn) | words >> np.uint32(32 - turn)).reshape(shape)

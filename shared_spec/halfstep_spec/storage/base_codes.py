@@ -54,24 +54,15 @@ class Codes:
     def encode(
         self, x: np.ndarray, scale: np.ndarray | None, words: np.ndarray | None, nonzero: np.ndarray
     ) -> np.ndarray:
-        """Round float32 to codes.
+        """Round float32 to codes, by uint32 words or to nearest.
 
-        Args:
-            x: float32.
-            scale: the scale byte of every element; None in a format without.
-            words: uint32, or None for nearest.
-            nonzero: bool: what is not stored as zero.
+        `scale` has the byte of every element; None in a format without. What is `nonzero` is not stored as
+        zero.
         """
         raise NotImplementedError
 
     def decode(
         self, codes: np.ndarray, scale: np.ndarray | None, words: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return the float32 values: exact.
-
-        Args:
-            codes: of every element.
-            scale: as in `encode`.
-            words: with which dithered codes were made.
-        """
+        """Return the float32 values: exact. `words` are those with which dithered codes were made."""
         raise NotImplementedError

@@ -8,12 +8,9 @@ import numpy as np
 def block_layout(shape: tuple[int, ...], block_size: int | str | None) -> tuple[tuple[int, ...], int, int]:
     """Return (leading shape, length of the run, block size) of an array.
 
-    A run is the fewest trailing axes whose product reaches `block_size`, or all axes where none
-    does; blocks stand along it, and the last one of a run may be short.
-
-    Args:
-        shape: of the array.
-        block_size: a number of elements, "row" (one block per last-axis row) or None (a single block).
+    A run is the fewest trailing axes whose product reaches `block_size`, or all axes where none does; blocks
+    stand along it, and the last one of a run may be short. "row" is one block per last-axis row, None a
+    single block.
     """
     if block_size is None:
         return (), math.prod(shape), math.prod(shape)
@@ -34,12 +31,7 @@ def scale_shape(shape: tuple[int, ...], block_size: int | str | None) -> tuple[i
 
 
 def block_maximum(x: np.ndarray, block_size: int | str | None) -> np.ndarray:
-    """Return the largest magnitude of every block, NaN and infinities aside; 0 where nothing else is left.
-
-    Args:
-        x: float32.
-        block_size: as in `block_layout`.
-    """
+    """Return the largest magnitude of every block, NaN and infinities aside; 0 where nothing else is left."""
     leading, run, block = block_layout(x.shape, block_size)
     magnitude = np.where(np.isfinite(x), np.abs(x), np.float32(0)).reshape(*leading, run)
     short = -run % block if block else 0
@@ -54,12 +46,7 @@ def per_element(scales: np.ndarray, shape: tuple[int, ...], block_size: int | st
 
 
 def pack(codes: np.ndarray, block_size: int | str | None) -> np.ndarray:
-    """Return 4-bit codes packed two per byte, the earlier one in the low half; a run ends with its byte.
-
-    Args:
-        codes: uint8, below 16, in the array's shape.
-        block_size: as in `block_layout`.
-    """
+    """Return 4-bit codes packed two per byte, the earlier one in the low half; a run ends with its byte."""
     leading, run, _ = block_layout(codes.shape, block_size)
     runs = np.concatenate([codes.reshape(*leading, run), np.zeros((*leading, run % 2), np.uint8)], axis=-1)
     return (runs[..., 0::2] | (runs[..., 1::2] << 4)).astype(np.uint8)

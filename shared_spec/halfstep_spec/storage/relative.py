@@ -33,12 +33,7 @@ def relative(
 
 
 def to_unit(m: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Return z = m / sqrt(v), and 0 where v is 0 or subnormal: rounded twice.
-
-    Args:
-        m: float32, the first moment.
-        v: float32, the second moment as it was stored.
-    """
+    """Return z = m / sqrt(v), and 0 where v is 0 or subnormal: rounded twice."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(v < _SMALLEST_NORMAL, np.float32(0), m / np.sqrt(v)).astype(np.float32)
 

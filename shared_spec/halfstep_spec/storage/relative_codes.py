@@ -129,24 +129,14 @@ class DitheredCodes(FineIntegerCodes):
     def encode(self, x, scale, words, nonzero) -> np.ndarray:
         """Return x / s + d, rounded to nearest integers that stop at 7, and 8 above that.
 
-        Args:
-            x: float32.
-            scale: of every element.
-            words: one uint32 word for all elements, or None: d is 0.
-            nonzero: of no use: only zero is stored as zero.
+        d is 0 without words.
         """
         assert scale is not None
         q = np.clip(np.rint(self._ratio(x, scale) + _dither(words)), -self.largest, self.largest)
         return np.where((x == 0) | (scale == NAN_SCALE), 0, q + 8).astype(np.uint8)
 
     def decode(self, codes, scale, words=None) -> np.ndarray:
-        """Return (q - d) s, rounded once.
-
-        Args:
-            codes: of every element.
-            scale: of every element.
-            words: that with which they were made.
-        """
+        """Return (q - d) s, rounded once."""
         assert scale is not None
         values = (codes.astype(np.float32) - np.float32(8) - _dither(words)) * self._unit(scale)
         return np.where(codes == 0, np.float32(0), values)

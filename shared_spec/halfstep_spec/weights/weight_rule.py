@@ -23,10 +23,6 @@ def landing(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Return the update that takes the weight p to q: q - p in float32, and -0.0 where they are equal.
 
     -0.0 is the one number that moves no weight, neither an infinity nor a zero of either sign.
-
-    Args:
-        p: float32 values of the weights.
-        q: float32 values that the weights' dtype represents.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         return np.where(q == p, np.float32(-0.0), q - p)
