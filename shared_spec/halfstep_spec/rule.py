@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from halfstep_spec.numbers.random_words import next_step, role_of
-from halfstep_spec.storage.formats import Encoded
+from halfstep_spec.storage.formats import Encoded, Format
 from halfstep_spec.storage.fourth_root_codes import inverse_root, power_of_root
 from halfstep_spec.storage.relative import LARGEST_BOUND, bound, from_unit, to_unit
 from halfstep_spec.storage.state_dtypes import as_format
@@ -235,6 +235,14 @@ class Rule:
     def _check_unit(self, name: str, d: Moment, declared: Mapping[str, Moment]) -> None:
         """Raise ValueError for a moment in units of a root that is not there, or beyond what codes hold."""
         fmt, rule = as_format(getattr(self, d.dtype)), type(self).__name__
+        if fmt.has_inverse_root and not any(
+            other.unit == name and _is_bounded(as_format(getattr(self, other.dtype)))
+            for other in declared.values()
+        ):
+            raise ValueError(
+                f"{rule}: {d.dtype}={fmt.dtype} stops at its largest number, and no first moment in its "
+                'units stops with it. Use mu_dtype=relative("mulaw8"), or scaled("ufloat8_e5m3") here.'
+            )
         if fmt.relative and not d.unit:
             raise ValueError(
                 f"{rule}: {d.dtype} is relative, and {name} has no second moment. Use scaled(...)."
@@ -278,6 +286,11 @@ class Rule:
         if u.shape != g.shape or u.dtype != np.float32:
             raise ValueError(f"{rule}.update: returned {u.dtype}{u.shape}. Return float32{g.shape}, as g is.")
         return u, RuleState(count, {name: _stored(moments[name]) for name in state.moments})
+
+
+def _is_bounded(fmt: Format) -> bool:
+    """Whether a moment in units of another cannot be more than some of these units: it has no scale."""
+    return fmt.relative and not fmt.scaled
 
 
 def _stored(moment: StepMoment) -> Encoded:
