@@ -27,7 +27,7 @@ class StepMoment:
         return False
 
     def inverse_root(self, x: Any) -> Number:
-        """Round x as `round` does, and return about 1/sqrt(x) of x as it was before (contract F16)."""
+        """Round x as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
         raise NotImplementedError
 
     def round(self, x: Any) -> Number:

@@ -8,7 +8,7 @@ Each is a mapping of keyword arguments, for bfloat16 weights: `adamw(1e-3, **rec
 
 `docs/recipes.md` has what each of them costs and how closely it follows float32.
 
-Contract: F1, F5, F6, F12 to F17.
+Contract: F1, F5, F6, F12 to F18.
 """
 
 import types

@@ -105,7 +105,7 @@ class StepMoment:
         return self._format.has_inverse_root
 
     def inverse_root(self, x: np.ndarray) -> np.ndarray:
-        """Round as `round` does, and return about 1/sqrt(x) of x as it was before (contract F16)."""
+        """Round as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
         self.round(x)
         return inverse_root(x)
 

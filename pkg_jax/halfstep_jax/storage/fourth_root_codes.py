@@ -1,6 +1,6 @@
 """Second moments kept as their fourth roots, and first moments in units of a power of two beside them.
 
-Contract: F16, F17. A fourth root that is rounded linearly keeps the mean of nu^(1/4), which a step needs
+Contract: F17, F18. A fourth root that is rounded linearly keeps the mean of nu^(1/4), which a step needs
 (F6). Its reciprocal comes out of three steps of Newton's: multiplications and a subtraction, no root, no
 quotient.
 """

@@ -1,6 +1,6 @@
 """A first moment in units of the root of the second one: `relative`, and the arithmetic of the unit.
 
-Contract: F12, F13, F17. Adam divides a first moment by the root of the second: in that unit it is bounded,
+Contract: F12, F13, F18. Adam divides a first moment by the root of the second: in that unit it is bounded,
 and so needs no scale.
 """
 

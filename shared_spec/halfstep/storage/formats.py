@@ -115,12 +115,12 @@ class Format:
 
     @property
     def has_inverse_root(self) -> bool:
-        """Whether rounding a second moment also makes the reciprocal of its root (contract F16)."""
+        """Whether rounding a second moment also makes the reciprocal of its root (contract F17)."""
         return self.codes.kind == "fourth root"
 
     @property
     def power_unit(self) -> bool:
-        """Whether the unit is a power of two, which a second moment with an inverse root gives (F17)."""
+        """Whether the unit is a power of two, which a second moment with an inverse root gives (F18)."""
         return self.codes.kind == "mu law"
 
     @property

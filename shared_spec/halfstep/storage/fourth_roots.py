@@ -1,6 +1,6 @@
 """Second moments as their fourth roots, and first moments beside them in units of a power of two.
 
-Contract: F16, F17. The constants of both; patterns are of float32, and codes end at the bit `DROP`.
+Contract: F17, F18. The constants of both; patterns are of float32, and codes end at the bit `DROP`.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a moment's format and rounding are refused for, and what "auto" is. Contract: F1 to F3, F12, F17."""
+"""What a moment's format and rounding are refused for, and what "auto" is. Contract: F1 to F3, F12, F18."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -99,9 +99,9 @@ def check_saturation(caller: str, moment: Moment, fmt: Format, others: Iterable[
     bounded = (x and x.family == "fixed" for other, x in others if other.unit == moment.name)
     if fmt.has_inverse_root and not any(bounded):
         raise ValueError(
-            f"{caller}: {dtype_argument(moment)}={fmt.dtype} stops at its largest number, and no first moment "
-            "in its units stops with it: after a spike steps would be thousands of lr long. Use mu_dtype="
-            'relative("mulaw8") of adam or lamb, or scaled("ufloat8_e5m3") here.'
+            f"{caller}: {dtype_argument(moment)}={fmt.dtype} stops at its largest number, and no first "
+            "moment in its units stops with it: after a spike steps would be thousands of lr long. "
+            'Use mu_dtype=relative("mulaw8") of adam or lamb, or scaled("ufloat8_e5m3") here.'
         )
 
 

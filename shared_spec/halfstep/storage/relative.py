@@ -1,6 +1,6 @@
 """A first moment in units of the root of the second one: its formats, and the bound that lets them be.
 
-Contract: F12, F13, F17. Adam divides a first moment by the root of the second: in that unit it is bounded,
+Contract: F12, F13, F18. Adam divides a first moment by the root of the second: in that unit it is bounded,
 and so needs no scale.
 """
 
@@ -52,7 +52,7 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
         >>> relative("int4", 32).code_shape((64, 256))
         (64, 128)
 
-    Source: ours (contract F12 to F15, F17); the bound is Cauchy's and Schwarz's inequality. Subtractive
+    Source: ours (contract F12 to F15, F18); the bound is Cauchy's and Schwarz's inequality. Subtractive
     dither: L. Roberts, "Picture coding using pseudo-random noise", IRE Trans. Inf. Theory 8(2), 1962. Mu-law:
     ITU-T recommendation G.711.
     """

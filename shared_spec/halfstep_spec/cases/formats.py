@@ -91,13 +91,15 @@ def encode_case(
 def _clauses(fmt: Format) -> tuple[str, ...]:
     """Return the clauses of a format: of its codes, and F7 where these can be NaN."""
     if fmt.power_unit:
-        return ("F17",)
+        return ("F18",)
     if fmt.has_inverse_root:
-        return "F16", "F7"
+        return "F17", "F7"
     if fmt.relative and not fmt.scaled:
         return "F13", "F7"
     if fmt.scale == "fine":
         return "F14", "F15", "F7"
     if fmt.dtype in CODEBOOK_CODES:
         return "F8", "F9", "F10", "F11", "F7"
-    return ("F4", "F5", "F7") if fmt.scaled else ("F6", "F7")
+    if not fmt.scaled:
+        return "F6", "F7"
+    return ("F4", "F5", "F16", "F7") if fmt.dtype == "uroot8" else ("F4", "F5", "F7")

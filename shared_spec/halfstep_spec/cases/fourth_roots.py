@@ -91,4 +91,4 @@ def _clauses(rule: Rule) -> tuple[str, ...]:
     """Return the clauses of the step and of the formats of its moments."""
     mu = rule.moments["mu"].dtype
     power_unit = isinstance(mu, Format) and mu.power_unit
-    return "A12", "F16", *(("F17",) if power_unit else ("F12", "F13"))
+    return "A12", "F17", *(("F18",) if power_unit else ("F12", "F13"))

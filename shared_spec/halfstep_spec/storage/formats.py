@@ -79,12 +79,12 @@ class Format:
 
     @property
     def power_unit(self) -> bool:
-        """Whether what is stored is in units of the power of two of a `uroot4_e4m4` beside it (F17)."""
+        """Whether what is stored is in units of the power of two of a `uroot4_e4m4` beside it (F18)."""
         return self.relative and self.dtype == "mulaw8"
 
     @property
     def has_inverse_root(self) -> bool:
-        """Whether encoding makes the reciprocal of the root as well (F16)."""
+        """Whether encoding makes the reciprocal of the root as well (F17)."""
         return self.dtype == "uroot4_e4m4"
 
     def zeros(self, shape: tuple[int, ...]) -> Encoded:

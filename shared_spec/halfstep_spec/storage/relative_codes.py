@@ -1,6 +1,6 @@
 """Integers under a scale of three significant bits, and codes under a scale that is the same for all blocks.
 
-Contract: F13 to F15, F17. Vectors: relative, formats.
+Contract: F13 to F15, F18. Vectors: relative, formats.
 """
 
 import dataclasses
