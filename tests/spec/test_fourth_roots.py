@@ -94,15 +94,15 @@ def test_no_step_after_a_spike_is_longer_than_eight(spike, mu_dtype):
         assert np.abs(u).max() < 8
 
 
-@pytest.mark.parametrize("size", [1e-6, 1.0, 100.0])
-def test_steady_gradients_move_weights_as_in_float32(size):
-    """By 1 each step, to within a thousandth on average over 2,000 steps of 4,096 weights."""
-    rule = _adam()
-    state, moved, g = rule.init((4096,)), 0.0, np.full((4096,), size, np.float32)
-    for _ in range(2000):
+@pytest.mark.parametrize("median", [1e-5, 1.0, 30.0])
+def test_steady_gradients_move_weights_as_in_float32(median):
+    """By 1 each step; an element's second moment is a tenth off for long: the mean errs by a thousandth."""
+    rule, sizes = _adam(), np.exp(0.3 * np.random.default_rng(0).standard_normal(8192))
+    state, moved, g = rule.init((8192,)), 0.0, (median * sizes).astype(np.float32)
+    for _ in range(300):
         u, state = rule.step(g, state, "w")
         moved += u.mean(dtype=np.float64)
-    assert moved / 2000 == pytest.approx(1, abs=1e-3)
+    assert moved / 300 == pytest.approx(1, abs=4e-3)
 
 
 def test_eps_enters_under_the_root():
