@@ -57,7 +57,8 @@ class StoredStepMoment(StepMoment):
         if unit is not None:
             value = out_of_unit(self._format, value, unit.value.value, unit.old)
         super().__init__(stored.name, value, op, unit)
-        self._stored, self._keys, self.old, self.encoded = stored, keys, encoded, encoded
+        self._stored, self._keys, self._nu = stored, keys, unit
+        self.old = self.encoded = encoded
 
     @property
     def has_inverse_root(self) -> bool:
@@ -74,7 +75,7 @@ class StoredStepMoment(StepMoment):
 
     def store(self, x: jax.Array) -> jax.Array:
         """Round to the format, keep the codes, and return the values that they hold."""
-        nu, fmt = self.unit, self._format
+        nu, fmt = self._nu, self._format
         if nu is None or nu.rounded is None:
             self.encoded, value = self._stored.round_trip(self.encoded, x, self._keys.now)
             return straight_through(x, value)
