@@ -12,7 +12,7 @@ MOST = 4.0
 
 
 class Payment(NamedTuple):
-    """How a step pays back at once what storing a moment would add to later updates (contract F17).
+    """How a step pays back at once what storing a moment would add to later updates (contract F19).
 
     Attributes:
         factor: b / (1 - b), b the moment's rate: how often a change of it comes back in all later steps.
@@ -22,11 +22,11 @@ class Payment(NamedTuple):
     factor: Any
     second: Any = None
 
-    def paid(self, x: Any, stored: Any, op: Any) -> Any:
-        """Return x - d, d = factor (stored - x), of a magnitude of at most 4 roots of the second moment."""
+    def paid(self, x: Any, stored: Any, v: Any, op: Any) -> Any:
+        """Return x - d, d = factor (stored - x), |d| at most 4 roots of v; None for no bound."""
         d = self.factor * (stored - x)
-        if self.second is not None:
-            most = MOST * op.sqrt(self.second.rounded)
+        if v is not None:
+            most = MOST * op.sqrt(v)
             d = op.clamp(d, -most, most)
         return x - d
 
@@ -67,6 +67,15 @@ class StepMoment:
         self.value: Number = op.wrap(value)
         self.rounded: Number | None = None
 
+    @property
+    def has_inverse_root(self) -> bool:
+        """Whether the format is one that rounds by `inverse_root`."""
+        return False
+
+    def inverse_root(self, x: Any) -> Number:
+        """Round x as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
+        raise NotImplementedError
+
     def round(self, x: Any) -> Number:
         """Round x to the format, once, for the new state; return what the update goes on with.
 
@@ -88,7 +97,8 @@ class StepMoment:
         self.rounded = self._op.wrap(self.store(x), made)
         if self.payment is None:
             return self.rounded
-        return self.payment.paid(self._op.wrap(x), self.rounded, self._op)
+        v = None if self.payment.second is None else self.payment.second.rounded
+        return self.payment.paid(self._op.wrap(x), self.rounded, v, self._op)
 
     def store(self, x: Any) -> Any:
         """Return the values that are stored for a bare array."""

@@ -143,7 +143,7 @@ def moment(
             second moment first.
         torch: its key in the state of a torch optimizer, such as "exp_avg"; its name unless given.
         linear: whether the update is linear in what `round` returns, and the moment an average, or a sum, of
-            the rate `rate`: then the rounding "paid" is offered (contract F17).
+            the rate `rate`: then the rounding "paid" is offered (contract F19).
     """
     return Moment("", rate, signed, dtype, rounding, shape, unit, torch, linear)
 

@@ -1,4 +1,4 @@
-"""What a step pays back at once (contract F17), against the sum that it is to keep."""
+"""What a step pays back at once (contract F19), against the sum that it is to keep."""
 
 import dataclasses
 

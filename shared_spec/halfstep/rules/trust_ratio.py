@@ -11,7 +11,7 @@ TEMPERED_MAX_RATIO = 2.0
 
 
 def unpaid(rounding: str) -> str:
-    """Return the rounding of mu in front of a trust ratio: "stochastic" for "paid" (contract F17).
+    """Return the rounding of mu in front of a trust ratio: "stochastic" for "paid" (contract F19).
 
     What a step pays back makes updates longer, of four bits by two fifths, and a ratio takes the norm of all.
     """

@@ -65,7 +65,7 @@ def _case(step: Step, flag: str) -> Case:
     if flag == "Special":
         g[1, 0, :8] = [np.inf, -np.inf, np.nan, 3e38, -3e38, 2e19, 0, -0.0]
     comment = f"{step.param_dtype} weights, {describe(step.rule)}: {NOTES[flag]}"
-    return step_case(step, comment, p, g, None, 0.125, (flag,), (*_clauses(step.rule), "F17"))
+    return step_case(step, comment, p, g, None, 0.125, (flag,), (*_clauses(step.rule), "F19"))
 
 
 def _clauses(rule: Rule) -> tuple[str, ...]:
