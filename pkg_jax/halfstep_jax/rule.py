@@ -26,13 +26,7 @@ from halfstep_jax.xla.exact import straight_through
 
 
 class StepKeys(NamedTuple):
-    """What a leaf's moments are rounded with in a step.
-
-    Attributes:
-        now: the leaf's key.
-        before: that of the step before, where codes are dithered; None elsewhere.
-        zero: for `exact.opaque`.
-    """
+    """The key of a leaf now and, for dithered codes, before, and a zero for `exact.opaque`."""
 
     now: LeafKey
     before: LeafKey | None
@@ -40,11 +34,7 @@ class StepKeys(NamedTuple):
 
 
 class StoredStepMoment(StepMoment):
-    """A moment of one leaf during one step, that rounds to its format.
-
-    Attributes:
-        encoded: what is stored now.
-    """
+    """A moment of one leaf during one step, that rounds to its format; `encoded` is what is stored."""
 
     def __init__(
         self, stored: StoredMoment, encoded: Any, keys: StepKeys, op: JaxOp, unit: "StoredStepMoment | None"

@@ -80,12 +80,7 @@ class GradientRelease:
 
 
 class _StepAlone:
-    """The step of one parameter, by its optimizer.
-
-    Attributes:
-        name: of the parameter.
-        param: the parameter.
-    """
+    """The step of one parameter, by its optimizer."""
 
     def __init__(self, optimizer: Optimizer, entry: tuple[int, str, Tensor]):
         self._optimizer, self._entry, self._last = optimizer, entry, LastStep()
