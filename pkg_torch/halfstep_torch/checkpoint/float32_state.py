@@ -13,7 +13,7 @@ from torch import Tensor
 from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.engine.batches import new_state
 from halfstep_torch.engine.group_entries import check_decay
-from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.random_words import as_int32
@@ -53,7 +53,7 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
 
     Source: ours.
     """
-    _check_optimizer("float32_state_dict", optimizer)
+    check_optimizer("float32_state_dict", optimizer)
     groups, state, index = [], {}, 0
     plans = iter(optimizer.plans())
     for i, group in enumerate(optimizer.param_groups):
@@ -106,7 +106,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     Source: ours.
     """
     caller = "load_float32_state_dict"
-    _check_optimizer(caller, optimizer)
+    check_optimizer(caller, optimizer)
     way_out = "Pass what state_dict() of torch.optim.AdamW, or float32_state_dict, returned."
     check_form(caller, state_dict, way_out)
     saved_groups = list(state_dict["param_groups"])
@@ -207,13 +207,6 @@ def _taken(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> list[s
     return [
         key for key in _NUMBERS if key in saved and type(group.get(key)) in (int, float, bool, tuple, list)
     ]
-
-
-def _check_optimizer(caller: str, optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
 
 
 def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mapping]) -> None:
