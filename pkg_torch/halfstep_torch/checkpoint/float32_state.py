@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
-from halfstep_torch.engine.batches import new_state
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.group_entries import check_decay
 from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
+from halfstep_torch.engine.slots import new_state
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
@@ -53,7 +54,7 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
 
     Source: ours.
     """
-    check_optimizer("float32_state_dict", optimizer)
+    _check_optimizer("float32_state_dict", optimizer)
     groups, state, index = [], {}, 0
     plans = iter(optimizer.plans())
     for i, group in enumerate(optimizer.param_groups):
@@ -106,7 +107,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     Source: ours.
     """
     caller = "load_float32_state_dict"
-    check_optimizer(caller, optimizer)
+    _check_optimizer(caller, optimizer)
     way_out = "Pass what state_dict() of torch.optim.AdamW, or float32_state_dict, returned."
     check_form(caller, state_dict, way_out)
     saved_groups = list(state_dict["param_groups"])
@@ -167,7 +168,7 @@ def _encoded(
         key: array for key, array in optimizer.state.get(param, {}).items() if key in plan.weights.arrays
     }
     state = {
-        **new_state(param, plan.arrays),
+        **new_state(param, plan),
         **beside,
         "step": torch.tensor(step, dtype=torch.int64, device="cpu"),
     }
@@ -207,6 +208,11 @@ def _taken(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> list[s
     return [
         key for key in _NUMBERS if key in saved and type(group.get(key)) in (int, float, bool, tuple, list)
     ]
+
+
+def _check_optimizer(caller: str, optimizer: Any) -> None:
+    check_optimizer(caller, optimizer)
+    refuse_shards(caller, (param for _, param, _ in optimizer.plans()), "Use torch.distributed.checkpoint.")
 
 
 def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mapping]) -> None:
