@@ -9,7 +9,7 @@ import optax
 
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
 from halfstep_jax.description import describe
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import named_leaves
 
 NARROW = (jnp.bfloat16, jnp.float16)
 """Dtypes of 16 bits."""
@@ -38,7 +38,7 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
             tallies[name].add(x.dtype.name, x.size, jax.tree_util.keystr(path[:-1]), shrinks)
     for name, why, count in _kept_otherwise(tx, params, names, paths):
         tallies[name].otherwise[why] += count
-    by_path = {leaf_name(path): x for path, x in paths}
+    by_path = dict(named_leaves(state))
     for path, x in by_path.items():
         parts = path.split("/")
         for second, first in PAIRS.items():

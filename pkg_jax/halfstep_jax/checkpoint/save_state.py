@@ -15,7 +15,7 @@ import optax
 from halfstep.checkpoint.header import Recipe, check_names, link_record, make_header, paired, read_recipes
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep_jax.checkpoint.slots import Entry, Slots, slots_of
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import named_leaves
 
 _HINT = "Pass the params, the state and the transform of one run."
 
@@ -125,20 +125,18 @@ def read_state(
             leaf = slot.name.partition("/")[2] if slot.kind == "array" else ""
             same = leaf in weights and weights[leaf].shape == shape.shape
             leaves.append(_placed(read[slot.name], placed[leaf] if same else None))
-    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
-    names = [leaf_name(path) for path, _ in paths]
-    new = [_placed(read[f"params/{leaf}"], placed[leaf]) for leaf in names]
-    return treedef.unflatten(new), found.treedef.unflatten(leaves)
+    new = [_placed(read[f"params/{leaf}"], placed[leaf]) for leaf, _ in named_leaves(params)]
+    return jax.tree.structure(params).unflatten(new), found.treedef.unflatten(leaves)
 
 
 def _weights(caller: str, params) -> dict[str, Any]:
     """Return the weights by name."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(params)
-    names = [leaf_name(path) for path, _ in paths]
+    named = named_leaves(params)
+    names = [name for name, _ in named]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if twice:
         raise ValueError(f"{caller}: two weights have the name {min(twice)!r}. Rename one.")
-    return {name: p for name, (_, p) in zip(names, paths, strict=True)}
+    return dict(named)
 
 
 def _leaves_of(caller: str, found: Slots, state) -> list[Any]:

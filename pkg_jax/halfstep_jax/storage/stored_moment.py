@@ -22,7 +22,7 @@ from halfstep.storage.moment_formats import (
     dtype_argument,
     is_stochastic,
 )
-from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
+from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, named_leaves, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format
@@ -97,8 +97,8 @@ class StoredMoment:
 
     def init(self, params):
         """Return the codes of new moments, in the tree of `params`, and their scales (`named_scales`)."""
-        named, treedef = jax.tree_util.tree_flatten_with_path(params)
-        names, values = [leaf_name(path) for path, _ in named], [p for _, p in named]
+        named, treedef = named_leaves(params), jax.tree.structure(params)
+        names, values = [name for name, _ in named], [p for _, p in named]
         parts = self.shards(names, values)
         rows = zip(names, values, parts, strict=True)
         return self.split_tree(treedef.unflatten([self._zeros_for(*row) for row in rows]))
@@ -174,11 +174,11 @@ class StoredMoment:
 
     def split_tree(self, encoded):
         """Return the tree of codes, and the scales by name, of a tree of `Encoded`."""
-        paths, treedef = jax.tree_util.tree_flatten_with_path(
-            encoded, is_leaf=lambda x: isinstance(x, Encoded)
+        named = named_leaves(encoded, _is_encoded)
+        codes = jax.tree.unflatten(
+            jax.tree.structure(encoded, is_leaf=_is_encoded), [one.codes for _, one in named]
         )
-        codes = treedef.unflatten([one.codes for _, one in paths])
-        return codes, named_scales(self._has_scales, {leaf_name(path): one.scale for path, one in paths})
+        return codes, named_scales(self._has_scales, {name: one.scale for name, one in named})
 
     def format_of(self, encoded: Encoded) -> Format:
         """Return the format of what is stored: the one asked for, or the plain one of its dtype."""
@@ -279,6 +279,10 @@ class StoredMoment:
 
     def _refuse_freezing(self, fmt: Format) -> None:
         check_freezing(self.caller, self.field, fmt, self.rounding, self.rate)
+
+
+def _is_encoded(x) -> bool:
+    return isinstance(x, Encoded)
 
 
 def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import named_leaves
 from halfstep_jax.weights.weight_rule import Landings, keeps_nothing, watched_landings
 
 _LONGEST_AXIS = 4
@@ -77,13 +77,13 @@ class _Trial:
     """
 
     def __init__(self, params):
-        self.narrow = [name for name, p in _named(params) if not keeps_nothing(p)]
+        self.narrow = [name for name, p in named_leaves(params) if not keeps_nothing(p)]
         self.landings = Landings()
         self.wrong: set[str] = set()
 
     def look(self, updates) -> None:
         """Compare the updates of a step to what was landed."""
-        for name, u in _named(updates):
+        for name, u in named_leaves(updates):
             if name not in self.narrow or not np.any(np.asarray(u)):
                 continue
             landed = self.landings.updates.get(name)
@@ -138,10 +138,6 @@ def _name(tx: optax.GradientTransformation) -> str:
 
 def _closure(function: Callable[..., Any]) -> dict[str, Any]:
     return dict(inspect.getclosurevars(function).nonlocals) if inspect.isfunction(function) else {}
-
-
-def _named(tree) -> list[tuple[str, Any]]:
-    return [(leaf_name(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def _small(path, p) -> jax.Array:
