@@ -67,6 +67,17 @@ class Leaves:
                 check_weight(self.caller, name, weight, wide=wide)
         return [_narrowed(weight) for weight in weights]
 
+    def weight_dtypes(self, params) -> list[str | None]:
+        """Return the dtype of the weight of every leaf; None where it is not known."""
+        try:
+            weights = self.treedef.flatten_up_to(params)
+        except ValueError:  # of a link that reads no weights
+            weights = [None] * len(self.values)
+        known = [
+            update is not None and hasattr(p, "dtype") for update, p in zip(self.values, weights, strict=True)
+        ]
+        return [_dtype_name(p) if is_known else None for p, is_known in zip(weights, known, strict=True)]
+
     def unzip(self, columns: int, rows: list[tuple]) -> tuple[Any, ...]:
         """Return `columns` trees, the k-th of what stands k-th in each leaf's row."""
         transposed = zip(*rows, strict=True) if rows else [()] * columns
@@ -122,15 +133,20 @@ def _is_box(x) -> bool:
     return any(cls.__name__ in _BOXES and cls.__module__.startswith("flax.") for cls in type(x).__mro__)
 
 
-def with_prefix(caller: str, owner: str, prefix, tree, is_leaf: Callable) -> Iterator[tuple[str, Any, Any]]:
+def with_prefix(
+    caller: str, owner: str, prefix, tree, is_leaf: Callable | None
+) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name of every leaf of a tree, the leaf, and what a prefix of that tree holds for it."""
     try:
         spread = jax.tree.map(
             lambda x, below: jax.tree.map(lambda _: x, below), prefix, tree, is_leaf=is_leaf
         )
     except ValueError as error:
+        names = [f"{name}/" for name, _ in named_leaves(tree)]
+        alone = [x for x, _ in named_leaves(prefix, is_leaf) if not any(n.startswith(f"{x}/") for n in names)]
+        problem = f"'{alone[0]}' is in {owner} alone" if alone else str(error).splitlines()[0]
         raise ValueError(
-            f"{caller}: params and {owner} are different trees: {error}. Pass {owner} of params."
+            f"{caller}: params and {owner} are different trees: {problem}. Pass {owner} of params."
         ) from None
     named = named_leaves(tree)
     for (name, leaf), x in zip(named, jax.tree.leaves(spread, is_leaf=is_leaf), strict=True):
@@ -220,8 +236,10 @@ def _dtype_name(value) -> str:
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return type(value).__name__
-    # What `jax.grad` gives for an integer; its own name is "void".
-    return "float0" if dtype == jax.dtypes.float0 else jnp.dtype(dtype).name
+    # What `jax.grad` gives for an integer; its own name is "void". Keys are of no dtype of NumPy's.
+    if dtype == jax.dtypes.float0:
+        return "float0"
+    return str(dtype) if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype).name
 
 
 def _part(key) -> str:

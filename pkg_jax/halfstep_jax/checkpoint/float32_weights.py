@@ -14,8 +14,8 @@ from jax.core import Tracer
 from halfstep.float_formats import FLOAT_FORMATS
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, named_leaves
 from halfstep_jax.numbers.rounding import round_and_cast
-from halfstep_jax.weights.narrow_weights import Compensate
-from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
+from halfstep_jax.weights.narrow_weights import Compensate, RoundStochasticallyState
+from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing, narrowest
 from halfstep_jax.weights.wide_weights import KeepMasterParams, SplitParams
 
 _KEEPERS: dict[type, type[WeightRule]] = {
@@ -111,6 +111,8 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
     params = _map_named(lambda name, p: new_params[name], params)
 
     def renew(part):
+        if isinstance(part, RoundStochasticallyState):
+            return part._replace(narrowest=narrowest(params))
         rule = _keeper(part)
         if rule is None:
             return part
@@ -119,7 +121,9 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
             return {**part, rule.extra_field: tree}
         return part._replace(**{rule.extra_field: tree})
 
-    return params, jax.tree.map(renew, state, is_leaf=_keeps)
+    return params, jax.tree.map(
+        renew, state, is_leaf=lambda x: _keeps(x) or isinstance(x, RoundStochasticallyState)
+    )
 
 
 def _map_named(function, tree):
