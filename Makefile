@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 COMPILERS := .venv-compilers
 CLIENTS := .venv-clients
+DOCS := .venv-docs
 
-.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme clients compiled compiled-all bench gpu check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme docs clients compiled compiled-all bench gpu check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +52,16 @@ notebooks: setup  ## execute the notebooks; every one asserts what it claims
 readme: setup  ## run the examples of the README and of docs/
 	$(BIN)/python -m pytest -q -m "not clients" tests/test_readme.py
 
+# An environment of its own: docstrings are read from the source, without JAX and torch.
+$(DOCS)/.ready: constraints.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		mkdocs-material mkdocs-jupyter "mkdocstrings[python]" ruff
+	touch $@
+
+docs: $(DOCS)/.ready  ## build the documentation site in out/site; a warning or a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+
 # An environment of its own: nothing of halfstep depends on these libraries.
 $(CLIENTS)/.ready: constraints.txt
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
@@ -93,7 +104,7 @@ bench: setup  ## speed of a step against peers, one run
 gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: bits, and speed against peers
 	PYTHONPATH=pkg_jax:pkg_torch:shared_spec $(PYTHON) benchmarks/gpu.py --json gpu.json
 
-check: lint types contracts vectors test test-slow notebooks readme compiled  ## all that CI runs
+check: lint types contracts vectors docs test test-slow notebooks readme compiled  ## all that CI runs
 
 clean:  ## remove what was built
-	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(DOCS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,5 +1,6 @@
 """The Python examples of the README and of docs/ run as they stand; notebooks keep their outputs."""
 
+import collections
 import importlib.util
 import json
 import pathlib
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 TEXTS = (*PAGES, ROOT / "shared_spec" / "README.md", *sorted(ROOT.glob("[!R]*.md")))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -23,7 +24,7 @@ def blocks_of(page: pathlib.Path) -> list[str]:
 
 
 CLIENTS = ("transformers", "accelerate", "lightning")
-"""Libraries that the examples of docs/torch.md drive, in an environment of their own (`make clients`)."""
+"""Libraries that the examples of docs/how-to drive, in an environment of their own (`make clients`)."""
 
 
 def client_of(block: str) -> str:
@@ -37,21 +38,25 @@ def alone(block: str) -> bool:
 
 
 def examples() -> Iterator[Any]:
-    """Yield the examples of every page as scripts, those that can share a process in one."""
+    """Yield the examples of every folder as scripts by place, those that can share a process in one."""
+    shared: dict[str, dict[str, str]] = collections.defaultdict(dict)
     for page in PAGES:
-        blocks = dict(enumerate(blocks_of(page)))
-        shared = [i for i, block in blocks.items() if not alone(block)]
-        if shared:
-            yield pytest.param("", [blocks[i] for i in shared], id=page.stem)
-        for i in blocks.keys() - set(shared):
-            client, marks = client_of(blocks[i]), []
+        folder = page.parent.relative_to(ROOT).as_posix()
+        for i, block in enumerate(blocks_of(page)):
+            place = f"{page.relative_to(ROOT).as_posix()}, example {i + 1}"
+            if not alone(block):
+                shared[folder][place] = block
+                continue
+            client, marks = client_of(block), []
             if client:
                 missing = importlib.util.find_spec(client) is None
                 marks = [
                     pytest.mark.clients,
                     pytest.mark.skipif(missing, reason=f"{client} is not installed"),
                 ]
-            yield pytest.param(client, [blocks[i]], id=f"{page.stem}-{i}", marks=marks)
+            yield pytest.param(client, {place: block}, id=place, marks=marks)
+    for folder, blocks in shared.items():
+        yield pytest.param("", blocks, id=folder)
 
 
 def test_the_readme_has_an_example_for_each_framework():
@@ -63,9 +68,12 @@ def test_the_readme_has_an_example_for_each_framework():
 @pytest.mark.slow
 @pytest.mark.parametrize(("client", "blocks"), list(examples()))
 def test_examples_run(client, blocks, tmp_path):
-    """Each in a namespace of its own, as it stands; of one page in one process, which imports once."""
+    """Each in a namespace of its own, as it stands; of one folder in one process, which imports once."""
     script = tmp_path / "examples.py"
-    runs = [f"exec(compile({block!r}, 'example', 'exec'), {{'__name__': '__main__'}})" for block in blocks]
+    runs = [
+        f"exec(compile({block!r}, {place!r}, 'exec'), {{'__name__': '__main__'}})"
+        for place, block in blocks.items()
+    ]
     script.write_text("\n".join(runs))
     # Clients warn of what they do themselves.
     strict = [] if client else ["-W", "error"]

@@ -77,13 +77,6 @@ def describe(tx: optax.GradientTransformation, params: Any) -> Description:
         tx: any Optax transform; of links that are not of this package only shapes and dtypes are known.
         params: the weights, or their shapes and dtypes.
 
-    Returns:
-        A `Description`; `print` shows it.
-
-    Raises:
-        TypeError: whatever `tx.init` raises.
-        ValueError: whatever `tx.init` raises.
-
     Example:
         >>> from halfstep_jax import adamw, scaled
         >>> shapes = {"w": (64, 64), "b": (64,)}

@@ -48,9 +48,6 @@ def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: A
         grads: of the next step.
         state: of `tx`; None for a fresh one.
 
-    Returns:
-        A `Diagnosis`; `print` shows it.
-
     Raises:
         TypeError: if a weight is not float32, bfloat16, float16 or float64.
 

@@ -64,13 +64,6 @@ def memory_report(tx: optax.GradientTransformation, params: Any, shardings: Any 
             than the machine.
         shardings: of the weights, as for `state_shardings`; None: all on one device.
 
-    Returns:
-        A `MemoryReport`; `print` shows it.
-
-    Raises:
-        TypeError: whatever `tx.init` or `state_shardings` raises.
-        ValueError: likewise.
-
     Example:
         >>> from halfstep_jax import adamw, recipes
         >>> params = {"w": jax.ShapeDtypeStruct((2**17, 2**19), "bfloat16")}

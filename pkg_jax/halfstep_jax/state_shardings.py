@@ -30,9 +30,6 @@ def state_shardings(tx: optax.GradientTransformation, params: Any, shardings: An
         shardings: a `jax.sharding.NamedSharding` per weight, in the tree of `params` or a prefix of it; other
             shardings only if they leave arrays whole.
 
-    Returns:
-        A tree like the state, of shardings.
-
     Raises:
         TypeError: if something in `shardings` is none of these; or whatever `tx.init` raises.
         ValueError: if trees differ.

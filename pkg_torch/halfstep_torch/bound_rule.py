@@ -4,6 +4,7 @@ Hashable, and without a number or a seed, so that equal ones share a compiled ke
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,17 +69,17 @@ class BoundRule:
     wide_weights: bool = True
     tensor_numbers: bool = False
 
-    @property
+    @functools.cached_property
     def scope(self) -> str:
         """What `update` sees, as `Rule.scope` has it."""
         return self.rule.scope
 
-    @property
+    @functools.cached_property
     def arrays(self) -> Mapping[str, StateArray]:
         """State arrays that the rule keeps, by torch's names for them."""
         return {key: array for stored in self.moments for key, array in stored.arrays.items()}
 
-    @property
+    @functools.cached_property
     def sources(self) -> tuple[WordSource, ...]:
         """The words that `update` reads, of all moments."""
         return tuple(source for stored in self.moments for source in stored.sources)

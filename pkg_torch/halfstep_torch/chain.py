@@ -51,9 +51,6 @@ def chain(*links: Rule | Chain) -> Chain:
     Args:
         *links: transforms, rules of your own among them, or chains of these.
 
-    Returns:
-        The chain, for `Optimizer`.
-
     Raises:
         TypeError: if something else than a transform is given.
         ValueError: if a rule's declarations are wrong, two links own one param-group entry or state array,

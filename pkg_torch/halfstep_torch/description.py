@@ -101,12 +101,6 @@ def describe(optimizer: Optimizer) -> Description:
     Args:
         optimizer: of this package.
 
-    Returns:
-        A description, to print.
-
-    Raises:
-        TypeError: if it is not an `Optimizer`.
-
     Example:
         >>> import torch, halfstep_torch as hs
         >>> model = torch.nn.Linear(256, 64, dtype=torch.bfloat16)

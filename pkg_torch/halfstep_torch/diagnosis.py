@@ -56,9 +56,6 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
         params: the model, `model.named_parameters()` or parameters, for the names.
         optimizer: that is to step them.
 
-    Returns:
-        A `Diagnosis`; `print` shows it.
-
     Raises:
         TypeError: if it is no optimizer, or one whose step needs a closure.
         ValueError: if no parameter has a gradient.

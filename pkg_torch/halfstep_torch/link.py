@@ -131,7 +131,7 @@ class Link(Rule):
         `step` is the count after its increment; `gs` are all gradients, for a rule that measures them.
         """
         rule, numbers, values = self.rule, {}, {}
-        ours = is_ours(rule)
+        ours = is_ours(type(rule))
         for field, number in declared(type(rule)).numbers.items():
             value = getattr(h, field)
             value = value.at(step) if isinstance(value, Scheduled) else value
@@ -141,7 +141,8 @@ class Link(Rule):
             numbers.update(rule.numbers(_hyperparameters(values), step, _NUMBERS_OP))
         if self.measures:
             numbers.update(self.measure(h, gs))
-        return named_tuple("Numbers", tuple(numbers))(*map(_as_float32, numbers.values()))
+        rounded = (x if isinstance(x, DecayRate) else float(np.float32(x)) for x in numbers.values())
+        return named_tuple("Numbers", tuple(numbers))(*rounded)
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundRule | None":
         """Return what the rule does to such parameters, given what `read` gave, or None for nothing."""
@@ -151,9 +152,8 @@ class Link(Rule):
         moments = bound_moments(caller, rule, h, info.dtype, tuple(info.shape))
         known = declared(type(rule)).options
         unknown = {field.name: None for field in dataclasses.fields(rule) if field.name not in known}
-        return BoundRule(
-            dataclasses.replace(rule, **unknown), moments, self.wide_weights, tensor_numbers=not is_ours(rule)
-        )
+        bare, theirs = dataclasses.replace(rule, **unknown), not is_ours(type(rule))
+        return BoundRule(bare, moments, self.wide_weights, tensor_numbers=theirs)
 
     def read_by_bind(self, h: Any) -> tuple:
         """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
@@ -228,9 +228,10 @@ def checked_rule(rule: Any) -> Any:
     return dataclasses.replace(rule, **canonical)
 
 
-def is_ours(rule: Rule) -> bool:
-    """Whether a rule is one of these packages, whose arithmetic is known."""
-    return type(rule).__module__.partition(".")[0] in ("halfstep", "halfstep_torch")
+@functools.cache
+def is_ours(rule: type[Rule]) -> bool:
+    """Whether a class of rules is one of these packages, whose arithmetic is known."""
+    return rule.__module__.partition(".")[0] in ("halfstep", "halfstep_torch")
 
 
 def has_field(rule: Any, name: str) -> bool:
@@ -246,10 +247,6 @@ def _hyperparameters(values: Mapping[str, Any]) -> Any:
 def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     """Return the class of named tuples with such fields."""
     return collections.namedtuple(name, fields)
-
-
-def _as_float32(value: Any) -> Any:
-    return value if isinstance(value, tuple) else float(np.float32(value))
 
 
 def group_value(fmt: Format | None) -> Format | str | None:

@@ -82,12 +82,6 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer) -> MemoryReport:
         model: whose parameters are counted, those that are not stepped too.
         optimizer: of this package.
 
-    Returns:
-        A report, to print.
-
-    Raises:
-        TypeError: if it is not an `Optimizer`.
-
     Example:
         >>> import torch, halfstep_torch as hs
         >>> model = torch.nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16, device="meta")

@@ -136,7 +136,7 @@ def test_multi_steps_moves_nothing_between_steps(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [hs.adam, hs.adamw, hs.lion, hs.sgd, hs.lamb, hs.lamb16])
 def test_injected_hyperparameters_are_numbers(make):
-    """Rates by which roundings are chosen stay numbers, as docs/jax.md says."""
+    """Rates by which roundings are chosen stay numbers, as docs/how-to/schedules.md says."""
     start, _, loss = parabola()
     static = [name for name in ("b1", "b2", "momentum") if name in inspect.signature(make).parameters]
     injected = optax.inject_hyperparams(make, static_args=static, hyperparam_dtype=jnp.float32)(1e-3)

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 import halfstep_torch as hs
-from halfstep_torch.engine import batches, compiled_stage, groups, inductor
+from halfstep_torch.engine import batches, compile_choice, compiled_stage, groups, inductor
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.say_once import say_once
 from on_torch.steps import DEFAULT, GRID, assert_same_snapshots, snapshot
@@ -32,6 +32,12 @@ def fresh():
     compiled_stage.compiled_stage.cache_clear()
     yield
     compiled_stage.compiled_stage.cache_clear()
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Let "auto" compile in the first step."""
+    monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", 1)
 
 
 def graphs() -> int:
@@ -155,11 +161,11 @@ def test_packed_arrays_have_the_bits_of_eager_steps_and_gradients_stay(make):
 
 
 @pytest.mark.parametrize("choice", [True, "auto"])
-def test_a_profiler_changes_nothing_about_compiling(fresh, choice):
+def test_a_profiler_changes_nothing_about_compiling(fresh, at_once, choice):
     runs = []
     for profiler in (contextlib.nullcontext(), cProfile.Profile()):
         compiled_stage.compiled_stage.cache_clear()
-        p = torch.nn.Parameter(torch.linspace(-1, 1, 1_000_000).bfloat16())
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 10_000).bfloat16())
         p.grad = torch.ones_like(p)
         optimizer = hs.AdamW([p], compile=choice)
         before = graphs()
@@ -253,17 +259,40 @@ def test_eager_and_compiled_steps_of_a_whole_model_have_the_same_bits():
     assert_same_snapshots(*runs)
 
 
-def test_auto_compiles_from_a_million_parameters_up(fresh):
-    for size, expected in ((10_000, 0), (1_000_000, 1)):
-        p = torch.nn.Parameter(torch.ones(size, dtype=torch.bfloat16))
-        optimizer = hs.AdamW([p])
-        p.grad = torch.ones_like(p)
-        before = graphs()
+def test_auto_compiles_once_eager_steps_have_cost_as_much_as_compiling(fresh, monkeypatch):
+    params = model(12)
+    elements = sum(p.numel() for _, p in params)
+    monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", 3 * elements)
+    optimizer = hs.AdamW(params)
+    before = graphs()
+    for step, compiled in enumerate((0, 0, 1, 1)):
+        give_gradients(params, step)
         optimizer.step()
-        assert graphs() - before == expected
+        assert graphs() - before == compiled
 
 
-def test_without_a_compiler_auto_is_eager_and_true_says_so(monkeypatch):
+def test_a_run_that_changes_over_to_compiled_steps_has_the_bits_of_one_that_does_not(fresh, monkeypatch):
+    params, runs = model(12), []
+    for cost in (2 * sum(p.numel() for _, p in params), 10**12):
+        monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", cost)
+        params = model(12)
+        optimizer = hs.AdamW(params, weight_decay=0.1)
+        take_steps(optimizer, params, 4)
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(*runs)
+
+
+def test_weights_without_a_gradient_do_not_make_auto_compile(fresh, monkeypatch):
+    monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", 1000)
+    frozen = torch.nn.Parameter(torch.ones(10_000, dtype=torch.bfloat16))
+    live = torch.nn.Parameter(torch.ones(10, dtype=torch.bfloat16))
+    live.grad = torch.ones_like(live)
+    before = graphs()
+    hs.AdamW([("frozen", frozen), ("live", live)]).step()
+    assert graphs() == before
+
+
+def test_without_a_compiler_auto_is_eager_and_true_says_so(monkeypatch, at_once):
     monkeypatch.setenv("CXX", "/nowhere/g++")
     p = torch.nn.Parameter(torch.ones(1_000_000, dtype=torch.bfloat16))
     p.grad = torch.ones_like(p)
@@ -296,7 +325,7 @@ def test_a_failing_compiler_leaves_everything_unchanged_under_true(monkeypatch, 
     assert all(state["step"] == 0 for state in optimizer.state.values())
 
 
-def test_a_failing_compiler_means_eager_steps_and_one_warning_under_auto(monkeypatch, fresh):
+def test_a_failing_compiler_means_eager_steps_and_one_warning_under_auto(monkeypatch, fresh, at_once):
     p = torch.nn.Parameter(torch.ones(1_000_000, dtype=torch.bfloat16))
     p.grad = torch.ones_like(p)
     optimizer = hs.AdamW([p])

@@ -7,11 +7,17 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine import compiled_stage, inductor, packed_rows, replicas
+from halfstep_torch.engine import compile_choice, compiled_stage, inductor, packed_rows, replicas
 from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.say_once import say_once
 from halfstep_torch.storage import tables
 from on_torch.steps import assert_same_snapshots, snapshot
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Let "auto" compile in the first step."""
+    monkeypatch.setattr(compile_choice, "_COST_OF_COMPILING", 1)
 
 
 @pytest.fixture
@@ -74,7 +80,9 @@ def eager_bits():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MOVABLE)
-def test_a_private_name_of_torch_that_has_moved_changes_no_bit(fresh, monkeypatch, caplog, eager_bits, name):
+def test_a_private_name_of_torch_that_has_moved_changes_no_bit(
+    fresh, at_once, monkeypatch, caplog, eager_bits, name
+):
     for answer, value in (("is_initialized", True), ("get_world_size", 2), ("get_rank", 0)):
         monkeypatch.setattr(torch.distributed, answer, lambda value=value: value)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: None)
@@ -111,7 +119,9 @@ def test_look_ups_have_the_same_bits_by_a_public_name(fresh, monkeypatch, eager_
 # Inductor's modules warn, as they are imported, of what torch itself has deprecated.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["torch._inductor.compile_fx", "torch._inductor.config"])
-def test_an_inductor_that_has_moved_means_eager_steps_and_a_warning(fresh, monkeypatch, eager_bits, name):
+def test_an_inductor_that_has_moved_means_eager_steps_and_a_warning(
+    fresh, at_once, monkeypatch, eager_bits, name
+):
     module = importlib.import_module(name)
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delattr(torch._inductor, name.split(".")[-1])

@@ -12,6 +12,7 @@ from halfstep_spec.storage.base_codes import NAN_SCALE
 from halfstep_spec.storage.blocks import block_layout, block_maximum, scale_shape
 from halfstep_spec.storage.codes import PLAIN_CODES, SCALED_CODES
 from halfstep_spec.storage.formats import Encoded, Format
+from halfstep_spec.storage.root_codes import eighth_root
 from halfstep_spec.storage.state_dtypes import scaled
 from halfstep_spec.storage.unsigned_floats import NAN_CODE, UNSIGNED_FLOATS
 
@@ -23,6 +24,7 @@ _BYTES = {
     "int8": (7, 254),
     "ufloat8_e5m3": (31, 253),
     "ufloat8_e4m4": (15, 253),
+    "uroot8": (46, 253),
 }
 """The lowest and the highest scale byte of each format."""
 SIGNED = [name for name, codes in SCALED_CODES.items() if codes.signed]
@@ -154,6 +156,40 @@ def test_what_unsigned_floats_hold_never_moves(dtype):
         np.testing.assert_array_equal(fmt.decode(stored), x)
 
 
+def test_the_eighth_root_is_the_root_to_two_units_of_2_24_and_on_average():
+    rng = np.random.Generator(np.random.PCG64(3))
+    y = (2.0 ** rng.uniform(-46, 2, 200_000)).astype(np.float32)
+    error = eighth_root(y).astype(np.float64) / y.astype(np.float64) ** 0.125 - 1
+    assert np.abs(error).max() <= 2.1 * 2.0**-24
+    # An average takes a thousand such roundings: a bias of all would show, which an error of each does not.
+    assert abs(error.mean()) <= 2.0**-26
+
+
+def test_the_codes_of_uroot8_are_evenly_spaced_in_the_eighth_root():
+    codes = np.arange(256, dtype=np.uint8)
+    values = whole("uroot8").decode(Encoded(codes, np.array([127], np.uint8))).astype(np.float64)
+    # Seven roundings of 2^-24, four of them of what is then squared.
+    np.testing.assert_allclose(values, ((codes + 6.0) / 261) ** 8, rtol=8 * 2.0**-24)
+
+
+def test_what_uroot8_holds_never_moves():
+    fmt, codes = whole("uroot8"), np.arange(256, dtype=np.uint8)
+    x = fmt.decode(Encoded(codes, np.array([127], np.uint8)))
+    for words in (None, *(np.full(x.shape, word, np.uint32) for word in (0, 0x10000, 0xFFFFFFFF))):
+        np.testing.assert_array_equal(fmt.encode(x, words).codes, codes)
+
+
+def test_the_mean_of_the_eighth_root_over_all_words_is_the_root():
+    words = (np.arange(65536, dtype=np.uint32) << np.uint32(16)) + np.uint32(0x8000)
+    for value in (0.7, 0.31, 1e-4, 1e-9):
+        x = np.full(65536, value, np.float32)
+        x[0] = 1.0  # the block's maximum
+        codes = whole("uroot8").encode(x, words).codes[1:].astype(np.float64)
+        # As for floats, two fields that count as their neighbours, and by how much the root may be off.
+        bound = 2.0**-17 + 2.0**-16 + 2.0**-16 + 261 * 2.1 * 2.0**-24
+        assert abs(codes.mean() + 6 - 261 * float(x[1]) ** 0.125) <= bound
+
+
 @pytest.mark.parametrize("dtype", SIGNED)
 def test_the_mean_over_all_words_is_the_value(dtype):
     """The top 16 bits of a word take every value once: the mean is off by 2^-17 of a gap at most."""
@@ -192,10 +228,10 @@ def test_nan_and_infinity_stay_in_their_block_or_their_code(dtype):
     else:
         expected = ~np.isfinite(x)
     np.testing.assert_array_equal(nan, expected)
-    assert (dtype in ("int8", *UNSIGNED_FLOATS)) == (stored.scale == NAN_SCALE).any()
+    assert (dtype in ("int8", "uroot8", *UNSIGNED_FLOATS)) == (stored.scale == NAN_SCALE).any()
 
 
-@pytest.mark.parametrize("dtype", SCALED_CODES)
+@pytest.mark.parametrize("dtype", [name for name in SCALED_CODES if name != "uroot8"])
 def test_blocks_of_zeros_and_of_equal_values_are_exact(dtype):
     x = np.zeros((2, 256), np.float32)
     x[1] = 0.75

@@ -36,9 +36,6 @@ def float32_params(params: Any, state: Any) -> Any:
         state: of the optimizer that trains them: any nesting of Optax states, or of mappings of their fields,
             as a checkpoint restored without a target has them.
 
-    Returns:
-        The tree of `params` in float32.
-
     Raises:
         TypeError: if a leaf is not float32, bfloat16 or float16.
         ValueError: if `state` is of other params, or keeps something of one weight twice.
@@ -79,9 +76,6 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
         params: the weights of the model: their dtypes are kept.
         state: of the optimizer that trains them: any nesting of Optax states.
         values: float32, in the tree of `params`.
-
-    Returns:
-        (params, state), both new.
 
     Raises:
         TypeError: if a leaf is not float32, bfloat16 or float16.

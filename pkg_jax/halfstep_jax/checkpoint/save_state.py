@@ -94,9 +94,6 @@ def load_state(
             weight's shape are placed as it is.
         tx: the transform, built as that of the run.
 
-    Returns:
-        (params, state).
-
     Raises:
         ValueError: if the file is no state file, damaged, of a later version, of other weights or of another
             transform; with the first difference by name.

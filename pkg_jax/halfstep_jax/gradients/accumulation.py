@@ -65,9 +65,6 @@ def accumulate_gradients(
         dtype: of the sum: "bfloat16", "float16" or "float32". In float16 a sum past 65504 is infinite.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
-    Returns:
-        An Optax transform, with the updates of `inner`.
-
     Raises:
         TypeError: if `every_k` is no integer, `dtype` no dtype, `seed` no seed; from `init` and `update`, if
             a leaf is not float32, bfloat16, float16 or float64.

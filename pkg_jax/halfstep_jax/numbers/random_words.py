@@ -139,9 +139,6 @@ def random_words(
         shape: of the array, or of the part of it that starts at `offset`.
         offset: row-major index of the first element, an integer in [0, 2^64).
 
-    Returns:
-        uint32, of `shape`.
-
     Raises:
         TypeError: if `seed` is no seed.
         ValueError: if `seed`, `leaf`, `role` or `offset` is out of range.

@@ -37,10 +37,7 @@ def clip_by_global_norm(
     Returns:
         An Optax transform. Its updates are float32. A norm of NaN makes every update NaN.
 
-    Raises:
-        TypeError: if `max_norm` is no number, or an array of another dtype than float32; from `update`, if a
-            leaf is not float32, bfloat16, float16 or float64.
-        ValueError: if `max_norm` is negative; from `update`, inside `jax.shard_map` without `axis_names`.
+    Errors are those of `scale_by_adam`, and ValueError inside `jax.shard_map` without `axis_names`.
 
     Example:
         >>> import jax.numpy as jnp

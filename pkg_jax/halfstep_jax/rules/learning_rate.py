@@ -68,13 +68,7 @@ def scale_by_learning_rate(
             is incremented.
         flip_sign: True to descend.
 
-    Returns:
-        An Optax transform. Its updates are float32.
-
-    Raises:
-        TypeError: if `learning_rate` is no number, or an array of another dtype than float32; from `update`,
-            if a leaf is not float32, bfloat16, float16 or float64.
-        ValueError: if `learning_rate` is negative.
+    Errors are those of `scale_by_adam`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -46,9 +46,6 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
     Args:
         inner: any Optax transform: a whole chain.
 
-    Returns:
-        An Optax transform. Its updates are those of `inner`.
-
     Raises:
         TypeError: from `update`, if a gradient is not float32, bfloat16, float16 or float64; or whatever
             `inner` raises.

@@ -55,11 +55,8 @@ def scale_by_trust_ratio(
         An Optax transform that needs `params`. Its updates are float32. Under `optax.masked` the other leaves
         keep their updates as they are.
 
-    Raises:
-        TypeError: if an argument is no number, or an array of another dtype than float32; from `update`, if
-            a leaf is not float32, bfloat16, float16 or float64.
-        ValueError: if one is negative, or a lower bound above its upper bound; from `update`, without
-            `params`, inside `jax.shard_map` without `axis_names`, or if trees or shapes differ.
+    Errors are those of `scale_by_adam`, and ValueError for a lower bound above its upper bound, without
+    `params`, and inside `jax.shard_map` without `axis_names`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -36,11 +36,7 @@ def add_decayed_weights(
         An Optax transform that needs `params`. Its updates are float32. A `weight_decay` of the Python number
         0 adds nothing.
 
-    Raises:
-        TypeError: if `weight_decay` is no number, or an array of another dtype than float32; from `update`,
-            if a leaf is not float32, bfloat16, float16 or float64.
-        ValueError: if `weight_decay` is negative; from `update`, without `params`, or if trees or shapes
-            differ.
+    Errors are those of `scale_by_adam`, and ValueError from `update` without `params`.
 
     Example:
         >>> import jax.numpy as jnp

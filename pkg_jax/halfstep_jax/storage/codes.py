@@ -4,6 +4,7 @@ from halfstep.storage import codes
 from halfstep_jax.storage.base_codes import Codes
 from halfstep_jax.storage.float_codes import IntegerCodes, PlainCodes, SignedCodes
 from halfstep_jax.storage.relative_codes import DitheredCodes, FineIntegerCodes, FixedCodes, FixedIntegerCodes
+from halfstep_jax.storage.root_codes import RootCodes
 from halfstep_jax.storage.table_codes import TableCodes
 from halfstep_jax.storage.unsigned_codes import UnsignedCodes
 
@@ -12,6 +13,7 @@ _KINDS: dict[str, type[Codes]] = {
     "signed": SignedCodes,
     "integer": IntegerCodes,
     "unsigned": UnsignedCodes,
+    "root": RootCodes,
     "table": TableCodes,
     "fixed": FixedCodes,
     "fixed integer": FixedIntegerCodes,

@@ -64,9 +64,6 @@ def round_stochastically(seed: jax.typing.ArrayLike = 0) -> optax.GradientTransf
     Args:
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
-    Returns:
-        An Optax transform that needs `params`.
-
     Raises:
         TypeError: if `seed` is no seed; from `init` and `update`, if a leaf is not float32, bfloat16 or
             float16.
@@ -99,12 +96,7 @@ def compensate() -> optax.GradientTransformationExtraArgs:
     less far below that; and not at all below 2^-18. For such updates use `split_params`. Updates of float32
     weights pass as they are, and nothing is kept for them.
 
-    Returns:
-        An Optax transform that needs `params`. Its updates are float32.
-
-    Raises:
-        TypeError: from `init` and `update`, if a leaf is not float32, bfloat16, float16 or float64.
-        ValueError: from `update`, without `params`, or if trees or shapes differ.
+    Errors are those of `round_stochastically`.
 
     Example:
         >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
@@ -134,9 +126,6 @@ def apply_updates(params: Any, updates: Any, seed: jax.typing.ArrayLike, step: j
         updates: likewise; None leaves a weight as it is.
         seed: an integer in [0, 2^64) or two uint32 words (high, low). May be traced.
         step: 1 at the first update; each step needs its own. May be traced.
-
-    Returns:
-        The new params, in the dtypes of the old ones.
 
     Raises:
         TypeError: if a leaf is of another dtype, or `seed` is no seed.

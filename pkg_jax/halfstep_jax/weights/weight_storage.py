@@ -36,9 +36,7 @@ def store_params(
     Returns:
         An Optax transform that needs `params`. Its updates are float32, but of "nearest" those of `inner`.
 
-    Raises:
-        TypeError: whatever the storages raise.
-        ValueError: whatever the storages raise, or if `param_storage` is not a weight storage.
+    Errors are those of the storages, and ValueError for what is none.
 
     Example:
         >>> import jax.numpy as jnp

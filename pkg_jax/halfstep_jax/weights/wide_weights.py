@@ -68,14 +68,7 @@ def split_params(
         extra_bits: 8 or 16.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
-    Returns:
-        An Optax transform that needs `params`. Its updates are float32.
-
-    Raises:
-        TypeError: if `seed` is no seed; from `init` and `update`, if a leaf is not float32, bfloat16 or
-            float16.
-        ValueError: if `extra_bits` or `seed` is out of range; from `update`, without `params`, or if trees or
-            shapes differ.
+    Errors are those of `round_stochastically`, and ValueError for other `extra_bits`.
 
     Example:
         >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
@@ -115,12 +108,7 @@ def keep_master_params(inner: optax.GradientTransformation) -> optax.GradientTra
     Args:
         inner: any Optax transform: a whole chain, without a last link that rounds.
 
-    Returns:
-        An Optax transform that needs `params`. Its updates are float32.
-
-    Raises:
-        TypeError: from `init` and `update`, if a leaf is not float32, bfloat16, float16 or float64.
-        ValueError: from `update`, without `params`, or if trees or shapes differ.
+    Errors are those of `round_stochastically`.
 
     Example:
         >>> params = {"w": jnp.ones(2, jnp.bfloat16)}

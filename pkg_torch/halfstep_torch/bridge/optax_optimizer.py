@@ -126,9 +126,6 @@ class OptaxOptimizer(torch.optim.Optimizer):
         Args:
             closure: re-evaluates the model and returns the loss.
 
-        Returns:
-            What `closure` returned, or None.
-
         Raises:
             TypeError: if a gradient is sparse or of a wrong dtype.
             ValueError: if a parameter has no gradient, or the transform returns another structure, shape or

@@ -31,9 +31,6 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
         Copies, float32 and row-major, in a dict by the parameters' names or, where the optimizer was given
         none, in a list in its order.
 
-    Raises:
-        TypeError: if it is not an `Optimizer`.
-
     Example:
         >>> import halfstep_torch as hs
         >>> model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)

@@ -14,7 +14,6 @@ from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
 from halfstep_torch.engine.rows import Slot, SlotKeys
-from halfstep_torch.engine.stage import Stage
 from halfstep_torch.leaves import check_count, check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
@@ -29,8 +28,10 @@ class Batch:
         group: of which they are.
         plan: of the slots, but for short blocks.
         step: the count after this step.
+        device: of all slots.
+        grad_dtype: of all gradients.
         numbers: of each rule, by name.
-        slots: the parameters, with gradients of one dtype.
+        slots: the parameters.
         keys: of their random words.
         kernels: of each stage the compiled function, or None where it runs eagerly; empty where all do.
         row_plan: the rows of the slots.
@@ -39,26 +40,13 @@ class Batch:
     group: ReadGroup
     plan: Plan
     step: int
+    device: torch.device
+    grad_dtype: torch.dtype
     numbers: list[Any] = dataclasses.field(default_factory=list)
     slots: list[Slot] = dataclasses.field(default_factory=list)
     keys: Any = None
     kernels: Sequence[Callable[..., None] | None] = ()
     row_plan: Any = None
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages on rows."""
-        return self.plan.padded_stages
-
-    @property
-    def device(self) -> torch.device:
-        """That of all slots."""
-        return self.slots[0].param.device
-
-    @property
-    def grad_dtype(self) -> torch.dtype:
-        """That of all gradients."""
-        return self.slots[0].grad.dtype
 
     def stage_numbers(self, k: int) -> list[Any]:
         """Return the numbers of the rules of the k-th stage."""
@@ -120,9 +108,9 @@ def make_batches(
         if state and state.get("step") is not slot.counter:
             check_count(group.caller, name, state.get("step"))
         slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
-        kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.step)
+        kind = (i, id(slot.plan.shared), slot.step, param.device, grad.dtype)
         if kind not in batches:
-            batches[kind] = Batch(group, slot.plan, slot.step)
+            batches[kind] = Batch(group, slot.plan, slot.step, param.device, grad.dtype)
         batches[kind].slots.append(slot)
     made = list(batches.values())
     for batch in made:

@@ -1,5 +1,6 @@
-"""Whether steps run compiled: what the user chose, and whether there is a compiler."""
+"""Whether steps run compiled: what the user chose, what eager steps have cost, and what can compile."""
 
+import collections
 import platform
 import sys
 import warnings
@@ -10,8 +11,9 @@ import torch
 from halfstep_torch.engine.inductor import find_cxx, missing_options
 from halfstep_torch.say_once import say_once
 
-# Elements from which half a minute of compilation pays on a CPU.
-_WORTH_COMPILING = 1_000_000
+# Weights stepped eagerly on a CPU, counted anew in every step, that take about as long as compiling: 10 to 15
+# seconds. So no run, however long or short, takes over twice the time of the better choice.
+_COST_OF_COMPILING = 300_000_000
 # Devices whose compiled programs were read, or run against the contract's vectors.
 _PROVED = ("cpu", "cuda")
 # Systems on which compiled programs for a CPU were run.
@@ -23,12 +25,14 @@ class CompileChoice:
 
     Attributes:
         choice: True, False or "auto". It becomes False where "auto" tried and torch.compile failed.
+        stepped: of each type of device, how many weights "auto" was asked for, counted anew in every step.
     """
 
     def __init__(self, caller: str, choice: bool | str) -> None:
         if choice not in (True, False, "auto"):
             raise ValueError(f'{caller}: compile={choice!r} is not a valid value. Use True, False or "auto".')
         self.choice = choice
+        self.stepped: collections.Counter[str] = collections.Counter()
 
     def check(self, caller: str, device: torch.device) -> None:
         """Raise RuntimeError if compilation is demanded on a CPU without a compiler."""
@@ -38,17 +42,18 @@ class CompileChoice:
                 "Install g++ (or name one in CXX), or use compile=False: the bits are the same."
             )
 
-    def wanted(self, device: torch.device, elements: int) -> bool:
-        """Return whether steps on `device`, where parameters have that many elements, are to be compiled."""
+    def _wanted(self, device: torch.device, elements: int) -> bool:
+        """Return whether a step of so many elements on `device` is to be compiled."""
         if self.choice != "auto":
             return bool(self.choice)
         if device.type != "cpu":
             return device.type == "cuda"
-        return elements >= _WORTH_COMPILING and find_cxx() is not None
+        self.stepped[device.type] += elements
+        return self.stepped[device.type] >= _COST_OF_COMPILING and find_cxx() is not None
 
     def prepare(self, caller: str, device: torch.device, elements: int, make: Callable[[], object]) -> bool:
         """Compile by `make` if that is wanted for so many elements, and return whether steps run compiled."""
-        if not self.wanted(device, elements):
+        if not self._wanted(device, elements):
             return False
         if why := _unproved(device):
             if self.choice == "auto":

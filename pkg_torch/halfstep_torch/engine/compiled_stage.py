@@ -26,11 +26,9 @@ def compile_batch(batch: Batch) -> None:
     # Inductor writes the number of threads into a kernel for the CPU.
     threads = torch.get_num_threads() if batch.device.type == "cpu" else 0
     kernels: list[Callable[..., None] | None] = []
-    for k, stage in enumerate(batch.stages):
-        places, grad_dtype = (
-            number_places(tuple(batch.stage_numbers(k))),
-            torch.float32 if k else batch.grad_dtype,
-        )
+    for k, stage in enumerate(batch.plan.padded_stages):
+        places = number_places(tuple(batch.stage_numbers(k)))
+        grad_dtype = torch.float32 if k else batch.grad_dtype
         kernel = compiled_stage(stage, places, batch.device, grad_dtype, threads) if stage.compiles else None
         kernels.append(kernel)
     batch.kernels = kernels

@@ -118,11 +118,7 @@ class ReadGroup:
     def plan_key(self) -> tuple:
         """What the plans of the group's parameters depend on, besides the parameters."""
         read = tuple(link.read_by_bind(h) for link, h in zip(self.links, self.values, strict=True))
-        return self.index, self._maximize, tuple(link.seed for link in self.links), read
-
-    @property
-    def _maximize(self) -> bool:
-        return bool(self.entries["maximize"])
+        return self.index, bool(self.entries["maximize"]), tuple(link.seed for link in self.links), read
 
     def info(self, name: str, param: Tensor) -> ParamInfo:
         """Return what decides how a parameter of the group is stepped."""
@@ -143,7 +139,7 @@ class ReadGroup:
         rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
         seeds = [link.seed for link in self.links]
         wrapped = self.links[-1].wrapped_links if self.links else 0
-        return make_plan(rules, seeds, info.dtype, self._maximize, wrapped)
+        return make_plan(rules, seeds, info.dtype, bool(self.entries["maximize"]), wrapped)
 
 
 def _any_gradient(params: Iterable[Tensor]) -> bool:

@@ -1,6 +1,5 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
-import collections
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -57,8 +56,10 @@ class Optimizer(PlannedOptimizer):
             float32, bfloat16 or float16.
         tx: a transform, or a `chain` of them.
         maximize: ascend.
-        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices, and on
-            CPU from a million parameters up where a C++ compiler is found. The bits are the same.
+        compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices; on a
+            CPU with a C++ compiler, once eager steps have cost about as much as compiling, that is after
+            300 million weights stepped: the first step of a large model, step 300 of a million weights. The
+            bits are the same.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
             names, or a share of them.
 
@@ -181,9 +182,6 @@ class Optimizer(PlannedOptimizer):
             closure: re-evaluates the model and returns the loss.
             zero_grad: drop the gradients afterwards, as `zero_grad()` does.
 
-        Returns:
-            What `closure` returned, or None.
-
         Raises:
             TypeError: if a gradient is sparse or of a wrong dtype, or a group's value of a wrong type.
             ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
@@ -245,20 +243,18 @@ class Optimizer(PlannedOptimizer):
 
     def _compile_all(self, batches: Iterable[Batch]) -> None:
         """Compile what is to be compiled."""
-        elements = collections.Counter()
-        for group in self.param_groups:
-            for param in group["params"]:
-                elements[param.device] += param.numel()
         for batch in batches:
+            elements = sum(slot.param.numel() for slot in batch.slots)
             compile_stages = functools.partial(compile_batch, batch)
-            self._compile.prepare(self._name, batch.device, elements[batch.device], compile_stages)
+            self._compile.prepare(self._name, batch.device, elements, compile_stages)
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """At the first step, say what the user should know, and compare replicas in other processes."""
         first = [batch for batch in batches if batch.step == 1]
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
-        warn_at_first_step(self._name, first, nameless)
-        warn_of_missing_links(self._name, first)
+        if first:
+            warn_at_first_step(self._name, first, nameless)
+            warn_of_missing_links(self._name, first)
         if not self._compared:
             slots = [slot for batch in batches for slot in batch.slots]
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]

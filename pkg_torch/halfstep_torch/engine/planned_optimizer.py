@@ -59,7 +59,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         super().__init__(params, {key: plain_value(value) for key, value in entries.items()})
         self._check_choices()
 
-    @property
+    @functools.cached_property
     def _name(self) -> str:
         return type(self).__name__
 
@@ -129,7 +129,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         for info in {read.info(name, param) for i, name, param in self._named() if i == last}:
             bind_rules(read.links, self._name, read.values, info)
             for link, h in zip(read.links, read.values, strict=True):
-                if not is_ours(link.rule):
+                if not is_ours(type(link.rule)):
                     try_rule(self._name, link, h, info)
         group.update({key: plain_value(group[key]) for key in self.defaults})
         group[HEADER] = make_header(self._choices[last].chain)

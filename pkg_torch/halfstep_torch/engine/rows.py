@@ -165,7 +165,7 @@ class Rows:
     def keys(self, slot_keys: SlotKeys) -> Tensor:
         """Return the keys of the rows: int32, of every column a number per row, or per element past 2^32."""
         if self.slots is None:
-            columns = slot_keys.by_slot[self.spans[0].slot].expand(-1, len(self)).contiguous()
+            columns = slot_keys.by_slot[self.spans[0].slot].expand(-1, self._count).contiguous()
         else:
             columns = slot_keys.columns.index_select(1, self.slots)
         if self.high is None:

@@ -12,7 +12,7 @@ from halfstep_torch.engine.step_numbers import flat
 
 def run_batch(batch: Batch) -> None:
     """Step the slots of a batch in place."""
-    stages = batch.stages
+    stages = batch.plan.padded_stages
     steps = [_row_step(batch, k) for k in range(len(stages))]
     for places, stage_rows in batch.row_plan.groups:
         arriving = {place: batch.slots[place].grad for place in places}
@@ -36,7 +36,7 @@ def _update_like(slot: Slot) -> Tensor:
 
 def _step_array(batch: Batch, k: int, place: int, u: Tensor) -> Tensor:
     """Run the k-th stage on a full parameter, in its shape; return the update that it leaves."""
-    stage, slot, keys = batch.stages[k], batch.slots[place], batch.keys.columns[:, place].tolist()
+    stage, slot, keys = batch.plan.padded_stages[k], batch.slots[place], batch.keys.columns[:, place].tolist()
     state = {name: slot.state[name].view(-1) for name in stage.arrays}
     if not k:  # the rule may write into what it is given, and that is the gradient
         u = u.to(torch.float32, copy=True)
@@ -51,7 +51,7 @@ def _step_array(batch: Batch, k: int, place: int, u: Tensor) -> Tensor:
 
 def _row_step(batch: Batch, k: int) -> Callable[[Rows], None]:
     """Return what steps rows of the k-th stage."""
-    stage, numbers, device = batch.stages[k], batch.stage_numbers(k), batch.device
+    stage, numbers, device = batch.plan.padded_stages[k], batch.stage_numbers(k), batch.device
     column = stage.column(device)
 
     def eager(rows: Rows) -> None:

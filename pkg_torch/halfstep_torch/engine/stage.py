@@ -61,7 +61,7 @@ class Stage:
     def _hash(self) -> int:
         return hash((self.rules, self.sources, self.roles, self.shared, self.wrapped, self.dtype))
 
-    @property
+    @functools.cached_property
     def scope(self) -> str:
         """What the rules see, as `Rule.scope` has it; a rule of another scope than "elementwise" is alone."""
         return self.rules[0].scope if self.rules else "elementwise"
@@ -140,6 +140,7 @@ class Stage:
     @property
     def _reads_float32(self) -> bool:
         """Whether the weights are needed in float32: a copy of its size for a whole parameter."""
+        # Not cached: Dynamo may be the first that asks, and does not enter the lock of a cached property.
         wrapped = self.scope == "elementwise" and any(self.wrapped)
         return self.lands or wrapped or any(rule.wide_weights for rule in self.rules)
 

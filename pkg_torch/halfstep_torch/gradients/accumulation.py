@@ -104,7 +104,6 @@ class GradientAccumulation:
     def __init__(self, named: Iterable[tuple[str, Tensor]], seed: int, compile: bool | str):
         leaves = [_Leaf(name, p) for name, p in named if p.requires_grad and p.dtype != torch.float32]
         self._compile = CompileChoice(_FUNCTION, compile)
-        self._elements = sum(leaf.param.numel() for leaf in leaves)
         for leaf in leaves:
             self._compile.check(_FUNCTION, leaf.param.device)
         take(_FUNCTION, [(leaf.name, leaf.param) for leaf in leaves])
@@ -159,7 +158,7 @@ class GradientAccumulation:
     def _is_compiled(self, total: Tensor) -> bool:
         """Whether a sum is rounded by a kernel, which is then compiled."""
         make = functools.partial(rounding_kernel, accumulate, dtype_name(total.dtype), 1, total.device)
-        return self._compile.prepare(_FUNCTION, total.device, self._elements, make)
+        return self._compile.prepare(_FUNCTION, total.device, total.numel(), make)
 
     def remove(self) -> None:
         """Take the hooks away: gradients are added as autograd adds them."""

@@ -142,9 +142,6 @@ def random_words(
         offset: row-major index of the first element.
         device: where to make them.
 
-    Returns:
-        uint32, of `shape`.
-
     Raises:
         TypeError: if the seed is not an integer or a pair.
         ValueError: if the seed, the step or a leaf's id is out of range.

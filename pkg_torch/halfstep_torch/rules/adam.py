@@ -65,9 +65,6 @@ def scale_by_adam(
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
 
-    Returns:
-        A transform, for `chain` and `Optimizer`.
-
     Raises:
         TypeError: for what is not a number.
         ValueError: for a number out of range, a dtype that holds no moment, or a rounding that freezes it.

@@ -40,7 +40,7 @@ class ScaleByLearningRate(Link):
 
 
 def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0.5) -> Schedule:
-    """Return a schedule that rises to `lr` and then falls as a power of the step.
+    """Return a schedule, for `lr`, that rises to `lr` and then falls as a power of the count of steps before.
 
         x = (count + 1) / preheat_steps;  lr min(x, x^decay_power)
 
@@ -48,9 +48,6 @@ def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0
         lr: the largest rate, at step `preheat_steps`.
         preheat_steps: steps of the rise.
         decay_power: of the fall; 0 stays at the top, -0.5 falls as one over the square root of the step.
-
-    Returns:
-        A function of the count of steps before, for `lr`.
 
     Raises:
         TypeError: if an argument is no number.
@@ -87,9 +84,6 @@ def scale_by_learning_rate(learning_rate: float | Tensor | Schedule, *, flip_sig
         learning_rate: a number, a tensor of one element (float32 or float64, read at every step), or a
             function from the parameter's count of steps so far (0 at the first) to a number.
         flip_sign: True to descend.
-
-    Returns:
-        A transform, for `chain` and `Optimizer`.
 
     Raises:
         TypeError: if it is none of these.

@@ -187,9 +187,6 @@ def store_state(
             of the JAX package: `exp_avg` is "mu", `exp_avg_sq` "nu", `momentum_buffer` "trace".
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
 
-    Returns:
-        A chain, for `chain` and `Optimizer`.
-
     Raises:
         TypeError: if an argument is of a wrong type.
         ValueError: if there is no such format or rounding, `seed` is out of range, or `inner` lands on the

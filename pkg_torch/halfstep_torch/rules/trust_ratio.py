@@ -75,9 +75,6 @@ def scale_by_trust_ratio(
         exact: add integers, so that both norms have the same bits in any order, and in JAX, as in
             `clip_by_global_norm`. It takes some five times the time of a norm on a CPU.
 
-    Returns:
-        A transform, for `chain` and `Optimizer`.
-
     Raises:
         TypeError: for what is not a number.
         ValueError: if one is negative, or a lower bound above its upper bound.

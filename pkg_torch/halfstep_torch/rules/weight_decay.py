@@ -41,9 +41,6 @@ def add_decayed_weights(
         absolute: u - (weight_decay p), a decay that the learning rate does not scale: the link then stands
             after `scale_by_learning_rate`.
 
-    Returns:
-        A transform, for `chain` and `Optimizer`.
-
     Raises:
         TypeError: if the decay is not a number, or the mask not a function.
         ValueError: if the decay is negative.

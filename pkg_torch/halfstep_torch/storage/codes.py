@@ -11,6 +11,7 @@ from halfstep_torch.storage.relative_codes import (
     FixedCodes,
     FixedIntegerCodes,
 )
+from halfstep_torch.storage.root_codes import RootCodes
 from halfstep_torch.storage.table_codes import TableCodes
 from halfstep_torch.storage.unsigned_codes import UnsignedCodes
 
@@ -19,6 +20,7 @@ _KINDS: dict[str, type[Codes]] = {
     "signed": SignedCodes,
     "integer": SignedCodes,
     "unsigned": UnsignedCodes,
+    "root": RootCodes,
     "table": TableCodes,
     "fixed": FixedCodes,
     "fixed integer": FixedIntegerCodes,

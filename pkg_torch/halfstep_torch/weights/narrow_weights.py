@@ -70,9 +70,6 @@ def round_stochastically(seed: Seed = 0) -> Rule:
     Args:
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
 
-    Returns:
-        A transform, for `chain` and `Optimizer`.
-
     Raises:
         TypeError: if the seed is not an integer or a pair.
         ValueError: if it is out of range.

@@ -4,6 +4,7 @@ Contract: section P.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,12 +77,12 @@ class BoundWeights(BoundRule):
 
     dtype: str = "float32"
 
-    @property
+    @functools.cached_property
     def arrays(self) -> Mapping[str, StateArray]:
         """What is kept beside the weights."""
         return self.rule.extra(self.dtype)
 
-    @property
+    @functools.cached_property
     def sources(self) -> tuple[WordSource, ...]:
         """The weights' words, where they are rounded stochastically."""
         return (WordSource(Role.PARAM),) if self.rule.rounds(self.dtype) else ()

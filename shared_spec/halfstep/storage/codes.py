@@ -1,6 +1,6 @@
 """What is known of codes before there is an array: the names, constants and limits of every state format.
 
-Contract: F3, F5 to F15. The arithmetic of each kind is a framework's.
+Contract: F3, F5 to F16. The arithmetic of each kind is a framework's.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import numpy as np
 from halfstep.float_formats import FLOAT_FORMATS, HALVES, INT4, INT8, FloatFormat
 from halfstep.storage.tables import TABLES, Table
 from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS, UnsignedFloat
+from halfstep.storage.unsigned_roots import UNSIGNED_ROOTS, UnsignedRoot
 
 NAN_SCALE = 255
 """The scale byte of a block that holds a NaN which its codes cannot."""
@@ -22,10 +23,11 @@ class Codes:
     """What codes are, and what they hold.
 
     Attributes:
-        kind: by which arithmetic they are made: "plain", "signed", "integer", "unsigned", "table", "fixed",
-            "fixed integer", "fine" or "dithered".
+        kind: by which arithmetic they are made: "plain", "signed", "integer", "unsigned", "root",
+            "table", "fixed", "fixed integer", "fine" or "dithered".
         dtype: of their arrays, as ml_dtypes calls it.
-        numbers: what they stand for: a `FloatFormat`, an `UnsignedFloat` or a `Table`; None: float32.
+        numbers: what they stand for: a `FloatFormat`, an `UnsignedFloat`, an `UnsignedRoot` or a `Table`;
+            None: float32.
         half_gap: half the largest relative gap between codes, above the subnormal range (F3); 0 for float32.
         signed: whether negative values can be stored.
         for_second_moments: whether small positive numbers are held well enough beside large ones.
@@ -89,6 +91,15 @@ def _unsigned(fmt: UnsignedFloat) -> Codes:
     return Codes("unsigned", "uint8", fmt, gap, signed=False, nan_in_scale=scaled, scale_range=scale_range)
 
 
+def _root(fmt: UnsignedRoot) -> Codes:
+    # As of a table: half of the smallest number is normal, and the inverse of the largest scale.
+    scale_range = (3 - math.frexp(fmt.smallest)[1], 253)
+    gap = fmt.largest_gap / 2
+    return Codes(
+        "root", "uint8", fmt, gap, signed=False, nan_in_scale=True, scale_range=scale_range, carry=_carry(1.0)
+    )
+
+
 def _table(table: Table) -> Codes:
     # A maximum fits on either side of zero: a signed table ends short of -1.
     fraction, exponent = math.frexp(table.shorter_end)
@@ -147,6 +158,7 @@ SCALED_CODES = {
     **{name: _signed(fmt) for name, fmt in FLOAT_FORMATS.items() if name != "bfloat16"},
     "int8": _integer(INT8),
     **{name: _unsigned(UNSIGNED_FLOATS[name]) for name in ("ufloat8_e5m3", "ufloat8_e4m4")},
+    **{name: _root(fmt) for name, fmt in UNSIGNED_ROOTS.items()},
 }
 """Those that `scaled` takes."""
 CODEBOOK_CODES = {name: _table(table) for name, table in TABLES.items()}

@@ -39,17 +39,14 @@ def scaled(
     Args:
         dtype: "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4" (4 bits of mantissa, 10 binades: for
             the `mu` of blocks whose values lie close together) or "int8", or for second moments alone
-            "ufloat8_e5m3" or "ufloat8_e4m4": floats of 8 bits without a sign. The 8-bit choice for `nu` is
-            "ufloat8_e5m3": the precision of float8_e4m3fn over 32 binades in place of 18.
+            "ufloat8_e5m3" or "ufloat8_e4m4", floats of 8 bits without a sign, or "uroot8", the 8-bit choice
+            for `nu`: eighth powers of evenly spaced numbers, steps of 3 % at the top, over 43 binades.
         block_size: elements of a block; "row" for one block per last-axis row (inaccurate where a row spans
             many binades), None for a single block.
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
         scale: "power_of_two", or, for int8, "fine": a byte with three significant bits, so that a block fills
             its codes to four fifths at least, in place of a half.
-
-    Returns:
-        A `Format`, for `mu_dtype=` and `nu_dtype=`.
 
     Raises:
         TypeError: if an argument is of the wrong type.
@@ -60,7 +57,7 @@ def scaled(
         (64, 2)
 
     Source: block-wise scales, T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022,
-    section 2.1; powers of two, one byte and the unsigned formats are ours (contract F4 to F6).
+    section 2.1; powers of two, one byte and the unsigned formats are ours (contract F4 to F6, F16).
     """
     name = code_name("scaled", dtype, SCALED_DTYPES)
     if name not in SCALED_DTYPES:
@@ -105,9 +102,6 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
             for a single block.
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
-
-    Returns:
-        A `Format`, for `mu_dtype=` and `nu_dtype=`.
 
     Raises:
         TypeError: if an argument is of the wrong type.

@@ -85,8 +85,18 @@ def encode_case(
     arguments |= {"relative": True} if fmt.relative else {}
     arguments |= {"scale": fmt.scale} if fmt.scale == "fine" else {}
     comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
-    clauses = ("F13",) if fmt.relative and not fmt.scaled else ("F14", "F15") if fmt.scale == "fine" else None
-    clauses = clauses or (
-        ("F8", "F9", "F10", "F11") if fmt.dtype in CODEBOOK_CODES else ("F4", "F5") if fmt.scaled else ("F6",)
-    )
-    return Case("encode", comment, arguments, inputs, outputs, (flag,), (*clauses, "F7"))
+    clauses = (*_clauses(fmt), "F7")
+    return Case("encode", comment, arguments, inputs, outputs, (flag,), clauses)
+
+
+def _clauses(fmt: Format) -> tuple[str, ...]:
+    """Return the clauses of the codes of a format."""
+    if fmt.relative and not fmt.scaled:
+        return ("F13",)
+    if fmt.scale == "fine":
+        return "F14", "F15"
+    if fmt.dtype in CODEBOOK_CODES:
+        return "F8", "F9", "F10", "F11"
+    if not fmt.scaled:
+        return ("F6",)
+    return ("F4", "F5", "F16") if fmt.dtype == "uroot8" else ("F4", "F5")

@@ -22,7 +22,12 @@ NOTES = {
 }
 
 _STEPS, _SHAPE = 10, (8, 6)
-_MU = {"ufloat8_e5m3": "float16", "ufloat8_e4m4": "float8_e4m3fn", "ufloat8_e6m2": "float8_e5m2"}
+_MU = {
+    "ufloat8_e5m3": "float16",
+    "ufloat8_e4m4": "float8_e4m3fn",
+    "ufloat8_e6m2": "float8_e5m2",
+    "uroot8": "float8_e3m4",
+}
 """What mu is stored in beside a nu without a sign; beside any other it is as nu."""
 
 

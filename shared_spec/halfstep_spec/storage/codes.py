@@ -1,11 +1,12 @@
 """The codes of state formats by name; those in units of another moment are in `relative_codes.py`.
 
-Contract: F5 to F10.
+Contract: F5 to F10, F16.
 """
 
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.storage.base_codes import Codes
 from halfstep_spec.storage.float_codes import IntegerCodes, PlainCodes, SignedCodes
+from halfstep_spec.storage.root_codes import RootCodes
 from halfstep_spec.storage.table_codes import TableCodes
 from halfstep_spec.storage.tables import TABLES
 from halfstep_spec.storage.unsigned_codes import PlainUnsignedCodes, UnsignedCodes
@@ -26,6 +27,7 @@ SCALED_CODES: dict[str, Codes] = {
     "int8": IntegerCodes(),
     "ufloat8_e5m3": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e5m3"]),
     "ufloat8_e4m4": UnsignedCodes(UNSIGNED_FLOATS["ufloat8_e4m4"]),
+    "uroot8": RootCodes(),
 }
 """By name: codes that `scaled` takes."""
 CODEBOOK_CODES: dict[str, Codes] = {name: TableCodes(table) for name, table in TABLES.items()}

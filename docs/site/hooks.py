@@ -1,0 +1,213 @@
+"""What the documentation site needs beyond MkDocs: pages of the whole repository, tabs, anchors, a reference.
+
+Pages stay plain files that read well on a code host. The site shows each under the path that it has there.
+"""
+
+import ast
+import functools
+import pathlib
+import posixpath
+import re
+import urllib.parse
+from html.parser import HTMLParser
+
+import tomllib
+import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONTRACT = "shared_spec/README.md"
+PAGES = ("*.md", CONTRACT, "notebooks/*.ipynb", "docs/**/*.md", "docs/images/**/*.*", "docs/site/*.css")
+PACKAGES = {"JAX": "halfstep_jax", "PyTorch": "halfstep_torch"}
+BRIDGE = "halfstep_torch.bridge"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Take the addresses from pyproject.toml, and add the pages of the reference to the navigation."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    config.site_url, config.repo_url = f"{urls['Documentation']}/", urls["Source"]
+    assert config.nav is not None
+    (section,) = (entry for entry in config.nav if "Reference" in entry)
+    section["Reference"] = list(reference_pages())
+    return config
+
+
+@event_priority(100)  # before mkdocs-jupyter, which looks for notebooks among the files
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Return the pages of the repository under their own paths, the reference, and what the theme brings."""
+    theme = [file for file in files if file.src_dir != config.docs_dir]
+    paths = sorted({path.relative_to(ROOT).as_posix() for pattern in PAGES for path in ROOT.glob(pattern)})
+    pages = [File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in paths]
+    pages += [File.generated(config, path, content=text) for path, text in reference_pages().items()]
+    for page in pages:
+        # Pages of the root have names in capitals; their addresses do not.
+        short = page.dest_uri.removeprefix("docs/").replace("shared_spec/", "contract/")
+        page.dest_uri = short if "/" in page.src_uri else short.lower()
+    return Files([*theme, *pages])
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Make tabs, links to the repository and, in the contract, an anchor for each clause."""
+    path = page.file.src_uri
+    markdown = with_source_links(markdown, path, files, f"{config.repo_url}/blob/main")
+    if path == CONTRACT:
+        markdown = re.sub(r"\*\*([A-Z]\d+)\*\*", r"[**\1**](#\1){ #\1 }", markdown)
+    return with_tabs(markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Link the clauses that a page or a docstring names: "contract L1, N1", "clause F3"."""
+    contract = files.get_file_from_path(CONTRACT)
+    assert contract is not None
+    if page.file is contract:
+        return html
+    url = contract.url_relative_to(page.file)
+
+    def clauses(match: re.Match[str]) -> str:
+        return match[1] + re.sub(r"[A-Z]\d+", rf'<a href="{url}#\g<0>">\g<0></a>', match[2])
+
+    return re.sub(r"(\b(?:[Cc]lauses?|[Cc]ontract:?) )([A-Z]\d+(?:(?:,| and| to) [A-Z]\d+)*)", clauses, html)
+
+
+def with_source_links(markdown: str, path: str, files: Files, source: str) -> str:
+    """Lead links to files that are no pages to the repository, and links to folders to their page."""
+    folder = posixpath.dirname(path)
+
+    def link(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, match[1]))
+        readme = posixpath.join(target, "README.md")
+        if files.get_file_from_path(readme):
+            return f"]({posixpath.relpath(readme, folder or '.')}{match[2]})"
+        if files.get_file_from_path(target) or not (ROOT / target).exists():
+            return match[0]  # MkDocs judges it
+        return f"]({source}/{target}{match[2]})"
+
+    return re.sub(r"\]\((?!\w+:)([^)#]+)((?:#[^)]*)?)\)", link, markdown)
+
+
+def with_tabs(markdown: str) -> str:
+    """Turn each part between `<!-- tabs -->` and `<!-- end of tabs -->` into tabs, one for each bold line."""
+
+    def tabs(match: re.Match[str]) -> str:
+        _, *parts = re.split(r"^\*\*(.+)\*\*$", match[1], flags=re.MULTILINE)
+        names, texts = parts[::2], parts[1::2]
+        indented = [re.sub(r"^(?=.)", "    ", text.strip(), flags=re.MULTILINE) for text in texts]
+        return (
+            "\n\n".join(f'=== "{name}"\n\n{text}' for name, text in zip(names, indented, strict=True)) + "\n"
+        )
+
+    markdown = re.sub(
+        r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->$", tabs, markdown, flags=re.DOTALL | re.MULTILINE
+    )
+    if re.search("<!-- (end of )?tabs -->", markdown):
+        raise PluginError("A page has <!-- tabs --> without <!-- end of tabs -->, or the reverse.")
+    return markdown
+
+
+@functools.cache
+def reference_pages() -> dict[str, str]:
+    """Return the pages of the reference by path: of the public names, the bridge, and `halfstep_spec`."""
+    table = yaml.safe_load((ROOT / "docs" / "site" / "reference.yml").read_text())
+    pages = {
+        f"docs/reference/{file}.md": "\n".join(
+            [f"# {entry['title']}", "", entry["about"], "", *(_entry(name) for name in entry["names"])]
+        )
+        for file, entry in table.items()
+    }
+    for file, title, package in (
+        ("bridge", "Bridge", BRIDGE),
+        ("spec", "Reference in NumPy", "halfstep_spec"),
+    ):
+        names = [name for name in sources(package) if name != "SPEC_VERSION"]
+        blocks = "\n".join(_block(package, name) for name in names)
+        pages[f"docs/reference/{file}.md"] = f"# {title}\n\n{blocks}"
+    return pages
+
+
+def _entry(entry: str) -> str:
+    """Return the text of one name: a tab for each package, or a single text where both share the object."""
+    parts = [part.strip() for part in entry.split("|")]
+    names = dict(zip(PACKAGES, parts * 2 if len(parts) == 1 else parts, strict=True))
+    title = "\n## " + ", ".join(f"`{name}`" for name in dict.fromkeys(filter(None, parts))) + "\n"
+    origins = {sources(PACKAGES[tab])[name].split(".")[0] for tab, name in names.items() if name}
+    if origins == {"halfstep"} or not all(names.values()):
+        tab = next(tab for tab, name in names.items() if name)
+        return f"{title}\n{_block(PACKAGES[tab], names[tab])}"
+    tabs = (
+        f'=== "{tab}"\n\n' + re.sub(r"^(?=.)", "    ", _block(PACKAGES[tab], name), flags=re.MULTILINE)
+        for tab, name in names.items()
+    )
+    return "\n".join([title, *tabs])
+
+
+def _block(package: str, name: str) -> str:
+    """Return what mkdocstrings replaces by the documentation of a name."""
+    return f"::: {package}.{name}\n    options:\n      show_root_toc_entry: false\n"
+
+
+@functools.cache
+def sources(package: str) -> dict[str, str]:
+    """Return the public names of a package, and the module from which it imports each."""
+    (folder,) = (
+        ROOT / root
+        for root in ("pkg_jax", "pkg_torch", "shared_spec")
+        if (ROOT / root / package.split(".")[0]).is_dir()
+    )
+    tree = ast.parse((folder / package.replace(".", "/") / "__init__.py").read_text())
+    public: list[str] = []
+    origin: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            origin |= {alias.asname or alias.name: node.module for alias in node.names}
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            public = ast.literal_eval(node.value)
+    return {name: origin.get(name, package) for name in public}
+
+
+class _Links(HTMLParser):
+    """The addresses to which a page links, and its anchors; what it loads from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.anchors: set[str] = {""}
+        self.loaded: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note what a tag links to, names or loads."""
+        values = {name: value for name, value in attrs if value}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        target = values.get("href") or values.get("src")
+        if target and (tag == "a" or "src" in values or values.get("rel") == "stylesheet"):
+            self.links.add(target)
+            if tag != "a" and re.match("(https?:)?//", target):
+                self.loaded.add(target)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Follow each link of the built site, also those that plugins made."""
+    site = pathlib.Path(config.site_dir)
+    pages = {page: _Links() for page in sorted(site.rglob("*.html"))}
+    for page, links in pages.items():
+        links.feed(page.read_text())
+    wrong = [f"{page.relative_to(site)} loads {url}" for page, links in pages.items() for url in links.loaded]
+    for page, links in pages.items():
+        if page.name == "404.html":  # its links begin at the root of the published site
+            continue
+        for link in sorted(links.links):
+            url = urllib.parse.urlsplit(link)
+            if url.scheme or url.netloc:
+                continue
+            target = (page.parent / urllib.parse.unquote(url.path)).resolve() if url.path else page
+            target = target / "index.html" if target.is_dir() else target
+            anchor = urllib.parse.unquote(url.fragment)
+            if not target.is_file():
+                wrong.append(f"{page.relative_to(site)} links to {link}: there is no such page")
+            elif target in pages and anchor not in pages[target].anchors:
+                wrong.append(f"{page.relative_to(site)} links to {link}: that page has no such anchor")
+    if wrong:
+        raise PluginError("\n".join(wrong))
