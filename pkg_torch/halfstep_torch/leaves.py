@@ -65,7 +65,7 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
             f"{caller}: the weight {name!r} has no shape yet. Run the model once before it has an optimizer."
         )
     if not _is_plain(param):
-        raise TypeError(f"{caller}: the weight {name!r} is {_kind(param)}. Pass plain dense tensors.")
+        raise TypeError(f"{caller}: the weight {name!r} is {_kind(param)}. {_way_out(param)}")
     if param.dtype not in _HELD_BY_FLOAT32:
         raise TypeError(
             f"{caller}: the weight {name!r} is {dtype_name(param.dtype)}; "
@@ -138,7 +138,7 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
     # A wrapper may have put other tensors into the groups since they were added.
     for what, tensor in (("weight", param), ("gradient of", grad)):
         if type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__"):
-            raise TypeError(f"{caller}: the {what} {name!r} is {_kind(tensor)}. Pass plain dense tensors.")
+            raise TypeError(f"{caller}: the {what} {name!r} is {_kind(tensor)}. {_way_out(tensor)}")
     if grad.layout != torch.strided:
         raise TypeError(
             f"{caller}: the gradient of {name!r} is sparse; gradients are dense. "
@@ -231,6 +231,15 @@ def _is_plain(x: Tensor) -> bool:
 
 def _kind(x: Tensor) -> str:
     return f"a {type(x).__name__}" if x.layout == torch.strided else "sparse"
+
+
+def _way_out(x: Tensor) -> str:
+    if type(x).__name__ == "DTensor":
+        return (
+            "FSDP and tensor parallelism are not supported; DistributedDataParallel is, and "
+            "ZeroRedundancyOptimizer with names=list(model.named_parameters())."
+        )
+    return "Pass plain dense tensors."
 
 
 def _cut(spec: StateArray) -> str:

@@ -184,7 +184,7 @@ def _advice_on_moment(terms: Terms, name: str, moment: MomentDiagnosis) -> Itera
     if moment.not_as_asked > 0.05:
         yield (
             f"{moment.not_as_asked:.0%} of {name} is not kept as was asked for: {moment.why}. "
-            "Change what was asked for, or make the state anew."
+            "Ask for another format, or for a lower min_size, and build a new optimizer."
         )
 
 

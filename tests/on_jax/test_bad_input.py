@@ -30,7 +30,8 @@ def injected(**options):
     return optax.inject_hyperparams(hs.adamw)(1e-3, **options).init(W)
 
 
-_DTYPES = 'Use "bfloat16", "float16" or "float32".'
+_DTYPES = 'Use "bfloat16", "float16" or "float32"; of 8 bits scaled("float8_e4m3fn"), or a recipe.'
+_NU_DTYPES = 'Use "bfloat16" or "float32"; of 8 bits scaled("ufloat8_e5m3"), or a recipe.'
 _ROUNDINGS = 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
 _SEED = "Use an integer in that range, or two uint32 words (high, low)."
 _A_SEED = "Use an integer in [0, 2^64), or two uint32 words (high, low)."
@@ -121,14 +122,14 @@ ROWS = [
     (
         lambda: hs.scale_by_adam(nu_dtype="float8_e4m3fn"),
         ValueError,
-        'scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. Use scaled("float8_e4m3fn").',
+        'scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. Use scaled("ufloat8_e5m3").',
     ),
     (
         lambda: hs.scale_by_adam(mu_dtype=ml_dtypes.float8_e5m2),
         ValueError,
         'scale_by_adam: mu_dtype=float8_e5m2 cannot hold a moment without a block scale. Use scaled("float8_e5m2").',
     ),
-    (lambda: hs.adamw(1e-3, nu_dtype=jnp.int32), ValueError, f"scale_by_adam: nu_dtype=int32 is not a state dtype. {_DTYPES}"),
+    (lambda: hs.adamw(1e-3, nu_dtype=jnp.int32), ValueError, f"scale_by_adam: nu_dtype=int32 is not a state dtype. {_NU_DTYPES}"),
     (lambda: hs.adam(1e-3, mu_dtype="float64"), ValueError, f"scale_by_adam: mu_dtype=float64 is not a state dtype. {_DTYPES}"),
     (lambda: hs.adam(1e-3, mu_dtype="bf16"), ValueError, f"scale_by_adam: mu_dtype=bf16 is not a state dtype. {_DTYPES}"),
     (lambda: hs.adam(1e-3, mu_dtype=16), TypeError, f"scale_by_adam: mu_dtype=16 is not a state dtype. {_DTYPES}"),
