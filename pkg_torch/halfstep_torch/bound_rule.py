@@ -69,7 +69,7 @@ class BoundRule:
     wide_weights: bool = True
     tensor_numbers: bool = False
 
-    @functools.cached_property
+    @property
     def scope(self) -> str:
         """What `update` sees, as `Rule.scope` has it."""
         return self.rule.scope

@@ -92,10 +92,9 @@ def _check_owners(links: Sequence[Link]) -> None:
     owners: dict[tuple[str, str], str] = {}
     for link in links:
         owned = [("group entry", entry) for entry in link.entries]
-        for thing in owned + [("state array", key) for key in link.state_keys]:
-            if thing in owners:
-                what, key = thing
+        for kind, key in owned + [("state array", key) for key in link.state_keys]:
+            if owner := owners.get((kind, key)):
                 raise ValueError(
-                    f"chain: {owners[thing]} and {link.name} both own the {what} {key!r}. Keep one of them."
+                    f"chain: {owner} and {link.name} both own the {kind} {key!r}. Keep one of them."
                 )
-            owners[thing] = link.name
+            owners[kind, key] = link.name

@@ -77,8 +77,10 @@ class Description:
     def __str__(self) -> str:
         head, rows = ("parameter", "shape", "weight", "state bytes", "moments"), []
         for leaf in self.leaves:
-            kept = [f"{key} {one.format}, {one.rounding}" for key, one in leaf.moments.items()]
-            reasons = dict.fromkeys(filter(None, (leaf.why, *(one.why for one in leaf.moments.values()))))
+            kept = [f"{key} {moment.format}, {moment.rounding}" for key, moment in leaf.moments.items()]
+            reasons = dict.fromkeys(
+                filter(None, (leaf.why, *(moment.why for moment in leaf.moments.values())))
+            )
             why = f" ({'; '.join(reasons)})" if reasons else ""
             weight = leaf.dtype if leaf.dtype == "float32" else f"{leaf.dtype}, {leaf.storage}"
             rows.append(
@@ -119,7 +121,7 @@ def describe(optimizer: Optimizer) -> Description:
     links = optimizer.bound_links()
     groups = (i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
     leaves = zip(groups, optimizer.plans(), strict=True)
-    return Description(tuple(_leaf(optimizer, i, links[i], *of_plan) for i, of_plan in leaves))
+    return Description(tuple(_leaf(optimizer, i, links[i], *planned) for i, planned in leaves))
 
 
 def state_bytes(optimizer: Optimizer, param: Tensor, plan: Plan) -> int:
@@ -152,8 +154,8 @@ def _leaf(
     moments, frozen = {}, is_frozen(optimizer, param)
     for rule, index in () if frozen else zip(plan.rules, plan.rule_indices, strict=True):
         link, h = links[index]
-        for one in rule.moments:
-            moments[one.key] = _moment(one, _asked_format(link, h, one.name), shape)
+        for moment in rule.moments:
+            moments[moment.key] = _moment(moment, _asked_format(link, h, moment.name), shape)
     return LeafDescription(
         name=name,
         group=group,
@@ -175,8 +177,8 @@ def _asked_format(link: Link, h: Any, name: str) -> Format | None:
     return getattr(h, dtype) if dtype else None
 
 
-def _moment(one: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDescription:
-    stored = getattr(one, "outer", one)
+def _moment(moment: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDescription:
+    stored = getattr(moment, "outer", moment)
     fmt: Format = stored.format
     rounding = "exact" if not fmt.rounds else "stochastic" if stored.source is not None else "nearest"
     array = stored.arrays[stored.key]

@@ -46,9 +46,9 @@ class Entry:
 @functools.cache
 def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
     """Return what a class of rules reads, in the order of its fields."""
-    found = declared(rule)
-    formats = [moment.dtype for moment in found.moments.values() if moment.dtype]
-    places: dict[str, str | None] = {field: number.torch for field, number in found.numbers.items()}
+    declarations = declared(rule)
+    formats = [moment.dtype for moment in declarations.moments.values() if moment.dtype]
+    places: dict[str, str | None] = {field: number.torch for field, number in declarations.numbers.items()}
     places |= dict.fromkeys(formats, "")
     keys = {
         field: "" if place is None else (place or field).partition("[")[0] for field, place in places.items()
@@ -57,7 +57,7 @@ def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
     entries = []
     fields: tuple[dataclasses.Field, ...] = dataclasses.fields(rule)  # pyright: ignore[reportArgumentType]
     for field in (field.name for field in fields if field.name in places):
-        number, key = found.numbers.get(field), keys[field]
+        number, key = declarations.numbers.get(field), keys[field]
         check = as_format if number is None else _check_of(number)
         index = (places[field] or "").partition("[")[2].rstrip("]")
         owned = bool(key) and (number is None or number.owned)

@@ -125,10 +125,10 @@ class Link(Rule):
         """Return the same rule with other random words."""
         return dataclasses.replace(self, seed=seed) if has_field(self, "seed") else self
 
-    def step_numbers(self, h: Any, step: int, gs: Sequence[Tensor] = ()) -> Any:
+    def step_numbers(self, h: Any, step: int, measured: Mapping[str, Any] | None = None) -> Any:
         """Return the numbers of one step, by name, all float32 values; a decay rate of ours as a `DecayRate`.
 
-        `step` is the count after its increment; `gs` are all gradients, for a rule that measures them.
+        `step` is the count after its increment; `measured` is what `measure` gave, for a rule that measures.
         """
         rule, numbers, values = self.rule, {}, {}
         ours = is_ours(type(rule))
@@ -139,8 +139,7 @@ class Link(Rule):
             numbers[field] = DecayRate.of(value) if number.is_rate and ours else value
         with np.errstate(all="ignore"):  # infinities are numbers too: at lr = 0 nothing moves
             numbers.update(rule.numbers(_hyperparameters(values), step, _NUMBERS_OP))
-        if self.measures:
-            numbers.update(self.measure(h, gs))
+        numbers.update(measured or {})
         rounded = (x if isinstance(x, DecayRate) else float(np.float32(x)) for x in numbers.values())
         return named_tuple("Numbers", tuple(numbers))(*rounded)
 

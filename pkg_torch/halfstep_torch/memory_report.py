@@ -56,16 +56,16 @@ class MemoryReport:
     def __str__(self) -> str:
         head = ("", "params", "weights", "gradients", "state", "total", "B/param", "float32 AdamW")
         rows: list[tuple[str, ...]] = []
-        for one in (*self.groups, self.all):
-            counts = (one.weights, one.gradients, one.state, one.total)
-            per_param = f"{one.total / one.params:.2f}" if one.params else "-"
+        for row in (*self.groups, self.all):
+            counts = (row.weights, row.gradients, row.state, row.total)
+            per_param = f"{row.total / row.params:.2f}" if row.params else "-"
             rows.append(
                 (
-                    one.name,
-                    f"{one.params:,}",
+                    row.name,
+                    f"{row.params:,}",
                     *map(_in_units, counts),
                     per_param,
-                    _in_units(one.float32_adamw),
+                    _in_units(row.float32_adamw),
                 )
             )
         return text_table(head, rows, right=range(1, len(head)))

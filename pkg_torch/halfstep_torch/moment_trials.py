@@ -54,16 +54,18 @@ def _kept_otherwise(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> d
     if isinstance(optimizer, Optimizer):
         leaves = zip(describe(optimizer).leaves, optimizer.plans(), strict=True)
         return {
-            (param, key): one.why
+            (param, key): moment.why
             for leaf, (_, param, _) in leaves
-            for key, one in leaf.moments.items()
-            if one.why
+            for key, moment in leaf.moments.items()
+            if moment.why
         }
     alone, copies = copy_of(optimizer, params, torch.clone, torch.clone, None)
     take_step(alone)
-    found = {}
+    reasons = {}
     for p, fresh in ((p, alone.state[copy]) for p, copy in copies.items()):
         for key, x in optimizer.state[p].items():
             if is_moment(p, key, x) and is_moment(p, key, fresh.get(key)) and fresh[key].dtype != x.dtype:
-                found[p, key] = f"it is {dtype_name(x.dtype)}, and {dtype_name(fresh[key].dtype)} where fresh"
-    return found
+                reasons[p, key] = (
+                    f"it is {dtype_name(x.dtype)}, and {dtype_name(fresh[key].dtype)} where fresh"
+                )
+    return reasons

@@ -64,13 +64,13 @@ class Op:
             return x.refuse()
         scalar = None if isinstance(x, (Mask, bool)) else self.as_scalar(x)
         if scalar is None:
-            found = "a comparison" if isinstance(x, Mask) else f"a bare {type(x).__name__}"
+            kind = "a comparison" if isinstance(x, Mask) else f"a bare {type(x).__name__}"
             way = (
                 "op.where(mask, x, y)"
                 if isinstance(x, Mask)
                 else "numbers of the step, or op.apply(function, x)"
             )
-            raise TypeError(f"{self.rule}: update computes with {found}. Use {way}.")
+            raise TypeError(f"{self.rule}: update computes with {kind}. Use {way}.")
         return Number(scalar, Made.NUMBER, self)
 
     def wrap(self, x: Any, made: Made = Made.ARRAY) -> Number:
@@ -174,10 +174,10 @@ class Op:
 
         Its results are float32 or truth values, of any shape.
         """
-        found = function(*(self.truth(x) if isinstance(x, Mask) else self.bare(x) for x in xs))
-        if isinstance(found, tuple):
-            return tuple(self._applied(function, x) for x in found)
-        return self._applied(function, found)
+        result = function(*(self.truth(x) if isinstance(x, Mask) else self.bare(x) for x in xs))
+        if isinstance(result, tuple):
+            return tuple(self._applied(function, x) for x in result)
+        return self._applied(function, result)
 
     def truth(self, mask: Mask) -> Any:
         """Return the truth values of a Mask; raise TypeError for anything else."""
@@ -263,9 +263,9 @@ def dtype_name(x: Any) -> str:
 
 def check_array(rule: str, what: str, x: Any, shape: tuple[int, ...]) -> None:
     """Refuse what is not a float32 array of `shape`."""
-    found = dtype_name(x), tuple(getattr(x, "shape", ()))
-    if found != ("float32", tuple(shape)):
+    actual = dtype_name(x), tuple(getattr(x, "shape", ()))
+    if actual != ("float32", tuple(shape)):
         raise ValueError(
-            f"{rule}: {what} is {found[0]}{list(found[1])}, due is float32{list(shape)}. "
+            f"{rule}: {what} is {actual[0]}{list(actual[1])}, due is float32{list(shape)}. "
             "Return float32 of the shape that came in."
         )

@@ -239,9 +239,9 @@ def declared(rule: type[Rule]) -> Declared:
     host_options = tuple(f.name for f in fields if _KEY in f.metadata and f.name not in numbers)
     stored_as = {field for moment in moments.values() for field in (moment.dtype, moment.rounding)}
     options = tuple(sorted(names - {*numbers, *host_options, *stored_as, "seed"}))
-    found = Declared(numbers, moments, options, host_options)
-    _check(rule, found, names)
-    return found
+    declarations = Declared(numbers, moments, options, host_options)
+    _check(rule, declarations, names)
+    return declarations
 
 
 def _with_fields(moment: Moment, name: str, fields: set[str]) -> Moment:
@@ -251,12 +251,17 @@ def _with_fields(moment: Moment, name: str, fields: set[str]) -> Moment:
     return dataclasses.replace(moment, name=name, torch=moment.torch or name, **chosen)
 
 
-def _check(rule: type[Rule], found: Declared, fields: set[str]) -> None:
+def _check(rule: type[Rule], declarations: Declared, fields: set[str]) -> None:
     if rule.scope not in SCOPES:
         scopes = '"elementwise", "parameter" or "all"'
         raise ValueError(f"{rule.name}: scope={rule.scope!r} is not a scope. Use {scopes}.")
-    for name, moment in found.moments.items():
-        known = {"rate": set(found.numbers), "dtype": fields, "rounding": fields, "unit": set(found.moments)}
+    for name, moment in declarations.moments.items():
+        known = {
+            "rate": set(declarations.numbers),
+            "dtype": fields,
+            "rounding": fields,
+            "unit": set(declarations.moments),
+        }
         for what, names in known.items():
             field = getattr(moment, what)
             if field and field not in names:
@@ -272,17 +277,17 @@ def _check(rule: type[Rule], found: Declared, fields: set[str]) -> None:
                 f"{rule.name}: the moment {name!r} has a shape of its own, and the rule is elementwise. "
                 'Give it scope = "parameter".'
             )
-    _check_keys(rule, found)
-    _check_entries(rule, found)
+    _check_keys(rule, declarations)
+    _check_entries(rule, declarations)
 
 
-def _check_keys(rule: type[Rule], found: Declared) -> None:
+def _check_keys(rule: type[Rule], declarations: Declared) -> None:
     """Refuse moments whose arrays would share a name in a state, or random words (contract W6)."""
-    if {"mu", "trace"} <= found.moments.keys():
-        name, other = (name for name in found.moments if name in ("mu", "trace"))
+    if {"mu", "trace"} <= declarations.moments.keys():
+        name, other = (name for name in declarations.moments if name in ("mu", "trace"))
         raise ValueError(f"{rule.name}: the words of {name} are those of another moment, {other}. Rename it.")
     owners = {"step": "step", "count": "count", "seed": "seed"}
-    for name, moment in found.moments.items():
+    for name, moment in declarations.moments.items():
         for key in (name, f"{name}_scale", moment.torch, f"{moment.torch}_scale"):
             if owners.setdefault(key, name) != name:
                 raise ValueError(
@@ -291,11 +296,11 @@ def _check_keys(rule: type[Rule], found: Declared) -> None:
                 )
 
 
-def _check_entries(rule: type[Rule], found: Declared) -> None:
+def _check_entries(rule: type[Rule], declarations: Declared) -> None:
     """Refuse two fields that give one entry of a param group its default."""
     owners: dict[str, str] = {}
-    entries = {field: number.torch for field, number in found.numbers.items() if number.owned}
-    entries |= {moment.dtype: "" for moment in found.moments.values() if moment.dtype}
+    entries = {field: number.torch for field, number in declarations.numbers.items() if number.owned}
+    entries |= {moment.dtype: "" for moment in declarations.moments.values() if moment.dtype}
     for field, entry in entries.items():
         if entry is None:
             continue

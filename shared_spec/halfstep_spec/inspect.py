@@ -14,21 +14,21 @@ from halfstep_spec.checkpoint.state_file import FileArray, read_state_file
 def lines(header: dict[str, Any], arrays: dict[str, FileArray]) -> list[str]:
     """Return what is said of a file: the run, its recipes, and every array."""
     total = sum(array.bits.nbytes for array in arrays.values())
-    said = [
+    text = [
         f"written by {header['writer']}, contract version {header['spec_version']}, "
         f"layout version {header['layout_version']}; its SHA-256 is right",
         f"{len(header['leaves'])} leaves, {len(arrays)} arrays, {total:,} bytes",
     ]
     users = collections.Counter(header["leaves"].values())
     for number, recipe in enumerate(header["recipes"]):
-        said += ["", f"recipe {number}, of {users[number]} leaves:"]
-        said += [f"  {_link(link)}" for link in recipe]
-    said += ["", f"{'array':<40} {'stored as':<34} {'shape':<16} {'bytes':>10}"]
+        text += ["", f"recipe {number}, of {users[number]} leaves:"]
+        text += [f"  {_link(link)}" for link in recipe]
+    text += ["", f"{'array':<40} {'stored as':<34} {'shape':<16} {'bytes':>10}"]
     for name, array in sorted(arrays.items()):
         label, shape = header["formats"].get(name), "x".join(map(str, array.bits.shape)) or "scalar"
         stored = format_label(label) if label else array.dtype
-        said.append(f"{name:<40} {stored:<34} {shape:<16} {array.bits.nbytes:>10,}")
-    return said
+        text.append(f"{name:<40} {stored:<34} {shape:<16} {array.bits.nbytes:>10,}")
+    return text
 
 
 def format_label(label: dict[str, Any]) -> str:
@@ -47,17 +47,17 @@ def format_label(label: dict[str, Any]) -> str:
 
 def _link(link: dict[str, Any]) -> str:
     """Return one link of a recipe in words."""
-    said = [link["name"]]
+    words = [link["name"]]
     if link["count"] is not None:
-        said.append(f"step {link['count']}")
+        words.append(f"step {link['count']}")
     if link["seed"] is not None:
-        said.append(f"seed {(link['seed'][0] << 32) | link['seed'][1]}")
-    said += [f"{name} {value:.7g}" for name, value in link["numbers"].items() if value is not None]
-    said += [name for name, value in link["options"].items() if value is True]
+        words.append(f"seed {(link['seed'][0] << 32) | link['seed'][1]}")
+    words += [f"{name} {value:.7g}" for name, value in link["numbers"].items() if value is not None]
+    words += [name for name, value in link["options"].items() if value is True]
     for name, stored in link["arrays"].items():
         rounding = f" ({stored['rounding']})" if stored.get("rounding") else ""
-        said.append(f"{name} in {format_label(stored['format'])}{rounding}")
-    return ", ".join([*said, "passes float32 weights on"] if link["idle"] else said)
+        words.append(f"{name} in {format_label(stored['format'])}{rounding}")
+    return ", ".join([*words, "passes float32 weights on"] if link["idle"] else words)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -102,7 +102,9 @@ class OptaxOptimizer(torch.optim.Optimizer):
     def _one_transform(self, tx: Any) -> Any:
         """Return the transform of all groups."""
         transforms = [tx] if hasattr(tx, "update") else list(tx) if isinstance(tx, Sequence) else []
-        if not transforms or not all(hasattr(one, "init") and hasattr(one, "update") for one in transforms):
+        if not transforms or not all(
+            hasattr(transform, "init") and hasattr(transform, "update") for transform in transforms
+        ):
             raise TypeError(f"{_NAME}: tx={tx!r} is not an Optax transform, or a list of them.")
         if len(transforms) != len(self.param_groups):
             raise ValueError(
@@ -113,7 +115,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
             return transforms[0]
         places = [str(i) for i, group in enumerate(self.param_groups) for _ in group["params"]]
         labels = dict(zip(self._params, places, strict=True))
-        return optax.partition({str(i): one for i, one in enumerate(transforms)}, labels)
+        return optax.partition({str(i): transform for i, transform in enumerate(transforms)}, labels)
 
     def jax_params(self) -> dict[str, jax.Array]:
         """Return copies of the weights, by leaf name: the tree of which `optax_state` is the state."""
@@ -184,7 +186,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors, with the header of a state file; it loads with `weights_only=True`."""
         header, arrays = state_file_of("state_dict", self.jax_params(), self.optax_state, self._tx)
-        kept = {name: one for name, one in arrays.items() if not name.startswith("params/")}
+        kept = {name: array for name, array in arrays.items() if not name.startswith("params/")}
         return {
             **super().state_dict(),
             "optax": {
@@ -210,11 +212,11 @@ class OptaxOptimizer(torch.optim.Optimizer):
             raise TypeError("load_state_dict: this is no state dict of an OptaxOptimizer.")
         saved, params = state_dict["optax"], self.jax_params()
         arrays = {
-            name: FileArray(one["dtype"], tuple(one["shape"]), one["data"].cpu().numpy())
-            for name, one in saved["arrays"].items()
+            name: FileArray(array["dtype"], tuple(array["shape"]), array["data"].cpu().numpy())
+            for name, array in saved["arrays"].items()
         }
-        _, own = state_file_of("load_state_dict", params, self.optax_state, self._tx)
-        arrays |= {name: one for name, one in own.items() if name.startswith("params/")}
+        _, current = state_file_of("load_state_dict", params, self.optax_state, self._tx)
+        arrays |= {name: array for name, array in current.items() if name.startswith("params/")}
         header = json.loads(saved["header"])
         _, self.optax_state = read_state("load_state_dict", header, arrays, params, self._tx)
         self._show_rates()
@@ -257,9 +259,9 @@ def _step_of(tx: Any) -> Callable:
     return step
 
 
-def _check(what: str, found: Any, due: Any, describe: Callable[[Any], Any]) -> None:
+def _check(what: str, returned: Any, due: Any, describe: Callable[[Any], Any]) -> None:
     """Raise ValueError unless a transform returned what it was given, as far as `describe` tells."""
-    if jax.tree.map(describe, found) != jax.tree.map(describe, due):
+    if jax.tree.map(describe, returned) != jax.tree.map(describe, due):
         raise ValueError(
             f"{_NAME}: the transform returned {what} of another structure, shape or dtype. "
             "Use one whose update returns what its init made."
@@ -268,12 +270,12 @@ def _check(what: str, found: Any, due: Any, describe: Callable[[Any], Any]) -> N
 
 def _rate(state: Any) -> Any:
     """Return the learning rate that `optax.inject_hyperparams` holds in a state, or None."""
-    found = [
+    candidates = [
         value
         for path, value in optax.tree.get_all_with_path(state, "learning_rate")
         if any(getattr(key, "name", None) == "hyperparams" for key in path)
     ]
-    return found[0] if len(found) == 1 else None
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _with_rate(state: Any, rate: Any) -> Any:

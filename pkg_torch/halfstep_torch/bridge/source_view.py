@@ -81,7 +81,7 @@ class SourceView(nn.Module):
         optimizer.zero_grad = zero_grad
 
         def before_step(_: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
-            if any(callable(one) for one in (*args, *options.values())):
+            if any(callable(argument) for argument in (*args, *options.values())):
                 raise TypeError(
                     f"{_CALLER}: a step takes no closure: the gradients it makes would come too late. "
                     "Run backward before the step."
@@ -128,7 +128,7 @@ class SourceView(nn.Module):
         return rows.view(split).permute(axes)
 
     def _all_sources(self) -> list[Tensor]:
-        return list({id(one): one for sources in self._sources.values() for one in sources}.values())
+        return list({id(source): source for sources in self._sources.values() for source in sources}.values())
 
     def _address(self, leaf: str) -> tuple:
         return tuple((source.data_ptr(), source.dtype) for source in self._sources[leaf])
@@ -138,14 +138,14 @@ def _checked(mapping: Mapping[str, Place], model: nn.Module) -> dict[str, Sequen
     """Return the parameters of every leaf, if the map has each part of the model once."""
     params = dict(model.named_parameters())
     taken = dict.fromkeys(params, 0)
-    found: dict[str, Sequence[Tensor]] = {}
+    sources: dict[str, Sequence[Tensor]] = {}
     for leaf, place in mapping.items():
         unknown = [name for name in place.parameters if name not in params]
         if unknown:
             raise ValueError(
                 f"{_CALLER}: {leaf!r} is mapped to {unknown[0]!r}, which the model does not have."
             )
-        found[leaf] = [params[name] for name in place.parameters]
+        sources[leaf] = [params[name] for name in place.parameters]
         for name in place.parameters:
             rows = place.rows or (0, params[name].shape[0] if params[name].ndim else 1)
             whole = math.prod(params[name].shape[1:])
@@ -163,4 +163,4 @@ def _checked(mapping: Mapping[str, Place], model: nn.Module) -> dict[str, Sequen
             f"{_CALLER}: the map has {', '.join(wrong)} not at all, in part or twice. "
             "Map every parameter once."
         )
-    return found
+    return sources

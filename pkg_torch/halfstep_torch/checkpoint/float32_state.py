@@ -131,8 +131,8 @@ def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Pla
     """Return, of every rule of a plan, the words of its sources at a step."""
     seeds = [link.seed for link, _ in optimizer.bound_links()[group]]
     keys = as_int32(stream_keys(plan.streams(seeds), [step], [name])[0]).tolist()
-    of_array = plan.stages[0].array_words(keys, param.device)
-    return [[of_array(stream, role) for stream, role in sources] for sources in plan.sources]
+    words_of = plan.stages[0].array_words(keys, param.device)
+    return [[words_of(stream, role) for stream, role in sources] for sources in plan.sources]
 
 
 def _step_moments(rule: BoundRule, state: Mapping[str, Tensor], words: list) -> dict[str, StepMoment]:
@@ -151,8 +151,8 @@ def _decoded(
     # As the next step reads it.
     words = _words(optimizer, group, name, param, plan, min(step + 1, LAST_STEP))
     for rule, of_rule in zip(plan.rules, words, strict=True):
-        for key, one in _step_moments(rule, kept, of_rule).items():
-            state[key] = one.value.clone().view(_shape(rule, key, param))
+        for key, moment in _step_moments(rule, kept, of_rule).items():
+            state[key] = moment.value.clone().view(_shape(rule, key, param))
     if set(state) == {"momentum_buffer"}:
         return state
     return {"step": torch.tensor(float(step), device="cpu"), **state}
@@ -163,18 +163,20 @@ def _encoded(
 ) -> dict[str, Tensor]:
     """Return the state of a parameter in the formats of its plan."""
     step = int(saved.get("step", 0))
-    own = {key: array for key, array in optimizer.state.get(param, {}).items() if key in plan.weights.arrays}
+    beside = {
+        key: array for key, array in optimizer.state.get(param, {}).items() if key in plan.weights.arrays
+    }
     state = {
         **new_state(param, plan.arrays),
-        **own,
+        **beside,
         "step": torch.tensor(step, dtype=torch.int64, device="cpu"),
     }
     words = _words(optimizer, group, name, param, plan, max(step, 1))
     for rule, of_rule in zip(plan.rules, words, strict=True):
-        for key, one in _step_moments(rule, state, of_rule).items():
+        for key, moment in _step_moments(rule, state, of_rule).items():
             x = saved[key].detach().to(param.device, torch.float32)
-            one.round(x.contiguous().view(-1))
-            for array_key, array in one.arrays.items():
+            moment.round(x.contiguous().view(-1))
+            for array_key, array in moment.arrays.items():
                 state[array_key] = array.view(state[array_key].shape)
     return state
 
@@ -184,7 +186,7 @@ def _shape(rule: BoundRule, key: str, param: Tensor) -> tuple[int, ...]:
 
 
 def _moment_keys(plan: Plan) -> dict[str, BoundRule]:
-    return {one.key: rule for rule in plan.rules for one in rule.moments}
+    return {moment.key: rule for rule in plan.rules for moment in rule.moments}
 
 
 def _numbers_of(optimizer: Optimizer, index: int) -> dict[str, Any]:
@@ -220,32 +222,32 @@ def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mappin
             f"{caller}: the state dict has {len(saved)} param groups, this optimizer {len(groups)}. "
             "Build it with the groups of the run that was saved."
         )
-    for i, (group, theirs) in enumerate(zip(groups, saved, strict=True)):
+    for i, (group, saved_group) in enumerate(zip(groups, saved, strict=True)):
         for name in ("amsgrad", "dampening"):
-            if theirs.get(name) and not (group.get(name)):
+            if saved_group.get(name) and not (group.get(name)):
                 raise ValueError(
-                    f"{caller}: {name}={theirs[name]} in param group {i} of the state dict; it is not here. "
-                    "Start from a fresh state."
+                    f"{caller}: {name}={saved_group[name]} in param group {i} of the state dict; it is not "
+                    "here. Start from a fresh state."
                 )
-        if len(group["params"]) != len(theirs["params"]):
+        if len(group["params"]) != len(saved_group["params"]):
             raise ValueError(
-                f"{caller}: param group {i} has {len(theirs['params'])} parameters in the state dict, "
+                f"{caller}: param group {i} has {len(saved_group['params'])} parameters in the state dict, "
                 f"{len(group['params'])} here. Build the optimizer with those of the run that was saved."
             )
 
 
 def _ids(caller: str, index: int, group: Mapping, saved: Mapping) -> list[Any]:
     """Return the saved ids of a group's parameters, in their order here."""
-    ours, theirs = (leaf_names(entries.get("param_names", ())) for entries in (group, saved))
-    if not ours or len(theirs) != len(saved["params"]):
+    names, saved_names = (leaf_names(entries.get("param_names", ())) for entries in (group, saved))
+    if not names or len(saved_names) != len(saved["params"]):
         return list(saved["params"])
-    ids = dict(zip(theirs, saved["params"], strict=True))
-    if missing := [name for name in ours if name not in ids]:
+    ids = dict(zip(saved_names, saved["params"], strict=True))
+    if missing := [name for name in names if name not in ids]:
         raise ValueError(
             f"{caller}: parameter {missing[0]!r} is not in group {index} of the state dict. "
             "Pass the parameters with the names of the run that was saved."
         )
-    return [ids[name] for name in ours]
+    return [ids[name] for name in names]
 
 
 def _check_saved(caller: str, name: str, param: Tensor, plan: Plan, saved: Mapping[str, Any] | None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from halfstep.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
-from halfstep_torch.checkpoint.links import arrays_of, idle_places, recipe_of
+from halfstep_torch.checkpoint.recipe import arrays_of, idle_places, recipe_of
 from halfstep_torch.engine.batches import new_state
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
@@ -104,9 +104,9 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     caller = "load_state"
     weights, stepped = _parameters(caller, model, optimizer)
     header, arrays = read_state_file(caller, path)
-    own: dict[str, Recipe] = {leaf: [] for leaf in weights}
-    own |= {leaf: recipe_of(plan, links, 0) for leaf, (_, _, plan, links) in stepped.items()}
-    saved = read_recipes(caller, header, own)
+    recipes: dict[str, Recipe] = {leaf: [] for leaf in weights}
+    recipes |= {leaf: recipe_of(plan, links, 0) for leaf, (_, _, plan, links) in stepped.items()}
+    saved = read_recipes(caller, header, recipes)
     due = {f"params/{leaf}" for leaf in weights}
     kept = {leaf: list(arrays_of(plan)) for leaf, (_, _, plan, links) in stepped.items()}
     due |= {f"{field}/{leaf}" for leaf, rows in kept.items() for _, field, _ in rows}
@@ -120,7 +120,7 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
             states[param][key] = _tensor(
                 caller, f"{field}/{leaf}", arrays, spec.dtype, spec.shape(tuple(param.shape))
             )
-    optimizer.load_state_dict(_state_dict(optimizer, states, _seeds(caller, stepped, own, saved)))
+    optimizer.load_state_dict(_state_dict(optimizer, states, _seeds(caller, stepped, recipes, saved)))
     for leaf, param in weights.items():
         param.copy_(read[leaf])
 
@@ -167,23 +167,23 @@ def _step(caller: str, leaf: str, recipe: Recipe) -> int:
 
 
 def _seeds(
-    caller: str, stepped: Mapping[str, _Stepped], own: Mapping[str, Recipe], saved: Mapping[str, Recipe]
+    caller: str, stepped: Mapping[str, _Stepped], recipes: Mapping[str, Recipe], saved: Mapping[str, Recipe]
 ) -> dict[tuple[int, int], list[int]]:
     """Return the seeds that the file has, by group and place in its chain: one, or two of `store_state`."""
     seeds: dict[tuple[int, int], list[int]] = {}
     for leaf, (_, group, plan, links) in stepped.items():
-        rest = iter(paired(saved[leaf], own[leaf]))
+        rest = iter(paired(saved[leaf], recipes[leaf]))
         for place in (*plan.rule_indices, *idle_places(plan, links)):
-            mine = links[place][0].seed
-            count = len(mine) if isinstance(mine, (tuple, list)) else 1
+            seed_here = links[place][0].seed
+            count = len(seed_here) if isinstance(seed_here, (tuple, list)) else 1
             words = [next(rest)["seed"] for _ in range(count)]
             if None in words:
                 continue
-            found = [(high << 32) | low for high, low in words]
-            before = seeds.setdefault((group, place), found)
-            if before != found:
+            seed = [(high << 32) | low for high, low in words]
+            before = seeds.setdefault((group, place), seed)
+            if before != seed:
                 raise ValueError(
-                    f"{caller}: {links[place][0].name} has the seed {found} at {leaf!r} and {before} at "
+                    f"{caller}: {links[place][0].name} has the seed {seed} at {leaf!r} and {before} at "
                     "another weight of the group; a param group has one. Put them into groups of their own."
                 )
     return seeds
@@ -198,11 +198,11 @@ def _state_dict(
     ids = [i for group in state_dict["param_groups"] for i in group["params"]]
     state_dict["state"] = {i: states[param] for i, param in zip(ids, params, strict=True)}
     for number, group in enumerate(state_dict["param_groups"]):
-        own = list(group[HEADER]["seeds"])
-        for (owner, place), found in seeds.items():
+        group_seeds = list(group[HEADER]["seeds"])
+        for (owner, place), seed in seeds.items():
             if owner == number:
-                own[place] = tuple(found) if isinstance(own[place], (tuple, list)) else found[0]
-        group[HEADER] = {**group[HEADER], "seeds": own}
+                group_seeds[place] = tuple(seed) if isinstance(group_seeds[place], (tuple, list)) else seed[0]
+        group[HEADER] = {**group[HEADER], "seeds": group_seeds}
     return state_dict
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -13,25 +14,28 @@ from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
-from halfstep_torch.engine.rows import Slot, SlotKeys
+from halfstep_torch.engine.rows import Slot, SlotColumns
 from halfstep_torch.leaves import check_count, check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.storage.state_array import StateArray
 
+# Counts from which slots that differ in them are stepped together: each of their rows then reads its numbers,
+# and the kernel that does so is compiled besides.
+_MANY_COUNTS = 5
+
 
 @dataclasses.dataclass
 class Batch:
-    """Slots that go through the same stages with the same numbers, on one device.
+    """Slots that go through the same stages on one device, with the numbers of their counts.
 
     Attributes:
         group: of which they are.
         plan: of the slots, but for short blocks.
-        step: the count after this step.
         device: of all slots.
         grad_dtype: of all gradients.
-        numbers: of each rule, by name.
         slots: the parameters.
+        numbers: of each of their counts after this step the numbers of each rule, by name.
         keys: of their random words.
         kernels: of each stage the compiled function, or None where it runs eagerly; empty where all do.
         row_plan: the rows of the slots.
@@ -39,19 +43,18 @@ class Batch:
 
     group: ReadGroup
     plan: Plan
-    step: int
     device: torch.device
     grad_dtype: torch.dtype
-    numbers: list[Any] = dataclasses.field(default_factory=list)
-    slots: list[Slot] = dataclasses.field(default_factory=list)
+    slots: list[Slot]
+    numbers: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
     keys: Any = None
     kernels: Sequence[Callable[..., None] | None] = ()
     row_plan: Any = None
 
-    def stage_numbers(self, k: int) -> list[Any]:
-        """Return the numbers of the rules of the k-th stage."""
+    def stage_numbers(self, k: int) -> dict[int, list[Any]]:
+        """Return of each count the numbers of the rules of the k-th stage."""
         rules = self.plan.bounds[k]
-        return self.numbers[rules.start : rules.stop]
+        return {step: numbers[rules.start : rules.stop] for step, numbers in self.numbers.items()}
 
 
 @dataclasses.dataclass
@@ -62,11 +65,14 @@ class LastStep:
         slots: of each parameter that was stepped what its plan was made from, and its slot.
         plan_keys: of each group, by its index, what the plans of its parameters depend on.
         row_plans: of each batch.
+        numbers: of each link of each group, its values and the numbers of each count: where counts differ,
+            most are one more than another's.
     """
 
     slots: dict[Tensor, tuple[tuple, Slot]] = dataclasses.field(default_factory=dict)
     plan_keys: dict[int, tuple] = dataclasses.field(default_factory=dict)
     row_plans: dict[tuple, RowPlan] = dataclasses.field(default_factory=dict)
+    numbers: dict[tuple[int, int], tuple[Any, dict[int, Any]]] = dataclasses.field(default_factory=dict)
 
     def forget_state(self) -> None:
         """Let go of state arrays."""
@@ -88,7 +94,7 @@ def make_batches(
     groups: dict[int, ReadGroup] = {}
     plan_keys: dict[int, tuple] = {}
     slots: dict[Tensor, tuple[tuple, Slot]] = {}
-    batches: dict[tuple, Batch] = {}
+    kinds: dict[tuple, dict[int, list[Slot]]] = {}
     for i, name, param in parameters:
         grad = param.grad
         if grad is None:
@@ -108,28 +114,37 @@ def make_batches(
         if state and state.get("step") is not slot.counter:
             check_count(group.caller, name, state.get("step"))
         slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
-        kind = (i, id(slot.plan.shared), slot.step, param.device, grad.dtype)
-        if kind not in batches:
-            batches[kind] = Batch(group, slot.plan, slot.step, param.device, grad.dtype)
-        batches[kind].slots.append(slot)
-    made = list(batches.values())
+        kind = (i, id(slot.plan.shared), param.device, grad.dtype)
+        kinds.setdefault(kind, {}).setdefault(slot.step, []).append(slot)
+    made = []
+    for (i, _, device, grad_dtype), by_count in kinds.items():
+        parts = list(by_count.values())
+        together = [list(itertools.chain(*parts))] if len(parts) >= _MANY_COUNTS else parts
+        made += [Batch(groups[i], alike[0].plan, device, grad_dtype, alike) for alike in together]
+    known, last.numbers = last.numbers, {}
     for batch in made:
-        batch.numbers = _step_numbers(batch, made)
+        batch.numbers = _step_numbers(batch, made, known, last.numbers)
     last.slots, last.plan_keys = slots, plan_keys
     _attach_state(made, states)
     _attach_keys(made)
     return made
 
 
-def _step_numbers(batch: Batch, batches: Iterable[Batch]) -> list[Any]:
-    """Return the numbers of each rule of a batch."""
-    group, numbers = batch.group, []
+def _step_numbers(batch: Batch, batches: Iterable[Batch], known: Mapping, now: dict) -> dict[int, list[Any]]:
+    """Return of each count of a batch the numbers of each rule; what is `known` is not computed again."""
+    group, numbers = batch.group, {slot.step: [] for slot in batch.slots}
     for j in batch.plan.rule_indices:
-        link, grads = group.links[j], []
+        link, h, measured = group.links[j], group.values[j], None
         if link.measures:
             grads = [slot.grad for other in batches if _has(other, link) for slot in other.slots]
-            grads = grads if group.scale is None else Unscaled(grads, group.scale)
-        numbers.append(link.step_numbers(group.values[j], batch.step, grads))
+            measured = link.measure(h, grads if group.scale is None else Unscaled(grads, group.scale))
+        before, of_counts = known.get((group.index, j), (None, {}))
+        of_counts = of_counts if before == h and not link.measures else {}
+        _, kept = now.setdefault((group.index, j), (h, {}))
+        for step, of_rules in numbers.items():
+            if step not in kept or link.measures:
+                kept[step] = of_counts.get(step) or link.step_numbers(h, step, measured)
+            of_rules.append(kept[step])
     return numbers
 
 
@@ -184,7 +199,7 @@ def _attach_keys(batches: Iterable[Batch]) -> None:
         for batch in sharing:
             stop = start + len(batch.slots)
             columns = np.ascontiguousarray(as_int32(keys[start:stop]).T)
-            batch.keys, start = SlotKeys(torch.from_numpy(columns).to(batch.device)), stop
+            batch.keys, start = SlotColumns(torch.from_numpy(columns).to(batch.device)), stop
 
 
 def attach_row_plans(batches: Iterable[Batch], last: LastStep, sizes: RowSizes | None = None) -> None:
@@ -195,7 +210,7 @@ def attach_row_plans(batches: Iterable[Batch], last: LastStep, sizes: RowSizes |
     before, counts = dict(last.row_plans), collections.Counter()
     last.row_plans.clear()
     for batch in batches:
-        # Batches that differ in their steps alone come in the order of the parameters.
+        # Batches that differ in their counts alone come in the order of the parameters.
         compiled = bool(batch.kernels)
         kind = (batch.group.index, id(batch.plan.shared), batch.device, batch.grad_dtype, compiled)
         key, counts[kind] = (*kind, counts[kind]), counts[kind] + 1

@@ -27,22 +27,28 @@ def compile_batch(batch: Batch) -> None:
     threads = torch.get_num_threads() if batch.device.type == "cpu" else 0
     kernels: list[Callable[..., None] | None] = []
     for k, stage in enumerate(batch.plan.padded_stages):
-        places = number_places(tuple(batch.stage_numbers(k)))
-        grad_dtype = torch.float32 if k else batch.grad_dtype
-        kernel = compiled_stage(stage, places, batch.device, grad_dtype, threads) if stage.compiles else None
-        kernels.append(kernel)
+        if not stage.compiles:
+            kernels.append(None)
+            continue
+        (numbers, *others), grad_dtype = (
+            batch.stage_numbers(k).values(),
+            torch.float32 if k else batch.grad_dtype,
+        )
+        places = number_places(tuple(numbers))
+        kernels.append(compiled_stage(stage, places, bool(others), batch.device, grad_dtype, threads))
     batch.kernels = kernels
 
 
 @functools.cache
 def compiled_stage(
-    stage: Stage, places: tuple, device: torch.device, grad_dtype: torch.dtype, threads: int
+    stage: Stage, places: tuple, by_row: bool, device: torch.device, grad_dtype: torch.dtype, threads: int
 ) -> Callable[..., None]:
     """Return a function (p, g, u, *state, numbers, first, keys, column) that steps rows in place.
 
     Args:
         stage: of whole blocks.
         places: where the numbers of its rules stand in a vector (`number_places`).
+        by_row: whether each row has numbers of its own.
         device: of the memory.
         grad_dtype: of what comes in: of the gradient, or float32.
         threads: of the CPU.
@@ -50,7 +56,7 @@ def compiled_stage(
     Returns:
         The function, compiled already: arguments as of `Stage.step_rows`, but no `u` where the stage changes
         the weights, state arrays in their `kernel_dtype`, `numbers` a float32 vector of the numbers of all
-        rules, `first` in one row, `keys` a row for every column. From two rows up.
+        rules, or of each number a row, `first` in one row, `keys` a row for every column. From two rows up.
 
     Raises:
         Exception: whatever torch.compile raises where it cannot compile.
@@ -59,21 +65,20 @@ def compiled_stage(
     def step_in_place(*tensors: Tensor) -> None:
         p, g, *rest, numbers, first, keys, column = tensors
         u, state = (None, rest) if stage.lands else (rest[0], rest[1:])
-        rule_numbers = unflat(places, numbers.unbind())
+        rule_numbers = unflat(places, (numbers[:, :, None] if by_row else numbers).unbind())
         stage.step_rows(p, g, u, state, rule_numbers, first[:, None], keys[:, :, None], column)
 
-    calls = list(_scratch(stage, places, device, grad_dtype))
+    calls = list(_scratch(stage, len(flat(places)), by_row, device, grad_dtype))
     return compile_rows(step_in_place, compile_options(device), calls)
 
 
 def _scratch(
-    stage: Stage, places: tuple, device: torch.device, grad_dtype: torch.dtype
+    stage: Stage, numbers: int, by_row: bool, device: torch.device, grad_dtype: torch.dtype
 ) -> Iterator[Sequence[Tensor]]:
     """Yield arguments of a kernel, over memory of ours: of many rows, and of one less."""
     most = max(_SCRATCH // stage.width, 4)
     memory = Memory(stage, most, device, grad_dtype, wide=True)
     columns = sum(1 + len(roles) for roles in stage.roles)
-    numbers = torch.ones(len(flat(places)), dtype=torch.float32, device=device)
     for count in (most, most - 1):
         p, g, u, state = memory.matrices(count)
         first, keys = (
@@ -83,4 +88,5 @@ def _scratch(
         for x in matrices:
             if x.dim() == 2:
                 mark_width(x)
-        yield *matrices, numbers, first, keys, stage.column(device)
+        ones = torch.ones((numbers, count) if by_row else numbers, dtype=torch.float32, device=device)
+        yield *matrices, ones, first, keys, stage.column(device)

@@ -228,7 +228,7 @@ class Optimizer(PlannedOptimizer):
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
         self._compile_all(batches)
         attach_row_plans(batches, last, sizes)
-        show_rates = self._shown_rates((batch.group.index, batch.step) for batch in batches)
+        show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
         self._look_around(batches)
         # Everything that can fail has been tried: from here on, weights change.
         for batch in batches:
@@ -236,7 +236,7 @@ class Optimizer(PlannedOptimizer):
         counters = [slot.counter for batch in all_batches for slot in batch.slots]
         if counters:
             for_each("add_", counters, 1)
-        if any(batch.step == LAST_STEP for batch in all_batches):
+        if any(LAST_STEP in batch.numbers for batch in all_batches):
             for_each("clamp_max_", counters, LAST_STEP)
         for show_rate in show_rates:
             show_rate()
@@ -250,7 +250,7 @@ class Optimizer(PlannedOptimizer):
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """At the first step, say what the user should know, and compare replicas in other processes."""
-        first = [batch for batch in batches if batch.step == 1]
+        first = [batch for batch in batches if 1 in batch.numbers]
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
         if first:
             warn_at_first_step(self._name, first, nameless)

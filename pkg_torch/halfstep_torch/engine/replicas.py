@@ -57,16 +57,16 @@ def compare(
     key = f"halfstep/{kind}/{compared[kind]}"
     compared[kind] += 1
     steps = [slot.step for slot in slots]
-    mine = {"seeds": _plain(seeds), "first": min(steps), "last": max(steps), "steps": _digest(steps)}
-    first = json.loads(store.compare_set(key, "", json.dumps({**mine, "rank": rank})))
-    theirs = first.pop("rank")
-    if first == mine:
+    report = {"seeds": _plain(seeds), "first": min(steps), "last": max(steps), "steps": _digest(steps)}
+    first = json.loads(store.compare_set(key, "", json.dumps({**report, "rank": rank})))
+    other_rank = first.pop("rank")
+    if first == report:
         return
-    what = "seeds" if first["seeds"] != mine["seeds"] else "steps"
-    ours, others = (_in_words(notes, what) for notes in (mine, first))
+    what = "seeds" if first["seeds"] != report["seeds"] else "steps"
+    ours, others = (_in_words(notes, what) for notes in (report, first))
     raise RuntimeError(
-        f"{caller}: replicas of a model would drift apart: rank {rank} has the {what} {ours}, rank {theirs} "
-        f"{others}. Use one seed on all ranks, and load the same state."
+        f"{caller}: replicas of a model would drift apart: rank {rank} has the {what} {ours}, rank "
+        f"{other_rank} {others}. Use one seed on all ranks, and load the same state."
     )
 
 

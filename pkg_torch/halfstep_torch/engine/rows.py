@@ -61,11 +61,11 @@ class Slot:
 
 
 @dataclasses.dataclass(eq=False)
-class SlotKeys:
-    """Keys of the random words of slots.
+class SlotColumns:
+    """What slots differ in within a launch: keys of their random words, or numbers of their counts.
 
     Attributes:
-        columns: int32: a row for every column of `stream_keys`, an entry per slot.
+        columns: a row for every column, an entry per slot: int32, of `stream_keys`, or float32.
     """
 
     columns: Tensor
@@ -162,12 +162,15 @@ class Rows:
     def __len__(self) -> int:
         return self._count
 
-    def keys(self, slot_keys: SlotKeys) -> Tensor:
-        """Return the keys of the rows: int32, of every column a number per row, or per element past 2^32."""
+    def entries(self, slot_columns: SlotColumns) -> Tensor:
+        """Return of every column a number per row."""
         if self.slots is None:
-            columns = slot_keys.by_slot[self.spans[0].slot].expand(-1, self._count).contiguous()
-        else:
-            columns = slot_keys.columns.index_select(1, self.slots)
+            return slot_columns.by_slot[self.spans[0].slot].expand(-1, self._count).contiguous()
+        return slot_columns.columns.index_select(1, self.slots)
+
+    def keys(self, slot_keys: SlotColumns) -> Tensor:
+        """Return the keys of the rows: int32, of every column a number per row, or per element past 2^32."""
+        columns = self.entries(slot_keys)
         if self.high is None:
             return columns
         # Contract W8: the high half of the index is added to k1, golden ratio times.

@@ -1,13 +1,14 @@
 """Running the stages of a batch on its rows: by compiled kernels where there are any, else eagerly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.rows import Rows, Slot
-from halfstep_torch.engine.step_numbers import flat
+from halfstep_torch.engine.rows import Rows, Slot, SlotColumns
+from halfstep_torch.engine.step_numbers import flat, number_places, unflat
 
 
 def run_batch(batch: Batch) -> None:
@@ -37,11 +38,12 @@ def _update_like(slot: Slot) -> Tensor:
 def _step_array(batch: Batch, k: int, place: int, u: Tensor) -> Tensor:
     """Run the k-th stage on a full parameter, in its shape; return the update that it leaves."""
     stage, slot, keys = batch.plan.padded_stages[k], batch.slots[place], batch.keys.columns[:, place].tolist()
+    numbers = batch.stage_numbers(k)[slot.step]
     state = {name: slot.state[name].view(-1) for name in stage.arrays}
     if not k:  # the rule may write into what it is given, and that is the gradient
         u = u.to(torch.float32, copy=True)
     words = stage.array_words(keys, batch.device)
-    out, new_state = stage.run(slot.param.detach(), u, state, batch.stage_numbers(k), words)
+    out, new_state = stage.run(slot.param.detach(), u, state, numbers, words)
     for name, array in new_state.items():
         state[name].copy_(array.view(-1))
     if stage.lands:
@@ -51,26 +53,47 @@ def _step_array(batch: Batch, k: int, place: int, u: Tensor) -> Tensor:
 
 def _row_step(batch: Batch, k: int) -> Callable[[Rows], None]:
     """Return what steps rows of the k-th stage."""
-    stage, numbers, device = batch.plan.padded_stages[k], batch.stage_numbers(k), batch.device
-    column = stage.column(device)
+    stage, device = batch.plan.padded_stages[k], batch.device
+    column, of_counts = stage.column(device), batch.stage_numbers(k)
+    columns_of_numbers = _number_columns(batch, of_counts)
 
     def eager(rows: Rows) -> None:
         keys = rows.keys(batch.keys)
         columns = keys[:, :, None] if keys.dim() == 2 else keys
+        (numbers, *_) = of_counts.values()
+        if columns_of_numbers:
+            places = number_places(tuple(numbers))
+            numbers = unflat(places, rows.entries(columns_of_numbers)[:, :, None].unbind())
         stage.step_rows(rows.p, rows.g, rows.u, rows.state, numbers, rows.low[:, None], columns, column)
 
     kernel = batch.kernels[k] if batch.kernels else None
     if kernel is None:
         return eager
-    vector = torch.tensor(flat(numbers), dtype=torch.float32, device="cpu").to(device)
+    vector = None if columns_of_numbers else _vectors(of_counts)[0].to(device)
 
     def compiled(rows: Rows) -> None:
         keys = rows.keys(batch.keys)
+        numbers = rows.entries(columns_of_numbers) if columns_of_numbers else vector
         if keys.dim() > 2:
             eager(rows)  # too rare to have a kernel
         elif rows.u is None:
-            kernel(rows.p, rows.g, *rows.state, vector, rows.low, keys, column)
+            kernel(rows.p, rows.g, *rows.state, numbers, rows.low, keys, column)
         else:
-            kernel(rows.p, rows.g, rows.u, *rows.state, vector, rows.low, keys, column)
+            kernel(rows.p, rows.g, rows.u, *rows.state, numbers, rows.low, keys, column)
 
     return compiled
+
+
+def _number_columns(batch: Batch, of_counts: Mapping[int, Sequence[Any]]) -> SlotColumns | None:
+    """Return the numbers of every slot of a batch, of many counts; None where there is one count."""
+    if len(of_counts) == 1:
+        return None
+    counts = {step: i for i, step in enumerate(of_counts)}
+    of_slots = torch.tensor([counts[slot.step] for slot in batch.slots], device="cpu")
+    return SlotColumns(_vectors(of_counts)[of_slots].T.contiguous().to(batch.device))
+
+
+def _vectors(of_counts: Mapping[int, Sequence[Any]]) -> Tensor:
+    """Return of every count its numbers as a row of float32."""
+    rows = [flat(numbers) for numbers in of_counts.values()]
+    return torch.tensor(rows, dtype=torch.float32, device="cpu")

@@ -61,7 +61,7 @@ class Stage:
     def _hash(self) -> int:
         return hash((self.rules, self.sources, self.roles, self.shared, self.wrapped, self.dtype))
 
-    @functools.cached_property
+    @property
     def scope(self) -> str:
         """What the rules see, as `Rule.scope` has it; a rule of another scope than "elementwise" is alone."""
         return self.rules[0].scope if self.rules else "elementwise"

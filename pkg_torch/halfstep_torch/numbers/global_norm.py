@@ -76,9 +76,9 @@ def _sum_of_squares(bits: Tensor, field: Tensor) -> Tensor:
 
 
 def _sum_of_piece(bits: Tensor, field: Tensor) -> Tensor:
-    own = bits >> 23
-    mantissa = torch.where(own > 0, (bits & 0x7FFFFF) | 1 << 23, 0)
-    shift = (field - own).clamp_(max=25)
+    exponent = bits >> 23
+    mantissa = torch.where(exponent > 0, (bits & 0x7FFFFF) | 1 << 23, 0)
+    shift = (field - exponent).clamp_(max=25)
     r = ((mantissa + ((1 << shift) >> 1)) >> shift).to(torch.int64)
     chunks = torch.stack([chunk.sum() for chunk in (r * r).split(_CHUNK)])
     return torch.stack([(chunks & 0xFFFFFFFF).sum(), (chunks >> 32).sum()])

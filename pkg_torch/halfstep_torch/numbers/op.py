@@ -168,6 +168,11 @@ class GuardedOp(Op):
 
 
 def tensor_numbers(numbers: Any, device: torch.device) -> Any:
-    """Return the numbers of a step as float32 0-d tensors; of a decay rate the rate alone."""
+    """Return the numbers of a step as float32 tensors, 0-d if they are not yet; of a decay rate the rate."""
     rates = (x.b if isinstance(x, DecayRate) else x for x in numbers)
-    return type(numbers)(*(torch.full((), x, dtype=torch.float32, device=device) for x in rates))
+    return type(numbers)(
+        *(
+            x if isinstance(x, Tensor) else torch.full((), x, dtype=torch.float32, device=device)
+            for x in rates
+        )
+    )

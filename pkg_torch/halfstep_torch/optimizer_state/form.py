@@ -54,23 +54,23 @@ def check_header(caller: str, group: int, header: Any) -> None:
             _check_kind(caller, f"one of {name!r} in 'halfstep' of group {group}", text, str, _DAMAGED)
 
 
-def check_seeds(caller: str, group: int, saved: Any, mine: Any) -> None:
+def check_seeds(caller: str, group: int, saved: Any, expected: Any) -> None:
     """Raise TypeError or ValueError unless seeds are saved where this optimizer has seeds.
 
-    In the list `mine` are numbers, None, and pairs of a link that wraps another.
+    In the list `expected` are numbers, None, and pairs of a link that wraps another.
     """
-    if not isinstance(mine, (tuple, list)):
-        if mine is not None:
+    if not isinstance(expected, (tuple, list)):
+        if expected is not None:
             as_seed(caller, saved)
         return
     _check_kind(caller, f"one of 'seeds' in 'halfstep' of group {group}", saved, Sequence, _DAMAGED)
-    if len(saved) != len(mine):
+    if len(saved) != len(expected):
         raise ValueError(
-            f"{caller}: param group {group} has {len(saved)} seeds in the state dict, {len(mine)} here. "
+            f"{caller}: param group {group} has {len(saved)} seeds in the state dict, {len(expected)} here. "
             f"{_DAMAGED}"
         )
-    for theirs, ours in zip(saved, mine, strict=True):
-        check_seeds(caller, group, theirs, ours)
+    for saved_seeds, expected_seeds in zip(saved, expected, strict=True):
+        check_seeds(caller, group, saved_seeds, expected_seeds)
 
 
 def saved_step(caller: str, name: str, value: Any) -> int:

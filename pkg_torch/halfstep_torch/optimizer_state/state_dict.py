@@ -42,7 +42,7 @@ def read_groups(
             f"{len(headers)}. Build it with the groups of the run that was saved."
         )
     ids, seeds, before = [], [], [0, 0]
-    for i, (group, mine) in enumerate(zip(groups, headers, strict=True)):
+    for i, (group, expected) in enumerate(zip(groups, headers, strict=True)):
         saved = group.pop(HEADER, None)
         if saved is None:
             raise ValueError(
@@ -52,14 +52,14 @@ def read_groups(
             )
         check_header("load_state_dict", i, saved)
         names = _saved_names(group, saved, before[0])
-        _compare(saved, mine, i, len(names))
+        _compare(saved, expected, i, len(names))
         if len(names) != len(group["params"]):
             raise ValueError(
                 f"load_state_dict: param group {i} has {len(names)} names and {len(group['params'])} "
                 "parameters in the state dict. The file is damaged: load another."
             )
-        ids.append(_match(names, mine["names"], group["params"], i, before))
-        before = [before[0] + len(group["params"]), before[1] + len(mine["names"])]
+        ids.append(_match(names, expected["names"], group["params"], i, before))
+        before = [before[0] + len(group["params"]), before[1] + len(expected["names"])]
         seeds.append(saved["seeds"])
     known = {key for group_ids in ids for key in group_ids.values()}
     strangers = set(state_dict["state"]) - known
@@ -71,18 +71,19 @@ def read_groups(
     return groups, ids, seeds
 
 
-def _compare(saved: Mapping[str, Any], mine: Mapping[str, Any], group: int, count: int) -> None:
+def _compare(saved: Mapping[str, Any], expected: Mapping[str, Any], group: int, count: int) -> None:
     check_spec_version("load_state_dict", "state dict", saved["spec_version"])
-    if saved["links"] != mine["links"]:
+    if saved["links"] != expected["links"]:
         raise ValueError(
             f"load_state_dict: the state dict is of the chain {', '.join(saved['links'])}, this optimizer of "
-            f"{', '.join(mine['links'])}. Build the chain of the run that was saved."
+            f"{', '.join(expected['links'])}. Build the chain of the run that was saved."
         )
-    check_seeds("load_state_dict", group, saved["seeds"], mine["seeds"])
-    if count != len(mine["names"]):
+    check_seeds("load_state_dict", group, saved["seeds"], expected["seeds"])
+    if count != len(expected["names"]):
         raise ValueError(
             f"load_state_dict: param group {group} has {count} parameters in the state dict, "
-            f"{len(mine['names'])} here. Build the optimizer with the parameters of the run that was saved."
+            f"{len(expected['names'])} here. Build the optimizer with the parameters of the run that was "
+            "saved."
         )
 
 
@@ -109,19 +110,19 @@ def _places(before: int, count: int) -> list[str]:
 
 
 def _match(
-    saved: Sequence[str], mine: Sequence[str], ids: Sequence[Any], group: int, before: Sequence[int]
+    saved: Sequence[str], names: Sequence[str], ids: Sequence[Any], group: int, before: Sequence[int]
 ) -> dict[str, Any]:
     """Return the ids of a saved group by the names that its parameters have here."""
-    if sorted(saved) == sorted(mine):
+    if sorted(saved) == sorted(names):
         return dict(zip(saved, ids, strict=True))
-    unnamed = list(saved) == _places(before[0], len(saved)) or list(mine) == _places(before[1], len(mine))
+    unnamed = list(saved) == _places(before[0], len(saved)) or list(names) == _places(before[1], len(names))
     if unnamed or all(isinstance(name, str) for name in ids):
         say_once(
             "load_state_dict: parameters have names on one side alone, and are matched by their place. Names "
             "decide the random words: the run goes on with others than it would have had. Name them alike."
         )
-        return dict(zip(mine, ids, strict=True))
-    name = next(name for name in mine if name not in saved)
+        return dict(zip(names, ids, strict=True))
+    name = next(name for name in names if name not in saved)
     raise ValueError(
         f"load_state_dict: parameter {name!r} is not in group {group} of the state dict, and names "
         "decide the random words. Pass the parameters with the names of the run that was saved."
@@ -195,12 +196,12 @@ def check_saved_state(
                 f"{dtype_name(spec.dtype)} here. "
                 "Build the optimizer with the dtypes of the run that was saved."
             )
-        theirs, ours = saved_arrays.get(key, spec).scale_of, spec.scale_of
-        if theirs != ours and theirs and ours:
+        saved_format, fmt = saved_arrays.get(key, spec).scale_of, spec.scale_of
+        if saved_format != fmt and saved_format and fmt:
             raise ValueError(
-                f"load_state_dict: {key} of {name!r} is of {theirs.dtype} in blocks of {theirs.block_size} "
-                f"in the state dict, of {ours.dtype} in blocks of {ours.block_size} here. "
-                "Build the optimizer with the dtypes of the run that was saved."
+                f"load_state_dict: {key} of {name!r} is of {saved_format.dtype} in blocks of "
+                f"{saved_format.block_size} in the state dict, of {fmt.dtype} in blocks of "
+                f"{fmt.block_size} here. Build the optimizer with the dtypes of the run that was saved."
             )
         if array.shape != spec.shape(param.shape):
             raise ValueError(

@@ -85,16 +85,16 @@ class StoreState(Link):
         """Whether the wrapped rule touches this parameter."""
         return self.inner.applies_to(name, param)
 
-    def step_numbers(self, h: Any, step: int, gs: Sequence[Tensor] = ()) -> Any:
+    def step_numbers(self, h: Any, step: int, measured: Mapping[str, Any] | None = None) -> Any:
         """Return those of the wrapped rule."""
-        return self.inner.step_numbers(h, step, gs)
+        return self.inner.step_numbers(h, step, measured)
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> BoundRule | None:
         """Bind the wrapped rule, with the moments that are chosen stored once more."""
         bound = self.inner.bind(caller, h, info)
         if bound is None:
             return None
-        moments = tuple(self._stored(one, info) for one in bound.moments)
+        moments = tuple(self._stored(moment, info) for moment in bound.moments)
         return dataclasses.replace(bound, moments=moments)
 
     def check_choice(self, caller: str, h: Any, infos: Sequence[ParamInfo]) -> None:
@@ -102,51 +102,53 @@ class StoreState(Link):
         asked = []
         for info in infos if self.select is not None else ():
             bound = self.inner.bind(caller, h, info)
-            for one in bound.moments if bound is not None else ():
-                if self._may_store(one, info):
-                    if self._chooses(one, info):
+            for moment in bound.moments if bound is not None else ():
+                if self._may_store(moment, info):
+                    if self._chooses(moment, info):
                         return
-                    asked.append(f"{self._name(one)}/{info.name}")
+                    asked.append(f"{self._name(moment)}/{info.name}")
         if asked:
             raise ValueError(
                 f"{_CALLER}: select chooses none of {', '.join(map(repr, asked[:8]))}. "
                 "Choose one of them, or leave select out."
             )
 
-    def _stored(self, one: MomentStorage, info: ParamInfo) -> MomentStorage:
+    def _stored(self, moment: MomentStorage, info: ParamInfo) -> MomentStorage:
         """Return how a moment of the wrapped rule is stored: as that has it, unless it is chosen."""
-        array = one.arrays[one.key]
+        array = moment.arrays[moment.key]
         fmt = self.format.for_shape(array.shape(info.shape))
         too_small = self.format.scaled and not fmt.scaled
-        if too_small or not self._may_store(one, info) or not self._chooses(one, info):
-            return one
-        if not self.format.signed and declared(type(self.rule)).moments[one.name].signed:
+        if too_small or not self._may_store(moment, info) or not self._chooses(moment, info):
+            return moment
+        if not self.format.signed and declared(type(self.rule)).moments[moment.name].signed:
             raise ValueError(
-                f"{_CALLER}: format={self.format.dtype} has no sign, and {self._name(one)!r} has one. "
+                f"{_CALLER}: format={self.format.dtype} has no sign, and {self._name(moment)!r} has one. "
                 'Choose second moments, as by select=lambda name, array: "nu" in name.split("/").'
             )
-        if fmt.scaled and scale_key(one.key) in one.arrays:
+        if fmt.scaled and scale_key(moment.key) in moment.arrays:
             raise ValueError(
-                f"{_CALLER}: {self._name(one)!r} has block scales of its own. "
+                f"{_CALLER}: {self._name(moment)!r} has block scales of its own. "
                 'Store it in a format without, as "bfloat16", or leave it out by select=...'
             )
-        source = WordSource(Role.STATE, 1, f"{self._name(one)}/") if self.stochastic and fmt.rounds else None
-        outer = StoredMoment(one.name, one.key, fmt, source, "where_nonnegative", array.shape_of)
-        return StoredAgain(one, outer, array.dtype)
+        source = (
+            WordSource(Role.STATE, 1, f"{self._name(moment)}/") if self.stochastic and fmt.rounds else None
+        )
+        outer = StoredMoment(moment.name, moment.key, fmt, source, "where_nonnegative", array.shape_of)
+        return StoredAgain(moment, outer, array.dtype)
 
-    def _may_store(self, one: MomentStorage, info: ParamInfo) -> bool:
-        array = one.arrays[one.key]
+    def _may_store(self, moment: MomentStorage, info: ParamInfo) -> bool:
+        array = moment.arrays[moment.key]
         return array.dtype in _HELD and bool(array.shape(info.shape))
 
-    def _name(self, one: MomentStorage) -> str:
-        return f"{self.prefix}{one.name}"
+    def _name(self, moment: MomentStorage) -> str:
+        return f"{self.prefix}{moment.name}"
 
-    def _chooses(self, one: MomentStorage, info: ParamInfo) -> bool:
+    def _chooses(self, moment: MomentStorage, info: ParamInfo) -> bool:
         if self.select is None:
             return True
-        array = one.arrays[one.key]
+        array = moment.arrays[moment.key]
         meta = torch.empty(array.shape(info.shape), dtype=array.dtype, device="meta")
-        return bool(self.select(f"{self._name(one)}/{info.name}", meta))
+        return bool(self.select(f"{self._name(moment)}/{info.name}", meta))
 
 
 def store_state(
@@ -209,7 +211,7 @@ def store_state(
     if fmt is None:
         raise TypeError(f'{_CALLER}: format=None is not a format. Use "bfloat16", or what scaled returns.')
     check_stored_state(_CALLER, fmt, rounding, select)
-    own, links = as_seed(_CALLER, seed), chain(inner).links
+    array_seed, links = as_seed(_CALLER, seed), chain(inner).links
     for link in links:
         if link.last or isinstance(link, StoreState):
             raise ValueError(
@@ -219,7 +221,9 @@ def store_state(
     stored = []
     for i, link in enumerate(links):
         prefix = f"{i}/" if isinstance(inner, Chain) else ""
-        stored.append(StoreState(link, fmt, rounding == "stochastic", select, prefix, (link.seed, own)))
+        stored.append(
+            StoreState(link, fmt, rounding == "stochastic", select, prefix, (link.seed, array_seed))
+        )
     return Chain(tuple(stored))
 
 

@@ -35,8 +35,8 @@ class ScaleByTemperedTrustRatio(shared.ScaleByTemperedTrustRatio, Link):
     def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
         """Return coefficient and bounds of the ratio."""
         tempered = super().numbers(h, t, op)
-        own = {"trust_coefficient": 1.0, "max_ratio": math.inf}
-        return {**tempered, **own} if h.trust_power == 1 else tempered
+        untempered = {"trust_coefficient": 1.0, "max_ratio": math.inf}
+        return {**tempered, **untempered} if h.trust_power == 1 else tempered
 
 
 def scale_by_trust_ratio(

@@ -59,8 +59,8 @@ class WeightRule(Link):
         """Return what is done to weights of 16 bits."""
         if info.dtype == torch.float32:
             return None
-        own = {name: None for name in ("seed", "wrapped_links") if has_field(self, name)}
-        return BoundWeights(dataclasses.replace(self, **own), dtype=dtype_name(info.dtype))
+        unknown = {name: None for name in ("seed", "wrapped_links") if has_field(self, name)}
+        return BoundWeights(dataclasses.replace(self, **unknown), dtype=dtype_name(info.dtype))
 
 
 class NearestWeights(WeightRule):

@@ -78,12 +78,12 @@ def make_header(package: str, recipes: Mapping[str, Recipe], formats: Mapping[st
     }
 
 
-def read_recipes(caller: str, header: Mapping[str, Any], own: Mapping[str, Recipe]) -> dict[str, Recipe]:
+def read_recipes(caller: str, header: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """Return the recipe of every weight, if these are the weights and recipes of this run."""
     check_spec_version(caller, "file", header["spec_version"])
-    check_names(caller, "weight", header["leaves"], own)
+    check_names(caller, "weight", header["leaves"], recipes)
     saved = {leaf: header["recipes"][number] for leaf, number in header["leaves"].items()}
-    for leaf, recipe in own.items():
+    for leaf, recipe in recipes.items():
         _compare(caller, leaf, _keeping(saved[leaf]), _keeping(recipe))
         _compare_switches(caller, leaf, saved[leaf], recipe)
     return saved
@@ -100,7 +100,7 @@ def check_spec_version(caller: str, what: str, version: Any) -> None:
         )
 
 
-def paired(saved: Recipe, own: Recipe) -> Recipe:
+def paired(saved: Recipe, recipe: Recipe) -> Recipe:
     """Return of every link of this run that of the file, given recipes that `read_recipes` found equal.
 
     A link that keeps nothing may be missing in the file: a schedule's count is then that of the others.
@@ -108,19 +108,19 @@ def paired(saved: Recipe, own: Recipe) -> Recipe:
     kept = iter(_keeping(saved))
     rest = [link for link in saved if link["count"] is not None]
     counts = {link["count"] for link in rest}
-    found = []
-    for link in own:
+    links = []
+    for link in recipe:
         if link in _keeping([link]):
-            found.append(next(kept))
+            links.append(next(kept))
             continue
         same = next((other for other in rest if other["name"] == link["name"]), None)
-        found.append(same or {**link, "count": min(counts) if len(counts) == 1 else None})
-    return found
+        links.append(same or {**link, "count": min(counts) if len(counts) == 1 else None})
+    return links
 
 
-def check_names(caller: str, what: str, saved: Any, own: Any) -> None:
+def check_names(caller: str, what: str, saved: Any, names: Any) -> None:
     """Raise ValueError unless the file has what this run has."""
-    missing, unknown = sorted(set(own) - set(saved)), sorted(set(saved) - set(own))
+    missing, unknown = sorted(set(names) - set(saved)), sorted(set(saved) - set(names))
     if missing or unknown:
         problem = (
             f"lacks the {what}s {_listed(missing)}" if missing else f"has the {what}s {_listed(unknown)}"
@@ -136,37 +136,40 @@ def _keeping(recipe: Recipe) -> Recipe:
     return [link for link in recipe if link["arrays"] or (link["name"] == rounding and not link["idle"])]
 
 
-def _compare(caller: str, leaf: str, saved: Sequence[dict], own: Sequence[dict]) -> None:
-    names = [[link["name"] for link in recipe] or ["no link that keeps anything"] for recipe in (saved, own)]
+def _compare(caller: str, leaf: str, saved: Sequence[dict], recipe_here: Sequence[dict]) -> None:
+    names = [
+        [link["name"] for link in recipe] or ["no link that keeps anything"]
+        for recipe in (saved, recipe_here)
+    ]
     if names[0] != names[1]:
         raise ValueError(
             f"{caller}: {leaf!r} was stepped by {', '.join(names[0])}; here by {', '.join(names[1])}. {_HINT}"
         )
-    for theirs, ours in zip(saved, own, strict=True):
+    for saved_link, link in zip(saved, recipe_here, strict=True):
         for what in ("arrays", "options", "numbers"):
-            _compare_values(caller, leaf, theirs, ours, what)
-        if theirs["arrays"].keys() != ours["arrays"].keys():
+            _compare_values(caller, leaf, saved_link, link, what)
+        if saved_link["arrays"].keys() != link["arrays"].keys():
             raise ValueError(
-                f"{caller}: {theirs['name']} of {leaf!r} kept {', '.join(theirs['arrays'])}, here "
-                f"{', '.join(ours['arrays'])}. {_HINT}"
+                f"{caller}: {saved_link['name']} of {leaf!r} kept {', '.join(saved_link['arrays'])}, here "
+                f"{', '.join(link['arrays'])}. {_HINT}"
             )
 
 
-def _compare_switches(caller: str, leaf: str, saved: Recipe, own: Recipe) -> None:
+def _compare_switches(caller: str, leaf: str, saved: Recipe, recipe_here: Recipe) -> None:
     """Raise ValueError where a link that both recipes have, and that keeps nothing, is switched otherwise."""
-    for name in {link["name"]: None for link in own if not link["arrays"]}:
-        found = [[link for link in recipe if link["name"] == name] for recipe in (saved, own)]
-        for theirs, ours in zip(*found, strict=False):
-            _compare_values(caller, leaf, theirs, ours, "options")
+    for name in {link["name"]: None for link in recipe_here if not link["arrays"]}:
+        switches = [[link for link in recipe if link["name"] == name] for recipe in (saved, recipe_here)]
+        for saved_link, link in zip(*switches, strict=False):
+            _compare_values(caller, leaf, saved_link, link, "options")
 
 
-def _compare_values(caller: str, leaf: str, theirs: dict, ours: dict, what: str) -> None:
+def _compare_values(caller: str, leaf: str, saved_link: dict, link: dict, what: str) -> None:
     """Raise ValueError where two links differ in what both say of their arrays, options or numbers."""
-    for name in sorted(theirs[what].keys() & ours[what].keys()):
-        a, b = theirs[what][name], ours[what][name]
+    for name in sorted(saved_link[what].keys() & link[what].keys()):
+        a, b = saved_link[what][name], link[what][name]
         if a != b and name not in _FREE and None not in (a, b):
             raise ValueError(
-                f"{caller}: {theirs['name']} of {leaf!r} had {name}={_said(a)}, "
+                f"{caller}: {saved_link['name']} of {leaf!r} had {name}={_said(a)}, "
                 f"here {name}={_said(b)}. {_HINT}"
             )
 

@@ -121,14 +121,14 @@ def read_state_file(caller: str, path: str | os.PathLike[str]) -> tuple[dict[str
     return header, {name: _array(caller, path, name, entry, data) for name, entry in entries.items()}
 
 
-def _check_digest(caller: str, path: pathlib.Path, found: bytes, content: np.ndarray) -> None:
+def _check_digest(caller: str, path: pathlib.Path, saved_digest: bytes, content: np.ndarray) -> None:
     digest = hashlib.sha256(bytes(content[:_PLACE]) + _ZEROS)
     for at in range(_PLACE + len(_ZEROS), content.size, _CHUNK):
         digest.update(content[at : at + _CHUNK].data)
-    if digest.hexdigest().encode() != found:
+    if digest.hexdigest().encode() != saved_digest:
         raise ValueError(
             f"{caller}: {path} is damaged: its SHA-256 is {digest.hexdigest()[:12]}..., its header says "
-            f"{found[:12].decode('latin1')!r}.... Load another copy."
+            f"{saved_digest[:12].decode('latin1')!r}.... Load another copy."
         )
 
 
@@ -143,8 +143,8 @@ def _array(caller: str, path: pathlib.Path, name: str, entry: dict[str, Any], da
 
 
 def _header_text(header: Mapping[str, Any], arrays: Mapping[str, FileArray]) -> bytes:
-    own = _json({**header, "layout_version": LAYOUT_VERSION}, sort_keys=True)
-    entries: dict[str, Any] = {"__metadata__": {"sha256": _ZEROS.decode(), "halfstep": own}}
+    header_text = _json({**header, "layout_version": LAYOUT_VERSION}, sort_keys=True)
+    entries: dict[str, Any] = {"__metadata__": {"sha256": _ZEROS.decode(), "halfstep": header_text}}
     end = 0
     for name, array in arrays.items():
         start, end = end, end + array.data.size

@@ -15,11 +15,11 @@ Cases = Callable[[], Iterable[Case]]
 
 
 def _files() -> Iterator[tuple[str, tuple[dict[str, str], Cases]]]:
-    for found in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{found.name}")
+    for entry in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{entry.name}")
         for function, make in vars(module).items():
             if re.fullmatch("([a-z].*_)?cases", function) and make.__module__ == module.__name__:
-                yield function.removesuffix("cases").removesuffix("_") or found.name, (module.NOTES, make)
+                yield function.removesuffix("cases").removesuffix("_") or entry.name, (module.NOTES, make)
 
 
 FILES: dict[str, tuple[dict[str, str], Cases]] = dict(_files())

@@ -37,12 +37,12 @@ def cases() -> list[Case]:
         "an infinity": ([np.ones(2), np.array([-inf])], ("Special",)),
         "NaN beside an infinity": ([np.array([nan]), np.array([inf])], ("Special",)),
     }
-    found = [_norm_case(comment, arrays, flags) for comment, (arrays, flags) in norms.items()]
-    found.append(_float32_norm_case(np.split(reals("parts", 96, (-6, 3)), [7, 40])))
+    norm_cases = [_norm_case(comment, arrays, flags) for comment, (arrays, flags) in norms.items()]
+    norm_cases.append(_float32_norm_case(np.split(reals("parts", 96, (-6, 3)), [7, 40])))
     u = reals("updates", 24, (-4, 3))
     for norm in (0.5, 2.0, np.nextafter(np.float32(2), np.float32(3)), 7.0, 1e30, inf, nan):
-        found.append(_clip_case(u, norm, 2.0))
-    return [*found, _clip_case(u, 3.0, 0.0), _clip_case(np.zeros(3), 0.0, 0.0)]
+        norm_cases.append(_clip_case(u, norm, 2.0))
+    return [*norm_cases, _clip_case(u, 3.0, 0.0), _clip_case(np.zeros(3), 0.0, 0.0)]
 
 
 def _norm_case(comment: str, arrays, flags) -> Case:

@@ -112,6 +112,6 @@ def _clauses(step: Step) -> tuple[str, ...]:
     """Return the clauses of the format of a step's first moment, and F3 where it says how it is rounded."""
     mu = step.rule.moments["mu"]
     assert isinstance(mu.dtype, Format)
-    own = ("F12",) if mu.dtype.relative else ()
-    own += ("F14", "F15") if mu.dtype.dtype == "int4" else ("F14",) if mu.dtype.scaled else ("F13",)
-    return own + (("F3",) if mu.rounding == "auto" else ())
+    clauses = ("F12",) if mu.dtype.relative else ()
+    clauses += ("F14", "F15") if mu.dtype.dtype == "int4" else ("F14",) if mu.dtype.scaled else ("F13",)
+    return clauses + (("F3",) if mu.rounding == "auto" else ())

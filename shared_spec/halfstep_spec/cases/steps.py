@@ -97,8 +97,8 @@ def _numbers(step: Step) -> dict[str, float]:
     """Return the numbers of a step and of its rule; bounds that are not given are left out."""
     rule = step.rule.rule if isinstance(step.rule, StoreState) else step.rule
     values = {name: getattr(rule, name) for name in rule.hyperparameters()}
-    own = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
-    given = {name: x for name, x in own.items() if isinstance(x, float) and np.isfinite(x)}
+    fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+    given = {name: x for name, x in fields.items() if isinstance(x, float) and np.isfinite(x)}
     return given | values
 
 
@@ -108,13 +108,13 @@ def _arguments(rule: Rule) -> dict[str, object]:
     A switch is named where it is not as it is by default: so a case stays what it is when a rule gets one.
     """
     if isinstance(rule, StoreState):
-        own = {
+        options = {
             "inner": f"{_file_of(rule.rule)}_step",
             "state_format": _plain(rule.dtype),
             "state_rounding": rule.rounding,
             "select": rule.select and list(rule.select),
         }
-        return _arguments(rule.rule) | own
+        return _arguments(rule.rule) | options
     others = [field for field in dataclasses.fields(rule) if field.init and field.name != "seed"]  # pyright: ignore
     values = {f.name: getattr(rule, f.name) for f in others if f.name not in rule.hyperparameters()}
     switched = {f.name for f in others if isinstance(f.default, bool) and values.get(f.name) == f.default}
@@ -123,8 +123,8 @@ def _arguments(rule: Rule) -> dict[str, object]:
 
 def _switched(step: Step) -> dict[str, object]:
     """Return the switches of a step that are not as they are by default."""
-    own = {field.name: (getattr(step, field.name), field.default) for field in dataclasses.fields(step)}
-    return {name: x for name, (x, usual) in own.items() if isinstance(usual, bool) and x != usual}
+    options = {field.name: (getattr(step, field.name), field.default) for field in dataclasses.fields(step)}
+    return {name: x for name, (x, usual) in options.items() if isinstance(usual, bool) and x != usual}
 
 
 def _plain(value: object) -> object:

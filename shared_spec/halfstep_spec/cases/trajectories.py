@@ -34,8 +34,8 @@ def make_rule(kind: type[Rule], fmt: str | Format, rounding: str, **options) -> 
     """
     arguments: dict = {"seed": 42}
     for declared in kind.declared().values():
-        own = fmt if declared.signed or as_format(fmt).codes.for_second_moments else "bfloat16"
-        arguments |= {declared.dtype: own, declared.rounding: rounding}
+        dtype = fmt if declared.signed or as_format(fmt).codes.for_second_moments else "bfloat16"
+        arguments |= {declared.dtype: dtype, declared.rounding: rounding}
     return kind(**arguments | options)
 
 

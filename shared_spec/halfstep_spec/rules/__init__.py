@@ -8,12 +8,12 @@ from halfstep_spec.rule import Rule
 
 
 def _rules() -> Iterator[tuple[str, type[Rule]]]:
-    for found in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{found.name}")
+    for entry in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{entry.name}")
         for kind in vars(module).values():
-            own = isinstance(kind, type) and kind.__module__ == module.__name__
-            if own and issubclass(kind, Rule) and kind.declared():
-                yield found.name, kind
+            defined_here = isinstance(kind, type) and kind.__module__ == module.__name__
+            if defined_here and issubclass(kind, Rule) and kind.declared():
+                yield entry.name, kind
 
 
 RULES: dict[str, type[Rule]] = dict(_rules())

@@ -26,17 +26,17 @@ def recipe_of(plan: Plan, links: list[tuple[Link, Any]], count: int) -> Recipe:
     for bound, place in zip(plan.rules, plan.rule_indices, strict=True):
         link, values = links[place]
         if isinstance(link, StoreState):
-            inner, own = link.seed
-            kept = {one.name: _kept(_inside(one)) for one in bound.moments}
+            inner, outer = link.seed
+            kept = {moment.name: _kept(_inside(moment)) for moment in bound.moments}
             recipe.append(_link(link.inner, values, inner, count, kept))
-            again = [one for one in bound.moments if isinstance(one, StoredAgain)]
+            again = [moment for moment in bound.moments if isinstance(moment, StoredAgain)]
             name = f"store_state({link.prefix}{link.inner.name})"
-            stored = {one.name: _kept(one.outer) for one in again}
-            recipe.append(link_record(name, count, seed_words(own), {}, {}, stored))
+            stored = {moment.name: _kept(moment.outer) for moment in again}
+            recipe.append(link_record(name, count, seed_words(outer), {}, {}, stored))
         elif isinstance(bound, BoundWeights):
             recipe.append(_link(link, values, link.seed, count, _beside(bound)))
         else:
-            kept = {one.name: _kept(_inside(one)) for one in bound.moments}
+            kept = {moment.name: _kept(_inside(moment)) for moment in bound.moments}
             recipe.append(_link(link, values, link.seed, count, kept))
     for place in idle_places(plan, links):
         recipe.append(_link(*links[place], links[place][0].seed, count, {}) | {"idle": True})
@@ -57,13 +57,13 @@ def arrays_of(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
             for key in bound.arrays:
                 yield key, _WEIGHT_FIELDS.get(key, key), None
             continue
-        for one in bound.moments:
-            fmt = _outside(one).format
+        for moment in bound.moments:
+            fmt = _outside(moment).format
             label = fmt.label
             plain = label == {"dtype": dtype_name(fmt.torch_dtype)}
-            yield one.key, one.name, None if plain else label
-            if scale_key(one.key) in one.arrays:
-                yield scale_key(one.key), f"{one.name}_scale", {"dtype": f"scales of {label['dtype']}"}
+            yield moment.key, moment.name, None if plain else label
+            if scale_key(moment.key) in moment.arrays:
+                yield scale_key(moment.key), f"{moment.name}_scale", {"dtype": f"scales of {label['dtype']}"}
 
 
 def seed_words(seed: Any) -> list[int] | None:
@@ -88,16 +88,16 @@ def _beside(bound: BoundRule) -> dict[str, Any]:
     return kept
 
 
-def _kept(one: StoredMoment) -> dict[str, Any]:
+def _kept(moment: StoredMoment) -> dict[str, Any]:
     """Return the format and rounding of a moment."""
-    return {"format": one.format.label, "rounding": "nearest" if one.source is None else "stochastic"}
+    return {"format": moment.format.label, "rounding": "nearest" if moment.source is None else "stochastic"}
 
 
-def _inside(one: Any) -> Any:
+def _inside(moment: Any) -> Any:
     """Return how the rule itself stores a moment."""
-    return one.inner if isinstance(one, StoredAgain) else one
+    return moment.inner if isinstance(moment, StoredAgain) else moment
 
 
-def _outside(one: Any) -> Any:
+def _outside(moment: Any) -> Any:
     """Return how the array of a moment is stored in the end."""
-    return one.outer if isinstance(one, StoredAgain) else one
+    return moment.outer if isinstance(moment, StoredAgain) else moment

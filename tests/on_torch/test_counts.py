@@ -1,0 +1,84 @@
+"""Parameters whose counts differ are stepped together, with the bits that each has alone."""
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_torch.engine import batches, optimizer
+from on_torch.steps import assert_same_snapshots, snapshot
+
+COUNTS = (0, 3, 3, 17, 900, 5, 60_000, 3)
+
+
+def clipped(params, **options):
+    links = hs.clip_by_global_norm(0.01), hs.scale_by_adam(), hs.scale_by_learning_rate(schedule)
+    return hs.Optimizer(params, hs.chain(*links, hs.round_stochastically()), **options)
+
+
+def schedule(step: int) -> float:
+    return 1e-2 / (1 + step)
+
+
+OPTIMIZERS = {
+    "AdamW": lambda params, **options: hs.AdamW(params, lr=1e-2, weight_decay=0.1, **options),
+    "eight_bit": lambda params, **options: hs.AdamW(params, lr=1e-2, **hs.recipes.eight_bit, **options),
+    "Lamb": lambda params, **options: hs.Lamb(params, lr=1e-2, **options),
+    "a schedule and clipping": clipped,
+}
+
+
+def stepped(make, apart: bool, **options) -> list:
+    """Return the bits after three steps from given counts, in one batch or `apart`."""
+    generator = torch.Generator().manual_seed(0)
+    params = [
+        (f"w{i}", torch.nn.Parameter(torch.randn(24 + i, 16, generator=generator).bfloat16()))
+        for i in range(len(COUNTS))
+    ]
+    ours = make(params, **options)
+    for _, p in params:
+        p.grad = torch.zeros_like(p)
+    ours.step()
+    for (_, p), count in zip(params, COUNTS, strict=True):
+        ours.state[p]["step"].fill_(count)
+    for _ in range(3):
+        for _, p in params:
+            p.grad = torch.randn(p.shape, generator=generator).bfloat16()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batches, "_MANY_COUNTS", 100 if apart else 5)
+            ours.step()
+    return snapshot(ours)
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_many_counts_in_one_batch_have_the_bits_of_a_batch_for_each(name, compile):
+    together, apart = (stepped(OPTIMIZERS[name], apart, compile=compile) for apart in (False, True))
+    assert_same_snapshots(together, apart)
+
+
+@pytest.mark.parametrize(("apart", "expected"), [(False, 1), (True, 6)])
+def test_many_counts_are_one_batch(monkeypatch, apart, expected):
+    made = []
+    monkeypatch.setattr(optimizer, "run_batch", lambda batch: made.append(len(batch.slots)))
+    stepped(OPTIMIZERS["AdamW"], apart, compile=False)
+    assert len(made[1:]) == 3 * expected
+    assert sum(made[1:]) == 3 * len(COUNTS)
+
+
+def test_an_expert_that_is_skipped_now_and_then_has_the_bits_of_its_own_steps():
+    """Counts part as experts of a mixture do: each is stepped when it has a gradient."""
+
+    def run(chosen: list[list[int]], count: int) -> list[torch.Tensor]:
+        params = [(f"w{i}", torch.nn.Parameter(torch.full((40,), 1.0).bfloat16())) for i in range(count)]
+        ours = hs.AdamW(params, lr=1e-2)
+        for step, experts in enumerate(chosen):
+            for i, (_, p) in enumerate(params):
+                p.grad = torch.full_like(p, 1.0 + i + step) if i in experts else None
+            ours.step()
+        return [p.detach().float() for _, p in params]
+
+    chosen = [[i for i in range(12) if step % (i + 1) == 0] for step in range(24)]
+    together = run(chosen, 12)
+    for i in range(12):
+        alone = run([[i] if i in experts else [] for experts in chosen], 12)
+        assert torch.equal(together[i], alone[i])
