@@ -15,6 +15,7 @@ from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
 from halfstep_torch.gradients.hooks import named_leaves, taken_by
 from halfstep_torch.moment_trials import PAIRS, diagnose_moments
 from halfstep_torch.numbers.global_norm import global_norm
+from halfstep_torch.say_once import say_once
 from halfstep_torch.trial_steps import (
     NARROW,
     rounded_to_nearest,
@@ -25,6 +26,8 @@ from halfstep_torch.trial_steps import (
 _FUNCTION = "diagnose"
 # Writes to a gradient from which it is a sum: unscaling and clipping are two.
 _WRITES = 3
+# Autograd, and whatever changes a tensor in place, counts that here: a private name of torch.
+_VERSION = "_version"
 
 
 _TERMS = Terms(
@@ -117,9 +120,11 @@ def _sums_rounded(params: list[Tensor]) -> float:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return 0.0  # wrappers write to gradients to bring them to other processes
     grads = [(p, p.grad) for p in params if p.grad is not None]
-    # Autograd, and whatever changes a gradient in place, counts that in its version.
+    if grads and not hasattr(grads[0][1], _VERSION):
+        say_once(f"{_FUNCTION}: torch counts no writes to a tensor any more: sums in 16 bits are not seen.")
+        return 0.0
     plain = [g for p, g in grads if g.dtype in NARROW and taken_by(p) != "accumulate_gradients"]
-    rounded = sum(g.numel() for g in plain if g._version >= _WRITES)
+    rounded = sum(g.numel() for g in plain if getattr(g, _VERSION) >= _WRITES)
     return rounded / max(sum(g.numel() for _, g in grads), 1)
 
 
