@@ -236,7 +236,7 @@ def _key(data: np.ndarray, like) -> jax.Array:
     """Return random keys of such words, for the generator of `like`."""
     generators: list[Any] = []
     jax.eval_shape(lambda key: generators.append(jax.random.key_impl(key)), like)
-    return jax.random.wrap_key_data(data, impl=generators[0])
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=generators[0])
 
 
 def _placed(x, sharding) -> jax.Array:
