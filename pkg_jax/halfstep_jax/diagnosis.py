@@ -72,7 +72,15 @@ def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: A
         sums_rounded=_sums_rounded(state),
         norm=float(global_norm(jax.tree.leaves(grads), exact=False)),
         plain_norm=float(optax.tree.norm(grads)),
+        nonfinite={"weights": _nonfinite(params), "gradients": _nonfinite(grads)},
+        largest=max((float(jnp.abs(g).max()) for g in jax.tree.leaves(grads) if g.size), default=0.0),
     )
+
+
+def _nonfinite(tree) -> Count:
+    """Return how many elements are infinite or NaN, of how many."""
+    leaves = jax.tree.leaves(tree)
+    return sum(int((~jnp.isfinite(x)).sum()) for x in leaves), sum(x.size for x in leaves)
 
 
 def _decay(tx: optax.GradientTransformation, params, zeros):
