@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.gradients.hooks import named_leaves, taken_by
 from halfstep_torch.moment_trials import PAIRS, diagnose_moments, float32_moments
 from halfstep_torch.numbers.global_norm import global_norm
@@ -79,6 +80,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     optimizer = _checked(optimizer)
     names = {id(param): name for name, param in named_leaves(_FUNCTION, params)}
     listed = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    refuse_shards(_FUNCTION, listed, "Diagnose the model in one process.")
     if not listed:
         raise ValueError(f"{_FUNCTION}: no parameter has a gradient. Call it after backward, before step.")
     narrow = [p for p in listed if p.dtype in NARROW]

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
-from halfstep_torch.engine.batches import new_state
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.group_entries import check_decay
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
+from halfstep_torch.engine.slots import new_state
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
@@ -176,7 +177,7 @@ def _encoded(
         key: array for key, array in optimizer.state.get(param, {}).items() if key in plan.weights.arrays
     }
     state = {
-        **new_state(param, plan.arrays),
+        **new_state(param, plan),
         **beside,
         "step": torch.tensor(step, dtype=torch.int64, device="cpu"),
     }
@@ -223,6 +224,7 @@ def _check_optimizer(caller: str, optimizer: Any) -> None:
         raise TypeError(
             f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
         )
+    refuse_shards(caller, (param for _, param, _ in optimizer.plans()), "Use torch.distributed.checkpoint.")
 
 
 def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mapping]) -> None:

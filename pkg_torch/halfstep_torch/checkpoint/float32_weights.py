@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.batches import new_state
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.slots import new_state
 from halfstep_torch.numbers.float_formats import dtype_name
 
 _LARGEST_HALF = 65504.0
@@ -87,7 +88,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
         w = given[key].detach().to(param.device).contiguous()
         p32, arrays = plan.weights.store(w)
         if arrays and not optimizer.state[param]:
-            optimizer.state[param].update(new_state(param, plan.arrays))
+            optimizer.state[param].update(new_state(param, plan))
         for name, array in arrays.items():
             optimizer.state[param][name].copy_(array)
         param.copy_(p32)
@@ -95,6 +96,9 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str | int, Tensor, Plan]]:
     """Yield (name, or index where there are no names; parameter; plan) of all parameters."""
+    refuse_shards(
+        "float32_params", (param for _, param, _ in optimizer.plans()), "Use torch.distributed.checkpoint."
+    )
     index = 0
     for (_, param, plan), name in zip(optimizer.plans(), _names(optimizer), strict=True):
         yield (index if name is None else name), param, plan

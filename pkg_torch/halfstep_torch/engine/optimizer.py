@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.batches import Batch, LastStep, attach_row_plans, make_batches
+from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
 from halfstep_torch.engine.compiled_stage import compile_batch
+from halfstep_torch.engine.exchange import exchanged, scatter
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.loss_scale import is_skipped
@@ -226,13 +227,16 @@ class Optimizer(PlannedOptimizer):
         all_batches = make_batches(parameters, self._group, self.state, last)
         # Of a dry run there is the state alone.
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
-        self._compile_all(batches)
-        attach_row_plans(batches, last, sizes)
-        show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
-        self._look_around(batches)
-        # Everything that can fail has been tried: from here on, weights change.
-        for batch in batches:
-            run_batch(batch)
+        with exchanged(batches):
+            attach_numbers(batches, last)
+            self._compile_all(batches)
+            attach_row_plans(batches, last, sizes)
+            show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
+            self._look_around(batches)
+            # Everything that can fail has been tried: from here on, weights change.
+            for batch in batches:
+                run_batch(batch)
+                scatter(batch.slots)
         counters = [slot.counter for batch in all_batches for slot in batch.slots]
         if counters:
             for_each("add_", counters, 1)
@@ -256,7 +260,7 @@ class Optimizer(PlannedOptimizer):
             warn_at_first_step(self._name, first, nameless)
             warn_of_missing_links(self._name, first)
         if not self._compared:
-            slots = [slot for batch in batches for slot in batch.slots]
+            slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]
             check_replicas(self._name, slots, seeds)
             self._compared = True

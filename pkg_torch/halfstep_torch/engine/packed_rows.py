@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.rows import Rows, Slot, Span, alias, kernel_dtype
+from halfstep_torch.engine.rows import Rows, Span, alias, kernel_dtype
+from halfstep_torch.engine.slots import Slot
 from halfstep_torch.engine.stage import Stage
 
 # Kinds of arrays beside those of the state, whose names are not empty.

@@ -15,10 +15,13 @@ import torch
 
 from halfstep.random_words import leaf_id, word_role
 from halfstep_torch.bound_rule import BoundRule
+from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import leaf_keys
+from halfstep_torch.storage.blocks import blocks_of
+from halfstep_torch.storage.formats import with_blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
@@ -96,6 +99,13 @@ class Plan:
     def shared(self) -> tuple:
         """What plans have in common whose parameters are stepped together: of equal ones the same object."""
         return _interned((self.rule_indices, self.kinds, self.padded_stages))
+
+    def within(self, window: Window) -> "Plan":
+        """Return the plan of the elements in a window of the parameter, which cuts no block."""
+        if window.is_full:
+            return self
+        rules = with_blocks(self.rules, lambda fmt: blocks_of(window.whole, fmt.block_size, window.shape))
+        return dataclasses.replace(self, rules=rules)
 
     @functools.cached_property
     def arrays(self) -> dict[str, StateArray]:

@@ -14,6 +14,7 @@ from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.numbers.norms import piece_length
 from halfstep_torch.numbers.random_words import field_on_top, whole_words, words_from
 from halfstep_torch.storage.blocks import Blocks
+from halfstep_torch.storage.formats import Format, with_blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Words
 from halfstep_torch.weights.weight_rule import BoundWeights, apply_updates
@@ -90,7 +91,7 @@ class Stage:
         """
         if not self.blocks or not self._nested or self.blocks[0].size > _LONGEST_BLOCK:
             return self
-        return self if self.blocks[0].run is None else _without_short_blocks(self)
+        return self if self.blocks[0].run is None else with_blocks(self, _without_short_ones)
 
     @property
     def compiles(self) -> bool:
@@ -217,17 +218,9 @@ class Stage:
         return words_of_array
 
 
-def _without_short_blocks(x: Any) -> Any:
-    """Return a stage, or any part of one, with no short blocks."""
-    if isinstance(x, Blocks):
-        return Blocks(x.size)
-    if isinstance(x, tuple):
-        parts = map(_without_short_blocks, x)
-        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
-    if not dataclasses.is_dataclass(x) or isinstance(x, type):
-        return x
-    fields = {field.name: _without_short_blocks(getattr(x, field.name)) for field in dataclasses.fields(x)}
-    return dataclasses.replace(x, **fields)
+def _without_short_ones(fmt: Format) -> Blocks:
+    assert fmt.blocks is not None
+    return Blocks(fmt.blocks.size)
 
 
 def _in_rows(p: Tensor, first: Tensor) -> Tensor:

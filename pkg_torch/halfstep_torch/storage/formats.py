@@ -6,7 +6,8 @@ it knows nothing of update rules.
 
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -124,3 +125,16 @@ class Format(shared.Format):
         if self.blocks is None or not self.codes.packed:
             return tuple(codes.shape)
         return self.blocks.unpacked_shape(tuple(codes.shape))
+
+
+def with_blocks(x: Any, change: Callable[[Format], Blocks | None]) -> Any:
+    """Return a dataclass, or a tuple of such, with the blocks of every format in it changed."""
+    if isinstance(x, Format):
+        return dataclasses.replace(x, blocks=change(x)) if x.blocks else x
+    if isinstance(x, tuple):
+        parts = [with_blocks(part, change) for part in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+    if not dataclasses.is_dataclass(x) or isinstance(x, type):
+        return x
+    fields = {field.name: with_blocks(getattr(x, field.name), change) for field in dataclasses.fields(x)}
+    return dataclasses.replace(x, **fields)

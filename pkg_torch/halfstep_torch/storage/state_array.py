@@ -69,5 +69,9 @@ class StateArray:
         """Return the array of a parameter that was never stepped; row-major, whatever the layout of that."""
         if self.copies_weights:
             return param.detach().to(self.dtype, memory_format=torch.contiguous_format, copy=True)
-        start = self.scale_of.codes.scale_range[0] if self.scale_of else 0
-        return torch.full(self.shape(param.shape), start, dtype=self.dtype, device=param.device)
+        return torch.full(self.shape(param.shape), self.start, dtype=self.dtype, device=param.device)
+
+    @property
+    def start(self) -> int:
+        """What every entry is at first, unless they start as the weights: 0, or the scale of zeros."""
+        return self.scale_of.codes.scale_range[0] if self.scale_of else 0
