@@ -11,7 +11,7 @@ import optax
 from halfstep.random_words import leaf_id
 from halfstep.rule import Rule, declared
 from halfstep.step import updated
-from halfstep.storage.moment_formats import check_unit
+from halfstep.storage.moment_formats import check_power_unit, check_saturation, check_unit
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.links import report
@@ -215,11 +215,15 @@ def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
 
 
 def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Refuse a moment that, in units of another and without scales, is beyond what its codes hold."""
+    """Refuse a moment in units that another does not give, or in which it is beyond what its codes hold."""
+    formats = [(moment.field, moment.asked_for) for moment in stored.values()]
     for moment in stored.values():
         fmt, unit = moment.asked_for, stored.get(moment.field.unit)
+        if fmt is not None:
+            check_saturation(rule.name, moment.field, fmt, formats)
         if unit is None or fmt is None or not fmt.relative or fmt.scaled:
             continue
+        check_power_unit(rule.name, moment.field, fmt, unit.field, unit.asked_for)
         # Rates that are arrays are not known; what is past the codes then makes steps shorter.
         if moment.rate is None or unit.rate is None:
             continue

@@ -10,7 +10,7 @@ win: `adamw(1e-3, recipe="eight_bit")`. Of Lion and SGD, which keep one moment, 
 
 `docs/recipes.md` has what each of them costs and how closely it follows float32.
 
-Contract: F1, F5, F6, F12 to F15.
+Contract: F1, F5, F6, F12 to F18.
 """
 
 import functools
@@ -35,8 +35,8 @@ near_float32 = types.MappingProxyType(
 sixteen_bit = types.MappingProxyType({"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"})
 """6 bytes: what bfloat16 weights get by default."""
 
-one_pass = types.MappingProxyType({"mu_dtype": relative("float8_e3m4"), "nu_dtype": "ufloat8_e6m2"})
-"""4.00 bytes: 8-bit moments without scales, so that a step reads memory once."""
+one_pass = types.MappingProxyType({"mu_dtype": relative("mulaw8"), "nu_dtype": "uroot4_e4m4"})
+"""4.00 bytes: 8-bit moments without scales, roots and quotients, so that a step reads memory once."""
 
 eight_bit = types.MappingProxyType(
     {"mu_dtype": relative("float8_e3m4"), "nu_dtype": scaled("ufloat8_e5m3", 128)}

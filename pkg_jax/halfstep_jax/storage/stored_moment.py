@@ -175,6 +175,14 @@ class StoredMoment:
         words = self._words(fmt, moment.shape, key)
         return fmt.round_trip(moment, words, keep_nonzero="never" if self.field.signed else "always")
 
+    def round_with_inverse_root(
+        self, old: Encoded, moment: jax.Array, key: LeafKey
+    ) -> tuple[Encoded, jax.Array]:
+        """Round as `round_trip` does; return what is stored, and about 1/sqrt of the moment as it is."""
+        fmt = self.format_of(old)
+        codes, inverse = fmt.codes.with_inverse_root(moment, self._words(fmt, moment.shape, key), key.zero)
+        return Encoded(codes, None), inverse
+
     def split_tree(self, encoded):
         """Return the tree of codes, and the scales by name, of a tree of `Encoded`."""
         named = named_leaves(encoded, _is_encoded)
