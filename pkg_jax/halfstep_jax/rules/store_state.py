@@ -158,13 +158,7 @@ class _Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Storage:
-    """How arrays are stored, and which.
-
-    Attributes:
-        format: of the arrays.
-        stochastic: how they are rounded.
-        select: which of them.
-    """
+    """How arrays are stored, and which: the format, whether rounding is stochastic, and the choice."""
 
     name: ClassVar[str] = _FUNCTION
     format: Format

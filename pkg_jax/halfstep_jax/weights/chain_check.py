@@ -68,13 +68,7 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
 
 
 class _Trial:
-    """What a few steps showed.
-
-    Attributes:
-        narrow: names of the leaves of 16 bits.
-        landings: what was seen of the links that store weights.
-        wrong: names of leaves whose updates were neither zero nor those that such a link returned.
-    """
+    """What a few steps showed: leaves of 16 bits, what links stored, and leaves that none of these did."""
 
     def __init__(self, params):
         self.narrow = [name for name, p in named_leaves(params) if not keeps_nothing(p)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.group_entries import check_decay
-from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.slots import new_state
 from halfstep_torch.leaves import leaf_names
@@ -220,10 +220,7 @@ def _taken(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> list[s
 
 
 def _check_optimizer(caller: str, optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
+    check_optimizer(caller, optimizer)
     refuse_shards(caller, (param for _, param, _ in optimizer.plans()), "Use torch.distributed.checkpoint.")
 
 

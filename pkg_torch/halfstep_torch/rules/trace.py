@@ -22,11 +22,7 @@ from halfstep_torch.weights.weight_storage import with_param_storage
 
 
 class Trace(shared.Trace, Link):
-    """The rule of `trace` in a param group, which may have no momentum.
-
-    Attributes:
-        without_zero: a momentum of 0 keeps no sum.
-    """
+    """The rule of `trace` in a param group, which may have no momentum: `without_zero`, a 0 keeps no sum."""
 
     without_zero: bool = option(False)
 
