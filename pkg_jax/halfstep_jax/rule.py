@@ -28,13 +28,7 @@ from halfstep_jax.xla.exact import straight_through
 
 
 class StepKeys(NamedTuple):
-    """What a leaf's moments are rounded with in a step.
-
-    Attributes:
-        now: the leaf's key.
-        before: that of the step before, where codes are dithered; None elsewhere.
-        zero: for `exact.opaque`.
-    """
+    """The key of a leaf now and, for dithered codes, before, and a zero for `exact.opaque`."""
 
     now: LeafKey
     before: LeafKey | None

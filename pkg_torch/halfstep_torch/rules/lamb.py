@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
 from halfstep.rules.trust_ratio import unpaid
@@ -55,6 +56,7 @@ class Lamb(Optimizer):
         ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
     """
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -68,6 +70,7 @@ class Lamb(Optimizer):
         nu_dtype: DType = None,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         bias_correction: bool = True,
         max_norm: float | None = 10.0,
@@ -116,6 +119,7 @@ class Lamb16(Optimizer):
         (contract L4).
     """
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -129,6 +133,7 @@ class Lamb16(Optimizer):
         nu_dtype: DType = LAMB16_NU,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         bias_correction: bool = True,
         max_norm: float | None = 10.0,
