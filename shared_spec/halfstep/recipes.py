@@ -95,7 +95,9 @@ def _settings(caller: str, recipe: Any, parameters: Mapping) -> Mapping[str, Any
     if recipe in known:
         if not one_moment:
             return recipes[recipe]
-        weights = {key: x for key, x in recipes[recipe].items() if key not in _FORMATS}
+        # Lion's update is not linear in its moment, so that nothing is paid.
+        of_moments = (*_FORMATS, "mu_rounding")
+        weights = {key: x for key, x in recipes[recipe].items() if key not in of_moments}
         return {**weights, _moment(parameters): _ONE_MOMENT[recipe]}
     why = "does not apply: it keeps one moment" if recipe in recipes else "is not a recipe"
     raise ValueError(f"{caller}: recipe={recipe!r} {why}. Use {_names(known)}.")
