@@ -183,10 +183,10 @@ class _Storage:
                 name,
                 x,
                 _sign(path),
-                None if stored_array is None else self._format_of(name, stored_array, part),
+                None if array is None else self._format_of(name, array, part),
                 part,
             )
-            for (path, x), name, stored_array, part in rows
+            for (path, x), name, array, part in rows
         ]
 
     def check(self, arrays: list[_Array]) -> None:
