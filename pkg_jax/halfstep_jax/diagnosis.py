@@ -14,7 +14,7 @@ import optax
 from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
 from halfstep_jax.description import weights_that_links_store
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState
-from halfstep_jax.leaves import check_params, leaf_name
+from halfstep_jax.leaves import check_params, named_leaves
 from halfstep_jax.moment_trials import NARROW, PAIRS, SUMS, diagnose_moments
 from halfstep_jax.numbers.global_norm import global_norm
 
@@ -72,7 +72,15 @@ def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: A
         sums_rounded=_sums_rounded(state),
         norm=float(global_norm(jax.tree.leaves(grads), exact=False)),
         plain_norm=float(optax.tree.norm(grads)),
+        nonfinite={"weights": _nonfinite(params), "gradients": _nonfinite(grads)},
+        largest=max((float(jnp.abs(g).max()) for g in jax.tree.leaves(grads) if g.size), default=0.0),
     )
+
+
+def _nonfinite(tree) -> Count:
+    """Return how many elements are infinite or NaN, of how many."""
+    leaves = jax.tree.leaves(tree)
+    return sum(int((~jnp.isfinite(x)).sum()) for x in leaves), sum(x.size for x in leaves)
 
 
 def _decay(tx: optax.GradientTransformation, params, zeros):
@@ -87,11 +95,9 @@ def _decay(tx: optax.GradientTransformation, params, zeros):
 
 def _lost(params, updates, landed: Collection[str]) -> dict[str, Count]:
     """Return of every 16-bit weight how many elements stay where they are, of how many with an update."""
-    named = jax.tree_util.tree_flatten_with_path(params)[0]
     us, after = (jax.tree.leaves(tree) for tree in (updates, optax.apply_updates(params, updates)))
     counts = {}
-    for (path, p), u, new in zip(named, us, after, strict=True):
-        name = leaf_name(path)
+    for (name, p), u, new in zip(named_leaves(params), us, after, strict=True):
         if p.dtype in NARROW:
             moved = u != 0
             counts[name] = (

@@ -101,7 +101,8 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         if not stored:
             after = state if count is None else ScheduleState(count)
             return _without_moments(rule, leaves, weights, numbers), after
-        us, trees = _with_moments(rule, stored, leaves, weights, numbers, state, count)
+        dtypes = leaves.weight_dtypes(params)
+        us, trees = _with_moments(rule, stored, leaves, weights, dtypes, numbers, state, count)
         return us, _state(rule, count, state.seed, trees)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -133,10 +134,10 @@ def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):
 
 
 def _with_moments(
-    rule: Rule, stored: dict[str, StoredMoment], leaves: Leaves, weights, numbers, state, count
+    rule: Rule, stored: dict[str, StoredMoment], leaves: Leaves, weights, dtypes, numbers, state, count
 ):
     columns = [
-        moment.read(leaves, getattr(state, name), getattr(state, f"{name}_scale"))
+        moment.read(leaves, getattr(state, name), getattr(state, f"{name}_scale"), dtypes)
         for name, moment in stored.items()
     ]
     ids = [leaf_id(name) for name in leaves.names]
@@ -247,7 +248,7 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
             return _without_moments(tried, leaves, [p], numbers)
         trees = {name: moment.init(g) for name, moment in stored.items()}
         state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
-        return _with_moments(tried, stored, leaves, [p], numbers, state, count)
+        return _with_moments(tried, stored, leaves, [p], [None], numbers, state, count)
 
     with told_shards({}):  # The rule may be made inside `jax.shard_map`.
         jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight, given)

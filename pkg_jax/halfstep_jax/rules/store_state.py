@@ -16,7 +16,7 @@ from jax.core import Tracer
 from halfstep.random_words import Role, leaf_id
 from halfstep.storage.moment_formats import check_stored_state
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, leaf_name
+from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves
 from halfstep_jax.links import Inside, report, reported_links
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
@@ -174,7 +174,7 @@ class _Storage:
                 f"{_FUNCTION}: the state holds {len(codes)} arrays, that of these params {len(leaves)}. "
                 "Pass the tree that init saw."
             )
-        names = [leaf_name(path) for path, _ in leaves]
+        names = [name for name, _ in named_leaves(state)]
         held = [x if self._is_chosen(name, x) else None for name, (_, x) in zip(names, leaves, strict=True)]
         parts = shards(_FUNCTION, names, held, codes)
         rows = zip(leaves, names, held, parts, strict=True)

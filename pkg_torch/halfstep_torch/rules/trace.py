@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import halfstep.rules.trace as shared
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule, option
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.group_entries import check_torch_options
@@ -84,6 +85,7 @@ class SGD(Optimizer):
     2013, in torch's form. Contract A6, A10.
     """
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -96,6 +98,7 @@ class SGD(Optimizer):
         maximize: bool = False,
         accumulator_dtype: DType = None,
         rounding: str = "auto",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",

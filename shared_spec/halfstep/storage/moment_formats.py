@@ -81,7 +81,7 @@ def check_unit(
         raise ValueError(
             f"{caller}: {dtype_argument(moment)} has no scale, and {moment.name} reaches {largest:.3g} roots "
             f"of {unit.name} at {names[0]}={b1:.7g} and {names[1]}={b2:.7g}. "
-            "Use relative(..., block_size=128)."
+            'Use relative("int8", 128).'
         )
 
 

@@ -59,8 +59,9 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
     names = FIXED_CODES if block_size is None else FINE_CODES
     name = code_name("relative", dtype, names)
     if name not in names:
+        way_out = f'relative("{name}", 32)' if name in FINE_CODES else listed(names)
         raise ValueError(
-            f"relative: dtype={name} with block_size={block_size} is not a format. Use {listed(names)}."
+            f"relative: dtype={name} with block_size={block_size} is not a format. Use {way_out}."
         )
     if block_size is None:
         return Format(name, relative=True)
