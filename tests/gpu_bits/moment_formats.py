@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Iterator
+from types import MappingProxyType
 
 import halfstep_jax as hs
 import halfstep_spec as spec
@@ -27,8 +28,7 @@ _FURTHER: tuple[Pair, ...] = (
 
 def recipe_options() -> dict[str, dict]:
     """Return the arguments of every recipe, by its name."""
-    named = {name: value for name, value in vars(recipes).items() if not name.startswith("_")}
-    return {name: dict(value) for name, value in named.items() if hasattr(value, "keys")}
+    return {name: dict(value) for name, value in vars(recipes).items() if isinstance(value, MappingProxyType)}
 
 
 @functools.cache
