@@ -167,7 +167,7 @@ def _rows(link: Link) -> Iterable[ArrayDescription]:
 
 
 def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescription:
-    fmt, stochastic = moment.storage_of(codes, p.shape)
+    fmt, rounding = moment.storage_of(codes, p.shape)
     asked_for, why = moment.asked_for, "asked for"
     as_asked = asked_for in (None, fmt)
     if asked_for is None:
@@ -175,7 +175,7 @@ def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescri
     elif not as_asked:
         why = f"asked for {asked_for.text}, but {asked_for.too_small(p.shape)}"
     nbytes = _nbytes(codes) + (0 if scale is None else _nbytes(scale))
-    rounding = "none" if not fmt.rounds else "stochastic" if stochastic else "nearest"
+    rounding = rounding if fmt.rounds else "none"
     return ArrayDescription(leaf, moment.name, p.shape, fmt.text, rounding, nbytes, why, as_asked)
 
 

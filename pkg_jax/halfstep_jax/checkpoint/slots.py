@@ -197,8 +197,7 @@ def _entry(link: Link) -> Entry:
     arrays: dict[str, dict[str, Any]] = {leaf: {} for leaf in weights}
     for name, moment in (link.inside or {}).items():
         for leaf, codes in named_leaves(getattr(link.state, name)):
-            fmt, stochastic = moment.storage_of(codes, weights[leaf].shape)
-            rounding = "stochastic" if stochastic else "nearest"
+            fmt, rounding = moment.storage_of(codes, weights[leaf].shape)
             arrays[leaf][name] = {"format": fmt.label, "rounding": rounding}
     if isinstance(rule, WeightRule) and rule.extra_field:
         for leaf, extra in named_leaves(getattr(link.state, rule.extra_field)):
