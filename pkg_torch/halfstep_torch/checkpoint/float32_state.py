@@ -130,7 +130,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     plans = iter(optimizer.plans())
     for i, (group, saved_group) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
         taken = {key: saved_group[key] for key in _taken(optimizer, i, saved_group)}
-        plain = {key: x.item() if isinstance(x, Tensor) else x for key, x in taken.items()}
+        plain = {k: x.item() if isinstance(x, Tensor) and x.numel() == 1 else x for k, x in taken.items()}
         groups.append({**group, **plain})
         for saved_id in _ids(caller, i, group, saved_group):
             name, param, plan = next(plans)
