@@ -17,10 +17,6 @@ from gpu_bits.xla_backend import XlaBackend
 from halfstep_spec.compare import differing
 from halfstep_spec.vectors import Array
 
-# Programs that compute an approximation in one kernel, its remainder too, and both again in another: their
-# bits are right because a device gives the same approximation twice (contract C3).
-TWICE = {("AdamW, float8_e5m2/128; float8_e3m4/128, bfloat16 weights", MIDDLE)}
-
 
 @pytest.fixture(scope="module")
 def backend() -> XlaBackend:
@@ -32,7 +28,7 @@ def programs(config) -> list[tuple[str, tuple[int, int]]]:
     names = list(steps())
     wide = [name for name in names if "float32" in name.split(",")[-1] or name.startswith("recipe")]
     if config.getoption("--gpu-bits") == "share":
-        return [(name, SMALL) for name in wide] + sorted(TWICE)
+        return [(name, SMALL) for name in wide] + [("recipe eight_bit", MIDDLE)]
     shapes = {SMALL: names, MIDDLE: names, LARGE: wide[::2]}
     return [(name, shape) for shape, chosen in shapes.items() for name in chosen]
 
@@ -66,8 +62,9 @@ def test_a_step_has_the_contracts_bits(step, shape, backend, record):
         }
     )
     outside = {name: n for name, n in found.items() if not name.endswith("(A8)")}
-    if (step, shape) in TWICE:
-        assert outside
+    # A kernel may approximate, another correct what it approximates anew: right if a device gives the same
+    # twice, which the contract assumes (C3). The record has them as "wild".
+    if max(len(program.approximating()) for program in backend.programs.values()) > 1:
         outside = {name: n for name, n in outside.items() if not name.startswith("wild")}
     assert not outside
 

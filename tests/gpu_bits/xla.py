@@ -4,6 +4,7 @@ XLA dumps what it made: scheduled HLO, which says in which order kernels are lau
 which says where every value is; the PTX of each kernel; and the sizes of their launches.
 """
 
+import math
 import pathlib
 import re
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 import compiled
 import jax
 import numpy as np
+from gpu_programs import faults
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
@@ -98,6 +100,11 @@ class Program:
         is_tuple = root.kind == "tuple"
         places = [self._where(name) for name in root.operands] if is_tuple else self._results(root)
         return [self._bytes(place).copy() for place in places]
+
+    def approximating(self) -> list[str]:
+        """Return the kernels over arrays that approximate: of several, two may evaluate the same operands."""
+        launched = {name for name, grid, block, _ in self._thunks.values() if math.prod((*grid, *block)) > 1}
+        return [name for name in sorted(launched) if faults(self.texts[name]).get("approximate")]
 
     def _allocate(self, text: str) -> None:
         """Make memory, poisoned, and note where each value is."""
