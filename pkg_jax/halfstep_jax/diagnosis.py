@@ -108,10 +108,10 @@ def _lost(params, updates, landed: Collection[str]) -> dict[str, Count]:
 
 def _sums_rounded(state) -> float:
     """Return the share of the sums of gradients that are kept in 16 bits and not rounded stochastically."""
-    found: list[tuple[bool, jax.Array]] = []
+    kept: list[tuple[bool, jax.Array]] = []
     nodes = jax.tree.leaves(state, is_leaf=lambda x: any(hasattr(x, name) for name in SUMS))
     for node in nodes:
         sums = [getattr(node, name) for name in SUMS if hasattr(node, name)]
         plain = not isinstance(node, AccumulateGradientsState)
-        found += [(plain and x.dtype in NARROW, x) for x in jax.tree.leaves(sums)]
-    return sum(x.size for rounded, x in found if rounded) / max(sum(x.size for _, x in found), 1)
+        kept += [(plain and x.dtype in NARROW, x) for x in jax.tree.leaves(sums)]
+    return sum(x.size for rounded, x in kept if rounded) / max(sum(x.size for _, x in kept), 1)

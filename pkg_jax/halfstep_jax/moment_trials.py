@@ -60,15 +60,15 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
 def _kept_otherwise(tx: optax.GradientTransformation, params, names, paths) -> list[tuple[str, str, int]]:
     """Return name, reason and size of each array that is not kept as was asked for."""
     rows = [row for row in describe(tx, params).arrays if not row.as_asked]
-    found = [(row.name, row.why, math.prod(row.shape)) for row in rows]
+    otherwise = [(row.name, row.why, math.prod(row.shape)) for row in rows]
     fresh = {
         path: x.dtype for path, x in jax.tree_util.tree_leaves_with_path(jax.eval_shape(tx.init, params))
     }
     for name, (path, x) in zip(names, paths, strict=True):
         dtype = fresh.get(path, x.dtype) if name else None
         if dtype is not None and dtype != x.dtype:
-            found.append((name, f"it is {x.dtype.name}, and {dtype.name} where fresh", x.size))
-    return found
+            otherwise.append((name, f"it is {x.dtype.name}, and {dtype.name} where fresh", x.size))
+    return otherwise
 
 
 def _above_one(x: jax.Array) -> jax.Array:
