@@ -13,7 +13,7 @@ from torch import Tensor
 
 from halfstep.moments import Moments
 from halfstep_torch.numbers.op import STEP_OPS, tensor_numbers
-from halfstep_torch.storage.relative import from_unit, to_unit
+from halfstep_torch.storage.relative import into_unit, out_of_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, MomentStorage, Words
 
@@ -24,7 +24,6 @@ class StepMoment:
     Attributes:
         value: the float32 values that the step before stored.
         arrays: the new state arrays, once `round` was called.
-        rounded: what `round` returned.
     """
 
     def __init__(
@@ -36,20 +35,51 @@ class StepMoment:
         unit: "StepMoment | None",
     ):
         self._storage, self._words, self._shape, self._unit = storage, words, shape, unit
-        value = storage.decode(state, words)
-        value = value if shape is None else value.view(shape)
-        self.value = value if unit is None else from_unit(value, unit.value)
+        value = self._shaped(storage.decode(state, words))
+        self._codes, self._rounded = state[storage.key], None
+        self.value: Tensor = value if unit is None else out_of_unit(storage.format, value, unit)
         self.arrays: Arrays = {}
-        self.rounded: Tensor | None = None
+
+    @property
+    def has_inverse_root(self) -> bool:
+        """Whether the format is one that rounds by `inverse_root`."""
+        return self._storage.format.has_inverse_root
+
+    def inverse_root(self, x: Tensor) -> Tensor:
+        """Round x for the new state, and return about 1/sqrt(x) of x as it was before."""
+        codes, inverse = self._storage.encode_with_inverse_root(self._flat(x), self._words)
+        self._codes = codes
+        self.arrays = {self._storage.key: codes.to(self._storage.format.torch_dtype)}
+        return self._shaped(inverse)
 
     def round(self, x: Tensor) -> Tensor:
         """Round x to the format, once, for the new state; return what was stored, in float32."""
-        v = None if self._unit is None else self._unit.rounded
-        z = x if v is None else to_unit(x, v)
-        self.arrays, values = self._storage.encode(z if self._shape is None else z.reshape(-1), self._words)
-        values = values if self._shape is None else values.view(self._shape)
-        self.rounded = values if v is None else from_unit(values, v)
-        return self.rounded
+        fmt, unit = self._storage.format, self._unit
+        z = x if unit is None else into_unit(fmt, x, unit)
+        self.arrays, values = self._storage.encode(self._flat(z), self._words)
+        self._codes, values = self.arrays[self._storage.key], self._shaped(values)
+        self._rounded = values if unit is None else out_of_unit(fmt, values, unit)
+        return self._rounded
+
+    @property
+    def values(self) -> Tensor:
+        """What is stored now, in float32."""
+        if not self.arrays:
+            return self.value
+        if self._rounded is None:
+            self._rounded = self._shaped(self._storage.decode(self.arrays, self._words))
+        return self._rounded
+
+    @property
+    def codes(self) -> Tensor:
+        """The codes that are stored now, in int32; of a format with inverse roots."""
+        return self._shaped(self._codes.to(torch.int32))
+
+    def _flat(self, x: Tensor) -> Tensor:
+        return x if self._shape is None else x.reshape(-1)
+
+    def _shaped(self, x: Tensor) -> Tensor:
+        return x if self._shape is None else x.view(self._shape)
 
 
 @dataclasses.dataclass(frozen=True)

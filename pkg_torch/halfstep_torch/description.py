@@ -14,7 +14,7 @@ from torch import Tensor
 from halfstep.rule import declared
 from halfstep.storage.formats import Format
 from halfstep.text_table import text_table
-from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -114,10 +114,7 @@ def describe(optimizer: Optimizer) -> Description:
 
     Source: ours.
     """
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"describe: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
+    check_optimizer("describe", optimizer)
     links = optimizer.bound_links()
     groups = (i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
     leaves = zip(groups, optimizer.plans(), strict=True)

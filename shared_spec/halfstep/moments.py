@@ -21,6 +21,15 @@ class StepMoment:
         self.value: Number = op.wrap(value)
         self.rounded: Number | None = None
 
+    @property
+    def has_inverse_root(self) -> bool:
+        """Whether the format is one that rounds by `inverse_root`."""
+        return False
+
+    def inverse_root(self, x: Any) -> Number:
+        """Round x as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
+        raise NotImplementedError
+
     def round(self, x: Any) -> Number:
         """Round x to the format, once, for the new state; return what was stored.
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import optax
 
+from halfstep.recipes import takes_recipe
 from halfstep_jax.rules.adam import adam_of
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
@@ -20,6 +21,7 @@ LAMB16_MU = scaled("float8_e4m3fn", 128)
 LAMB16_NU = scaled("ufloat8_e5m3", 128)
 
 
+@takes_recipe
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -33,6 +35,7 @@ def lamb(
     nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
+    recipe: str | None = None,
     param_storage: str = "stochastic",
     bias_correction: bool = True,
     max_norm: jax.typing.ArrayLike | None = 10.0,
@@ -69,6 +72,7 @@ def lamb(
     return _chained("lamb", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
 
 
+@takes_recipe
 def lamb16(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -82,6 +86,7 @@ def lamb16(
     nu_dtype: StateDType | None = LAMB16_NU,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
+    recipe: str | None = None,
     param_storage: str = "stochastic",
     bias_correction: bool = True,
     max_norm: jax.typing.ArrayLike | None = 10.0,

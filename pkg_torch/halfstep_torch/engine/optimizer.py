@@ -313,3 +313,11 @@ class Optimizer(PlannedOptimizer):
 def _moves(batch: Batch) -> bool:
     """Whether a gradient of a batch is not 0."""
     return any(not has_memory(slot.param) or bool(slot.grad.any()) for slot in batch.slots)
+
+
+def check_optimizer(caller: str, optimizer: Any) -> None:
+    """Raise TypeError for an optimizer of another package."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
+        )

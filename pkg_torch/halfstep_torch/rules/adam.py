@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from halfstep.hyperparameters import several
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
 from halfstep_torch.chain import Chain, ChainByOptions, chain
@@ -116,6 +117,7 @@ class Adam(Optimizer):
 
     decoupled_decay: ClassVar[bool | None] = False
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -130,6 +132,7 @@ class Adam(Optimizer):
         nu_dtype: DType = None,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",
@@ -171,6 +174,8 @@ class AdamW(Optimizer):
         nu_dtype: how the second (`exp_avg_sq`) is stored, as there.
         mu_rounding: how the first is rounded, as there.
         nu_rounding: how the second is rounded, as there.
+        recipe: the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they are
+            not given.
         param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
             (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
@@ -197,6 +202,7 @@ class AdamW(Optimizer):
 
     decoupled_decay: ClassVar[bool | None] = True
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -211,6 +217,7 @@ class AdamW(Optimizer):
         nu_dtype: DType = None,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",

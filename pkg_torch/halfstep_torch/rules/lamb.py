@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
 from halfstep_torch.chain import Chain, ChainByOptions, chain
@@ -53,6 +54,7 @@ class Lamb(Optimizer):
         ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
     """
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -66,6 +68,7 @@ class Lamb(Optimizer):
         nu_dtype: DType = None,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         bias_correction: bool = True,
         max_norm: float | None = 10.0,
@@ -114,6 +117,7 @@ class Lamb16(Optimizer):
         (contract L4).
     """
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -127,6 +131,7 @@ class Lamb16(Optimizer):
         nu_dtype: DType = LAMB16_NU,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         bias_correction: bool = True,
         max_norm: float | None = 10.0,

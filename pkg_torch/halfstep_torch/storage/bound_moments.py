@@ -9,7 +9,9 @@ from halfstep.rule import Moment, Rule, declared
 from halfstep.storage.moment_formats import (
     check_format,
     check_freezing,
+    check_power_unit,
     check_rounding,
+    check_saturation,
     check_unit,
     is_stochastic,
 )
@@ -58,8 +60,11 @@ def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Any, rate_na
     """Refuse a format that cannot hold the moment (contract F2), or would freeze it (F3)."""
     check_format(caller, moment, fmt)
     check_freezing(caller, moment, fmt, _rounding(rule, moment), _rate(moment, h), rate_name)
+    moments = declared(type(rule)).moments.values()
+    check_saturation(caller, moment, fmt, [(other, _format(other, h)) for other in moments])
     if fmt.relative and not fmt.scaled:
         unit = declared(type(rule)).moments[moment.unit]
+        check_power_unit(caller, moment, fmt, unit, _format(unit, h))
         rates, names = zip(*((_rate(x, h), _rate_name(rule, x)) for x in (moment, unit)), strict=True)
         check_unit(caller, moment, unit, rates, names)
 

@@ -34,6 +34,11 @@ class MomentStorage(Protocol):
         ...
 
     @property
+    def format(self) -> Format:
+        """In which the rule stores it."""
+        ...
+
+    @property
     def arrays(self) -> Mapping[str, StateArray]:
         """The state arrays that hold it."""
         ...
@@ -59,6 +64,10 @@ class MomentStorage(Protocol):
             x: what is to be stored.
             words: of each of the `sources`.
         """
+        ...
+
+    def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
+        """Return the codes of `x` in int32, and about 1/sqrt(x); where the format has inverse roots."""
         ...
 
 
@@ -115,6 +124,10 @@ class StoredMoment:
         (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=self.keep_nonzero)
         return ({self.key: codes} if scale is None else {self.key: codes, scale_key(self.key): scale}), values
 
+    def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
+        """Return the codes of `x` in int32, and about 1/sqrt(x); where the format has inverse roots."""
+        return self.format.codes.with_inverse_root(x, words[0](tuple(x.shape)) if words else None)
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredAgain:
@@ -141,6 +154,11 @@ class StoredAgain:
         return self.inner.key
 
     @property
+    def format(self) -> Format:
+        """In which the rule stores it."""
+        return self.inner.format
+
+    @property
     def arrays(self) -> Mapping[str, StateArray]:
         """Those of the rule, the codes as they are stored."""
         return {**self.inner.arrays, **self.outer.arrays}
@@ -160,6 +178,10 @@ class StoredAgain:
         own = len(self.inner.sources)
         kept = _as_kept(self.outer.decode(state, words[own:]), self.dtype)
         return self.inner.decode({**state, self.key: kept}, words[:own])
+
+    def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
+        """Do as the rule does: codes of 8 bits are not stored again."""
+        return self.inner.encode_with_inverse_root(x, words)
 
     def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
         """Round as the rule does, and what that leaves once more; the rule goes on with its own values."""

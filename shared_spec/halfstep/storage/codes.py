@@ -1,6 +1,6 @@
 """What is known of codes before there is an array: the names, constants and limits of every state format.
 
-Contract: F3, F5 to F16. The arithmetic of each kind is a framework's.
+Contract: F3, F5 to F18. The arithmetic of each kind is a framework's.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from halfstep.float_formats import FLOAT_FORMATS, HALVES, INT4, INT8, FloatFormat
+from halfstep.storage.fourth_roots import FOURTH_ROOT, MU_LAW
 from halfstep.storage.tables import TABLES, Table
 from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS, UnsignedFloat
 from halfstep.storage.unsigned_roots import UNSIGNED_ROOTS, UnsignedRoot
@@ -23,11 +24,11 @@ class Codes:
     """What codes are, and what they hold.
 
     Attributes:
-        kind: by which arithmetic they are made: "plain", "signed", "integer", "unsigned", "root",
-            "table", "fixed", "fixed integer", "fine" or "dithered".
+        kind: by which arithmetic they are made: "plain", "signed", "integer", "unsigned", "root", "table",
+            "fixed", "fixed integer", "fine", "dithered", "fourth root" or "mu law".
         dtype: of their arrays, as ml_dtypes calls it.
-        numbers: what they stand for: a `FloatFormat`, an `UnsignedFloat`, an `UnsignedRoot` or a `Table`;
-            None: float32.
+        numbers: what they stand for: a `FloatFormat`, `UnsignedFloat`, `UnsignedRoot`, `ShiftedFloat` or
+            `Table`; None: float32.
         half_gap: half the largest relative gap between codes, above the subnormal range (F3); 0 for float32.
         signed: whether negative values can be stored.
         for_second_moments: whether small positive numbers are held well enough beside large ones.
@@ -152,6 +153,8 @@ def _carry(largest: float) -> int:
 PLAIN_CODES = {
     **{name: _plain(name) for name in ("float32", "bfloat16", "float16")},
     "ufloat8_e6m2": _unsigned(UNSIGNED_FLOATS["ufloat8_e6m2"]),
+    # A gap of a fourth root is four of its number.
+    "uroot4_e4m4": Codes("fourth root", "uint8", FOURTH_ROOT, 4 * 2.0**-5, signed=False),
 }
 """By name: codes without a scale, the dtypes of states."""
 SCALED_CODES = {
@@ -166,6 +169,7 @@ CODEBOOK_CODES = {name: _table(table) for name, table in TABLES.items()}
 FIXED_CODES = {
     "float8_e3m4": _fixed("fixed", "uint8", HALVES, _half_gap(HALVES)),
     "int8": _fixed("fixed integer", "int8", INT8, 0.5 / INT8.max),
+    "mulaw8": Codes("mu law", "uint8", MU_LAW, 2.0**-5, for_second_moments=False),
 }
 """Those that `relative` takes without a block size."""
 FINE_CODES = {"int8": _fine("fine", "int8", INT8), "int4": _fine("dithered", "uint8", INT4, packed=True)}

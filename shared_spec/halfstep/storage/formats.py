@@ -114,6 +114,16 @@ class Format:
         return self.codes.dithered
 
     @property
+    def has_inverse_root(self) -> bool:
+        """Whether rounding a second moment also makes the reciprocal of its root (contract F17)."""
+        return self.codes.kind == "fourth root"
+
+    @property
+    def power_unit(self) -> bool:
+        """Whether the unit is a power of two, which a second moment with an inverse root gives (F18)."""
+        return self.codes.kind == "mu law"
+
+    @property
     def rounds(self) -> bool:
         """Whether encoding rounds at all: in float32 no word is used."""
         return self.codes.half_gap > 0

@@ -1,5 +1,6 @@
-"""What a moment's format and rounding are refused for, and what "auto" is. Contract: F1 to F3, F12."""
+"""What a moment's format and rounding are refused for, and what "auto" is. Contract: F1 to F3, F12, F18."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from halfstep.rule import Moment
@@ -80,7 +81,46 @@ def check_unit(
         raise ValueError(
             f"{caller}: {dtype_argument(moment)} has no scale, and {moment.name} reaches {largest:.3g} roots "
             f"of {unit.name} at {names[0]}={b1:.7g} and {names[1]}={b2:.7g}. "
-            "Use relative(..., block_size=128)."
+            'Use relative("int8", 128).'
+        )
+
+
+def check_saturation(caller: str, moment: Moment, fmt: Format, others: Iterable[tuple[Moment, Any]]) -> None:
+    """Raise ValueError for a second moment that saturates, where no first moment does so with it.
+
+    After a spike past its largest number steps would be thousands of learning rates long.
+
+    Args:
+        caller: whose moments they are.
+        moment: perhaps one that saturates.
+        fmt: its format.
+        others: the moments of the rule, and their formats.
+    """
+    bounded = (x and x.family == "fixed" for other, x in others if other.unit == moment.name)
+    if fmt.has_inverse_root and not any(bounded):
+        raise ValueError(
+            f"{caller}: {dtype_argument(moment)}={fmt.dtype} stops at its largest number, and no first "
+            "moment in its units stops with it: after a spike steps would be thousands of lr long. "
+            'Use mu_dtype=relative("mulaw8") of adam or lamb, or scaled("ufloat8_e5m3") here.'
+        )
+
+
+def check_power_unit(caller: str, moment: Moment, fmt: Format, unit: Moment, unit_fmt: Format | None) -> None:
+    """Raise ValueError for a moment in units of a power of two where no format gives one.
+
+    Args:
+        caller: whose moments they are.
+        moment: in these units, perhaps.
+        fmt: its format.
+        unit: the second moment.
+        unit_fmt: its format; None: as the dtype of the weights has it.
+    """
+    if fmt.power_unit and not (unit_fmt and unit_fmt.has_inverse_root):
+        dtype, found = dtype_argument(unit), "None" if unit_fmt is None else unit_fmt.text
+        raise ValueError(
+            f'{caller}: {dtype_argument(moment)}=relative("{fmt.dtype}") is in units of a power of two that '
+            f'{dtype}="uroot4_e4m4" gives, and {dtype} is {found}. '
+            f'Use {dtype}="uroot4_e4m4", or relative("float8_e3m4").'
         )
 
 

@@ -77,6 +77,16 @@ class Format:
         small = math.prod(shape) < self.min_size or len(shape) < self.min_ndim
         return Format("float32") if self.scaled and small else self
 
+    @property
+    def power_unit(self) -> bool:
+        """Whether what is stored is in units of the power of two of a `uroot4_e4m4` beside it (F18)."""
+        return self.relative and self.dtype == "mulaw8"
+
+    @property
+    def has_inverse_root(self) -> bool:
+        """Whether encoding makes the reciprocal of the root as well (F17)."""
+        return self.dtype == "uroot4_e4m4"
+
     def zeros(self, shape: tuple[int, ...]) -> Encoded:
         """Return the codes and scales of zeros."""
         return self.encode(np.zeros(shape, np.float32), None)

@@ -1,6 +1,6 @@
 """Integers under a scale of three significant bits, and codes under a scale that is the same for all blocks.
 
-Contract: F13 to F15. Vectors: relative, formats.
+Contract: F13 to F15, F18. Vectors: relative, formats.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.numbers.rounding import encode_float
 from halfstep_spec.storage.base_codes import NAN_SCALE, Codes
 from halfstep_spec.storage.float_codes import INT8, IntegerCodes, SignedCodes
+from halfstep_spec.storage.fourth_root_codes import MuLawCodes
 from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
@@ -152,6 +153,7 @@ def _dither(word: np.ndarray | None) -> np.float32:
 FIXED_CODES: dict[str, Codes] = {
     "float8_e3m4": FixedCodes(SignedCodes(FLOAT_FORMATS["float8_e3m4"])),
     "int8": FixedCodes(IntegerCodes()),
+    "mulaw8": MuLawCodes(),
 }
 """By name: codes that `relative` takes without a block size."""
 FINE_CODES: dict[str, Codes] = {"int8": FineIntegerCodes(), "int4": DitheredCodes()}
