@@ -11,10 +11,10 @@ import optax
 from halfstep.random_words import leaf_id
 from halfstep.rule import Rule, declared
 from halfstep.step import updated
-from halfstep.storage.moment_formats import check_power_unit, check_saturation, check_unit
+from halfstep.storage.moment_formats import check_payment, check_power_unit, check_saturation, check_unit
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
-from halfstep_jax.links import report
+from halfstep_jax.link_reports import report
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
@@ -187,8 +187,8 @@ def _step(
     rows = zip(stored, encoded, strict=True)
     # Those in units of another after that one.
     for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
-        unit = moments.get(moment.field.unit)
-        moments[name] = StoredStepMoment(moment, old, step_keys, op, unit)
+        second = moments.get(moment.field.unit)
+        moments[name] = StoredStepMoment(moment, old, step_keys, op, numbers, second)
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
     u = updated(rule, numbers, g, p, op, moments)
     return u, *(moments[name].encoded for name, _ in stored)
@@ -224,6 +224,7 @@ def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
         if unit is None or fmt is None or not fmt.relative or fmt.scaled:
             continue
         check_power_unit(rule.name, moment.field, fmt, unit.field, unit.asked_for)
+        check_payment(rule.name, moment.field, moment.rounding, unit.field, unit.asked_for)
         # Rates that are arrays are not known; what is past the codes then makes steps shorter.
         if moment.rate is None or unit.rate is None:
             continue

@@ -177,7 +177,7 @@ def _asked_format(link: Link, h: Any, name: str) -> Format | None:
 def _moment(moment: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDescription:
     stored = getattr(moment, "outer", moment)
     fmt: Format = stored.format
-    rounding = "exact" if not fmt.rounds else "stochastic" if stored.source is not None else "nearest"
+    rounding = stored.rounding if fmt.rounds else "exact"
     array = stored.arrays[stored.key]
     why = asked.too_small(array.values_shape(shape)) if asked is not None and not fmt.scaled else ""
     return MomentDescription(fmt.text, rounding, why)

@@ -6,11 +6,11 @@ win: `adamw(1e-3, recipe="eight_bit")`. Of Lion and SGD, which keep one moment, 
 
 >>> from halfstep import recipes
 >>> recipes.eight_bit["nu_dtype"].text
-'ufloat8_e5m3, blocks of 128'
+'uroot8, blocks of 128'
 
 `docs/recipes.md` has what each of them costs and how closely it follows float32.
 
-Contract: F1, F5, F6, F12 to F18.
+Contract: F1, F5, F6, F12 to F19.
 """
 
 import functools
@@ -39,11 +39,13 @@ one_pass = types.MappingProxyType({"mu_dtype": relative("mulaw8"), "nu_dtype": "
 """4.00 bytes: 8-bit moments without scales, roots and quotients, so that a step reads memory once."""
 
 eight_bit = types.MappingProxyType(
-    {"mu_dtype": relative("float8_e3m4"), "nu_dtype": scaled("ufloat8_e5m3", 128)}
+    {"mu_dtype": relative("float8_e3m4"), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "paid"}
 )
 """4.01 bytes: the second moment with a scale per block of 128, and so nearer to float32, in a second pass."""
 
-four_bit = types.MappingProxyType({"mu_dtype": relative("int4", 32), "nu_dtype": scaled("ufloat8_e5m3", 128)})
+four_bit = types.MappingProxyType(
+    {"mu_dtype": relative("int4", 32), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "paid"}
+)
 """3.55 bytes: a first moment of 4 bits, a second one of 8."""
 
 _FORMATS = ("mu_dtype", "nu_dtype")
@@ -93,7 +95,9 @@ def _settings(caller: str, recipe: Any, parameters: Mapping) -> Mapping[str, Any
     if recipe in known:
         if not one_moment:
             return recipes[recipe]
-        weights = {key: x for key, x in recipes[recipe].items() if key not in _FORMATS}
+        # Lion's update is not linear in its moment, so that nothing is paid.
+        of_moments = (*_FORMATS, "mu_rounding")
+        weights = {key: x for key, x in recipes[recipe].items() if key not in of_moments}
         return {**weights, _moment(parameters): _ONE_MOMENT[recipe]}
     why = "does not apply: it keeps one moment" if recipe in recipes else "is not a recipe"
     raise ValueError(f"{caller}: recipe={recipe!r} {why}. Use {_names(known)}.")

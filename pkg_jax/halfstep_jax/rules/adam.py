@@ -78,10 +78,11 @@ def scale_by_adam(
             None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
             scale, and the unsigned scaled formats.
-        mu_rounding: "stochastic", "nearest", "nearest_unchecked" (nearest even where that
+        mu_rounding: "stochastic", "paid" (stochastic, and the update takes back at once what the error of
+            storing m would add to later ones), "nearest", "nearest_unchecked" (nearest even where that
             freezes it) or "auto" (nearest where that leaves an average within a thousandth of its truth, else
             stochastic, as where `b1` is an array).
-        nu_rounding: likewise. Nearest freezes a bfloat16 second moment above b2 = 0.996.
+        nu_rounding: likewise, but for "paid". Nearest freezes a bfloat16 second moment above b2 = 0.996.
         nesterov: as in Optax.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).

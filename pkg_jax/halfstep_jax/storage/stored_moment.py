@@ -22,6 +22,7 @@ from halfstep.storage.moment_formats import (
     check_rounding,
     dtype_argument,
     is_stochastic,
+    pays,
 )
 from halfstep_jax.leaves import Leaves, named_leaves, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey
@@ -95,8 +96,8 @@ class StoredMoment:
 
     @property
     def key_role(self) -> int:
-        """The role of the key that its rounding reads: its own where one word is for all, else its words'."""
-        return self.role if self.dithered else word_role(self.role)
+        """The role of the key that its rounding reads."""
+        return word_role(self.role)
 
     def init(self, params):
         """Return the codes of new moments, in the tree of `params`, and their scales (`named_scales`)."""
@@ -198,7 +199,7 @@ class StoredMoment:
             return as_format(self.caller, self.dtype_name, encoded.codes.dtype)
         return self.asked_for
 
-    def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, bool]:
+    def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, str]:
         """Return how the moment of a weight of `shape` is stored, and whether it is rounded stochastically.
 
         Args:
@@ -209,7 +210,13 @@ class StoredMoment:
             fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         else:
             fmt = self.asked_for.for_shape(self._shape(shape))
-        return fmt, self._stochastic(fmt)
+        if self.pays(fmt):
+            return fmt, "paid"
+        return fmt, "stochastic" if self._stochastic(fmt) else "nearest"
+
+    def pays(self, fmt: Format) -> bool:
+        """Whether a step pays for storing the moment in a format."""
+        return pays(fmt, self.rounding)
 
     @property
     def dithered(self) -> bool:
@@ -217,11 +224,11 @@ class StoredMoment:
         return self.asked_for is not None and self.asked_for.dithered
 
     def _words(self, fmt: Format, shape, key: LeafKey | None) -> jax.Array | None:
-        """Return one word per element; for dithered codes one for all; to nearest None."""
+        """Return one word per element; to nearest None."""
         if not self._stochastic(fmt):
             return None
         assert key is not None
-        return key.word(self.role) if fmt.dithered else key.words(self.role, shape)
+        return key.words(self.role, shape)
 
     def _stochastic(self, fmt: Format) -> bool:
         return is_stochastic(self.field, fmt, self.rounding, self.rate)

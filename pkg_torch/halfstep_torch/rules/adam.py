@@ -59,9 +59,10 @@ def scale_by_adam(
             or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: how the second is stored: any of these, a `scaled` or `codebook` format without a sign, or
             "ufloat8_e6m2".
-        mu_rounding: "stochastic", "nearest", "nearest_unchecked" or "auto"
-            (nearest where that leaves an average within a thousandth of its truth, else stochastic).
-        nu_rounding: likewise, for the second moment.
+        mu_rounding: "stochastic", "paid" (stochastic, and the update takes back at once what the error of
+            storing m would add to later ones), "nearest", "nearest_unchecked" or "auto" (nearest where that
+            leaves an average within a thousandth of its truth, else stochastic).
+        nu_rounding: likewise, for the second moment, but for "paid".
         nesterov: use Nesterov momentum.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
