@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from halfstep_torch.distributed.agreement import agree
+from halfstep_torch.distributed.shards import sharding
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.exchange import meshes_of, talking_meshes
 from halfstep_torch.engine.slots import Slot
@@ -46,7 +47,7 @@ def _notes(mesh: Any, batches: Sequence[Batch]) -> dict[str, Any]:
         "parameters with gradients": [[slot.name, *slot.owner.shape] for _, slot in pairs],
         "seeds": [[str(link.seed) for link in group.links] for group in groups.values()],
         "steps": sorted({slot.step for _, slot in pairs}),
-        "placements": sorted({str(slot.owner.placements) for _, slot in pairs}),
+        "placements": sorted({str(sharding(slot.owner)) for _, slot in pairs}),
         "formats of the state": sorted({_formats(slot) for _, slot in pairs}),
         "numbers of the param groups": [_numbers(group.entries) for group in groups.values()],
     }
