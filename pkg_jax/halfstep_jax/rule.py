@@ -13,13 +13,14 @@ import jax
 import numpy as np
 import optax
 
-from halfstep.moments import StepMoment
+from halfstep.moments import Payment, StepMoment, payment_name, payments
 from halfstep.numbers import Elsewhere, Number
 from halfstep.op import check_array
 from halfstep.rule import Rule, declared
 from halfstep_jax.numbers.hyperparameters import as_number
 from halfstep_jax.numbers.op import Count, JaxOp
 from halfstep_jax.numbers.random_words import LeafKey
+from halfstep_jax.numbers.roots import divide
 from halfstep_jax.numbers.schedules import at_count
 from halfstep_jax.storage.relative import into_unit, out_of_unit
 from halfstep_jax.storage.stored_moment import StoredMoment
@@ -27,13 +28,7 @@ from halfstep_jax.xla.exact import straight_through
 
 
 class StepKeys(NamedTuple):
-    """What a leaf's moments are rounded with in a step.
-
-    Attributes:
-        now: the leaf's key.
-        before: that of the step before, where codes are dithered; None elsewhere.
-        zero: for `exact.opaque`.
-    """
+    """The key of a leaf now and, for dithered codes, before, and a zero for `exact.opaque`."""
 
     now: LeafKey
     before: LeafKey | None
@@ -49,14 +44,23 @@ class StoredStepMoment(StepMoment):
     """
 
     def __init__(
-        self, stored: StoredMoment, encoded: Any, keys: StepKeys, op: JaxOp, unit: "StoredStepMoment | None"
+        self,
+        stored: StoredMoment,
+        encoded: Any,
+        keys: StepKeys,
+        op: JaxOp,
+        numbers: Any,
+        second: "StoredStepMoment | None",
     ):
         self._format = stored.format_of(encoded)
-        unit = unit if self._format.relative else None
+        unit = second if self._format.relative else None
         value = stored.decode(encoded, keys.before)
         if unit is not None:
             value = out_of_unit(self._format, value, unit.value.value, unit.old)
-        super().__init__(stored.name, value, op, unit)
+        payment = None
+        if stored.pays(self._format):
+            payment = Payment(op.number(getattr(numbers, payment_name(stored.name))), second)
+        super().__init__(stored.name, value, op, unit, payment)
         self._stored, self._keys, self._nu = stored, keys, unit
         self.old = self.encoded = encoded
 
@@ -118,6 +122,8 @@ def numbers_at(rule: Rule, before: Any, count: Any) -> Any:
     # Arrays, and not numbers of a step: here they may be computed with one another.
     further = rule.numbers(_named(tuple(h))(*map(op.wrap, h.values())), Count(op, count), op)
     n = h | {name: op.bare(x) for name, x in further.items()}
+    for name, moment in payments(rule).items():
+        n[name] = divide(h[moment.rate], np.float32(1) - h[moment.rate])
     return _named(tuple(n))(**n)
 
 

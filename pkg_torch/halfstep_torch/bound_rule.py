@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.moments import Moments
+from halfstep.moments import Moments, Payment, payment_name
 from halfstep_torch.numbers.op import STEP_OPS, tensor_numbers
 from halfstep_torch.storage.relative import into_unit, out_of_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, MomentStorage, Words
+
+_OP = STEP_OPS["elementwise"]
 
 
 class StepMoment:
@@ -33,8 +35,10 @@ class StepMoment:
         words: Sequence[Words],
         shape: Shape | None,
         unit: "StepMoment | None",
+        payment: Payment | None = None,
     ):
         self._storage, self._words, self._shape, self._unit = storage, words, shape, unit
+        self._payment = payment
         value = self._shaped(storage.decode(state, words))
         self._codes, self._rounded = state[storage.key], None
         self.value: Tensor = value if unit is None else out_of_unit(storage.format, value, unit)
@@ -53,13 +57,16 @@ class StepMoment:
         return self._shaped(inverse)
 
     def round(self, x: Tensor) -> Tensor:
-        """Round x to the format, once, for the new state; return what was stored, in float32."""
+        """Round x to the format, once, for the new state; return what the update goes on with, in float32."""
         fmt, unit = self._storage.format, self._unit
         z = x if unit is None else into_unit(fmt, x, unit)
         self.arrays, values = self._storage.encode(self._flat(z), self._words)
         self._codes, values = self.arrays[self._storage.key], self._shaped(values)
         self._rounded = values if unit is None else out_of_unit(fmt, values, unit)
-        return self._rounded
+        if self._payment is None:
+            return self._rounded
+        v = None if self._payment.second is None else self._payment.second.values
+        return self._payment.paid(x, self._rounded, v, _OP)
 
     @property
     def values(self) -> Tensor:
@@ -129,24 +136,30 @@ class BoundRule:
             words: of each of the `sources`, from a shape to int32 words.
         """
         shape = tuple(p.shape) if self.scope == "parameter" else None
-        moments = self.step_moments(state, words, shape)
         if self.tensor_numbers and not torch.compiler.is_compiling():
             numbers = tensor_numbers(numbers, u.device)
+        moments = self.step_moments(state, words, shape, numbers)
         u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments), STEP_OPS[self.scope])
         return u, {key: array for moment in moments.values() for key, array in moment.arrays.items()}
 
     def step_moments(
-        self, state: Arrays, words: Sequence[Words], shape: Shape | None
+        self, state: Arrays, words: Sequence[Words], shape: Shape | None, numbers: Any = None
     ) -> dict[str, StepMoment]:
-        """Return the moments during one step, by name; where a `shape` is given, as whole arrays in it."""
+        """Return the moments during one step, by name; where a `shape` is given, as whole arrays in it.
+
+        Without the `numbers` of the step no moment is paid for.
+        """
         drawn, first = {}, 0
         for stored in self.moments:
             drawn[stored.name] = words[first : first + len(stored.sources)]
             first += len(stored.sources)
         moments: dict[str, StepMoment] = {}
-        # Those in units of another after that one.
-        for stored in sorted(self.moments, key=lambda stored: bool(stored.unit)):
+        # Those that read another after that one.
+        for stored in sorted(self.moments, key=lambda stored: bool(stored.second)):
             shape_here = None if shape is None else stored.arrays[stored.key].values_shape(shape)
             unit = moments[stored.unit] if stored.unit else None
-            moments[stored.name] = StepMoment(stored, state, drawn[stored.name], shape_here, unit)
+            payment = None
+            if stored.paid and numbers is not None:
+                payment = Payment(getattr(numbers, payment_name(stored.name)), moments.get(stored.second))
+            moments[stored.name] = StepMoment(stored, state, drawn[stored.name], shape_here, unit, payment)
         return moments

@@ -14,11 +14,12 @@ from torch import Tensor
 from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.gradients.hooks import named_leaves, taken_by
-from halfstep_torch.moment_trials import PAIRS, diagnose_moments
+from halfstep_torch.moment_trials import PAIRS, diagnose_moments, float32_moments
 from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.say_once import say_once
 from halfstep_torch.trial_steps import (
     NARROW,
+    compensated,
     rounded_to_nearest,
     weights_after_decay,
     weights_after_step,
@@ -88,6 +89,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
         counts = {p: (0, p.numel()) for p in narrow} | _lost(
             lossy, *(weights_after_step(optimizer, lossy, wide) for wide in (True, False))
         )
+        counts |= _lost_by_compensation(optimizer, compensated(optimizer, narrow))
         decay = _decay_lost(optimizer, lossy)
         moments = diagnose_moments(optimizer, listed)
     grads = [p.grad.detach() for p in listed if p.grad is not None]
@@ -99,7 +101,27 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
         sums_rounded=_sums_rounded(listed),
         norm=float(global_norm(grads)),
         plain_norm=float(torch.nn.utils.get_total_norm(grads)),
+        nonfinite={"weights": _nonfinite(listed), "gradients": _nonfinite(grads)}
+        | {key: _nonfinite(arrays) for key, arrays in float32_moments(optimizer, listed).items()},
+        largest=max((float(g.abs().max()) for g in grads if g.numel()), default=0.0),
     )
+
+
+def _nonfinite(arrays: Iterable[Tensor]) -> Count:
+    """Return how many elements are infinite or NaN, of how many."""
+    counts = [(int((~torch.isfinite(x.detach())).sum()), x.numel()) for x in arrays]
+    return sum(count for count, _ in counts), sum(size for _, size in counts)
+
+
+def _lost_by_compensation(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[Tensor, Count]:
+    """Return how many updates Kahan's sum loses: those below 2^-18 of a weight (contract P4)."""
+    due = weights_after_step(optimizer, params, True)
+    counts = {}
+    for p in params:
+        p32 = p.detach().to(torch.float32)
+        moved = (due[p] - p32).abs()
+        counts[p] = int(((moved > 0) & (moved < 2.0**-18 * p32.abs())).sum()), int((moved > 0).sum())
+    return counts
 
 
 def _checked(optimizer: Any) -> torch.optim.Optimizer:

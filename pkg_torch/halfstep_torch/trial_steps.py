@@ -54,6 +54,7 @@ def copy_of(
             states[trial_param] = {
                 key: state(p, key, x).clone() if isinstance(x, Tensor) else x
                 for key, x in optimizer.state[p].items()
+                if trial_param.dtype == p.dtype or not _is_beside(key)
             }
     return _like(optimizer, groups, states), copies
 
@@ -124,6 +125,14 @@ def rounded_to_nearest(optimizer: torch.optim.Optimizer, params: list[Tensor]) -
         rules = {param: plan.weights.rule for _, param, plan in optimizer.plans()}
         return [p for p in params if isinstance(rules[p], NearestWeights)]
     return [p for p in params if not any(_is_beside(key) for key in optimizer.state.get(p, {}))]
+
+
+def compensated(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
+    """Return the parameters of ours whose weights Kahan's sum keeps."""
+    if not isinstance(optimizer, Optimizer):
+        return []
+    rules = {param: plan.weights.rule for _, param, plan in optimizer.plans()}
+    return [p for p in params if rules[p].name == "compensate"]
 
 
 def is_moment(p: Tensor, key: str, x: Any) -> bool:

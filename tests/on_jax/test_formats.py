@@ -434,7 +434,8 @@ _BLOCK = 'Use a positive integer, "row" or None.'
         (
             lambda: hs.scale_by_adam(nu_dtype="complex64"),
             ValueError,
-            'scale_by_adam: nu_dtype=complex64 is not a state dtype. Use "bfloat16", "float16" or "float32".',
+            'scale_by_adam: nu_dtype=complex64 is not a state dtype. Use "bfloat16" or "float32"; of 8 bits '
+            'scaled("ufloat8_e5m3"), or a recipe.',
         ),
         (
             lambda: hs.scale_by_adam(mu_dtype=hs.scaled("int8"), b1=0.999, mu_rounding="nearest"),

@@ -13,9 +13,16 @@ import numpy as np
 import optax
 
 from halfstep.checkpoint.header import Recipe, check_names, link_record, make_header, paired, read_recipes
-from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
+from halfstep.checkpoint.state_file import (
+    DTYPES,
+    FileArray,
+    bytes_of,
+    file_array,
+    read_state_file,
+    write_state_file,
+)
 from halfstep_jax.checkpoint.slots import Entry, Slots, slots_of
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import named_leaves
 
 _HINT = "Pass the params, the state and the transform of one run."
 
@@ -37,7 +44,7 @@ def save_state(
         tx: the transform that made `state`; it says how arrays are stored.
 
     Raises:
-        TypeError: if an array is of a dtype that a file does not hold, such as a typed random key.
+        TypeError: if an array is of a dtype that a file does not hold.
         ValueError: if `state` is not of `tx` and `params`, or two weights have one name.
         OSError: if the file cannot be written.
 
@@ -122,20 +129,18 @@ def read_state(
             leaf = slot.name.partition("/")[2] if slot.kind == "array" else ""
             same = leaf in weights and weights[leaf].shape == shape.shape
             leaves.append(_placed(read[slot.name], placed[leaf] if same else None))
-    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
-    names = [leaf_name(path) for path, _ in paths]
-    new = [_placed(read[f"params/{leaf}"], placed[leaf]) for leaf in names]
-    return treedef.unflatten(new), found.treedef.unflatten(leaves)
+    new = [_placed(read[f"params/{leaf}"], placed[leaf]) for leaf, _ in named_leaves(params)]
+    return jax.tree.structure(params).unflatten(new), found.treedef.unflatten(leaves)
 
 
 def _weights(caller: str, params) -> dict[str, Any]:
     """Return the weights by name."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(params)
-    names = [leaf_name(path) for path, _ in paths]
+    named = named_leaves(params)
+    names = [name for name, _ in named]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if twice:
         raise ValueError(f"{caller}: two weights have the name {min(twice)!r}. Rename one.")
-    return {name: p for name, (_, p) in zip(names, paths, strict=True)}
+    return dict(named)
 
 
 def _leaves_of(caller: str, found: Slots, state) -> list[Any]:
@@ -160,6 +165,11 @@ def _recipes(
     for i, entry in enumerate(entries):
         numbers, options = entry.numbers, entry.options
         for leaf, kept in entry.arrays.items():
+            if leaf not in recipes:
+                raise ValueError(
+                    f"save_state: {entry.name} steps '{leaf}', which is no weight of these params: a wrapper "
+                    "such as optax.flatten renames them, and a file goes by names. Save without it."
+                )
             idle = leaf in entry.idle
             record = link_record(entry.name, counts.get(i), seeds.get(i), numbers, options, kept, idle)
             recipes[leaf].append(record)
@@ -196,24 +206,40 @@ def _of_links(caller: str, kind: str, values: list[Any], shape) -> jax.Array:
 
 
 def _file_array(caller: str, name: str, x, codes: bool) -> FileArray:
-    """Return an array as a file holds it; codes of a byte as bytes."""
-    if not isinstance(x, jax.Array | np.ndarray) or jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        said = getattr(x, "dtype", type(x).__name__)
-        raise TypeError(f"{caller}: {name!r} is {said}; a file holds arrays of numbers. Leave it out.")
+    """Return an array as a file holds it: codes of a byte as bytes, random keys as their words."""
+    if _is_key(x):
+        x = jax.random.key_data(x)
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise TypeError(
+            f"{caller}: {name!r} is {type(x).__name__}; a file holds arrays of numbers. Leave it out."
+        )
     values = np.asarray(x)
-    dtype = "uint8" if codes and values.itemsize == 1 else values.dtype.name
+    as_bytes = values.itemsize == 1 and (codes or values.dtype.name not in DTYPES)
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    return file_array(caller, name, dtype, values.shape, data)
+    return file_array(caller, name, "uint8" if as_bytes else values.dtype.name, values.shape, data)
 
 
-def _array(caller: str, name: str, array: FileArray, like) -> np.ndarray:
+def _array(caller: str, name: str, array: FileArray, like) -> Any:
     """Return an array of a file, in memory of its own, if it is of the shape and dtype of `like`."""
+    if _is_key(like):
+        return _key(_array(caller, name, array, jax.eval_shape(jax.random.key_data, like)), like)
     dtype = np.dtype(like.dtype)
     due = "uint8" if dtype.itemsize == 1 and array.dtype == "U8" else dtype.name
     return bytes_of(caller, name, array, due, like.shape).view(dtype).reshape(array.shape)
 
 
-def _placed(x: np.ndarray, sharding) -> jax.Array:
+def _is_key(x) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _key(data: np.ndarray, like) -> jax.Array:
+    """Return random keys of such words, for the generator of `like`."""
+    generators: list[Any] = []
+    jax.eval_shape(lambda key: generators.append(jax.random.key_impl(key)), like)
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=generators[0])
+
+
+def _placed(x, sharding) -> jax.Array:
     return jnp.asarray(x) if sharding is None else jax.device_put(x, sharding)
 
 

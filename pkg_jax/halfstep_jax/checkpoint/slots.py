@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from halfstep.rule import Rule, declared
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import named_leaves
 from halfstep_jax.links import Inside, Link, reported_links
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
@@ -105,10 +105,9 @@ class _Finder:
     def walk(self, tree, place: str) -> list[Slot]:
         """Return the slots of a state, or of a part of one at such a place."""
         is_link = self._links.__contains__
-        paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: is_link(id(x)))
         slots = []
-        for path, x in paths:
-            where = _joined(place, leaf_name(path))
+        for name, x in named_leaves(tree, lambda x: is_link(id(x))):
+            where = _joined(place, name)
             slots += self._link(self._links[id(x)], where) if is_link(id(x)) else [_other(where)]
         return slots
 
@@ -142,12 +141,12 @@ class _Finder:
             elif field == "inner_state":
                 slots += self.walk(value, _joined(place, field))
             else:
-                slots += [self._array(own, field, path, x) for path, x in _leaves(value)]
+                slots += [self._array(own, field, leaf, x) for leaf, x in named_leaves(value)]
         return slots
 
-    def _array(self, own: tuple[int, ...], field: str, path, x) -> Slot:
+    def _array(self, own: tuple[int, ...], field: str, leaf: str, x) -> Slot:
         """Return the slot of an array that a link keeps; placeholders are nothing."""
-        leaf, moment = leaf_name(path), field.removesuffix("_scale")
+        moment = field.removesuffix("_scale")
         kept = self.entries[own[0]].arrays.get(leaf, {})
         name = f"{field}/{leaf}"
         if field in kept:
@@ -168,7 +167,7 @@ class _Finder:
         """Return the slots of the state of `store_state`."""
         wrappers = self._wrappers[id(link.state)]
         inner = self.walk(inside.state, _joined(place, "inner_state"))
-        names = [leaf_name(path) for path, _ in _leaves(inside.state)]
+        names = [name for name, _ in named_leaves(inside.state)]
         scales: dict[str, Slot] = {}
         for i, (name, slot, fmt) in enumerate(zip(names, inner, inside.formats, strict=True)):
             if fmt is None:
@@ -186,25 +185,23 @@ class _Finder:
             count, seed = (_other(_joined(place, field)) for field in ("count", "seed"))
         else:
             count, seed = Slot("count", links=wrappers), Slot("seed", links=wrappers)
-        rest = [scales.get(leaf_name(path), Slot("nothing")) for path, _ in _leaves(link.state.scale)]
+        rest = [scales.get(name, Slot("nothing")) for name, _ in named_leaves(link.state.scale)]
         return [count, seed, *inner, *rest]
 
 
 def _entry(link: Link) -> Entry:
     """Return what a file says of a link that is no `store_state`."""
-    rule, weights = link.rule, {leaf_name(path): p for path, p in _leaves(link.params)}
+    rule, weights = link.rule, dict(named_leaves(link.params))
     # float32 weights pass through.
     passes = {leaf for leaf, p in weights.items() if isinstance(rule, WeightRule) and keeps_nothing(p)}
     arrays: dict[str, dict[str, Any]] = {leaf: {} for leaf in weights}
     for name, moment in (link.inside or {}).items():
-        for path, codes in _leaves(getattr(link.state, name)):
-            leaf = leaf_name(path)
-            fmt, stochastic = moment.storage_of(codes, weights[leaf].shape)
-            rounding = "stochastic" if stochastic else "nearest"
+        for leaf, codes in named_leaves(getattr(link.state, name)):
+            fmt, rounding = moment.storage_of(codes, weights[leaf].shape)
             arrays[leaf][name] = {"format": fmt.label, "rounding": rounding}
     if isinstance(rule, WeightRule) and rule.extra_field:
-        for path, extra in _leaves(getattr(link.state, rule.extra_field)):
-            if (leaf := leaf_name(path)) not in passes:
+        for leaf, extra in named_leaves(getattr(link.state, rule.extra_field)):
+            if leaf not in passes:
                 arrays[leaf][rule.extra_field] = {"format": {"dtype": extra.dtype.name}}
     return Entry(_snake_case(rule.name), *_settings(rule), arrays, passes)
 
@@ -225,14 +222,9 @@ def _joined(*parts: str) -> str:
     return "/".join(filter(None, parts))
 
 
-def _leaves(tree) -> list[tuple[Any, Any]]:
-    return jax.tree_util.tree_flatten_with_path(tree)[0]
-
-
 def _path_of(tree, part) -> str:
     """Return the place of a part of a tree, the numbers of a chain alone."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is part)
-    return next((leaf_name(path) for path, x in paths if x is part), "")
+    return next((name for name, x in named_leaves(tree, lambda x: x is part) if x is part), "")
 
 
 def _snake_case(name: str) -> str:

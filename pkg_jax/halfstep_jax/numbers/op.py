@@ -129,12 +129,7 @@ class JaxOp(Op):
 
 
 class Count:
-    """The count of a step, 1 at the first, in a rule's `numbers`: t + 1, t - 1, t % 10, and comparisons.
-
-    Attributes:
-        count: int32 scalar.
-        offset: what the rule adds to it.
-    """
+    """The count of a step, 1 at the first, in a rule's `numbers`: t + 1, t - 1, t % 10, and comparisons."""
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 

@@ -4,7 +4,7 @@ A state dict of ours goes on to the bit, and only where formats agree (`state_di
 is what torch's own optimizers write, and is read into any format.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.group_entries import check_decay
-from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.slots import new_state
 from halfstep_torch.leaves import leaf_names
@@ -56,18 +56,27 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
     """
     _check_optimizer("float32_state_dict", optimizer)
     groups, state, index = [], {}, 0
-    plans = iter(optimizer.plans())
+    states = decoded_states(optimizer, {param for param, kept in optimizer.state.items() if kept})
     for i, group in enumerate(optimizer.param_groups):
         ids = list(range(index, index + len(group["params"])))
         index += len(ids)
         groups.append({**_numbers_of(optimizer, i), "params": ids})
         if "param_names" in group:
             groups[-1]["param_names"] = list(group["param_names"])
-        for place in ids:
-            name, param, plan = next(plans)
-            if kept := optimizer.state.get(param):
-                state[place] = _decoded(optimizer, i, name, param, plan, kept)
+        for place, param in zip(ids, group["params"], strict=True):
+            if param in states:
+                state[place] = states[param]
     return {"state": state, "param_groups": groups}
+
+
+def decoded_states(optimizer: Optimizer, params: Collection[Tensor]) -> dict[Tensor, dict[str, Tensor]]:
+    """Return the states of parameters in torch's form."""
+    groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
+    return {
+        param: _decoded(optimizer, i, name, param, plan, optimizer.state[param])
+        for i, (name, param, plan) in zip(groups, optimizer.plans(), strict=True)
+        if param in params
+    }
 
 
 @torch.no_grad()
@@ -211,10 +220,7 @@ def _taken(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> list[s
 
 
 def _check_optimizer(caller: str, optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
+    check_optimizer(caller, optimizer)
     refuse_shards(caller, (param for _, param, _ in optimizer.plans()), "Use torch.distributed.checkpoint.")
 
 

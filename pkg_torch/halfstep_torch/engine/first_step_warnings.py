@@ -5,23 +5,12 @@ from collections.abc import Iterable
 
 import torch
 
-from halfstep.storage.fourth_roots import FOURTH_ROOT
+from halfstep.diagnosis import RANGES, outside_range
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.link import is_ours
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.say_once import say_once
 from halfstep_torch.weights.weight_rule import NearestWeights
-
-# Between which a second moment without a scale is right (contract F6, F17), and what becomes of others.
-_RANGES = {
-    "ufloat8_e6m2": (2.0**-50, 1.5 * 2.0**13, "8.9e-16, and are kept at that", "1.2e4, and become NaN"),
-    "uroot4_e4m4": (
-        float(FOURTH_ROOT.smallest),
-        float(FOURTH_ROOT.largest),
-        "1.3e-15, and are kept at that: steps are too short",
-        "1.7e4, and are kept at that: steps are too long",
-    ),
-}
 
 
 def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int) -> None:
@@ -70,20 +59,13 @@ def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:
     """Say so where the squares of gradients are outside what a second moment without a scale holds."""
     moments = [moment for rule in batch.plan.rules for moment in rule.moments]
     formats = [getattr(moment, "format", None) for moment in moments]
-    dtype = next((fmt.dtype for fmt in formats if fmt is not None and fmt.dtype in _RANGES), "")
+    dtype = next((fmt.dtype for fmt in formats if fmt is not None and fmt.dtype in RANGES), "")
     if not dtype:
         return
-    lowest, most, too_small, too_large = _RANGES[dtype]
     for slot in batch.slots:
         if not slot.grad.numel():
             continue
         largest = torch.linalg.vector_norm(slot.grad, math.inf).item() / scale
-        if largest and not lowest <= largest**2 <= most:
-            what, limit = ("above", too_large) if largest**2 > most else ("below", too_small)
-            say_once(
-                f"{caller}: gradients are so {'large' if what == 'above' else 'small'} that squares of them "
-                f"are {what} what {dtype} holds: {limit}. "
-                'Use the recipe eight_bit, or nu_dtype=scaled("ufloat8_e5m3"), and a GradScaler where the '
-                "loss is scaled."
-            )
+        if problem := outside_range(dtype, largest):
+            say_once(f"{caller}: {problem}")
             return

@@ -275,3 +275,11 @@ class Optimizer(PlannedOptimizer):
     @functools.cached_property
     def _last_step(self) -> LastStep:
         return LastStep()
+
+
+def check_optimizer(caller: str, optimizer: Any) -> None:
+    """Raise TypeError for an optimizer of another package."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
+        )

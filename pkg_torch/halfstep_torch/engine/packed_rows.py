@@ -84,12 +84,7 @@ class PackedRows(Rows):
 
 
 class Memory:
-    """Memory for packed rows, used by one pack after the other.
-
-    Attributes:
-        device: where it is.
-        grad_dtype: of what comes in.
-    """
+    """Memory for packed rows, used by one pack after the other."""
 
     def __init__(self, stage: Stage, rows: int, device: torch.device, grad_dtype: torch.dtype, wide: bool):
         self.device, self.grad_dtype = device, grad_dtype

@@ -32,12 +32,10 @@ class StreamKind(NamedTuple):
     Attributes:
         prefix: what stands before the name of the leaf.
         before: whether they are those of the step before.
-        shared: whether all elements read the same word.
     """
 
     prefix: str
     before: bool
-    shared: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +80,6 @@ class Plan:
             rules=self.rules[places.start : places.stop],
             sources=self.sources[places.start : places.stop],
             roles=self.roles,
-            shared=tuple(kind.shared for kind in self.kinds),
             weights=self.weights,
             wrapped=tuple(count - 1 - self.wrapped <= i < count - 1 for i in places),
             dtype=self.dtype,
@@ -157,13 +154,13 @@ def make_plan(
     for i, rule in chosen:
         read = [
             (
-                (_seed_at(seeds[i], source.seed), StreamKind(source.prefix, source.before, source.shared)),
+                (_seed_at(seeds[i], source.seed), StreamKind(source.prefix, source.before)),
                 source.role,
             )
             for source in rule.sources
         ]
         for stream, role in read:
-            roles, key = distinct.setdefault(stream, []), role if stream[1].shared else word_role(role)
+            roles, key = distinct.setdefault(stream, []), word_role(role)
             roles.extend([] if key in roles else [key])
         sources.append(tuple((list(distinct).index(stream), role) for stream, role in read))
     last = len(rules) - 1

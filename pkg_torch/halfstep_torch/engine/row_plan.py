@@ -99,12 +99,7 @@ def _split(slots: Sequence[Slot], length: int) -> list[list[int]]:
 
 
 class Cut(NamedTuple):
-    """How some slots are brought to a stage.
-
-    Attributes:
-        aliased: spans that are stepped in their own memory, by a call each.
-        packs: spans that are packed, pack by pack.
-    """
+    """How slots are brought to a stage: spans that are stepped where they are, and packs of spans."""
 
     aliased: list[Span]
     packs: list[list[Span]]

@@ -136,9 +136,8 @@ class Rows:
         # Contract W8: the high half of the index is added to k1, golden ratio times.
         high = self.high * (int(GOLDEN_RATIO) - (1 << 32))
         columns = columns[:, :, None].expand(-1, *high.shape).clone()
-        streams = zip(self.stage.columns(columns.unbind()), self.stage.shared, strict=True)
-        for (_, k1_of_roles), shared in streams:
-            for k1 in () if shared else k1_of_roles.values():
+        for _, k1_of_roles in self.stage.columns(columns.unbind()):
+            for k1 in k1_of_roles.values():
                 k1 += high
         return columns if high.shape[1] > 1 else columns[:, :, 0].contiguous()
 

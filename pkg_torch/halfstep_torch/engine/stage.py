@@ -37,7 +37,6 @@ class Stage:
         rules: of the stage, in the order of the chain.
         sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
         roles: of each distinct stream of the plan, the roles whose keys are read.
-        shared: of each distinct stream, whether all elements read the same word.
         weights: what lands on the weights, or knows them best.
         wrapped: of each rule, whether it sees the weights as `weights` knows them.
         dtype: of the weights.
@@ -48,7 +47,6 @@ class Stage:
     rules: tuple[BoundRule, ...]
     sources: tuple[tuple[tuple[int, int], ...], ...]
     roles: tuple[tuple[int, ...], ...]
-    shared: tuple[bool, ...]
     weights: BoundWeights
     wrapped: tuple[bool, ...]
     dtype: torch.dtype
@@ -60,7 +58,7 @@ class Stage:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.rules, self.sources, self.roles, self.shared, self.wrapped, self.dtype))
+        return hash((self.rules, self.sources, self.roles, self.wrapped, self.dtype))
 
     @property
     def scope(self) -> str:
@@ -164,13 +162,11 @@ class Stage:
     def row_words(self, index: Callable[[], Tensor], keys: Sequence) -> Callable[..., Words]:
         """Return the words of rows: `index` makes the int32 row-major index of each element."""
         columns = self.columns(keys)
-        read = {stream for sources in self.sources for stream, _ in sources if not self.shared[stream]}
+        read = {stream for sources in self.sources for stream, _ in sources}
         at = index() if read else None
         words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
 
         def words_of_rows(stream: int, role: int) -> Words:
-            if self.shared[stream]:
-                return lambda shape: columns[stream][1][role].expand(shape)
             return lambda shape: words[stream](role)
 
         return words_of_rows
@@ -211,8 +207,6 @@ class Stage:
 
         def words_of_array(stream: int, role: int) -> Words:
             k0, k1 = columns[stream]
-            if self.shared[stream]:
-                return lambda shape: torch.full(shape, k1[role], dtype=torch.int32, device=device)
             return lambda shape: field_on_top(whole_words(k0, k1[word_role(role)], shape, device), role)
 
         return words_of_array

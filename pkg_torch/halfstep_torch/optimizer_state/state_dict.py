@@ -47,7 +47,8 @@ def read_groups(
         if saved is None:
             raise ValueError(
                 f"load_state_dict: param group {i} was not written by halfstep_torch: it has no {HEADER!r} "
-                "entry. Pass a state dict of the same optimizer class."
+                "entry. Pass a state dict of the same optimizer class, or that of torch's to "
+                "load_float32_state_dict."
             )
         check_header("load_state_dict", i, saved)
         names = _saved_names(group, saved, before[0])
@@ -179,7 +180,8 @@ def check_saved_state(
     if set(saved) != {"step", *arrays}:
         raise ValueError(
             f"load_state_dict: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
-            f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved."
+            f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved, or "
+            "move its float32_state_dict here by load_float32_state_dict."
         )
     saved_step("load_state_dict", name, saved["step"])
     for key, spec in arrays.items():

@@ -20,14 +20,12 @@ class WordSource(NamedTuple):
         seed: which seed of its rule, where that has several.
         prefix: of the name whose words they are; the parameter's follows.
         before: whether they are those of the step before.
-        shared: whether all elements read the same word: k1 of contract W4.
     """
 
     role: int
     seed: int = 0
     prefix: str = ""
     before: bool = False
-    shared: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

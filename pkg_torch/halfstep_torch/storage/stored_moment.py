@@ -53,6 +53,16 @@ class MomentStorage(Protocol):
         """The name of the second moment whose root is its unit; "" for none."""
         ...
 
+    @property
+    def paid(self) -> bool:
+        """Whether a step pays for storing it."""
+        ...
+
+    @property
+    def second(self) -> str:
+        """The name of the second moment whose root bounds what is paid; "" for no bound."""
+        ...
+
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
         """Return the float32 values of the state arrays: exact; `words` of each of the `sources`."""
         ...
@@ -83,6 +93,8 @@ class StoredMoment:
         keep_nonzero: where what is not zero is not stored as zero, as `Format.encode` takes it.
         shape_of: from the shape of the parameter to that of the moment; None where they are the same.
         unit: the name of the second moment whose root is its unit; "" for none.
+        paid: whether a step pays for storing it.
+        second: the name of the second moment whose root bounds what is paid; "" for no bound.
     """
 
     name: str
@@ -92,6 +104,13 @@ class StoredMoment:
     keep_nonzero: str
     shape_of: Callable[[Shape], Shape] | None = None
     unit: str = ""
+    paid: bool = False
+    second: str = ""
+
+    @property
+    def rounding(self) -> str:
+        """How it is rounded: "paid", "stochastic" or "nearest"."""
+        return "paid" if self.paid else "nearest" if self.source is None else "stochastic"
 
     @property
     def arrays(self) -> Mapping[str, StateArray]:
@@ -110,7 +129,7 @@ class StoredMoment:
             return ()
         if not self.format.dithered:
             return (self.source,)
-        return self.source._replace(shared=True), self.source._replace(shared=True, before=True)
+        return self.source, self.source._replace(before=True)
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
         """Return the float32 values of codes and scales: exact."""
@@ -167,6 +186,16 @@ class StoredAgain:
     def unit(self) -> str:
         """That of the rule's own."""
         return self.inner.unit
+
+    @property
+    def paid(self) -> bool:
+        """That of the rule's own: what storing again adds is not paid for."""
+        return self.inner.paid
+
+    @property
+    def second(self) -> str:
+        """That of the rule's own."""
+        return self.inner.second
 
     @property
     def sources(self) -> tuple[WordSource, ...]:

@@ -27,7 +27,7 @@ class ScaleByAdam(Rule):
     nesterov: bool = False
     bias_correction: bool = option(True)
     seed: Any = 0
-    mu = moment(rate="b1", unit="nu", torch="exp_avg")
+    mu = moment(rate="b1", unit="nu", torch="exp_avg", linear=True)
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq")
 
     def numbers(self, h, t, op):

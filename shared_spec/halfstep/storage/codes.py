@@ -15,6 +15,8 @@ from halfstep.storage.tables import TABLES, Table
 from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS, UnsignedFloat
 from halfstep.storage.unsigned_roots import UNSIGNED_ROOTS, UnsignedRoot
 
+DEAD_ZONE = 1 / 16
+"""The share of a unit up to which dithered codes store exact zero: an average that decays ends there."""
 NAN_SCALE = 255
 """The scale byte of a block that holds a NaN which its codes cannot."""
 
@@ -34,7 +36,7 @@ class Codes:
         for_second_moments: whether small positive numbers are held well enough beside large ones.
         packed: whether codes are of 4 bits, two of them kept in a byte; they are packed by who calls.
         nan_in_scale: whether a NaN marks its block, since there is no code for it.
-        dithered: whether one word serves all elements, and is asked for again by `decode`.
+        dithered: whether one word serves a block, and is asked for again by `decode`.
         scale_range: the lowest and the highest scale byte: no decoded value is subnormal in float32.
         carry: what takes the pattern of a maximum past the largest code to the next exponent field.
         step: what is added to that field to make the scale byte.

@@ -110,7 +110,7 @@ class Format:
 
     @property
     def dithered(self) -> bool:
-        """Whether one word serves all elements, and is asked for again by `decode`."""
+        """Whether one word serves a block, and is asked for again by `decode`."""
         return self.codes.dithered
 
     @property

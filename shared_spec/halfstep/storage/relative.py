@@ -33,8 +33,8 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
     Args:
         dtype: without a block size "float8_e3m4" (in uint8), "int8", in steps of 1/16, or "mulaw8": a sign
             and 128 magnitudes, floats of 7 bits less 1/16, as in the mu-law of telephones; with a block size
-            "int8" or "int4" (two to a byte, dithered: with one random number per array and step added before
-            rounding and subtracted after it).
+            "int8" or "int4" (two to a byte, dithered: with one random number per block and step added before
+            rounding and subtracted after it; what is below 1/16 of a unit is stored as zero).
         block_size: None for no scales, also for small arrays; else as in `scaled`, elements of a block or
             "row". The scales have three significant bits.
         min_size: with scales, arrays of fewer elements are kept in float32.
@@ -59,8 +59,9 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
     names = FIXED_CODES if block_size is None else FINE_CODES
     name = code_name("relative", dtype, names)
     if name not in names:
+        way_out = f'relative("{name}", 32)' if name in FINE_CODES else listed(names)
         raise ValueError(
-            f"relative: dtype={name} with block_size={block_size} is not a format. Use {listed(names)}."
+            f"relative: dtype={name} with block_size={block_size} is not a format. Use {way_out}."
         )
     if block_size is None:
         return Format(name, relative=True)

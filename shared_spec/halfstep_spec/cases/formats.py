@@ -70,8 +70,7 @@ def encode_case(
     x, keep_nonzero = (np.abs(x), "always") if second else (x, "never")
     words = None
     if rounding == "stochastic":
-        words = patterns(f"{flag} words", x.size)
-        words = words[0] if fmt.codes.dithered else words.reshape(x.shape)
+        words = patterns(f"{flag} words", x.size).reshape(x.shape)
     stored = fmt.encode(x, words, keep_nonzero=keep_nonzero)
     inputs = {"x": Array.of(x)} | ({} if words is None else {"words": Array.of(words)})
     outputs = {

@@ -17,7 +17,7 @@ class ScaleByAdam(Rule):
     """Rescale updates by Adam. Arguments as in `optax.scale_by_adam`, plus dtypes, roundings and seed.
 
     Attributes:
-        mu_rounding: "nearest", "stochastic" or "auto"; so `nu_rounding`.
+        mu_rounding: "nearest", "stochastic", "paid" or "auto"; so `nu_rounding`, but for "paid".
         bias_correction: False: r1 = r2 = r1' = 1.
     """
 
@@ -32,7 +32,7 @@ class ScaleByAdam(Rule):
     nesterov: bool = False
     seed: int = 0
     bias_correction: bool = True
-    mu: Moment = moment("b1", unit="nu")
+    mu: Moment = moment("b1", unit="nu", linear=True)
     nu: Moment = moment("b2", signed=False)
 
     def corrections(self, count: int) -> Mapping[str, Any]:
@@ -63,9 +63,9 @@ class ScaleByAdam(Rule):
             v <- round((b2 v) + ((1 - b2) (g g)))
             u = (m r1) / (sqrt((v r2) + eps_root) + eps)
 
-        Rounds m and v to their formats, once each; u reads what was stored. With `nesterov`, (m r1) becomes
-        (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1. Where nu is kept as its fourth root:
-        `_by_inverse_root`.
+        Rounds m and v to their formats, once each; u reads what was stored, or, of an m that is paid, what
+        that leaves. With `nesterov`, (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
+        Where nu is kept as its fourth root: `_by_inverse_root`.
         """
         mu, nu = moments.mu, moments.nu
         if nu.has_inverse_root:

@@ -19,6 +19,8 @@ _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
 _BOUND = np.float32(7.5)
 _PAST = np.float32(8.0)
 _INT8_NAN = np.int8(-128)
+# Below this share of a unit what is stored is exact zero: an average that decays ends there.
+_DEAD = np.float32(1 / 16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +134,9 @@ class DitheredCodes(FineIntegerCodes):
         d is 0 without words.
         """
         assert scale is not None
-        q = np.clip(np.rint(self._ratio(x, scale) + _dither(words)), -self.largest, self.largest)
-        return np.where((x == 0) | (scale == NAN_SCALE), 0, q + 8).astype(np.uint8)
+        y = self._ratio(x, scale)
+        q = np.clip(np.rint(y + _dither(words)), -self.largest, self.largest)
+        return np.where((np.abs(y) <= _DEAD) | (scale == NAN_SCALE), 0, q + 8).astype(np.uint8)
 
     def decode(self, codes, scale, words=None) -> np.ndarray:
         """Return (q - d) s, rounded once."""
@@ -142,12 +145,12 @@ class DitheredCodes(FineIntegerCodes):
         return np.where(codes == 0, np.float32(0), values)
 
 
-def _dither(word: np.ndarray | None) -> np.float32:
-    """Return an odd multiple of 2^-21 in (-1/2, 1/2), from the top 20 bits; q less such a d is exact."""
-    if word is None:
+def _dither(words: np.ndarray | None) -> np.ndarray | np.float32:
+    """Return odd multiples of 2^-17 in (-1/2, 1/2), from the top 16 bits; q less such a d is exact."""
+    if words is None:
         return np.float32(0)
-    odd = 2 * (np.uint32(word) >> np.uint32(12)) + np.uint32(1)
-    return np.float32(odd) * np.float32(2.0**-21) - np.float32(0.5)
+    odd = 2 * (words >> np.uint32(16)) + np.uint32(1)
+    return odd.astype(np.float32) * np.float32(2.0**-17) - np.float32(0.5)
 
 
 FIXED_CODES: dict[str, Codes] = {
