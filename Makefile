@@ -73,7 +73,7 @@ $(CLIENTS)/.ready: constraints.txt
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt torch
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt \
-		numpy pytest transformers accelerate lightning
+		numpy pytest transformers accelerate lightning torchao bitsandbytes
 	@touch $@
 
 clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries

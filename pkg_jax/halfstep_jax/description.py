@@ -9,7 +9,7 @@ import optax
 
 from halfstep.text_table import text_table
 from halfstep_jax.leaves import named_leaves
-from halfstep_jax.links import Inside, Link, reported_links
+from halfstep_jax.link_reports import Inside, Link, reported_links
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
@@ -53,9 +53,9 @@ class Description:
 
     def of(self, leaf: str, name: str = _WEIGHT) -> ArrayDescription:
         """Return the row of one array."""
-        for one in self.arrays:
-            if (one.leaf, one.name) == (leaf, name):
-                return one
+        for row in self.arrays:
+            if (row.leaf, row.name) == (leaf, name):
+                return row
         raise KeyError(f"There is no {name} of '{leaf}'.")
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ def _weight(name: str, p, links: list[Link]) -> ArrayDescription:
 
 
 def _has(params, name: str) -> bool:
-    return any(own == name for own, _ in named_leaves(params))
+    return any(leaf == name for leaf, _ in named_leaves(params))
 
 
 def _rows(link: Link) -> Iterable[ArrayDescription]:
@@ -186,13 +186,15 @@ def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterabl
     for (name, x), fmt in zip(named_leaves(inside.state), inside.formats, strict=True):
         if not x.ndim:
             continue
-        leaf = next((own for own in sorted(weights, key=len, reverse=True) if _ends_with(name, own)), "")
+        leaf = next(
+            (weight for weight in sorted(weights, key=len, reverse=True) if _ends_with(name, weight)), ""
+        )
         short = name.removesuffix(leaf).rstrip("/") or name
         nbytes = _nbytes(codes[name]) + (_nbytes(scales[name]) if name in scales else 0)
-        said = str(x.dtype) if fmt is None else fmt.text
+        stored = str(x.dtype) if fmt is None else fmt.text
         rounding = "" if fmt is None else "stochastic" if link.rule.stochastic else "nearest"
         why = "left as it was made" if fmt is None else "by store_state"
-        yield ArrayDescription(leaf, f"{short}", x.shape, said, rounding, nbytes, why)
+        yield ArrayDescription(leaf, f"{short}", x.shape, stored, rounding, nbytes, why)
 
 
 def _ends_with(name: str, leaf: str) -> bool:

@@ -14,7 +14,7 @@ from halfstep.step import updated
 from halfstep.storage.moment_formats import check_payment, check_power_unit, check_saturation, check_unit
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
-from halfstep_jax.links import report
+from halfstep_jax.link_reports import report
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count

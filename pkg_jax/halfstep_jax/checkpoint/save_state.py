@@ -66,17 +66,17 @@ def save_state(
 
 def state_file_of(caller: str, params, state, tx) -> tuple[dict[str, Any], dict[str, FileArray]]:
     """Return the header and the arrays of a state file: what `save_state` writes."""
-    found, weights = slots_of(tx, params), _weights(caller, params)
-    leaves = _leaves_of(caller, found, state)
+    state_slots, weights = slots_of(tx, params), _weights(caller, params)
+    leaves = _leaves_of(caller, state_slots, state)
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p, False) for leaf, p in weights.items()}
     formats, known = {}, {"count": {}, "seed": {}}
-    for slot, x in zip(found.slots, leaves, strict=True):
+    for slot, x in zip(state_slots.slots, leaves, strict=True):
         if slot.kind in ("count", "seed"):
-            known[slot.kind] |= dict.fromkeys(slot.links, np.asarray(x).tolist())
+            known[slot.kind] |= dict.fromkeys(slot.entries, np.asarray(x).tolist())
         elif slot.kind != "nothing":
             arrays[slot.name] = _file_array(caller, slot.name, x, slot.kind == "array")
             formats |= {slot.name: slot.label} if slot.label else {}
-    recipes = _recipes(weights, found.entries, known["count"], known["seed"])
+    recipes = _recipes(weights, state_slots.entries, known["count"], known["seed"])
     return make_header("halfstep_jax", recipes, formats), arrays
 
 
@@ -109,28 +109,28 @@ def read_state(
     caller: str, header: Mapping[str, Any], arrays: Mapping[str, FileArray], params, tx
 ) -> tuple[Any, Any]:
     """Return params and state of the header and the arrays of a state file: what `load_state` does."""
-    found, weights = slots_of(tx, params), _weights(caller, params)
-    own = _recipes(weights, found.entries, {}, {})
-    saved = read_recipes(caller, header, own)
+    state_slots, weights = slots_of(tx, params), _weights(caller, params)
+    recipes = _recipes(weights, state_slots.entries, {}, {})
+    saved = read_recipes(caller, header, recipes)
     due = {f"params/{leaf}": p for leaf, p in weights.items()}
-    rows = list(zip(found.slots, found.shapes, strict=True))
+    rows = list(zip(state_slots.slots, state_slots.shapes, strict=True))
     due |= {slot.name: x for slot, x in rows if slot.kind in ("array", "other")}
     check_names(caller, "array", arrays, due)
     read = {name: _array(caller, name, arrays[name], like) for name, like in due.items()}
     placed = {leaf: _sharding(p) for leaf, p in weights.items()}
-    known = _counts_and_seeds(caller, found.entries, own, saved)
+    known = _counts_and_seeds(caller, state_slots.entries, recipes, saved)
     leaves = []
     for slot, shape in rows:
         if slot.kind == "nothing":
             leaves.append(jnp.zeros(shape.shape, shape.dtype))
         elif slot.kind in ("count", "seed"):
-            leaves.append(_of_links(caller, slot.kind, [known[i][slot.kind] for i in slot.links], shape))
+            leaves.append(_of_links(caller, slot.kind, [known[i][slot.kind] for i in slot.entries], shape))
         else:
             leaf = slot.name.partition("/")[2] if slot.kind == "array" else ""
             same = leaf in weights and weights[leaf].shape == shape.shape
             leaves.append(_placed(read[slot.name], placed[leaf] if same else None))
     new = [_placed(read[f"params/{leaf}"], placed[leaf]) for leaf, _ in named_leaves(params)]
-    return jax.tree.structure(params).unflatten(new), found.treedef.unflatten(leaves)
+    return jax.tree.structure(params).unflatten(new), state_slots.treedef.unflatten(leaves)
 
 
 def _weights(caller: str, params) -> dict[str, Any]:
@@ -143,12 +143,12 @@ def _weights(caller: str, params) -> dict[str, Any]:
     return dict(named)
 
 
-def _leaves_of(caller: str, found: Slots, state) -> list[Any]:
+def _leaves_of(caller: str, state_slots: Slots, state) -> list[Any]:
     """Return the leaves of a state, if it is one of the transform."""
     leaves, treedef = jax.tree.flatten(state)
-    if treedef != found.treedef:
+    if treedef != state_slots.treedef:
         raise ValueError(f"{caller}: the state has another structure than tx makes of these params. {_HINT}")
-    for slot, x, due in zip(found.slots, leaves, found.shapes, strict=True):
+    for slot, x, due in zip(state_slots.slots, leaves, state_slots.shapes, strict=True):
         if (x.shape, x.dtype) != (due.shape, due.dtype):
             raise ValueError(
                 f"{caller}: {slot.name or slot.kind} is {x.dtype}{list(x.shape)}, tx makes it "
@@ -177,11 +177,11 @@ def _recipes(
 
 
 def _counts_and_seeds(
-    caller: str, entries: list[Entry], own: Mapping[str, Recipe], saved: Mapping[str, Recipe]
+    caller: str, entries: list[Entry], recipes: Mapping[str, Recipe], saved: Mapping[str, Recipe]
 ) -> list[dict[str, Any]]:
     """Return count and seed of every entry: those that the file has of all its weights."""
     known: list[dict[str, Any]] = [{"count": None, "seed": None} for _ in entries]
-    for leaf, recipe in own.items():
+    for leaf, recipe in recipes.items():
         places = [i for i, entry in enumerate(entries) if leaf in entry.arrays]
         for i, link in zip(places, paired(saved[leaf], recipe), strict=True):
             for what, value in (("count", link["count"]), ("seed", link["seed"])):

@@ -1,7 +1,7 @@
 """What every leaf of an optimizer's state is: of which link, which array, of which weight.
 
-Found by making the state once, on shapes alone, and listening to its links (`links.py`). The rest, the state
-of other transforms, goes by its place in the tree.
+Found by making the state once, on shapes alone, and listening to its links (`link_reports.py`). The rest, the
+state of other transforms, goes by its place in the tree.
 """
 
 import collections
@@ -13,7 +13,7 @@ import jax
 
 from halfstep.rule import Rule, declared
 from halfstep_jax.leaves import named_leaves
-from halfstep_jax.links import Inside, Link, reported_links
+from halfstep_jax.link_reports import Inside, Link, reported_links
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
 Kind = Literal["count", "seed", "array", "nothing", "other"]
@@ -26,13 +26,13 @@ class Slot(NamedTuple):
         kind: "count" or "seed" of links; "array" of one; "nothing", a placeholder; "other": of a transform
             that is not of this package.
         name: of the array in a file.
-        links: of which entries it is.
+        entries: the places of those that it belongs to.
         label: how the array is stored, where its dtype does not say.
     """
 
     kind: Kind
     name: str = ""
-    links: tuple[int, ...] = ()
+    entries: tuple[int, ...] = ()
     label: dict[str, Any] | None = None
 
 
@@ -73,17 +73,17 @@ class Slots(NamedTuple):
 
 def slots_of(tx, params) -> Slots:
     """Return what the leaves of a transform's state are, for such weights."""
-    found: list[tuple[list[Slot], list[Entry]]] = []
+    walked: list[tuple[list[Slot], list[Entry]]] = []
 
     def make(params):
         with reported_links() as links:
             state = tx.init(params)
         finder = _Finder(links)
-        found.append((finder.walk(state, ""), finder.entries))
+        walked.append((finder.walk(state, ""), finder.entries))
         return state
 
     shapes, treedef = jax.tree.flatten(jax.eval_shape(make, params))
-    return Slots(treedef, shapes, *found[0])
+    return Slots(treedef, shapes, *walked[0])
 
 
 class _Finder:
@@ -123,45 +123,45 @@ class _Finder:
             self._enter(inner)
             wrappers.append(len(self.entries))
             path = _path_of(link.inside.state, inner.state)
-            own = self.entries[-1]
-            name = f"store_state({_joined(path, own.name)})"
-            self.entries.append(Entry(name, {}, {}, {leaf: {} for leaf in own.arrays}))
+            inner_entry = self.entries[-1]
+            name = f"store_state({_joined(path, inner_entry.name)})"
+            self.entries.append(Entry(name, {}, {}, {leaf: {} for leaf in inner_entry.arrays}))
         self._wrappers[id(link.state)] = tuple(wrappers)
 
     def _link(self, link: Link, place: str) -> list[Slot]:
         """Return the slots of a link's state."""
         if isinstance(link.inside, Inside):
             return self._stored(link, link.inside, place)
-        own = (self._own[id(link.state)],)
+        entries = (self._own[id(link.state)],)
         slots: list[Slot] = []
         for field in getattr(link.state, "_fields", ()):
             value = getattr(link.state, field)
             if field in ("count", "seed"):
-                slots.append(Slot(field, links=own))
+                slots.append(Slot(field, entries=entries))
             elif field == "inner_state":
                 slots += self.walk(value, _joined(place, field))
             else:
-                slots += [self._array(own, field, leaf, x) for leaf, x in named_leaves(value)]
+                slots += [self._array(entries, field, leaf, x) for leaf, x in named_leaves(value)]
         return slots
 
-    def _array(self, own: tuple[int, ...], field: str, leaf: str, x) -> Slot:
+    def _array(self, entries: tuple[int, ...], field: str, leaf: str, x) -> Slot:
         """Return the slot of an array that a link keeps; placeholders are nothing."""
         moment = field.removesuffix("_scale")
-        kept = self.entries[own[0]].arrays.get(leaf, {})
+        kept = self.entries[entries[0]].arrays.get(leaf, {})
         name = f"{field}/{leaf}"
         if field in kept:
             stored = kept[field]["format"]
-            return self._named(name, own, None if stored == {"dtype": x.dtype.name} else stored)
+            return self._named(name, entries, None if stored == {"dtype": x.dtype.name} else stored)
         if field != moment and moment in kept and "block_size" in kept[moment]["format"]:
-            return self._named(name, own, {"dtype": f"scales of {kept[moment]['format']['dtype']}"})
+            return self._named(name, entries, {"dtype": f"scales of {kept[moment]['format']['dtype']}"})
         return Slot("nothing")
 
-    def _named(self, name: str, own: tuple[int, ...], label: dict[str, Any] | None) -> Slot:
+    def _named(self, name: str, entries: tuple[int, ...], label: dict[str, Any] | None) -> Slot:
         """Return the slot of an array; a second one of that name gets a number."""
         self._names[name] += 1
         field, _, leaf = name.partition("/")
         count = self._names[name]
-        return Slot("array", name if count == 1 else f"{field}#{count}/{leaf}", own, label)
+        return Slot("array", name if count == 1 else f"{field}#{count}/{leaf}", entries, label)
 
     def _stored(self, link: Link, inside: Inside, place: str) -> list[Slot]:
         """Return the slots of the state of `store_state`."""
@@ -177,14 +177,14 @@ class _Finder:
             if slot.kind == "array":
                 rounding = "stochastic" if link.rule.stochastic else "nearest"
                 stored = {"format": fmt.label, "rounding": rounding}
-                self.entries[slot.links[0] + 1].arrays[leaf][field] = stored
+                self.entries[slot.entries[0] + 1].arrays[leaf][field] = stored
             if fmt.scaled:
                 label = {"dtype": f"scales of {fmt.dtype}"}
                 scales[name] = slot._replace(name=f"{field}_scale/{leaf}", label=label)
         if not wrappers:
             count, seed = (_other(_joined(place, field)) for field in ("count", "seed"))
         else:
-            count, seed = Slot("count", links=wrappers), Slot("seed", links=wrappers)
+            count, seed = Slot("count", entries=wrappers), Slot("seed", entries=wrappers)
         rest = [scales.get(name, Slot("nothing")) for name, _ in named_leaves(link.state.scale)]
         return [count, seed, *inner, *rest]
 

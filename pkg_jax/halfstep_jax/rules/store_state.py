@@ -17,7 +17,7 @@ from halfstep.random_words import Role, leaf_id
 from halfstep.storage.moment_formats import check_stored_state
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves
-from halfstep_jax.links import Inside, report, reported_links
+from halfstep_jax.link_reports import Inside, report, reported_links
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count

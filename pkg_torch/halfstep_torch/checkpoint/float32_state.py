@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
+from halfstep_torch.checkpoint.other_libraries import in_torch_form
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.group_entries import check_decay
 from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
@@ -92,8 +93,10 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     Args:
         optimizer: that is to go on.
         state_dict: of `torch.optim.AdamW`, `Adam` or `SGD`, in any floating dtype, or what
-            `float32_state_dict` returned. Parameters are matched by name within their group or, where either
-            side has no names, by their place.
+            `float32_state_dict` returned; also of torchao's `AdamW8bit`, `AdamW4bit` and `AdamWFp8`, of
+            bitsandbytes' 8-bit optimizers, of adamw_bf16 (whose float32 weights, `p.float() + shift`,
+            `set_float32_params` takes) and of torchastic. Parameters are matched by name within their group
+            or, where either side has no names, by their place.
 
     Raises:
         TypeError: if it is not an `Optimizer`, or no state dict.
@@ -126,10 +129,12 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     groups, states = [], {}
     plans = iter(optimizer.plans())
     for i, (group, saved_group) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
-        groups.append({**group, **{k: saved_group[k] for k in _taken(optimizer, i, saved_group)}})
+        taken = {key: saved_group[key] for key in _taken(optimizer, i, saved_group)}
+        plain = {k: x.item() if isinstance(x, Tensor) and x.numel() == 1 else x for k, x in taken.items()}
+        groups.append({**group, **plain})
         for saved_id in _ids(caller, i, group, saved_group):
             name, param, plan = next(plans)
-            saved = state_dict["state"].get(saved_id)
+            saved = in_torch_form(state_dict["state"].get(saved_id) or {}, list(_moment_keys(plan)))
             _check_saved(caller, name, param, plan, saved)
             states[param] = _encoded(optimizer, i, name, param, plan, saved) if saved else {}
     replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
