@@ -8,7 +8,6 @@ import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Mapping
 
-from halfstep.storage.fourth_roots import FOURTH_ROOT
 
 Count = tuple[int, int]
 """How many elements are lost, of how many."""
@@ -178,8 +177,8 @@ def diagnosis_of(
 RANGES = {
     "ufloat8_e6m2": (2.0**-50, 1.5 * 2.0**13, "8.9e-16, and are kept at that", "1.2e4, and become NaN"),
     "uroot4_e4m4": (
-        float(FOURTH_ROOT.smallest),
-        float(FOURTH_ROOT.largest),
+        1.3235e-15,
+        1.749e4,
         "1.3e-15, and are kept at that, so that steps are too short",
         "1.7e4, and are kept at that, so that steps are too long",
     ),
