@@ -8,7 +8,6 @@ import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Mapping
 
-
 Count = tuple[int, int]
 """How many elements are lost, of how many."""
 
