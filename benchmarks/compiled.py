@@ -110,7 +110,7 @@ def _settings() -> list[Setting]:
         Setting("AdamW, bfloat16 (default)", adamw(), one_pass, instructions=(158, 87)),
         *(Setting(f"bfloat16, {name}", adamw(**bf16, param_storage=name), one_pass) for name in storages),
         Setting("nu ufloat8_e6m2", adamw(nu_dtype="ufloat8_e6m2"), one_pass),
-        Setting("one_pass (relative e3m4, ufloat8_e6m2)", adamw(**hs.recipes.one_pass), one_pass),
+        Setting("one_pass (mulaw8, uroot4_e4m4)", adamw(**hs.recipes.one_pass), one_pass),
         Setting(
             "eight_bit (relative e3m4, uroot8)",
             adamw(**hs.recipes.eight_bit),
