@@ -10,7 +10,7 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme docs clients release-check compiled compiled-all gpu-bits bench gpu check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-all gpu-bits bench gpu check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -73,7 +73,7 @@ $(CLIENTS)/.ready: constraints.txt
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt torch
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt \
-		numpy pytest transformers accelerate lightning torchao bitsandbytes
+		numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16
 	@touch $@
 
 clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries
@@ -87,6 +87,9 @@ $(RELEASE)/.ready: constraints.txt
 
 release-check: $(RELEASE)/.ready  ## build the release in dist/; install it into bare environments and try it
 	$(RELEASE)/bin/python .ci/release.py
+
+versions:  ## hold the oldest and the newest JAX and torch against the golden vectors
+	$(PYTHON) .ci/versions.py
 
 # An environment of its own: JAX looks for the devices of every compiler that it finds.
 $(COMPILERS)/.ready: constraints.txt
@@ -112,7 +115,7 @@ compiled-all: compiled  ## the same for a TPU v6e too, and all of torch's steps 
 	PYTHONPATH=pkg_jax:shared_spec:$(COMPILERS)/triton $(COMPILERS)/bin/python benchmarks/compiled.py --targets v6e
 	PYTHONPATH=$(COMPILERS)/triton $(BIN)/python benchmarks/compiled_torch.py
 
-# In CI a share of it. The compilers for a GPU stand before what else there is.
+# `GPU_BITS=share` is a part of it. The compilers for a GPU stand before what else there is.
 GPU_BITS ?= all
 gpu-bits: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## execute the programs of a GPU without one: every step has the contract's bits
 	PYTHONPATH=$(COMPILERS)/triton:$$(echo $(COMPILERS)/lib/python3*/site-packages) \
@@ -127,7 +130,7 @@ bench: setup  ## speed of a step against peers, one run
 gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: bits, and speed against peers
 	PYTHONPATH=pkg_jax:pkg_torch:shared_spec $(PYTHON) benchmarks/gpu.py --json gpu.json
 
-check: lint types contracts vectors docs test test-slow notebooks readme compiled gpu-bits  ## all that CI runs
+check: lint types contracts vectors docs test test-slow notebooks readme compiled  ## all that CI runs
 
 clean:  ## remove what was built
-	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(DOCS) $(RELEASE) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(DOCS) $(RELEASE) .venv-versions out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

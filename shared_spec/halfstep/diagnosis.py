@@ -173,19 +173,31 @@ def diagnosis_of(
     )
 
 
-def outside_range(largest: float) -> str:
-    """Return what becomes of squares of gradients of such a largest magnitude in ufloat8_e6m2; "" if nothing.
+RANGES = {
+    "ufloat8_e6m2": (2.0**-50, 1.5 * 2.0**13, "8.9e-16, and are kept at that", "1.2e4, and become NaN"),
+    "uroot4_e4m4": (
+        1.3235e-15,
+        1.749e4,
+        "1.3e-15, and are kept at that, so that steps are too short",
+        "1.7e4, and are kept at that, so that steps are too long",
+    ),
+}
+"""Of formats without a scale: the smallest and largest second moments, and what becomes of others."""
 
-    Contract: F6.
+
+def outside_range(dtype: str, largest: float) -> str:
+    """Return what becomes of squares of gradients of such a largest magnitude; "" if nothing.
+
+    Contract: F6, F17.
     """
-    if not largest or math.isnan(largest) or 2.0**-50 <= largest**2 <= 1.5 * 2.0**13:
+    lowest, most, too_small, too_large = RANGES[dtype]
+    if not largest or math.isnan(largest) or lowest <= largest**2 <= most:
         return ""
     large = largest > 1
-    limit = "1.2e4, and become NaN" if large else "8.9e-16, and are kept at that"
     return (
         f"gradients are so {'large' if large else 'small'} that squares of them are "
-        f"{'above' if large else 'below'} what ufloat8_e6m2 holds: {limit}. "
-        'Use nu_dtype=scaled("ufloat8_e5m3"), and a GradScaler where the loss is scaled.'
+        f"{'above' if large else 'below'} what {dtype} holds: {too_large if large else too_small}. "
+        "Use the recipe eight_bit, and a GradScaler where the loss is scaled."
     )
 
 
@@ -200,8 +212,9 @@ def _advice_on_nonfinite(shares: Mapping[str, float]) -> Iterable[str]:
 
 def _advice_on_formats(terms: Terms, moments: Mapping[str, MomentDiagnosis], largest: float) -> Iterable[str]:
     kept = {name: moment.dtypes for name, moment in moments.items()}
-    if any("ufloat8_e6m2" in dtypes for dtypes in kept.values()) and (problem := outside_range(largest)):
-        yield problem[0].upper() + problem[1:]
+    for dtype in RANGES:
+        if any(dtype in dtypes for dtypes in kept.values()) and (problem := outside_range(dtype, largest)):
+            yield problem[0].upper() + problem[1:]
     for second in terms.pairs:
         if any(dtype.startswith("float8_e4m3fn") for dtype in kept.get(second, ())):
             yield (

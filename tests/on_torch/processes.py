@@ -14,6 +14,7 @@ _TIMEOUT = datetime.timedelta(seconds=60)
 
 def in_processes(folder: pathlib.Path, count: int, *checks: Callable[[int], None]) -> None:
     """Run each check in so many processes, with its rank; what one raises is raised here."""
+    folder.mkdir(exist_ok=True)
     torch.multiprocessing.spawn(_in_one_process, (str(folder / "store"), count, checks), nprocs=count)
 
 

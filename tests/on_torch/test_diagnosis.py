@@ -225,7 +225,7 @@ def test_moments_are_counted_by_format_though_codes_are_packed(nu_dtype):
         assert found.moments[key].not_as_asked == 64 / (129 * 64)
 
 
-@pytest.mark.parametrize("options", [{}, hs.recipes.one_pass], ids=["default", "one_pass"])
+@pytest.mark.parametrize("options", [{}, {"nu_dtype": "ufloat8_e6m2"}], ids=["default", "ufloat8_e6m2"])
 def test_what_is_not_finite_comes_first(options):
     model, optimizer = _stepped(**options)
     with torch.no_grad():
@@ -237,11 +237,20 @@ def test_what_is_not_finite_comes_first(options):
     assert found.advice[0].startswith("49.6% of the weights, 0.8% of the gradients are infinite or NaN")
     assert "Nothing is lost" not in str(found)
     model, optimizer = _stepped(scale=1e6, **options)
+    keys = ("weights", "gradients", "exp_avg", "exp_avg_sq")
     expected = {"weights": 1.0, "gradients": 1.0, "exp_avg": 1.0, "exp_avg_sq": 1.0}
-    assert hs.diagnose(model, optimizer).nonfinite == (expected if options else dict.fromkeys(expected, 0.0))
+    assert hs.diagnose(model, optimizer).nonfinite == (expected if options else dict.fromkeys(keys, 0.0))
 
 
-@pytest.mark.parametrize(("scale", "what"), [(1e-9, "small"), (3e3, "large")])
+def test_a_spike_that_the_second_moment_does_not_hold_leaves_everything_finite():
+    found = hs.diagnose(*_stepped(scale=1e6, **hs.recipes.one_pass))
+    assert not any(found.nonfinite.values())
+    assert found.advice[0].startswith(
+        "Gradients are so large that squares of them are above what uroot4_e4m4"
+    )
+
+
+@pytest.mark.parametrize(("scale", "what"), [(1e-9, "small"), (1e4, "large")])
 def test_gradients_outside_the_range_of_a_format_are_told(scale, what):
     found = hs.diagnose(*_stepped(scale, **hs.recipes.one_pass))
     assert any(line.startswith(f"Gradients are so {what} that squares") for line in found.advice)

@@ -14,7 +14,7 @@ import halfstep_torch as hs
 from on_torch.processes import in_processes
 from on_torch.sharded import RECIPES, Run, assert_same_bits, layouts, same_bits, shard
 
-STEPS = 3
+STEPS = 2
 
 
 def adamw(params, **options) -> hs.Optimizer:
@@ -157,6 +157,49 @@ def what_cannot_be_stepped_is_refused_by_name(rank: int) -> None:
         optimizer.step()
 
 
+def processes_that_disagree_are_all_told_of_it(rank: int) -> None:
+    count = torch.distributed.get_world_size()
+    mesh, ones = init_device_mesh("cpu", (count,)), torch.ones(8, 8, dtype=torch.bfloat16)
+    cases = {
+        "seeds": {"seed": rank},
+        "numbers of the param groups": {"lr": 1e-3 * (1 + rank)},
+        "formats of the state": {"nu_dtype": ["bfloat16", "float32"][rank % 2]},
+        "parameters with gradients": {},
+    }
+    for what, options in cases.items():
+        params = {name: torch.nn.Parameter(shard(ones, mesh, [Shard(0)])) for name in "ab"}
+        optimizer = hs.AdamW(list(params.items()), **options)
+        params["a"].grad = shard(ones, mesh, [Shard(0)])
+        if what != "parameters with gradients" or rank:
+            params["b"].grad = shard(ones, mesh, [Shard(0)])
+        with pytest.raises(RuntimeError, match=f"they differ in the {what}. Process {rank} has"):
+            optimizer.step()
+        assert all((p.to_local() == 1).all() for p in params.values())
+
+
+def an_error_in_one_process_is_one_in_all(rank: int) -> None:
+    """At the first step, and at later ones in which processes wait for each other."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    ones = torch.ones(8, 100, dtype=torch.bfloat16)
+    # The border between the columns of two processes cuts a block.
+    param = torch.nn.Parameter(shard(ones, mesh, [Shard(1)]))
+    optimizer = hs.AdamW([("w", param)], mu_dtype=hs.scaled("int8", block_size=64, min_size=0), compile=False)
+    for step in range(4):
+        param.grad = shard(ones, mesh, [Shard(1)])
+        before = param.detach().to_local().clone()
+        if step % 2 == 1:
+            optimizer.step()
+            continue
+        if rank == 0:
+            optimizer.param_groups[0]["eps"] = -1.0
+        error, message = (ValueError, "eps") if rank == 0 else (RuntimeError, "another process of the mesh")
+        with pytest.raises(error, match=message):
+            optimizer.step()
+        assert torch.equal(param.to_local(), before)
+        optimizer.param_groups[0]["eps"] = 1e-8
+    assert int(optimizer.state[param]["step"]) == 2
+
+
 def functions_without_shards_refuse_them(rank: int) -> None:
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     model = torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
@@ -191,10 +234,13 @@ def test_the_mesh_changes_no_bit_of_two_processes(tmp_path: pathlib.Path):
         plain_and_sharded_parameters_step_in_one_group,
         partial_gradients_are_summed,
         what_cannot_be_stepped_is_refused_by_name,
+        processes_that_disagree_are_all_told_of_it,
+        an_error_in_one_process_is_one_in_all,
         functions_without_shards_refuse_them,
     )
 
 
 @pytest.mark.slow
 def test_the_mesh_changes_no_bit_of_four_processes(tmp_path: pathlib.Path):
-    in_processes(tmp_path, 4, steps_have_the_bits_of_one_process, fully_sharded_models_train_as_one_process)
+    some = functools.partial(steps_have_the_bits_of_one_process, recipes=("default", "four_bit", "float8"))
+    in_processes(tmp_path, 4, some)

@@ -77,7 +77,8 @@ def scale_by_adam(
         mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `codebook`) for the first moment;
             None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
-            scale, and the unsigned scaled formats.
+            scale, and the unsigned scaled formats; and, beside mu_dtype=relative("mulaw8"), "uroot4_e4m4",
+            with which u is made of m and v before they are stored, and eps enters under the root.
         mu_rounding: "stochastic", "paid" (stochastic, and the update takes back at once what the error of
             storing m would add to later ones), "nearest", "nearest_unchecked" (nearest even where that
             freezes it) or "auto" (nearest where that leaves an average within a thousandth of its truth, else

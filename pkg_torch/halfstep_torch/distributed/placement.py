@@ -11,7 +11,14 @@ from torch import Tensor
 
 from halfstep.storage.blocks import block_layout
 from halfstep_torch.distributed.collectives import gather_whole
-from halfstep_torch.distributed.shards import from_local, local_part, window_here, windows_of_all
+from halfstep_torch.distributed.shards import (
+    from_local,
+    is_sharded,
+    local_part,
+    sharding,
+    window_here,
+    windows_of_all,
+)
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.storage.state_array import StateArray
 
@@ -70,3 +77,19 @@ def new_array(spec: StateArray, param: Any, placements: tuple) -> Tensor:
         window = window_here(shape, param.device_mesh, placements)
         local = torch.full(window.shape, spec.start, dtype=spec.dtype, device=param.device)
     return from_local(local, param, placements, shape)
+
+
+@torch.no_grad()
+def placed_copy(array: Any, param: Any, placements: tuple | None) -> Tensor:
+    """Return a copy of a state array beside its parameter: on its device, and placed as it is to be.
+
+    `array` is a plain tensor, of all elements, or a DTensor, placed in any way; `placements` are those of
+    the copy, or None beside a plain parameter.
+    """
+    if is_sharded(array) and sharding(array) != (sharding(param) and (param.device_mesh, placements)):
+        array = gather_whole([array])[0]  # as bytes, which every backend sends
+    local, shape = local_part(array), tuple(array.shape)
+    if placements is not None and not is_sharded(array):
+        local = local[window_here(shape, param.device_mesh, placements).box]
+    copy = local.to(param.device, copy=True, memory_format=torch.contiguous_format)
+    return copy if placements is None else from_local(copy, param, placements, shape)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole, reduce_together
-from halfstep_torch.distributed.shards import from_local, local_part, window_of
+from halfstep_torch.distributed.shards import from_local, is_sharded, local_part, window_of
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.slots import Slot
 
@@ -32,6 +32,22 @@ def exchanged(batches: Iterable[Batch]) -> Iterator[None]:
             slot.param = None
 
 
+def meshes_of(params: Iterable[Any]) -> list[Any]:
+    """Return the distinct meshes of the DTensors among parameters, in their order."""
+    return list(by_mesh(filter(is_sharded, params)))
+
+
+def talking_meshes(batches: Iterable[Batch]) -> list[Any]:
+    """Return the meshes whose processes exchange anything in the steps of these batches."""
+    slots = [slot for batch in batches for slot in batch.slots if slot.param is not slot.owner]
+    return meshes_of(slot.owner for slot in slots if slot.gathered or _is_elsewhere(slot.owner))
+
+
+def _is_elsewhere(param: Any) -> bool:
+    """Whether the gradient of a DTensor is not placed as it is."""
+    return tuple(param.placements) != tuple(param.grad.placements)
+
+
 def scatter(slots: Iterable[Slot]) -> None:
     """Write gathered weights, once they are stepped, to what this process has of the parameters."""
     for slot in slots:
@@ -55,7 +71,7 @@ def _placed_grads(params: Sequence[Any]) -> list[Any]:
     grads = [param.grad.detach() for param in params]
     summed: dict[tuple, list[int]] = {}
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        if tuple(param.placements) == tuple(grad.placements):
+        if not _is_elsewhere(param):
             continue
         pairs = list(zip(param.placements, grad.placements, strict=True))
         if all(to == at or (to.is_replicate() and at.is_partial("sum")) for to, at in pairs):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import torch
 
-from halfstep.diagnosis import outside_range
+from halfstep.diagnosis import RANGES, outside_range
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.link import is_ours
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -56,15 +56,16 @@ def warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
 
 
 def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:
-    """Say so where the squares of gradients are outside what ufloat8_e6m2 holds."""
+    """Say so where the squares of gradients are outside what a second moment without a scale holds."""
     moments = [moment for rule in batch.plan.rules for moment in rule.moments]
     formats = [getattr(moment, "format", None) for moment in moments]
-    if not any(fmt is not None and fmt.dtype == "ufloat8_e6m2" for fmt in formats):
+    dtype = next((fmt.dtype for fmt in formats if fmt is not None and fmt.dtype in RANGES), "")
+    if not dtype:
         return
     for slot in batch.slots:
         if not slot.grad.numel():
             continue
         largest = torch.linalg.vector_norm(slot.grad, math.inf).item() / scale
-        if problem := outside_range(largest):
+        if problem := outside_range(dtype, largest):
             say_once(f"{caller}: {problem}")
             return

@@ -58,7 +58,8 @@ def scale_by_adam(
         mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
             or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: how the second is stored: any of these, a `scaled` or `codebook` format without a sign, or
-            "ufloat8_e6m2".
+            "ufloat8_e6m2"; or, beside mu_dtype=relative("mulaw8"), "uroot4_e4m4", with which u is made of
+            m and v before they are stored, and eps enters under the root.
         mu_rounding: "stochastic", "paid" (stochastic, and the update takes back at once what the error of
             storing m would add to later ones), "nearest", "nearest_unchecked" or "auto" (nearest where that
             leaves an average within a thousandth of its truth, else stochastic).
