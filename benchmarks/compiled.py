@@ -112,15 +112,16 @@ def _settings() -> list[Setting]:
         Setting("nu ufloat8_e6m2", adamw(nu_dtype="ufloat8_e6m2"), one_pass),
         Setting("one_pass (mulaw8, uroot4_e4m4)", adamw(**hs.recipes.one_pass), one_pass),
         Setting(
-            "eight_bit (relative e3m4, ufloat8_e5m3)",
+            "eight_bit (relative e3m4, uroot8)",
             adamw(**hs.recipes.eight_bit),
             dict.fromkeys(one_pass, 1.33),
         ),
         Setting(
-            "four_bit (relative int4, ufloat8_e5m3)",
+            "four_bit (relative int4, uroot8)",
             adamw(**hs.recipes.four_bit),
-            {"v5e": 10.7, "v6e": 10.2, "h100": 3.3},
-            temporaries=5.3,
+            # A dither per block: XLA keeps words, which one dither per array did without (10.7, 10.2, 3.3).
+            {"v5e": 17.2, "v6e": 17.0, "h100": 4.1},
+            temporaries=8.3,
         ),
         Setting("nu scaled float16", adamw(nu_dtype=hs.scaled("float16")), dict.fromkeys(one_pass, 1.31)),
         Setting("fp8 (e4m3fn, ufloat8_e5m3)", fp8, two_passes),
