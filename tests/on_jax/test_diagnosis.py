@@ -177,7 +177,7 @@ def _stepped(tx, scale=1.0):
 def test_moments_are_counted_by_format_though_codes_are_packed():
     found = hs.diagnose(*_stepped(hs.adamw(1e-3, **hs.recipes.four_bit)))
     assert found.moments["mu"].dtypes == {"relative int4, blocks of 32, fine scales": 8192}
-    assert found.moments["nu"].dtypes == {"ufloat8_e5m3, blocks of 128": 8192}
+    assert found.moments["nu"].dtypes == {"uroot8, blocks of 128": 8192}
 
 
 def test_what_is_not_finite_comes_first():
