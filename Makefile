@@ -8,8 +8,11 @@ CLIENTS := .venv-clients
 PEERS := .venv-peers
 DOCS := .venv-docs
 OURS := PYTHONPATH=$(CURDIR)/pkg_jax:$(CURDIR)/pkg_torch:$(CURDIR)/shared_spec
+RELEASE := .venv-release
+# Errors alone: the recipes say what they install.
+PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme docs clients compiled compiled-all bench peers peers-speed gpu check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-all gpu-bits bench peers peers-speed gpu check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -18,10 +21,11 @@ setup: $(READY)  ## make .venv with the pinned development environment
 
 # torch goes first and alone: behind another package's open range an installer may fetch the build with CUDA.
 $(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $(READY)
+	@echo "Setting up $(VENV): torch, JAX and the tools of constraints.txt, about 2 GB; this takes minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(PIP) -c constraints.txt torch
+	@$(BIN)/python $(PIP) -c constraints.txt -e ".[dev]"
+	@touch $(READY)
 
 demo: setup  ## train a small transformer in Flax and PyTorch; print the table, write out/demo.png
 	$(BIN)/python examples/demo.py
@@ -56,37 +60,53 @@ readme: setup  ## run the examples of the README and of docs/
 
 # An environment of its own: docstrings are read from the source, without JAX and torch.
 $(DOCS)/.ready: constraints.txt
-	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	@echo "Setting up $(DOCS)."
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python $(PIP) -c constraints.txt \
 		mkdocs-material mkdocs-jupyter "mkdocstrings[python]" ruff
-	touch $@
+	@touch $@
 
 docs: $(DOCS)/.ready  ## build the documentation site in out/site; a warning or a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 
 # An environment of its own: nothing of halfstep depends on these libraries.
 $(CLIENTS)/.ready: constraints.txt
-	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		numpy pytest transformers accelerate lightning
-	touch $@
+	@echo "Setting up $(CLIENTS)."
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt torch
+	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt \
+		numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16
+	@touch $@
 
 clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries
 	PYTHONPATH=$(CURDIR)/pkg_torch $(CLIENTS)/bin/python -m pytest -q -m clients tests/test_readme.py tests/on_torch/test_clients.py
 
+$(RELEASE)/.ready: constraints.txt
+	@echo "Setting up $(RELEASE)."
+	@test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python $(PIP) -c constraints.txt build twine
+	@touch $@
+
+release-check: $(RELEASE)/.ready  ## build the release in dist/; install it into bare environments and try it
+	$(RELEASE)/bin/python .ci/release.py
+
+versions:  ## hold the oldest and the newest JAX and torch against the golden vectors
+	$(PYTHON) .ci/versions.py
+
 # An environment of its own: JAX looks for the devices of every compiler that it finds.
 $(COMPILERS)/.ready: constraints.txt
-	test -x $(COMPILERS)/bin/python || $(PYTHON) -m venv $(COMPILERS)
-	$(COMPILERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	@echo "Setting up $(COMPILERS)."
+	@test -x $(COMPILERS)/bin/python || $(PYTHON) -m venv $(COMPILERS)
+	@$(COMPILERS)/bin/python $(PIP) -c constraints.txt \
 		jax jaxlib ml_dtypes optax libtpu jax-cuda13-plugin jax-cuda13-pjrt
-	touch $@
+	@touch $@
 
 # Triton beside the torch that is there: it needs nothing of it, and torch's own wheel for a CPU brings none.
 $(COMPILERS)/triton/.ready: constraints.txt | setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	@echo "Setting up $(COMPILERS)/triton."
+	@$(BIN)/python $(PIP) --no-deps --upgrade \
 		-c constraints.txt --target $(COMPILERS)/triton triton
-	touch $@
+	@touch $@
 
 compiled: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## compile steps for TPU and CUDA, which are not here; count bytes and instructions
 	PYTHONPATH=pkg_jax:shared_spec:$(COMPILERS)/triton $(COMPILERS)/bin/python benchmarks/compiled.py --targets v5e h100
@@ -96,6 +116,12 @@ compiled: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## compile steps for T
 compiled-all: compiled  ## the same for a TPU v6e too, and all of torch's steps for CUDA
 	PYTHONPATH=pkg_jax:shared_spec:$(COMPILERS)/triton $(COMPILERS)/bin/python benchmarks/compiled.py --targets v6e
 	PYTHONPATH=$(COMPILERS)/triton $(BIN)/python benchmarks/compiled_torch.py
+
+# `GPU_BITS=share` is a part of it. The compilers for a GPU stand before what else there is.
+GPU_BITS ?= all
+gpu-bits: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## execute the programs of a GPU without one: every step has the contract's bits
+	PYTHONPATH=$(COMPILERS)/triton:$$(echo $(COMPILERS)/lib/python3*/site-packages) \
+		$(BIN)/python -m pytest -q -n 2 tests/gpu_bits --gpu-bits $(GPU_BITS) --gpu-bits-json gpu-bits.json
 
 twin: setup  ## the same training in Flax and PyTorch under eight recipes: print the bits that differ, write out/twin.png
 	$(BIN)/python examples/two_frameworks.py
@@ -111,7 +137,7 @@ $(PEERS)/.ready: constraints.txt
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		numpy jax jaxlib ml_dtypes optax safetensors opt-einsum packaging
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
-		torchao bitsandbytes torch-optimi heavyball torchastic adamw-bf16 flashoptim rollfast flashoptim-jax
+		torchao bitsandbytes torch-optimi heavyball torchastic adamw_bf16 flashoptim rollfast flashoptim-jax
 	touch $@
 
 peers: $(PEERS)/.ready  ## what breaks in silence, in halfstep and in other libraries; writes README's table and docs/comparison.md
@@ -128,4 +154,4 @@ gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: bits, an
 check: lint types contracts vectors docs test test-slow notebooks readme compiled  ## all that CI runs
 
 clean:  ## remove what was built
-	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(DOCS) $(PEERS) out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(DOCS) $(PEERS) $(RELEASE) .venv-versions out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

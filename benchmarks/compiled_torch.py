@@ -10,6 +10,7 @@ with 1 if a step does not keep the contract's bits or has more kernels than it s
 """
 
 import argparse
+import contextlib
 import json
 import math
 import pathlib
@@ -17,7 +18,7 @@ import re
 import sys
 import unittest.mock
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from triton.runtime import driver
 
 import halfstep_torch as hs
 from halfstep_spec import PARAM_STORAGES
-from halfstep_torch.engine import compiled_stage
+from halfstep_torch.engine import compiled_stage, inductor, packed_rows, row_plan, rows, stage
 
 TARGETS = {
     **{"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32)},
@@ -44,8 +45,6 @@ KERNELS = {
     **{"Lamb": 2, "Lamb16": 2},
 }
 _ELEMENTS = 1 << 21
-# Options of Triton that all of its compilers know.
-_OF_ALL = ("num_warps", "num_stages", "enable_fp_fusion")
 
 
 class Program(NamedTuple):
@@ -85,6 +84,59 @@ class _Driver:
         return unittest.mock.MagicMock()
 
 
+@contextlib.contextmanager
+def as_on_gpu(compile: Callable, run: Callable, compiling: Callable | None = None) -> Iterator[None]:
+    """Let steps of tensors on the CPU be compiled as those on a GPU are.
+
+    Args:
+        compile: what stands for `triton.compile`: of a source, a target and options.
+        run: what stands for launches: of Inductor's autotuner and the arguments of a kernel.
+        compiling: a context in which a step is compiled, and called on memory of its own.
+    """
+    of_gpu = compiled_stage.compile_options(torch.device("cuda"))
+    # What Inductor makes of an option where it knows that the kernel is for a GPU.
+    known = {"enable_reflect_ftz": not of_gpu.get("eager_numerics.disable_ftz", False)}
+    options = {"cpu_backend": "triton", "triton_disable_device_detection": True, "compile_threads": 1}
+    changes: list[tuple[Any, str, Any]] = [
+        (triton, "compile", lambda source, target, options: compile(source, target, options | known)),
+        (heuristics.CachingAutotuner, "run", lambda autotuner, *values, **_: run(autotuner, *values)),
+        # They ask for a device.
+        (heuristics.CachingAutotuner, "_make_launchers", unittest.mock.DEFAULT),
+        (heuristics.CachingAutotuner, "_dynamic_scale_rblock", unittest.mock.DEFAULT),
+        # What in a step depends on the device.
+        (compiled_stage, "compile_options", lambda device: of_gpu),
+        (stage, "_in_rows", lambda p, first: p),
+        *((module, "kernel_dtype", lambda dtype, device: dtype) for module in (packed_rows, row_plan, rows)),
+        *([(inductor, "compiling", _both(inductor.compiling, compiling))] if compiling else []),
+    ]
+    driver.set_active(_Driver(GPUTarget(*TARGETS["sm_90"])))
+    _forget_kernels()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(config.patch(**options, fx_graph_cache=False))
+        for owner, name, value in changes:
+            stack.enter_context(unittest.mock.patch.object(owner, name, value))
+        yield
+    _forget_kernels()
+
+
+def _both(outer: Callable, inner: Callable) -> Callable:
+    """Return two contexts as one."""
+
+    @contextlib.contextmanager
+    def both() -> Iterator[None]:
+        with outer(), inner():
+            yield
+
+    return both
+
+
+def _forget_kernels() -> None:
+    """Have kernels compiled anew: those for a GPU are not those for the CPU."""
+    torch._dynamo.reset()
+    codecache.PyCodeCache.cache_clear()
+    compiled_stage.compiled_stage.cache_clear()
+
+
 def compile_step(make: Callable[[], torch.optim.Optimizer], targets: Sequence[str]) -> list[Program]:
     """Return the kernels of one step of an optimizer, compiled for some targets.
 
@@ -96,25 +148,10 @@ def compile_step(make: Callable[[], torch.optim.Optimizer], targets: Sequence[st
     compile_for = triton.compile
 
     def record(source: Any, target: Any, options: Any) -> Any:
-        sources.append((source, options | as_on_gpu))
+        sources.append((source, options))
         return unittest.mock.MagicMock()
 
-    driver.set_active(_Driver(GPUTarget(*TARGETS["sm_90"])))
-    # Or a kernel that another step had too would not be seen again.
-    torch._dynamo.reset()
-    codecache.PyCodeCache.cache_clear()
-    compiled_stage.compiled_stage.cache_clear()
-    of_gpu = compiled_stage.compile_options(torch.device("cuda"))
-    # What Inductor makes of an option where it knows that the kernel is for a GPU.
-    as_on_gpu = {"enable_reflect_ftz": not of_gpu.get("eager_numerics.disable_ftz", False)}
-    options = {"cpu_backend": "triton", "triton_disable_device_detection": True, "compile_threads": 1}
-    with (
-        config.patch(**options, fx_graph_cache=False),
-        unittest.mock.patch.object(triton, "compile", record),
-        unittest.mock.patch.object(compiled_stage, "compile_options", return_value=of_gpu),
-        unittest.mock.patch.object(heuristics.CachingAutotuner, "_make_launchers"),
-        unittest.mock.patch.object(heuristics.CachingAutotuner, "run", _precompile),
-    ):
+    with as_on_gpu(record, _precompile):
         make().step()
     # Inductor offers several shapes of one kernel, of which a GPU would try all; the first is its guess.
     kernels = {source.fn.cache_key: (source, options) for source, options in reversed(sources)}
@@ -133,12 +170,7 @@ def compile_step(make: Callable[[], torch.optim.Optimizer], targets: Sequence[st
     return programs
 
 
-def _compiled(compile_for: Callable, source: Any, target: str, options: dict[str, Any]) -> Any:
-    known = options if target.startswith("sm_") else {name: options[name] for name in _OF_ALL}
-    return compile_for(source, target=GPUTarget(*TARGETS[target]), options=known)
-
-
-def _precompile(autotuner: Any, *arguments: Any, **options: Any) -> None:
+def _precompile(autotuner: Any, *values: Any) -> None:
     """Stand for a launch: compile the kernel, and run nothing."""
     autotuner.precompile()
 

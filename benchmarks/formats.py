@@ -32,8 +32,11 @@ SCALED_AXIS, PLAIN_AXIS, ERROR_AXIS = (-40, 0), (-56, 20), (-12, 0)
 STEPS_PER_BINADE = 4096
 FLOATS = {"bfloat16": (8, 7), "float16": (5, 10), "float8_e4m3fn": (4, 3), "float8_e5m2": (5, 2)}
 FLOATS |= {"float8_e3m4": (3, 4)}
+# Of the eighth root, of the fourth root and of a logarithm.
+ROOTS = {"uroot8": {"root": 8}, "uroot4_e4m4": {"exponent": 4, "mantissa": 4}}
+ROOTS |= {"mulaw8": {"sign": 1, "logarithm": 7}}
 COLOURS = {"sign": "#d55e00", "exponent": "#0072b2", "mantissa": "#009e73", "integer": "#009e73"}
-COLOURS |= {"index": "#cc79a7", "root": "#cc79a7", "scale": "#999999"}
+COLOURS |= {"index": "#cc79a7", "root": "#cc79a7", "logarithm": "#cc79a7", "scale": "#999999"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +62,8 @@ class Diagram:
         name = self.format.dtype
         if name in CODEBOOK_CODES:
             return {"index": 4 if self.format.codes.packed else 8}
-        if name == "uroot8":
-            return {"root": 8}
+        if name in ROOTS:
+            return ROOTS[name]
         if name.startswith("int"):
             return {"sign": 1, "integer": int(name[3:]) - 1}
         if name in UNSIGNED_FLOATS:

@@ -286,7 +286,7 @@ def _torch_peers() -> list[Entry]:
         ),
         Entry(
             "adamw-bf16 AdamWBF16",
-            "adamw-bf16",
+            "adamw_bf16",
             _made("adamw_bf16", "AdamWBF16"),
             weight=lambda run: run.stored.float() + run.state["shift"].float() if run.steps else run.stored,
             cast=_function("adamw_bf16.stochastic", "copy_stochastic_"),

@@ -69,7 +69,7 @@ BF16 = _moments("bfloat16", "bfloat16")
 F32 = _moments("float32", "float32")
 FP8 = _moments(_scaled("float8_e4m3fn"), _scaled("ufloat8_e5m3"), mu_rounding="stochastic")
 FP8_E4M3 = (_scaled("float8_e4m3fn"), _scaled("float8_e4m3fn"))
-ONE_PASS = _moments(hs.relative("float8_e3m4"), "ufloat8_e6m2")
+PLAIN = _moments(hs.relative("float8_e3m4"), "ufloat8_e6m2")
 INT8 = _moments(_relative("int8", 128), _scaled("ufloat8_e5m3"))
 INT4 = _moments(_relative("int4", 32), _scaled("ufloat8_e5m3"))
 E5M3 = {"nu_dtype": _scaled("ufloat8_e5m3")}
@@ -85,9 +85,10 @@ ROWS = (
     Row("float32; mu bf16, nu scaled fp16", options=_moments("bfloat16", _scaled("float16"))),
     Row("float32; bf16", options=BF16),
     Row("float32; bf16 nearest", options=_moments("bfloat16", "bfloat16", NEAREST)),
-    Row("float32; one pass: mu relative e3m4, nu ufloat8_e6m2", options=ONE_PASS),
-    Row("float32; mu relative e3m4, nu ufloat8_e4m4", options=ONE_PASS | E4M4),
-    Row("float32; mu relative e3m4, nu ufloat8_e5m3", options=ONE_PASS | E5M3),
+    Row("float32; one_pass: mulaw8, uroot4_e4m4", options=dict(hs.recipes.one_pass)),
+    Row("float32; mu relative e3m4, nu ufloat8_e6m2", options=PLAIN),
+    Row("float32; mu relative e3m4, nu ufloat8_e4m4", options=PLAIN | E4M4),
+    Row("float32; mu relative e3m4, nu ufloat8_e5m3", options=PLAIN | E5M3),
     Row("float32; mu relative int8, nu ufloat8_e4m4", options=INT8 | E4M4),
     Row("float32; mu relative int8, nu ufloat8_e5m3", options=INT8),
     Row("float32; mu relative int4, nu ufloat8_e4m4", options=INT4 | E4M4),
@@ -114,8 +115,8 @@ ROWS = (
     Row("bf16 compensated; bf16", "bfloat16", {**BF16, "param_storage": "compensated"}),
     Row("bf16 stochastic; float32", "bfloat16", F32),
     Row("bf16 stochastic; bf16", "bfloat16", BF16),
-    Row("bf16 stochastic; one pass", "bfloat16", ONE_PASS),
-    Row("bf16 stochastic; relative e3m4, ufloat8_e5m3", "bfloat16", ONE_PASS | E5M3),
+    Row("bf16 stochastic; one_pass", "bfloat16", dict(hs.recipes.one_pass)),
+    Row("bf16 stochastic; relative e3m4, ufloat8_e5m3", "bfloat16", PLAIN | E5M3),
     Row("bf16 stochastic; relative int8, ufloat8_e5m3", "bfloat16", INT8),
     Row("bf16 stochastic; relative int4, ufloat8_e5m3", "bfloat16", INT4),
     Row("bf16 stochastic; fp8", "bfloat16", FP8),
@@ -232,7 +233,7 @@ def claims(results: list[dict]) -> dict[str, bool]:
     proj = {row["name"]: row["proj"] for row in results}
     noise = dist["float32, another batch order"]
     fp8 = "float32; fp8: mu e4m3fn, nu ufloat8_e5m3"
-    one_pass = "float32; one pass: mu relative e3m4, nu ufloat8_e6m2"
+    one_pass = "float32; one_pass: mulaw8, uroot4_e4m4"
     int8, int4 = (
         [f"float32; mu relative {mu}, nu ufloat8_{nu}" for nu in ("e4m4", "e5m3")] for mu in ("int8", "int4")
     )

@@ -118,7 +118,7 @@ def storages(hs) -> dict[str, dict]:
         "bfloat16 (default)": bf16,
         "nu scaled float16": bf16 | {"nu_dtype": hs.scaled("float16")},
         "nu ufloat8_e6m2": bf16 | {"nu_dtype": "ufloat8_e6m2"},
-        "one_pass: relative e3m4, ufloat8_e6m2": hs.recipes.one_pass,
+        "one_pass: mulaw8, uroot4_e4m4": hs.recipes.one_pass,
         "eight_bit: relative e3m4, ufloat8_e5m3": hs.recipes.eight_bit,
         "relative int8, ufloat8_e5m3": hs.recipes.eight_bit | {"mu_dtype": hs.relative("int8", 128)},
         "four_bit: relative int4, ufloat8_e5m3": hs.recipes.four_bit,

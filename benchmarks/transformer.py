@@ -60,7 +60,7 @@ ROWS = (
     Row("bfloat16", dict(hs.recipes.sixteen_bit)),
     Row("relative int8, ufloat8_e4m4", _moments(hs.relative("int8", 128), E4M4)),
     Row("eight_bit: relative e3m4, ufloat8_e5m3", dict(hs.recipes.eight_bit)),
-    Row("one_pass: relative e3m4, ufloat8_e6m2", dict(hs.recipes.one_pass)),
+    Row("one_pass: mulaw8, uroot4_e4m4", dict(hs.recipes.one_pass)),
     Row("four_bit: relative int4, ufloat8_e5m3", dict(hs.recipes.four_bit)),
     Row("fp8: e4m3fn, ufloat8_e5m3", _moments(hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3"))),
     Row("4-bit tables: dynamic4, udynamic4", _moments(hs.codebook("dynamic4"), hs.codebook("udynamic4"))),

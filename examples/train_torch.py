@@ -1,4 +1,4 @@
-"""Train the same small character transformer in PyTorch, with a halfstep chain as its optimizer.
+"""Train the same small character transformer in PyTorch, with an optimizer of halfstep.
 
 What to look at: `make_optimizer`. The model is plain `torch.nn`. Weights are stored in the row's dtype and
 widened to float32 where they are used (`loss_of`), so that the rows differ in how weights are kept and in
@@ -64,19 +64,14 @@ class Transformer(nn.Module):
 
 
 def make_optimizer(row: Row, recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the row's optimizer; the two bfloat16 rows differ in the last link alone."""
+    """Build the row's optimizer; the two bfloat16 rows differ in how the weight is stored alone."""
+    options = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
     if row.rounding == "none":
-        return torch.optim.AdamW(
-            model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
-        )
-    links = [
-        hs.scale_by_adam(mu_dtype="bfloat16", nu_dtype="bfloat16", seed=recipe.seed),
-        hs.add_decayed_weights(recipe.weight_decay),
-        hs.scale_by_learning_rate(recipe.learning_rate),
-    ]
-    if row.rounding == "stochastic":
-        links.append(hs.round_stochastically(seed=recipe.seed))
-    return hs.Optimizer(model.named_parameters(), hs.chain(*links))
+        return torch.optim.AdamW(model.parameters(), **options)
+    formats = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+    return hs.AdamW(
+        model.named_parameters(), **options, **formats, param_storage=row.rounding, seed=recipe.seed
+    )
 
 
 def loss_of(model: nn.Module, characters: Tensor, following: Tensor) -> Tensor:

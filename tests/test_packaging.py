@@ -3,7 +3,7 @@
 import os
 import pathlib
 import re
-import shutil
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -11,6 +11,7 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
+write_vectors = runpy.run_path(str(ROOT / ".ci" / "release.py"))["write_vectors"]
 # What each package must do without: the other's framework, the spec's judges, and test libraries.
 _WITHOUT = {
     "halfstep_jax": ("torch", "halfstep_torch", "halfstep_spec", "flax", "chex", "pytest", "hypothesis"),
@@ -69,7 +70,8 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
 def test_an_installed_wheel_and_an_archive_of_the_vectors_check_a_backend(wheel, tmp_path):
     install = ["pip", "install", "--no-deps", "--no-index", "--quiet", "--target", str(tmp_path), str(wheel)]
     subprocess.run([sys.executable, "-m", *install], check=True, timeout=120)
-    archive = shutil.make_archive(str(tmp_path / "vectors"), "gztar", ROOT / "shared_spec" / "vectors")
+    archive = tmp_path / "vectors.zip"
+    write_vectors(archive)
     # Before the folders of the development environment.
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     adapter = str(ROOT / "examples" / "adapters" / "plain_python.py")
@@ -83,6 +85,17 @@ def test_an_installed_wheel_and_an_archive_of_the_vectors_check_a_backend(wheel,
     without = run()
     assert without.returncode == 2
     assert "holds no manifest.json. Pass the golden vectors by --vectors." in without.stdout
-    done = run("--vectors", archive)
+    done = run("--vectors", str(archive))
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"cases: 4\d\d passed, 0 failed", done.stdout)
+
+
+def test_the_archive_of_the_vectors_depends_on_the_vectors_alone(tmp_path):
+    for name in ("first.zip", "second.zip"):
+        write_vectors(tmp_path / name)
+    first, second = ((tmp_path / name).read_bytes() for name in ("first.zip", "second.zip"))
+    assert first == second
+    with zipfile.ZipFile(tmp_path / "first.zip") as file:
+        assert {f"vectors/{path.name}" for path in (ROOT / "shared_spec" / "vectors").glob("*.json")} == set(
+            file.namelist()
+        )

@@ -23,8 +23,8 @@ def blocks_of(page: pathlib.Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-CLIENTS = ("transformers", "accelerate", "lightning")
-"""Libraries that the examples of docs/how-to drive, in an environment of their own (`make clients`)."""
+CLIENTS = ("transformers", "accelerate", "lightning", "torchao", "bitsandbytes", "adamw_bf16")
+"""Libraries that examples drive or come from, in an environment of their own (`make clients`)."""
 
 
 def client_of(block: str) -> str:

@@ -94,3 +94,29 @@ def test_templates_are_forms(template):
     for field in form["body"]:
         assert field["type"] in {"textarea", "input", "dropdown"}
         assert field["attributes"]["label"]
+
+
+def test_every_command_of_the_workflow_exists():
+    """The host that would run it is not there yet; this much can be held."""
+    jobs = yaml.safe_load(text(".github/workflows/ci.yml"))["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    targets = re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE)
+    for command in commands:
+        first, *rest = command.split()
+        assert first in {"make", "python", ".ci/run"}, command
+        assert first != "make" or set(rest) <= set(targets), command
+        assert all((ROOT / word).exists() for word in command.split() if "/" in word), command
+
+
+def test_the_workflow_runs_the_python_that_the_package_claims():
+    matrix = yaml.safe_load(text(".github/workflows/ci.yml"))["jobs"]["platforms"]["strategy"]["matrix"]
+    assert f">={matrix['python'][0]}" == PROJECT["requires-python"]
+
+
+def test_the_oldest_versions_that_are_tried_are_the_floors_of_the_package():
+    oldest = dict(pair.split("==") for pair in re.findall(r"\w+==[\d.]+", text(".ci/versions.py")))
+    extras = PROJECT["optional-dependencies"]
+    floors = dict(need.split(">=") for need in [*PROJECT["dependencies"], *extras["jax"], *extras["torch"]])
+    assert oldest.keys() == floors.keys()
+    for name, floor in floors.items():
+        assert f"{oldest[name]}.".startswith(f"{floor}."), name

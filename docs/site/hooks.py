@@ -21,7 +21,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONTRACT = "shared_spec/README.md"
-PAGES = ("*.md", CONTRACT, "notebooks/*.ipynb", "docs/**/*.md", "docs/images/**/*.*", "docs/site/*.css")
+PAGES = ("*.md", CONTRACT, "notebooks/*.ipynb", "docs/**/*.md", "docs/images/**/*.*")
 PACKAGES = {"JAX": "halfstep_jax", "PyTorch": "halfstep_torch"}
 BRIDGE = "halfstep_torch.bridge"
 

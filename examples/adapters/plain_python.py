@@ -329,7 +329,7 @@ def take_steps(case, rule):
     extra = a.keys() - {"decay", "leaf", "param_storage", "nesterov", "rounding", "accumulator_dtype"}
     formats = [case.inputs[name].dtype for name in moments]
     known = all(name.endswith(("_dtype", "_rounding")) for name in extra)
-    scaled = any(isinstance(value, dict) or value == "ufloat8_e6m2" for value in a.values())
+    scaled = any(isinstance(value, dict) or value in ("ufloat8_e6m2", "uroot4_e4m4") for value in a.values())
     if scaled or not known or a["param_storage"] not in ("nearest", "stochastic"):
         raise NotImplementedError("formats with scales, and weights with more than themselves")
     h = {

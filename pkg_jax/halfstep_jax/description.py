@@ -8,8 +8,8 @@ import jax
 import optax
 
 from halfstep.text_table import text_table
-from halfstep_jax.leaves import leaf_name
-from halfstep_jax.links import Inside, Link, reported_links
+from halfstep_jax.leaves import named_leaves
+from halfstep_jax.link_reports import Inside, Link, reported_links
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
@@ -53,9 +53,9 @@ class Description:
 
     def of(self, leaf: str, name: str = _WEIGHT) -> ArrayDescription:
         """Return the row of one array."""
-        for one in self.arrays:
-            if (one.leaf, one.name) == (leaf, name):
-                return one
+        for row in self.arrays:
+            if (row.leaf, row.name) == (leaf, name):
+                return row
         raise KeyError(f"There is no {name} of '{leaf}'.")
 
     def __str__(self) -> str:
@@ -90,14 +90,14 @@ def describe(tx: optax.GradientTransformation, params: Any) -> Description:
     Source: ours.
     """
     links, state = _links_and_state(tx, params)
-    weights = dict(_named(params))
+    weights = dict(named_leaves(params))
     rows = [row for link in links for row in _rows(link)]
     arrays: list[ArrayDescription] = []
     for name, p in weights.items():
         arrays.append(_weight(name, p, links))
         arrays += [row for row in rows if row.leaf == name]
     known = {id(x) for link in links for x in jax.tree.leaves(link.state)}
-    others = [(name, x) for name, x in _named(state) if id(x) not in known and hasattr(x, "shape")]
+    others = [(name, x) for name, x in named_leaves(state) if id(x) not in known and hasattr(x, "shape")]
     arrays += [
         ArrayDescription(name, "other", x.shape, str(x.dtype), "", _nbytes(x), "of a link that is not ours")
         for name, x in others
@@ -109,8 +109,10 @@ def describe(tx: optax.GradientTransformation, params: Any) -> Description:
 def weights_that_links_store(tx: optax.GradientTransformation, params: Any) -> set[str]:
     """Return the names of the weights that a link of this package stores, so that rounding loses nothing."""
     links, _ = _links_and_state(tx, params)
-    names = {name for name, _ in _named(params)}
-    stored = {name for link in links if isinstance(link.rule, WeightRule) for name, _ in _named(link.params)}
+    names = {name for name, _ in named_leaves(params)}
+    stored = {
+        name for link in links if isinstance(link.rule, WeightRule) for name, _ in named_leaves(link.params)
+    }
     # A transform that renames weights, such as `optax.flatten`, hides which of them its links store.
     return stored if stored <= names else names
 
@@ -142,22 +144,22 @@ def _weight(name: str, p, links: list[Link]) -> ArrayDescription:
 
 
 def _has(params, name: str) -> bool:
-    return any(own == name for own, _ in _named(params))
+    return any(leaf == name for leaf, _ in named_leaves(params))
 
 
 def _rows(link: Link) -> Iterable[ArrayDescription]:
     """Return the rows of what a link keeps."""
-    weights = dict(_named(link.params))
+    weights = dict(named_leaves(link.params))
     if isinstance(link.inside, Inside):
         yield from _stored_rows(link, link.inside, weights)
         return
     for name, moment in (link.inside or {}).items():
         scales = getattr(link.state, f"{name}_scale")
-        for leaf, codes in _named(getattr(link.state, name)):
+        for leaf, codes in named_leaves(getattr(link.state, name)):
             scale = scales.get(leaf) if isinstance(scales, dict) else None
             yield _moment_row(leaf, weights[leaf], moment, codes, scale)
     if isinstance(link.rule, WeightRule) and link.rule.extra_field:
-        for leaf, x in _named(getattr(link.state, link.rule.extra_field)):
+        for leaf, x in named_leaves(getattr(link.state, link.rule.extra_field)):
             why = f"kept by {link.rule.name}"
             yield ArrayDescription(
                 leaf, link.rule.extra_field, weights[leaf].shape, str(x.dtype), "", _nbytes(x), why
@@ -165,7 +167,7 @@ def _rows(link: Link) -> Iterable[ArrayDescription]:
 
 
 def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescription:
-    fmt, stochastic = moment.storage_of(codes, p.shape)
+    fmt, rounding = moment.storage_of(codes, p.shape)
     asked_for, why = moment.asked_for, "asked for"
     as_asked = asked_for in (None, fmt)
     if asked_for is None:
@@ -173,32 +175,30 @@ def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescri
     elif not as_asked:
         why = f"asked for {asked_for.text}, but {asked_for.too_small(p.shape)}"
     nbytes = _nbytes(codes) + (0 if scale is None else _nbytes(scale))
-    rounding = "none" if not fmt.rounds else "stochastic" if stochastic else "nearest"
+    rounding = rounding if fmt.rounds else "none"
     return ArrayDescription(leaf, moment.name, p.shape, fmt.text, rounding, nbytes, why, as_asked)
 
 
 def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterable[ArrayDescription]:
     """Return the rows of what `store_state` keeps, under the names that arrays have in the wrapped state."""
     scales = link.state.scale if isinstance(link.state.scale, dict) else {}
-    codes = dict(_named(link.state.inner_state))
-    for (name, x), fmt in zip(_named(inside.state), inside.formats, strict=True):
+    codes = dict(named_leaves(link.state.inner_state))
+    for (name, x), fmt in zip(named_leaves(inside.state), inside.formats, strict=True):
         if not x.ndim:
             continue
-        leaf = next((own for own in sorted(weights, key=len, reverse=True) if _ends_with(name, own)), "")
+        leaf = next(
+            (weight for weight in sorted(weights, key=len, reverse=True) if _ends_with(name, weight)), ""
+        )
         short = name.removesuffix(leaf).rstrip("/") or name
         nbytes = _nbytes(codes[name]) + (_nbytes(scales[name]) if name in scales else 0)
-        said = str(x.dtype) if fmt is None else fmt.text
+        stored = str(x.dtype) if fmt is None else fmt.text
         rounding = "" if fmt is None else "stochastic" if link.rule.stochastic else "nearest"
         why = "left as it was made" if fmt is None else "by store_state"
-        yield ArrayDescription(leaf, f"{short}", x.shape, said, rounding, nbytes, why)
+        yield ArrayDescription(leaf, f"{short}", x.shape, stored, rounding, nbytes, why)
 
 
 def _ends_with(name: str, leaf: str) -> bool:
     return not leaf or name == leaf or name.endswith(f"/{leaf}")
-
-
-def _named(tree) -> list[tuple[str, Any]]:
-    return [(leaf_name(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def _nbytes(x) -> int:

@@ -14,7 +14,7 @@ import optax
 from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
 from halfstep_jax.description import weights_that_links_store
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState
-from halfstep_jax.leaves import check_params, leaf_name
+from halfstep_jax.leaves import check_params, named_leaves
 from halfstep_jax.moment_trials import NARROW, PAIRS, SUMS, diagnose_moments
 from halfstep_jax.numbers.global_norm import global_norm
 
@@ -72,7 +72,15 @@ def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: A
         sums_rounded=_sums_rounded(state),
         norm=float(global_norm(jax.tree.leaves(grads), exact=False)),
         plain_norm=float(optax.tree.norm(grads)),
+        nonfinite={"weights": _nonfinite(params), "gradients": _nonfinite(grads)},
+        largest=max((float(jnp.abs(g).max()) for g in jax.tree.leaves(grads) if g.size), default=0.0),
     )
+
+
+def _nonfinite(tree) -> Count:
+    """Return how many elements are infinite or NaN, of how many."""
+    leaves = jax.tree.leaves(tree)
+    return sum(int((~jnp.isfinite(x)).sum()) for x in leaves), sum(x.size for x in leaves)
 
 
 def _decay(tx: optax.GradientTransformation, params, zeros):
@@ -87,11 +95,9 @@ def _decay(tx: optax.GradientTransformation, params, zeros):
 
 def _lost(params, updates, landed: Collection[str]) -> dict[str, Count]:
     """Return of every 16-bit weight how many elements stay where they are, of how many with an update."""
-    named = jax.tree_util.tree_flatten_with_path(params)[0]
     us, after = (jax.tree.leaves(tree) for tree in (updates, optax.apply_updates(params, updates)))
     counts = {}
-    for (path, p), u, new in zip(named, us, after, strict=True):
-        name = leaf_name(path)
+    for (name, p), u, new in zip(named_leaves(params), us, after, strict=True):
         if p.dtype in NARROW:
             moved = u != 0
             counts[name] = (
@@ -102,10 +108,10 @@ def _lost(params, updates, landed: Collection[str]) -> dict[str, Count]:
 
 def _sums_rounded(state) -> float:
     """Return the share of the sums of gradients that are kept in 16 bits and not rounded stochastically."""
-    found: list[tuple[bool, jax.Array]] = []
+    kept: list[tuple[bool, jax.Array]] = []
     nodes = jax.tree.leaves(state, is_leaf=lambda x: any(hasattr(x, name) for name in SUMS))
     for node in nodes:
         sums = [getattr(node, name) for name in SUMS if hasattr(node, name)]
         plain = not isinstance(node, AccumulateGradientsState)
-        found += [(plain and x.dtype in NARROW, x) for x in jax.tree.leaves(sums)]
-    return sum(x.size for rounded, x in found if rounded) / max(sum(x.size for _, x in found), 1)
+        kept += [(plain and x.dtype in NARROW, x) for x in jax.tree.leaves(sums)]
+    return sum(x.size for rounded, x in kept if rounded) / max(sum(x.size for _, x in kept), 1)

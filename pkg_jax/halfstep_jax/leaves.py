@@ -13,6 +13,8 @@ import jax.numpy as jnp
 HELD_BY_FLOAT32 = ("float32", "bfloat16", "float16")
 # What links take: float64 they round to float32 as they read it, to nearest (contract P6).
 _TAKEN = (*HELD_BY_FLOAT32, "float64")
+_VALUE = jax.tree_util.GetAttrKey("value")
+_BOXES = ("Variable", "VariableState", "AxisMetadata")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,17 @@ class Leaves:
                 check_weight(self.caller, name, weight, wide=wide)
         return [_narrowed(weight) for weight in weights]
 
+    def weight_dtypes(self, params) -> list[str | None]:
+        """Return the dtype of the weight of every leaf; None where it is not known."""
+        try:
+            weights = self.treedef.flatten_up_to(params)
+        except ValueError:  # of a link that reads no weights
+            weights = [None] * len(self.values)
+        known = [
+            update is not None and hasattr(p, "dtype") for update, p in zip(self.values, weights, strict=True)
+        ]
+        return [_dtype_name(p) if is_known else None for p, is_known in zip(weights, known, strict=True)]
+
     def unzip(self, columns: int, rows: list[tuple]) -> tuple[Any, ...]:
         """Return `columns` trees, the k-th of what stands k-th in each leaf's row."""
         transposed = zip(*rows, strict=True) if rows else [()] * columns
@@ -78,42 +91,66 @@ class Leaves:
 
 def flatten_updates(caller: str, updates) -> Leaves:
     """Flatten `updates`; float32 holds every leaf, those of float64 rounded to it."""
-    paths, treedef = jax.tree_util.tree_flatten_with_path(updates, is_leaf=lambda x: x is None)
-    names = [leaf_name(path) for path, _ in paths]
-    _check_names(caller, names)
-    values = [_checked(caller, name, value) for name, (_, value) in zip(names, paths, strict=True)]
-    return Leaves(caller, names, values, treedef)
+    named = named_leaves(updates, _is_none)
+    _check_names(caller, [name for name, _ in named])
+    values = [_checked(caller, name, value) for name, value in named]
+    return Leaves(caller, [name for name, _ in named], values, jax.tree.structure(updates, _is_none))
 
 
-def leaf_name(path) -> str:
-    """Return the name of a leaf: its key path joined with "/", a trailing attribute `value` dropped.
+def _is_none(x) -> bool:
+    return x is None
 
-    Flax nnx has that attribute at the end of some paths and not of others. Params that are one array have the
-    empty path, and so the empty name: its words are those of "" (contract W7).
+
+def named_leaves(tree, is_leaf: Callable | None = None) -> list[tuple[str, Any]]:
+    """Return the name of every leaf of a tree, and the leaf: its key path joined with "/" (contract W7).
+
+    The attribute `value` of Flax's variables and boxes is no part of a name: nnx has it in some trees and not
+    in others. Params that are one array have the empty name: its words are those of "".
 
     Example:
-        >>> paths, _ = jax.tree_util.tree_flatten_with_path({"layers": [1.0, 2.0]})
-        >>> [leaf_name(path) for path, _ in paths]
-        ['layers/0', 'layers/1']
+        >>> named_leaves({"layers": [1.0, 2.0]})
+        [('layers/0', 1.0), ('layers/1', 2.0)]
     """
-    if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
-        path = path[:-1]
+    paths = jax.tree_util.tree_leaves_with_path(tree, is_leaf)
+    boxes: set = set()
+    if any(path and path[-1] == _VALUE for path, _ in paths):
+        stop = is_leaf or (lambda x: False)
+        around = jax.tree_util.tree_leaves_with_path(tree, lambda x: _is_box(x) or stop(x))
+        boxes = {path for path, x in around if _is_box(x)}
+    return [
+        (joined(path[:-1] if path and path[-1] == _VALUE and path[:-1] in boxes else path), x)
+        for path, x in paths
+    ]
+
+
+def joined(path) -> str:
+    """Return a key path as text."""
     return "/".join(_part(key) for key in path)
 
 
-def with_prefix(caller: str, owner: str, prefix, tree, is_leaf: Callable) -> Iterator[tuple[str, Any, Any]]:
+def _is_box(x) -> bool:
+    """Whether a node is Flax's, around one array: `nnx.Variable`, or what linen has for partitions."""
+    return any(cls.__name__ in _BOXES and cls.__module__.startswith("flax.") for cls in type(x).__mro__)
+
+
+def with_prefix(
+    caller: str, owner: str, prefix, tree, is_leaf: Callable | None
+) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name of every leaf of a tree, the leaf, and what a prefix of that tree holds for it."""
     try:
         spread = jax.tree.map(
             lambda x, below: jax.tree.map(lambda _: x, below), prefix, tree, is_leaf=is_leaf
         )
     except ValueError as error:
+        names = [f"{name}/" for name, _ in named_leaves(tree)]
+        alone = [x for x, _ in named_leaves(prefix, is_leaf) if not any(n.startswith(f"{x}/") for n in names)]
+        problem = f"'{alone[0]}' is in {owner} alone" if alone else str(error).splitlines()[0]
         raise ValueError(
-            f"{caller}: params and {owner} are different trees: {error}. Pass {owner} of params."
+            f"{caller}: params and {owner} are different trees: {problem}. Pass {owner} of params."
         ) from None
-    named = jax.tree_util.tree_leaves_with_path(tree)
-    for (path, leaf), x in zip(named, jax.tree.leaves(spread, is_leaf=is_leaf), strict=True):
-        yield leaf_name(path), leaf, x
+    named = named_leaves(tree)
+    for (name, leaf), x in zip(named, jax.tree.leaves(spread, is_leaf=is_leaf), strict=True):
+        yield name, leaf, x
 
 
 def quoted(name: str) -> str:
@@ -128,7 +165,7 @@ def quoted(name: str) -> str:
 
 def check_params(caller: str, params, *, wide: bool = True) -> None:
     """Refuse weights of dtypes that are not stepped, and two of one name. For `wide` see `Leaves.weights`."""
-    named = [(leaf_name(path), p) for path, p in jax.tree_util.tree_flatten_with_path(params)[0]]
+    named = named_leaves(params)
     _check_names(caller, [name for name, _ in named])
     for name, p in named:
         check_weight(caller, name, p, wide=wide)
@@ -199,8 +236,10 @@ def _dtype_name(value) -> str:
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return type(value).__name__
-    # What `jax.grad` gives for an integer; its own name is "void".
-    return "float0" if dtype == jax.dtypes.float0 else jnp.dtype(dtype).name
+    # What `jax.grad` gives for an integer; its own name is "void". Keys are of no dtype of NumPy's.
+    if dtype == jax.dtypes.float0:
+        return "float0"
+    return str(dtype) if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype).name
 
 
 def _part(key) -> str:

@@ -85,7 +85,7 @@ def memory_report(tx: optax.GradientTransformation, params: Any, shardings: Any 
     both = [("weights", weights, placed), ("gradients", weights, placed)]
     names = dict.fromkeys(name for name, _ in state)
     for name in names:
-        rows = [(x, s) for (own, x), s in zip(state, state_placed, strict=True) if own == name]
+        rows = [(x, s) for (field, x), s in zip(state, state_placed, strict=True) if field == name]
         both.append((name, [x for x, _ in rows], [s for _, s in rows]))
     nbytes = {name: sum(map(_nbytes, arrays)) for name, arrays, _ in both}
     per_device = {name: sum(map(_nbytes, arrays, where)) for name, arrays, where in both}

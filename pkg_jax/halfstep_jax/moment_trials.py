@@ -9,7 +9,7 @@ import optax
 
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
 from halfstep_jax.description import describe
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import HELD_BY_FLOAT32, named_leaves
 
 NARROW = (jnp.bfloat16, jnp.float16)
 """Dtypes of 16 bits."""
@@ -17,6 +17,8 @@ PAIRS = {"nu": "mu"}
 """The names of second moments, and of the first ones beside them."""
 SUMS = ("acc_grads", "grad_acc")
 """Fields of states that hold sums of gradients."""
+# Dtypes of codes.
+_CODES = (jnp.uint8, jnp.int8, jnp.float8_e4m3fn, jnp.float8_e5m2)
 # Fields of states that hold part of the weights, or gradients.
 _NO_MOMENTS = ("compensation", "extra", "master", *SUMS)
 
@@ -31,14 +33,21 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
     nothing = jax.tree.map(jnp.zeros_like, params)
     left = jax.tree.leaves(tx.update(zeros, treedef.unflatten(ones), nothing)[1])
     tallies: dict[str, MomentTally] = collections.defaultdict(MomentTally)
+    # Codes may be of another shape than their weight, and their dtype does not say the format.
+    coded: dict[str, list] = collections.defaultdict(list)
+    for row in describe(tx, params).arrays:
+        if row.name not in ("weight", "other") and row.format not in HELD_BY_FLOAT32:
+            coded[row.name].append(row)
     for name, (path, x), is_narrow, now in zip(names, paths, narrow, left, strict=True):
-        if name:
+        if name and not (x.dtype in _CODES and name in coded):
             shrinks = bool((now != _above_one(x)).any()) if is_narrow else True
             # The arrays of a state have one rate.
             tallies[name].add(x.dtype.name, x.size, jax.tree_util.keystr(path[:-1]), shrinks)
+    for row in (row for rows in coded.values() for row in rows):
+        tallies[row.name].add(row.format, math.prod(row.shape), "codes", True)
     for name, why, count in _kept_otherwise(tx, params, names, paths):
         tallies[name].otherwise[why] += count
-    by_path = {leaf_name(path): x for path, x in paths}
+    by_path = dict(named_leaves(state))
     for path, x in by_path.items():
         parts = path.split("/")
         for second, first in PAIRS.items():
@@ -51,15 +60,15 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
 def _kept_otherwise(tx: optax.GradientTransformation, params, names, paths) -> list[tuple[str, str, int]]:
     """Return name, reason and size of each array that is not kept as was asked for."""
     rows = [row for row in describe(tx, params).arrays if not row.as_asked]
-    found = [(row.name, row.why, math.prod(row.shape)) for row in rows]
+    otherwise = [(row.name, row.why, math.prod(row.shape)) for row in rows]
     fresh = {
         path: x.dtype for path, x in jax.tree_util.tree_leaves_with_path(jax.eval_shape(tx.init, params))
     }
     for name, (path, x) in zip(names, paths, strict=True):
         dtype = fresh.get(path, x.dtype) if name else None
         if dtype is not None and dtype != x.dtype:
-            found.append((name, f"it is {x.dtype.name}, and {dtype.name} where fresh", x.size))
-    return found
+            otherwise.append((name, f"it is {x.dtype.name}, and {dtype.name} where fresh", x.size))
+    return otherwise
 
 
 def _above_one(x: jax.Array) -> jax.Array:

@@ -13,26 +13,22 @@ import jax
 import numpy as np
 import optax
 
-from halfstep.moments import StepMoment
-from halfstep.numbers import Elsewhere
+from halfstep.moments import Payment, StepMoment, payment_name, payments
+from halfstep.numbers import Elsewhere, Number
+from halfstep.op import check_array
 from halfstep.rule import Rule, declared
 from halfstep_jax.numbers.hyperparameters import as_number
 from halfstep_jax.numbers.op import Count, JaxOp
 from halfstep_jax.numbers.random_words import LeafKey
+from halfstep_jax.numbers.roots import divide
 from halfstep_jax.numbers.schedules import at_count
-from halfstep_jax.storage.relative import from_unit, to_unit
+from halfstep_jax.storage.relative import into_unit, out_of_unit
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.xla.exact import straight_through
 
 
 class StepKeys(NamedTuple):
-    """What a leaf's moments are rounded with in a step.
-
-    Attributes:
-        now: the leaf's key.
-        before: that of the step before, where codes are dithered; None elsewhere.
-        zero: for `exact.opaque`.
-    """
+    """The key of a leaf now and, for dithered codes, before, and a zero for `exact.opaque`."""
 
     now: LeafKey
     before: LeafKey | None
@@ -43,24 +39,54 @@ class StoredStepMoment(StepMoment):
     """A moment of one leaf during one step, that rounds to its format.
 
     Attributes:
+        old: what the step before stored.
         encoded: what is stored now.
     """
 
     def __init__(
-        self, stored: StoredMoment, encoded: Any, keys: StepKeys, op: JaxOp, unit: "StoredStepMoment | None"
+        self,
+        stored: StoredMoment,
+        encoded: Any,
+        keys: StepKeys,
+        op: JaxOp,
+        numbers: Any,
+        second: "StoredStepMoment | None",
     ):
-        unit = unit if stored.format_of(encoded).relative else None
+        self._format = stored.format_of(encoded)
+        unit = second if self._format.relative else None
         value = stored.decode(encoded, keys.before)
-        value = value if unit is None else from_unit(value, unit.value.value)
-        super().__init__(stored.name, value, op, unit)
-        self._stored, self._keys, self.encoded = stored, keys, encoded
+        if unit is not None:
+            value = out_of_unit(self._format, value, unit.value.value, unit.old)
+        payment = None
+        if stored.pays(self._format):
+            payment = Payment(op.number(getattr(numbers, payment_name(stored.name))), second)
+        super().__init__(stored.name, value, op, unit, payment)
+        self._stored, self._keys, self._nu = stored, keys, unit
+        self.old = self.encoded = encoded
+
+    @property
+    def has_inverse_root(self) -> bool:
+        """Whether the format is one that rounds by `inverse_root`."""
+        return self._format.has_inverse_root
+
+    def inverse_root(self, x: Any) -> Number:
+        """Round x for the new state, and return about 1/sqrt(x) of x as it was before."""
+        x = self._op.bare(x)
+        check_array(self._op.rule, f"what is stored as {self.name}", x, self.value.shape)
+        self.encoded, inverse = self._stored.round_with_inverse_root(self.encoded, x, self._keys.now)
+        self.rounded = self._op.wrap(straight_through(x, self._stored.decode(self.encoded, None)))
+        return self._op.wrap(inverse)
 
     def store(self, x: jax.Array) -> jax.Array:
         """Round to the format, keep the codes, and return the values that they hold."""
-        v = None if self.unit is None or self.unit.rounded is None else self.unit.rounded.value
-        z = x if v is None else to_unit(x, v, self._keys.zero)
+        nu, fmt = self._nu, self._format
+        if nu is None or nu.rounded is None:
+            self.encoded, value = self._stored.round_trip(self.encoded, x, self._keys.now)
+            return straight_through(x, value)
+        v = nu.rounded.value
+        z = into_unit(fmt, x, v, nu.encoded, self._keys.zero)
         self.encoded, z = self._stored.round_trip(self.encoded, z, self._keys.now)
-        return straight_through(x, z if v is None else from_unit(z, v))
+        return straight_through(x, out_of_unit(fmt, z, v, nu.encoded))
 
 
 def checked(rule: Rule) -> Rule:
@@ -96,6 +122,8 @@ def numbers_at(rule: Rule, before: Any, count: Any) -> Any:
     # Arrays, and not numbers of a step: here they may be computed with one another.
     further = rule.numbers(_named(tuple(h))(*map(op.wrap, h.values())), Count(op, count), op)
     n = h | {name: op.bare(x) for name, x in further.items()}
+    for name, moment in payments(rule).items():
+        n[name] = divide(h[moment.rate], np.float32(1) - h[moment.rate])
     return _named(tuple(n))(**n)
 
 

@@ -6,7 +6,7 @@ import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from halfstep_jax.leaves import leaf_name, with_prefix
+from halfstep_jax.leaves import named_leaves, with_prefix
 from halfstep_jax.placement import placed_like
 
 
@@ -47,9 +47,9 @@ def state_shardings(tx: optax.GradientTransformation, params: Any, shardings: An
     """
     weights = _weights(params, shardings)
     shapes = jax.eval_shape(tx.init, params)
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(shapes)
     whole = next((_whole(s) for _, s in weights.values()), None)
-    return treedef.unflatten([_placed(weights, whole, leaf_name(path), x) for path, x in leaves])
+    placed = [_placed(weights, whole, name, x) for name, x in named_leaves(shapes)]
+    return jax.tree.structure(shapes).unflatten(placed)
 
 
 def _weights(params, shardings) -> dict[str, tuple[tuple[int, ...], Sharding]]:

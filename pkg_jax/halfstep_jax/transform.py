@@ -11,10 +11,10 @@ import optax
 from halfstep.random_words import leaf_id
 from halfstep.rule import Rule, declared
 from halfstep.step import updated
-from halfstep.storage.moment_formats import check_unit
+from halfstep.storage.moment_formats import check_payment, check_power_unit, check_saturation, check_unit
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
-from halfstep_jax.links import report
+from halfstep_jax.link_reports import report
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
@@ -101,7 +101,8 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         if not stored:
             after = state if count is None else ScheduleState(count)
             return _without_moments(rule, leaves, weights, numbers), after
-        us, trees = _with_moments(rule, stored, leaves, weights, numbers, state, count)
+        dtypes = leaves.weight_dtypes(params)
+        us, trees = _with_moments(rule, stored, leaves, weights, dtypes, numbers, state, count)
         return us, _state(rule, count, state.seed, trees)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -133,10 +134,10 @@ def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):
 
 
 def _with_moments(
-    rule: Rule, stored: dict[str, StoredMoment], leaves: Leaves, weights, numbers, state, count
+    rule: Rule, stored: dict[str, StoredMoment], leaves: Leaves, weights, dtypes, numbers, state, count
 ):
     columns = [
-        moment.read(leaves, getattr(state, name), getattr(state, f"{name}_scale"))
+        moment.read(leaves, getattr(state, name), getattr(state, f"{name}_scale"), dtypes)
         for name, moment in stored.items()
     ]
     ids = [leaf_id(name) for name in leaves.names]
@@ -186,8 +187,8 @@ def _step(
     rows = zip(stored, encoded, strict=True)
     # Those in units of another after that one.
     for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
-        unit = moments.get(moment.field.unit)
-        moments[name] = StoredStepMoment(moment, old, step_keys, op, unit)
+        second = moments.get(moment.field.unit)
+        moments[name] = StoredStepMoment(moment, old, step_keys, op, numbers, second)
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
     u = updated(rule, numbers, g, p, op, moments)
     return u, *(moments[name].encoded for name, _ in stored)
@@ -214,11 +215,16 @@ def _state(rule: Rule, count, seed, trees: dict[str, tuple]) -> Any:
 
 
 def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
-    """Refuse a moment that, in units of another and without scales, is beyond what its codes hold."""
+    """Refuse a moment in units that another does not give, or in which it is beyond what its codes hold."""
+    formats = [(moment.field, moment.asked_for) for moment in stored.values()]
     for moment in stored.values():
         fmt, unit = moment.asked_for, stored.get(moment.field.unit)
+        if fmt is not None:
+            check_saturation(rule.name, moment.field, fmt, formats)
         if unit is None or fmt is None or not fmt.relative or fmt.scaled:
             continue
+        check_power_unit(rule.name, moment.field, fmt, unit.field, unit.asked_for)
+        check_payment(rule.name, moment.field, moment.rounding, unit.field, unit.asked_for)
         # Rates that are arrays are not known; what is past the codes then makes steps shorter.
         if moment.rate is None or unit.rate is None:
             continue
@@ -243,7 +249,7 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
             return _without_moments(tried, leaves, [p], numbers)
         trees = {name: moment.init(g) for name, moment in stored.items()}
         state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
-        return _with_moments(tried, stored, leaves, [p], numbers, state, count)
+        return _with_moments(tried, stored, leaves, [p], [None], numbers, state, count)
 
     with told_shards({}):  # The rule may be made inside `jax.shard_map`.
         jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight, given)

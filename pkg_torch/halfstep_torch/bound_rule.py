@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.moments import Moments
+from halfstep.moments import Moments, Payment, payment_name
 from halfstep_torch.numbers.op import STEP_OPS, tensor_numbers
-from halfstep_torch.storage.relative import from_unit, to_unit
+from halfstep_torch.storage.relative import into_unit, out_of_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, MomentStorage, Words
+
+_OP = STEP_OPS["elementwise"]
 
 
 class StepMoment:
@@ -24,7 +26,6 @@ class StepMoment:
     Attributes:
         value: the float32 values that the step before stored.
         arrays: the new state arrays, once `round` was called.
-        rounded: what `round` returned.
     """
 
     def __init__(
@@ -34,22 +35,58 @@ class StepMoment:
         words: Sequence[Words],
         shape: Shape | None,
         unit: "StepMoment | None",
+        payment: Payment | None = None,
     ):
         self._storage, self._words, self._shape, self._unit = storage, words, shape, unit
-        value = storage.decode(state, words)
-        value = value if shape is None else value.view(shape)
-        self.value = value if unit is None else from_unit(value, unit.value)
+        self._payment = payment
+        value = self._shaped(storage.decode(state, words))
+        self._codes, self._rounded = state[storage.key], None
+        self.value: Tensor = value if unit is None else out_of_unit(storage.format, value, unit)
         self.arrays: Arrays = {}
-        self.rounded: Tensor | None = None
+
+    @property
+    def has_inverse_root(self) -> bool:
+        """Whether the format is one that rounds by `inverse_root`."""
+        return self._storage.format.has_inverse_root
+
+    def inverse_root(self, x: Tensor) -> Tensor:
+        """Round x for the new state, and return about 1/sqrt(x) of x as it was before."""
+        codes, inverse = self._storage.encode_with_inverse_root(self._flat(x), self._words)
+        self._codes = codes
+        self.arrays = {self._storage.key: codes.to(self._storage.format.torch_dtype)}
+        return self._shaped(inverse)
 
     def round(self, x: Tensor) -> Tensor:
-        """Round x to the format, once, for the new state; return what was stored, in float32."""
-        v = None if self._unit is None else self._unit.rounded
-        z = x if v is None else to_unit(x, v)
-        self.arrays, values = self._storage.encode(z if self._shape is None else z.reshape(-1), self._words)
-        values = values if self._shape is None else values.view(self._shape)
-        self.rounded = values if v is None else from_unit(values, v)
-        return self.rounded
+        """Round x to the format, once, for the new state; return what the update goes on with, in float32."""
+        fmt, unit = self._storage.format, self._unit
+        z = x if unit is None else into_unit(fmt, x, unit)
+        self.arrays, values = self._storage.encode(self._flat(z), self._words)
+        self._codes, values = self.arrays[self._storage.key], self._shaped(values)
+        self._rounded = values if unit is None else out_of_unit(fmt, values, unit)
+        if self._payment is None:
+            return self._rounded
+        v = None if self._payment.second is None else self._payment.second.values
+        return self._payment.paid(x, self._rounded, v, _OP)
+
+    @property
+    def values(self) -> Tensor:
+        """What is stored now, in float32."""
+        if not self.arrays:
+            return self.value
+        if self._rounded is None:
+            self._rounded = self._shaped(self._storage.decode(self.arrays, self._words))
+        return self._rounded
+
+    @property
+    def codes(self) -> Tensor:
+        """The codes that are stored now, in int32; of a format with inverse roots."""
+        return self._shaped(self._codes.to(torch.int32))
+
+    def _flat(self, x: Tensor) -> Tensor:
+        return x if self._shape is None else x.reshape(-1)
+
+    def _shaped(self, x: Tensor) -> Tensor:
+        return x if self._shape is None else x.view(self._shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,24 +136,30 @@ class BoundRule:
             words: of each of the `sources`, from a shape to int32 words.
         """
         shape = tuple(p.shape) if self.scope == "parameter" else None
-        moments = self.step_moments(state, words, shape)
         if self.tensor_numbers and not torch.compiler.is_compiling():
             numbers = tensor_numbers(numbers, u.device)
+        moments = self.step_moments(state, words, shape, numbers)
         u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments), STEP_OPS[self.scope])
         return u, {key: array for moment in moments.values() for key, array in moment.arrays.items()}
 
     def step_moments(
-        self, state: Arrays, words: Sequence[Words], shape: Shape | None
+        self, state: Arrays, words: Sequence[Words], shape: Shape | None, numbers: Any = None
     ) -> dict[str, StepMoment]:
-        """Return the moments during one step, by name; where a `shape` is given, as whole arrays in it."""
+        """Return the moments during one step, by name; where a `shape` is given, as whole arrays in it.
+
+        Without the `numbers` of the step no moment is paid for.
+        """
         drawn, first = {}, 0
         for stored in self.moments:
             drawn[stored.name] = words[first : first + len(stored.sources)]
             first += len(stored.sources)
         moments: dict[str, StepMoment] = {}
-        # Those in units of another after that one.
-        for stored in sorted(self.moments, key=lambda stored: bool(stored.unit)):
+        # Those that read another after that one.
+        for stored in sorted(self.moments, key=lambda stored: bool(stored.second)):
             shape_here = None if shape is None else stored.arrays[stored.key].values_shape(shape)
             unit = moments[stored.unit] if stored.unit else None
-            moments[stored.name] = StepMoment(stored, state, drawn[stored.name], shape_here, unit)
+            payment = None
+            if stored.paid and numbers is not None:
+                payment = Payment(getattr(numbers, payment_name(stored.name)), moments.get(stored.second))
+            moments[stored.name] = StepMoment(stored, state, drawn[stored.name], shape_here, unit, payment)
         return moments

@@ -10,11 +10,7 @@ from halfstep_torch.link import Link, as_link
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Links in the order in which they are applied. Made by `chain`.
-
-    Attributes:
-        links: the rules, each as a link.
-    """
+    """Links in the order in which they are applied. Made by `chain`."""
 
     links: tuple[Link, ...]
 
@@ -31,12 +27,7 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class ChainByOptions:
-    """A chain that depends on options, which every param group may choose for itself.
-
-    Attributes:
-        make: from the options, by name, to the chain.
-        options: as they are where a group does not say otherwise.
-    """
+    """A chain that `make` makes of options, which every param group may choose for itself."""
 
     make: Callable[..., Chain]
     options: Mapping[str, Any]

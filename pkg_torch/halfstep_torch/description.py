@@ -14,7 +14,7 @@ from torch import Tensor
 from halfstep.rule import declared
 from halfstep.storage.formats import Format
 from halfstep.text_table import text_table
-from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -114,10 +114,7 @@ def describe(optimizer: Optimizer) -> Description:
 
     Source: ours.
     """
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"describe: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
+    check_optimizer("describe", optimizer)
     links = optimizer.bound_links()
     groups = (i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
     leaves = zip(groups, optimizer.plans(), strict=True)
@@ -180,7 +177,7 @@ def _asked_format(link: Link, h: Any, name: str) -> Format | None:
 def _moment(moment: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDescription:
     stored = getattr(moment, "outer", moment)
     fmt: Format = stored.format
-    rounding = "exact" if not fmt.rounds else "stochastic" if stored.source is not None else "nearest"
+    rounding = stored.rounding if fmt.rounds else "exact"
     array = stored.arrays[stored.key]
     why = asked.too_small(array.values_shape(shape)) if asked is not None and not fmt.scaled else ""
     return MomentDescription(fmt.text, rounding, why)

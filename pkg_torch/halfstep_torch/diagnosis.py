@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.gradients.hooks import named_leaves, taken_by
-from halfstep_torch.moment_trials import PAIRS, diagnose_moments
+from halfstep_torch.moment_trials import PAIRS, diagnose_moments, float32_moments
 from halfstep_torch.numbers.global_norm import global_norm
+from halfstep_torch.say_once import say_once
 from halfstep_torch.trial_steps import (
     NARROW,
+    compensated,
     rounded_to_nearest,
     weights_after_decay,
     weights_after_step,
@@ -25,6 +28,8 @@ from halfstep_torch.trial_steps import (
 _FUNCTION = "diagnose"
 # Writes to a gradient from which it is a sum: unscaling and clipping are two.
 _WRITES = 3
+# Autograd, and whatever changes a tensor in place, counts that here: a private name of torch.
+_VERSION = "_version"
 
 
 _TERMS = Terms(
@@ -75,6 +80,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     optimizer = _checked(optimizer)
     names = {id(param): name for name, param in named_leaves(_FUNCTION, params)}
     listed = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    refuse_shards(_FUNCTION, listed, "Diagnose the model in one process.")
     if not listed:
         raise ValueError(f"{_FUNCTION}: no parameter has a gradient. Call it after backward, before step.")
     narrow = [p for p in listed if p.dtype in NARROW]
@@ -83,6 +89,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
         counts = {p: (0, p.numel()) for p in narrow} | _lost(
             lossy, *(weights_after_step(optimizer, lossy, wide) for wide in (True, False))
         )
+        counts |= _lost_by_compensation(optimizer, compensated(optimizer, narrow))
         decay = _decay_lost(optimizer, lossy)
         moments = diagnose_moments(optimizer, listed)
     grads = [p.grad.detach() for p in listed if p.grad is not None]
@@ -94,7 +101,27 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
         sums_rounded=_sums_rounded(listed),
         norm=float(global_norm(grads)),
         plain_norm=float(torch.nn.utils.get_total_norm(grads)),
+        nonfinite={"weights": _nonfinite(listed), "gradients": _nonfinite(grads)}
+        | {key: _nonfinite(arrays) for key, arrays in float32_moments(optimizer, listed).items()},
+        largest=max((float(g.abs().max()) for g in grads if g.numel()), default=0.0),
     )
+
+
+def _nonfinite(arrays: Iterable[Tensor]) -> Count:
+    """Return how many elements are infinite or NaN, of how many."""
+    counts = [(int((~torch.isfinite(x.detach())).sum()), x.numel()) for x in arrays]
+    return sum(count for count, _ in counts), sum(size for _, size in counts)
+
+
+def _lost_by_compensation(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[Tensor, Count]:
+    """Return how many updates Kahan's sum loses: those below 2^-18 of a weight (contract P4)."""
+    due = weights_after_step(optimizer, params, True)
+    counts = {}
+    for p in params:
+        p32 = p.detach().to(torch.float32)
+        moved = (due[p] - p32).abs()
+        counts[p] = int(((moved > 0) & (moved < 2.0**-18 * p32.abs())).sum()), int((moved > 0).sum())
+    return counts
 
 
 def _checked(optimizer: Any) -> torch.optim.Optimizer:
@@ -117,9 +144,11 @@ def _sums_rounded(params: list[Tensor]) -> float:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return 0.0  # wrappers write to gradients to bring them to other processes
     grads = [(p, p.grad) for p in params if p.grad is not None]
-    # Autograd, and whatever changes a gradient in place, counts that in its version.
+    if grads and not hasattr(grads[0][1], _VERSION):
+        say_once(f"{_FUNCTION}: torch counts no writes to a tensor any more: sums in 16 bits are not seen.")
+        return 0.0
     plain = [g for p, g in grads if g.dtype in NARROW and taken_by(p) != "accumulate_gradients"]
-    rounded = sum(g.numel() for g in plain if g._version >= _WRITES)
+    rounded = sum(g.numel() for g in plain if getattr(g, _VERSION) >= _WRITES)
     return rounded / max(sum(g.numel() for _, g in grads), 1)
 
 

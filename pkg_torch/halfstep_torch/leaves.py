@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from halfstep_torch.distributed.shards import check_sharding, is_sharded, local_part, mesh_sizes, sharding
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
@@ -64,8 +65,9 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
         raise ValueError(
             f"{caller}: the weight {name!r} has no shape yet. Run the model once before it has an optimizer."
         )
-    if not _is_plain(param):
+    if not _is_plain(param) and not is_sharded(param):
         raise TypeError(f"{caller}: the weight {name!r} is {_kind(param)}. Pass plain dense tensors.")
+    check_sharding(caller, name, param)
     if param.dtype not in _HELD_BY_FLOAT32:
         raise TypeError(
             f"{caller}: the weight {name!r} is {dtype_name(param.dtype)}; "
@@ -78,7 +80,8 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
 def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
     """Raise ValueError if two weights lie over the same memory: one update would be lost."""
     before: list[_Stretch] = []
-    stretches = [_stretch(name, param) for name, param in named if param.numel() and has_memory(param)]
+    here = ((name, local_part(param)) for name, param in named)
+    stretches = [_stretch(name, param) for name, param in here if param.numel() and has_memory(param)]
     for stretch in sorted(stretches, key=lambda x: (x.device, x.start)):
         before = [other for other in before if other.device == stretch.device and stretch.start < other.end]
         for other in before:
@@ -137,7 +140,7 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
     assert grad is not None
     # A wrapper may have put other tensors into the groups since they were added.
     for what, tensor in (("weight", param), ("gradient of", grad)):
-        if type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__"):
+        if type(tensor) not in _PLAIN and hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor):
             raise TypeError(f"{caller}: the {what} {name!r} is {_kind(tensor)}. Pass plain dense tensors.")
     if grad.layout != torch.strided:
         raise TypeError(
@@ -154,13 +157,27 @@ def check_grad(caller: str, name: str, param: Tensor) -> None:
             f"{caller}: the gradient of {name!r} has shape {tuple(grad.shape)} on {grad.device}, "
             f"its weight {tuple(param.shape)} on {param.device}. Run backward again."
         )
+    mesh, grad_mesh = (where and where[0] for where in (sharding(param), sharding(grad)))
+    if mesh != grad_mesh:
+        raise TypeError(
+            f"{caller}: the weight {name!r} is {_where(mesh)}, its gradient {_where(grad_mesh)}. "
+            "Run backward again, with the parameters that the optimizer has."
+        )
 
 
 def check_state_array(
-    caller: str, name: str, key: str, spec: StateArray, array: Tensor, param: Tensor
+    caller: str,
+    name: str,
+    key: str,
+    spec: StateArray,
+    array: Tensor,
+    param: Tensor,
+    placements: tuple | None = None,
 ) -> None:
-    """Raise TypeError or ValueError unless a state array fits its parameter and format."""
-    if not isinstance(array, Tensor) or not _is_plain(array):
+    """Raise TypeError or ValueError unless a state array fits its parameter and format, and is so placed."""
+    if is_sharded(array) or is_sharded(param):
+        _check_placed(caller, name, key, array, param, placements)
+    elif not isinstance(array, Tensor) or not _is_plain(array):
         kind = _kind(array) if isinstance(array, Tensor) else f"a {type(array).__name__}"
         raise TypeError(
             f"{caller}: {key} of {name!r} is {kind}. State arrays are plain dense tensors: "
@@ -177,11 +194,33 @@ def check_state_array(
             f"its weight {tuple(param.shape)} on {param.device}{_cut(spec)}. "
             "Make the optimizer once the model has its shape and device."
         )
-    if not array.is_contiguous():
+    if not local_part(array).is_contiguous():
         raise ValueError(
             f"{caller}: {key} of {name!r} is not row-major, as state is, whatever the layout of its weight. "
             "Load it by load_state_dict, or write array.contiguous()."
         )
+
+
+def _check_placed(
+    caller: str, name: str, key: str, array: Tensor, param: Tensor, placements: tuple | None
+) -> None:
+    """Raise TypeError unless a state array is sharded over the mesh of its parameter, as it is to be."""
+    mesh = (sharding(param) or (None,))[0]
+    if sharding(array) == (mesh, placements):
+        return
+    where, wanted = (_where(*(placed or (None,))) for placed in (sharding(array), (mesh, placements)))
+    raise TypeError(
+        f"{caller}: {key} of {name!r} is {where}, and would be {wanted}. "
+        "Load it by load_state_dict, once the model is sharded as it is trained."
+    )
+
+
+def _where(mesh: Any, placements: tuple | None = None) -> str:
+    """Return in words where a tensor is."""
+    if mesh is None:
+        return "a plain tensor"
+    placed = "" if placements is None else f" as {', '.join(map(str, placements))}"
+    return f"a DTensor over a mesh of shape {mesh_sizes(mesh)}{placed}"
 
 
 def check_count(caller: str, name: str, count: Any) -> None:

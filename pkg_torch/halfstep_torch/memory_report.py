@@ -8,7 +8,7 @@ from torch import Tensor
 
 from halfstep.text_table import text_table
 from halfstep_torch.description import is_frozen, state_bytes
-from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 
 FLOAT32_ADAMW = 16
 """Bytes per parameter of float32 weights, gradients and the two moments of AdamW."""
@@ -91,10 +91,7 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer) -> MemoryReport:
 
     Source: ours.
     """
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"memory_report: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
+    check_optimizer("memory_report", optimizer)
     plans = {param: plan for _, param, plan in optimizer.plans()}
     stepped = [param for param in plans if not is_frozen(optimizer, param)]
     states = {param: state_bytes(optimizer, param, plans[param]) for param in stepped}

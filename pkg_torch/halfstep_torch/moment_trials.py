@@ -1,11 +1,14 @@
 """How the moments of an optimizer fare: whether they can shrink, are zero, and are kept as was asked for."""
 
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
+from halfstep_torch.checkpoint.float32_state import decoded_states
 from halfstep_torch.description import describe
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -29,24 +32,51 @@ def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> 
 
     alone, copies = copy_of(optimizer, params, torch.zeros_like, torch.zeros_like, state)
     take_step(alone)
-    others = _kept_otherwise(optimizer, params)
+    others, formats = _kept_otherwise(optimizer, params), _formats(optimizer)
     tallies: dict[str, MomentTally] = defaultdict(MomentTally)
     for i, group in enumerate(optimizer.param_groups):
         for p in (p for p in group["params"] if p in copies):
             kept, left = optimizer.state[p], alone.state[copies[p]]
-            for key, x in kept.items():
-                if not is_moment(p, key, x):
-                    continue
+            for key, form in (formats[p] if formats else _dtypes(p, kept)).items():
                 if (p, key) in others:
-                    tallies[key].otherwise[others[p, key]] += x.numel()
-                stays = (p, key) in narrow and not (left[key] != 1 + torch.finfo(x.dtype).eps).any()
+                    tallies[key].otherwise[others[p, key]] += p.numel()
+                above = 1 + torch.finfo(kept[key].dtype).eps if (p, key) in narrow else 0
+                stays = (p, key) in narrow and not (left[key] != above).any()
                 # A group has one rate.
-                tallies[key].add(dtype_name(x.dtype), x.numel(), i, not stays)
+                tallies[key].add(form, p.numel(), i, not stays)
             for second_key, first_key in PAIRS.items():
                 first, second = kept.get(first_key), kept.get(second_key)
                 if is_moment(p, "", first) and is_moment(p, "", second) and first.is_floating_point():
                     tallies[second_key].zero += int(((second == 0) & (first != 0)).sum())
     return {key: tally.diagnosis for key, tally in tallies.items()}
+
+
+def float32_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, list[Tensor]]:
+    """Return the moments of parameters by key: of ours decoded, of others those of floating point."""
+    moments: dict[str, list[Tensor]] = defaultdict(list)
+    if isinstance(optimizer, Optimizer):
+        states = decoded_states(optimizer, {p for p in params if optimizer.state.get(p)})
+    else:
+        states = {p: optimizer.state.get(p, {}) for p in params}
+    for p, state in states.items():
+        for key, x in state.items():
+            if is_moment(p, key, x) and x.is_floating_point():
+                moments[key].append(x)
+    return moments
+
+
+def _formats(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, str]]:
+    """Return in which format each moment of ours is kept, by parameter and key."""
+    if not isinstance(optimizer, Optimizer):
+        return {}
+    leaves = zip(describe(optimizer).leaves, optimizer.plans(), strict=True)
+    return {
+        param: {key: moment.format for key, moment in leaf.moments.items()} for leaf, (_, param, _) in leaves
+    }
+
+
+def _dtypes(p: Tensor, kept: Mapping[str, Any]) -> dict[str, str]:
+    return {key: dtype_name(x.dtype) for key, x in kept.items() if is_moment(p, key, x)}
 
 
 def _kept_otherwise(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[tuple[Tensor, str], str]:

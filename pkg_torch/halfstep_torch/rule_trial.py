@@ -94,6 +94,8 @@ def bare_update(
 class _BareMoment:
     """A float32 moment of a step on bare tensors."""
 
+    has_inverse_root = False
+
     def __init__(self, value: Tensor) -> None:
         self.value, self.rounded = value, value
 

@@ -19,7 +19,7 @@ NARROW = (torch.bfloat16, torch.float16)
 # Parts of the names under which optimizers keep what rounding the weights loses.
 _KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
 # An optimizer's own memory of its last step, and what others have hung on it.
-_NOT_COPIED = ("_last_step", "_members", "release", "step", "grad_scale", "found_inf")
+_NOT_COPIED = ("_last_step", "_agreement", "_members", "release", "step", "grad_scale", "found_inf")
 
 Change = Callable[[Tensor], Tensor]
 
@@ -54,6 +54,7 @@ def copy_of(
             states[trial_param] = {
                 key: state(p, key, x).clone() if isinstance(x, Tensor) else x
                 for key, x in optimizer.state[p].items()
+                if trial_param.dtype == p.dtype or not _is_beside(key)
             }
     return _like(optimizer, groups, states), copies
 
@@ -124,6 +125,14 @@ def rounded_to_nearest(optimizer: torch.optim.Optimizer, params: list[Tensor]) -
         rules = {param: plan.weights.rule for _, param, plan in optimizer.plans()}
         return [p for p in params if isinstance(rules[p], NearestWeights)]
     return [p for p in params if not any(_is_beside(key) for key in optimizer.state.get(p, {}))]
+
+
+def compensated(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> list[Tensor]:
+    """Return the parameters of ours whose weights Kahan's sum keeps."""
+    if not isinstance(optimizer, Optimizer):
+        return []
+    rules = {param: plan.weights.rule for _, param, plan in optimizer.plans()}
+    return [p for p in params if rules[p].name == "compensate"]
 
 
 def is_moment(p: Tensor, key: str, x: Any) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from halfstep.random_words import role_of
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.in_place import round_in_place
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.hyperparameters import decay_rate
@@ -62,6 +63,7 @@ def ema_params(
 
     @torch.no_grad()
     def multi_avg_fn(averages: Sequence[Tensor], params: Sequence[Tensor], num_averaged: Tensor) -> None:
+        refuse_shards(_FUNCTION, params, "Average in one process, from checkpoints.")
         names, step = _names(model), min(int(num_averaged), LAST_STEP)
         for average, p in zip(averages, params, strict=True):
             if not p.is_floating_point() or not p.numel():

@@ -5,6 +5,7 @@ Each package takes the trial steps itself, and counts.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Hashable, Iterable, Mapping
 
 Count = tuple[int, int]
@@ -84,6 +85,7 @@ class Diagnosis:
             to nearest.
         norm: of all gradients, in float32, and
         plain_norm: as the framework has it.
+        nonfinite: share of "weights", "gradients" and of every kind of moment that is infinite or NaN.
         advice: a line for each thing found; none where all is well.
     """
 
@@ -94,6 +96,7 @@ class Diagnosis:
     sums_rounded: float
     norm: float
     plain_norm: float
+    nonfinite: dict[str, float]
     advice: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -104,6 +107,8 @@ class Diagnosis:
         rows += [(name, str(moment)) for name, moment in self.moments.items()]
         rows.append(("sums of gradients", f"rounded to nearest {self.sums_rounded:.1%}"))
         rows.append(("norm of gradients", f"{self.norm:.6g} (the framework has {self.plain_norm:.6g})"))
+        broken = [(f"not finite: {what}", f"{share:.1%}") for what, share in self.nonfinite.items() if share]
+        rows = [*broken, *rows]
         width = max(len(name) for name, _ in rows)
         table = [f"{name:<{width}}  {value}" for name, value in rows]
         return "\n".join([*table, *(f"- {line}" for line in self.advice or ("Nothing is lost.",))])
@@ -140,19 +145,82 @@ def diagnosis_of(
     sums_rounded: float,
     norm: float,
     plain_norm: float,
+    nonfinite: Mapping[str, Count],
+    largest: float,
 ) -> Diagnosis:
-    """Return the diagnosis of what was counted."""
+    """Return the diagnosis of what was counted; `largest` is the largest magnitude of a gradient."""
     updates_lost = _share(updates.values())
     decay_lost = None if decay is None else _share(decay)
+    broken = {what: _share([count]) for what, count in nonfinite.items()}
     advice = [
+        *_advice_on_nonfinite(broken),
         *_advice_on_updates(terms, updates_lost, decay_lost),
         *(line for name, moment in moments.items() for line in _advice_on_moment(terms, name, moment)),
+        *_advice_on_formats(terms, moments, largest),
         *_advice_on_gradients(terms, sums_rounded, norm, plain_norm),
     ]
     leaves = {name: _share([count]) for name, count in updates.items()}
     return Diagnosis(
-        updates_lost, decay_lost, leaves, dict(moments), sums_rounded, norm, plain_norm, tuple(advice)
+        updates_lost,
+        decay_lost,
+        leaves,
+        dict(moments),
+        sums_rounded,
+        norm,
+        plain_norm,
+        broken,
+        tuple(advice),
     )
+
+
+RANGES = {
+    "ufloat8_e6m2": (2.0**-50, 1.5 * 2.0**13, "8.9e-16, and are kept at that", "1.2e4, and become NaN"),
+    "uroot4_e4m4": (
+        1.3235e-15,
+        1.749e4,
+        "1.3e-15, and are kept at that, so that steps are too short",
+        "1.7e4, and are kept at that, so that steps are too long",
+    ),
+}
+"""Of formats without a scale: the smallest and largest second moments, and what becomes of others."""
+
+
+def outside_range(dtype: str, largest: float) -> str:
+    """Return what becomes of squares of gradients of such a largest magnitude; "" if nothing.
+
+    Contract: F6, F17.
+    """
+    lowest, most, too_small, too_large = RANGES[dtype]
+    if not largest or math.isnan(largest) or lowest <= largest**2 <= most:
+        return ""
+    large = largest > 1
+    return (
+        f"gradients are so {'large' if large else 'small'} that squares of them are "
+        f"{'above' if large else 'below'} what {dtype} holds: {too_large if large else too_small}. "
+        "Use the recipe eight_bit, and a GradScaler where the loss is scaled."
+    )
+
+
+def _advice_on_nonfinite(shares: Mapping[str, float]) -> Iterable[str]:
+    broken = [f"{share:.1%} of the {what}" for what, share in shares.items() if share]
+    if broken:
+        yield (
+            f"{', '.join(broken)} are infinite or NaN, and stay so. Go back to a checkpoint, "
+            "and clip gradients."
+        )
+
+
+def _advice_on_formats(terms: Terms, moments: Mapping[str, MomentDiagnosis], largest: float) -> Iterable[str]:
+    kept = {name: moment.dtypes for name, moment in moments.items()}
+    for dtype in RANGES:
+        if any(dtype in dtypes for dtypes in kept.values()) and (problem := outside_range(dtype, largest)):
+            yield problem[0].upper() + problem[1:]
+    for second in terms.pairs:
+        if any(dtype.startswith("float8_e4m3fn") for dtype in kept.get(second, ())):
+            yield (
+                f"{second} in float8_e4m3fn holds 18 binades of a block, and lifts what is smaller. "
+                'scaled("ufloat8_e5m3") holds 32, in as many bytes.'
+            )
 
 
 def _share(counts: Iterable[Count]) -> float:
@@ -184,7 +252,7 @@ def _advice_on_moment(terms: Terms, name: str, moment: MomentDiagnosis) -> Itera
     if moment.not_as_asked > 0.05:
         yield (
             f"{moment.not_as_asked:.0%} of {name} is not kept as was asked for: {moment.why}. "
-            "Change what was asked for, or make the state anew."
+            "Ask for another format, or for a lower min_size, and build a new optimizer."
         )
 
 

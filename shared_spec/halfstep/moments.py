@@ -1,10 +1,49 @@
 """The moments of a rule during one step: what was stored, and rounding what is to be, once."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from halfstep.numbers import Number
+from halfstep.numbers import Made, Number
 from halfstep.op import Op, check_array
+from halfstep.rule import Moment, Rule, declared
+
+MOST = 4.0
+"""How many roots of the second moment are paid back at most: an update moves by no more than that."""
+
+
+class Payment(NamedTuple):
+    """How a step pays back at once what storing a moment would add to later updates (contract F19).
+
+    Attributes:
+        factor: b / (1 - b), b the moment's rate: how often a change of it comes back in all later steps.
+        second: the second moment whose root bounds what is paid; None for no bound.
+    """
+
+    factor: Any
+    second: Any = None
+
+    def paid(self, x: Any, stored: Any, v: Any, op: Any) -> Any:
+        """Return x - d, d = factor (stored - x), |d| at most 4 roots of v; None for no bound."""
+        d = self.factor * (stored - x)
+        if v is not None:
+            most = MOST * op.sqrt(v)
+            d = op.clamp(d, -most, most)
+        return x - d
+
+
+def payments(rule: Rule) -> dict[str, Moment]:
+    """Return the moments that a rule asks to pay for, by the names of their factors among the numbers."""
+    moments = declared(type(rule)).moments.values()
+    return {
+        payment_name(moment.name): moment
+        for moment in moments
+        if moment.rounding and getattr(rule, moment.rounding) == "paid"
+    }
+
+
+def payment_name(moment: str) -> str:
+    """Return the name of the factor of a moment's payment among the numbers of a step."""
+    return f"{moment}_payment"
 
 
 class StepMoment:
@@ -15,16 +54,33 @@ class StepMoment:
         rounded: as this step stores it; None before `round`.
     """
 
-    def __init__(self, name: str, value: Any, op: Op, unit: "StepMoment | None" = None):
-        """Take the bare array of a moment, and the moment in whose root it is kept."""
-        self.name, self.unit, self._op = name, unit, op
+    def __init__(
+        self,
+        name: str,
+        value: Any,
+        op: Op,
+        unit: "StepMoment | None" = None,
+        payment: Payment | None = None,
+    ):
+        """Take the bare array of a moment, the moment in whose root it is kept, and how it is paid for."""
+        self.name, self.unit, self.payment, self._op = name, unit, payment, op
         self.value: Number = op.wrap(value)
         self.rounded: Number | None = None
 
-    def round(self, x: Any) -> Number:
-        """Round x to the format, once, for the new state; return what was stored.
+    @property
+    def has_inverse_root(self) -> bool:
+        """Whether the format is one that rounds by `inverse_root`."""
+        return False
 
-        A moment in units of the root of another is rounded after it.
+    def inverse_root(self, x: Any) -> Number:
+        """Round x as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
+        raise NotImplementedError
+
+    def round(self, x: Any) -> Number:
+        """Round x to the format, once, for the new state; return what the update goes on with.
+
+        That is what was stored, or, where it is paid for, x less what storing adds to later updates. A moment
+        in units of the root of another, or paid for, is rounded after that.
         """
         rule = self._op.rule
         if self.rounded is not None:
@@ -36,8 +92,13 @@ class StepMoment:
             )
         x = self._op.bare(x)
         check_array(rule, f"what is stored as {self.name}", x, self.value.shape)
-        self.rounded = self._op.wrap(self.store(x))
-        return self.rounded
+        # In units of a root what was stored is a product, which is not exact.
+        made = Made.ARRAY if self.unit is None else Made.PRODUCT
+        self.rounded = self._op.wrap(self.store(x), made)
+        if self.payment is None:
+            return self.rounded
+        v = None if self.payment.second is None else self.payment.second.rounded
+        return self.payment.paid(self._op.wrap(x), self.rounded, v, self._op)
 
     def store(self, x: Any) -> Any:
         """Return the values that are stored for a bare array."""

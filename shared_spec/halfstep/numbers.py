@@ -166,13 +166,7 @@ class Mask(_Guarded):
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """Stands in a field of a rule that `update` may not read, because its value changes between steps.
-
-    Attributes:
-        rule: the name of the rule, and
-        field: of the field, for the error.
-        place: where the value is to be had.
-    """
+    """Stands in a field that `update` may not read, because its value changes; `place` has it."""
 
     rule: str
     field: str

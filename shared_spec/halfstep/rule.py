@@ -61,6 +61,7 @@ class Moment:
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
     unit: str = ""
     torch: str = ""
+    linear: bool = False
 
 
 def number(
@@ -122,12 +123,14 @@ def moment(
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None,
     unit: str = "",
     torch: str = "",
+    linear: bool = False,
 ) -> Any:
     """Declare an array that a rule keeps between steps; it starts as zeros.
 
     Its name is the attribute's: the name of its field in an Optax state, and of its random words. In
     `update`, `m.<name>.value` is the array as the step before stored it, and `m.<name>.round(x)` rounds x to
-    the format, once, keeps it as the new state and returns the stored values.
+    the format, once, keeps it as the new state and returns what the update goes on with: the stored values,
+    or, where the rounding is "paid", x less what storing it would add to later updates.
 
     Args:
         rate: the field of its decay rate: a rounding to nearest that would freeze the moment is refused.
@@ -139,8 +142,10 @@ def moment(
         unit: the second moment in whose root this moment may be kept, as `relative(...)`; `update` rounds the
             second moment first.
         torch: its key in the state of a torch optimizer, such as "exp_avg"; its name unless given.
+        linear: whether the update is linear in what `round` returns, and the moment an average, or a sum, of
+            the rate `rate`: then the rounding "paid" is offered (contract F19).
     """
-    return Moment("", rate, signed, dtype, rounding, shape, unit, torch)
+    return Moment("", rate, signed, dtype, rounding, shape, unit, torch, linear)
 
 
 @dataclass_transform(frozen_default=True)

@@ -24,7 +24,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from halfstep_spec.numbers.random_words import next_step, role_of
-from halfstep_spec.storage.formats import Encoded
+from halfstep_spec.storage.formats import Encoded, Format
+from halfstep_spec.storage.fourth_root_codes import inverse_root, power_of_root
 from halfstep_spec.storage.relative import LARGEST_BOUND, bound, from_unit, to_unit
 from halfstep_spec.storage.state_dtypes import as_format
 from halfstep_spec.storage.stored_moment import StoredMoment
@@ -55,6 +56,7 @@ class Moment:
         rounding: the argument that holds its rounding; "" for its name and "_rounding".
         shape: of the moment, from that of the weights.
         unit: the second moment whose root may be its unit; "" for none.
+        linear: whether the update is linear in it, so that an error of it can be paid back at once.
     """
 
     rate: str | None
@@ -63,6 +65,7 @@ class Moment:
     rounding: str
     shape: Callable[[_Shape], _Shape]
     unit: str
+    linear: bool
 
 
 def moment(
@@ -73,9 +76,10 @@ def moment(
     rounding: str = "",
     shape: Callable[[_Shape], _Shape] = tuple,
     unit: str = "",
+    linear: bool = False,
 ) -> Any:
     """Return the field by which a rule declares a moment; the arguments are those of `Moment`."""
-    declared = Moment(rate, signed, dtype, rounding, shape, unit)
+    declared = Moment(rate, signed, dtype, rounding, shape, unit, linear)
     return dataclasses.field(init=False, repr=False, compare=False, default=declared)
 
 
@@ -89,16 +93,36 @@ class StepMoment:
     """
 
     def __init__(
-        self, name: str, storage: StoredMoment, old: Encoded, step: int, leaf: str, unit: "StepMoment | None"
+        self,
+        name: str,
+        storage: StoredMoment,
+        old: Encoded,
+        step: int,
+        leaf: str,
+        second: "StepMoment | None",
     ):
         self.value, self.stored, self.rounded = storage.decode(old, step - 1, leaf), None, None
         self._name, self._storage, self._step, self._leaf = name, storage, step, leaf
-        self._unit = unit if storage.format(self.value.shape).relative else None
+        self._format, self._old, self._second = storage.format(self.value.shape), old, second
+        self._unit = second if self._format.relative else None
         if self._unit is not None:
-            self.value = from_unit(self.value, self._unit.value)
+            self.value = self._out_of_unit(self.value, self._unit.value, self._unit._old)
+
+    @property
+    def has_inverse_root(self) -> bool:
+        """Whether the moment can be rounded by `inverse_root`."""
+        return self._format.has_inverse_root
+
+    def inverse_root(self, x: np.ndarray) -> np.ndarray:
+        """Round as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
+        self.round(x)
+        return inverse_root(x)
 
     def round(self, x: np.ndarray) -> np.ndarray:
-        """Round float32 `x` to the moment's format, once, keep the codes, and return what was stored."""
+        """Round float32 `x` to the moment's format, once, and keep the codes.
+
+        Returns what the update goes on with: what was stored, or what is paid for it.
+        """
         if self.stored is not None:
             raise ValueError(f"round: {self._name} was rounded before in this step. Round it once.")
         if x.shape != self.value.shape or x.dtype != np.float32:
@@ -106,16 +130,34 @@ class StepMoment:
                 f"round: {self._name} became {x.dtype}{x.shape} and is float32{self.value.shape}. "
                 "Return it to that, or declare its shape: moment(shape=...)."
             )
-        v = None if self._unit is None else self._unit._rounded_before(self._name)
-        z = x if v is None else to_unit(x, v)
+        if self._unit is None:
+            self.stored, self.rounded = self._storage.round(x, self._step, self._leaf)
+            return self._paid(x, self.rounded)
+        v, nu = self._unit._rounded_before(self._name)
+        z = x / power_of_root(nu.codes) if self._format.power_unit else to_unit(x, v)
         self.stored, z = self._storage.round(z, self._step, self._leaf)
-        self.rounded = z if v is None else from_unit(z, v)
-        return self.rounded
+        self.rounded = self._out_of_unit(z, v, nu)
+        return self._paid(x, self.rounded)
 
-    def _rounded_before(self, name: str) -> np.ndarray:
-        if self.rounded is None:
+    def _paid(self, x: np.ndarray, stored: np.ndarray) -> np.ndarray:
+        """Return x - d, d what the error of storing x would add to later updates; or what was stored."""
+        if self._storage.rounding != "paid" or self._format.codes.half_gap == 0:
+            return stored
+        b = np.float32(self._storage.b)
+        d = (b / (np.float32(1) - b)) * (stored - x)
+        if self._second is not None:
+            most = np.float32(4) * np.sqrt(self._second._rounded_before(self._name)[0])
+            d = np.minimum(np.maximum(d, -most), most)
+        return x - d
+
+    def _out_of_unit(self, z: np.ndarray, v: np.ndarray, nu: Encoded) -> np.ndarray:
+        """Return m, given the second moment and what is stored of it."""
+        return z * power_of_root(nu.codes) if self._format.power_unit else from_unit(z, v)
+
+    def _rounded_before(self, name: str) -> tuple[np.ndarray, Encoded]:
+        if self.rounded is None or self.stored is None:
             raise ValueError(f"round: {name} is kept in units of the root of {self._name}. Round that first.")
-        return self.rounded
+        return self.rounded, self.stored
 
 
 class Moments:
@@ -216,9 +258,28 @@ class Rule:
     def _check_unit(self, name: str, d: Moment, declared: Mapping[str, Moment]) -> None:
         """Raise ValueError for a moment in units of a root that is not there, or beyond what codes hold."""
         fmt, rule = as_format(getattr(self, d.dtype)), type(self).__name__
+        second = as_format(getattr(self, declared[d.unit].dtype)) if d.unit else None
+        early = second is not None and second.has_inverse_root
+        if getattr(self, d.rounding) == "paid" and (not d.linear or early):
+            raise ValueError(
+                f"{rule}: {d.rounding} is paid, and no update is linear in {name}. Use stochastic."
+            )
+        if fmt.has_inverse_root and not any(
+            other.unit == name and _is_bounded(as_format(getattr(self, other.dtype)))
+            for other in declared.values()
+        ):
+            raise ValueError(
+                f"{rule}: {d.dtype}={fmt.dtype} stops at its largest number, and no first moment in its "
+                'units stops with it. Use mu_dtype=relative("mulaw8"), or scaled("ufloat8_e5m3") here.'
+            )
         if fmt.relative and not d.unit:
             raise ValueError(
                 f"{rule}: {d.dtype} is relative, and {name} has no second moment. Use scaled(...)."
+            )
+        if fmt.power_unit and not as_format(getattr(self, declared[d.unit].dtype)).has_inverse_root:
+            raise ValueError(
+                f"{rule}: {d.dtype} is in units of a power of two that {d.unit} in uroot4_e4m4 gives. "
+                f'Use {declared[d.unit].dtype}="uroot4_e4m4", or relative("float8_e3m4").'
             )
         if fmt.relative and not fmt.scaled:
             b1, b2 = (getattr(self, x.rate or "", 0.0) for x in (d, declared[d.unit]))
@@ -248,12 +309,17 @@ class Rule:
         moments: dict[str, StepMoment] = {}
         units = {name: declared.unit for name, declared in self.declared().items()}
         for name, storage in sorted(self.moments.items(), key=lambda item: bool(units.get(item[0]))):
-            unit = moments.get(units.get(name, ""))
-            moments[name] = StepMoment(f"{rule}.{name}", storage, state.moments[name], count, leaf, unit)
+            second = moments.get(units.get(name, ""))
+            moments[name] = StepMoment(f"{rule}.{name}", storage, state.moments[name], count, leaf, second)
         u = self.update(g, p, self.numbers(count), Moments(rule, moments))
         if u.shape != g.shape or u.dtype != np.float32:
             raise ValueError(f"{rule}.update: returned {u.dtype}{u.shape}. Return float32{g.shape}, as g is.")
         return u, RuleState(count, {name: _stored(moments[name]) for name in state.moments})
+
+
+def _is_bounded(fmt: Format) -> bool:
+    """Whether a moment in units of another cannot be more than some of these units: it has no scale."""
+    return fmt.relative and not fmt.scaled
 
 
 def _stored(moment: StepMoment) -> Encoded:

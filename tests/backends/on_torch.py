@@ -148,7 +148,6 @@ class TorchBackend(Backend):
         a, x = case.arguments, to_torch(case.inputs["x"])
         fmt = Format(a["dtype"], a["scaled"], a["block_size"], 0, 0, **codes_of(case)).for_shape(x.shape)
         words = to_torch(case.inputs["words"]).view(torch.int32) if "words" in case.inputs else None
-        words = words.expand(x.shape) if fmt.codes.dithered and words is not None else words
 
         def encode(x, words):
             stored = fmt.encode(x, words, keep_nonzero=a["keep_nonzero"])

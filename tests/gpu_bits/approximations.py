@@ -6,10 +6,12 @@ import numpy as np
 
 How = Literal["exact", "up", "down", "random", "wild"]
 HOWS: tuple[How, ...] = get_args(How)
-# How many numbers a result may be from the correctly rounded one, by the errors that the PTX ISA states. Of
-# `div.full` two ulps, of `rcp.approx` one, of `sqrt.approx` a relative error of 2^-23, which is two ulps
-# where the mantissa is large. Of `ex2.approx` and `lg2.approx` 2^-22, near enough.
-BOUNDS = {"div": 2, "rcp": 1, "sqrt": 2, "ex2": 4, "lg2": 4}
+# How many numbers a result may be from the correctly rounded one. NVIDIA's PTX ISA states two ulps of
+# `div.full`, one of `rcp.approx`, and of `sqrt.approx` "the maximum relative error over the entire positive
+# finite floating-point range is 2^-23": that is two ulps where the mantissa is large, and one is assumed, as
+# JAX measured on an H100 and a B200, over all inputs (https://docs.jax.dev/en/latest/accuracy.html: 1.0 ulp
+# of `sqrt` and of `reciprocal`). Of `ex2.approx` and `lg2.approx` it is 2^-22 or so.
+BOUNDS = {"div": 2, "rcp": 1, "sqrt": 1, "ex2": 4, "lg2": 4}
 
 
 class Approximations:

@@ -28,6 +28,8 @@ INTEGER = {
     "rem.s32 %d, %a, %b": ["fffffff9 00000002 = ffffffff", "00000007 fffffffe = 00000001"],
     "div.u32 %d, %a, %b": ["ffffffff 00000010 = 0fffffff"],
     "rem.u32 %d, %a, %b": ["ffffffff 00000010 = 0000000f"],
+    "div.s64 %d, %a, %b": ["fffffffffffffff9 0000000000000002 = fffffffffffffffd"],
+    "rem.s64 %d, %a, %b": ["fffffffffffffff9 0000000000000002 = ffffffffffffffff"],
     "neg.s32 %d, %a": ["00000001 = ffffffff", "80000000 = 80000000"],
     "abs.s32 %d, %a": ["ffffffff = 00000001", "80000000 = 80000000"],
     "and.b32 %d, %a, %b": ["0000ffff 00ff00ff = 000000ff"],
@@ -64,6 +66,15 @@ INTEGER = {
         *("0000f800 00000008 00000008 = fffffff8", "00007800 00000008 00000008 = 00000078"),
         *("f2345678 0000001c 00000008 = ffffffff", "80000000 00000028 00000008 = ffffffff"),
         *("ffffffff 00000004 00000000 = 00000000", "80000000 00000000 00000020 = 80000000"),
+    ],
+    "bfe.u64 %d, %a, %b, %c": [
+        "123456789abcdef0 00000008 00000008 = 00000000000000de",
+        "ffffffffffffffff 00000000 00000040 = ffffffffffffffff",
+    ],
+    "bfe.s64 %d, %a, %b, %c": [
+        "0000f80000000000 00000028 00000008 = fffffffffffffff8",
+        "8000000000000000 0000003f 00000008 = ffffffffffffffff",
+        "7fffffffffffffff 00000000 00000040 = 7fffffffffffffff",
     ],
     "bfi.b32 %d, %a, %b, %c, 8": [
         *("000001ff 00000000 00000008 = 0000ff00", "00000000 ffffffff 00000008 = ffff00ff"),

@@ -4,6 +4,7 @@ Without the option these tests are not collected: the compilers for a GPU have e
 tests the interpreter needs none of them, and always runs.
 """
 
+import importlib
 import json
 import pathlib
 import sys
@@ -21,9 +22,10 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_configure(config):
-    """Let the helpers of `make compiled` be imported."""
+    """Let the helpers of `make compiled` be imported; those of XLA must come before JAX."""
     if config.getoption("--gpu-bits"):
         sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+        importlib.import_module("compiled")
 
 
 @pytest.fixture
@@ -41,14 +43,20 @@ def pytest_terminal_summary(terminalreporter, config) -> Iterator[None]:
     if not rows:
         return
     terminalreporter.write_sep("=", "executed")
-    for row in sorted(rows, key=lambda row: (row["compiler"], row["step"], row["shape"])):
+    rows.sort(key=lambda row: (row["compiler"], row["step"], row["shape"]))
+    for row in rows:
         shape, differing = "x".join(map(str, row["shape"])), row["differing"] or "none"
         terminalreporter.write_line(
-            f"{row['compiler']:7s}{row['step']:52s}{shape:>10s}{row['launches']:>6d} launches"
+            f"{row['compiler']:7s}{row['step']:68s}{shape:>10s}{row['launches']:>6d} launches"
             f"{row['numbers']:>10,d} numbers, differing: {differing}"
         )
+    for name, reason in (not_executed := importlib.import_module("gpu_bits.steps").NOT_EXECUTED).items():
+        terminalreporter.write_line(f"not executed: {name}: {reason}")
     if path := config.getoption("--gpu-bits-json"):
-        path.write_text(json.dumps({"versions": _versions(), "rows": rows}, indent=1) + "\n")
+        head = json.dumps({"versions": _versions(), "not_executed": not_executed}, indent=1)
+        # A row for each line, so that two records can be compared.
+        lines = ",\n  ".join(json.dumps(row) for row in rows)
+        path.write_text(f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n')
 
 
 def _versions() -> dict[str, str]:

@@ -12,6 +12,7 @@ _DTYPES = {
         f"{sign}{8 * size}": np.dtype(f"{kind}{size}") for sign, kind in ("si", "uu") for size in (1, 2, 4, 8)
     },
     **{"pred": np.dtype("u1"), "f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8")},
+    "c64": np.dtype("c8"),
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f8e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
@@ -110,5 +111,5 @@ def constant(op: Op) -> np.ndarray:
     if "..." in op.inside:
         raise ValueError(f"{op.name} is cut short: dump it with xla_dump_large_constants")
     texts = re.findall(r"true|false|-?(?:inf|nan|[\d.]+(?:e[+-]?\d+)?)", op.inside)
-    number = float if dtype.kind in "fV" else lambda text: {"true": 1, "false": 0}.get(text) or int(text)
+    number = float if dtype.kind in "fV" else lambda text: int({"true": 1, "false": 0}.get(text, text))
     return np.array([number(text) for text in texts]).astype(dtype).reshape(shape)

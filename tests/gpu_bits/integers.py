@@ -43,7 +43,7 @@ def _product(launch: Launch, a: Operand, b: Operand, part: str, kind: str) -> np
     return whole if part == "wide" else (whole >> wide(bits(kind))).astype(x.dtype)
 
 
-@operation(r"(?P<name>div|rem)\.(?P<kind>[us](?:16|32))")
+@operation(r"(?P<name>div|rem)\.(?P<kind>[us](?:16|32)|s64)")
 def quotient(launch: Launch, d: Operand, a: Operand, b: Operand, name: str, kind: str) -> None:
     """Divide, rounding toward zero; a remainder has the sign of the dividend."""
     x, y = (launch.read(v, kind).astype(np.int64) for v in (a, b))
@@ -98,17 +98,18 @@ def funnel_shift(
     launch.write(d, value.astype(np.uint32))
 
 
-@operation(r"bfe\.(?P<kind>[us]32)")
+@operation(r"bfe\.(?P<kind>[us](?:32|64))")
 def extract(launch: Launch, d: Operand, a: Operand, b: Operand, c: Operand, kind: str) -> None:
     """Extract a field of `c` bits from bit `b` on; above it and past the width its sign is repeated."""
-    x = launch.read(a, kind).astype(np.int64)
+    width, x = bits(kind), launch.read(a, f"u{bits(kind)}").astype(np.uint64)
     start, length = (launch.read(v, "u32").astype(np.int64) & 255 for v in (b, c))
-    end = np.minimum(start + length - 1, 31)
-    is_negative = (x >> end & 1).astype(bool) & (kind[0] == "s") & (length > 0)
-    shifted = np.where(start < 32, (x & 0xFFFFFFFF) >> np.minimum(start, 32), 0)
-    inside = (np.int64(1) << np.clip(end - start + 1, 0, 32)) - 1
-    field = np.where(is_negative, shifted & inside | ~inside, shifted & inside)
-    launch.write(d, (field & 0xFFFFFFFF).astype(np.uint32))
+    end = np.clip(start + length - 1, 0, width - 1)
+    count = np.clip(width - start, 0, length).astype(np.uint64)
+    is_negative = (x >> end.astype(np.uint64) & np.uint64(1)).astype(bool) & (kind[0] == "s") & (length > 0)
+    # NumPy does not define a shift by 64.
+    inside = np.where(count < 64, (np.uint64(1) << np.minimum(count, 63)) - np.uint64(1), ~np.uint64(0))
+    field = np.where(start < width, x >> np.minimum(start, 63).astype(np.uint64), np.uint64(0)) & inside
+    launch.write(d, np.where(is_negative, field | ~inside, field).astype(UNSIGNED[width]))
 
 
 @operation(r"bfi\.b32")

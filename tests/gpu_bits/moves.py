@@ -64,11 +64,14 @@ def load_matrix(launch: Launch, d: Operand, place: Address) -> None:
     """Give each thread a pair out of a row of eight, whose address another thread of the warp has."""
     _need_whole_warps(launch)
     memory, addresses = _addresses(launch, place, ".shared")
-    lane, warp = launch.lane.astype(np.int64), np.arange(launch.count) // WARP * WARP
+    live = np.flatnonzero(launch.executing())
+    lane, warp = live % WARP, live // WARP * WARP
     assert isinstance(d, tuple)
     for n, target in enumerate(d):
         rows = launch.everywhere(addresses)[warp + 8 * n + lane // 4]
-        launch.write(target, memory.load(rows + (4 * (lane % 4)).astype(np.uint64), 32))
+        value = np.zeros(launch.count, np.uint32)
+        value[live] = memory.load(rows + (4 * (lane % 4)).astype(np.uint64), 32)
+        launch.write(target, value)
 
 
 @operation(r"shfl\.sync\.(?P<how>bfly|down|up|idx)\.b32")
@@ -93,6 +96,26 @@ def shuffle(
         launch.write(valid_target, launch.everywhere(valid))
 
 
+_REDUCE = {"add": np.add, "min": np.minimum, "max": np.maximum}
+_REDUCE |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+
+
+@operation(
+    r"redux\.sync\.(?P<how>add|min|max)\.(?P<kind>[us]32)|redux\.sync\.(?P<joint>and|or|xor)\.(?P<of>b32)"
+)
+def reduce(
+    launch: Launch, d: Operand, a: Operand, members: Operand,
+    how: str | None, kind: str | None, joint: str | None, of: str | None,
+) -> None:  # fmt: skip
+    """Give each thread what the numbers of its whole warp come to."""
+    _need_whole_warps(launch)
+    if (launch.read(members, "b32") != np.uint32(0xFFFFFFFF)).any():
+        raise NotImplementedError("a part of a warp")
+    values = launch.everywhere(launch.read(a, kind or of or "")).reshape(-1, WARP)
+    whole = _REDUCE[how or joint or ""].reduce(values, axis=1, dtype=values.dtype)
+    launch.write(d, np.repeat(whole, WARP))
+
+
 @operation(r"membar\.(?:gl|cta)|fence\.\S+|griddepcontrol\.(?:wait|launch_dependents)|createpolicy\.\S+")
 def nothing(launch: Launch, *operands: Operand) -> None:
     """Order memory or describe a cache: threads run in step, and there is no cache."""
@@ -104,7 +127,7 @@ def _addresses(launch: Launch, place: Address, space: str):
     addresses = base + np.uint64(offset & (1 << 64) - 1)
     if space == ".global":
         return launch.memory, addresses
-    if (addresses >= launch.stride).any():
+    if (launch.everywhere(addresses)[launch.executing()] >= launch.stride).any():
         raise RuntimeError("past the shared memory of a block")
     return launch.shared, addresses + launch.block.astype(np.uint64) * np.uint64(launch.stride)
 

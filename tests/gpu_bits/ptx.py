@@ -152,7 +152,8 @@ class _Body:
             align = int(match[1] or 1)
             self.symbols[match[2]] = -(-self.shared // align) * align
             self.shared = self.symbols[match[2]] + int(match[3] or 0)
-        elif statement and not statement.startswith(".pragma"):
+        # Compilers declare memory of a thread that they then do not use: its name is not known.
+        elif statement and not statement.startswith((".pragma", ".local")):
             self.instructions.append(_instruction(statement))
 
     def _declare(self, register: str, width: int) -> None:

@@ -111,6 +111,18 @@ def test_arrays_that_overlap_are_refused():
     memory.add(AT + 64, poisoned(2))
 
 
+def test_a_thread_that_does_not_take_part_may_have_any_address():
+    body = "mul.lo.u32 %r3, %r1, 4096; mov.u32 %r2, 9; setp.eq.u32 %p1, %r1, 0;"
+    assert lanes(f"{body} @%p1 ld.shared.u32 %r2, [%r3];", 3, before=SHARED) == [0xA5A5A5A5, 9, 9]
+
+
+def test_memory_of_a_thread_may_be_declared_and_not_used():
+    declared = ".local .align 8 .b8 __local_depot0[8];"
+    assert lanes(f"{declared} mov.u32 %r2, 5;", 1) == [5]
+    with pytest.raises(LookupError, match="not declared"):
+        lanes(f"{declared} mov.b64 %rd1, __local_depot0;", 1)
+
+
 SHARED = ".extern .shared .align 16 .b8 smem[];"
 
 
@@ -195,3 +207,19 @@ def test_a_launch_must_fit_its_kernel():
         Launch(kernel, (1, 1, 1), (64, 1, 1), [], Memory(), Approximations())
     with pytest.raises(ValueError, match="blocks"):
         Launch(kernel, (1, 1, 1), (32, 1, 1), [AT], Memory(), Approximations())
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "second"),
+    [("add.s32", 496, 1520), ("max.u32", 31, 63), ("min.s32", 0, 32), ("or.b32", 31, 63), ("and.b32", 0, 32)],
+)
+def test_a_warp_is_reduced_for_all_its_threads(how, first, second):
+    reduced = lanes(f"redux.sync.{how} %r2, %r1, 0xffffffff;", 64)
+    assert reduced == [first] * 32 + [second] * 32
+
+
+def test_a_part_of_a_warp_is_not_reduced():
+    with pytest.raises(NotImplementedError, match="part of a warp"):
+        lanes("redux.sync.or.b32 %r2, %r1, 15;", 32)
+    with pytest.raises(RuntimeError, match="part of a warp"):
+        lanes("setp.lt.u32 %p1, %r1, 4; @%p1 redux.sync.or.b32 %r2, %r1, 0xffffffff;", 32)

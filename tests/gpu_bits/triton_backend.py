@@ -3,7 +3,6 @@
 from backends.on_torch import TorchBackend
 from gpu_bits.approximations import Approximations
 from gpu_bits.triton_launches import TritonLaunches
-from halfstep_spec.vectors import Array, Case
 
 
 class TritonBackend(TorchBackend):
@@ -13,7 +12,7 @@ class TritonBackend(TorchBackend):
     norm of a whole parameter, torch itself does on the CPU: a GPU has kernels for it that no one can read.
 
     Attributes:
-        kernels: that steps were made of.
+        kernels: that steps are made of, inside `kernels.as_on_gpu()`.
     """
 
     def __init__(self) -> None:
@@ -28,8 +27,3 @@ class TritonBackend(TorchBackend):
     @approximations.setter
     def approximations(self, value: Approximations) -> None:
         self.kernels.approximations = value
-
-    def step(self, case: Case) -> dict[str, Array]:
-        """Take the steps of a case by its kernels."""
-        with self.kernels.as_on_gpu():
-            return super().step(case)

@@ -42,7 +42,7 @@ class TritonLaunches:
     @contextlib.contextmanager
     def as_on_gpu(self) -> Iterator[None]:
         """Let compiled steps be made of PTX, and interpreted."""
-        with compiled_torch.as_on_gpu(self._compile_for_gpu, self._launch, self._only_compiling):
+        with compiled_torch.as_on_gpu(self._compile_for_gpu, self._run, self._only_compiling):
             yield
 
     @contextlib.contextmanager
@@ -59,7 +59,7 @@ class TritonLaunches:
         binary.source = source
         return binary
 
-    def _launch(self, autotuner: Any, *values: Any, **_: Any) -> None:
+    def _run(self, autotuner: Any, *values: Any) -> None:
         """Interpret a kernel in the first shape that Inductor offers, which is its guess."""
         autotuner.precompile()
         if self._compiling:

@@ -4,15 +4,17 @@ XLA dumps what it made: scheduled HLO, which says in which order kernels are lau
 which says where every value is; the PTX of each kernel; and the sizes of their launches.
 """
 
+import math
 import pathlib
 import re
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import compiled  # what must stand before JAX is imported, stands in it
+import compiled
 import jax
 import numpy as np
+from gpu_programs import faults
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
@@ -31,18 +33,23 @@ _UNTOUCHED = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
 Place = tuple[int, int]  # an address, and how many bytes
 
 
-def compile_for_h100(function: Callable, *arguments: Any, donate: tuple[int, ...] = ()) -> "Program":
+def compile_for_h100(
+    function: Callable, *arguments: Any, donate: tuple[int, ...] = (), **named: Any
+) -> "Program":
     """Return what XLA makes of a function for an H100.
 
     Args:
         function: of trees of arrays.
         arguments: trees of what has a shape and a dtype.
         donate: which arguments it may overwrite.
+        named: more arguments, by name.
     """
     topology = topologies.get_topology_desc(platform="cuda", target_config=compiled.H100, topology="1x1x1")
     sharding = SingleDeviceSharding(topology.devices[0])
-    shaped = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)
-    lowered = jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shaped)
+    shaped, named = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), (arguments, named)
+    )
+    lowered = jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shaped, **named)
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_large_constants": True}
         lowered.compile(compiler_options=options)
@@ -93,6 +100,11 @@ class Program:
         is_tuple = root.kind == "tuple"
         places = [self._where(name) for name in root.operands] if is_tuple else self._results(root)
         return [self._bytes(place).copy() for place in places]
+
+    def approximating(self) -> list[str]:
+        """Return the kernels over arrays that approximate: of several, two may evaluate the same operands."""
+        launched = {name for name, grid, block, _ in self._thunks.values() if math.prod((*grid, *block)) > 1}
+        return [name for name in sorted(launched) if faults(self.texts[name]).get("approximate")]
 
     def _allocate(self, text: str) -> None:
         """Make memory, poisoned, and note where each value is."""

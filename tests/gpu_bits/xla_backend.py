@@ -37,15 +37,15 @@ class XlaBackend(JaxBackend):
         # Of a step, users let XLA overwrite the weights and the state.
         donate = (0, 1) if name.split(".")[-1] == "step" else ()
 
-        def call(*arguments: Any) -> Any:
-            leaves, tree = jax.tree.flatten(arguments)
+        def call(*arguments: Any, **named: Any) -> Any:
+            leaves, tree = jax.tree.flatten((arguments, named))
             arrays = [np.asarray(x) for x in leaves]
             key = name, tree, tuple((x.shape, x.dtype) for x in arrays)
             if key not in self.programs:
-                self.programs[key] = compile_for_h100(function, *arguments, donate=donate)
+                self.programs[key] = compile_for_h100(function, *arguments, donate=donate, **named)
             program = self.programs[key]
             program.approximations = self.approximations
-            outputs, out_tree = jax.tree.flatten(jax.eval_shape(function, *arguments))
+            outputs, out_tree = jax.tree.flatten(jax.eval_shape(function, *arguments, **named))
             results = zip(outputs, program.run(arrays), strict=True)
             return jax.tree.unflatten(out_tree, [y.view(x.dtype).reshape(x.shape) for x, y in results])
 

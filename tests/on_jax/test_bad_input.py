@@ -30,8 +30,9 @@ def injected(**options):
     return optax.inject_hyperparams(hs.adamw)(1e-3, **options).init(W)
 
 
-_DTYPES = 'Use "bfloat16", "float16" or "float32".'
-_ROUNDINGS = 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
+_DTYPES = 'Use "bfloat16", "float16" or "float32"; of 8 bits scaled("float8_e4m3fn"), or a recipe.'
+_NU_DTYPES = 'Use "bfloat16" or "float32"; of 8 bits scaled("ufloat8_e5m3"), or a recipe.'
+_ROUNDINGS = 'Use "stochastic", "paid", "nearest", "auto" or "nearest_unchecked".'
 _SEED = "Use an integer in that range, or two uint32 words (high, low)."
 _A_SEED = "Use an integer in [0, 2^64), or two uint32 words (high, low)."
 _FLOATS = "updates are float32, bfloat16, float16 or float64. Cast it, or mask the leaf out."
@@ -121,14 +122,14 @@ ROWS = [
     (
         lambda: hs.scale_by_adam(nu_dtype="float8_e4m3fn"),
         ValueError,
-        'scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. Use scaled("float8_e4m3fn").',
+        'scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. Use scaled("ufloat8_e5m3").',
     ),
     (
         lambda: hs.scale_by_adam(mu_dtype=ml_dtypes.float8_e5m2),
         ValueError,
         'scale_by_adam: mu_dtype=float8_e5m2 cannot hold a moment without a block scale. Use scaled("float8_e5m2").',
     ),
-    (lambda: hs.adamw(1e-3, nu_dtype=jnp.int32), ValueError, f"scale_by_adam: nu_dtype=int32 is not a state dtype. {_DTYPES}"),
+    (lambda: hs.adamw(1e-3, nu_dtype=jnp.int32), ValueError, f"scale_by_adam: nu_dtype=int32 is not a state dtype. {_NU_DTYPES}"),
     (lambda: hs.adam(1e-3, mu_dtype="float64"), ValueError, f"scale_by_adam: mu_dtype=float64 is not a state dtype. {_DTYPES}"),
     (lambda: hs.adam(1e-3, mu_dtype="bf16"), ValueError, f"scale_by_adam: mu_dtype=bf16 is not a state dtype. {_DTYPES}"),
     (lambda: hs.adam(1e-3, mu_dtype=16), TypeError, f"scale_by_adam: mu_dtype=16 is not a state dtype. {_DTYPES}"),
@@ -228,7 +229,7 @@ ROWS = [
         "apply_updates: the weight 'w' is float64; weights are float32, bfloat16 or float16. Cast it, or mask the leaf out.",
     ),
     (
-        lambda: update(hs.scale_by_adam(), G, seen={"w": jnp.ones(4)}),
+        lambda: update(hs.scale_by_adam(), G, seen={"w": jnp.ones(4, jnp.bfloat16)}),
         ValueError,
         "scale_by_adam: the update of 'w' has shape (3,), its mu (4,). Pass the tree that init saw.",
     ),
@@ -365,3 +366,50 @@ def test_a_state_of_another_recipe_is_refused_and_named(own):
             jax.eval_shape(RECIPES[own].update, P16, state, P16)
     with pytest.raises(ValueError, match="the state is an array, due is"):
         jax.eval_shape(RECIPES[own].update, P16, P16["w"], P16)
+
+
+def _bf16():
+    return {"w": jnp.ones((64, 128), jnp.bfloat16)}
+
+
+def _cast(tree, dtype):
+    return jax.tree.map(lambda x: x.astype(dtype) if x.dtype in (jnp.bfloat16, jnp.float32) else x, tree)
+
+
+@pytest.mark.parametrize("make", [hs.adam, hs.adamw, hs.lamb, hs.lion])
+@pytest.mark.parametrize("kept", ["float16", "float32"])
+def test_a_state_that_was_cast_is_refused(make, kept):
+    params, tx = _bf16(), make(1e-2)
+    state = tx.init(params)
+    moments = state[0]._replace(mu=_cast(state[0].mu, kept))
+    with pytest.raises(TypeError, match=rf"the mu of 'w' is {kept}, .* mu_dtype=None"):
+        jax.jit(tx.update)(params, (moments, *state[1:]), params)
+
+
+def test_moments_of_another_dtype_may_be_asked_for():
+    params, tx = _bf16(), hs.scale_by_adam(mu_dtype="float32", nu_dtype="float32")
+    tx.update(params, hs.scale_by_adam().init(_cast(params, "float32")), params)
+
+
+@pytest.mark.parametrize("recipe", [{}, hs.recipes.one_pass, hs.recipes.eight_bit], ids=["default", "1", "8"])
+@pytest.mark.parametrize(("before", "now"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_weights_that_were_cast_since_init_are_refused(recipe, before, now):
+    """As eqx.apply_updates casts those of 16 bits."""
+    tx = hs.adamw(1e-3, **recipe)
+    state, params = tx.init(_cast(_bf16(), before)), _cast(_bf16(), now)
+    with pytest.raises((TypeError, ValueError), match=r"eqx\.apply_updates does not"):
+        jax.jit(tx.update)(params, state, params)
+    if recipe:
+        params, state = hs.set_float32_params(params, state, _cast(params, "float32"))
+        tx.update(params, state, params)
+
+
+def test_a_random_key_among_the_weights_is_named():
+    with pytest.raises(TypeError, match=r"scale_by_adam: the weight 'k' is key<fry>; weights are"):
+        hs.adamw(1e-3).init({"k": jax.random.key(0)})
+
+
+def test_a_mask_of_another_tree_is_named():
+    message = "add_decayed_weights: params and mask are different trees: 'v' is in mask alone. Pass mask of"
+    with pytest.raises(ValueError, match=message):
+        hs.adamw(1e-3, mask={"v": True}).init(_bf16())

@@ -200,3 +200,11 @@ def test_counts_stop_where_int32_ends(name):
     ends = [int(y) for x, y in zip(before, after, strict=True) if x == LAST]
     assert ends
     assert set(ends) == {LAST}
+
+
+def test_weights_that_are_stepped_as_one_vector_are_known_by_their_updates():
+    tx = optax.flatten(hs.adamw(1e-3))
+    narrow = {"w": weights(4), "b": weights(3)}
+    hs.check_chain(tx, narrow)
+    with pytest.raises(ValueError, match="check_chain: no link stores 'w'"):
+        hs.check_chain(tx, {**narrow, "b": weights(3, "float32")})  # all of which are then float32

@@ -163,3 +163,27 @@ def test_a_state_of_another_dtype_than_a_fresh_one_is_told():
 def test_integer_weights_are_refused():
     with pytest.raises(TypeError, match="the weight 'n' is int32"):
         hs.diagnose(optax.sgd(1.0), {"n": jnp.ones(2, jnp.int32)}, {"n": jnp.ones(2)})
+
+
+def _stepped(tx, scale=1.0):
+    params = {"w": jax.random.normal(jax.random.key(0), (64, 128)).astype(jnp.bfloat16)}
+    grads, state = {"w": params["w"] * scale}, tx.init(params)
+    for _ in range(2):
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return tx, params, grads, state
+
+
+def test_moments_are_counted_by_format_though_codes_are_packed():
+    found = hs.diagnose(*_stepped(hs.adamw(1e-3, **hs.recipes.four_bit)))
+    assert found.moments["mu"].dtypes == {"relative int4, blocks of 32, fine scales": 8192}
+    assert found.moments["nu"].dtypes == {"uroot8, blocks of 128": 8192}
+
+
+def test_what_is_not_finite_comes_first():
+    found = hs.diagnose(*_stepped(hs.adamw(1e-3, nu_dtype="ufloat8_e6m2"), scale=1e6))
+    assert found.nonfinite["weights"] > 0.9
+    assert found.advice[0].endswith(
+        "of the weights are infinite or NaN, and stay so. Go back to a checkpoint, and clip gradients."
+    )
+    assert found.advice[1].startswith("Gradients are so large that squares of them are above")

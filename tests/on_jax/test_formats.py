@@ -31,7 +31,7 @@ E4M3, E5M3 = hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")
 
 def format_of(dtype, block_size=128):
     """Return the format that takes arrays of any size."""
-    return Format(dtype) if dtype == "ufloat8_e6m2" else hs.scaled(dtype, block_size, 0, 0)
+    return Format(dtype) if dtype not in SCALED_DTYPES else hs.scaled(dtype, block_size, 0, 0)
 
 
 def spec_format(fmt: Format) -> spec.Format:
@@ -158,7 +158,8 @@ def test_a_second_moment_above_zero_is_never_stored_as_zero(dtype):
     decoded = jax.jit(lambda x, words: fmt.decode(fmt.encode(x, words, keep_nonzero="always")))
     for words in (None, jnp.zeros(x.shape, jnp.uint32)):
         assert (np.asarray(decoded(jnp.asarray(x), words)) > 0).all()
-    zero = np.float32(3.2259398e-38) if dtype == "uroot8" else 0  # It has no zero: 2^-43.6 times 2^-81.
+    # Two have no zero: 2^-43.6 times 2^-81, and 2^-49.4.
+    zero = {"uroot8": np.float32(3.2259398e-38), "uroot4_e4m4": np.float32(1.323489e-15)}.get(dtype, 0)
     assert (np.asarray(decoded(jnp.zeros(x.shape), None)) == zero).all()
 
 
@@ -433,7 +434,8 @@ _BLOCK = 'Use a positive integer, "row" or None.'
         (
             lambda: hs.scale_by_adam(nu_dtype="complex64"),
             ValueError,
-            'scale_by_adam: nu_dtype=complex64 is not a state dtype. Use "bfloat16", "float16" or "float32".',
+            'scale_by_adam: nu_dtype=complex64 is not a state dtype. Use "bfloat16" or "float32"; of 8 bits '
+            'scaled("ufloat8_e5m3"), or a recipe.',
         ),
         (
             lambda: hs.scale_by_adam(mu_dtype=hs.scaled("int8"), b1=0.999, mu_rounding="nearest"),

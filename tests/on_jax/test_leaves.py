@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import linen as nn
+from flax import nnx
 
 import halfstep_jax as hs
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import named_leaves
 from on_jax.steps import assert_trees_same, gradients, run, weights
 
 
@@ -49,17 +51,35 @@ class Opaque:
         ({"a": {"b": 1.0}}, ["a/b"]),
         ({"a": [1.0, (2.0,)]}, ["a/0", "a/1/0"]),
         ({3: 1.0, 5: Pair(1.0, 2.0)}, ["3", "5/left", "5/right"]),
-        (Layer(1.0, 2.0), ["kernel", ""]),
-        ({"x": Layer(1.0, 2.0)}, ["x/kernel", "x"]),
+        (Layer(1.0, 2.0), ["kernel", "value"]),
+        ({"x": Layer(1.0, 2.0)}, ["x/kernel", "x/value"]),
         ({"value": 1.0}, ["value"]),
-        (Layer(Layer(1.0, 2.0), {"value": 3.0}), ["kernel/kernel", "kernel", "value/value"]),
+        (Layer(Layer(1.0, 2.0), {"value": 3.0}), ["kernel/kernel", "kernel/value", "value/value"]),
         (Opaque(1.0, {"a": 2.0}), ["0", "1/a"]),
         ({"dé/ñ": 1.0}, ["dé/ñ"]),
     ],
 )
 def test_a_name_is_the_key_path(tree, names):
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    assert [leaf_name(path) for path, _ in paths] == names
+    assert [name for name, _ in named_leaves(tree)] == names
+
+
+@pytest.mark.parametrize(
+    "boxed", [nnx.Param, lambda x: nn.Partitioned(x, names=("a",))], ids=["nnx", "linen"]
+)
+def test_the_value_of_a_variable_of_flax_is_no_part_of_the_name(boxed):
+    tree = {"attn": Layer(boxed(jnp.ones(2)), boxed(jnp.ones(2)))}
+    assert [name for name, _ in named_leaves(tree)] == ["attn/kernel", "attn/value"]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_attribute_called_value_has_the_words_of_its_key_in_a_dict(masked):
+    p, g = weights(50), gradients(3, 50)
+    tx = hs.adamw(1e-3)
+    if masked:
+        tx = optax.masked(tx, lambda params: jax.tree.map(lambda _: True, params) | {"b": False})
+    as_layer, _ = run(tx, {"a": Layer(p, p), "b": p}, {"a": Layer(g, g), "b": g})
+    as_dict, _ = run(tx, {"a": {"kernel": p, "value": p}, "b": p}, {"a": {"kernel": g, "value": g}, "b": g})
+    assert_trees_same([as_layer["a"].kernel, as_layer["a"].value], list(as_dict["a"].values()))
 
 
 def trees():
@@ -157,8 +177,8 @@ def test_an_empty_tree_takes_a_step():
 def test_a_single_array_is_a_tree():
     p, rows = weights(50), gradients(3, 50)
     one, _ = run(hs.adamw(1e-3), p, rows)
-    layer, _ = run(hs.adamw(1e-3), Layer(p, p), Layer(rows, rows))
-    assert_trees_same(layer.value, one)  # both are called "": the trailing `value` is dropped
+    variable, _ = run(hs.adamw(1e-3), nnx.Param(p), nnx.Param(rows))
+    assert_trees_same(variable.get_value(), one)  # both are called ""
     with pytest.raises(TypeError, match=r"the weight '' \(the params are one array\) is int32"):
         hs.adamw(1e-3).init(jnp.ones(3, jnp.int32))
 

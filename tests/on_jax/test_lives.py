@@ -73,15 +73,13 @@ def test_injected_hyperparameters_give_the_bits_of_numbers():
     assert_trees_same(params, run(hs.adamw(1e-2), P, rows)[0])
 
 
-@pytest.mark.parametrize(
-    "rule", [name for name in spec.PARAM_STORAGES if name not in ("nearest", "stochastic")]
-)
+@pytest.mark.parametrize("rule", spec.PARAM_STORAGES)
 def test_weights_that_became_float32_are_refused(rule):
     tx = hs.adamw(1e-3, param_storage=rule)
     state = tx.init(P)
     updates, state = tx.update(G, state, P)
     wide = jax.tree.map(lambda p, u: p + u, P, updates)  # as `eqx.apply_updates` adds them
-    with pytest.raises(ValueError, match="'w' is float32, and was of 16 bits when init made the state"):
+    with pytest.raises((TypeError, ValueError), match=r"eqx\.apply_updates does not"):
         tx.update(G, state, wide)
 
 

@@ -133,7 +133,7 @@ def test_the_state_is_int32_counts_raw_seed_words_and_moments():
     state = hs.adamw(optax.constant_schedule(1e-3), seed=2**32 + 7).init({"w": weights(3)})
     adam, _, rate, rounding = state
     assert adam._fields == ("count", "seed", "mu", "nu", "mu_scale", "nu_scale")
-    assert rounding._fields == ("count", "seed")
+    assert rounding._fields == ("count", "seed", "narrowest")
     for count in (adam.count, rate.count, rounding.count):
         assert (count.dtype, count.shape, int(count)) == (jnp.int32, (), 0)
     for seed in (adam.seed, rounding.seed):

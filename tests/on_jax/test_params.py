@@ -26,7 +26,7 @@ def land(p, u, seed=0, step=1, compiled=True):
     tx = hs.round_stochastically(seed)
 
     def both(p, u):
-        state = hs.RoundStochasticallyState(jnp.int32(step - 1), tx.init({"w": p}).seed)
+        state = tx.init({"w": p})._replace(count=jnp.int32(step - 1))
         updates, _ = tx.update({"w": u}, state, {"w": p})
         return updates["w"], optax.apply_updates({"w": p}, updates)["w"]
 

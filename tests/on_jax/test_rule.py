@@ -216,7 +216,25 @@ FUNCTION = (
     "own: update calls a function of a framework on a number of the step. "
     "Use op.<name>, such as op.sqrt(x), or op.apply(function, x)."
 )
+
+
+def mu_before_nu(self, g, p, n, m, op):
+    return m.mu.round(g) + m.nu.round(g * g)
+
+
+UNITS = {
+    "b2": hs.decay_rate(0.99),
+    "mu_dtype": hs.relative("int8"),
+    "mu": hs.moment(rate="b1", unit="nu"),
+    "nu": hs.moment(rate="b2", signed=False),
+}
+
 BAD = [
+    (
+        lambda: rule(mu_before_nu, **UNITS),
+        ValueError,
+        "own: mu is kept in units of the root of nu. Round nu first.",
+    ),
     (
         lambda: rule(first(lambda g, n, op: op.apply(lambda x: x[:1], g))),
         ValueError,

@@ -119,6 +119,27 @@ def test_an_array_of_another_shape_than_its_weight_is_refused():
         eight_by(P(("x", "y")), hs.in_shard_map(hs.store_state(rows, "bfloat16"), {"w": P(("x", "y"))}))
 
 
+class RowSums(hs.Rule):
+    """A rule that keeps a number per row."""
+
+    scope = "parameter"
+    rows = hs.moment(shape=lambda shape: shape[:1])
+
+    def update(self, g, p, n, m, op):
+        m.rows.round(op.apply(lambda x: x.sum(1), g))
+        return g
+
+
+def test_a_moment_of_another_shape_than_its_weight_is_refused_where_the_weight_is_cut():
+    tx = hs.as_transform(RowSums())
+    message = (
+        r"row_sums: inside jax.shard_map 'w' is a shard, and how rows, .* is cut is not known. Step under"
+    )
+    with pytest.raises(ValueError, match=message):
+        eight_by(P("x"), hs.in_shard_map(tx, {"w": P("x")}))
+    eight_by(P(), hs.in_shard_map(tx, P()))
+
+
 WORDS = {
     "a last link": hs.round_stochastically(),
     "moments": hs.scale_by_adam(),

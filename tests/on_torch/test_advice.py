@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.replicas import compare
-from halfstep_torch.engine.rows import Slot
+from halfstep_torch.engine.slots import Slot
 from halfstep_torch.say_once import say_once
-from on_torch.two_processes import in_two_processes
+from on_torch.processes import in_processes
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +59,10 @@ def test_float16_gradients_without_a_scaler_are_spoken_of_once(caplog):
     ]
 
 
+@pytest.mark.parametrize("formats", [{"nu_dtype": "ufloat8_e6m2"}, hs.recipes.one_pass])
 @pytest.mark.parametrize(("size", "word"), [(200.0, "large"), (1e-8, "small"), (1e-3, None)])
-def test_gradients_that_an_8_bit_float_without_a_scale_does_not_hold_are_spoken_of(size, word, caplog):
-    step(hs.AdamW, [[size, 0.0]], nu_dtype="ufloat8_e6m2", nu_rounding="stochastic")
+def test_gradients_that_8_bits_without_a_scale_do_not_hold_are_spoken_of(formats, size, word, caplog):
+    step(hs.AdamW, [[size, 0.0]], **formats)
     assert [f"gradients are so {word}" in message for message in said(caplog)] == ([True] if word else [])
 
 
@@ -72,7 +74,10 @@ def slots(names=("a", "b"), grad=1.0, step=1):
     params = [torch.nn.Parameter(torch.ones(3)) for _ in names]
     for p in params:
         p.grad = torch.full((3,), grad)
-    return [Slot(p, name, plan, step) for p, name in zip(params, names, strict=True)]
+    return [
+        Slot(p, name, plan, Window.full(p.shape), param=p, step=step)
+        for p, name in zip(params, names, strict=True)
+    ]
 
 
 def compared(first, second, seeds=((0,), (0,))):
@@ -129,7 +134,7 @@ def train_apart_or_alike(rank: int) -> None:
 
 @pytest.mark.slow
 def test_two_processes_find_out_at_the_first_step(tmp_path):
-    in_two_processes(tmp_path, train_apart_or_alike)
+    in_processes(tmp_path, 2, train_apart_or_alike)
 
 
 def test_a_chain_that_stores_no_weights_or_has_no_rate_is_spoken_of_once(caplog):

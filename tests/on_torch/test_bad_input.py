@@ -15,8 +15,9 @@ def parameter(dtype=torch.bfloat16, shape=(4,)):
     return torch.nn.Parameter(torch.ones(shape, dtype=dtype))
 
 
-DTYPES = 'Use "bfloat16", "float16" or "float32".'
-ROUNDINGS = 'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
+DTYPES = 'Use "bfloat16", "float16" or "float32"; of 8 bits scaled("float8_e4m3fn"), or a recipe.'
+NU_DTYPES = 'Use "bfloat16" or "float32"; of 8 bits scaled("ufloat8_e5m3"), or a recipe.'
+ROUNDINGS = 'Use "stochastic", "paid", "nearest", "auto" or "nearest_unchecked".'
 TARGETS = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4".'
 SEEDS = "Use an integer in that range, or two uint32 words (high, low)."
 
@@ -83,12 +84,12 @@ CALLS = [
         lambda: hs.scale_by_adam(nu_dtype="float8_e4m3fn"),
         ValueError,
         "scale_by_adam: nu_dtype=float8_e4m3fn cannot hold a moment without a block scale. "
-        'Use scaled("float8_e4m3fn").',
+        'Use scaled("ufloat8_e5m3").',
     ),
     (
         lambda: hs.scale_by_adam(nu_dtype=torch.int32),
         ValueError,
-        f"scale_by_adam: nu_dtype=int32 is not a state dtype. {DTYPES}",
+        f"scale_by_adam: nu_dtype=int32 is not a state dtype. {NU_DTYPES}",
     ),
     (
         lambda: hs.scale_by_adam(mu_dtype="float64"),

@@ -181,3 +181,49 @@ def test_lightning_clips_gradients_of_mixed_precision(precision, tmp_path):
     trainer.fit(net, torch.utils.data.DataLoader(torch.ones(8, 16), batch_size=8))
     # Up to what 16-bit gradients and the clipping's 1e-6 beside the norm leave.
     assert abs(torch.linalg.vector_norm(weights(net) - before).item() / 0.125 - 1) < 2**-7
+
+
+@pytest.mark.clients
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [
+        ("torchao", "AdamW8bit"),
+        ("torchao", "AdamW4bit"),
+        ("torchao", "AdamWFp8"),
+        ("bitsandbytes", "AdamW8bit"),
+        ("bitsandbytes", "Lion8bit"),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["full_precision", "eight_bit"])
+def test_codes_of_another_library_move_in_as_their_values(library, name, recipe):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(256, 128).to(torch.bfloat16)
+    theirs = getattr(pytest.importorskip(f"{library}.optim"), name)(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        model(torch.randn(4, 256).to(torch.bfloat16)).square().mean().backward()
+        theirs.step()
+        theirs.zero_grad()
+    make = hs.Lion if name.startswith("Lion") else hs.AdamW
+    keys = ["exp_avg"] if make is hs.Lion else ["exp_avg", "exp_avg_sq"]
+
+    def value(state, place, key):
+        if library == "torchao":
+            return state[key].dequantize() if hasattr(state[key], "codes") else state[key].float()
+        codes = state[f"state{place}"]
+        if codes.is_floating_point():
+            return codes
+        table, absmax = state[f"qmap{place}"], state[f"absmax{place}"]
+        return (table[codes.long()].reshape(-1, 256) * absmax[:, None]).reshape(codes.shape)
+
+    values = {
+        i: {"step": 3} | {key: value(theirs.state[p], place, key) for place, key in enumerate(keys, 1)}
+        for i, p in enumerate(model.parameters())
+    }
+    states = []
+    for saved in (theirs.state_dict(), {"state": values, "param_groups": [{"params": [0, 1]}]}):
+        ours = make(model.named_parameters(), recipe=recipe)
+        hs.load_float32_state_dict(ours, saved)
+        states.append(ours.state)
+    for p in model.parameters():
+        assert all(torch.equal(states[0][p][key], states[1][p][key]) for key in states[1][p])

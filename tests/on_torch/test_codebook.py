@@ -13,7 +13,7 @@ from compare import assert_same
 from halfstep.storage.tables import TABLES as SHARED_TABLES
 from halfstep_spec.storage.tables import TABLES, decode_table, encode_table
 from halfstep_spec.vectors import Array
-from halfstep_torch.engine import batches
+from halfstep_torch.engine.slots import new_state
 from halfstep_torch.storage import tables
 from on_torch.steps import assert_same_snapshots, snapshot, values
 from on_torch.test_formats import CNN, TRANSFORMER, reload, run, weights
@@ -112,7 +112,7 @@ def test_state_takes_the_bytes_that_it_should(shapes, formats, most):
     optimizer = hs.AdamW(params, compile=False, **formats)
     kept = 0
     for _, p, plan in optimizer.plans():
-        state = batches.new_state(p, plan.arrays)
+        state = new_state(p, plan)
         kept += sum(x.numel() * x.element_size() for key, x in state.items() if key != "step")
     assert kept / sum(p.numel() for p in params) <= most
 

@@ -200,3 +200,69 @@ def test_what_cannot_be_diagnosed_is_refused():
         hs.diagnose(model, torch.optim.LBFGS(model.parameters()))
     with pytest.raises(TypeError, match="optimizer is Sequential"):
         hs.diagnose(model, model)
+
+
+def _stepped(scale=1.0, **options):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(128, 64).bfloat16()
+    optimizer = hs.AdamW(model.named_parameters(), **options)
+    x = torch.randn(8, 128).bfloat16()
+    for _ in range(2):
+        optimizer.zero_grad()
+        (scale * model(x).square().mean()).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    "nu_dtype", [hs.recipes.four_bit["nu_dtype"], hs.codebook("ulinear4")], ids=["e5m3", "ulinear4"]
+)
+def test_moments_are_counted_by_format_though_codes_are_packed(nu_dtype):
+    found = hs.diagnose(*_stepped(mu_dtype=hs.recipes.four_bit["mu_dtype"], nu_dtype=nu_dtype))
+    assert found.advice == ()
+    for key, fmt in (("exp_avg", "relative int4, blocks of 32, fine scales"), ("exp_avg_sq", nu_dtype.text)):
+        assert found.moments[key].dtypes == {fmt: 128 * 64, "float32": 64}
+        assert found.moments[key].not_as_asked == 64 / (129 * 64)
+
+
+@pytest.mark.parametrize("options", [{}, {"nu_dtype": "ufloat8_e6m2"}], ids=["default", "ufloat8_e6m2"])
+def test_what_is_not_finite_comes_first(options):
+    model, optimizer = _stepped(**options)
+    with torch.no_grad():
+        model.weight[:32] = torch.nan
+        model.bias.grad.fill_(torch.inf)
+    found = hs.diagnose(model, optimizer)
+    assert found.nonfinite["weights"] == 32 * 128 / (129 * 64)
+    assert found.nonfinite["gradients"] == 1 / 129
+    assert found.advice[0].startswith("49.6% of the weights, 0.8% of the gradients are infinite or NaN")
+    assert "Nothing is lost" not in str(found)
+    model, optimizer = _stepped(scale=1e6, **options)
+    keys = ("weights", "gradients", "exp_avg", "exp_avg_sq")
+    expected = {"weights": 1.0, "gradients": 1.0, "exp_avg": 1.0, "exp_avg_sq": 1.0}
+    assert hs.diagnose(model, optimizer).nonfinite == (expected if options else dict.fromkeys(keys, 0.0))
+
+
+def test_a_spike_that_the_second_moment_does_not_hold_leaves_everything_finite():
+    found = hs.diagnose(*_stepped(scale=1e6, **hs.recipes.one_pass))
+    assert not any(found.nonfinite.values())
+    assert found.advice[0].startswith(
+        "Gradients are so large that squares of them are above what uroot4_e4m4"
+    )
+
+
+@pytest.mark.parametrize(("scale", "what"), [(1e-9, "small"), (1e4, "large")])
+def test_gradients_outside_the_range_of_a_format_are_told(scale, what):
+    found = hs.diagnose(*_stepped(scale, **hs.recipes.one_pass))
+    assert any(line.startswith(f"Gradients are so {what} that squares") for line in found.advice)
+    assert hs.diagnose(*_stepped(scale, **hs.recipes.eight_bit)).advice == ()
+
+
+def test_a_second_moment_of_18_binades_is_told():
+    found = hs.diagnose(*_stepped(nu_dtype=hs.scaled("float8_e4m3fn")))
+    assert [line[:50] for line in found.advice] == ["exp_avg_sq in float8_e4m3fn holds 18 binades of a "]
+
+
+def test_updates_that_compensation_loses_are_told():
+    found = hs.diagnose(*_stepped(lr=1e-9, weight_decay=0.0, param_storage="compensated"))
+    assert found.updates_lost > 0.9
+    assert hs.diagnose(*_stepped(lr=1e-4, param_storage="compensated")).updates_lost < 0.05

@@ -206,3 +206,29 @@ def test_a_value_that_does_not_fit_sets_no_weight_and_those_that_fit_leave_momen
         assert {"step", "exp_avg", "exp_avg_sq"} <= kept.keys()
         assert all(torch.equal(array, before[i][key]) for key, array in kept.items())
     assert torch.equal(hs.float32_params(optimizer)["dense.bias"], values["dense.bias"])
+
+
+@pytest.mark.parametrize("library", ["torchastic", "adamw_bf16", "bitsandbytes"])
+def test_state_of_another_library_is_that_of_its_float32_moments(library):
+    """As each writes it; bitsandbytes keeps small parameters in float32."""
+    generator = torch.Generator().manual_seed(0)
+    mu, nu = (
+        torch.randn(3, 4, generator=generator).bfloat16(),
+        torch.rand(3, 4, generator=generator).bfloat16(),
+    )
+    theirs = {
+        "torchastic": {"step": 3, "ema": mu, "ema_squared": nu},
+        "adamw_bf16": {"step": 3.0, "exp_avg": mu, "exp_avg_sq": nu, "shift": mu, "accumulated_decay": 0.1},
+        "bitsandbytes": {
+            "step": 3,
+            "__bnb_optimizer_quant_state__": {"state1": mu.float(), "state2": nu.float()},
+        },
+    }[library]
+    states = []
+    for state in (theirs, {"step": 3, "exp_avg": mu.float(), "exp_avg_sq": nu.float()}):
+        optimizer = hs.AdamW([("w", torch.nn.Parameter(torch.ones(3, 4).bfloat16()))], recipe="one_pass")
+        group = {"lr": torch.tensor(0.5), "params": [0]}
+        hs.load_float32_state_dict(optimizer, {"state": {0: state}, "param_groups": [group]})
+        assert optimizer.param_groups[0]["lr"] == 0.5
+        states.append(next(iter(optimizer.state.values())))
+    assert all(torch.equal(x, states[1][key]) for key, x in states[0].items())

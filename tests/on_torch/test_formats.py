@@ -13,7 +13,7 @@ from backends.on_torch import from_torch, to_torch
 from compare import assert_same
 from halfstep_spec import SCALED_CODES
 from halfstep_spec.vectors import Array
-from halfstep_torch.engine import batches
+from halfstep_torch.engine.slots import new_state
 from halfstep_torch.storage.formats import Encoded, Format
 from on_torch.steps import assert_same_snapshots, snapshot, step_in_pieces, values
 
@@ -209,7 +209,7 @@ def test_state_takes_the_bytes_that_it_should(shapes, options, most):
     optimizer = hs.AdamW(params, compile=False, **options)
     kept = 0
     for _, p, plan in optimizer.plans():
-        state = batches.new_state(p, plan.arrays)
+        state = new_state(p, plan)
         kept += sum(x.numel() * x.element_size() for key, x in state.items() if key != "step")
     assert kept / sum(p.numel() for p in params) <= most
 

@@ -167,8 +167,10 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
     # rows of 12 elements some begin before a multiple of 2^32 and end after it.
     from halfstep.random_words import Role
     from halfstep_spec import random_words as spec_words
+    from halfstep_torch.distributed.window import Window
     from halfstep_torch.engine.plan import make_plan, stream_keys
-    from halfstep_torch.engine.rows import Rows, SlotColumns, Span
+    from halfstep_torch.engine.rows import Rows, Span
+    from halfstep_torch.engine.slots import SlotColumns
     from halfstep_torch.link import ParamInfo
     from halfstep_torch.numbers.random_words import as_int32
 
@@ -178,7 +180,9 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
     stage = dataclasses.replace(plan.stages[0])
     stage.__dict__["width"] = width
     for start in (0, 2**31 - width, 2**32 // width * width, 2**32, 5 * 2**32 + 2**30):
-        leaf_rows = Rows(stage, [Span(0, 0, width), Span(1, start, 3 * width)], torch.device("cpu"))
+        leaf = Window.full((1 << 40,))
+        spans = [Span(0, leaf, 0, width), Span(1, leaf, start, 3 * width)]
+        leaf_rows = Rows(stage, spans, torch.device("cpu"))
         row_keys = leaf_rows.keys(SlotColumns(keys))
         index = leaf_rows.low[:, None] + torch.arange(width, dtype=torch.int32)
         columns = (row_keys if row_keys.dim() == 3 else row_keys[:, :, None]).unbind()

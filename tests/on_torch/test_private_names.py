@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_torch import diagnosis
 from halfstep_torch.engine import compile_choice, compiled_stage, inductor, packed_rows, replicas
 from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.say_once import say_once
@@ -107,6 +108,19 @@ def test_without_torchs_hooks_of_load_state_dict_state_is_loaded_and_the_log_say
     assert all("hooks of load_state_dict do not run" in record.getMessage() for record in caplog.records)
     states = (optimizer.state[optimizer.param_groups[0]["params"][0]] for optimizer in optimizers)
     assert all(torch.equal(*arrays) for arrays in zip(*(state.values() for state in states), strict=True))
+
+
+def test_without_torchs_count_of_writes_a_diagnosis_says_that_sums_are_not_seen(fresh, monkeypatch, caplog):
+    model = torch.nn.Linear(48, 8, dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(4):
+        model(torch.ones(8, 48, dtype=torch.bfloat16)).square().mean().backward()
+    assert hs.diagnose(model, optimizer).sums_rounded == 1
+    monkeypatch.setattr(diagnosis, "_VERSION", "_moved")
+    assert hs.diagnose(model, optimizer).sums_rounded == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "diagnose: torch counts no writes to a tensor any more: sums in 16 bits are not seen."
+    ]
 
 
 @pytest.mark.slow

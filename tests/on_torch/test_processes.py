@@ -10,8 +10,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 from torch.nn.parallel import DistributedDataParallel
 
 import halfstep_torch as hs
-from on_torch.two_processes import PROCESSES, in_two_processes
+from on_torch.processes import in_processes
 
+PROCESSES = 2
 _MICRO_BATCHES = 4
 
 
@@ -89,36 +90,12 @@ def dcp_reads_state_by_name(rank: int) -> None:
         assert saved["state"]["0.weight"]["exp_avg"].dtype == torch.bfloat16
 
 
-def sharded_tensors_are_refused_before_anything_moves(rank: int) -> None:
-    """As FSDP's, which wrappers write into param groups, gradients and states of an optimizer that stands."""
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-
-    mesh = init_device_mesh("cpu", (PROCESSES,))
-    for where in ("weight", "gradient", "state"):
-        p = torch.nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
-        optimizer = hs.AdamW([("w", p)])
-        p.grad = torch.ones_like(p)
-        optimizer.step()
-        p.grad, before = torch.ones_like(p), p.detach().clone()
-        if where == "weight":
-            sharded = torch.nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)]))
-            sharded.grad = distribute_tensor(p.grad, mesh, [Shard(0)])
-            optimizer.param_groups[0]["params"] = [sharded]
-        elif where == "gradient":
-            p.grad = distribute_tensor(p.grad, mesh, [Shard(0)])
-        else:
-            optimizer.state[p]["exp_avg"] = distribute_tensor(optimizer.state[p]["exp_avg"], mesh, [Shard(0)])
-        with pytest.raises(TypeError, match="is a DTensor"):
-            optimizer.step()
-        assert torch.equal(p, before)
-
-
 @pytest.mark.slow
 def test_two_processes_train_as_their_wrappers_promise(tmp_path: pathlib.Path):
-    in_two_processes(
+    in_processes(
         tmp_path,
+        PROCESSES,
         accumulate_under_ddp,
         zero_steps_as_one_process,
         dcp_reads_state_by_name,
-        sharded_tensors_are_refused_before_anything_moves,
     )

@@ -456,6 +456,20 @@ def test_a_bad_update_is_refused_when_the_optimizer_is_built(base, update, error
     assert str(raised.value).startswith(message)
 
 
+def test_a_moment_in_units_of_another_is_rounded_after_it():
+    units = {
+        "__annotations__": {"b1": float, "b2": float, "mu_dtype": object},
+        "b2": hs.decay_rate(0.99),
+        "mu_dtype": hs.relative("int8"),
+        "average": None,
+        "mu": hs.moment(rate="b1", unit="nu"),
+        "nu": hs.moment(rate="b2", signed=False),
+    }
+    build_mine(rule_of(lambda self, g, p, n, m, op: m.nu.round(g * g) + m.mu.round(g), **units))
+    with pytest.raises(ValueError, match="mine: mu is kept in units of the root of nu"):
+        build_mine(rule_of(lambda self, g, p, n, m, op: m.mu.round(g) + m.nu.round(g * g), **units))
+
+
 def test_a_rule_inside_store_state_is_tried_too():
     rule = rule_of(BAD_UPDATES["a function of torch"][0])
     with pytest.raises(TypeError, match="mine: update calls a function of a framework"):

@@ -314,7 +314,7 @@ EDITS = [
     (
         edit(HEADER, None),
         "load_state_dict: param group 0 was not written by halfstep_torch: it has no 'halfstep' entry. "
-        "Pass a state dict of the same optimizer class.",
+        "Pass a state dict of the same optimizer class, or that of torch's to load_float32_state_dict.",
     ),
     (
         edit((*HEADER, "spec_version"), 1),
@@ -342,7 +342,8 @@ EDITS = [
     (
         edit(("state", 0, "exp_avg"), None),
         "load_state_dict: the state of 'a/w' holds exp_avg_sq, step; this optimizer keeps exp_avg, "
-        "exp_avg_sq, step. Build the chain of the run that was saved.",
+        "exp_avg_sq, step. Build the chain of the run that was saved, or move its float32_state_dict here by "
+        "load_float32_state_dict.",
     ),
     (
         edit(("state", 1, "exp_avg_sq"), torch.zeros(5)),

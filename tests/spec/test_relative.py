@@ -104,12 +104,20 @@ def test_past_the_largest_fine_scale_a_block_is_nan():
 def test_the_mean_over_all_dithers_is_the_value():
     """Every dither of 11 bits once: the mean is off by half of their distance at most."""
     fmt = relative("int4", "row", 0, 0)
-    x = np.array([[7.0, 0.3, -2.71, 1.5, 1e-3, 0.0]], np.float32)
-    words = (np.arange(2048, dtype=np.uint32) << np.uint32(21)) + np.uint32(1 << 20)
-    values = np.stack([fmt.decode(fmt.encode(x, word), word) for word in words]).astype(np.float64)
-    np.testing.assert_allclose(values.mean(0)[:, 1:], x[:, 1:], rtol=0, atol=2.0**-12)
-    assert (values[:, :, 5] == 0).all()
-    assert np.abs(values - x)[..., 1:].max() <= 0.5 + 2.0**-20
+    x = np.repeat(np.array([[7.0, 0.3, -2.71, 1.5, 0.0625, 0.0]], np.float32), 2048, axis=0)
+    # Of the first element of a block, which is a row: the words of the others serve nothing.
+    words = np.full(x.shape, 0xFFFFFFFF, np.uint32)
+    words[:, 0] = (np.arange(2048, dtype=np.uint32) << np.uint32(21)) + np.uint32(1 << 20)
+    values = fmt.decode(fmt.encode(x, words), words).astype(np.float64)
+    np.testing.assert_allclose(values.mean(0)[1:4], x[0, 1:4], rtol=0, atol=2.0**-12)
+    assert (values[:, 4:] == 0).all()  # the dead zone ends at 1/16
+    assert np.abs(values - x)[:, 1:4].max() <= 0.5 + 2.0**-16
+
+
+def test_what_is_barely_beyond_the_dead_zone_is_dithered():
+    fmt = relative("int4", "row", 0, 0)
+    x = np.array([[7.0, np.nextafter(np.float32(0.0625), np.float32(1))]], np.float32)
+    assert fmt.decode(fmt.encode(x, np.zeros(x.shape, np.uint32)), np.zeros(x.shape, np.uint32))[0, 1] != 0
 
 
 def test_to_nearest_int4_has_no_dither():

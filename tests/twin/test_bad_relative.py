@@ -29,6 +29,30 @@ def build(name: str, rule: str, **options) -> None:
         ("scale_by_adam", {"nu_dtype": ("float8_e3m4",)}, r"nu_dtype=relative\(...\) needs a second moment"),
         ("scale_by_adam", {"mu_dtype": ("int8",), "b2": 0.9999}, r"reaches 22.9 roots of nu at b"),
         ("scale_by_adam", {"mu_dtype": ("int8",), "b1": 0.99, "b2": 0.9}, r"reaches inf roots of nu at b"),
+        ("scale_by_lion", {"mu_dtype": ("mulaw8",)}, r"mu_dtype=relative\(...\) needs a second moment"),
+        ("scale_by_lion", {"mu_dtype": "uroot4_e4m4"}, "mu_dtype=uroot4_e4m4 has no sign. Use it for nu"),
+        (
+            "scale_by_adam",
+            {"mu_dtype": ("mulaw8",), "nu_dtype": "uroot4_e4m4", "b2": 0.9999},
+            "reaches 22.9 roots of nu at b",
+        ),
+        ("scale_by_adam", {"nu_dtype": "uroot4_e4m4"}, "nu_dtype=uroot4_e4m4 stops at its largest number"),
+        (
+            "scale_by_adam",
+            {"mu_dtype": ("int8", 128), "nu_dtype": "uroot4_e4m4"},
+            "nu_dtype=uroot4_e4m4 stops at its largest number",
+        ),
+        ("scale_by_adan", {"nu_dtype": "uroot4_e4m4"}, "nu_dtype=uroot4_e4m4 stops at its largest number"),
+        (
+            "scale_by_adam",
+            {"mu_dtype": ("mulaw8",)},
+            r'gives, and nu_dtype is None. Use nu_dtype="uroot4_e4m4"',
+        ),
+        (
+            "scale_by_adam",
+            {"mu_dtype": ("mulaw8",), "nu_dtype": "ufloat8_e6m2"},
+            r'mulaw8"\) is in units of a power of two that nu_dtype="uroot4_e4m4" gives, and nu_dtype is ufl',
+        ),
     ],
 )
 def test_relative_is_refused_where_there_is_no_second_moment_or_no_bound(name, rule, options, message):
@@ -48,14 +72,14 @@ def test_relative_with_blocks_needs_no_bound(name):
     ("arguments", "message"),
     [
         (("bfloat16",), "dtype=bfloat16 with block_size=None is not a format"),
-        (("int4",), 'dtype=int4 with block_size=None is not a format. Use "float8_e3m4" or "int8"'),
+        (("int4",), 'dtype=int4 with block_size=None is not a format. Use "float8_e3m4", "int8" or "mulaw8"'),
         (("float8_e3m4", 128), 'with block_size=128 is not a format. Use "int8" or "int4"'),
         (("int4", 33), "block_size=33 is odd"),
         (("int8", 0), "block_size=0 is not a block size"),
         # Codes without a zero would move what never got a gradient.
         (
             ("ufloat8_e6m2",),
-            'dtype=ufloat8_e6m2 with block_size=None is not a format. Use "float8_e3m4" or "int8"',
+            'dtype=ufloat8_e6m2 with block_size=None is not a format. Use "float8_e3m4", "int8" or "mulaw8"',
         ),
         (("ulinear4", 128), 'dtype=ulinear4 with block_size=128 is not a format. Use "int8" or "int4"'),
     ],

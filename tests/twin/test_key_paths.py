@@ -12,7 +12,7 @@ from torch import nn
 
 import halfstep_jax
 import halfstep_torch
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import named_leaves
 from halfstep_torch.bridge import SourceView, name_map
 
 _FEATURES, _HEADS, _WORDS = 8, 2, 11
@@ -119,7 +119,7 @@ _ATTENTION = {
 
 
 def leaves(params):
-    return {leaf_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    return dict(named_leaves(params))
 
 
 @pytest.mark.parametrize("library", _PARAMS)

@@ -1,5 +1,6 @@
 """The named recipes: the same names, bytes and bits in both packages."""
 
+import inspect
 import types
 
 import jax
@@ -90,3 +91,87 @@ def test_a_recipe_suits_lamb(name, draws):
 def test_a_recipe_cannot_be_changed(package):
     with pytest.raises(TypeError, match="item assignment"):
         package.recipes.one_pass["nu_dtype"] = "float32"
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_a_recipe_may_be_given_by_its_name(name):
+    arguments = inspect.signature(halfstep_torch.AdamW).parameters
+    assert "recipe" in arguments
+    settings = getattr(halfstep_torch.recipes, name)
+    by_name, spread = (
+        halfstep_torch.AdamW([torch.nn.Parameter(torch.ones(64, 128).bfloat16())], **options)
+        for options in ({"recipe": name}, settings)
+    )
+    assert (
+        by_name.param_groups[0].items()
+        >= {key: x for key, x in spread.param_groups[0].items() if key not in ("params", "halfstep")}.items()
+    )
+    params = {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
+    described = [
+        halfstep_jax.describe(halfstep_jax.adamw(1e-3, **x), params) for x in ({"recipe": name}, settings)
+    ]
+    assert described[0] == described[1]
+
+
+def test_what_is_given_beside_a_recipe_wins():
+    params = {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
+    tx = halfstep_jax.adamw(1e-3, recipe="near_float32", mu_dtype="float32", param_storage="stochastic")
+    described = halfstep_jax.describe(tx, params)
+    assert [described.of("w", name).format for name in ("mu", "nu")] == ["float32", "bfloat16"]
+    assert described.of("w").why == "round_stochastically"
+
+
+P = [("w", torch.nn.Parameter(torch.ones(64, 128).bfloat16()))]
+ONE_MOMENT = r'Use "full_precision", "near_float32", "sixteen_bit" or "eight_bit"\.$'
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda recipe: halfstep_jax.lion(1e-3, recipe=recipe),
+            r"lion: recipe='one_pass' does not apply: .*" + ONE_MOMENT,
+        ),
+        (
+            lambda recipe: halfstep_torch.SGD(P, recipe=recipe),
+            r"SGD: recipe='one_pass' does not apply: .*" + ONE_MOMENT,
+        ),
+        (
+            lambda recipe: halfstep_torch.AdamW(P, recipe=recipe + "x"),
+            r"AdamW: recipe='one_passx' is not a recipe\. Use",
+        ),
+        (
+            lambda recipe: halfstep_jax.adamw(1e-3, halfstep_jax.recipes.one_pass),
+            r"adamw: a recipe is given by position\.",
+        ),
+        (
+            lambda recipe: halfstep_torch.Lion(P, **halfstep_torch.recipes.one_pass),
+            r"Lion: nu_dtype=.* one moment\. Use mu_dtype",
+        ),
+        (
+            lambda recipe: halfstep_jax.sgd(0.1, **halfstep_jax.recipes.one_pass),
+            r"sgd: mu_dtype=.* Use accumulator_dtype",
+        ),
+    ],
+)
+def test_a_recipe_that_does_not_apply_is_named_and_what_does(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call("one_pass")
+
+
+@pytest.mark.parametrize("name", ["full_precision", "near_float32", "sixteen_bit", "eight_bit"])
+def test_recipes_of_one_moment_give_lion_and_sgd_the_same_formats_in_both_packages(name):
+    params = {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
+    for tx, optimizer, moment, key in (
+        (halfstep_jax.lion(1e-3, recipe=name), halfstep_torch.Lion(P, recipe=name), "mu", "exp_avg"),
+        (
+            halfstep_jax.sgd(1e-3, 0.9, recipe=name),
+            halfstep_torch.SGD(P, 1e-3, 0.9, recipe=name),
+            "trace",
+            "momentum_buffer",
+        ),
+    ):
+        in_jax, in_torch = halfstep_jax.describe(tx, params), halfstep_torch.describe(optimizer).leaves[0]
+        assert in_jax.of("w", moment).format == in_torch.moments[key].format
+        expected = {"eight_bit": "float8_e4m3fn, blocks of 128", "full_precision": "float32"}
+        assert in_torch.moments[key].format == expected.get(name, "bfloat16")

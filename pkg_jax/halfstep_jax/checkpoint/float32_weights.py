@@ -12,10 +12,10 @@ import numpy as np
 from jax.core import Tracer
 
 from halfstep.float_formats import FLOAT_FORMATS
-from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, leaf_name
+from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, named_leaves
 from halfstep_jax.numbers.rounding import round_and_cast
-from halfstep_jax.weights.narrow_weights import Compensate
-from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
+from halfstep_jax.weights.narrow_weights import Compensate, RoundStochasticallyState
+from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing, narrowest
 from halfstep_jax.weights.wide_weights import KeepMasterParams, SplitParams
 
 _KEEPERS: dict[type, type[WeightRule]] = {
@@ -55,15 +55,14 @@ def float32_params(params: Any, state: Any) -> Any:
     caller = "float32_params"
     kept = _kept(caller, params, state)
 
-    def known(path, p):
-        name = leaf_name(path)
+    def known(name, p):
         check_weight(caller, name, p)
         if keeps_nothing(p) or name not in kept:
             return jnp.asarray(p).astype(jnp.float32)
         rule, array = kept[name]
         return rule.join(p, array)
 
-    return jax.tree_util.tree_map_with_path(known, params)
+    return _map_named(known, params)
 
 
 def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
@@ -103,19 +102,27 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
             new_params[name] = shown.astype(p.dtype)
         else:
             new_params[name] = round_and_cast(w, p.dtype.name, None)
-    named = jax.tree_util.tree_map_with_path
-    params = named(lambda path, p: new_params[leaf_name(path)], params)
+    params = _map_named(lambda name, p: new_params[name], params)
 
     def renew(part):
+        if isinstance(part, RoundStochasticallyState):
+            return part._replace(narrowest=narrowest(params))
         rule = _keeper(part)
         if rule is None:
             return part
-        tree = named(lambda path, array: new_kept.get(leaf_name(path), array), _extras_of(part, rule))
+        tree = _map_named(new_kept.get, _extras_of(part, rule))
         if isinstance(part, Mapping):
             return {**part, rule.extra_field: tree}
         return part._replace(**{rule.extra_field: tree})
 
-    return params, jax.tree.map(renew, state, is_leaf=_keeps)
+    return params, jax.tree.map(
+        renew, state, is_leaf=lambda x: _keeps(x) or isinstance(x, RoundStochasticallyState)
+    )
+
+
+def _map_named(function, tree):
+    """Return the tree of what a function gives for the name and the array of every leaf."""
+    return jax.tree.structure(tree).unflatten([function(*named) for named in named_leaves(tree)])
 
 
 def _keeps(x) -> bool:
@@ -136,17 +143,16 @@ def _extras_of(state, rule: type[WeightRule]) -> Any:
 
 def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
     """Return rule and array of every weight, by its name, of which a state within `state` keeps something."""
-    weights = {leaf_name(path): p for path, p in jax.tree_util.tree_leaves_with_path(params)}
+    weights = dict(named_leaves(params))
     kept: dict[str, tuple[WeightRule, Any]] = {}
     keepers = [(x, _keeper(x)) for x in jax.tree.leaves(state, is_leaf=_keeps)]
     arrays = [
-        (rule, path, array)
+        (rule, name, array)
         for keeper, rule in keepers
         if rule is not None
-        for path, array in jax.tree_util.tree_leaves_with_path(_extras_of(keeper, rule))
+        for name, array in named_leaves(_extras_of(keeper, rule))
     ]
-    for rule, path, array in arrays:
-        name = leaf_name(path)
+    for rule, name, array in arrays:
         p = weights.get(name)
         if p is not None and keeps_nothing(p):
             continue
@@ -164,14 +170,13 @@ def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
 
 def _pairs(caller: str, params, values):
     """Return (name, weight, value) of every weight, checked."""
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
     try:
-        all_values = treedef.flatten_up_to(values)
+        all_values = jax.tree.structure(params).flatten_up_to(values)
     except ValueError as error:
         raise ValueError(
             f"{caller}: params and values are different trees: {error}. Pass values in the tree of params."
         ) from None
-    rows = [(leaf_name(path), p, value) for (path, p), value in zip(leaves, all_values, strict=True)]
+    rows = [(name, p, value) for (name, p), value in zip(named_leaves(params), all_values, strict=True)]
     for name, p, value in rows:
         check_weight(caller, name, p)
         if (dtype := str(getattr(value, "dtype", type(value).__name__))) not in HELD_BY_FLOAT32:

@@ -13,9 +13,16 @@ import numpy as np
 import optax
 
 from halfstep.checkpoint.header import Recipe, check_names, link_record, make_header, paired, read_recipes
-from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
+from halfstep.checkpoint.state_file import (
+    DTYPES,
+    FileArray,
+    bytes_of,
+    file_array,
+    read_state_file,
+    write_state_file,
+)
 from halfstep_jax.checkpoint.slots import Entry, Slots, slots_of
-from halfstep_jax.leaves import leaf_name
+from halfstep_jax.leaves import named_leaves
 
 _HINT = "Pass the params, the state and the transform of one run."
 
@@ -37,7 +44,7 @@ def save_state(
         tx: the transform that made `state`; it says how arrays are stored.
 
     Raises:
-        TypeError: if an array is of a dtype that a file does not hold, such as a typed random key.
+        TypeError: if an array is of a dtype that a file does not hold.
         ValueError: if `state` is not of `tx` and `params`, or two weights have one name.
         OSError: if the file cannot be written.
 
@@ -59,17 +66,17 @@ def save_state(
 
 def state_file_of(caller: str, params, state, tx) -> tuple[dict[str, Any], dict[str, FileArray]]:
     """Return the header and the arrays of a state file: what `save_state` writes."""
-    found, weights = slots_of(tx, params), _weights(caller, params)
-    leaves = _leaves_of(caller, found, state)
+    state_slots, weights = slots_of(tx, params), _weights(caller, params)
+    leaves = _leaves_of(caller, state_slots, state)
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p, False) for leaf, p in weights.items()}
     formats, known = {}, {"count": {}, "seed": {}}
-    for slot, x in zip(found.slots, leaves, strict=True):
+    for slot, x in zip(state_slots.slots, leaves, strict=True):
         if slot.kind in ("count", "seed"):
-            known[slot.kind] |= dict.fromkeys(slot.links, np.asarray(x).tolist())
+            known[slot.kind] |= dict.fromkeys(slot.entries, np.asarray(x).tolist())
         elif slot.kind != "nothing":
             arrays[slot.name] = _file_array(caller, slot.name, x, slot.kind == "array")
             formats |= {slot.name: slot.label} if slot.label else {}
-    recipes = _recipes(weights, found.entries, known["count"], known["seed"])
+    recipes = _recipes(weights, state_slots.entries, known["count"], known["seed"])
     return make_header("halfstep_jax", recipes, formats), arrays
 
 
@@ -102,48 +109,46 @@ def read_state(
     caller: str, header: Mapping[str, Any], arrays: Mapping[str, FileArray], params, tx
 ) -> tuple[Any, Any]:
     """Return params and state of the header and the arrays of a state file: what `load_state` does."""
-    found, weights = slots_of(tx, params), _weights(caller, params)
-    own = _recipes(weights, found.entries, {}, {})
-    saved = read_recipes(caller, header, own)
+    state_slots, weights = slots_of(tx, params), _weights(caller, params)
+    recipes = _recipes(weights, state_slots.entries, {}, {})
+    saved = read_recipes(caller, header, recipes)
     due = {f"params/{leaf}": p for leaf, p in weights.items()}
-    rows = list(zip(found.slots, found.shapes, strict=True))
+    rows = list(zip(state_slots.slots, state_slots.shapes, strict=True))
     due |= {slot.name: x for slot, x in rows if slot.kind in ("array", "other")}
     check_names(caller, "array", arrays, due)
     read = {name: _array(caller, name, arrays[name], like) for name, like in due.items()}
     placed = {leaf: _sharding(p) for leaf, p in weights.items()}
-    known = _counts_and_seeds(caller, found.entries, own, saved)
+    known = _counts_and_seeds(caller, state_slots.entries, recipes, saved)
     leaves = []
     for slot, shape in rows:
         if slot.kind == "nothing":
             leaves.append(jnp.zeros(shape.shape, shape.dtype))
         elif slot.kind in ("count", "seed"):
-            leaves.append(_of_links(caller, slot.kind, [known[i][slot.kind] for i in slot.links], shape))
+            leaves.append(_of_links(caller, slot.kind, [known[i][slot.kind] for i in slot.entries], shape))
         else:
             leaf = slot.name.partition("/")[2] if slot.kind == "array" else ""
             same = leaf in weights and weights[leaf].shape == shape.shape
             leaves.append(_placed(read[slot.name], placed[leaf] if same else None))
-    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
-    names = [leaf_name(path) for path, _ in paths]
-    new = [_placed(read[f"params/{leaf}"], placed[leaf]) for leaf in names]
-    return treedef.unflatten(new), found.treedef.unflatten(leaves)
+    new = [_placed(read[f"params/{leaf}"], placed[leaf]) for leaf, _ in named_leaves(params)]
+    return jax.tree.structure(params).unflatten(new), state_slots.treedef.unflatten(leaves)
 
 
 def _weights(caller: str, params) -> dict[str, Any]:
     """Return the weights by name."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(params)
-    names = [leaf_name(path) for path, _ in paths]
+    named = named_leaves(params)
+    names = [name for name, _ in named]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if twice:
         raise ValueError(f"{caller}: two weights have the name {min(twice)!r}. Rename one.")
-    return {name: p for name, (_, p) in zip(names, paths, strict=True)}
+    return dict(named)
 
 
-def _leaves_of(caller: str, found: Slots, state) -> list[Any]:
+def _leaves_of(caller: str, state_slots: Slots, state) -> list[Any]:
     """Return the leaves of a state, if it is one of the transform."""
     leaves, treedef = jax.tree.flatten(state)
-    if treedef != found.treedef:
+    if treedef != state_slots.treedef:
         raise ValueError(f"{caller}: the state has another structure than tx makes of these params. {_HINT}")
-    for slot, x, due in zip(found.slots, leaves, found.shapes, strict=True):
+    for slot, x, due in zip(state_slots.slots, leaves, state_slots.shapes, strict=True):
         if (x.shape, x.dtype) != (due.shape, due.dtype):
             raise ValueError(
                 f"{caller}: {slot.name or slot.kind} is {x.dtype}{list(x.shape)}, tx makes it "
@@ -160,6 +165,11 @@ def _recipes(
     for i, entry in enumerate(entries):
         numbers, options = entry.numbers, entry.options
         for leaf, kept in entry.arrays.items():
+            if leaf not in recipes:
+                raise ValueError(
+                    f"save_state: {entry.name} steps '{leaf}', which is no weight of these params: a wrapper "
+                    "such as optax.flatten renames them, and a file goes by names. Save without it."
+                )
             idle = leaf in entry.idle
             record = link_record(entry.name, counts.get(i), seeds.get(i), numbers, options, kept, idle)
             recipes[leaf].append(record)
@@ -167,11 +177,11 @@ def _recipes(
 
 
 def _counts_and_seeds(
-    caller: str, entries: list[Entry], own: Mapping[str, Recipe], saved: Mapping[str, Recipe]
+    caller: str, entries: list[Entry], recipes: Mapping[str, Recipe], saved: Mapping[str, Recipe]
 ) -> list[dict[str, Any]]:
     """Return count and seed of every entry: those that the file has of all its weights."""
     known: list[dict[str, Any]] = [{"count": None, "seed": None} for _ in entries]
-    for leaf, recipe in own.items():
+    for leaf, recipe in recipes.items():
         places = [i for i, entry in enumerate(entries) if leaf in entry.arrays]
         for i, link in zip(places, paired(saved[leaf], recipe), strict=True):
             for what, value in (("count", link["count"]), ("seed", link["seed"])):
@@ -196,24 +206,40 @@ def _of_links(caller: str, kind: str, values: list[Any], shape) -> jax.Array:
 
 
 def _file_array(caller: str, name: str, x, codes: bool) -> FileArray:
-    """Return an array as a file holds it; codes of a byte as bytes."""
-    if not isinstance(x, jax.Array | np.ndarray) or jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        said = getattr(x, "dtype", type(x).__name__)
-        raise TypeError(f"{caller}: {name!r} is {said}; a file holds arrays of numbers. Leave it out.")
+    """Return an array as a file holds it: codes of a byte as bytes, random keys as their words."""
+    if _is_key(x):
+        x = jax.random.key_data(x)
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise TypeError(
+            f"{caller}: {name!r} is {type(x).__name__}; a file holds arrays of numbers. Leave it out."
+        )
     values = np.asarray(x)
-    dtype = "uint8" if codes and values.itemsize == 1 else values.dtype.name
+    as_bytes = values.itemsize == 1 and (codes or values.dtype.name not in DTYPES)
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    return file_array(caller, name, dtype, values.shape, data)
+    return file_array(caller, name, "uint8" if as_bytes else values.dtype.name, values.shape, data)
 
 
-def _array(caller: str, name: str, array: FileArray, like) -> np.ndarray:
+def _array(caller: str, name: str, array: FileArray, like) -> Any:
     """Return an array of a file, in memory of its own, if it is of the shape and dtype of `like`."""
+    if _is_key(like):
+        return _key(_array(caller, name, array, jax.eval_shape(jax.random.key_data, like)), like)
     dtype = np.dtype(like.dtype)
     due = "uint8" if dtype.itemsize == 1 and array.dtype == "U8" else dtype.name
     return bytes_of(caller, name, array, due, like.shape).view(dtype).reshape(array.shape)
 
 
-def _placed(x: np.ndarray, sharding) -> jax.Array:
+def _is_key(x) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _key(data: np.ndarray, like) -> jax.Array:
+    """Return random keys of such words, for the generator of `like`."""
+    generators: list[Any] = []
+    jax.eval_shape(lambda key: generators.append(jax.random.key_impl(key)), like)
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=generators[0])
+
+
+def _placed(x, sharding) -> jax.Array:
     return jnp.asarray(x) if sharding is None else jax.device_put(x, sharding)
 
 

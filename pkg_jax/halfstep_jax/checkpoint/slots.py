@@ -1,7 +1,7 @@
 """What every leaf of an optimizer's state is: of which link, which array, of which weight.
 
-Found by making the state once, on shapes alone, and listening to its links (`links.py`). The rest, the state
-of other transforms, goes by its place in the tree.
+Found by making the state once, on shapes alone, and listening to its links (`link_reports.py`). The rest, the
+state of other transforms, goes by its place in the tree.
 """
 
 import collections
@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from halfstep.rule import Rule, declared
-from halfstep_jax.leaves import leaf_name
-from halfstep_jax.links import Inside, Link, reported_links
+from halfstep_jax.leaves import named_leaves
+from halfstep_jax.link_reports import Inside, Link, reported_links
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
 Kind = Literal["count", "seed", "array", "nothing", "other"]
@@ -26,13 +26,13 @@ class Slot(NamedTuple):
         kind: "count" or "seed" of links; "array" of one; "nothing", a placeholder; "other": of a transform
             that is not of this package.
         name: of the array in a file.
-        links: of which entries it is.
+        entries: the places of those that it belongs to.
         label: how the array is stored, where its dtype does not say.
     """
 
     kind: Kind
     name: str = ""
-    links: tuple[int, ...] = ()
+    entries: tuple[int, ...] = ()
     label: dict[str, Any] | None = None
 
 
@@ -73,17 +73,17 @@ class Slots(NamedTuple):
 
 def slots_of(tx, params) -> Slots:
     """Return what the leaves of a transform's state are, for such weights."""
-    found: list[tuple[list[Slot], list[Entry]]] = []
+    walked: list[tuple[list[Slot], list[Entry]]] = []
 
     def make(params):
         with reported_links() as links:
             state = tx.init(params)
         finder = _Finder(links)
-        found.append((finder.walk(state, ""), finder.entries))
+        walked.append((finder.walk(state, ""), finder.entries))
         return state
 
     shapes, treedef = jax.tree.flatten(jax.eval_shape(make, params))
-    return Slots(treedef, shapes, *found[0])
+    return Slots(treedef, shapes, *walked[0])
 
 
 class _Finder:
@@ -105,10 +105,9 @@ class _Finder:
     def walk(self, tree, place: str) -> list[Slot]:
         """Return the slots of a state, or of a part of one at such a place."""
         is_link = self._links.__contains__
-        paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: is_link(id(x)))
         slots = []
-        for path, x in paths:
-            where = _joined(place, leaf_name(path))
+        for name, x in named_leaves(tree, lambda x: is_link(id(x))):
+            where = _joined(place, name)
             slots += self._link(self._links[id(x)], where) if is_link(id(x)) else [_other(where)]
         return slots
 
@@ -124,51 +123,51 @@ class _Finder:
             self._enter(inner)
             wrappers.append(len(self.entries))
             path = _path_of(link.inside.state, inner.state)
-            own = self.entries[-1]
-            name = f"store_state({_joined(path, own.name)})"
-            self.entries.append(Entry(name, {}, {}, {leaf: {} for leaf in own.arrays}))
+            inner_entry = self.entries[-1]
+            name = f"store_state({_joined(path, inner_entry.name)})"
+            self.entries.append(Entry(name, {}, {}, {leaf: {} for leaf in inner_entry.arrays}))
         self._wrappers[id(link.state)] = tuple(wrappers)
 
     def _link(self, link: Link, place: str) -> list[Slot]:
         """Return the slots of a link's state."""
         if isinstance(link.inside, Inside):
             return self._stored(link, link.inside, place)
-        own = (self._own[id(link.state)],)
+        entries = (self._own[id(link.state)],)
         slots: list[Slot] = []
         for field in getattr(link.state, "_fields", ()):
             value = getattr(link.state, field)
             if field in ("count", "seed"):
-                slots.append(Slot(field, links=own))
+                slots.append(Slot(field, entries=entries))
             elif field == "inner_state":
                 slots += self.walk(value, _joined(place, field))
             else:
-                slots += [self._array(own, field, path, x) for path, x in _leaves(value)]
+                slots += [self._array(entries, field, leaf, x) for leaf, x in named_leaves(value)]
         return slots
 
-    def _array(self, own: tuple[int, ...], field: str, path, x) -> Slot:
+    def _array(self, entries: tuple[int, ...], field: str, leaf: str, x) -> Slot:
         """Return the slot of an array that a link keeps; placeholders are nothing."""
-        leaf, moment = leaf_name(path), field.removesuffix("_scale")
-        kept = self.entries[own[0]].arrays.get(leaf, {})
+        moment = field.removesuffix("_scale")
+        kept = self.entries[entries[0]].arrays.get(leaf, {})
         name = f"{field}/{leaf}"
         if field in kept:
             stored = kept[field]["format"]
-            return self._named(name, own, None if stored == {"dtype": x.dtype.name} else stored)
+            return self._named(name, entries, None if stored == {"dtype": x.dtype.name} else stored)
         if field != moment and moment in kept and "block_size" in kept[moment]["format"]:
-            return self._named(name, own, {"dtype": f"scales of {kept[moment]['format']['dtype']}"})
+            return self._named(name, entries, {"dtype": f"scales of {kept[moment]['format']['dtype']}"})
         return Slot("nothing")
 
-    def _named(self, name: str, own: tuple[int, ...], label: dict[str, Any] | None) -> Slot:
+    def _named(self, name: str, entries: tuple[int, ...], label: dict[str, Any] | None) -> Slot:
         """Return the slot of an array; a second one of that name gets a number."""
         self._names[name] += 1
         field, _, leaf = name.partition("/")
         count = self._names[name]
-        return Slot("array", name if count == 1 else f"{field}#{count}/{leaf}", own, label)
+        return Slot("array", name if count == 1 else f"{field}#{count}/{leaf}", entries, label)
 
     def _stored(self, link: Link, inside: Inside, place: str) -> list[Slot]:
         """Return the slots of the state of `store_state`."""
         wrappers = self._wrappers[id(link.state)]
         inner = self.walk(inside.state, _joined(place, "inner_state"))
-        names = [leaf_name(path) for path, _ in _leaves(inside.state)]
+        names = [name for name, _ in named_leaves(inside.state)]
         scales: dict[str, Slot] = {}
         for i, (name, slot, fmt) in enumerate(zip(names, inner, inside.formats, strict=True)):
             if fmt is None:
@@ -178,33 +177,31 @@ class _Finder:
             if slot.kind == "array":
                 rounding = "stochastic" if link.rule.stochastic else "nearest"
                 stored = {"format": fmt.label, "rounding": rounding}
-                self.entries[slot.links[0] + 1].arrays[leaf][field] = stored
+                self.entries[slot.entries[0] + 1].arrays[leaf][field] = stored
             if fmt.scaled:
                 label = {"dtype": f"scales of {fmt.dtype}"}
                 scales[name] = slot._replace(name=f"{field}_scale/{leaf}", label=label)
         if not wrappers:
             count, seed = (_other(_joined(place, field)) for field in ("count", "seed"))
         else:
-            count, seed = Slot("count", links=wrappers), Slot("seed", links=wrappers)
-        rest = [scales.get(leaf_name(path), Slot("nothing")) for path, _ in _leaves(link.state.scale)]
+            count, seed = Slot("count", entries=wrappers), Slot("seed", entries=wrappers)
+        rest = [scales.get(name, Slot("nothing")) for name, _ in named_leaves(link.state.scale)]
         return [count, seed, *inner, *rest]
 
 
 def _entry(link: Link) -> Entry:
     """Return what a file says of a link that is no `store_state`."""
-    rule, weights = link.rule, {leaf_name(path): p for path, p in _leaves(link.params)}
+    rule, weights = link.rule, dict(named_leaves(link.params))
     # float32 weights pass through.
     passes = {leaf for leaf, p in weights.items() if isinstance(rule, WeightRule) and keeps_nothing(p)}
     arrays: dict[str, dict[str, Any]] = {leaf: {} for leaf in weights}
     for name, moment in (link.inside or {}).items():
-        for path, codes in _leaves(getattr(link.state, name)):
-            leaf = leaf_name(path)
-            fmt, stochastic = moment.storage_of(codes, weights[leaf].shape)
-            rounding = "stochastic" if stochastic else "nearest"
+        for leaf, codes in named_leaves(getattr(link.state, name)):
+            fmt, rounding = moment.storage_of(codes, weights[leaf].shape)
             arrays[leaf][name] = {"format": fmt.label, "rounding": rounding}
     if isinstance(rule, WeightRule) and rule.extra_field:
-        for path, extra in _leaves(getattr(link.state, rule.extra_field)):
-            if (leaf := leaf_name(path)) not in passes:
+        for leaf, extra in named_leaves(getattr(link.state, rule.extra_field)):
+            if leaf not in passes:
                 arrays[leaf][rule.extra_field] = {"format": {"dtype": extra.dtype.name}}
     return Entry(_snake_case(rule.name), *_settings(rule), arrays, passes)
 
@@ -225,14 +222,9 @@ def _joined(*parts: str) -> str:
     return "/".join(filter(None, parts))
 
 
-def _leaves(tree) -> list[tuple[Any, Any]]:
-    return jax.tree_util.tree_flatten_with_path(tree)[0]
-
-
 def _path_of(tree, part) -> str:
     """Return the place of a part of a tree, the numbers of a chain alone."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is part)
-    return next((leaf_name(path) for path, x in paths if x is part), "")
+    return next((name for name, x in named_leaves(tree, lambda x: x is part) if x is part), "")
 
 
 def _snake_case(name: str) -> str:

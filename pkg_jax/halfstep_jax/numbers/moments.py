@@ -43,12 +43,18 @@ def bias_correction(b, count) -> jax.Array:
 
     Source: ours.
     """
+    return bias_correction_and_zero(b, count)[0]
+
+
+def bias_correction_and_zero(b, count) -> tuple[jax.Array, jax.Array]:
+    """Return `bias_correction`, and a zero out of its loop, for `exact.opaque`."""
     b, count = jnp.broadcast_arrays(jnp.asarray(b, jnp.float32), jnp.asarray(count).astype(jnp.uint32))
     # Rolled, or XLA would fuse two hundred scalar operations into every kernel that uses the result; eight
     # bits a turn, because on a GPU every turn is a kernel launch. Written out and without an index: of a loop
     # that JAX unrolls, XLA takes the counters apart one by one, each time going over the whole program.
     start = (jnp.zeros_like(b), np.float32(1) - b, count, opaque_zero())
-    return lax.scan(_next_bits, start, None, length=4)[0][0]
+    correction, *_, zero = lax.scan(_next_bits, start, None, length=4)[0]
+    return correction, zero
 
 
 def _next_bits(carry, _):

@@ -33,7 +33,11 @@ class JaxOp(Op):
 
     def __init__(self, rule: str, zero: jax.Array | None = None, axis_names: Sequence[str] | None = None):
         super().__init__(rule)
-        self._zero, self._axis_names = zero, axis_names
+        self._zero, self._axis_names, self._is_host = zero, axis_names, zero is None
+
+    def _on_host(self, x: Any) -> bool:
+        """Whether x is a constant that NumPy computed, in `numbers`: no compiler changes how it was made."""
+        return self._is_host and isinstance(x, np.floating)
 
     @property
     def zero(self) -> jax.Array:
@@ -48,13 +52,13 @@ class JaxOp(Op):
             return np.float32(x)
         return x if isinstance(x, jax.Array) and x.dtype == jnp.float32 and not x.shape else None
 
-    def opaque(self, x: Any) -> jax.Array:
-        """Return x with its bits ORed with the zero."""
-        return exact.opaque(x, self.zero)
+    def opaque(self, x: Any) -> Any:
+        """Return x with its bits ORed with the zero; outside of steps NumPy's numbers stay NumPy's."""
+        return x if self._on_host(x) else exact.opaque(x, self.zero)
 
-    def opaque_product(self, x: Any) -> jax.Array:
-        """Return a product to which a zero of unknown sign is added."""
-        return exact.rounded_product(x, self.zero)
+    def opaque_product(self, x: Any) -> Any:
+        """Return a product to which a zero of unknown sign is added, likewise."""
+        return x if self._on_host(x) else exact.rounded_product(x, self.zero)
 
     def spread(self, x: Any, like: jax.Array) -> jax.Array:
         """Return x in the shape of another array, ORed with a zero of each of its elements.
@@ -112,7 +116,10 @@ class JaxOp(Op):
         rates = jnp.stack([jnp.asarray(self.bare(rate)) for rate, _ in pairs])
         ones, offsets, t = jnp.ones(len(pairs)), [t.offset for _, t in pairs], pairs[0][1].count
         counts = t + np.array(offsets, np.int32) if any(offsets) else jnp.full(len(pairs), t)
-        inverse = roots.divide(ones, moments.bias_correction(rates, counts))
+        correction, zero = moments.bias_correction_and_zero(rates, counts)
+        # One loop serves both.
+        self._zero = zero if self._zero is None else self._zero
+        inverse = roots.divide(ones, correction)
         return tuple(map(self.wrap, inverse))
 
     def float32(self, x: Any) -> Number:
@@ -122,12 +129,7 @@ class JaxOp(Op):
 
 
 class Count:
-    """The count of a step, 1 at the first, in a rule's `numbers`: t + 1, t - 1, t % 10, and comparisons.
-
-    Attributes:
-        count: int32 scalar.
-        offset: what the rule adds to it.
-    """
+    """The count of a step, 1 at the first, in a rule's `numbers`: t + 1, t - 1, t % 10, and comparisons."""
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 

@@ -60,13 +60,9 @@ class LeafKey:
         if self.shard is not None:
             self.shard.check()
         elements = tuple(shape), offset, self.shard
-        words = call_per_shape(_words, elements, self.k0, self.word(word_role(role)))
+        words = call_per_shape(_words, elements, self.k0, self.k1[self.roles.index(word_role(role))])
         shift = FIELD_SHIFTS.get(role, 0)
         return words << np.uint32(shift) if shift else words
-
-    def word(self, role: int) -> jax.Array:
-        """Return the k1 of one of `roles`, a uint32 scalar: one word for all elements (contract F15)."""
-        return self.k1[self.roles.index(role)]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["k0", "k1", "zero"], meta_fields=["roles"])

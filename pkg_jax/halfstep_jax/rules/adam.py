@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from halfstep.recipes import takes_recipe
 from halfstep.rules import adam as adam_rule
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
@@ -76,11 +77,13 @@ def scale_by_adam(
         mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `codebook`) for the first moment;
             None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
-            scale, and the unsigned scaled formats.
-        mu_rounding: "stochastic", "nearest", "nearest_unchecked" (nearest even where that
+            scale, and the unsigned scaled formats; and, beside mu_dtype=relative("mulaw8"), "uroot4_e4m4",
+            with which u is made of m and v before they are stored, and eps enters under the root.
+        mu_rounding: "stochastic", "paid" (stochastic, and the update takes back at once what the error of
+            storing m would add to later ones), "nearest", "nearest_unchecked" (nearest even where that
             freezes it) or "auto" (nearest where that leaves an average within a thousandth of its truth, else
             stochastic, as where `b1` is an array).
-        nu_rounding: likewise. Nearest freezes a bfloat16 second moment above b2 = 0.996.
+        nu_rounding: likewise, but for "paid". Nearest freezes a bfloat16 second moment above b2 = 0.996.
         nesterov: as in Optax.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
@@ -114,6 +117,7 @@ def scale_by_adam(
     return as_transform(ScaleByAdam(**locals()))
 
 
+@takes_recipe
 def adam(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -125,6 +129,7 @@ def adam(
     nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
+    recipe: str | None = None,
     param_storage: str = "stochastic",
     nesterov: bool = False,
     seed: jax.typing.ArrayLike = 0,
@@ -135,8 +140,9 @@ def adam(
     `round_stochastically`. Rounds what these round.
 
     `learning_rate` is a number >= 0, a float32 scalar array, or a schedule; `seed` is for moments and weights
-    alike. The other arguments are those of `scale_by_adam`, and `param_storage`, which says how 16-bit
-    weights are stored: "stochastic" rounds them stochastically; "nearest" lets `optax.apply_updates` round
+    alike. `recipe` is the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they
+    are not given. The other arguments are those of `scale_by_adam`, and `param_storage`: how 16-bit weights
+    are stored: "stochastic" rounds them stochastically; "nearest" lets `optax.apply_updates` round
     them, which drops small updates; "compensated" keeps what is lost (see `compensate`); "split8" and
     "split16" keep further bits (see `split_params`), "master" a float32 copy (see `keep_master_params`):
     under these three the links see float32 weights, and so moments are float32 by default.
@@ -164,6 +170,7 @@ def adam(
     return with_param_storage("adam", param_storage, links, seed)
 
 
+@takes_recipe
 def adamw(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -177,6 +184,7 @@ def adamw(
     nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
+    recipe: str | None = None,
     param_storage: str = "stochastic",
     nesterov: bool = False,
     seed: jax.typing.ArrayLike = 0,

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import optax
 
+from halfstep.recipes import takes_recipe
+from halfstep.rules.trust_ratio import unpaid
 from halfstep_jax.rules.adam import adam_of
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
@@ -20,6 +22,7 @@ LAMB16_MU = scaled("float8_e4m3fn", 128)
 LAMB16_NU = scaled("ufloat8_e5m3", 128)
 
 
+@takes_recipe
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -33,6 +36,7 @@ def lamb(
     nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
+    recipe: str | None = None,
     param_storage: str = "stochastic",
     bias_correction: bool = True,
     max_norm: jax.typing.ArrayLike | None = 10.0,
@@ -45,7 +49,8 @@ def lamb(
     Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio`, `scale_by_learning_rate` and the
     weight storage, by default `round_stochastically`. In float32 throughout, and with `max_norm=None`, it is
     `optax.lamb` to within rounding. A step moves a leaf by about the share `learning_rate` of its norm, and
-    the decay is part of the update whose norm is taken.
+    the decay is part of the update whose norm is taken. `mu_rounding="paid"`, which recipes have, is
+    "stochastic" here: the norm would be that of what is paid too.
 
     Arguments, result and errors are those of `adamw`, with `max_norm`, `exact` and `axis_names` of
     `scale_by_trust_ratio`. Without `max_norm`, steps at a constant rate grow with the weights; None is no
@@ -64,11 +69,12 @@ def lamb(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
     """
-    adam = adam_of(locals())
+    adam = adam_of(locals() | {"mu_rounding": unpaid(mu_rounding)})
     trust = scale_by_trust_ratio(max_norm=max_norm, exact=exact, axis_names=axis_names)
     return _chained("lamb", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
 
 
+@takes_recipe
 def lamb16(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -82,6 +88,7 @@ def lamb16(
     nu_dtype: StateDType | None = LAMB16_NU,
     mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
+    recipe: str | None = None,
     param_storage: str = "stochastic",
     bias_correction: bool = True,
     max_norm: jax.typing.ArrayLike | None = 10.0,
@@ -115,7 +122,7 @@ def lamb16(
     Source: vxst, "LAMB16", 2024, https://github.com/vxst/LAMB16, for the aim and the ratio; LAMB as in `lamb`
         (contract L4).
     """
-    adam = adam_of(locals())
+    adam = adam_of(locals() | {"mu_rounding": unpaid(mu_rounding)})
     if trust_power is None:
         trust = scale_by_trust_ratio(max_norm=max_norm, exact=exact, axis_names=axis_names)
     else:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from halfstep.recipes import takes_recipe
 from halfstep.rules import lion as lion_rule
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
@@ -58,6 +59,7 @@ def scale_by_lion(
     return as_transform(ScaleByLion(**locals()))
 
 
+@takes_recipe
 def lion(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -67,6 +69,7 @@ def lion(
     mask: Any | Callable[[Any], Any] | None = None,
     *,
     mu_rounding: str = "auto",
+    recipe: str | None = None,
     param_storage: str = "stochastic",
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:

@@ -16,8 +16,8 @@ from jax.core import Tracer
 from halfstep.random_words import Role, leaf_id
 from halfstep.storage.moment_formats import check_stored_state
 from halfstep_jax.leaf_calls import call_per_shape
-from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, leaf_name
-from halfstep_jax.links import Inside, report, reported_links
+from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves
+from halfstep_jax.link_reports import Inside, report, reported_links
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.numbers.schedules import next_count
@@ -158,13 +158,7 @@ class _Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Storage:
-    """How arrays are stored, and which.
-
-    Attributes:
-        format: of the arrays.
-        stochastic: how they are rounded.
-        select: which of them.
-    """
+    """How arrays are stored, and which: the format, whether rounding is stochastic, and the choice."""
 
     name: ClassVar[str] = _FUNCTION
     format: Format
@@ -180,13 +174,19 @@ class _Storage:
                 f"{_FUNCTION}: the state holds {len(codes)} arrays, that of these params {len(leaves)}. "
                 "Pass the tree that init saw."
             )
-        names = [leaf_name(path) for path, _ in leaves]
+        names = [name for name, _ in named_leaves(state)]
         held = [x if self._is_chosen(name, x) else None for name, (_, x) in zip(names, leaves, strict=True)]
         parts = shards(_FUNCTION, names, held, codes)
         rows = zip(leaves, names, held, parts, strict=True)
         return [
-            _Array(name, x, _sign(path), None if one is None else self._format_of(name, one, part), part)
-            for (path, x), name, one, part in rows
+            _Array(
+                name,
+                x,
+                _sign(path),
+                None if array is None else self._format_of(name, array, part),
+                part,
+            )
+            for (path, x), name, array, part in rows
         ]
 
     def check(self, arrays: list[_Array]) -> None:
@@ -253,9 +253,9 @@ class _Storage:
             return stored.codes
         fmt, shape = array.format, array.value.shape
         if stored.codes.shape != fmt.code_shape(shape) or stored.codes.dtype != fmt.code_dtype:
-            found = f"{stored.codes.dtype}{list(stored.codes.shape)}"
+            kind = f"{stored.codes.dtype}{list(stored.codes.shape)}"
             raise ValueError(
-                f"{_FUNCTION}: the state array '{array.name}' is {found}; "
+                f"{_FUNCTION}: the state array '{array.name}' is {kind}; "
                 f"format={fmt.dtype} makes it {fmt.code_dtype}{list(fmt.code_shape(shape))}. "
                 "Pass the state that init made, and the params that it saw."
             )
@@ -273,8 +273,8 @@ class _Storage:
         return call_per_shape(_encoded, (array.format, self.stochastic), x, keys, place)
 
     def _trees(self, arrays: list[_Array], state, stored: list[Encoded]) -> tuple[Any, Any]:
-        codes = jax.tree.unflatten(jax.tree.structure(state), [one.codes for one in stored])
-        scales = {array.name: one.scale for array, one in zip(arrays, stored, strict=True)}
+        codes = jax.tree.unflatten(jax.tree.structure(state), [encoded.codes for encoded in stored])
+        scales = {array.name: encoded.scale for array, encoded in zip(arrays, stored, strict=True)}
         return codes, named_scales(self.format.scaled, scales)
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from halfstep.recipes import takes_recipe
 from halfstep.rules import trace as trace_rule
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.storage.state_dtypes import StateDType
@@ -55,6 +56,7 @@ def trace(
     return as_transform(Trace(**locals()))
 
 
+@takes_recipe
 def sgd(
     learning_rate: optax.ScalarOrSchedule,
     momentum: jax.typing.ArrayLike | None = None,
@@ -62,6 +64,7 @@ def sgd(
     accumulator_dtype: StateDType | None = None,
     *,
     rounding: str = "auto",
+    recipe: str | None = None,
     param_storage: str = "stochastic",
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:

@@ -3,12 +3,14 @@
 Contract: section D.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import optax
 
 from halfstep.rules.weight_decay import AddDecayedWeights
+from halfstep_jax.leaves import with_prefix
 from halfstep_jax.transform import as_transform
 
 
@@ -47,4 +49,15 @@ def add_decayed_weights(
     equation in algorithm 2, with the schedule multiplier left to `weight_decay` (contract D1).
     """
     link = as_transform(AddDecayedWeights(weight_decay, absolute))
-    return link if mask is None else optax.masked(link, mask)
+    return link if mask is None else optax.masked(link, functools.partial(_tree_of_mask, mask))
+
+
+def _tree_of_mask(mask: Any, tree: Any) -> Any:
+    """Return a mask for a tree.
+
+    Raises:
+        ValueError: if it is of another tree.
+    """
+    mask = mask(tree) if callable(mask) else mask
+    list(with_prefix("add_decayed_weights", "mask", mask, tree, is_leaf=None))
+    return mask

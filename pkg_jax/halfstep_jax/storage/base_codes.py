@@ -38,6 +38,12 @@ class Codes(shared.Codes):
         """Return the codes of float32 `x`; where `nonzero`, what is not zero is not stored as zero."""
         raise NotImplementedError
 
+    def with_inverse_root(
+        self, x: jax.Array, words: jax.Array | None, zero: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the codes of x, and about 1/sqrt(x); where the format has inverse roots."""
+        raise NotImplementedError
+
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the float32 values of codes; `words`: with which dithered ones were made."""
         raise NotImplementedError

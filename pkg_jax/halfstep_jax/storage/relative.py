@@ -1,7 +1,7 @@
 """A first moment in units of the root of the second one: `relative`, and the arithmetic of the unit.
 
-Contract: F12, F13. Adam divides a first moment by the root of the second: in that unit it is bounded, and so
-needs no scale.
+Contract: F12, F13, F18. Adam divides a first moment by the root of the second: in that unit it is bounded,
+and so needs no scale.
 """
 
 import jax
@@ -12,13 +12,32 @@ from jax import lax
 from halfstep.storage import relative as shared
 from halfstep.storage.formats import returning
 from halfstep_jax.numbers.roots import divide, sqrt
-from halfstep_jax.storage.formats import Format
+from halfstep_jax.storage.formats import Encoded, Format
+from halfstep_jax.storage.fourth_root_codes import inverse_power_of_root, power_of_root
 from halfstep_jax.xla.exact import opaque
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 relative = returning(Format, shared.relative)
+
+
+def into_unit(fmt: shared.Format, m: jax.Array, v: jax.Array, nu: Encoded, zero: jax.Array) -> jax.Array:
+    """Return a first moment in the unit of its format.
+
+    Args:
+        fmt: of the first moment.
+        m: float32, the first moment.
+        v: float32, the second moment as it was stored, and
+        nu: what is stored of it.
+        zero: for `exact.opaque`.
+    """
+    return m * inverse_power_of_root(nu.codes) if fmt.power_unit else to_unit(m, v, zero)
+
+
+def out_of_unit(fmt: shared.Format, z: jax.Array, v: jax.Array, nu: Encoded) -> jax.Array:
+    """Return a first moment, given it in the unit of its format: see `into_unit`."""
+    return z * power_of_root(nu.codes) if fmt.power_unit else from_unit(z, v)
 
 
 def to_unit(m: jax.Array, v: jax.Array, zero: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from halfstep.float_formats import INT8
-from halfstep.storage.codes import SCALED_CODES
+from halfstep.storage.codes import DEAD_ZONE, SCALED_CODES
 from halfstep.storage.relative import LARGEST_BOUND
 from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS
 from halfstep_jax.numbers.roots import divide
@@ -93,16 +93,16 @@ class FineIntegerCodes(Codes):
 class DitheredCodes(FineIntegerCodes):
     """Integers from -7 to 7 in four bits, rounded with a dither d: q stands for (q - d) s.
 
-    The code is q + 8; 0 is exact zero, the code of zero alone. `words` is one word for all elements, of which
-    d is a number in (-1/2, 1/2), or None: d = 0.
+    The code is q + 8; 0 is exact zero, and what is stored of |y| up to 1/16. d is a number in (-1/2, 1/2) of
+    the words, which are alike throughout a block; None: d = 0.
     """
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
-        """Round x / s + d to nearest integers that stop at 7."""
-        q = lax.round(self._ratio(x, scale) + _dither(words), lax.RoundingMethod.TO_NEAREST_EVEN)
+        """Round x / s + d to nearest integers that stop at 7; near zero to zero itself."""
+        y = self._ratio(x, scale)
+        q = lax.round(y + _dither(words), lax.RoundingMethod.TO_NEAREST_EVEN)
         codes = (jnp.clip(q, -self.largest, self.largest).astype(jnp.int32) + 8).astype(jnp.uint8)
-        # By its bits: XLA on CPU takes a subnormal number for zero.
-        is_zero = (lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0x7FFFFFFF)) == 0
+        is_zero = jnp.abs(y) <= np.float32(DEAD_ZONE)
         return jnp.where(is_zero | (scale == NAN_SCALE), np.uint8(0), codes)
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
@@ -116,9 +116,9 @@ def _sixteenths() -> jax.Array:
     return _INTEGERS.scale(jnp.asarray(np.float32(LARGEST_BOUND)))
 
 
-def _dither(word: jax.Array | None):
-    """Return an odd multiple of 2^-21 in (-1/2, 1/2), from the top 20 bits; q less such a d is exact."""
-    if word is None:
+def _dither(words: jax.Array | None):
+    """Return odd multiples of 2^-17 in (-1/2, 1/2), from the top 16 bits; q less such a d is exact."""
+    if words is None:
         return np.float32(0)
-    odd = ((word >> np.uint32(12)) << np.uint32(1)) | np.uint32(1)
-    return odd.astype(jnp.float32) * np.float32(2.0**-21) - np.float32(0.5)
+    odd = ((words >> np.uint32(16)) << np.uint32(1)) | np.uint32(1)
+    return odd.astype(jnp.float32) * np.float32(2.0**-17) - np.float32(0.5)

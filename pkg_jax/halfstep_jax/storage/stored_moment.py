@@ -4,7 +4,7 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,14 +15,16 @@ from jax.core import Tracer
 
 from halfstep.random_words import role_of, word_role
 from halfstep.rule import Moment
+from halfstep.storage import state_dtypes as shared
 from halfstep.storage.moment_formats import (
     check_format,
     check_freezing,
     check_rounding,
     dtype_argument,
     is_stochastic,
+    pays,
 )
-from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, leaf_name, refuse_raw_bytes
+from halfstep_jax.leaves import Leaves, named_leaves, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.storage.blocks import check_blocks
 from halfstep_jax.storage.formats import Encoded, Format
@@ -30,6 +32,8 @@ from halfstep_jax.storage.state_dtypes import as_format, default_format
 from halfstep_jax.xla.shards import Shard, shards, whole_shape
 
 _HINT = "Pass the tree that init saw."
+# What a moment is kept in where nothing is asked for.
+_DEFAULTS = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +96,13 @@ class StoredMoment:
 
     @property
     def key_role(self) -> int:
-        """The role of the key that its rounding reads: its own where one word is for all, else its words'."""
-        return self.role if self.dithered else word_role(self.role)
+        """The role of the key that its rounding reads."""
+        return word_role(self.role)
 
     def init(self, params):
         """Return the codes of new moments, in the tree of `params`, and their scales (`named_scales`)."""
-        named, treedef = jax.tree_util.tree_flatten_with_path(params)
-        names, values = [leaf_name(path) for path, _ in named], [p for _, p in named]
+        named, treedef = named_leaves(params), jax.tree.structure(params)
+        names, values = [name for name, _ in named], [p for _, p in named]
         parts = self.shards(names, values)
         rows = zip(names, values, parts, strict=True)
         return self.split_tree(treedef.unflatten([self._zeros_for(*row) for row in rows]))
@@ -119,13 +123,14 @@ class StoredMoment:
                 )
         return found
 
-    def read(self, leaves: Leaves, codes, scales) -> list[Encoded]:
+    def read(self, leaves: Leaves, codes, scales, dtypes: Sequence[str | None]) -> list[Encoded]:
         """Return what is stored for every leaf, and refuse what `init` would not have made.
 
         Args:
             leaves: of the updates.
             codes: the tree of codes, and
             scales: by name, as `init` returned them.
+            dtypes: of the weights; None where they are not known.
 
         Raises:
             TypeError: if codes are of another dtype than asked for.
@@ -143,10 +148,9 @@ class StoredMoment:
             for fmt, shape in zip(formats, shapes, strict=True)
         ]
         # Of another recipe codes may be of another shape too: their dtype says more.
-        for name, fmt, code in zip(
-            leaves.names, formats, leaves.match_any_shape(codes, "state", _HINT), strict=True
-        ):
-            self._check_dtype(name, fmt, code)
+        unshaped = leaves.match_any_shape(codes, "state", _HINT)
+        for name, fmt, code, dtype in zip(leaves.names, formats, unshaped, dtypes, strict=True):
+            self._check_dtype(name, fmt, code, dtype)
         all_codes = leaves.match(codes, self.name, _HINT, due)
         kept = scales if isinstance(scales, Mapping) else {}
         return [
@@ -172,13 +176,21 @@ class StoredMoment:
         words = self._words(fmt, moment.shape, key)
         return fmt.round_trip(moment, words, keep_nonzero="never" if self.field.signed else "always")
 
+    def round_with_inverse_root(
+        self, old: Encoded, moment: jax.Array, key: LeafKey
+    ) -> tuple[Encoded, jax.Array]:
+        """Round as `round_trip` does; return what is stored, and about 1/sqrt of the moment as it is."""
+        fmt = self.format_of(old)
+        codes, inverse = fmt.codes.with_inverse_root(moment, self._words(fmt, moment.shape, key), key.zero)
+        return Encoded(codes, None), inverse
+
     def split_tree(self, encoded):
         """Return the tree of codes, and the scales by name, of a tree of `Encoded`."""
-        paths, treedef = jax.tree_util.tree_flatten_with_path(
-            encoded, is_leaf=lambda x: isinstance(x, Encoded)
+        named = named_leaves(encoded, _is_encoded)
+        codes = jax.tree.unflatten(
+            jax.tree.structure(encoded, is_leaf=_is_encoded), [one.codes for _, one in named]
         )
-        codes = treedef.unflatten([one.codes for _, one in paths])
-        return codes, named_scales(self._has_scales, {leaf_name(path): one.scale for path, one in paths})
+        return codes, named_scales(self._has_scales, {name: one.scale for name, one in named})
 
     def format_of(self, encoded: Encoded) -> Format:
         """Return the format of what is stored: the one asked for, or the plain one of its dtype."""
@@ -187,7 +199,7 @@ class StoredMoment:
             return as_format(self.caller, self.dtype_name, encoded.codes.dtype)
         return self.asked_for
 
-    def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, bool]:
+    def storage_of(self, codes, shape: tuple[int, ...]) -> tuple[Format, str]:
         """Return how the moment of a weight of `shape` is stored, and whether it is rounded stochastically.
 
         Args:
@@ -198,7 +210,13 @@ class StoredMoment:
             fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         else:
             fmt = self.asked_for.for_shape(self._shape(shape))
-        return fmt, self._stochastic(fmt)
+        if self.pays(fmt):
+            return fmt, "paid"
+        return fmt, "stochastic" if self._stochastic(fmt) else "nearest"
+
+    def pays(self, fmt: Format) -> bool:
+        """Whether a step pays for storing the moment in a format."""
+        return pays(fmt, self.rounding)
 
     @property
     def dithered(self) -> bool:
@@ -206,11 +224,11 @@ class StoredMoment:
         return self.asked_for is not None and self.asked_for.dithered
 
     def _words(self, fmt: Format, shape, key: LeafKey | None) -> jax.Array | None:
-        """Return one word per element; for dithered codes one for all; to nearest None."""
+        """Return one word per element; to nearest None."""
         if not self._stochastic(fmt):
             return None
         assert key is not None
-        return key.word(self.role) if fmt.dithered else key.words(self.role, shape)
+        return key.words(self.role, shape)
 
     def _stochastic(self, fmt: Format) -> bool:
         return is_stochastic(self.field, fmt, self.rounding, self.rate)
@@ -253,14 +271,21 @@ class StoredMoment:
             check_blocks(self.caller, name, shard, fmt.block_size)
         return fmt
 
-    def _check_dtype(self, leaf: str, fmt: Format | None, codes) -> None:
-        """Refuse codes of a dtype that the format does not have; without one, of none that a moment has."""
+    def _check_dtype(self, leaf: str, fmt: Format | None, codes, weight_dtype: str | None) -> None:
+        """Refuse codes of a dtype that the format does not have; without one, of none that `init` makes."""
         what, dtype = f"the {self.name} of '{leaf}'", getattr(codes, "dtype", None)
         refuse_raw_bytes(self.caller, what, codes)
-        if fmt is None and dtype is not None and dtype not in HELD_BY_FLOAT32:
+        if fmt is None and dtype is not None and dtype not in _DEFAULTS:
             raise TypeError(
                 f"{self.caller}: {what} is {dtype}, as another recipe keeps it: {self.dtype_name}=None "
                 "keeps bfloat16 or float32. Pass the state that init made, or the arguments that it had."
+            )
+        due = None if weight_dtype is None else shared.default_format(weight_dtype).dtype
+        if fmt is None and None not in (dtype, due) and dtype != due:
+            raise TypeError(
+                f"{self.caller}: {what} is {dtype}, and its weight is {weight_dtype}, for which "
+                f"{self.dtype_name}=None makes {due}: the weight or the state was cast since init. Keep the "
+                f'dtype of the weight (eqx.apply_updates does not), or pass {self.dtype_name}="{dtype}".'
             )
         if fmt is not None and dtype is not None and dtype != fmt.code_dtype:
             raise TypeError(
@@ -279,6 +304,10 @@ class StoredMoment:
 
     def _refuse_freezing(self, fmt: Format) -> None:
         check_freezing(self.caller, self.field, fmt, self.rounding, self.rate)
+
+
+def _is_encoded(x) -> bool:
+    return isinstance(x, Encoded)
 
 
 def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> Any:

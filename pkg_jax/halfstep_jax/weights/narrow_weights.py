@@ -25,10 +25,12 @@ class RoundStochasticallyState(NamedTuple):
     Attributes:
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
+        narrowest: a zero of the narrowest dtype among the weights. It tells weights that were cast since.
     """
 
     count: jax.Array
     seed: jax.Array
+    narrowest: jax.Array
 
 
 class CompensateState(NamedTuple):

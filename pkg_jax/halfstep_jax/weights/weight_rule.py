@@ -18,7 +18,7 @@ from jax import lax
 from halfstep.random_words import Role, leaf_id
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
-from halfstep_jax.links import report
+from halfstep_jax.link_reports import report
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
@@ -138,7 +138,8 @@ def weight_transform(
         check_params(rule.name, params)
         wide = jax.tree.map(lambda p: jnp.asarray(p).astype(jnp.float32), params) if inner else None
         first = _first_extras(rule, params)
-        state = _state(rule, jnp.zeros([], jnp.int32), new_seed(words), first, inner, wide)
+        mark = narrowest(params)
+        state = _state(rule, jnp.zeros([], jnp.int32), new_seed(words), first, mark, inner, wide)
         return report(rule, params, state)
 
     def update(updates, state, params=None, **extra_args):
@@ -149,6 +150,8 @@ def weight_transform(
         check_state(rule.name, state, rule.State)
         leaves = flatten_updates(rule.name, updates)
         weights = leaves.weights(params)
+        if hasattr(state, "narrowest"):
+            _check_narrowest(rule, params, state.narrowest)
         extras = _extras(rule, leaves, weights, state)
         after = {}
         if inner_update is not None:
@@ -248,9 +251,28 @@ def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
     return arrays
 
 
-def _state(rule: WeightRule, count, seed, extras, inner: optax.GradientTransformation | None, wide) -> Any:
+def narrowest(params) -> jax.Array:
+    """Return a zero of the narrowest dtype among weights; float32 where there are none."""
+    dtypes = [p.dtype for p in jax.tree.leaves(params) if hasattr(p, "dtype")]
+    return jnp.zeros([], min(dtypes, key=lambda dtype: dtype.itemsize, default=jnp.float32))
+
+
+def _check_narrowest(rule: WeightRule, params, mark: jax.Array) -> None:
+    """Refuse weights that were all cast since `init` made the state."""
+    now = narrowest(params)
+    if keeps_nothing(now) != keeps_nothing(mark):
+        raise ValueError(
+            f"{rule.name}: the narrowest weight is {now.dtype}, and was {mark.dtype} when init made the "
+            "state. Apply updates by optax.apply_updates, which keeps dtypes (eqx.apply_updates does not); "
+            "to cast weights, use set_float32_params, which casts the state too."
+        )
+
+
+def _state(
+    rule: WeightRule, count, seed, extras, mark, inner: optax.GradientTransformation | None, wide
+) -> Any:
     """Return the state before the first step."""
-    fields = {"count": count, "seed": seed, rule.extra_field: extras}
+    fields = {"count": count, "seed": seed, rule.extra_field: extras, "narrowest": mark}
     if inner is not None:
         fields["inner_state"] = inner.init(wide)
     return rule.State(**{name: fields[name] for name in rule.State._fields})

@@ -127,9 +127,6 @@ _plus_nothing = elementwise(
     lambda primals, tangents: tangents[0],
     lambda x, zero: x + lax.bitcast_convert_type(zero | _MINUS_ZERO, jnp.float32),
     op_by_op=_with_zero_bits,
-    # Of sums XLA on GPU makes LAMB's moments in a pass of their own, and keeps them in float32.
-    cuda=_with_zero_bits,
-    rocm=_with_zero_bits,
 )
 
 

@@ -5,10 +5,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 from torch import Tensor, nn
 
-from halfstep_jax.leaves import leaf_name as leaf_of
+from halfstep_jax.leaves import named_leaves
 from halfstep_torch.leaves import leaf_names
 
 Shape = tuple[int, ...]
@@ -94,7 +93,7 @@ def name_map(params: Any, model: nn.Module, names: Mapping[str, str] | None = No
 
     Source: ours.
     """
-    shapes = {leaf_of(path): _shape(path, x) for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    shapes = {name: _shape(name, x) for name, x in named_leaves(params)}
     found = {name: tuple(p.shape) for name, p in model.named_parameters()}
     result = _same_names(shapes, found)
     if len(result) < len(shapes):
@@ -109,10 +108,10 @@ def name_map(params: Any, model: nn.Module, names: Mapping[str, str] | None = No
     return NameMap(sorted(result.items()))
 
 
-def _shape(path: Any, x: Any) -> Shape:
+def _shape(name: str, x: Any) -> Shape:
     if not hasattr(x, "shape"):
         raise TypeError(
-            f"{_CALLER}: the leaf '{leaf_of(path)}' is a {type(x).__name__}, no array. "
+            f"{_CALLER}: the leaf '{name}' is a {type(x).__name__}, no array. "
             "Pass the weights alone: of an Equinox model, eqx.filter(model, eqx.is_array)."
         )
     return tuple(x.shape)

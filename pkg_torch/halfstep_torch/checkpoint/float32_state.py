@@ -4,17 +4,19 @@ A state dict of ours goes on to the bit, and only where formats agree (`state_di
 is what torch's own optimizers write, and is read into any format.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
-from halfstep_torch.engine.batches import new_state
+from halfstep_torch.checkpoint.other_libraries import in_torch_form
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.group_entries import check_decay
-from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan, stream_keys
+from halfstep_torch.engine.slots import new_state
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
@@ -55,18 +57,27 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
     """
     _check_optimizer("float32_state_dict", optimizer)
     groups, state, index = [], {}, 0
-    plans = iter(optimizer.plans())
+    states = decoded_states(optimizer, {param for param, kept in optimizer.state.items() if kept})
     for i, group in enumerate(optimizer.param_groups):
         ids = list(range(index, index + len(group["params"])))
         index += len(ids)
         groups.append({**_numbers_of(optimizer, i), "params": ids})
         if "param_names" in group:
             groups[-1]["param_names"] = list(group["param_names"])
-        for place in ids:
-            name, param, plan = next(plans)
-            if kept := optimizer.state.get(param):
-                state[place] = _decoded(optimizer, i, name, param, plan, kept)
+        for place, param in zip(ids, group["params"], strict=True):
+            if param in states:
+                state[place] = states[param]
     return {"state": state, "param_groups": groups}
+
+
+def decoded_states(optimizer: Optimizer, params: Collection[Tensor]) -> dict[Tensor, dict[str, Tensor]]:
+    """Return the states of parameters in torch's form."""
+    groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
+    return {
+        param: _decoded(optimizer, i, name, param, plan, optimizer.state[param])
+        for i, (name, param, plan) in zip(groups, optimizer.plans(), strict=True)
+        if param in params
+    }
 
 
 @torch.no_grad()
@@ -82,8 +93,10 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     Args:
         optimizer: that is to go on.
         state_dict: of `torch.optim.AdamW`, `Adam` or `SGD`, in any floating dtype, or what
-            `float32_state_dict` returned. Parameters are matched by name within their group or, where either
-            side has no names, by their place.
+            `float32_state_dict` returned; also of torchao's `AdamW8bit`, `AdamW4bit` and `AdamWFp8`, of
+            bitsandbytes' 8-bit optimizers, of adamw_bf16 (whose float32 weights, `p.float() + shift`,
+            `set_float32_params` takes) and of torchastic. Parameters are matched by name within their group
+            or, where either side has no names, by their place.
 
     Raises:
         TypeError: if it is not an `Optimizer`, or no state dict.
@@ -116,10 +129,12 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     groups, states = [], {}
     plans = iter(optimizer.plans())
     for i, (group, saved_group) in enumerate(zip(optimizer.param_groups, saved_groups, strict=True)):
-        groups.append({**group, **{k: saved_group[k] for k in _taken(optimizer, i, saved_group)}})
+        taken = {key: saved_group[key] for key in _taken(optimizer, i, saved_group)}
+        plain = {k: x.item() if isinstance(x, Tensor) and x.numel() == 1 else x for k, x in taken.items()}
+        groups.append({**group, **plain})
         for saved_id in _ids(caller, i, group, saved_group):
             name, param, plan = next(plans)
-            saved = state_dict["state"].get(saved_id)
+            saved = in_torch_form(state_dict["state"].get(saved_id) or {}, list(_moment_keys(plan)))
             _check_saved(caller, name, param, plan, saved)
             states[param] = _encoded(optimizer, i, name, param, plan, saved) if saved else {}
     replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
@@ -167,7 +182,7 @@ def _encoded(
         key: array for key, array in optimizer.state.get(param, {}).items() if key in plan.weights.arrays
     }
     state = {
-        **new_state(param, plan.arrays),
+        **new_state(param, plan),
         **beside,
         "step": torch.tensor(step, dtype=torch.int64, device="cpu"),
     }
@@ -210,10 +225,8 @@ def _taken(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> list[s
 
 
 def _check_optimizer(caller: str, optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
+    check_optimizer(caller, optimizer)
+    refuse_shards(caller, (param for _, param, _ in optimizer.plans()), "Use torch.distributed.checkpoint.")
 
 
 def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mapping]) -> None:

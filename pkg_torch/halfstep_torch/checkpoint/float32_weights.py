@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.batches import new_state
-from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.distributed.shards import refuse_shards
+from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.slots import new_state
 from halfstep_torch.numbers.float_formats import dtype_name
 
 _LARGEST_HALF = 65504.0
@@ -40,7 +41,7 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
 
     Source: contract P4, P5.
     """
-    _check_optimizer("float32_params", optimizer)
+    check_optimizer("float32_params", optimizer)
     values: dict[Any, Tensor] = {}
     for key, param, plan in _parameters(optimizer):
         state, p32 = optimizer.state.get(param), param.detach().to(torch.float32).contiguous()
@@ -77,7 +78,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     Source: contract P1, P4, P5.
     """
     caller = "set_float32_params"
-    _check_optimizer(caller, optimizer)
+    check_optimizer(caller, optimizer)
     parameters = list(_parameters(optimizer))
     given: dict[Any, Tensor] = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
     _check_keys(caller, [key for key, _, _ in parameters], list(given))
@@ -87,7 +88,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
         w = given[key].detach().to(param.device).contiguous()
         p32, arrays = plan.weights.store(w)
         if arrays and not optimizer.state[param]:
-            optimizer.state[param].update(new_state(param, plan.arrays))
+            optimizer.state[param].update(new_state(param, plan))
         for name, array in arrays.items():
             optimizer.state[param][name].copy_(array)
         param.copy_(p32)
@@ -95,6 +96,9 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str | int, Tensor, Plan]]:
     """Yield (name, or index where there are no names; parameter; plan) of all parameters."""
+    refuse_shards(
+        "float32_params", (param for _, param, _ in optimizer.plans()), "Use torch.distributed.checkpoint."
+    )
     index = 0
     for (_, param, plan), name in zip(optimizer.plans(), _names(optimizer), strict=True):
         yield (index if name is None else name), param, plan
@@ -104,13 +108,6 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[str | int, Tensor, Plan]
 def _names(optimizer: Optimizer) -> Iterator[str | None]:
     for group in optimizer.param_groups:
         yield from group.get("param_names", [None] * len(group["params"]))
-
-
-def _check_optimizer(caller: str, optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
 
 
 def _check_keys(caller: str, ours: list, given: list) -> None:

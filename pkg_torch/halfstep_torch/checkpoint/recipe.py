@@ -90,7 +90,7 @@ def _beside(bound: BoundRule) -> dict[str, Any]:
 
 def _kept(moment: StoredMoment) -> dict[str, Any]:
     """Return the format and rounding of a moment."""
-    return {"format": moment.format.label, "rounding": "nearest" if moment.source is None else "stochastic"}
+    return {"format": moment.format.label, "rounding": moment.rounding}
 
 
 def _inside(moment: Any) -> Any:

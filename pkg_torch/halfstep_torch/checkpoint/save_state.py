@@ -13,9 +13,10 @@ from torch import Tensor
 from halfstep.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep_torch.checkpoint.recipe import arrays_of, idle_places, recipe_of
-from halfstep_torch.engine.batches import new_state
-from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.distributed.shards import refuse_shards
+from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.slots import new_state
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -72,7 +73,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     arrays = {f"params/{leaf}": _file_array(caller, leaf, p) for leaf, p in weights.items()}
     recipes, formats = {leaf: [] for leaf in weights}, {}
     for leaf, (param, _, plan, links) in stepped.items():
-        state = optimizer.state.get(param) or new_state(param, plan.arrays)
+        state = optimizer.state.get(param) or new_state(param, plan)
         recipes[leaf] = recipe_of(plan, links, int(state["step"]))
         for key, field, label in arrays_of(plan):
             name = f"{field}/{leaf}"
@@ -129,10 +130,8 @@ def _parameters(
     caller: str, model: torch.nn.Module, optimizer: Any
 ) -> tuple[dict[str, Tensor], dict[str, _Stepped]]:
     """Return the parameters of a model by leaf name, and those that are optimized."""
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
+    check_optimizer(caller, optimizer)
+    refuse_shards(caller, model.parameters(), "Use torch.distributed.checkpoint.")
     groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
     links = optimizer.bound_links()
     stepped = {

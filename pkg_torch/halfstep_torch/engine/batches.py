@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep_torch.distributed.shards import check_sharding, local_part, refuse_shards, sharding
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
-from halfstep_torch.engine.rows import Slot, SlotColumns
+from halfstep_torch.engine.slots import Slot, SlotColumns, new_state, state_placements
 from halfstep_torch.leaves import check_count, check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
-from halfstep_torch.storage.state_array import StateArray
 
 # Counts from which slots that differ in them are stepped together: each of their rows then reads its numbers,
 # and the kernel that does so is compiled besides.
@@ -105,29 +105,35 @@ def make_batches(
             plan_keys[i] = before if before == now else now  # the same object is compared at once
         group = groups[i]
         check_grad(group.caller, name, param)
-        key = (plan_keys[i], param.dtype, param.shape, param.device, name)
+        key = (plan_keys[i], param.dtype, param.shape, param.device, name, sharding(param))
         known, slot = last.slots.get(param, ((), None))
         if slot is None or known != key:
-            slot = Slot(param, name, group.plan(name, param))
+            check_sharding(group.caller, name, param)
+            slot = Slot.of(param, name, group.plan(name, param))
+        slot.param = local_part(param)  # which `to_empty` and `load_state_dict(assign=True)` replace
         slots[param] = key, slot
         state = states.get(param)
         if state and state.get("step") is not slot.counter:
             check_count(group.caller, name, state.get("step"))
         slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
-        kind = (i, id(slot.plan.shared), param.device, grad.dtype)
+        kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
         kinds.setdefault(kind, {}).setdefault(slot.step, []).append(slot)
     made = []
-    for (i, _, device, grad_dtype), by_count in kinds.items():
+    for (i, _, device, grad_dtype, _), by_count in kinds.items():
         parts = list(by_count.values())
         together = [list(itertools.chain(*parts))] if len(parts) >= _MANY_COUNTS else parts
         made += [Batch(groups[i], alike[0].plan, device, grad_dtype, alike) for alike in together]
-    known, last.numbers = last.numbers, {}
-    for batch in made:
-        batch.numbers = _step_numbers(batch, made, known, last.numbers)
     last.slots, last.plan_keys = slots, plan_keys
     _attach_state(made, states)
     _attach_keys(made)
     return made
+
+
+def attach_numbers(batches: Sequence[Batch], last: LastStep) -> None:
+    """Give batches the numbers of each rule, those that depend on all gradients too."""
+    known, last.numbers = last.numbers, {}
+    for batch in batches:
+        batch.numbers = _step_numbers(batch, batches, known, last.numbers)
 
 
 def _step_numbers(batch: Batch, batches: Iterable[Batch], known: Mapping, now: dict) -> dict[int, list[Any]]:
@@ -136,7 +142,9 @@ def _step_numbers(batch: Batch, batches: Iterable[Batch], known: Mapping, now: d
     for j in batch.plan.rule_indices:
         link, h, measured = group.links[j], group.values[j], None
         if link.measures:
-            grads = [slot.grad for other in batches if _has(other, link) for slot in other.slots]
+            slots = [slot for other in batches if _has(other, link) for slot in other.slots]
+            refuse_shards(link.name, (slot.owner for slot in slots), "Use torch.nn.utils.clip_grad_norm_.")
+            grads = [slot.grad for slot in slots]
             measured = link.measure(h, grads if group.scale is None else Unscaled(grads, group.scale))
         before, of_counts = known.get((group.index, j), (None, {}))
         of_counts = of_counts if before == h and not link.measures else {}
@@ -157,19 +165,27 @@ def _attach_state(batches: Iterable[Batch], states: MutableMapping[Tensor, Any])
     for batch in batches:
         caller = batch.group.caller
         for slot in batch.slots:
-            state = states[slot.param]
-            if slot.state and _holds(state, slot.state):
-                slot.counter = state["step"]
-                continue  # as they were checked
-            arrays = slot.plan.arrays
-            if not state:
-                state.update(new_state(slot.param, arrays))
-            # A momentum that was 0 until now had no buffer.
-            state.update({key: spec.new(slot.param) for key, spec in arrays.items() if key not in state})
-            check_leftovers(caller, slot.name, arrays, state)
-            for key, spec in arrays.items():
-                check_state_array(caller, slot.name, key, spec, state[key], slot.param)
-            slot.state, slot.counter = {key: state[key] for key in arrays}, state["step"]
+            state = states[slot.owner]
+            if not (slot.arrays and _holds(state, slot.arrays)):  # as they were checked
+                _attach_new_state(caller, slot, state)
+            if slot.param is slot.owner:
+                slot.state = slot.arrays
+            else:
+                slot.state = {key: local_part(array) for key, array in slot.arrays.items()}
+            slot.counter = state["step"]
+
+
+def _attach_new_state(caller: str, slot: Slot, state: MutableMapping[str, Any]) -> None:
+    param, plan = slot.owner, slot.whole_plan
+    if not state:
+        state.update(new_state(param, plan))
+    # A momentum that was 0 until now had no buffer.
+    state.update(new_state(param, plan, [key for key in plan.arrays if key not in state]))
+    check_leftovers(caller, slot.name, plan.arrays, state)
+    placements = state_placements(plan, param)
+    for key, spec in plan.arrays.items():
+        check_state_array(caller, slot.name, key, spec, state[key], param, placements.get(key))
+    slot.arrays = {key: state[key] for key in plan.arrays}
 
 
 def _holds(state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bool:
@@ -178,12 +194,6 @@ def _holds(state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bool:
         if state.get(key) is not array:
             return False
     return True
-
-
-def new_state(param: Tensor, arrays: Mapping[str, StateArray]) -> dict[str, Tensor]:
-    """Return the state of a parameter that was never stepped."""
-    step = torch.tensor(0, dtype=torch.int64, device="cpu")
-    return {"step": step, **{key: spec.new(param) for key, spec in arrays.items()}}
 
 
 def _attach_keys(batches: Iterable[Batch]) -> None:
@@ -217,4 +227,6 @@ def attach_row_plans(batches: Iterable[Batch], last: LastStep, sizes: RowSizes |
         plan = before.get(key)
         if plan is None or plan.signature != signature(batch.slots):
             plan = RowPlan(batch.slots, batch.grad_dtype, compiled, sizes)
-        last.row_plans[key] = batch.row_plan = plan
+        batch.row_plan = plan
+        if not batch.slots[0].gathered:  # whose memory goes after the step
+            last.row_plans[key] = plan

@@ -5,14 +5,12 @@ from collections.abc import Iterable
 
 import torch
 
+from halfstep.diagnosis import RANGES, outside_range
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.link import is_ours
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.say_once import say_once
 from halfstep_torch.weights.weight_rule import NearestWeights
-
-# Between these a second moment in ufloat8_e6m2 is what it should be (contract F6).
-_LOWEST, _LARGEST = 2.0**-50, 1.5 * 2.0**13
 
 
 def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int) -> None:
@@ -58,21 +56,16 @@ def warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
 
 
 def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:
-    """Say so where the squares of gradients are outside what ufloat8_e6m2 holds."""
+    """Say so where the squares of gradients are outside what a second moment without a scale holds."""
     moments = [moment for rule in batch.plan.rules for moment in rule.moments]
     formats = [getattr(moment, "format", None) for moment in moments]
-    if not any(fmt is not None and fmt.dtype == "ufloat8_e6m2" for fmt in formats):
+    dtype = next((fmt.dtype for fmt in formats if fmt is not None and fmt.dtype in RANGES), "")
+    if not dtype:
         return
     for slot in batch.slots:
         if not slot.grad.numel():
             continue
         largest = torch.linalg.vector_norm(slot.grad, math.inf).item() / scale
-        if largest and not _LOWEST <= largest**2 <= _LARGEST:
-            what = "above" if largest**2 > _LARGEST else "below"
-            limit = "1.2e4, and become NaN" if what == "above" else "8.9e-16, and are kept at that"
-            say_once(
-                f"{caller}: gradients are so {'large' if what == 'above' else 'small'} that squares of them "
-                f"are {what} what ufloat8_e6m2 holds: {limit}. "
-                'Use nu_dtype=scaled("ufloat8_e5m3"), and a GradScaler where the loss is scaled.'
-            )
+        if problem := outside_range(dtype, largest):
+            say_once(f"{caller}: {problem}")
             return

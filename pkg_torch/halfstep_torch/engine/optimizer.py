@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.batches import Batch, LastStep, attach_row_plans, make_batches
+from halfstep_torch.distributed.agreement import Attempt, any_of
+from halfstep_torch.engine.agreement import Agreement
+from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
 from halfstep_torch.engine.compiled_stage import compile_batch
+from halfstep_torch.engine.exchange import exchanged, meshes_of, scatter
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.loss_scale import is_skipped
@@ -17,6 +20,7 @@ from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.engine.replicas import check_replicas
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.run import run_batch
+from halfstep_torch.engine.slots import state_placements
 from halfstep_torch.leaves import has_memory
 from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
 from halfstep_torch.optimizer_state.state_dict import (
@@ -28,7 +32,6 @@ from halfstep_torch.optimizer_state.state_dict import (
     replace_groups,
 )
 from halfstep_torch.say_once import say_once
-from halfstep_torch.storage.state_array import StateArray
 
 
 class Optimizer(PlannedOptimizer):
@@ -118,7 +121,8 @@ class Optimizer(PlannedOptimizer):
 
         Numbers of the param groups and the seeds are taken from the state dict; state arrays are copied.
         Parameters are matched by name within their group or, where either side has no names, by their place;
-        random words then follow the names of this optimizer.
+        random words then follow the names of this optimizer. State of a parameter that is a DTensor becomes
+        DTensors, from arrays that are sharded in any way, or whole in every process.
 
         Args:
             state_dict: what `state_dict` returned.
@@ -132,16 +136,17 @@ class Optimizer(PlannedOptimizer):
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
         saved_groups, ids, seeds = read_groups(state_dict, self._headers())
-        states: dict[Tensor, tuple[dict[str, StateArray], Mapping[str, Any]]] = {}
+        states: dict[Tensor, tuple[dict[str, tuple | None], Mapping[str, Any]]] = {}
         steps: list[tuple[int, int]] = []
         group_of = functools.cache(self._group)
         for i, name, param in self._named():
             saved = state_dict["state"].get(ids[i][name])
             if saved:
-                arrays = group_of(i).plan(name, param).arrays
+                plan = group_of(i).plan(name, param)
                 saved_arrays = self._group(i, saved_groups[i]).plan(name, param).arrays
-                check_saved_state(name, param, arrays, saved_arrays, saved)
-                states[param] = arrays, saved
+                check_saved_state(name, param, plan.arrays, saved_arrays, saved)
+                placements = state_placements(plan, param)
+                states[param] = {key: placements.get(key) for key in plan.arrays}, saved
                 steps.append((i, max(int(saved["step"]), 1)))
         show_rates = self._shown_rates(steps)
         groups = [
@@ -208,13 +213,27 @@ class Optimizer(PlannedOptimizer):
 
     def _step(self) -> None:
         if not is_skipped(self):
-            self.step_alone(self._named(), self._last_step)
+            self.step_alone(self._named(), self._last_step, may_make_state=self._may_make_state())
+
+    def _may_make_state(self) -> bool:
+        """Whether this may be the step by which torch.distributed.checkpoint makes state.
+
+        It is if all gradients are 0, too. Such a step would change no weight; it is none, and is not counted.
+        """
+        params = [param for group in self.param_groups for param in group["params"] if param.requires_grad]
+        rates = [group.get("lr") for group in self.param_groups]
+        return (
+            not self.state
+            and all(rate is not None and float(rate) == 0 for rate in rates)
+            and all(param.grad is not None for param in params)
+        )
 
     def step_alone(
         self,
         parameters: Iterable[tuple[int, str, Tensor]],
         last: LastStep,
         sizes: RowSizes | None = None,
+        may_make_state: bool = False,
     ) -> None:
         """Step some of the parameters, those that have a gradient.
 
@@ -222,17 +241,31 @@ class Optimizer(PlannedOptimizer):
             parameters: the index of their group, leaf name, parameter.
             last: what the last step of these parameters has left.
             sizes: of rows; by default the fastest.
+            may_make_state: do no more if all gradients are 0.
         """
-        all_batches = make_batches(parameters, self._group, self.state, last)
+        parameters = list(parameters)
+        meshes, all_batches = self._agreement.begin(param for _, _, param in parameters), []
+        with Attempt() as attempt:
+            all_batches = make_batches(parameters, self._group, self.state, last)
+        self._agreement.on_step(meshes, attempt.error, all_batches)
+        all_meshes = meshes_of(param for _, _, param in parameters)
+        if may_make_state and not any_of(all_meshes, any(_moves(batch) for batch in all_batches)):
+            return
         # Of a dry run there is the state alone.
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
-        self._compile_all(batches)
-        attach_row_plans(batches, last, sizes)
-        show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
-        self._look_around(batches)
-        # Everything that can fail has been tried: from here on, weights change.
-        for batch in batches:
-            run_batch(batch)
+        with exchanged(batches):
+            show_rates = []
+            with Attempt() as attempt:
+                attach_numbers(batches, last)
+                self._compile_all(batches)
+                attach_row_plans(batches, last, sizes)
+                show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
+                self._look_around(batches)
+            self._agreement.on_success(meshes, attempt.error)
+            # Everything that can fail has been tried: from here on, weights change.
+            for batch in batches:
+                run_batch(batch)
+                scatter(batch.slots)
         counters = [slot.counter for batch in all_batches for slot in batch.slots]
         if counters:
             for_each("add_", counters, 1)
@@ -256,7 +289,7 @@ class Optimizer(PlannedOptimizer):
             warn_at_first_step(self._name, first, nameless)
             warn_of_missing_links(self._name, first)
         if not self._compared:
-            slots = [slot for batch in batches for slot in batch.slots]
+            slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]
             check_replicas(self._name, slots, seeds)
             self._compared = True
@@ -271,3 +304,20 @@ class Optimizer(PlannedOptimizer):
     @functools.cached_property
     def _last_step(self) -> LastStep:
         return LastStep()
+
+    @functools.cached_property
+    def _agreement(self) -> Agreement:
+        return Agreement(self._name)
+
+
+def _moves(batch: Batch) -> bool:
+    """Whether a gradient of a batch is not 0."""
+    return any(not has_memory(slot.param) or bool(slot.grad.any()) for slot in batch.slots)
+
+
+def check_optimizer(caller: str, optimizer: Any) -> None:
+    """Raise TypeError for an optimizer of another package."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{caller}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
+        )

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.rows import Rows, Slot, Span, alias, kernel_dtype
+from halfstep_torch.engine.rows import Rows, Span, alias, kernel_dtype
+from halfstep_torch.engine.slots import Slot
 from halfstep_torch.engine.stage import Stage
 
 # Kinds of arrays beside those of the state, whose names are not empty.
@@ -83,12 +84,7 @@ class PackedRows(Rows):
 
 
 class Memory:
-    """Memory for packed rows, used by one pack after the other.
-
-    Attributes:
-        device: where it is.
-        grad_dtype: of what comes in.
-    """
+    """Memory for packed rows, used by one pack after the other."""
 
     def __init__(self, stage: Stage, rows: int, device: torch.device, grad_dtype: torch.dtype, wide: bool):
         self.device, self.grad_dtype = device, grad_dtype

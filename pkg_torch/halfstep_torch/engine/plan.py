@@ -15,10 +15,13 @@ import torch
 
 from halfstep.random_words import leaf_id, word_role
 from halfstep_torch.bound_rule import BoundRule
+from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import leaf_keys
+from halfstep_torch.storage.blocks import blocks_of
+from halfstep_torch.storage.formats import with_blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
 
@@ -29,12 +32,10 @@ class StreamKind(NamedTuple):
     Attributes:
         prefix: what stands before the name of the leaf.
         before: whether they are those of the step before.
-        shared: whether all elements read the same word.
     """
 
     prefix: str
     before: bool
-    shared: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,6 @@ class Plan:
             rules=self.rules[places.start : places.stop],
             sources=self.sources[places.start : places.stop],
             roles=self.roles,
-            shared=tuple(kind.shared for kind in self.kinds),
             weights=self.weights,
             wrapped=tuple(count - 1 - self.wrapped <= i < count - 1 for i in places),
             dtype=self.dtype,
@@ -96,6 +96,13 @@ class Plan:
     def shared(self) -> tuple:
         """What plans have in common whose parameters are stepped together: of equal ones the same object."""
         return _interned((self.rule_indices, self.kinds, self.padded_stages))
+
+    def within(self, window: Window) -> "Plan":
+        """Return the plan of the elements in a window of the parameter, which cuts no block."""
+        if window.is_full:
+            return self
+        rules = with_blocks(self.rules, lambda fmt: blocks_of(window.whole, fmt.block_size, window.shape))
+        return dataclasses.replace(self, rules=rules)
 
     @functools.cached_property
     def arrays(self) -> dict[str, StateArray]:
@@ -147,13 +154,13 @@ def make_plan(
     for i, rule in chosen:
         read = [
             (
-                (_seed_at(seeds[i], source.seed), StreamKind(source.prefix, source.before, source.shared)),
+                (_seed_at(seeds[i], source.seed), StreamKind(source.prefix, source.before)),
                 source.role,
             )
             for source in rule.sources
         ]
         for stream, role in read:
-            roles, key = distinct.setdefault(stream, []), role if stream[1].shared else word_role(role)
+            roles, key = distinct.setdefault(stream, []), word_role(role)
             roles.extend([] if key in roles else [key])
         sources.append(tuple((list(distinct).index(stream), role) for stream, role in read))
     last = len(rules) - 1

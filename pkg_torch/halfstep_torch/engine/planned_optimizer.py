@@ -32,8 +32,7 @@ from halfstep_torch.rule_trial import try_rule
 class PlannedOptimizer(torch.optim.Optimizer):
     """What `Optimizer` knows of its parameters before it steps them.
 
-    Attributes:
-        decoupled_decay: whether weight decay is; None where a group of torch does not say that.
+    `decoupled_decay` tells how weight decay is done; None where a group of torch does not say that.
     """
 
     decoupled_decay: ClassVar[bool | None] = None

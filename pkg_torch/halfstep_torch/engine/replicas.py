@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.rows import Slot
+from halfstep_torch.engine.slots import Slot
 from halfstep_torch.say_once import say_once
 
 # How often this process has compared replicas of one kind: a second run of a model is not the first.

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from halfstep_torch.engine.packed_rows import Memory, PackedRows
-from halfstep_torch.engine.rows import AliasedRows, Rows, Slot, Span, kernel_dtype
+from halfstep_torch.engine.rows import AliasedRows, Rows, Span, kernel_dtype
+from halfstep_torch.engine.slots import Slot
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.storage.blocks import Blocks
 
@@ -77,10 +78,9 @@ def signature(slots: Sequence[Slot]) -> list[tuple]:
     """Return what the rows of slots depend on, besides their plans: where they are in memory, and how."""
     places = []
     for slot in slots:
-        param, grad = slot.param, slot.param.grad
-        assert grad is not None
+        param, grad = slot.param, slot.grad
         arrays = [array.data_ptr() for array in slot.state.values()]
-        places.append((param.data_ptr(), param.shape, param.stride(), grad.is_contiguous(), arrays))
+        places.append((param.data_ptr(), param.stride(), slot.window, grad.is_contiguous(), arrays))
     return places
 
 
@@ -99,12 +99,7 @@ def _split(slots: Sequence[Slot], length: int) -> list[list[int]]:
 
 
 class Cut(NamedTuple):
-    """How some slots are brought to a stage.
-
-    Attributes:
-        aliased: spans that are stepped in their own memory, by a call each.
-        packs: spans that are packed, pack by pack.
-    """
+    """How slots are brought to a stage: spans that are stepped where they are, and packs of spans."""
 
     aliased: list[Span]
     packs: list[list[Span]]
@@ -133,38 +128,43 @@ def _spans(slot: Slot, place: int, k: int, sizes: RowSizes, compiled: bool) -> t
     """Return the spans of a slot that are stepped in its own memory, and those that are packed."""
     stage, n, device = slot.plan.stages[k], slot.param.numel(), slot.param.device
     short, width = None if stage.padded is stage else stage.blocks[0], stage.padded.width
+    window = slot.window
     if not n:
         return [], []
+    if short is None and window.run < n and window.run % width:
+        short = Blocks(width, window.run)  # a row must not go on where the parameter does not
     if n < max(sizes.short + 1, 2 * width) and width <= sizes.packed:
-        return [], [Span(place, 0, n, short=short)]
+        return [], [Span(place, window, 0, n, short=short)]
     if not (slot.param.is_contiguous() and slot.grad.is_contiguous()):
         return [], list(_boxes(slot, place, stage, sizes.packed, short))
     if short:
         length = max(sizes.packed // short.unit, 1) * short.unit
-        return [], [Span(place, i, min(length, n - i), short=short) for i in range(0, n, length)]
+        return [], [Span(place, window, i, min(length, n - i), short=short) for i in range(0, n, length)]
     copied = compiled and any(kernel_dtype(x.dtype, device) != x.dtype for x in slot.state.values())
     at_once = sizes.packed if copied else sizes.in_place  # what is copied is to fit a cache
     rows, rest = divmod(n, width)
     # No piece is a single row, unless that is all of it.
     pieces = min(-(-rows * width // at_once), max(rows // 2, 1)) if rows else 0
     ends = [rows * i // pieces * width for i in range(pieces + 1)] if pieces else []
-    aliased = [Span(place, i, j - i) for i, j in itertools.pairwise(ends)]
-    return aliased, [Span(place, n - rest, rest)] if rest else []
+    aliased = [Span(place, window, i, j - i) for i, j in itertools.pairwise(ends)]
+    return aliased, [Span(place, window, n - rest, rest)] if rest else []
 
 
 def _boxes(slot: Slot, place: int, stage: Stage, length: int, short: Blocks | None) -> Iterator[Span]:
     """Yield boxes of about so many elements of an array that is not row-major: whole runs."""
     shape = slot.param.shape
-    scale_shapes = [spec.shape(shape) for spec in stage.arrays.values() if spec.scale_of]
+    whole = slot.window.whole
+    scale_shapes = [spec.shape(whole) for spec in stage.arrays.values() if spec.scale_of]
     axes = min((len(scale_shape) - 1 for scale_shape in scale_shapes), default=len(shape))
     rest = [math.prod(shape[axis + 1 :]) for axis in range(axes)]
+    rest = [elements for elements in rest if not short or elements % short.unit == 0]
     if not rest:
-        yield Span(place, 0, slot.param.numel(), short=short)
+        yield Span(place, slot.window, 0, slot.param.numel(), short=short)
         return
-    cut = next((axis for axis in range(axes) if rest[axis] <= length), axes - 1)
+    cut = next((axis for axis, elements in enumerate(rest) if elements <= length), len(rest) - 1)
     step, start = max(length // rest[cut], 1), 0
     for fixed in itertools.product(*map(range, shape[:cut])):
         for i in range(0, shape[cut], step):
             j = min(i + step, shape[cut])
-            yield Span(place, start, (j - i) * rest[cut], (*fixed, slice(i, j)), short)
+            yield Span(place, slot.window, start, (j - i) * rest[cut], (*fixed, slice(i, j)), short)
             start += (j - i) * rest[cut]

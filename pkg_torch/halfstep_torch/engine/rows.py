@@ -1,6 +1,7 @@
 """Rows: parameters, their gradients and their state as matrices whose rows are whole blocks.
 
     parameter   its elements in row-major order, whatever its layout in memory: index 0 to n - 1
+    window      those that this process has: a box, of which the parameter that is not sharded is one
     span        a stretch of it, or a box of its leading axes
     row         a block of a span; `_WIDTH` elements of it where no format has blocks
     keys        of each row: the index of its first element, and k0, k1, ... of its parameter
@@ -12,68 +13,23 @@
                 |-----|-----|-----|---  |  |-----|--   |  |---   |
                  row 0 row 1 row 2 row 3    row 4 row 5    row 6
 
-So one array, many arrays, short blocks and indices past 2^32 are one case: rows that start where they start.
-Shards of a larger array would be, too.
+So one array, many arrays, shards, short blocks and indices past 2^32 are one case: rows that start where they
+start.
 """
 
 import dataclasses
-import functools
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.plan import Plan
+from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 from halfstep_torch.storage.blocks import Blocks
-
-
-@dataclasses.dataclass(eq=False)
-class Slot:
-    """A parameter that is stepped.
-
-    Attributes:
-        param: the weights, with a gradient.
-        name: the leaf name.
-        plan: of its step.
-        step: the count after this step.
-        counter: the count that the state holds.
-        state: its state arrays, row-major.
-    """
-
-    param: Tensor
-    name: str
-    plan: Plan
-    step: int = 0
-    counter: Any = None
-    state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-
-    @property
-    def grad(self) -> Tensor:
-        """The gradient, detached."""
-        grad = self.param.grad
-        assert grad is not None
-        return grad.detach() if grad.requires_grad else grad
-
-
-@dataclasses.dataclass(eq=False)
-class SlotColumns:
-    """What slots differ in within a launch: keys of their random words, or numbers of their counts.
-
-    Attributes:
-        columns: a row for every column, an entry per slot: int32, of `stream_keys`, or float32.
-    """
-
-    columns: Tensor
-
-    @functools.cached_property
-    def by_slot(self) -> Sequence[Tensor]:
-        """Of every slot its column: to cut them all at once takes a third of the time."""
-        return self.columns.split(1, dim=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +38,15 @@ class Span:
 
     Attributes:
         slot: its place among the slots.
-        start: row-major index of the first element.
+        window: which elements of the parameter the slot has.
+        start: row-major index of the first element, in the window.
         length: in elements.
         box: an index into the leading axes of any array of the slot; None for a stretch of memory.
         short: the cut of its blocks where runs end in a short one, which is to be filled up.
     """
 
     slot: int
+    window: Window
     start: int
     length: int
     box: tuple | None = None
@@ -101,10 +59,12 @@ class Span:
         return self.short.count(self.length)
 
     def firsts(self, width: int) -> Tensor:
-        """Return the row-major index of the first element of every row, int64."""
+        """Return the row-major index in the parameter of the first element of every row, int64."""
+        length = width if self.short is None else self.short.unit
+        runs = torch.arange(self.start, self.start + self.length, length, device="cpu")
+        runs = self.window.indices(runs)
         if self.short is None:
-            return torch.arange(self.start, self.start + self.length, width, device="cpu")
-        runs = torch.arange(self.start, self.start + self.length, self.short.unit, device="cpu")
+            return runs
         return (runs[:, None] + torch.arange(0, self.short.padded, self.short.size, device="cpu")).view(-1)
 
     def of(self, x: Tensor, entries: int) -> Tensor:
@@ -176,9 +136,8 @@ class Rows:
         # Contract W8: the high half of the index is added to k1, golden ratio times.
         high = self.high * (int(GOLDEN_RATIO) - (1 << 32))
         columns = columns[:, :, None].expand(-1, *high.shape).clone()
-        streams = zip(self.stage.columns(columns.unbind()), self.stage.shared, strict=True)
-        for (_, k1_of_roles), shared in streams:
-            for k1 in () if shared else k1_of_roles.values():
+        for _, k1_of_roles in self.stage.columns(columns.unbind()):
+            for k1 in k1_of_roles.values():
                 k1 += high
         return columns if high.shape[1] > 1 else columns[:, :, 0].contiguous()
 

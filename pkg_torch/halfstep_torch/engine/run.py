@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.rows import Rows, Slot, SlotColumns
+from halfstep_torch.engine.rows import Rows
+from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.step_numbers import flat, number_places, unflat
 
 
@@ -28,7 +29,7 @@ def run_batch(batch: Batch) -> None:
                 rows.write_back(leaving)
             arriving = leaving or {}
     # Aliases have version counters of their own: autograd must learn that the weights changed.
-    torch.autograd.graph.increment_version([slot.param for slot in batch.slots])
+    torch.autograd.graph.increment_version([slot.owner for slot in batch.slots])
 
 
 def _update_like(slot: Slot) -> Tensor:

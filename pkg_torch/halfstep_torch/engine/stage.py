@@ -14,6 +14,7 @@ from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.numbers.norms import piece_length
 from halfstep_torch.numbers.random_words import field_on_top, whole_words, words_from
 from halfstep_torch.storage.blocks import Blocks
+from halfstep_torch.storage.formats import Format, with_blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Words
 from halfstep_torch.weights.weight_rule import BoundWeights, apply_updates
@@ -36,7 +37,6 @@ class Stage:
         rules: of the stage, in the order of the chain.
         sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
         roles: of each distinct stream of the plan, the roles whose keys are read.
-        shared: of each distinct stream, whether all elements read the same word.
         weights: what lands on the weights, or knows them best.
         wrapped: of each rule, whether it sees the weights as `weights` knows them.
         dtype: of the weights.
@@ -47,7 +47,6 @@ class Stage:
     rules: tuple[BoundRule, ...]
     sources: tuple[tuple[tuple[int, int], ...], ...]
     roles: tuple[tuple[int, ...], ...]
-    shared: tuple[bool, ...]
     weights: BoundWeights
     wrapped: tuple[bool, ...]
     dtype: torch.dtype
@@ -59,7 +58,7 @@ class Stage:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash((self.rules, self.sources, self.roles, self.shared, self.wrapped, self.dtype))
+        return hash((self.rules, self.sources, self.roles, self.wrapped, self.dtype))
 
     @property
     def scope(self) -> str:
@@ -90,7 +89,7 @@ class Stage:
         """
         if not self.blocks or not self._nested or self.blocks[0].size > _LONGEST_BLOCK:
             return self
-        return self if self.blocks[0].run is None else _without_short_blocks(self)
+        return self if self.blocks[0].run is None else with_blocks(self, _without_short_ones)
 
     @property
     def compiles(self) -> bool:
@@ -163,13 +162,11 @@ class Stage:
     def row_words(self, index: Callable[[], Tensor], keys: Sequence) -> Callable[..., Words]:
         """Return the words of rows: `index` makes the int32 row-major index of each element."""
         columns = self.columns(keys)
-        read = {stream for sources in self.sources for stream, _ in sources if not self.shared[stream]}
+        read = {stream for sources in self.sources for stream, _ in sources}
         at = index() if read else None
         words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
 
         def words_of_rows(stream: int, role: int) -> Words:
-            if self.shared[stream]:
-                return lambda shape: columns[stream][1][role].expand(shape)
             return lambda shape: words[stream](role)
 
         return words_of_rows
@@ -210,24 +207,14 @@ class Stage:
 
         def words_of_array(stream: int, role: int) -> Words:
             k0, k1 = columns[stream]
-            if self.shared[stream]:
-                return lambda shape: torch.full(shape, k1[role], dtype=torch.int32, device=device)
             return lambda shape: field_on_top(whole_words(k0, k1[word_role(role)], shape, device), role)
 
         return words_of_array
 
 
-def _without_short_blocks(x: Any) -> Any:
-    """Return a stage, or any part of one, with no short blocks."""
-    if isinstance(x, Blocks):
-        return Blocks(x.size)
-    if isinstance(x, tuple):
-        parts = map(_without_short_blocks, x)
-        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
-    if not dataclasses.is_dataclass(x) or isinstance(x, type):
-        return x
-    fields = {field.name: _without_short_blocks(getattr(x, field.name)) for field in dataclasses.fields(x)}
-    return dataclasses.replace(x, **fields)
+def _without_short_ones(fmt: Format) -> Blocks:
+    assert fmt.blocks is not None
+    return Blocks(fmt.blocks.size)
 
 
 def _in_rows(p: Tensor, first: Tensor) -> Tensor:

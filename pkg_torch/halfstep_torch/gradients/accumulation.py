@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.random_words import Role
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.in_place import round_in_place, rounding_kernel
 from halfstep_torch.gradients.hooks import give_back, named_leaves, take
@@ -103,6 +104,11 @@ class GradientAccumulation:
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], seed: int, compile: bool | str):
         leaves = [_Leaf(name, p) for name, p in named if p.requires_grad and p.dtype != torch.float32]
+        way_out = (
+            "Call model.set_requires_gradient_sync(False) for all micro-batches but the last, under "
+            "MixedPrecisionPolicy(reduce_dtype=torch.float32): the sum is then one in float32."
+        )
+        refuse_shards(_FUNCTION, (leaf.param for leaf in leaves), way_out)
         self._compile = CompileChoice(_FUNCTION, compile)
         for leaf in leaves:
             self._compile.check(_FUNCTION, leaf.param.device)

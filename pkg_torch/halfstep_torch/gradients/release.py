@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.engine.batches import LastStep
-from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.gradients.hooks import give_back, take
 
 _FUNCTION = "release_gradients"
@@ -80,12 +80,7 @@ class GradientRelease:
 
 
 class _StepAlone:
-    """The step of one parameter, by its optimizer.
-
-    Attributes:
-        name: of the parameter.
-        param: the parameter.
-    """
+    """The step of one parameter, by its optimizer."""
 
     def __init__(self, optimizer: Optimizer, entry: tuple[int, str, Tensor]):
         self._optimizer, self._entry, self._last = optimizer, entry, LastStep()
@@ -104,10 +99,7 @@ def _step(reference: weakref.ref, param: Tensor) -> None:
 
 
 def _checked(optimizer: Any) -> Optimizer:
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"{_FUNCTION}: optimizer is {type(optimizer).__name__}. Pass a halfstep_torch optimizer."
-        )
+    check_optimizer(_FUNCTION, optimizer)
     if readers := [link.name for links in optimizer.bound_links() for link, _ in links if link.measures]:
         raise ValueError(
             f"{_FUNCTION}: {readers[0]} reads all gradients before a step, and they are never there at once. "

@@ -11,12 +11,7 @@ from torch import Tensor
 
 
 class DecayRate(NamedTuple):
-    """The decay rate of an average: for `ema` two numbers, in a product the rate itself.
-
-    Attributes:
-        b: the rate, a float32 number.
-        one_minus_b: 1 - b, computed in float32.
-    """
+    """The decay rate of an average: for `ema` b and 1 - b, in float32, in a product the rate itself."""
 
     b: float
     one_minus_b: float

@@ -10,13 +10,7 @@ Schedule = Callable[[int], float]
 
 @dataclasses.dataclass(frozen=True)
 class Scheduled:
-    """A hyperparameter that follows a schedule, checked whenever it is read.
-
-    Attributes:
-        caller: for messages.
-        name: of the entry that holds it.
-        rate: the schedule.
-    """
+    """A hyperparameter that follows a schedule, `rate`, checked whenever it is read."""
 
     caller: str
     name: str

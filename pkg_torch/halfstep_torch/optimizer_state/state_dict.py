@@ -16,6 +16,8 @@ from torch import Tensor
 
 from halfstep.checkpoint.header import SPEC_VERSION, check_spec_version
 from halfstep_torch.chain import Chain
+from halfstep_torch.distributed.placement import placed_copy
+from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.leaves import check_scale_bytes, leaf_names
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer_state.form import HEADER, check_form, check_header, check_seeds, saved_step
@@ -47,7 +49,8 @@ def read_groups(
         if saved is None:
             raise ValueError(
                 f"load_state_dict: param group {i} was not written by halfstep_torch: it has no {HEADER!r} "
-                "entry. Pass a state dict of the same optimizer class."
+                "entry. Pass a state dict of the same optimizer class, or that of torch's to "
+                "load_float32_state_dict."
             )
         check_header("load_state_dict", i, saved)
         names = _saved_names(group, saved, before[0])
@@ -179,12 +182,13 @@ def check_saved_state(
     if set(saved) != {"step", *arrays}:
         raise ValueError(
             f"load_state_dict: the state of {name!r} holds {', '.join(sorted(saved))}; this optimizer keeps "
-            f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved."
+            f"{', '.join(sorted(['step', *arrays]))}. Build the chain of the run that was saved, or "
+            "move its float32_state_dict here by load_float32_state_dict."
         )
     saved_step("load_state_dict", name, saved["step"])
     for key, spec in arrays.items():
         array = saved[key]
-        if not isinstance(array, Tensor) or hasattr(array, "__tensor_flatten__"):
+        if not isinstance(array, Tensor) or (hasattr(array, "__tensor_flatten__") and not is_sharded(array)):
             raise TypeError(
                 f"load_state_dict: {key} of {name!r} is a {type(array).__name__}. Pass plain dense tensors."
             )
@@ -206,23 +210,23 @@ def check_saved_state(
                 f"load_state_dict: {key} of {name!r} has shape {tuple(array.shape)} in the state dict, "
                 f"{spec.shape(param.shape)} here. Build the model of the run that was saved."
             )
-        check_scale_bytes("load_state_dict", name, key, spec, array)
+        check_scale_bytes("load_state_dict", name, key, spec, local_part(array))
 
 
 def load_states(
     states: MutableMapping[Tensor, Any],
-    saved: Mapping[Tensor, tuple[Mapping[str, StateArray], Mapping[str, Any]]],
+    saved: Mapping[Tensor, tuple[Mapping[str, tuple | None], Mapping[str, Any]]],
 ) -> None:
     """Copy saved arrays, in their own dtypes, to an optimizer's state, whose own go one by one.
 
-    So old and new state do not stand in memory at once.
+    So old and new state do not stand in memory at once. `saved` has, of each parameter, how each array is to
+    be placed beside it (`placed_copy`), and its saved state.
     """
     for param in [param for param in states if param not in saved]:
         del states[param]
-    for param, (arrays, entry) in saved.items():
+    for param, (placements, entry) in saved.items():
         states.pop(param, None)  # its memory is free before new memory is asked for
         state: dict[str, Any] = {"step": torch.tensor(int(entry["step"]), dtype=torch.int64, device="cpu")}
-        for key in arrays:
-            array = entry[key].detach()
-            state[key] = array.to(param.device, copy=True, memory_format=torch.contiguous_format)
+        for key, where in placements.items():
+            state[key] = placed_copy(entry[key], param, where)
         states[param] = state

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from halfstep.hyperparameters import several
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
 from halfstep_torch.chain import Chain, ChainByOptions, chain
@@ -57,10 +58,12 @@ def scale_by_adam(
         mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
             or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
         nu_dtype: how the second is stored: any of these, a `scaled` or `codebook` format without a sign, or
-            "ufloat8_e6m2".
-        mu_rounding: "stochastic", "nearest", "nearest_unchecked" or "auto"
-            (nearest where that leaves an average within a thousandth of its truth, else stochastic).
-        nu_rounding: likewise, for the second moment.
+            "ufloat8_e6m2"; or, beside mu_dtype=relative("mulaw8"), "uroot4_e4m4", with which u is made of
+            m and v before they are stored, and eps enters under the root.
+        mu_rounding: "stochastic", "paid" (stochastic, and the update takes back at once what the error of
+            storing m would add to later ones), "nearest", "nearest_unchecked" or "auto" (nearest where that
+            leaves an average within a thousandth of its truth, else stochastic).
+        nu_rounding: likewise, for the second moment, but for "paid".
         nesterov: use Nesterov momentum.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
@@ -116,6 +119,7 @@ class Adam(Optimizer):
 
     decoupled_decay: ClassVar[bool | None] = False
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -130,6 +134,7 @@ class Adam(Optimizer):
         nu_dtype: DType = None,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",
@@ -171,6 +176,8 @@ class AdamW(Optimizer):
         nu_dtype: how the second (`exp_avg_sq`) is stored, as there.
         mu_rounding: how the first is rounded, as there.
         nu_rounding: how the second is rounded, as there.
+        recipe: the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they are
+            not given.
         param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
             (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
@@ -197,6 +204,7 @@ class AdamW(Optimizer):
 
     decoupled_decay: ClassVar[bool | None] = True
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -211,6 +219,7 @@ class AdamW(Optimizer):
         nu_dtype: DType = None,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",

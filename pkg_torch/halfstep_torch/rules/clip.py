@@ -8,6 +8,7 @@ from torch import Tensor
 
 from halfstep.hyperparameters import check_bound
 from halfstep.rule import Rule, number
+from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.gradients.hooks import taken_by
 from halfstep_torch.link import Link, checked_rule
 from halfstep_torch.numbers import hyperparameters
@@ -116,6 +117,7 @@ def clip_grad_norm_(
             f"{caller}: release_gradients has freed {len(released)} gradients during backward. "
             "Clip without it, or leave clipping out."
         )
+    refuse_shards(caller, listed, "Use torch.nn.utils.clip_grad_norm_.")
     grads = [p.grad for p in listed if p.grad is not None]
     for grad in grads:
         _check(caller, grad)

@@ -10,8 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
+from halfstep.rules.trust_ratio import unpaid
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.seeds import Seed
@@ -32,7 +34,8 @@ class Lamb(Optimizer):
     `chain(scale_by_adam, add_decayed_weights, scale_by_trust_ratio, scale_by_learning_rate,
     round_stochastically)`: all arithmetic in float32; rounds each moment to its dtype, and the weight to its
     own, once per step. A step moves a parameter by about the share `lr` of its norm, and the decay is part of
-    the update whose norm is taken.
+    the update whose norm is taken. `mu_rounding="paid"`, which recipes have, is "stochastic" here: the norm
+    would be that of what is paid too.
 
     Arguments and errors are those of `AdamW`, with `max_norm` and `exact` of `scale_by_trust_ratio`. Without
     `max_norm`, steps at a constant rate grow with the weights; None is no bound, as You et al.'s text has it.
@@ -53,6 +56,7 @@ class Lamb(Optimizer):
         ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
     """
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -66,6 +70,7 @@ class Lamb(Optimizer):
         nu_dtype: DType = None,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         bias_correction: bool = True,
         max_norm: float | None = 10.0,
@@ -114,6 +119,7 @@ class Lamb16(Optimizer):
         (contract L4).
     """
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -127,6 +133,7 @@ class Lamb16(Optimizer):
         nu_dtype: DType = LAMB16_NU,
         mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         bias_correction: bool = True,
         max_norm: float | None = 10.0,
@@ -157,6 +164,7 @@ def _lamb_chain(
     **roundings: str,
 ) -> Chain:
     """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
+    roundings["mu_rounding"] = unpaid(roundings["mu_rounding"])
     adam = dataclasses.replace(adam, **roundings)
     tx = chain(adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr))
     return with_param_storage(caller, tx, param_storage, adam.seed)

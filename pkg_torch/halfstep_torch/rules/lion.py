@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from halfstep.hyperparameters import several
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules.lion import ScaleByLion
 from halfstep_torch.chain import Chain, ChainByOptions, chain
@@ -70,6 +71,7 @@ class Lion(Optimizer):
     Contract A6, A9.
     """
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -80,6 +82,7 @@ class Lion(Optimizer):
         maximize: bool = False,
         mu_dtype: DType = None,
         mu_rounding: str = "auto",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",

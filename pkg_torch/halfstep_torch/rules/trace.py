@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import halfstep.rules.trace as shared
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule, option
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.group_entries import check_torch_options
@@ -21,11 +22,7 @@ from halfstep_torch.weights.weight_storage import with_param_storage
 
 
 class Trace(shared.Trace, Link):
-    """The rule of `trace` in a param group, which may have no momentum.
-
-    Attributes:
-        without_zero: a momentum of 0 keeps no sum.
-    """
+    """The rule of `trace` in a param group, which may have no momentum: `without_zero`, a 0 keeps no sum."""
 
     without_zero: bool = option(False)
 
@@ -88,6 +85,7 @@ class SGD(Optimizer):
     2013, in torch's form. Contract A6, A10.
     """
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -100,6 +98,7 @@ class SGD(Optimizer):
         maximize: bool = False,
         accumulator_dtype: DType = None,
         rounding: str = "auto",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",

@@ -37,6 +37,10 @@ class Codes(shared.Codes):
         wide = self.encode(x, None, words, nonzero)
         return wide, self.decode(self.to_wide(wide), None)
 
+    def with_inverse_root(self, x: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what `encode` gives, and about 1/sqrt(x); where the format has inverse roots."""
+        raise NotImplementedError
+
     def to_wide(self, codes: Tensor) -> Tensor:
         """Undo the cast."""
         return codes.to(torch.float32)

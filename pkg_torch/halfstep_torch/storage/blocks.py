@@ -4,6 +4,7 @@ Everything here works on row-major order, on an array or on any stretch of it th
 """
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -94,8 +95,12 @@ def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
     return (*leading, last // unit * becomes) if last % unit == 0 else (-1,)
 
 
-def blocks_of(shape: tuple[int, ...], block_size: BlockSize) -> Blocks:
-    """Return the cut of arrays of a shape; equal cuts are equal, whatever the shape."""
-    _, run, size = block_layout(shape, block_size)
+def blocks_of(shape: tuple[int, ...], block_size: BlockSize, part: tuple[int, ...] | None = None) -> Blocks:
+    """Return the cut of arrays of a shape, or of a part of one that cuts no block, such as a shard.
+
+    Equal cuts are equal, whatever the shape.
+    """
+    leading, run, size = block_layout(shape, block_size)
     size = max(1, min(size, run))
+    run = run if part is None else math.prod(part[len(leading) :])
     return Blocks(size, run if run % size else None)

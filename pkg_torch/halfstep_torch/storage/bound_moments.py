@@ -9,9 +9,13 @@ from halfstep.rule import Moment, Rule, declared
 from halfstep.storage.moment_formats import (
     check_format,
     check_freezing,
+    check_payment,
+    check_power_unit,
     check_rounding,
+    check_saturation,
     check_unit,
     is_stochastic,
+    pays,
 )
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape, WordSource
@@ -51,6 +55,8 @@ def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, 
         keep_nonzero="never" if moment.signed else "always",
         shape_of=moment.shape,
         unit=moment.unit if fmt.relative else "",
+        paid=pays(fmt, _rounding(rule, moment)),
+        second=moment.unit,
     )
 
 
@@ -58,8 +64,12 @@ def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Any, rate_na
     """Refuse a format that cannot hold the moment (contract F2), or would freeze it (F3)."""
     check_format(caller, moment, fmt)
     check_freezing(caller, moment, fmt, _rounding(rule, moment), _rate(moment, h), rate_name)
+    moments = declared(type(rule)).moments.values()
+    check_saturation(caller, moment, fmt, [(other, _format(other, h)) for other in moments])
     if fmt.relative and not fmt.scaled:
         unit = declared(type(rule)).moments[moment.unit]
+        check_power_unit(caller, moment, fmt, unit, _format(unit, h))
+        check_payment(caller, moment, _rounding(rule, moment), unit, _format(unit, h))
         rates, names = zip(*((_rate(x, h), _rate_name(rule, x)) for x in (moment, unit)), strict=True)
         check_unit(caller, moment, unit, rates, names)
 

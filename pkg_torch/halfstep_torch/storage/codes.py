@@ -5,6 +5,7 @@ import torch
 from halfstep.storage import codes as shared
 from halfstep_torch.storage.base_codes import Codes
 from halfstep_torch.storage.float_codes import PatternCodes, PlainCodes, SignedCodes
+from halfstep_torch.storage.fourth_root_codes import FourthRootCodes, MuLawCodes
 from halfstep_torch.storage.relative_codes import (
     DitheredCodes,
     FineIntegerCodes,
@@ -26,6 +27,8 @@ _KINDS: dict[str, type[Codes]] = {
     "fixed integer": FixedIntegerCodes,
     "fine": FineIntegerCodes,
     "dithered": DitheredCodes,
+    "fourth root": FourthRootCodes,
+    "mu law": MuLawCodes,
 }
 
 

@@ -6,7 +6,8 @@ it knows nothing of update rules.
 
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,8 +70,8 @@ class Format(shared.Format):
 
         Args:
             x: float32; with a scale, whole runs of the array, in row-major order.
-            words: int32 words for stochastic rounding, all the same where codes are dithered, or None for
-                nearest.
+            words: int32 words for stochastic rounding, or None for nearest; where codes are dithered, that of
+                the first element of a block serves all of it.
             keep_nonzero: whether what is not zero is not stored as zero: "always" (a second moment), "never",
                 or "where_nonnegative": in blocks without a negative number (contract S4).
         """
@@ -83,7 +84,7 @@ class Format(shared.Format):
         if self.blocks is None:
             wide, values = self.codes.round_trip(x, words, keep_nonzero == "always")
             return Encoded(wide.to(self.torch_dtype), None), values
-        y, cut_words = self.blocks.cut(x), None if words is None else self.blocks.cut(words)
+        y, cut_words = self.blocks.cut(x), self._words(words)
         # What is not finite does not count for the maximum, or marks its block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)
         block_max = magnitude.amax(1, keepdim=True)
@@ -115,12 +116,32 @@ class Format(shared.Format):
         if self.blocks is None:
             return self.codes.decode(wide, None)
         assert encoded.scale is not None
-        cut_words = None if words is None else self.blocks.cut(words)
-        values = self.codes.decode(self.blocks.cut(wide), encoded.scale.to(torch.int32)[:, None], cut_words)
+        scale = encoded.scale.to(torch.int32)[:, None]
+        values = self.codes.decode(self.blocks.cut(wide), scale, self._words(words))
         return self.blocks.join(values, codes.shape)
+
+    def _words(self, words: Tensor | None) -> Tensor | None:
+        """Return words as blocks are cut; of dithered codes, that of the first element of each."""
+        if words is None or self.blocks is None:
+            return words
+        cut = self.blocks.cut(words)
+        return cut[:, :1] if self.codes.dithered else cut
 
     def decoded_shape(self, codes: Tensor) -> tuple[int, ...]:
         """Return the shape of what codes decode to: two to a byte make twice as many, less ends of runs."""
         if self.blocks is None or not self.codes.packed:
             return tuple(codes.shape)
         return self.blocks.unpacked_shape(tuple(codes.shape))
+
+
+def with_blocks(x: Any, change: Callable[[Format], Blocks | None]) -> Any:
+    """Return a dataclass, or a tuple of such, with the blocks of every format in it changed."""
+    if isinstance(x, Format):
+        return dataclasses.replace(x, blocks=change(x)) if x.blocks else x
+    if isinstance(x, tuple):
+        parts = [with_blocks(part, change) for part in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+    if not dataclasses.is_dataclass(x) or isinstance(x, type):
+        return x
+    fields = {field.name: with_blocks(getattr(x, field.name), change) for field in dataclasses.fields(x)}
+    return dataclasses.replace(x, **fields)

@@ -1,8 +1,10 @@
 """A first moment in units of the root of the second one: `relative`, and the arithmetic of the unit.
 
-Contract: F12, F13. Adam divides a first moment by the root of the second: in that unit it is bounded, and so
-needs no scale.
+Contract: F12, F13, F18. Adam divides a first moment by the root of the second: in that unit it is bounded,
+and so needs no scale.
 """
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +13,39 @@ from halfstep.storage import relative as shared
 from halfstep.storage.formats import returning
 from halfstep_torch.numbers.exact import sqrt
 from halfstep_torch.storage.formats import Format
+from halfstep_torch.storage.fourth_root_codes import inverse_power_of_root, power_of_root
 
 relative = returning(Format, shared.relative)
+
+
+def into_unit(fmt: Format, m: Tensor, unit: "Unit") -> Tensor:
+    """Return a first moment in the unit of its format.
+
+    Args:
+        fmt: of the first moment.
+        m: float32, the first moment.
+        unit: the second moment as it was stored.
+    """
+    return m * inverse_power_of_root(unit.codes) if fmt.power_unit else to_unit(m, unit.values)
+
+
+def out_of_unit(fmt: Format, z: Tensor, unit: "Unit") -> Tensor:
+    """Return a first moment, given it in the unit of its format: see `into_unit`."""
+    return z * power_of_root(unit.codes) if fmt.power_unit else from_unit(z, unit.values)
+
+
+class Unit(Protocol):
+    """A second moment as it was stored, in either form."""
+
+    @property
+    def values(self) -> Tensor:
+        """float32."""
+        ...
+
+    @property
+    def codes(self) -> Tensor:
+        """int32."""
+        ...
 
 
 def to_unit(m: Tensor, v: Tensor) -> Tensor:

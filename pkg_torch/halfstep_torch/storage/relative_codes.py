@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halfstep.float_formats import INT8
+from halfstep.storage.codes import DEAD_ZONE
 from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS
 from halfstep_torch.numbers.patterns import from_patterns
 from halfstep_torch.numbers.rounding import round_to_patterns, rounded
@@ -94,16 +95,18 @@ class FineIntegerCodes(Codes):
 class DitheredCodes(FineIntegerCodes):
     """Integers from -7 to 7 in four bits, rounded with a dither d: (q - d) s is what was stored.
 
-    The code is q + 8; 0 is exact zero, the code of zero alone. The words are the same for all elements of an
-    array; d is a number of them, in (-1/2, 1/2). None: d is 0.
+    The code is q + 8; 0 is exact zero, and what is stored of |y| up to 1/16. d is a number in (-1/2, 1/2) of
+    the words, one of a block; None: d is 0.
     """
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
-        """Return x / s + d, rounded to nearest integers that stop at 7, and 8 above that."""
+        """Return x / s + d, rounded to nearest integers that stop at 7, and 8 above that; 0 near zero."""
         assert scale is not None
-        q = (x / self._unit(scale) + _dither(words)).round().clamp(-self.largest, self.largest)
+        y = x / self._unit(scale)
+        q = (y + _dither(words)).round().clamp(-self.largest, self.largest)
         # What is not finite marks its block, where codes are 0.
-        return torch.where((x == 0) | (scale == NAN_SCALE), 0, q.nan_to_num(0.0).to(torch.int32) + 8)
+        zero = (y.abs() <= DEAD_ZONE) | (scale == NAN_SCALE)
+        return torch.where(zero, 0, q.nan_to_num(0.0).to(torch.int32) + 8)
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Return int32."""
@@ -117,8 +120,8 @@ class DitheredCodes(FineIntegerCodes):
 
 
 def _dither(words: Tensor | None) -> Tensor | float:
-    """Return an odd multiple of 2^-21 in (-1/2, 1/2), from the top 20 bits; q less such a d is exact."""
+    """Return odd multiples of 2^-17 in (-1/2, 1/2), from the top 16 bits; q less such a d is exact."""
     if words is None:
         return 0.0
-    odd = (((words >> 12) & 0xFFFFF) << 1) | 1
-    return odd.to(torch.float32) * 2.0**-21 - 0.5
+    odd = ((words >> 15) & 0x1FFFE) | 1
+    return odd.to(torch.float32) * 2.0**-17 - 0.5

@@ -20,14 +20,12 @@ class WordSource(NamedTuple):
         seed: which seed of its rule, where that has several.
         prefix: of the name whose words they are; the parameter's follows.
         before: whether they are those of the step before.
-        shared: whether all elements read the same word: k1 of contract W4.
     """
 
     role: int
     seed: int = 0
     prefix: str = ""
     before: bool = False
-    shared: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,5 +67,9 @@ class StateArray:
         """Return the array of a parameter that was never stepped; row-major, whatever the layout of that."""
         if self.copies_weights:
             return param.detach().to(self.dtype, memory_format=torch.contiguous_format, copy=True)
-        start = self.scale_of.codes.scale_range[0] if self.scale_of else 0
-        return torch.full(self.shape(param.shape), start, dtype=self.dtype, device=param.device)
+        return torch.full(self.shape(param.shape), self.start, dtype=self.dtype, device=param.device)
+
+    @property
+    def start(self) -> int:
+        """What every entry is at first, unless they start as the weights: 0, or the scale of zeros."""
+        return self.scale_of.codes.scale_range[0] if self.scale_of else 0

@@ -34,6 +34,11 @@ class MomentStorage(Protocol):
         ...
 
     @property
+    def format(self) -> Format:
+        """In which the rule stores it."""
+        ...
+
+    @property
     def arrays(self) -> Mapping[str, StateArray]:
         """The state arrays that hold it."""
         ...
@@ -46,6 +51,16 @@ class MomentStorage(Protocol):
     @property
     def unit(self) -> str:
         """The name of the second moment whose root is its unit; "" for none."""
+        ...
+
+    @property
+    def paid(self) -> bool:
+        """Whether a step pays for storing it."""
+        ...
+
+    @property
+    def second(self) -> str:
+        """The name of the second moment whose root bounds what is paid; "" for no bound."""
         ...
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
@@ -61,6 +76,10 @@ class MomentStorage(Protocol):
         """
         ...
 
+    def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
+        """Return the codes of `x` in int32, and about 1/sqrt(x); where the format has inverse roots."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredMoment:
@@ -74,6 +93,8 @@ class StoredMoment:
         keep_nonzero: where what is not zero is not stored as zero, as `Format.encode` takes it.
         shape_of: from the shape of the parameter to that of the moment; None where they are the same.
         unit: the name of the second moment whose root is its unit; "" for none.
+        paid: whether a step pays for storing it.
+        second: the name of the second moment whose root bounds what is paid; "" for no bound.
     """
 
     name: str
@@ -83,6 +104,13 @@ class StoredMoment:
     keep_nonzero: str
     shape_of: Callable[[Shape], Shape] | None = None
     unit: str = ""
+    paid: bool = False
+    second: str = ""
+
+    @property
+    def rounding(self) -> str:
+        """How it is rounded: "paid", "stochastic" or "nearest"."""
+        return "paid" if self.paid else "nearest" if self.source is None else "stochastic"
 
     @property
     def arrays(self) -> Mapping[str, StateArray]:
@@ -101,7 +129,7 @@ class StoredMoment:
             return ()
         if not self.format.dithered:
             return (self.source,)
-        return self.source._replace(shared=True), self.source._replace(shared=True, before=True)
+        return self.source, self.source._replace(before=True)
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
         """Return the float32 values of codes and scales: exact."""
@@ -114,6 +142,10 @@ class StoredMoment:
         chosen = words[0](tuple(x.shape)) if words else None
         (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=self.keep_nonzero)
         return ({self.key: codes} if scale is None else {self.key: codes, scale_key(self.key): scale}), values
+
+    def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
+        """Return the codes of `x` in int32, and about 1/sqrt(x); where the format has inverse roots."""
+        return self.format.codes.with_inverse_root(x, words[0](tuple(x.shape)) if words else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +173,11 @@ class StoredAgain:
         return self.inner.key
 
     @property
+    def format(self) -> Format:
+        """In which the rule stores it."""
+        return self.inner.format
+
+    @property
     def arrays(self) -> Mapping[str, StateArray]:
         """Those of the rule, the codes as they are stored."""
         return {**self.inner.arrays, **self.outer.arrays}
@@ -149,6 +186,16 @@ class StoredAgain:
     def unit(self) -> str:
         """That of the rule's own."""
         return self.inner.unit
+
+    @property
+    def paid(self) -> bool:
+        """That of the rule's own: what storing again adds is not paid for."""
+        return self.inner.paid
+
+    @property
+    def second(self) -> str:
+        """That of the rule's own."""
+        return self.inner.second
 
     @property
     def sources(self) -> tuple[WordSource, ...]:
@@ -160,6 +207,10 @@ class StoredAgain:
         own = len(self.inner.sources)
         kept = _as_kept(self.outer.decode(state, words[own:]), self.dtype)
         return self.inner.decode({**state, self.key: kept}, words[:own])
+
+    def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
+        """Do as the rule does: codes of 8 bits are not stored again."""
+        return self.inner.encode_with_inverse_root(x, words)
 
     def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
         """Round as the rule does, and what that leaves once more; the rule goes on with its own values."""

@@ -27,12 +27,7 @@ def nearest_away(w: Tensor, dtype: str) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class SplitWeight:
-    """How many bits a weight and what is kept beside it have.
-
-    Attributes:
-        dtype: name of the weight's dtype, "bfloat16" or "float16".
-        extra_bits: 8 or 16.
-    """
+    """How many bits a weight, bfloat16 or float16, and what is kept beside it, 8 or 16, have."""
 
     dtype: str
     extra_bits: int

@@ -14,7 +14,13 @@ class Trace(Rule):
     accumulator_dtype: Any = None
     rounding: str = "auto"
     seed: Any = 0
-    trace = moment(rate="decay", dtype="accumulator_dtype", rounding="rounding", torch="momentum_buffer")
+    trace = moment(
+        rate="decay",
+        dtype="accumulator_dtype",
+        rounding="rounding",
+        torch="momentum_buffer",
+        linear=True,
+    )
 
     def update(self, g, p, n, m, op):
         """Return the sum g + (decay trace) as stored, or the sum one step ahead of it."""

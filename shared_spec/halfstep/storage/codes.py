@@ -1,6 +1,6 @@
 """What is known of codes before there is an array: the names, constants and limits of every state format.
 
-Contract: F3, F5 to F16. The arithmetic of each kind is a framework's.
+Contract: F3, F5 to F18. The arithmetic of each kind is a framework's.
 """
 
 import dataclasses
@@ -10,10 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from halfstep.float_formats import FLOAT_FORMATS, HALVES, INT4, INT8, FloatFormat
+from halfstep.storage.fourth_roots import FOURTH_ROOT, MU_LAW
 from halfstep.storage.tables import TABLES, Table
 from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS, UnsignedFloat
 from halfstep.storage.unsigned_roots import UNSIGNED_ROOTS, UnsignedRoot
 
+DEAD_ZONE = 1 / 16
+"""The share of a unit up to which dithered codes store exact zero: an average that decays ends there."""
 NAN_SCALE = 255
 """The scale byte of a block that holds a NaN which its codes cannot."""
 
@@ -23,17 +26,17 @@ class Codes:
     """What codes are, and what they hold.
 
     Attributes:
-        kind: by which arithmetic they are made: "plain", "signed", "integer", "unsigned", "root",
-            "table", "fixed", "fixed integer", "fine" or "dithered".
+        kind: by which arithmetic they are made: "plain", "signed", "integer", "unsigned", "root", "table",
+            "fixed", "fixed integer", "fine", "dithered", "fourth root" or "mu law".
         dtype: of their arrays, as ml_dtypes calls it.
-        numbers: what they stand for: a `FloatFormat`, an `UnsignedFloat`, an `UnsignedRoot` or a `Table`;
-            None: float32.
+        numbers: what they stand for: a `FloatFormat`, `UnsignedFloat`, `UnsignedRoot`, `ShiftedFloat` or
+            `Table`; None: float32.
         half_gap: half the largest relative gap between codes, above the subnormal range (F3); 0 for float32.
         signed: whether negative values can be stored.
         for_second_moments: whether small positive numbers are held well enough beside large ones.
         packed: whether codes are of 4 bits, two of them kept in a byte; they are packed by who calls.
         nan_in_scale: whether a NaN marks its block, since there is no code for it.
-        dithered: whether one word serves all elements, and is asked for again by `decode`.
+        dithered: whether one word serves a block, and is asked for again by `decode`.
         scale_range: the lowest and the highest scale byte: no decoded value is subnormal in float32.
         carry: what takes the pattern of a maximum past the largest code to the next exponent field.
         step: what is added to that field to make the scale byte.
@@ -152,6 +155,8 @@ def _carry(largest: float) -> int:
 PLAIN_CODES = {
     **{name: _plain(name) for name in ("float32", "bfloat16", "float16")},
     "ufloat8_e6m2": _unsigned(UNSIGNED_FLOATS["ufloat8_e6m2"]),
+    # A gap of a fourth root is four of its number.
+    "uroot4_e4m4": Codes("fourth root", "uint8", FOURTH_ROOT, 4 * 2.0**-5, signed=False),
 }
 """By name: codes without a scale, the dtypes of states."""
 SCALED_CODES = {
@@ -166,6 +171,7 @@ CODEBOOK_CODES = {name: _table(table) for name, table in TABLES.items()}
 FIXED_CODES = {
     "float8_e3m4": _fixed("fixed", "uint8", HALVES, _half_gap(HALVES)),
     "int8": _fixed("fixed integer", "int8", INT8, 0.5 / INT8.max),
+    "mulaw8": Codes("mu law", "uint8", MU_LAW, 2.0**-5, for_second_moments=False),
 }
 """Those that `relative` takes without a block size."""
 FINE_CODES = {"int8": _fine("fine", "int8", INT8), "int4": _fine("dithered", "uint8", INT4, packed=True)}

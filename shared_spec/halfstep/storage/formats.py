@@ -110,8 +110,18 @@ class Format:
 
     @property
     def dithered(self) -> bool:
-        """Whether one word serves all elements, and is asked for again by `decode`."""
+        """Whether one word serves a block, and is asked for again by `decode`."""
         return self.codes.dithered
+
+    @property
+    def has_inverse_root(self) -> bool:
+        """Whether rounding a second moment also makes the reciprocal of its root (contract F17)."""
+        return self.codes.kind == "fourth root"
+
+    @property
+    def power_unit(self) -> bool:
+        """Whether the unit is a power of two, which a second moment with an inverse root gives (F18)."""
+        return self.codes.kind == "mu law"
 
     @property
     def rounds(self) -> bool:

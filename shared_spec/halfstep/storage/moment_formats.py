@@ -1,12 +1,16 @@
-"""What a moment's format and rounding are refused for, and what "auto" is. Contract: F1 to F3, F12."""
+"""What a moment's format and rounding are refused for, and what "auto" is.
 
+Contract: F1 to F3, F12, F18, F19.
+"""
+
+from collections.abc import Iterable
 from typing import Any
 
 from halfstep.rule import Moment
 from halfstep.storage.formats import Format
 from halfstep.storage.relative import LARGEST_BOUND, bound
 
-ROUNDINGS = ("stochastic", "nearest", "auto", "nearest_unchecked")
+ROUNDINGS = ("stochastic", "paid", "nearest", "auto", "nearest_unchecked")
 
 
 def dtype_argument(moment: Moment) -> str:
@@ -24,7 +28,13 @@ def check_rounding(caller: str, moment: Moment, rounding: Any) -> None:
     if rounding not in ROUNDINGS:
         raise ValueError(
             f"{caller}: {rounding_argument(moment)}={rounding!r} is not a rounding. "
-            'Use "stochastic", "nearest", "auto" or "nearest_unchecked".'
+            'Use "stochastic", "paid", "nearest", "auto" or "nearest_unchecked".'
+        )
+    if rounding == "paid" and not moment.linear:
+        raise ValueError(
+            f'{caller}: {rounding_argument(moment)}="paid" takes an error of storing back in the same step, '
+            f"and the update is not linear in {moment.name}, so that it would take back another. "
+            'Use "stochastic".'
         )
 
 
@@ -80,7 +90,63 @@ def check_unit(
         raise ValueError(
             f"{caller}: {dtype_argument(moment)} has no scale, and {moment.name} reaches {largest:.3g} roots "
             f"of {unit.name} at {names[0]}={b1:.7g} and {names[1]}={b2:.7g}. "
-            "Use relative(..., block_size=128)."
+            'Use relative("int8", 128).'
+        )
+
+
+def check_saturation(caller: str, moment: Moment, fmt: Format, others: Iterable[tuple[Moment, Any]]) -> None:
+    """Raise ValueError for a second moment that saturates, where no first moment does so with it.
+
+    After a spike past its largest number steps would be thousands of learning rates long.
+
+    Args:
+        caller: whose moments they are.
+        moment: perhaps one that saturates.
+        fmt: its format.
+        others: the moments of the rule, and their formats.
+    """
+    bounded = (x and x.family == "fixed" for other, x in others if other.unit == moment.name)
+    if fmt.has_inverse_root and not any(bounded):
+        raise ValueError(
+            f"{caller}: {dtype_argument(moment)}={fmt.dtype} stops at its largest number, and no first "
+            "moment in its units stops with it: after a spike steps would be thousands of lr long. "
+            'Use mu_dtype=relative("mulaw8") of adam or lamb, or scaled("ufloat8_e5m3") here.'
+        )
+
+
+def check_power_unit(caller: str, moment: Moment, fmt: Format, unit: Moment, unit_fmt: Format | None) -> None:
+    """Raise ValueError for a moment in units of a power of two where no format gives one.
+
+    Args:
+        caller: whose moments they are.
+        moment: in these units, perhaps.
+        fmt: its format.
+        unit: the second moment.
+        unit_fmt: its format; None: as the dtype of the weights has it.
+    """
+    if fmt.power_unit and not (unit_fmt and unit_fmt.has_inverse_root):
+        dtype, found = dtype_argument(unit), "None" if unit_fmt is None else unit_fmt.text
+        raise ValueError(
+            f'{caller}: {dtype_argument(moment)}=relative("{fmt.dtype}") is in units of a power of two that '
+            f'{dtype}="uroot4_e4m4" gives, and {dtype} is {found}. '
+            f'Use {dtype}="uroot4_e4m4", or relative("float8_e3m4").'
+        )
+
+
+def check_payment(caller: str, moment: Moment, rounding: str, unit: Moment, unit_fmt: Format | None) -> None:
+    """Raise ValueError for a moment that is paid beside a second one of which an update is made unrounded.
+
+    Args:
+        caller: whose moments they are.
+        moment: the first.
+        rounding: its rounding.
+        unit: the second moment.
+        unit_fmt: its format; None: as the dtype of the weights has it.
+    """
+    if rounding == "paid" and unit_fmt is not None and unit_fmt.has_inverse_root:
+        raise ValueError(
+            f'{caller}: {rounding_argument(moment)}="paid" is of no effect beside {dtype_argument(unit)}='
+            f'{unit_fmt.dtype}, where updates are made of moments before they are stored. Use "stochastic".'
         )
 
 
@@ -90,7 +156,12 @@ def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Any) -> bool
         return False
     if rounding == "auto":
         return bool(moment.rate) and (rate is None or fmt.falls_short(rate))
-    return rounding == "stochastic"
+    return rounding in ("stochastic", "paid")
+
+
+def pays(fmt: Format, rounding: str) -> bool:
+    """Whether a step pays back what storing a moment adds to later updates: in float32 nothing."""
+    return rounding == "paid" and fmt.rounds
 
 
 def check_stored_state(caller: str, fmt: Format, rounding: Any, select: Any) -> None:

@@ -1,7 +1,7 @@
 """A first moment in units of the root of the second one: its formats, and the bound that lets them be.
 
-Contract: F12, F13. Adam divides a first moment by the root of the second: in that unit it is bounded, and so
-needs no scale.
+Contract: F12, F13, F18. Adam divides a first moment by the root of the second: in that unit it is bounded,
+and so needs no scale.
 """
 
 import math
@@ -27,10 +27,14 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
     error of the update of the same size wherever the gradients are large or small. Because of the bound 8
     bits need no scale at all. Rounds once, z; the quotient, the root and the product are float32's.
 
+    With "mulaw8" the unit is the power of two below sqrt(v), which takes no root and no quotient; it comes
+    out of the codes of nu_dtype="uroot4_e4m4", without which it is refused.
+
     Args:
-        dtype: without a block size "float8_e3m4" (the better one, in uint8) or "int8", in steps of 1/16; with
-            one "int8" or "int4" (two to a byte, dithered: with one random number per array and step added
-            before rounding and subtracted after it).
+        dtype: without a block size "float8_e3m4" (in uint8), "int8", in steps of 1/16, or "mulaw8": a sign
+            and 128 magnitudes, floats of 7 bits less 1/16, as in the mu-law of telephones; with a block size
+            "int8" or "int4" (two to a byte, dithered: with one random number per block and step added before
+            rounding and subtracted after it; what is below 1/16 of a unit is stored as zero).
         block_size: None for no scales, also for small arrays; else as in `scaled`, elements of a block or
             "row". The scales have three significant bits.
         min_size: with scales, arrays of fewer elements are kept in float32.
@@ -48,14 +52,16 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
         >>> relative("int4", 32).code_shape((64, 256))
         (64, 128)
 
-    Source: ours (contract F12 to F15); the bound is Cauchy's and Schwarz's inequality. Subtractive dither: L.
-    Roberts, "Picture coding using pseudo-random noise", IRE Trans. Inf. Theory 8(2), 1962.
+    Source: ours (contract F12 to F15, F18); the bound is Cauchy's and Schwarz's inequality. Subtractive
+    dither: L. Roberts, "Picture coding using pseudo-random noise", IRE Trans. Inf. Theory 8(2), 1962. Mu-law:
+    ITU-T recommendation G.711.
     """
     names = FIXED_CODES if block_size is None else FINE_CODES
     name = code_name("relative", dtype, names)
     if name not in names:
+        way_out = f'relative("{name}", 32)' if name in FINE_CODES else listed(names)
         raise ValueError(
-            f"relative: dtype={name} with block_size={block_size} is not a format. Use {listed(names)}."
+            f"relative: dtype={name} with block_size={block_size} is not a format. Use {way_out}."
         )
     if block_size is None:
         return Format(name, relative=True)

@@ -129,7 +129,10 @@ def as_format(caller: str, argument: str, dtype: Any) -> Format:
     """Return the `Format` of a plain state dtype; a `Format` is returned as it is."""
     if isinstance(dtype, Format):
         return dtype
-    hint = 'Use "bfloat16", "float16" or "float32".'
+    hint = 'Use "bfloat16", "float16" or "float32"; of 8 bits scaled("float8_e4m3fn"), or a recipe.'
+    second = argument.startswith("nu")
+    if second:
+        hint = 'Use "bfloat16" or "float32"; of 8 bits scaled("ufloat8_e5m3"), or a recipe.'
     try:
         name = dtype_name(dtype)
     except TypeError:
@@ -139,8 +142,10 @@ def as_format(caller: str, argument: str, dtype: Any) -> Format:
     if name in CODEBOOK_CODES:
         raise ValueError(f'{caller}: {argument}={name} is a table. Use codebook("{name}").')
     if name in SCALED_CODES:
+        way_out = "ufloat8_e5m3" if second and name.startswith("float8") else name
         raise ValueError(
-            f'{caller}: {argument}={name} cannot hold a moment without a block scale. Use scaled("{name}").'
+            f"{caller}: {argument}={name} cannot hold a moment without a block scale. "
+            f'Use scaled("{way_out}").'
         )
     raise ValueError(f"{caller}: {argument}={name} is not a state dtype. {hint}")
 

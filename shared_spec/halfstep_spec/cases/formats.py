@@ -70,8 +70,7 @@ def encode_case(
     x, keep_nonzero = (np.abs(x), "always") if second else (x, "never")
     words = None
     if rounding == "stochastic":
-        words = patterns(f"{flag} words", x.size)
-        words = words[0] if fmt.codes.dithered else words.reshape(x.shape)
+        words = patterns(f"{flag} words", x.size).reshape(x.shape)
     stored = fmt.encode(x, words, keep_nonzero=keep_nonzero)
     inputs = {"x": Array.of(x)} | ({} if words is None else {"words": Array.of(words)})
     outputs = {
@@ -85,18 +84,21 @@ def encode_case(
     arguments |= {"relative": True} if fmt.relative else {}
     arguments |= {"scale": fmt.scale} if fmt.scale == "fine" else {}
     comment = f"{fmt.dtype}, blocks of {fmt.block_size}, {rounding}: {notes[flag]}"
-    clauses = (*_clauses(fmt), "F7")
-    return Case("encode", comment, arguments, inputs, outputs, (flag,), clauses)
+    return Case("encode", comment, arguments, inputs, outputs, (flag,), _clauses(fmt))
 
 
 def _clauses(fmt: Format) -> tuple[str, ...]:
-    """Return the clauses of the codes of a format."""
+    """Return the clauses of a format: of its codes, and F7 where these can be NaN."""
+    if fmt.power_unit:
+        return ("F18",)
+    if fmt.has_inverse_root:
+        return "F17", "F7"
     if fmt.relative and not fmt.scaled:
-        return ("F13",)
+        return "F13", "F7"
     if fmt.scale == "fine":
-        return "F14", "F15"
+        return "F14", "F15", "F7"
     if fmt.dtype in CODEBOOK_CODES:
-        return "F8", "F9", "F10", "F11"
+        return "F8", "F9", "F10", "F11", "F7"
     if not fmt.scaled:
-        return ("F6",)
-    return ("F4", "F5", "F16") if fmt.dtype == "uroot8" else ("F4", "F5")
+        return "F6", "F7"
+    return ("F4", "F5", "F16", "F7") if fmt.dtype == "uroot8" else ("F4", "F5", "F7")

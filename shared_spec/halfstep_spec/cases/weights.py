@@ -48,7 +48,7 @@ def _weight_cases():
 
 def _format_cases():
     scaled_nu = (name for name, codes in SCALED_CODES.items() if codes.for_second_moments)
-    for nu in (*scaled_nu, *(name for name, codes in PLAIN_CODES.items() if not codes.signed)):
+    for nu in (*scaled_nu, *(name for name in PLAIN_CODES if name in _MU)):
         for rounding in ("nearest", "stochastic"):
             adam = ScaleByAdam(
                 mu_dtype=_small(_MU.get(nu, nu)), nu_dtype=_small(nu), mu_rounding=rounding, seed=7

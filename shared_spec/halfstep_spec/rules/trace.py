@@ -14,7 +14,7 @@ class Trace(Rule):
     """A decaying sum of the gradients. Arguments as in `optax.trace`, plus rounding and seed.
 
     Attributes:
-        rounding: "nearest", "stochastic" or "auto", by `decay`.
+        rounding: "nearest", "stochastic", "paid" or "auto", by `decay`.
     """
 
     decay: float = 0.9
@@ -22,7 +22,7 @@ class Trace(Rule):
     accumulator_dtype: str | Format = "float32"
     rounding: str = "auto"
     seed: int = 0
-    trace: Moment = moment("decay", dtype="accumulator_dtype", rounding="rounding")
+    trace: Moment = moment("decay", dtype="accumulator_dtype", rounding="rounding", linear=True)
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
         """Return the float32 update.

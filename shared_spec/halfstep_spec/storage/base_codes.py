@@ -18,7 +18,7 @@ class Codes:
         packed: whether they are of 4 bits, two of them kept in a byte; `Format` packs them.
         nan_in_scale: whether a NaN marks its block, since there is no code for it.
         for_second_moments: whether they hold small positive numbers beside large ones well enough for those.
-        dithered: whether one word serves all elements, and is asked for again by `decode`.
+        dithered: whether one word serves a block, and is asked for again by `decode`.
         half_gap: half the largest relative gap between neighbours, subnormal numbers aside (contract F3).
         carry: added to the pattern of a block's maximum: past the largest code it reaches the next exponent.
         scale_range: the lowest and the highest scale byte: no decoded value is subnormal in float32.

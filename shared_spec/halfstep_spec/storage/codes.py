@@ -1,11 +1,12 @@
 """The codes of state formats by name; those in units of another moment are in `relative_codes.py`.
 
-Contract: F5 to F10, F16.
+Contract: F5 to F10, F16, F17.
 """
 
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.storage.base_codes import Codes
 from halfstep_spec.storage.float_codes import IntegerCodes, PlainCodes, SignedCodes
+from halfstep_spec.storage.fourth_root_codes import FourthRootCodes
 from halfstep_spec.storage.root_codes import RootCodes
 from halfstep_spec.storage.table_codes import TableCodes
 from halfstep_spec.storage.tables import TABLES
@@ -17,6 +18,7 @@ PLAIN_CODES: dict[str, Codes] = {
     "bfloat16": PlainCodes(FLOAT_FORMATS["bfloat16"]),
     "float16": PlainCodes(FLOAT_FORMATS["float16"]),
     "ufloat8_e6m2": PlainUnsignedCodes(UNSIGNED_FLOATS["ufloat8_e6m2"]),
+    "uroot4_e4m4": FourthRootCodes(),
 }
 """By name: codes without a scale."""
 SCALED_CODES: dict[str, Codes] = {

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from halfstep_spec.storage.base_codes import NAN_SCALE, Codes
-from halfstep_spec.storage.blocks import block_maximum, pack, per_element, unpack
+from halfstep_spec.storage.blocks import block_layout, block_maximum, pack, per_element, unpack
 from halfstep_spec.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
 from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
 
@@ -77,6 +77,16 @@ class Format:
         small = math.prod(shape) < self.min_size or len(shape) < self.min_ndim
         return Format("float32") if self.scaled and small else self
 
+    @property
+    def power_unit(self) -> bool:
+        """Whether what is stored is in units of the power of two of a `uroot4_e4m4` beside it (F18)."""
+        return self.relative and self.dtype == "mulaw8"
+
+    @property
+    def has_inverse_root(self) -> bool:
+        """Whether encoding makes the reciprocal of the root as well (F17)."""
+        return self.dtype == "uroot4_e4m4"
+
     def zeros(self, shape: tuple[int, ...]) -> Encoded:
         """Return the codes and scales of zeros."""
         return self.encode(np.zeros(shape, np.float32), None)
@@ -89,15 +99,15 @@ class Format:
 
         Args:
             x: float32.
-            words: uint32 words for stochastic rounding, one for all where codes are dithered, or None for
-                nearest.
+            words: uint32 words for stochastic rounding, or None for nearest; where codes are dithered, the
+                word of a block's first element serves all of it.
             keep_nonzero: whether what is not zero may not be stored as zero: "always" (a second moment),
                 "never", or "where_nonnegative": in blocks without a negative number (contract S4).
         """
         if not self.scaled:
             return Encoded(self.codes.encode(x, None, words, np.zeros(x.shape, bool)), None)
         nonzero = (x > 0) & self._keeps_nonzero(x, keep_nonzero)
-        scale = self.codes.scale(block_maximum(x, self.block_size))
+        scale, words = self.codes.scale(block_maximum(x, self.block_size)), self._words(words)
         codes = self.codes.encode(x, self._of_elements(scale, x.shape), words, nonzero)
         if self.codes.nan_in_scale:
             bad = block_maximum((~np.isfinite(x)).astype(np.float32), self.block_size) > 0
@@ -120,7 +130,7 @@ class Format:
         if self.codes.packed:
             assert shape is not None
             codes = unpack(codes, shape, self.block_size)
-        bad = self._of_elements(scale == NAN_SCALE, codes.shape)
+        bad, words = self._of_elements(scale == NAN_SCALE, codes.shape), self._words(words)
         values = self.codes.decode(codes, np.where(bad, 127, self._of_elements(scale, codes.shape)), words)
         return np.where(bad, np.float32(np.nan), values)
 
@@ -148,6 +158,13 @@ class Format:
             "always": np.ones(x.shape, bool),
             "where_nonnegative": self._of_elements(without_negative, x.shape),
         }[keep_nonzero]
+
+    def _words(self, words: np.ndarray | None) -> np.ndarray | None:
+        """Return the word of each element: of dithered codes, that of the first in its block."""
+        if words is None or not self.codes.dithered:
+            return words
+        leading, run, block = block_layout(words.shape, self.block_size)
+        return self._of_elements(words.reshape(*leading, run)[..., :: max(block, 1)], words.shape)
 
     def _of_elements(self, of_blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return per_element(of_blocks, shape, self.block_size)

@@ -1,6 +1,6 @@
 """Integers under a scale of three significant bits, and codes under a scale that is the same for all blocks.
 
-Contract: F13 to F15. Vectors: relative, formats.
+Contract: F13 to F15, F18. Vectors: relative, formats.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.numbers.rounding import encode_float
 from halfstep_spec.storage.base_codes import NAN_SCALE, Codes
 from halfstep_spec.storage.float_codes import INT8, IntegerCodes, SignedCodes
+from halfstep_spec.storage.fourth_root_codes import MuLawCodes
 from halfstep_spec.storage.unsigned_floats import UNSIGNED_FLOATS, decode_unsigned
 
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
@@ -18,6 +19,8 @@ _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
 _BOUND = np.float32(7.5)
 _PAST = np.float32(8.0)
 _INT8_NAN = np.int8(-128)
+# Below this share of a unit what is stored is exact zero: an average that decays ends there.
+_DEAD = np.float32(1 / 16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +134,9 @@ class DitheredCodes(FineIntegerCodes):
         d is 0 without words.
         """
         assert scale is not None
-        q = np.clip(np.rint(self._ratio(x, scale) + _dither(words)), -self.largest, self.largest)
-        return np.where((x == 0) | (scale == NAN_SCALE), 0, q + 8).astype(np.uint8)
+        y = self._ratio(x, scale)
+        q = np.clip(np.rint(y + _dither(words)), -self.largest, self.largest)
+        return np.where((np.abs(y) <= _DEAD) | (scale == NAN_SCALE), 0, q + 8).astype(np.uint8)
 
     def decode(self, codes, scale, words=None) -> np.ndarray:
         """Return (q - d) s, rounded once."""
@@ -141,17 +145,18 @@ class DitheredCodes(FineIntegerCodes):
         return np.where(codes == 0, np.float32(0), values)
 
 
-def _dither(word: np.ndarray | None) -> np.float32:
-    """Return an odd multiple of 2^-21 in (-1/2, 1/2), from the top 20 bits; q less such a d is exact."""
-    if word is None:
+def _dither(words: np.ndarray | None) -> np.ndarray | np.float32:
+    """Return odd multiples of 2^-17 in (-1/2, 1/2), from the top 16 bits; q less such a d is exact."""
+    if words is None:
         return np.float32(0)
-    odd = 2 * (np.uint32(word) >> np.uint32(12)) + np.uint32(1)
-    return np.float32(odd) * np.float32(2.0**-21) - np.float32(0.5)
+    odd = 2 * (words >> np.uint32(16)) + np.uint32(1)
+    return odd.astype(np.float32) * np.float32(2.0**-17) - np.float32(0.5)
 
 
 FIXED_CODES: dict[str, Codes] = {
     "float8_e3m4": FixedCodes(SignedCodes(FLOAT_FORMATS["float8_e3m4"])),
     "int8": FixedCodes(IntegerCodes()),
+    "mulaw8": MuLawCodes(),
 }
 """By name: codes that `relative` takes without a block size."""
 FINE_CODES: dict[str, Codes] = {"int8": FineIntegerCodes(), "int4": DitheredCodes()}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from halfstep_spec.numbers.random_words import leaf_id, leaf_key, random_words
+from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.storage.formats import Encoded, Format
 from halfstep_spec.storage.state_dtypes import as_format
 
@@ -19,7 +19,8 @@ class StoredMoment:
 
     Attributes:
         dtype: a format, or the name of a plain one.
-        rounding: "nearest", "stochastic", or "auto": nearest, unless an average of rate `b` then falls short.
+        rounding: "nearest", "stochastic", "paid", which is stochastic too, or "auto": nearest, unless an
+            average of rate `b` then falls short.
         role: of its random words.
         keep_nonzero: whether what is not zero may not be stored as zero: see `Format.encode`.
         seed: of its random words.
@@ -80,12 +81,10 @@ class StoredMoment:
     def rounds_stochastically(self, fmt: Format) -> bool:
         """Whether words are used: contract F3, where `rounding` is "auto"."""
         falls_short = self.b is not None and fmt.falls_short(self.b)
-        return {"nearest": False, "stochastic": True, "auto": falls_short}[self.rounding]
+        return {"nearest": False, "stochastic": True, "paid": True, "auto": falls_short}[self.rounding]
 
     def _words(self, fmt: Format, shape, step: int, leaf: str) -> np.ndarray | None:
-        """Return one word per element; of dithered codes k1, one for all; to nearest None."""
+        """Return one word per element; to nearest None."""
         if not self.rounds_stochastically(fmt):
             return None
-        if fmt.codes.dithered:
-            return leaf_key(self.seed, step, leaf_id(leaf), self.role)[1][0]
         return random_words(self.seed, step, leaf, self.role, shape)

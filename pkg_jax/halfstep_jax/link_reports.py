@@ -27,13 +27,7 @@ class Link(NamedTuple):
 
 
 class Inside(NamedTuple):
-    """What `store_state` wraps.
-
-    Attributes:
-        links: those of the wrapped transform.
-        state: that of the wrapped transform, before its arrays were stored.
-        formats: of every leaf of that state the format in which it is stored; None where it is left alone.
-    """
+    """What `store_state` wraps: links, their state before it is stored, and the format of every leaf."""
 
     links: list[Link]
     state: Any

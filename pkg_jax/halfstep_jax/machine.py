@@ -1,0 +1,65 @@
+"""What `python -m halfstep` asks of this package: devices, and a few steps on one of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from halfstep_jax.rules.adam import adamw
+
+MODES = ("jax.jit",)
+"""In which ways steps are taken."""
+
+
+def about() -> list[str]:
+    """Return what is known of the devices, a line each."""
+    return [f"device {device.id}: {device.platform}, {device.device_kind}" for device in jax.devices()]
+
+
+def devices() -> list[str]:
+    """Return a platform for each kind of device."""
+    return list(dict.fromkeys(device.platform for device in jax.devices()))
+
+
+def final_weights(
+    recipe: Mapping[str, Any],
+    question: tuple[np.ndarray, np.ndarray],
+    leaf: str,
+    steps: int,
+    device: str,
+    mode: str,
+    **hyperparameters: Any,
+) -> np.ndarray:
+    """Return the patterns of the weights after steps of AdamW.
+
+    Args:
+        recipe: arguments of `adamw`.
+        question: patterns of bfloat16 weights, and a gradient for each step.
+        leaf: the name of the weights, with "/" between its parts.
+        steps: how many to take.
+        device: one of `devices()`.
+        mode: one of `MODES`.
+        hyperparameters: further arguments of `adamw`.
+    """
+    tx = adamw(**hyperparameters, **recipe)
+
+    def tree(array: Any) -> Any:
+        for part in reversed(leaf.split("/")):
+            array = {part: array}
+        return array
+
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    weights, gradients = question
+    with jax.default_device(jax.devices(device)[0]):
+        params = tree(jax.lax.bitcast_convert_type(weights, jax.numpy.bfloat16))
+        state = tx.init(params)
+        for k in range(steps):
+            params, state = step(params, state, tree(gradients[k]))
+        (array,) = jax.tree.leaves(params)
+        return np.asarray(array).view(np.uint16)

@@ -1,0 +1,47 @@
+"""Optimizer state of other libraries in the form of torch.optim: their codes, decoded by their own code."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+# bitsandbytes puts what is not of a weight's shape into a dict of its own.
+_NESTED = "__bnb_optimizer_quant_state__"
+_BLOCK = 256
+# torchastic's names.
+_RENAMED = {"ema": "exp_avg", "ema_squared": "exp_avg_sq"}
+# What adamw_bf16 keeps of the weights: see `load_float32_state_dict`.
+_OF_WEIGHTS = ("shift", "accumulated_decay")
+
+
+def in_torch_form(saved: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return the state of a parameter as torch.optim writes it.
+
+    Knows torchao's optimizers of 8 and 4 bits and FP8, bitsandbytes' of 8 bits, adamw_bf16 and torchastic;
+    state of others is returned as it is. `keys` are those of the optimizer's moments, the first one first.
+    """
+    state = {key: x for key, x in saved.items() if key != _NESTED} | dict(saved.get(_NESTED, {}))
+    if "state1" in state:
+        moments = {key: _of_bitsandbytes(state, place) for place, key in enumerate(keys, 1)}
+        return {"step": state["step"], **{key: x for key, x in moments.items() if x is not None}}
+    if _OF_WEIGHTS[0] in state:
+        state = {key: x for key, x in state.items() if key not in _OF_WEIGHTS}
+    return {_RENAMED.get(key, key): _plain(x) for key, x in state.items()}
+
+
+def _plain(x: Any) -> Any:
+    """Return the values of a tensor whose class wraps codes."""
+    is_coded = isinstance(x, Tensor) and hasattr(x, "__tensor_flatten__") and hasattr(type(x), "dequantize")
+    return x.dequantize() if is_coded and type(x).__module__.startswith("torchao.") else x
+
+
+def _of_bitsandbytes(state: Mapping[str, Any], place: int) -> Tensor | None:
+    """Return the moment of a place; None where there is none."""
+    codes = state.get(f"state{place}")
+    if codes is None or codes.is_floating_point():
+        return codes
+    from bitsandbytes.functional import dequantize_blockwise  # pyright: ignore[reportMissingImports]
+
+    return dequantize_blockwise(
+        codes, absmax=state[f"absmax{place}"], code=state[f"qmap{place}"], blocksize=_BLOCK
+    )

@@ -1,0 +1,79 @@
+"""What processes of a mesh tell each other before a step: that all can make it, and that it is the same."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from halfstep_torch.distributed.collectives import reduce_max
+
+
+class Attempt:
+    """A context that keeps the error that ends it, for `agree` to raise.
+
+    Attributes:
+        error: that; None where there was none.
+    """
+
+    error: Exception | None = None
+
+    def __enter__(self) -> "Attempt":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
+        self.error = error if isinstance(error, Exception) else None
+        return self.error is not None
+
+
+def agree(caller: str, meshes: Sequence[Any], error: BaseException | None, notes: Sequence[Mapping]) -> None:
+    """Raise `error`, and in every other process of the meshes an error that speaks of it; so none waits.
+
+    Without an error anywhere, raise RuntimeError in all processes of a mesh unless they have the same notes:
+    of each mesh what JSON writes, by what it is called in the message.
+    """
+    problems = [_problem(mesh, error, of_mesh) for mesh, of_mesh in zip(meshes, notes, strict=True)]
+    if error is not None:
+        raise error
+    for problem in filter(None, problems):
+        raise RuntimeError(f"{caller}: {problem}")
+
+
+def any_of(meshes: Sequence[Any], here: bool) -> bool:
+    """Return whether it is so in any process of the meshes."""
+    return any([_largest(mesh, [int(here)])[0] for mesh in meshes]) or here
+
+
+def _problem(mesh: Any, error: BaseException | None, notes: Mapping[str, Any]) -> str:
+    """Return why the processes of a mesh cannot make a step together; "" if they can."""
+    digests = [0 if error else _digest(value) for value in notes.values()]
+    failed, *largest = _largest(mesh, [int(error is not None), *digests, *(-digest for digest in digests)])
+    if failed:
+        return (
+            f"another process of the mesh of shape {tuple(mesh.shape)} cannot make this step, and says why. "
+            "No weight has changed, here or there."
+        )
+    for (what, value), high, low in zip(notes.items(), largest, largest[len(digests) :], strict=False):
+        if high != -low:
+            return (
+                f"the processes of the mesh of shape {tuple(mesh.shape)} would drift apart: they differ in "
+                f"the {what}. Process {torch.distributed.get_rank()} has {_shortened(value)}. "
+                "Give all of them the same, and load the same state."
+            )
+    return ""
+
+
+def _largest(mesh: Any, numbers: Sequence[int]) -> list[int]:
+    """Return of each number the largest that a process of the mesh has."""
+    told = torch.tensor(numbers, dtype=torch.int64, device=mesh.device_type)
+    return reduce_max(told, mesh).tolist()
+
+
+def _digest(value: Any) -> int:
+    return int.from_bytes(hashlib.sha256(json.dumps(value).encode()).digest()[:7], "big")
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:200]} ..."

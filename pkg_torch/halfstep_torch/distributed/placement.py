@@ -1,0 +1,95 @@
+"""How the state arrays of a sharded parameter are placed: beside its elements, or whole in every process.
+
+Decided from shapes, mesh and placements alone, so that every process decides alike.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.storage.blocks import block_layout
+from halfstep_torch.distributed.collectives import gather_whole
+from halfstep_torch.distributed.shards import (
+    from_local,
+    is_sharded,
+    local_part,
+    sharding,
+    window_here,
+    windows_of_all,
+)
+from halfstep_torch.distributed.window import Window
+from halfstep_torch.storage.state_array import StateArray
+
+
+def array_placements(spec: StateArray, param: Any) -> tuple | None:
+    """Return the placements of a state array whose shards are those of the weights; None if there are none.
+
+    There are where no border of a shard cuts a block, or a byte of two codes, and the shards of the array, as
+    torch cuts them, are the blocks of the shards of the weights.
+    """
+    placements, shape = tuple(param.placements), tuple(param.shape)
+    if spec.shape_of is not None and spec.values_shape(shape) != shape:
+        return None
+    fmt = spec.scale_of or spec.packed_of
+    if fmt is None or fmt.blocks is None:
+        return placements
+    leading, run, size = block_layout(shape, fmt.block_size)
+    unit = max(1, min(size, run))
+    if any(getattr(placement, "dim", 0) > len(leading) for placement in placements):
+        return None
+    per_entry = unit if spec.scale_of else 2
+    stored = windows_of_all(param, spec.shape(shape))
+    fits = (
+        _fits(window, entries, len(leading), run, unit, per_entry)
+        for window, entries in zip(windows_of_all(param), stored, strict=True)
+    )
+    return placements if all(fits) else None
+
+
+def _fits(window: Window, entries: Window, axis: int, run: int, unit: int, per_entry: int) -> bool:
+    """Whether the entries are those of the window, which holds whole units of every run, from `axis` on."""
+    if window.is_empty:
+        return entries.is_empty
+    if window.shape[axis + 1 :] != window.whole[axis + 1 :]:
+        return False
+    start, stop = 0, run
+    if axis < len(window.whole):
+        rest = math.prod(window.whole[axis + 1 :])
+        start = window.offset[axis] * rest
+        stop = start + window.shape[axis] * rest
+    if start % unit or start % per_entry or (stop % unit and stop != run):
+        return False
+    first, last = start // per_entry, -(-stop // per_entry)
+    return (entries.offset[axis], entries.shape[axis]) == (first, last - first) if entries.whole else True
+
+
+def new_array(spec: StateArray, param: Any, placements: tuple) -> Tensor:
+    """Return the state array of a sharded parameter that was never stepped, as a DTensor so placed."""
+    shape = spec.shape(tuple(param.shape))
+    if spec.copies_weights:
+        weights = (
+            local_part(param).detach() if placements == tuple(param.placements) else gather_whole([param])[0]
+        )
+        local = weights.to(spec.dtype, memory_format=torch.contiguous_format, copy=True)
+    else:
+        window = window_here(shape, param.device_mesh, placements)
+        local = torch.full(window.shape, spec.start, dtype=spec.dtype, device=param.device)
+    return from_local(local, param, placements, shape)
+
+
+@torch.no_grad()
+def placed_copy(array: Any, param: Any, placements: tuple | None) -> Tensor:
+    """Return a copy of a state array beside its parameter: on its device, and placed as it is to be.
+
+    `array` is a plain tensor, of all elements, or a DTensor, placed in any way; `placements` are those of
+    the copy, or None beside a plain parameter.
+    """
+    if is_sharded(array) and sharding(array) != (sharding(param) and (param.device_mesh, placements)):
+        array = gather_whole([array])[0]  # as bytes, which every backend sends
+    local, shape = local_part(array), tuple(array.shape)
+    if placements is not None and not is_sharded(array):
+        local = local[window_here(shape, param.device_mesh, placements).box]
+    copy = local.to(param.device, copy=True, memory_format=torch.contiguous_format)
+    return copy if placements is None else from_local(copy, param, placements, shape)

@@ -1,0 +1,175 @@
+"""Shards of DTensors: what of a tensor is in this process, and what every other process of the mesh holds.
+
+torch has no public name for the offset of a shard, so the cut is made here as torch documents it: an axis of
+n elements over k processes is cut in pieces of ceil(n / k), mesh dimension by mesh dimension.
+"""
+
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.distributed.window import Shape, Window
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_sharded(x: Any) -> bool:
+    """Whether a tensor is a DTensor; a replicated one is, too."""
+    if type(x) in _PLAIN:
+        return False
+    module = sys.modules.get("torch.distributed.tensor")  # without it there is none
+    return module is not None and isinstance(x, module.DTensor)
+
+
+def local_part(x: Tensor) -> Tensor:
+    """Return what of a tensor is in this process, in its own memory: all of a plain one."""
+    if not is_sharded(x):
+        return x
+    with torch.no_grad():
+        local: Any = x.to_local()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    # A collective may still be under way.
+    return local.wait() if hasattr(local, "__tensor_flatten__") else local
+
+
+def sharding(x: Any) -> tuple[Any, tuple] | None:
+    """Return the mesh and the placements of a DTensor; None for a plain tensor."""
+    return (x.device_mesh, tuple(x.placements)) if is_sharded(x) else None
+
+
+def mesh_sizes(mesh: Any) -> Shape:
+    """Return the number of processes along each dimension of a mesh."""
+    return tuple(mesh.size(i) for i in range(mesh.ndim))
+
+
+def window_of(x: Tensor) -> Window:
+    """Return the window of a tensor that is in this process."""
+    if (where := sharding(x)) is None:
+        return Window.full(tuple(x.shape))
+    return window_here(tuple(x.shape), *where)
+
+
+def window_here(shape: Shape, mesh: Any, placements: tuple) -> Window:
+    """Return the window that this process holds of an array of such a shape, so placed."""
+    return windows(shape, mesh_sizes(mesh), placements)[_rank_in(mesh)]
+
+
+def windows_of_all(x: Any, shape: Shape | None = None) -> list[Window]:
+    """Return the windows of all processes of a DTensor's mesh, in one order everywhere.
+
+    With a `shape`, those of an array of that shape that is placed as `x` is.
+    """
+    return windows(tuple(x.shape) if shape is None else shape, mesh_sizes(x.device_mesh), tuple(x.placements))
+
+
+def _rank_in(mesh: Any) -> int:
+    rank = 0
+    for size, place in zip(mesh_sizes(mesh), mesh.get_coordinate(), strict=True):
+        rank = rank * size + place
+    return rank
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def windows(shape: Shape, sizes: Shape, placements: tuple) -> list[Window]:
+    """Return the windows of an array over a mesh of such sizes, in row-major order of the coordinates."""
+    cuts = [(axis, _mesh_dims(placements, axis)) for axis in range(len(shape))]
+    made = []
+    for coordinate in itertools.product(*map(range, sizes)):
+        offset, local = [], []
+        for axis, dims in cuts:
+            start, length = 0, shape[axis]
+            for dim in dims:
+                piece = -(-length // sizes[dim])
+                first = min(piece * coordinate[dim], length)
+                start, length = start + first, min(piece, length - first)
+            offset.append(start)
+            local.append(length)
+        made.append(Window(shape, tuple(offset), tuple(local)))
+    return made
+
+
+def _mesh_dims(placements: tuple, axis: int) -> list[int]:
+    """Return the mesh dimensions that cut an axis, in the order in which they do.
+
+    From left to right; but FSDP over tensor parallelism cuts last, though its dimension comes first.
+    """
+    dims: list[int] = []
+    for dim, placement in reversed(list(enumerate(placements))):
+        if _axis(placement) == axis:
+            dims.insert(len(dims) if _is_strided(placement) else 0, dim)
+    return dims
+
+
+def _is_strided(placement: Any) -> bool:
+    return getattr(placement, "split_factor", 1) != 1
+
+
+def check_sharding(caller: str, name: str, x: Any) -> None:
+    """Raise ValueError unless every process holds a box of the weights `x`, or all of them."""
+    if not is_sharded(x):
+        return
+    mesh, placements = x.device_mesh, tuple(x.placements)
+    if mesh.get_coordinate() is None:
+        raise ValueError(
+            f"{caller}: the weight {name!r} is sharded over a mesh that this process is not in. "
+            "Pass the parameters of this process's own stage."
+        )
+    for dim, placement in enumerate(placements):
+        if placement.is_partial():
+            raise ValueError(
+                f"{caller}: the weight {name!r} is placed as {placement}: every process holds a summand of "
+                "it, and no step of summands is a step of their sum. Use Shard or Replicate: "
+                "weight.redistribute(placements=[...])."
+            )
+        if not (placement.is_replicate() or hasattr(placement, "dim")):
+            raise ValueError(
+                f"{caller}: the weight {name!r} is placed as {placement}. Use Shard or Replicate: "
+                "weight.redistribute(placements=[...])."
+            )
+        later = (i for i in range(dim + 1, mesh.ndim) if _axis(placements[i]) == _axis(placement))
+        if _is_strided(placement) and placement.split_factor != math.prod(map(mesh.size, later)):
+            raise ValueError(
+                f"{caller}: the weight {name!r} is placed as {placement} without the Shard of the same axis "
+                "that it belongs to, so its elements here are no stretch of the axis. Apply tensor "
+                "parallelism and fully_shard to one 2-D mesh, and keep its placements."
+            )
+    here, wanted = tuple(local_part(x).shape), window_of(x).shape
+    if here != wanted:
+        raise ValueError(
+            f"{caller}: the weight {name!r} of shape {tuple(x.shape)} has the shape {here} here, where its "
+            f"placements {placements} on a mesh of shape {mesh_sizes(mesh)} say {wanted}. "
+            "Make it by fully_shard or distribute_tensor, or pad the axis to a multiple of the mesh."
+        )
+
+
+def _axis(placement: Any) -> int | None:
+    """Return the axis that a placement cuts. FSDP over tensor parallelism has a class that is no `Shard`."""
+    return getattr(placement, "dim", None)
+
+
+def from_local(local: Tensor, like: Any, placements: Iterable, shape: Shape) -> Tensor:
+    """Return the DTensor of a global shape, on the mesh of another, of which this process holds `local`."""
+    from torch.distributed.tensor import DTensor
+
+    stride = tuple(itertools.accumulate(shape[:0:-1], lambda a, b: a * b, initial=1))[::-1] if shape else ()
+    return DTensor.from_local(
+        local, like.device_mesh, tuple(placements), run_check=False, shape=torch.Size(shape), stride=stride
+    )
+
+
+def replicated(x: Any) -> tuple:
+    """Return the placements by which every process of a DTensor's mesh has all of an array."""
+    from torch.distributed.tensor import Replicate
+
+    return (Replicate(),) * x.device_mesh.ndim
+
+
+def refuse_shards(caller: str, tensors: Iterable[Any], way_out: str) -> None:
+    """Raise TypeError if a tensor is a DTensor, of which the caller would see a part, or too much."""
+    if any(map(is_sharded, tensors)):
+        raise TypeError(f"{caller}: a parameter is a DTensor, which it does not support. {way_out}")

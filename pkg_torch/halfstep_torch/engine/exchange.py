@@ -1,0 +1,86 @@
+"""What processes exchange before a step of sharded parameters, and what they take from it after."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from halfstep_torch.distributed.collectives import by_mesh, gather_whole, reduce_together
+from halfstep_torch.distributed.shards import from_local, is_sharded, local_part, window_of
+from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.slots import Slot
+
+
+@contextlib.contextmanager
+def exchanged(batches: Iterable[Batch]) -> Iterator[None]:
+    """Bring gradients to where their weights are, and gathered parameters into every process, for a step.
+
+    On the way out gathered weights are forgotten; `scatter` brings them back to the parameters before.
+    """
+    slots = [slot for batch in batches for slot in batch.slots if slot.param is not slot.owner]
+    placed = _placed_grads([slot.owner for slot in slots])
+    gathered = [slot for slot in slots if slot.gathered]
+    for slot, grad in zip(slots, placed, strict=True):
+        if grad is not slot.owner.grad:
+            slot.placed_grad = local_part(grad)
+    _gather(gathered, placed=dict(zip(map(id, slots), placed, strict=True)))
+    try:
+        yield
+    finally:
+        for slot in slots:
+            slot.placed_grad = None
+        for slot in gathered:
+            slot.param = None
+
+
+def meshes_of(params: Iterable[Any]) -> list[Any]:
+    """Return the distinct meshes of the DTensors among parameters, in their order."""
+    return list(by_mesh(filter(is_sharded, params)))
+
+
+def talking_meshes(batches: Iterable[Batch]) -> list[Any]:
+    """Return the meshes whose processes exchange anything in the steps of these batches."""
+    slots = [slot for batch in batches for slot in batch.slots if slot.param is not slot.owner]
+    return meshes_of(slot.owner for slot in slots if slot.gathered or _is_elsewhere(slot.owner))
+
+
+def _is_elsewhere(param: Any) -> bool:
+    """Whether the gradient of a DTensor is not placed as it is."""
+    return tuple(param.placements) != tuple(param.grad.placements)
+
+
+def scatter(slots: Iterable[Slot]) -> None:
+    """Write gathered weights, once they are stepped, to what this process has of the parameters."""
+    for slot in slots:
+        if slot.gathered:
+            local_part(slot.owner).detach().copy_(slot.param[window_of(slot.owner).box])
+
+
+def _gather(slots: Sequence[Slot], placed: dict[int, Any]) -> None:
+    for of_mesh in by_mesh(slots, lambda slot: slot.owner).values():
+        whole = gather_whole([tensor for slot in of_mesh for tensor in (slot.owner, placed[id(slot)])])
+        for slot, param, grad in zip(of_mesh, whole[::2], whole[1::2], strict=True):
+            slot.param, slot.placed_grad = param, grad
+
+
+def _placed_grads(params: Sequence[Any]) -> list[Any]:
+    """Return the gradients of DTensors, placed as they are.
+
+    Under sequence parallelism every process has a summand of the gradient of what it replicates, as of the
+    weight of a norm. Such summands of many gradients are added up together.
+    """
+    grads = [param.grad.detach() for param in params]
+    summed: dict[tuple, list[int]] = {}
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        if not _is_elsewhere(param):
+            continue
+        pairs = list(zip(param.placements, grad.placements, strict=True))
+        if all(to == at or (to.is_replicate() and at.is_partial("sum")) for to, at in pairs):
+            dims = tuple(dim for dim, (to, at) in enumerate(pairs) if to != at)
+            summed.setdefault((param.device_mesh, dims, grad.dtype, grad.device), []).append(i)
+        else:
+            grads[i] = grad.redistribute(placements=param.placements)
+    for (mesh, dims, *_), places in summed.items():
+        sums = reduce_together([local_part(grads[i]) for i in places], [mesh.get_group(dim) for dim in dims])
+        for i, local in zip(places, sums, strict=True):
+            grads[i] = from_local(local, params[i], params[i].placements, tuple(params[i].shape))
+    return grads

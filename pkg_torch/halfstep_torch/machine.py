@@ -1,0 +1,71 @@
+"""What `python -m halfstep` asks of this package: devices, compilers, and a few steps on one device."""
+
+import importlib.metadata
+import importlib.util
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from halfstep_torch.engine.inductor import find_cxx, missing_options
+from halfstep_torch.rules.adam import AdamW
+
+MODES = ("eager", "torch.compile")
+"""In which ways steps are taken."""
+
+
+def about() -> list[str]:
+    """Return what is known of devices and of compilers, a line each."""
+    names = [f"device {i}: cuda, {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    cxx = find_cxx()
+    lines = [*(names or ["device: cpu"]), f"C++ compiler: {shutil.which(cxx) if cxx else 'none found'}"]
+    triton = importlib.util.find_spec("triton") is not None
+    lines.append(f"Triton: {importlib.metadata.version('triton') if triton else 'none found'}")
+    lacking = [name for device in devices() for name in missing_options(torch.device(device))]
+    return [*lines, *(f"this torch lacks the option {name}: steps on a GPU stay eager" for name in lacking)]
+
+
+def devices() -> list[str]:
+    """Return a type for each kind of device on which bits are promised."""
+    return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def final_weights(
+    recipe: Mapping[str, Any],
+    question: tuple[np.ndarray, np.ndarray],
+    leaf: str,
+    steps: int,
+    device: str,
+    mode: str,
+    *,
+    learning_rate: float,
+    **hyperparameters: Any,
+) -> np.ndarray:
+    """Return the patterns of the weights after steps of AdamW.
+
+    Args:
+        recipe: arguments of `AdamW`.
+        question: patterns of bfloat16 weights, and a gradient for each step.
+        leaf: the name of the weights, with "/" between its parts.
+        steps: how many to take.
+        device: one of `devices()`.
+        mode: one of `MODES`.
+        learning_rate: the argument `lr`.
+        hyperparameters: further arguments of `AdamW`.
+    """
+    weights, gradients = question
+    array = torch.from_numpy(weights.view(np.int16).copy()).view(torch.bfloat16).to(device)
+    parameter = torch.nn.Parameter(array)
+    optimizer = AdamW(
+        [(leaf.replace("/", "."), parameter)],
+        lr=learning_rate,
+        compile=mode != "eager",
+        **hyperparameters,
+        **recipe,
+    )
+    for k in range(steps):
+        parameter.grad = torch.from_numpy(gradients[k]).to(device, torch.bfloat16)  # exact
+        optimizer.step()
+    return parameter.detach().cpu().view(torch.int16).numpy().view(np.uint16)

@@ -1,0 +1,123 @@
+"""Print what is installed, and whether steps on this machine give the bits of the contract.
+
+python -m halfstep
+python -m halfstep --compiled
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from halfstep import recipes
+from halfstep.checkpoint.header import SPEC_VERSION
+from halfstep.version import __version__
+
+_RECIPES = ("full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit", "four_bit")
+_PACKAGES = {"jax": "halfstep_jax", "torch": "halfstep_torch"}
+_DISTRIBUTIONS = {"jax": ("jax", "jaxlib", "optax"), "torch": ("torch",), "": ("numpy", "ml_dtypes")}
+# Enough elements for block scales, in blocks that the last axis does not divide.
+_SHAPE, _STEPS, _LEAF = (50, 100), 10, "layer/kernel"
+_HYPERPARAMETERS = {"learning_rate": 1e-3, "weight_decay": 0.1, "seed": 7}
+
+
+def question() -> tuple[np.ndarray, np.ndarray]:
+    """Return patterns of bfloat16 weights, and for each step a float32 gradient that bfloat16 holds."""
+    words = np.random.PCG64(0).random_raw((_STEPS + 1) * _SHAPE[0] * _SHAPE[1])
+    values = (words >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
+    bits = values.reshape(_STEPS + 1, *_SHAPE).view(np.uint32) & np.uint32(0xFFFF0000)
+    # A power of two apart, so that moments rise and fall.
+    scales = np.exp2(-np.arange(_STEPS, dtype=np.float32)).reshape(-1, 1, 1)
+    return (bits[0] >> np.uint32(16)).astype(np.uint16), bits[1:].view(np.float32) * scales
+
+
+def due(recipe: Any) -> np.ndarray:
+    """Return the patterns of the weights that the reference ends with."""
+    # By name: the packages know nothing of the reference, but for this command.
+    spec = importlib.import_module("halfstep_spec")
+    options = dict(recipe)
+    storage = options.pop("param_storage", "stochastic")
+    formats = {
+        name: value if isinstance(value, str) else spec.Format(**vars(value))
+        for name, value in options.items()
+    }
+    rule = spec.ScaleByAdam(seed=_HYPERPARAMETERS["seed"], **formats)
+    step = spec.Step(rule, _HYPERPARAMETERS["weight_decay"], param_storage=storage)
+    weights, gradients = question()
+    state = step.init(weights)
+    for gradient in gradients:
+        rate = np.float32(_HYPERPARAMETERS["learning_rate"])
+        weights, state = step.step(weights, gradient, state, _LEAF, rate)
+    return weights
+
+
+def verdict(machine: ModuleType, device: str, mode: str) -> tuple[bool, str]:
+    """Take the steps under every recipe in one mode on one device; return whether all bits are due ones."""
+    start, wrong = time.perf_counter(), []
+    for name in _RECIPES:
+        recipe = getattr(recipes, name)
+        given = machine.final_weights(recipe, question(), _LEAF, _STEPS, device, mode, **_HYPERPARAMETERS)
+        different = int((given != due(recipe)).sum())
+        if different:
+            wrong.append(f"{name} ({different} weights)")
+    seconds = f"{time.perf_counter() - start:.1f} s"
+    what = f"{_STEPS} steps of AdamW on {np.prod(_SHAPE)} weights, {len(_RECIPES)} recipes, {seconds}"
+    if wrong:
+        return False, f"bits that differ from the reference: {', '.join(wrong)} ({what})"
+    return True, f"every bit is the bit of the reference ({what})"
+
+
+def versions(framework: str) -> str:
+    """Return the versions of what a framework, or "" for none, needs."""
+    pairs = ((name, _version(name)) for name in _DISTRIBUTIONS[framework])
+    return ", ".join(f"{name} {version}" for name, version in pairs)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "is not installed"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit status: 1 if a bit differs."""
+    parser = argparse.ArgumentParser(
+        prog="python -m halfstep", description="Print what is installed, and try it."
+    )
+    parser.add_argument(
+        "--compiled", action="store_true", help="also under torch.compile: minutes, not seconds"
+    )
+    compiled = parser.parse_args(argv).compiled
+    print(f"halfstep {__version__}, contract version {SPEC_VERSION}")
+    print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}, ", end="")
+    print(f"{os.cpu_count()} processors; {versions('')}")
+    right = True
+    for framework, package in _PACKAGES.items():
+        if importlib.util.find_spec(framework) is None:
+            print(f"\n{framework} is not installed")
+            continue
+        machine = importlib.import_module(f"{package}.machine")
+        print(f"\n{versions(framework)}")
+        print("\n".join(f"  {line}" for line in machine.about()), flush=True)
+        for device in machine.devices():
+            for mode in machine.MODES:
+                if mode == "torch.compile" and not compiled:
+                    print(f"  {device}, {mode}: not tried; --compiled tries it")
+                    continue
+                same, words = verdict(machine, device, mode)
+                print(f"  {device}, {mode}: {words}", flush=True)
+                right &= same
+    return int(not right)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What is executed is all that there is: a new format, recipe, rule or storage is found, or named here."""
+
+import pytest
+
+import halfstep_spec as spec
+from gpu_bits import moment_formats
+from gpu_bits.steps import steps
+from halfstep.storage.codes import CODES
+from halfstep.storage.moment_formats import ROUNDINGS
+
+
+@pytest.fixture(scope="module")
+def made() -> list[spec.Step]:
+    return list(steps().values())
+
+
+def test_all_codes_are_executed():
+    assert moment_formats.not_executed() == []
+    assert len(moment_formats.pairs()) >= max(map(len, CODES.values()))
+
+
+def test_pairs_of_formats_become_steps_with_weights_of_either_width(made):
+    adams = [step for step in made if type(step.rule) is spec.ScaleByAdam]
+    for pair in moment_formats.pairs():
+        formats = tuple(map(moment_formats.as_spec, pair))
+        dtypes = {step.param_dtype for step in adams if _formats(step) == formats}
+        assert dtypes >= {"bfloat16", "float32"}, moment_formats.text(pair)
+
+
+def _formats(step: spec.Step) -> tuple[spec.Format, ...]:
+    moments = step.rule.moments
+    return tuple(spec.as_format(moments[name].dtype) for name in ("mu", "nu"))
+
+
+def test_all_recipes_rules_storages_and_roundings_are_executed(made):
+    names = "\n".join(steps())
+    assert len(moment_formats.recipe_options()) >= 6
+    assert all(f"recipe {name}" in names for name in moment_formats.recipe_options())
+    assert {type(step.rule) for step in made} >= {*spec.RULES.values(), spec.StoreState}
+    assert {step.param_storage for step in made} == set(spec.PARAM_STORAGES)
+    assert {step.rule.moments["mu"].rounding for step in made if "mu" in step.rule.moments} == {
+        name for name in ROUNDINGS if name not in ("auto", "nearest_unchecked")
+    }

@@ -1,0 +1,120 @@
+"""Parameters and steps on meshes, and the same ones in one process, whose bits they must have."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+
+import halfstep_torch as hs
+
+# Long and short rows, whole and short blocks, axes shorter than the mesh, a vector, a convolution, a number.
+SHAPES = {
+    "matrix": (64, 96),
+    "narrow": (300, 64),
+    "short": (7,),
+    "wide": (5, 130),
+    "few_rows": (3, 4000),
+    "uneven": (37, 512),
+    "convolution": (40, 16, 3, 3),
+    "vector": (9000,),
+    "square": (256, 256),
+    "number": (),
+}
+RECIPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "one_pass": dict(hs.recipes.one_pass),
+    "compensated": {"param_storage": "compensated"},
+    "split16": {"param_storage": "split16"},
+    "split8": {"param_storage": "split8"},
+    "master": {"param_storage": "master"},
+    "eight_bit": dict(hs.recipes.eight_bit),
+    "four_bit": dict(hs.recipes.four_bit),
+    "float8": {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")},
+    "row": {
+        "mu_dtype": hs.scaled("int8", block_size="row"),
+        "nu_dtype": hs.scaled("float16", block_size=None),
+    },
+}
+Tensors = dict[str, torch.Tensor]
+
+
+def layouts() -> Iterator[tuple[str, Any, Callable[[tuple[int, ...]], list]]]:
+    """Yield (name, mesh, placements of a shape) for the processes that there are."""
+    count = dist.get_world_size()
+    line = init_device_mesh("cpu", (count,))
+    yield "Shard(0)", line, lambda shape: [_cut(shape, 0)]
+    yield "Shard(1)", line, lambda shape: [_cut(shape, 1)]
+    yield "Replicate", line, lambda shape: [Replicate()]
+    if count == 4:
+        square = init_device_mesh("cpu", (2, 2))
+        yield "2-D", square, lambda shape: [_cut(shape, 0), _cut(shape, 1)]
+        yield "one axis twice", square, lambda shape: [_cut(shape, 0), _cut(shape, 0)]
+        yield "HSDP", square, lambda shape: [Replicate(), _cut(shape, 0)]
+
+
+def _cut(shape: tuple[int, ...], axis: int) -> Any:
+    return Shard(min(axis, len(shape) - 1)) if shape else Replicate()
+
+
+def weights(dtype: torch.dtype = torch.bfloat16) -> Tensors:
+    return _normal(0, 0.05, dtype)
+
+
+def gradients(step: int) -> Tensors:
+    return _normal(100 + step, 1.0, torch.bfloat16)
+
+
+def _normal(seed: int, scale: float, dtype: torch.dtype) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: (torch.randn(shape, generator=generator) * scale).to(dtype) for name, shape in SHAPES.items()
+    }
+
+
+def shard(x: torch.Tensor, mesh: Any, placements: Any) -> DTensor:
+    """Return what every process has as a DTensor, each of its own copy, with no word exchanged."""
+    return distribute_tensor(x, mesh, placements, src_data_rank=None)
+
+
+class Run:
+    """Some steps of an optimizer: in one process, or on a mesh."""
+
+    def __init__(self, make: Callable[..., hs.Optimizer], place: Callable = lambda x: x):
+        self._place = place
+        self.params = {name: torch.nn.Parameter(place(x)) for name, x in weights().items()}
+        self.optimizer = make(list(self.params.items()))
+
+    def steps(self, first: int, last: int) -> "Run":
+        for t in range(first, last + 1):
+            for name, grad in gradients(t).items():
+                self.params[name].grad = self._place(grad)
+            self.optimizer.step()
+        return self
+
+    def state(self, name: str) -> Mapping[str, Any]:
+        return self.optimizer.state[self.params[name]]
+
+
+def assert_same_bits(run: Run, expected: Run, what: str) -> None:
+    """Compare weights and every state array here with torch's own cut of those of one process."""
+    for name, param in run.params.items():
+        pairs = {"weight": (param.detach(), expected.params[name].detach())}
+        state, wanted = run.state(name), expected.state(name)
+        assert state.keys() == wanted.keys(), f"{what}: {name}"
+        pairs.update({key: (state[key], wanted[key]) for key in wanted})
+        for key, (x, whole) in pairs.items():
+            if isinstance(x, DTensor):
+                assert x.shape == whole.shape, f"{what}: {key} of {name}"
+                here = shard(whole, x.device_mesh, x.placements).to_local()
+                assert same_bits(x.to_local(), here), f"{what}: {key} of {name}"
+            else:
+                assert same_bits(x, whole), f"{what}: {key} of {name}"
+
+
+def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    x, y = (z.detach().contiguous().reshape(-1).view(torch.uint8) for z in (x, y))
+    return torch.equal(x, y)

@@ -1,0 +1,85 @@
+"""What a step pays back at once (contract F19), against the sum that it is to keep."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from halfstep_spec.rules.adam import ScaleByAdam
+from halfstep_spec.rules.adan import ScaleByAdan
+from halfstep_spec.rules.lion import ScaleByLion
+from halfstep_spec.rules.trace import Trace
+from halfstep_spec.storage.relative import relative
+
+STEPS, SIZE = 200, 256
+
+
+def moved(rule, gradients: np.ndarray) -> np.ndarray:
+    """Return the sum of all updates, in double precision."""
+    state, total = rule.init(gradients.shape[1:]), np.zeros(gradients.shape[1:])
+    for g in gradients:
+        u, state = rule.step(g, state, "w")
+        total += u.astype(np.float64)
+    return total
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_with_momentum_nothing_adds_up(nesterov):
+    """The sum of the updates is that of float32 but for the last error, which later steps would pay out."""
+    g = np.random.Generator(np.random.PCG64(2)).standard_normal((STEPS, SIZE)).astype(np.float32)
+    exact = Trace(0.9, nesterov)
+    due = moved(exact, g)
+    kept = {
+        rounding: moved(dataclasses.replace(exact, accumulator_dtype="bfloat16", rounding=rounding), g) - due
+        for rounding in ("stochastic", "paid")
+    }
+    # An error of a sum below 8 is at most 2^-5, and it is paid nine times; 200 of them walk much farther.
+    largest = 2 * 9 * 2.0**-5
+    assert np.abs(kept["paid"]).max() <= largest
+    assert np.sqrt((kept["stochastic"] ** 2).mean()) > 5 * np.sqrt((kept["paid"] ** 2).mean())
+
+
+def test_adam_is_nearer_to_float32_when_it_pays():
+    g = np.random.Generator(np.random.PCG64(3)).standard_normal((STEPS, 16, 16)).astype(np.float32)
+    due = moved(ScaleByAdam(), g)
+    int4 = relative("int4", 16, 0, 0)
+    off = {
+        rounding: float(
+            np.sqrt(((moved(ScaleByAdam(mu_dtype=int4, mu_rounding=rounding), g) - due) ** 2).mean())
+        )
+        for rounding in ("stochastic", "paid")
+    }
+    assert off["paid"] < off["stochastic"] / 2
+
+
+def test_what_is_paid_moves_an_update_by_four_at_most():
+    """A burst makes the block's scale coarse: at b1 = 0.99 the errors of its neighbours are paid 99 times."""
+    adam = ScaleByAdam(
+        b1=0.99, mu_dtype=relative("int4", 16, 0, 0), mu_rounding="paid", bias_correction=False
+    )
+    stochastic = dataclasses.replace(adam, mu_rounding="stochastic", mu_dtype="float32")
+    g = np.full((3, 16, 16), 1e-2, np.float32)
+    g[2, :, 0] = 100
+    states = [rule.init((16, 16)) for rule in (adam, stochastic)]
+    largest = 0.0
+    for gradient in g:
+        us, states = zip(
+            *(rule.step(gradient, s, "w") for rule, s in zip((adam, stochastic), states, strict=True)),
+            strict=True,
+        )
+        largest = max(largest, float(np.abs(us[0] - us[1]).max()))
+    assert 3 < largest <= 4.1  # of float32's own update, which mu as it was stored before has moved a little
+
+
+def test_float32_has_nothing_to_pay():
+    g = np.random.Generator(np.random.PCG64(4)).standard_normal((3, SIZE)).astype(np.float32)
+    np.testing.assert_array_equal(moved(ScaleByAdam(mu_rounding="paid"), g), moved(ScaleByAdam(), g))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [ScaleByLion(mu_rounding="paid"), ScaleByAdan(mu_rounding="paid"), ScaleByAdam(nu_rounding="paid")],
+)
+def test_what_no_update_is_linear_in_is_not_paid(rule):
+    with pytest.raises(ValueError, match="is paid, and no update is linear in"):
+        rule.init((2,))
