@@ -28,6 +28,7 @@ def test_the_question_has_weights_and_gradients_of_both_signs_that_bfloat16_hold
     assert gradients.shape == (command._STEPS, *weights.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda module: module.__name__)
 def test_steps_move_most_weights_to_the_bits_of_the_reference(machine, monkeypatch):
     monkeypatch.setattr(command, "_RECIPES", ("one_pass",))
@@ -35,6 +36,7 @@ def test_steps_move_most_weights_to_the_bits_of_the_reference(machine, monkeypat
     assert (command.due(command.recipes.one_pass) != command.question()[0]).mean() > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda module: module.__name__)
 def test_a_bit_that_differs_is_named(machine, monkeypatch):
     monkeypatch.setattr(command, "_RECIPES", ("sixteen_bit",))
