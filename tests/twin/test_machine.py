@@ -1,6 +1,7 @@
 """`python -m halfstep` says what is installed, and whether steps on this machine give the contract's bits."""
 
 import importlib.util
+import types
 
 import numpy as np
 import pytest
@@ -13,9 +14,8 @@ MACHINES = (halfstep_jax.machine, halfstep_torch.machine)
 
 
 def test_every_recipe_is_tried():
-    mappings = [
-        name for name, value in vars(command.recipes).items() if hasattr(value, "keys") and name[0] != "_"
-    ]
+    names = vars(command.recipes).items()
+    mappings = [name for name, value in names if isinstance(value, types.MappingProxyType) and name[0] != "_"]
     assert sorted(command._RECIPES) == sorted(mappings)
 
 
