@@ -87,7 +87,7 @@ def test_a_nearest_average_that_should_decay_stays():
 
 
 def check_mean(name, v, truth):
-    """Check 4,096 averages: their mean; of unsigned floats and roots, that of the step, which divides by a root.
+    """Check 4,096 averages: their mean; of floats without a sign and of roots, that of the step.
 
     To within 5 of its own standard errors, or 3 %: what is left in third order of a gap of a quarter.
     """
