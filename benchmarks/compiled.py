@@ -107,10 +107,16 @@ def _settings() -> list[Setting]:
     fp8, row = eight_bits(), eight_bits(block_size="row")
     storages = [name for name in PARAM_STORAGES if name != "stochastic"]
     return [
-        Setting("AdamW, bfloat16 (default)", adamw(), one_pass, instructions=(158, 87)),
+        Setting("AdamW, bfloat16 (default)", adamw(), one_pass, instructions=(157, 93)),
         *(Setting(f"bfloat16, {name}", adamw(**bf16, param_storage=name), one_pass) for name in storages),
         Setting("nu ufloat8_e6m2", adamw(nu_dtype="ufloat8_e6m2"), one_pass),
-        Setting("one_pass (mulaw8, uroot4_e4m4)", adamw(**hs.recipes.one_pass), one_pass),
+        Setting(
+            "one_pass (mulaw8, uroot4_e4m4)",
+            adamw(**hs.recipes.one_pass),
+            # XLA for a TPU rounds the weights and the codes in two kernels.
+            {"v5e": 1.401, "v6e": 1.401, "h100": 1.001},
+            instructions=(145, 75),
+        ),
         Setting(
             "eight_bit (relative e3m4, uroot8)",
             adamw(**hs.recipes.eight_bit),

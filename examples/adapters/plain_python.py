@@ -329,9 +329,13 @@ def take_steps(case, rule):
     extra = a.keys() - {"decay", "leaf", "param_storage", "nesterov", "rounding", "accumulator_dtype"}
     formats = [case.inputs[name].dtype for name in moments]
     known = all(name.endswith(("_dtype", "_rounding")) for name in extra)
-    scaled = any(isinstance(value, dict) or value in ("ufloat8_e6m2", "uroot4_e4m4") for value in a.values())
+    scaled = any(
+        isinstance(value, dict) or value in ("ufloat8_e6m2", "uroot4_e4m4", "paid") for value in a.values()
+    )
     if scaled or not known or a["param_storage"] not in ("nearest", "stochastic"):
-        raise NotImplementedError("formats with scales, and weights with more than themselves")
+        raise NotImplementedError(
+            "formats with scales or roots, what is paid, and weights with more than themselves"
+        )
     h = {
         name: plain(case, name)
         for name, x in case.inputs.items()

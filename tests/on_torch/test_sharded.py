@@ -228,7 +228,6 @@ def test_the_mesh_changes_no_bit_of_two_processes(tmp_path: pathlib.Path):
         tmp_path,
         2,
         steps_have_the_bits_of_one_process,
-        functools.partial(steps_have_the_bits_of_one_process, recipes=("default", "eight_bit"), compile=True),
         fully_sharded_models_train_as_one_process,
         a_model_made_without_memory_trains,
         plain_and_sharded_parameters_step_in_one_group,
@@ -237,6 +236,16 @@ def test_the_mesh_changes_no_bit_of_two_processes(tmp_path: pathlib.Path):
         processes_that_disagree_are_all_told_of_it,
         an_error_in_one_process_is_one_in_all,
         functions_without_shards_refuse_them,
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("recipe", ["default", "eight_bit"])
+def test_the_mesh_changes_no_bit_of_compiled_steps(tmp_path: pathlib.Path, recipe: str):
+    in_processes(
+        tmp_path,
+        2,
+        functools.partial(steps_have_the_bits_of_one_process, recipes=(recipe,), compile=True),
     )
 
 

@@ -72,7 +72,7 @@ def test_relative_with_blocks_needs_no_bound(name):
     ("arguments", "message"),
     [
         (("bfloat16",), "dtype=bfloat16 with block_size=None is not a format"),
-        (("int4",), 'dtype=int4 with block_size=None is not a format. Use "float8_e3m4", "int8" or "mulaw8"'),
+        (("int4",), r'dtype=int4 with block_size=None is not a format. Use relative\("int4", 32\).'),
         (("float8_e3m4", 128), 'with block_size=128 is not a format. Use "int8" or "int4"'),
         (("int4", 33), "block_size=33 is odd"),
         (("int8", 0), "block_size=0 is not a block size"),

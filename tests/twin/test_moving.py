@@ -29,7 +29,8 @@ class Run(NamedTuple):
 # Together they have every rule, every format and every weight storage.
 _RUNS = {
     "default": Run("adamw", "bfloat16", "stochastic", "bfloat16", "bfloat16"),
-    "four-bit": Run("adamw", "bfloat16", "split16", "relative int4/8", "ufloat8_e5m3/8"),
+    "four-bit": Run("adamw", "bfloat16", "split16", "relative int4/8", "uroot8/8"),
+    "fourth root": Run("adamw", "bfloat16", "stochastic", "relative mulaw8", "uroot4_e4m4"),
     "one-pass": Run("adam", "bfloat16", "stochastic", "relative float8_e3m4", "ufloat8_e6m2"),
     "relative": Run("adamw", "bfloat16", "nearest", "relative int8/8", "ufloat8_e4m4/8"),
     "fixed": Run("adam", "float16", "stochastic", "relative int8", "float32"),
