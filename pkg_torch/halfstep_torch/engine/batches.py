@@ -15,7 +15,7 @@ from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
-from halfstep_torch.engine.slots import Slot, SlotColumns, new_state, state_placements
+from halfstep_torch.engine.slots import Slot, SlotColumns, new_state, slots_of, state_placements
 from halfstep_torch.leaves import check_count, check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
@@ -62,14 +62,14 @@ class LastStep:
     """What a step can take over from the one before, which saves time and changes nothing.
 
     Attributes:
-        slots: of each parameter that was stepped what its plan was made from, and its slot.
+        slots: of each parameter that was stepped what its plan was made from, and its slots.
         plan_keys: of each group, by its index, what the plans of its parameters depend on.
         row_plans: of each batch.
         numbers: of each link of each group, its values and the numbers of each count: where counts differ,
             most are one more than another's.
     """
 
-    slots: dict[Tensor, tuple[tuple, Slot]] = dataclasses.field(default_factory=dict)
+    slots: dict[Tensor, tuple[tuple, list[Slot]]] = dataclasses.field(default_factory=dict)
     plan_keys: dict[int, tuple] = dataclasses.field(default_factory=dict)
     row_plans: dict[tuple, RowPlan] = dataclasses.field(default_factory=dict)
     numbers: dict[tuple[int, int], tuple[Any, dict[int, Any]]] = dataclasses.field(default_factory=dict)
@@ -93,7 +93,7 @@ def make_batches(
     """
     groups: dict[int, ReadGroup] = {}
     plan_keys: dict[int, tuple] = {}
-    slots: dict[Tensor, tuple[tuple, Slot]] = {}
+    slots: dict[Tensor, tuple[tuple, list[Slot]]] = {}
     kinds: dict[tuple, dict[int, list[Slot]]] = {}
     for i, name, param in parameters:
         grad = param.grad
@@ -106,18 +106,19 @@ def make_batches(
         group = groups[i]
         check_grad(group.caller, name, param)
         key = (plan_keys[i], param.dtype, param.shape, param.device, name, sharding(param))
-        known, slot = last.slots.get(param, ((), None))
-        if slot is None or known != key:
+        known, of_param = last.slots.get(param, ((), []))
+        if known != key:
             check_sharding(group.caller, name, param)
-            slot = Slot.of(param, name, group.plan(name, param))
-        slot.param = local_part(param)  # which `to_empty` and `load_state_dict(assign=True)` replace
-        slots[param] = key, slot
-        state = states.get(param)
-        if state and state.get("step") is not slot.counter:
+            of_param = slots_of(param, name, group.plan(name, param))
+        local = local_part(param)  # which `to_empty` and `load_state_dict(assign=True)` replace
+        slots[param], state = (key, of_param), states.get(param)
+        if state and state.get("step") is not of_param[0].counter:
             check_count(group.caller, name, state.get("step"))
-        slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
-        kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
-        kinds.setdefault(kind, {}).setdefault(slot.step, []).append(slot)
+        step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
+        for slot in of_param:
+            slot.param, slot.step, slot.index = slot.local(local), step, len(slots)
+            kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
+            kinds.setdefault(kind, {}).setdefault(step, []).append(slot)
     made = []
     for (i, _, device, grad_dtype, _), by_count in kinds.items():
         parts = list(by_count.values())
@@ -168,7 +169,9 @@ def _attach_state(batches: Iterable[Batch], states: MutableMapping[Tensor, Any])
             state = states[slot.owner]
             if not (slot.arrays and _holds(state, slot.arrays)):  # as they were checked
                 _attach_new_state(caller, slot, state)
-            if slot.param is slot.owner:
+            if slot.part:
+                slot.attach_part()
+            elif slot.param is slot.owner:
                 slot.state = slot.arrays
             else:
                 slot.state = {key: local_part(array) for key, array in slot.arrays.items()}

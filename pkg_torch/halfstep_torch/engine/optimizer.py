@@ -11,6 +11,7 @@ from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.engine.agreement import Agreement
 from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
 from halfstep_torch.engine.compiled_stage import compile_batch
+from halfstep_torch.engine.cut_blocks import CutBlocks
 from halfstep_torch.engine.exchange import exchanged, meshes_of, scatter
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.groups import plain_value
@@ -262,11 +263,16 @@ class Optimizer(PlannedOptimizer):
                 show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
                 self._look_around(batches)
             self._agreement.on_success(meshes, attempt.error)
+            cut_blocks = CutBlocks(batches)
+            cut_blocks.agree()
             # Everything that can fail has been tried: from here on, weights change.
             for batch in batches:
                 run_batch(batch)
                 scatter(batch.slots)
-        counters = [slot.counter for batch in all_batches for slot in batch.slots]
+            cut_blocks.share()
+        counters = list(
+            {id(slot.counter): slot.counter for batch in all_batches for slot in batch.slots}.values()
+        )
         if counters:
             for_each("add_", counters, 1)
         if any(LAST_STEP in batch.numbers for batch in all_batches):
