@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.distributed.shards import check_sharding, local_part, refuse_shards, sharding
+from halfstep_torch.distributed.norms import norm_of_shards
+from halfstep_torch.distributed.shards import check_sharding, local_part, sharding
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
@@ -130,23 +132,51 @@ def make_batches(
     return made
 
 
-def attach_numbers(batches: Sequence[Batch], last: LastStep) -> None:
+def measure(batches: Sequence[Batch]) -> dict[tuple[int, int], Any]:
+    """Return of each link that depends on all gradients what it makes of them, by group and place.
+
+    Processes of a mesh exchange words here: once for each link of a chain, whatever groups it steps.
+    """
+    measured: dict[tuple[int, int], Any] = {}
+    norms: dict[tuple, Callable[[bool], Tensor]] = {}
+    for batch in sorted(batches, key=lambda batch: batch.group.index):
+        for j in batch.plan.rule_indices:
+            link, key = batch.group.links[j], (batch.group.index, j)
+            if link.measures and key not in measured:
+                norm = norms.setdefault(
+                    (id(link), batch.group.scale), _norm_of(batches, link, batch.group.scale)
+                )
+                measured[key] = link.measure(batch.group.values[j], norm)
+    return measured
+
+
+def _norm_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Callable[[bool], Tensor]:
+    """Return what computes, once, the norm of the gradients that a link is to see."""
+
+    @functools.cache
+    def norm(exact: bool) -> Tensor:
+        slots = [slot for other in batches if _has(other, link) for slot in other.slots]
+        slots.sort(key=lambda slot: slot.index)
+        grads = [slot.grad for slot in slots]
+        # What was gathered is all of a gradient, the same in all processes.
+        owners = [slot.param if slot.gathered else slot.owner for slot in slots]
+        return norm_of_shards(grads if scale is None else Unscaled(grads, scale), owners, exact=exact)
+
+    return norm
+
+
+def attach_numbers(batches: Sequence[Batch], measured: Mapping[tuple[int, int], Any], last: LastStep) -> None:
     """Give batches the numbers of each rule, those that depend on all gradients too."""
     known, last.numbers = last.numbers, {}
     for batch in batches:
-        batch.numbers = _step_numbers(batch, batches, known, last.numbers)
+        batch.numbers = _step_numbers(batch, measured, known, last.numbers)
 
 
-def _step_numbers(batch: Batch, batches: Iterable[Batch], known: Mapping, now: dict) -> dict[int, list[Any]]:
+def _step_numbers(batch: Batch, all_measured: Mapping, known: Mapping, now: dict) -> dict[int, list[Any]]:
     """Return of each count of a batch the numbers of each rule; what is `known` is not computed again."""
     group, numbers = batch.group, {slot.step: [] for slot in batch.slots}
     for j in batch.plan.rule_indices:
-        link, h, measured = group.links[j], group.values[j], None
-        if link.measures:
-            slots = [slot for other in batches if _has(other, link) for slot in other.slots]
-            refuse_shards(link.name, (slot.owner for slot in slots), "Use torch.nn.utils.clip_grad_norm_.")
-            grads = [slot.grad for slot in slots]
-            measured = link.measure(h, grads if group.scale is None else Unscaled(grads, group.scale))
+        link, h, measured = group.links[j], group.values[j], all_measured.get((group.index, j))
         before, of_counts = known.get((group.index, j), (None, {}))
         of_counts = of_counts if before == h and not link.measures else {}
         _, kept = now.setdefault((group.index, j), (h, {}))

@@ -37,10 +37,19 @@ def meshes_of(params: Iterable[Any]) -> list[Any]:
     return list(by_mesh(filter(is_sharded, params)))
 
 
-def talking_meshes(batches: Iterable[Batch]) -> list[Any]:
+def talking_meshes(batches: Sequence[Batch]) -> list[Any]:
     """Return the meshes whose processes exchange anything in the steps of these batches."""
-    slots = _sharded_slots(batches)
-    return meshes_of(slot.owner for slot in slots if slot.gathered or slot.part or _is_elsewhere(slot.owner))
+    measured = {id(slot) for batch in batches if _measures(batch) for slot in batch.slots}
+    talking = (
+        slot.owner
+        for slot in _sharded_slots(batches)
+        if slot.gathered or slot.part or _is_elsewhere(slot.owner) or id(slot) in measured
+    )
+    return meshes_of(talking)
+
+
+def _measures(batch: Batch) -> bool:
+    return any(batch.group.links[j].measures for j in batch.plan.rule_indices)
 
 
 def _sharded_slots(batches: Iterable[Batch]) -> list[Slot]:

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.engine.agreement import Agreement
-from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
+from halfstep_torch.engine.batches import (
+    Batch,
+    LastStep,
+    attach_numbers,
+    attach_row_plans,
+    make_batches,
+    measure,
+)
 from halfstep_torch.engine.compiled_stage import compile_batch
 from halfstep_torch.engine.cut_blocks import CutBlocks
 from halfstep_torch.engine.exchange import exchanged, meshes_of, scatter
@@ -255,9 +262,9 @@ class Optimizer(PlannedOptimizer):
         # Of a dry run there is the state alone.
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
         with exchanged(batches):
-            show_rates = []
+            show_rates, measured = [], measure(batches)
             with Attempt() as attempt:
-                attach_numbers(batches, last)
+                attach_numbers(batches, measured, last)
                 self._compile_all(batches)
                 attach_row_plans(batches, last, sizes)
                 show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
