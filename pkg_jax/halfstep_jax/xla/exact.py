@@ -127,8 +127,6 @@ _plus_nothing = elementwise(
     lambda primals, tangents: tangents[0],
     lambda x, zero: x + lax.bitcast_convert_type(zero | _MINUS_ZERO, jnp.float32),
     op_by_op=_with_zero_bits,
-    # Of sums XLA on a GPU makes more passes over four_bit: 49 bytes for each weight, where ORs move 37.
-    cuda=_with_zero_bits,
     rocm=_with_zero_bits,
 )
 
