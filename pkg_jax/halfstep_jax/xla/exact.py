@@ -140,6 +140,25 @@ _straight_through = elementwise(
 )
 
 
+def stored_with(x: jax.Array, codes: jax.Array, zero: jax.Array) -> jax.Array:
+    """Return float32 `x`, on a TPU as a number that is known once `codes`, of its shape, are.
+
+    XLA for a TPU makes them in one kernel where the last needs the others, and else reads all inputs twice.
+    """
+    return _stored_with(x, codes, zero)
+
+
+_stored_with = elementwise(
+    "stored_with",
+    type_of_first,
+    lambda primals, tangents: tangents[0],
+    lambda x, codes, zero: x,
+    in_hlo={None: lambda x, codes, zero: x},
+    op_by_op=lambda x, codes, zero: x,
+    tpu=lambda x, codes, zero: _with_zero_bits(x, codes.astype(jnp.uint32) & zero),
+)
+
+
 def _next_zero(_, word: jax.Array) -> jax.Array:
     """Return a zero out of a turn of a linear congruential generator."""
     return opaque_zero(word * np.uint32(747796405) + np.uint32(2891336453))
