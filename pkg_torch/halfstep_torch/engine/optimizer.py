@@ -9,7 +9,14 @@ from torch import Tensor
 
 from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.engine.agreement import Agreement
-from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
+from halfstep_torch.engine.batches import (
+    Batch,
+    LastStep,
+    attach_numbers,
+    attach_row_plans,
+    check_finite,
+    make_batches,
+)
 from halfstep_torch.engine.compiled_stage import compile_batch
 from halfstep_torch.engine.exchange import exchanged, meshes_of, scatter
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
@@ -256,6 +263,7 @@ class Optimizer(PlannedOptimizer):
         with exchanged(batches):
             show_rates = []
             with Attempt() as attempt:
+                check_finite(self._name, batches)
                 attach_numbers(batches, last)
                 self._compile_all(batches)
                 attach_row_plans(batches, last, sizes)
