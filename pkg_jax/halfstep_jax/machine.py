@@ -27,22 +27,11 @@ def final_weights(
     recipe: Mapping[str, Any],
     question: tuple[np.ndarray, np.ndarray],
     leaf: str,
-    steps: int,
     device: str,
     mode: str,
     **hyperparameters: Any,
 ) -> np.ndarray:
-    """Return the patterns of the weights after steps of AdamW.
-
-    Args:
-        recipe: arguments of `adamw`.
-        question: patterns of bfloat16 weights, and a gradient for each step.
-        leaf: the name of the weights, with "/" between its parts.
-        steps: how many to take.
-        device: one of `devices()`.
-        mode: one of `MODES`.
-        hyperparameters: further arguments of `adamw`.
-    """
+    """Return the patterns of the weights after steps of AdamW, as `python -m halfstep` asks for them."""
     tx = adamw(**hyperparameters, **recipe)
 
     def tree(array: Any) -> Any:
@@ -59,7 +48,7 @@ def final_weights(
     with jax.default_device(jax.devices(device)[0]):
         params = tree(jax.lax.bitcast_convert_type(weights, jax.numpy.bfloat16))
         state = tx.init(params)
-        for k in range(steps):
-            params, state = step(params, state, tree(gradients[k]))
+        for gradient in gradients:
+            params, state = step(params, state, tree(gradient))
         (array,) = jax.tree.leaves(params)
         return np.asarray(array).view(np.uint16)

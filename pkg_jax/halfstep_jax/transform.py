@@ -21,16 +21,16 @@ from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.rule import (
     StepKeys,
-    StoredStepMoment,
     checked,
     numbers_at,
     schedules,
     state_type,
     static_form,
+    step_moments,
     with_fields,
 )
 from halfstep_jax.storage.stored_moment import StoredMoment
-from halfstep_jax.xla.exact import opaque_input, opaque_zero
+from halfstep_jax.xla.exact import opaque_input, opaque_zero, stored_with
 from halfstep_jax.xla.shards import shards, told_shards
 
 _TRIAL_SHAPE = (8, 16)
@@ -183,14 +183,13 @@ def _step(
     key = keys.of_leaf(place)
     zero = key.zero
     op, step_keys = _op(rule, zero), StepKeys(key, None if before is None else before.of_leaf(place), zero)
-    moments: dict[str, StoredStepMoment] = {}
-    rows = zip(stored, encoded, strict=True)
-    # Those in units of another after that one.
-    for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
-        second = moments.get(moment.field.unit)
-        moments[name] = StoredStepMoment(moment, old, step_keys, op, numbers, second)
+    moments = step_moments(dict(stored), encoded, step_keys, op, numbers)
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
     u = updated(rule, numbers, g, p, op, moments)
+    if any(moment.has_inverse_root for moment in moments.values()):
+        # Made before moments are stored, u would have a pass of its own on a TPU.
+        for name, moment in stored:
+            u = stored_with(u, moments[name].encoded.codes, zero) if moment.field.unit else u
     return u, *(moments[name].encoded for name, _ in stored)
 
 

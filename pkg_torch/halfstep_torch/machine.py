@@ -36,25 +36,13 @@ def final_weights(
     recipe: Mapping[str, Any],
     question: tuple[np.ndarray, np.ndarray],
     leaf: str,
-    steps: int,
     device: str,
     mode: str,
     *,
     learning_rate: float,
     **hyperparameters: Any,
 ) -> np.ndarray:
-    """Return the patterns of the weights after steps of AdamW.
-
-    Args:
-        recipe: arguments of `AdamW`.
-        question: patterns of bfloat16 weights, and a gradient for each step.
-        leaf: the name of the weights, with "/" between its parts.
-        steps: how many to take.
-        device: one of `devices()`.
-        mode: one of `MODES`.
-        learning_rate: the argument `lr`.
-        hyperparameters: further arguments of `AdamW`.
-    """
+    """Return the patterns of the weights after steps of AdamW, as `python -m halfstep` asks for them."""
     weights, gradients = question
     array = torch.from_numpy(weights.view(np.int16).copy()).view(torch.bfloat16).to(device)
     parameter = torch.nn.Parameter(array)
@@ -65,7 +53,7 @@ def final_weights(
         **hyperparameters,
         **recipe,
     )
-    for k in range(steps):
-        parameter.grad = torch.from_numpy(gradients[k]).to(device, torch.bfloat16)  # exact
+    for gradient in gradients:
+        parameter.grad = torch.from_numpy(gradient).to(device, torch.bfloat16)  # exact
         optimizer.step()
     return parameter.detach().cpu().view(torch.int16).numpy().view(np.uint16)

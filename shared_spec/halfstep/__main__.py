@@ -12,8 +12,8 @@ import os
 import platform
 import sys
 import time
-from types import ModuleType
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +27,45 @@ _DISTRIBUTIONS = {"jax": ("jax", "jaxlib", "optax"), "torch": ("torch",), "": ("
 # Enough elements for block scales, in blocks that the last axis does not divide.
 _SHAPE, _STEPS, _LEAF = (50, 100), 10, "layer/kernel"
 _HYPERPARAMETERS = {"learning_rate": 1e-3, "weight_decay": 0.1, "seed": 7}
+
+
+class Machine(Protocol):
+    """What the module `machine` of each package has.
+
+    Attributes:
+        MODES: in which ways steps are taken.
+    """
+
+    MODES: Sequence[str]
+
+    def about(self) -> list[str]:
+        """Return what is known of devices and of compilers, a line each."""
+        ...
+
+    def devices(self) -> list[str]:
+        """Return a name for each kind of device."""
+        ...
+
+    def final_weights(
+        self,
+        recipe: Mapping[str, Any],
+        question: tuple[np.ndarray, np.ndarray],
+        leaf: str,
+        device: str,
+        mode: str,
+        **hyperparameters: Any,
+    ) -> np.ndarray:
+        """Return the patterns of the weights after steps of AdamW.
+
+        Args:
+            recipe: arguments of the optimizer.
+            question: patterns of bfloat16 weights, and a gradient for each step.
+            leaf: the name of the weights, with "/" between its parts.
+            device: one of `devices()`.
+            mode: one of `MODES`.
+            hyperparameters: further arguments, by JAX's names.
+        """
+        ...
 
 
 def question() -> tuple[np.ndarray, np.ndarray]:
@@ -59,12 +98,12 @@ def due(recipe: Any) -> np.ndarray:
     return weights
 
 
-def verdict(machine: ModuleType, device: str, mode: str) -> tuple[bool, str]:
+def verdict(machine: Machine, device: str, mode: str) -> tuple[bool, str]:
     """Take the steps under every recipe in one mode on one device; return whether all bits are due ones."""
     start, wrong = time.perf_counter(), []
     for name in _RECIPES:
         recipe = getattr(recipes, name)
-        given = machine.final_weights(recipe, question(), _LEAF, _STEPS, device, mode, **_HYPERPARAMETERS)
+        given = machine.final_weights(recipe, question(), _LEAF, device, mode, **_HYPERPARAMETERS)
         different = int((given != due(recipe)).sum())
         if different:
             wrong.append(f"{name} ({different} weights)")
@@ -105,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
         if importlib.util.find_spec(framework) is None:
             print(f"\n{framework} is not installed")
             continue
-        machine = importlib.import_module(f"{package}.machine")
+        machine: Any = importlib.import_module(f"{package}.machine")
         print(f"\n{versions(framework)}")
         print("\n".join(f"  {line}" for line in machine.about()), flush=True)
         for device in machine.devices():

@@ -70,8 +70,8 @@ class Format(shared.Format):
 
         Args:
             x: float32; with a scale, whole runs of the array, in row-major order.
-            words: int32 words for stochastic rounding, or None for nearest; where codes are dithered, that of
-                the first element of a block serves all of it.
+            words: int32 words for stochastic rounding, or None for nearest; where codes are dithered, they
+                are alike throughout a block.
             keep_nonzero: whether what is not zero is not stored as zero: "always" (a second moment), "never",
                 or "where_nonnegative": in blocks without a negative number (contract S4).
         """
@@ -121,7 +121,7 @@ class Format(shared.Format):
         return self.blocks.join(values, codes.shape)
 
     def _words(self, words: Tensor | None) -> Tensor | None:
-        """Return words as blocks are cut; of dithered codes, that of the first element of each."""
+        """Return words as blocks are cut; of dithered codes, one of each block."""
         if words is None or self.blocks is None:
             return words
         cut = self.blocks.cut(words)

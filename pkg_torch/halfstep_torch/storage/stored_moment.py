@@ -124,12 +124,13 @@ class StoredMoment:
 
     @property
     def sources(self) -> tuple[WordSource, ...]:
-        """One, or none; of dithered codes those that were stored, too."""
+        """One, or none; of dithered codes those that were stored, too: what is mixed to words, unmixed."""
         if self.source is None:
             return ()
         if not self.format.dithered:
             return (self.source,)
-        return self.source, self.source._replace(before=True)
+        unmixed = self.source._replace(mixed=False)
+        return unmixed, unmixed._replace(before=True)
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
         """Return the float32 values of codes and scales: exact."""
