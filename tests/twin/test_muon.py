@@ -179,11 +179,11 @@ def test_jax_and_torch_take_the_same_steps_on_transposed_weights():
 
 @pytest.mark.parametrize("framework", FACTORS)
 def test_small_updates_of_bfloat16_weights_arrive_whole(framework):
-    """At lr 1e-6 an update is a hundredth of half a unit of weights at 2^-8: torch.optim.Muon does not move.
+    """At lr 1e-6 an update is a thirtieth of half a unit of weights at 2^-10: torch.optim.Muon does not move.
 
     Each of 3,840 weights is rounded stochastically: in the mean they move along the factor as in float32.
     """
-    start, steps, lr = np.full(MATRIX, 2.0**-8, np.float32), 200, 1e-6
+    start, steps, lr = np.full(MATRIX, 2.0**-10, np.float32), 50, 1e-6
     g = np.asarray(jnp.asarray(steep(MATRIX, 0.0), jnp.bfloat16), np.float32)
     if framework == "jax":
         tx = halfstep_jax.muon(lr)
@@ -207,13 +207,13 @@ def test_small_updates_of_bfloat16_weights_arrive_whole(framework):
         theirs = torch.optim.Muon([still], lr=lr, weight_decay=0.0)
         still.grad = torch.tensor(g).bfloat16()
         theirs.step()
-        assert (still == 2.0**-8).all()
+        assert (still == 2.0**-10).all()
     axes = ([0], [1]) if framework == "jax" else ([1], [0])
     factor = newton_schulz(g, *axes).astype(np.float64)
     due = -lr * steps * factor * ((80 / 48) ** 0.5 if framework == "jax" else 1)
     share = ((end - start) * due).sum() / (due**2).sum()
-    # A movement d, rounded to a unit of 2^-15 or less, has the variance |d| 2^-15 at most.
-    deviation = (np.abs(due) ** 3 * 2.0**-15).sum() ** 0.5 / (due**2).sum()
+    # A movement d, rounded to a unit of 2^-17 or less, has the variance |d| 2^-17 at most.
+    deviation = (np.abs(due) ** 3 * 2.0**-17).sum() ** 0.5 / (due**2).sum()
     assert abs(share - 1) < 4 * deviation < 0.12
 
 

@@ -1,5 +1,6 @@
 """Muon: what it steps and what AdamW does, that the split is printed, and what is refused."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_declared_axes_step_stacks_and_convolutions():
     params = {"layers": jnp.ones((3, 4, 8)), "conv": jnp.ones((3, 3, 4, 8)), "w": jnp.ones((4, 4))}
     axes = {"layers": halfstep_jax.MatrixAxes(1, 2), "conv": halfstep_jax.MatrixAxes((0, 1, 2), 3)}
     tx = halfstep_jax.muon(1.0, matrices=axes, mu_dtype="float32")
-    updates, _ = tx.update(params, tx.init(params), params)
+    updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
     for layer in updates["layers"]:
         np.testing.assert_allclose(layer, updates["layers"][0], rtol=1e-5)
     assert halfstep_jax.muon_labels(params)["conv"] == "adamw"

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.rule import Rule
+from halfstep_torch.chain import Chain, ChainByOptions
 from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.engine.agreement import Agreement
@@ -15,10 +17,16 @@ from halfstep_torch.engine.batches import (
     LastStep,
     attach_numbers,
     attach_row_plans,
+<<<<<<< HEAD
     check_finite,
     make_batches,
+=======
+    make_batches,
+    measure,
+>>>>>>> main
 )
 from halfstep_torch.engine.compiled_stage import compile_batch
+from halfstep_torch.engine.cut_blocks import CutBlocks
 from halfstep_torch.engine.exchange import exchanged, meshes_of, scatter
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.groups import plain_value
@@ -95,6 +103,24 @@ class Optimizer(PlannedOptimizer):
 
     Source: contract A6, P1.
     """
+
+    def __init__(
+        self,
+        params: Iterable,
+        tx: Chain | Rule | ChainByOptions | None = None,
+        *,
+        maximize: bool = False,
+        compile: bool | str = "auto",
+        names: Iterable | None = None,
+        **others: Any,
+    ) -> None:
+        if tx is None or others:
+            problem = f"{next(iter(others))} is no argument" if others else "tx is missing"
+            raise TypeError(
+                f"{self._name}: {problem}: what a step does, and its numbers, are those of a chain. Pass "
+                "chain(scale_by_adam(), scale_by_learning_rate(1e-3), round_stochastically()), or use AdamW."
+            )
+        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
 
     release: Any = None
     """The handle of `release_gradients`, as long as it steps the parameters."""
@@ -261,20 +287,29 @@ class Optimizer(PlannedOptimizer):
         # Of a dry run there is the state alone.
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
         with exchanged(batches):
-            show_rates = []
+            show_rates, measured = [], measure(batches)
             with Attempt() as attempt:
+<<<<<<< HEAD
                 check_finite(self._name, batches)
                 attach_numbers(batches, last)
+=======
+                attach_numbers(batches, measured, last)
+>>>>>>> main
                 self._compile_all(batches)
                 attach_row_plans(batches, last, sizes)
                 show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
                 self._look_around(batches)
             self._agreement.on_success(meshes, attempt.error)
+            cut_blocks = CutBlocks(batches)
+            cut_blocks.agree()
             # Everything that can fail has been tried: from here on, weights change.
             for batch in batches:
                 run_batch(batch)
                 scatter(batch.slots)
-        counters = [slot.counter for batch in all_batches for slot in batch.slots]
+            cut_blocks.share()
+        counters = list(
+            {id(slot.counter): slot.counter for batch in all_batches for slot in batch.slots}.values()
+        )
         if counters:
             for_each("add_", counters, 1)
         if any(LAST_STEP in batch.numbers for batch in all_batches):
