@@ -133,7 +133,6 @@ def make_batches(
     return made
 
 
-<<<<<<< HEAD
 def check_finite(caller: str, batches: Sequence[Batch]) -> None:
     """Raise ValueError for a gradient that is not finite, where a rule would spread that."""
     for batch in batches:
@@ -151,8 +150,6 @@ def check_finite(caller: str, batches: Sequence[Batch]) -> None:
                 )
 
 
-def attach_numbers(batches: Sequence[Batch], last: LastStep) -> None:
-=======
 def measure(batches: Sequence[Batch]) -> dict[tuple[int, int], Any]:
     """Return of each link that depends on all gradients what it makes of them, by group and place.
 
@@ -187,7 +184,6 @@ def _norm_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Callab
 
 
 def attach_numbers(batches: Sequence[Batch], measured: Mapping[tuple[int, int], Any], last: LastStep) -> None:
->>>>>>> main
     """Give batches the numbers of each rule, those that depend on all gradients too."""
     known, last.numbers = last.numbers, {}
     for batch in batches:

@@ -17,13 +17,9 @@ from halfstep_torch.engine.batches import (
     LastStep,
     attach_numbers,
     attach_row_plans,
-<<<<<<< HEAD
     check_finite,
     make_batches,
-=======
-    make_batches,
     measure,
->>>>>>> main
 )
 from halfstep_torch.engine.compiled_stage import compile_batch
 from halfstep_torch.engine.cut_blocks import CutBlocks
@@ -289,12 +285,8 @@ class Optimizer(PlannedOptimizer):
         with exchanged(batches):
             show_rates, measured = [], measure(batches)
             with Attempt() as attempt:
-<<<<<<< HEAD
                 check_finite(self._name, batches)
-                attach_numbers(batches, last)
-=======
                 attach_numbers(batches, measured, last)
->>>>>>> main
                 self._compile_all(batches)
                 attach_row_plans(batches, last, sizes)
                 show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
