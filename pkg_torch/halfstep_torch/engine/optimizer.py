@@ -17,6 +17,7 @@ from halfstep_torch.engine.batches import (
     LastStep,
     attach_numbers,
     attach_row_plans,
+    check_finite,
     make_batches,
     measure,
 )
@@ -284,6 +285,7 @@ class Optimizer(PlannedOptimizer):
         with exchanged(batches):
             show_rates, measured = [], measure(batches)
             with Attempt() as attempt:
+                check_finite(self._name, batches)
                 attach_numbers(batches, measured, last)
                 self._compile_all(batches)
                 attach_row_plans(batches, last, sizes)

@@ -52,7 +52,8 @@ class PlannedOptimizer(torch.optim.Optimizer):
         self._given_names = parameter_names(self._name, names)
         self._choices: list[GroupChoices] = []
         self._compared = False
-        entries = {**self._tx.make(**self._tx.options).entries, **self._tx.options, "maximize": maximize}
+        entries = {**self._tx.others, **self._tx.make(**self._tx.options).entries}
+        entries |= {**self._tx.options, "maximize": maximize}
         self._schedule = entries["lr"] if callable(entries.get("lr")) else None
         if self._schedule is not None:
             entries["lr"] = rate_of(self._name, self._schedule, 0)
