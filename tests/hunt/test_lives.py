@@ -29,7 +29,7 @@ import halfstep_torch
 from hunt.settings import Numbers, Setting, kinds_of_numbers, patterns
 from hunt.sides import Jax, Reference, Torch, assert_same_arrays, transform
 
-LIVES = int(os.environ.get("HUNT", "2000")) // 50
+LIVES = int(os.environ.get("HUNT", "2000")) // 100
 _LEAST = 2.0**-40
 _SHAPES = {"a": (4, 6), "b": (17,), "c": (5, 3)}
 _ROUNDINGS = (("mu_rounding", "stochastic"), ("nu_rounding", "stochastic"))
