@@ -1,4 +1,4 @@
-"""What works on an optimizer from outside, where parameters are DTensors: a shard is as it is in the whole."""
+"""What works on an optimizer from outside, where parameters are DTensors."""
 
 import functools
 import pathlib

@@ -48,8 +48,8 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     The file is safetensors: `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are stored,
     under the names of the contract; its header says of every weight which links step it, with their counts,
     seeds, numbers and formats. `docs/bridge.md` has the layout. Buffers of the model are not in it. A file of
-    that name is replaced once the new one is whole. With DTensors all processes call it together and gather an
-    array at a time; the first process writes the file, from which any other mesh goes on, or none.
+    that name is replaced once the new one is whole. With DTensors all processes call it together, gather one
+    array at a time, and the first process writes the file; any other mesh goes on from it, or none.
 
     Args:
         path: of the file.
