@@ -127,7 +127,7 @@ def describe(optimizer: Optimizer) -> Description:
     return Description(tuple(_leaf(optimizer, i, links[i], *planned) for i, planned in leaves))
 
 
-def state_bytes(optimizer: Optimizer, param: Tensor, plan: Plan) -> tuple[int, int]:
+def state_bytes(optimizer: Optimizer, param: Any, plan: Plan) -> tuple[int, int]:
     """Return the bytes of all state of a parameter, its count included, and of that in this process.
 
     Of a frozen parameter 0.
