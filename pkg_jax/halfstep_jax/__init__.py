@@ -4,6 +4,7 @@ from halfstep import recipes
 from halfstep.random_words import Role, leaf_id
 from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep_jax.checkpoint.float32_weights import float32_params, set_float32_params
+from halfstep_jax.checkpoint.optax_state import from_optax, to_optax
 from halfstep_jax.checkpoint.save_state import load_state, save_state
 from halfstep_jax.description import describe
 from halfstep_jax.diagnosis import diagnose
@@ -79,6 +80,7 @@ __all__ = [
     "diagnose",
     "ema_params",
     "float32_params",
+    "from_optax",
     "in_shard_map",
     "keep_master_params",
     "lamb",
@@ -110,5 +112,6 @@ __all__ = [
     "state_shardings",
     "store_params",
     "store_state",
+    "to_optax",
     "trace",
 ]

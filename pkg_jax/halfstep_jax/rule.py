@@ -6,7 +6,7 @@ Nothing here knows trees or formats; `transform.py` makes an Optax transform of 
 import collections
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -58,7 +58,7 @@ class StoredStepMoment(StepMoment):
         if unit is not None:
             value = out_of_unit(self._format, value, unit.value.value, unit.old)
         payment = None
-        if stored.pays(self._format):
+        if numbers is not None and stored.pays(self._format):
             payment = Payment(op.number(getattr(numbers, payment_name(stored.name))), second)
         super().__init__(stored.name, value, op, unit, payment)
         self._stored, self._keys, self._nu = stored, keys, unit
@@ -77,6 +77,10 @@ class StoredStepMoment(StepMoment):
         self.rounded = self._op.wrap(straight_through(x, self._stored.decode(self.encoded, None)))
         return self._op.wrap(inverse)
 
+    def round_array(self, x: jax.Array) -> None:
+        """Round an array that no rule computed."""
+        self.round(self._op.wrap(x))
+
     def store(self, x: jax.Array) -> jax.Array:
         """Round to the format, keep the codes, and return the values that they hold."""
         nu, fmt = self._nu, self._format
@@ -87,6 +91,21 @@ class StoredStepMoment(StepMoment):
         z = into_unit(fmt, x, v, nu.encoded, self._keys.zero)
         self.encoded, z = self._stored.round_trip(self.encoded, z, self._keys.now)
         return straight_through(x, out_of_unit(fmt, z, v, nu.encoded))
+
+
+def step_moments(
+    stored: Mapping[str, StoredMoment], encoded: Sequence[Any], keys: StepKeys, op: JaxOp, numbers: Any
+) -> dict[str, StoredStepMoment]:
+    """Return the moments of one leaf during a step, those in units of another after that one.
+
+    Without `numbers` nothing is paid for.
+    """
+    moments: dict[str, StoredStepMoment] = {}
+    rows = zip(stored.items(), encoded, strict=True)
+    for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
+        second = moments.get(moment.field.unit)
+        moments[name] = StoredStepMoment(moment, old, keys, op, numbers, second)
+    return moments
 
 
 def checked(rule: Rule) -> Rule:

@@ -21,12 +21,12 @@ from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.rule import (
     StepKeys,
-    StoredStepMoment,
     checked,
     numbers_at,
     schedules,
     state_type,
     static_form,
+    step_moments,
     with_fields,
 )
 from halfstep_jax.storage.stored_moment import StoredMoment
@@ -183,12 +183,7 @@ def _step(
     key = keys.of_leaf(place)
     zero = key.zero
     op, step_keys = _op(rule, zero), StepKeys(key, None if before is None else before.of_leaf(place), zero)
-    moments: dict[str, StoredStepMoment] = {}
-    rows = zip(stored, encoded, strict=True)
-    # Those in units of another after that one.
-    for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
-        second = moments.get(moment.field.unit)
-        moments[name] = StoredStepMoment(moment, old, step_keys, op, numbers, second)
+    moments = step_moments(dict(stored), encoded, step_keys, op, numbers)
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
     u = updated(rule, numbers, g, p, op, moments)
     return u, *(moments[name].encoded for name, _ in stored)

@@ -23,9 +23,17 @@ from halfstep_spec.vectors import Array
 from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
 
 UNSIGNED = [name for name, codes in (spec.SCALED_CODES | spec.PLAIN_CODES).items() if not codes.signed]
+
+
 ALL = list(dict.fromkeys((*SCALED_DTYPES, *UNSIGNED)))
+
+
 PLAIN = [name for name, codes in spec.PLAIN_CODES.items() if codes.signed and name != "float32"]
+
+
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
 E4M3, E5M3 = hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")
 
 
@@ -180,9 +188,17 @@ def test_mean_over_evenly_spread_words_is_the_value(dtype):
 # --- whole steps -------------------------------------------------------------------------------------------
 
 RULES = tuple(spec.PARAM_STORAGES)
+
+
 MU = [*PLAIN, "float32", *(hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES if d not in UNSIGNED)]
+
+
 NU = ["bfloat16", "float32", "ufloat8_e6m2"]
+
+
 NU += [hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES if hs.scaled(d).for_second_moments]
+
+
 FIELDS = {"compensated": "compensation", "split8": "extra", "split16": "extra", "master": "master"}
 
 
@@ -290,13 +306,26 @@ def test_blocks_of_leading_shards_stay_whole_and_send_nothing():
 # --- what it costs -----------------------------------------------------------------------------------------
 
 _D = 2048
+
+
 _BLOCK = [(_D,), (_D, _D), (_D, 512), (_D, 512), (_D, _D), (_D,), (_D, 5632), (_D, 5632), (5632, _D)]
+
+
 TRANSFORMER = [(32000, _D), *_BLOCK * 22, (_D,), (_D, 32000)]
+
+
 """A Llama of 1.1 billion parameters."""
 
+
 _WIDTHS = [3, 64, 64, 128, 128, 256, 256, 256, *[512] * 6]
+
+
 _CONVOLUTIONS = [shape for a, b in itertools.pairwise(_WIDTHS) for shape in ((3, 3, a, b), (b,))]
+
+
 CNN = [*_CONVOLUTIONS, (25088, 4096), (4096,), (4096, 4096), (4096,), (4096, 1000), (1000,)]
+
+
 """VGG-16."""
 
 
@@ -373,144 +402,4 @@ def test_nearest_averages_of_one_stop_where_theory_says(dtype, b):
     assert nu == stops[dtype][b] if dtype == "bfloat16" and b == 0.999 else nu <= stops[dtype][b]
 
 
-# --- bad input ---------------------------------------------------------------------------------------------
-
-_SCALED = (
-    'Use "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4", "int8", "ufloat8_e5m3", "ufloat8_e4m4" '
-    'or "uroot8".'
-)
 _BLOCK = 'Use a positive integer, "row" or None.'
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: hs.scaled("int4"), ValueError, f"scaled: dtype=int4 has no scaled format. {_SCALED}"),
-        (
-            lambda: hs.scaled(jnp.complex64),
-            ValueError,
-            f"scaled: dtype=complex64 has no scaled format. {_SCALED}",
-        ),
-        (lambda: hs.scaled(3), TypeError, f"scaled: dtype=3 is not a dtype. {_SCALED}"),
-        (lambda: hs.scaled("int8", 0), ValueError, f"scaled: block_size=0 is not a block size. {_BLOCK}"),
-        (lambda: hs.scaled("int8", -8), ValueError, f"scaled: block_size=-8 is not a block size. {_BLOCK}"),
-        (lambda: hs.scaled("int8", 8.0), TypeError, f"scaled: block_size=8.0 is not a block size. {_BLOCK}"),
-        (
-            lambda: hs.scaled("int8", True),
-            TypeError,
-            f"scaled: block_size=True is not a block size. {_BLOCK}",
-        ),
-        (
-            lambda: hs.scaled("int8", "col"),
-            ValueError,
-            f"scaled: block_size='col' is not a block size. {_BLOCK}",
-        ),
-        (
-            lambda: hs.scaled("int8", min_size=-1),
-            ValueError,
-            "scaled: min_size=-1 is negative. Use an integer >= 0.",
-        ),
-        (
-            lambda: hs.scaled("int8", min_ndim=1.5),
-            TypeError,
-            "scaled: min_ndim=1.5 is not an integer. Use an integer >= 0.",
-        ),
-        (
-            lambda: hs.scale_by_adam(mu_dtype=E5M3),
-            ValueError,
-            "scale_by_adam: mu_dtype=ufloat8_e5m3 has no sign. Use it for nu, and a signed format for mu.",
-        ),
-        (
-            lambda: hs.scale_by_adam(mu_dtype="ufloat8_e6m2"),
-            ValueError,
-            "scale_by_adam: mu_dtype=ufloat8_e6m2 has no sign. Use it for nu, and a signed format for mu.",
-        ),
-        (
-            lambda: hs.scale_by_adam(nu_dtype="ufloat8_e5m3"),
-            ValueError,
-            "scale_by_adam: nu_dtype=ufloat8_e5m3 cannot hold a moment without a block scale. "
-            'Use scaled("ufloat8_e5m3").',
-        ),
-        (
-            lambda: hs.scale_by_adam(nu_dtype="complex64"),
-            ValueError,
-            'scale_by_adam: nu_dtype=complex64 is not a state dtype. Use "bfloat16" or "float32"; of 8 bits '
-            'scaled("ufloat8_e5m3"), or a recipe.',
-        ),
-        (
-            lambda: hs.scale_by_adam(mu_dtype=hs.scaled("int8"), b1=0.999, mu_rounding="nearest"),
-            ValueError,
-            'scale_by_adam: mu_dtype=int8 with mu_rounding="nearest" freezes at b1=0.999 (1-b1 < 1/254). '
-            'Use mu_rounding="stochastic", or mu_dtype="float32".',
-        ),
-        (
-            lambda: hs.scale_by_adam(nu_dtype=hs.scaled("int8")),
-            ValueError,
-            "scale_by_adam: nu_dtype=int8 cannot hold a second moment: it loses small ones or lifts them by "
-            'orders, and steps are too long or too short. Use "bfloat16", scaled("float16"), '
-            'scaled("ufloat8_e5m3") or codebook("udynamic8").',
-        ),
-        (
-            lambda: hs.scale_by_adam(nu_dtype=E5M3, b2=0.95, nu_rounding="nearest"),
-            ValueError,
-            'scale_by_adam: nu_dtype=ufloat8_e5m3 with nu_rounding="nearest" freezes at b2=0.95 '
-            '(1-b2 < 2^-4). Use nu_rounding="stochastic", or nu_dtype="float32".',
-        ),
-    ],
-)
-def test_a_bad_call_says_what_is_wrong_and_what_to_do(call, error, message):
-    with pytest.raises(error) as caught:
-        call()
-    assert str(caught.value) == message
-
-
-STATE = "Pass the state that init made, and the block_size that it was made with."
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"nu_scale": jnp.full((64, 2), 30, jnp.uint8)},
-            f"scale_by_adam: the nu_scale of 'w' holds 30, outside [31, 253]. {STATE}",
-        ),
-        (
-            {"mu_scale": jnp.full((64, 2), 255, jnp.uint8)},
-            f"scale_by_adam: the mu_scale of 'w' holds 255, outside [18, 254]. {STATE}",
-        ),
-        (
-            {"nu_scale": jnp.full((64, 4), 40, jnp.uint8)},
-            "scale_by_adam: the nu_scale of 'w' is uint8[64, 4]; block_size=128 makes it uint8[64, 2]. "
-            + STATE,
-        ),
-        (
-            {"nu_scale": jnp.full((64, 2), 40, jnp.int32)},
-            "scale_by_adam: the nu_scale of 'w' is int32[64, 2]; block_size=128 makes it uint8[64, 2]. "
-            + STATE,
-        ),
-    ],
-)
-def test_a_scale_that_init_did_not_make_is_refused(change, message):
-    params = {"w": weights((64, 200))}
-    tx = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=E5M3)
-    state = tx.init(params)._replace(**{name: {"w": x} for name, x in change.items()})
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
-        tx.update({"w": jnp.ones((64, 200))}, state)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize("scales", [{}, {"v": jnp.full((64, 2), 40, jnp.uint8)}, optax.EmptyState()])
-def test_scales_that_are_not_there_are_missed(scales):
-    params = {"w": weights((64, 200))}
-    tx = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=E5M3)
-    with pytest.raises(ValueError, match="the nu_scale of 'w' is missing; block_size=128 makes it uint8"):
-        tx.update({"w": jnp.ones((64, 200))}, tx.init(params)._replace(nu_scale=scales))
-
-
-@pytest.mark.slow
-def test_a_marked_block_is_no_fault():
-    params = {"w": weights((64, 200))}
-    tx = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=E5M3)
-    _, state = tx.update({"w": jnp.ones((64, 200)).at[0, 0].set(jnp.nan)}, tx.init(params))
-    assert int(state.nu_scale["w"][0, 0]) == 255
-    tx.update({"w": jnp.ones((64, 200))}, state)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_torch.distributed.replicas import compare
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.engine.replicas import compare
 from halfstep_torch.engine.slots import Slot
 from halfstep_torch.say_once import say_once
 from on_torch.processes import in_processes

@@ -4,7 +4,6 @@ import copy
 import json
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -136,108 +135,6 @@ def named(shapes=((5, 4), (300,), (7, 3, 2))):
         (f"layer.{i}.w", torch.nn.Parameter(torch.randn(shape, generator=generator).bfloat16()))
         for i, shape in enumerate(shapes)
     ]
-
-
-def step_named(params, optimizer, steps=3, without=()):
-    for step in range(steps):
-        for name, p in params:
-            generator = torch.Generator().manual_seed(100 * step + sum(map(ord, name)))
-            p.grad = None if name in without else torch.randn(p.shape, generator=generator).bfloat16()
-        optimizer.step()
-
-
-def by_name(params, optimizer):
-    states = {name: [p.detach().clone(), *optimizer.state.get(p, {}).values()] for name, p in params}
-    return {name: [x.float() for x in states[name]] for name in sorted(states)}
-
-
-def assert_same_by_name(ours, theirs, names):
-    for name in names:
-        for a, b in zip(ours[name], theirs[name], strict=True):
-            assert torch.equal(a, b), name
-
-
-def test_permuting_named_parameters_changes_no_bit():
-    runs = []
-    for order in ((0, 1, 2), (2, 0, 1)):
-        params = named()
-        optimizer = hs.AdamW([params[i] for i in order], lr=1e-2)
-        step_named(params, optimizer)
-        runs.append(by_name(params, optimizer))
-    assert_same_by_name(*runs, names=runs[0])
-
-
-def test_freezing_a_parameter_changes_no_bit_of_the_others():
-    frozen, runs = "layer.1.w", []
-    for without in ((), (frozen,)):
-        params = named()
-        optimizer = hs.AdamW(params, lr=1e-2)
-        step_named(params, optimizer, without=without)
-        runs.append(by_name(params, optimizer))
-    assert_same_by_name(*runs, names=["layer.0.w", "layer.2.w"])
-    assert torch.equal(runs[1][frozen][0], dict(named())[frozen].float())
-    assert len(runs[1][frozen]) == 1
-
-
-def test_splitting_parameters_into_groups_changes_no_bit():
-    runs = []
-    for split in (False, True):
-        params = named()
-        groups = [{"params": [p]} for p in params] if split else params
-        optimizer = hs.AdamW(groups, lr=1e-2)
-        step_named(params, optimizer)
-        runs.append(by_name(params, optimizer))
-    assert_same_by_name(*runs, names=runs[0])
-
-
-def test_wrappers_of_a_model_change_no_bit():
-    runs = []
-    for prefix in ("", "module.", "_orig_mod.module."):
-        params = named()
-        optimizer = hs.AdamW([(prefix + name, p) for name, p in params], lr=1e-2)
-        step_named(params, optimizer)
-        runs.append(by_name(params, optimizer))
-    assert_same_by_name(runs[0], runs[1], names=runs[0])
-    assert_same_by_name(runs[0], runs[2], names=runs[0])
-
-
-def test_without_names_the_index_over_all_groups_is_the_name():
-    params = named()
-    bare = hs.AdamW([{"params": [params[0][1]]}, {"params": [p for _, p in params[1:]]}], lr=1e-2)
-    step_named(params, bare)
-    copies = [(str(i), p) for i, (_, p) in enumerate(named())]
-    told = hs.AdamW(copies, lr=1e-2)
-    step_named([(params[i][0], p) for i, (_, p) in enumerate(copies)], told)
-    assert_same_snapshots(snapshot(bare), snapshot(told))
-
-
-def test_the_seed_and_only_the_seed_changes_the_noise():
-    def run(seed):
-        params = named()
-        optimizer = hs.AdamW(params, lr=1e-4, seed=seed)
-        step_named(params, optimizer)
-        return snapshot(optimizer)
-
-    assert_same_snapshots(run(5), run((0, 5)))
-    assert any((a != b).any() for a, b in zip(run(5), run(6), strict=True))
-
-
-def test_parameters_of_equal_shape_and_gradient_get_their_own_noise():
-    a, b = (torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16)) for _ in range(2))
-    for p in (a, b):
-        p.grad = torch.ones_like(p)
-    hs.AdamW([("a", a), ("b", b)], lr=1e-3).step()
-    assert (a != b).any()
-
-
-def test_a_step_leaves_the_global_generators_alone():
-    model = mlp()
-    optimizer = hs.AdamW(model.named_parameters())
-    model(inputs(0)).sum().backward()
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    optimizer.step()
-    assert torch.equal(before, torch.get_rng_state())
-    np.testing.assert_array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
 
 
 # --- step ---
@@ -505,88 +402,6 @@ def test_an_optimizer_can_be_pickled_and_copied():
         assert_same_snapshots(snapshot(optimizer), snapshot(again))
         again.param_groups[0]["params"][0].grad = torch.ones_like(p)
         again.step()
-
-
-def test_names_can_be_given_beside_the_parameters():
-    params = named()
-    told, beside = named(), named()
-    step_named(told, hs.AdamW(told, lr=1e-2))
-    optimizer = hs.AdamW([p for _, p in beside], lr=1e-2, names=beside)
-    step_named(beside, optimizer)
-    assert all(torch.equal(p, q) for (_, p), (_, q) in zip(told, beside, strict=True))
-    assert optimizer.param_groups[0]["param_names"] == [name for name, _ in params]
-    with pytest.raises(ValueError, match=r"^AdamW: a parameter of shape \(5, 4\) has no name in names"):
-        hs.AdamW([params[0][1]], names=beside)
-    with pytest.raises(TypeError, match=r"^AdamW: names holds Parameter, not pairs \(name, parameter\)"):
-        hs.AdamW([params[0][1]], names=[params[0][1]])
-
-
-def three(**options):
-    params = {name: torch.nn.Parameter(torch.ones(40, dtype=torch.bfloat16)) for name in "abc"}
-    return params, hs.AdamW(list(params.items()), lr=1e-2, **options)
-
-
-def step_each(params, optimizer):
-    for i, p in enumerate(params.values()):
-        p.grad = torch.full_like(p, i + 1.0) if p.requires_grad else None
-    optimizer.step()
-
-
-def test_a_list_that_was_filtered_in_place_keeps_the_names_of_its_parameters():
-    (frozen, ours), (filtered, other) = three(), three()
-    for params, optimizer in ((frozen, ours), (filtered, other)):
-        step_each(params, optimizer)
-        params["a"].requires_grad_(False)
-    other.param_groups[0]["params"] = [p for p in other.param_groups[0]["params"] if p.requires_grad]
-    other.state.pop(filtered["a"])
-    for params, optimizer in ((frozen, ours), (filtered, other)):
-        step_each(params, optimizer)
-    assert all(torch.equal(frozen[name], filtered[name]) for name in "abc")
-    assert other.param_groups[0]["param_names"] == ["b", "c"]
-
-    fresh, loaded = three()
-    loaded.param_groups[0]["params"] = [fresh["b"], fresh["c"]]
-    loaded.load_state_dict(other.state_dict())
-    for name in "bc":
-        assert torch.equal(loaded.state[fresh[name]]["exp_avg"], other.state[filtered[name]]["exp_avg"])
-    misnamed = hs.AdamW([(name, torch.nn.Parameter(torch.ones(40).bfloat16())) for name in "ab"])
-    with pytest.raises(ValueError, match=r"parameter 'a' is not in group 0 of the state dict"):
-        misnamed.load_state_dict(other.state_dict())
-
-
-def test_a_parameter_that_comes_back_into_its_list_has_its_name():
-    params, optimizer = three()
-    group = optimizer.param_groups[0]
-    group["params"] = [params["c"]]
-    step_each(params, optimizer)
-    group["params"] = [params["c"], params["a"], params["b"]]
-    step_each(params, optimizer)
-    assert group["param_names"] == ["c", "a", "b"]
-
-
-def test_a_tensor_in_the_place_of_a_parameter_has_its_name():
-    """As accelerate replaces parameters for a device."""
-    params, optimizer = three()
-    replaced = torch.nn.Parameter(params["b"].detach().clone())
-    optimizer.param_groups[0]["params"] = [params["a"], replaced, params["c"]]
-    assert [name for name, _, _ in optimizer.plans()] == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize("where", ["params", "param_groups"])
-def test_what_was_put_into_a_list_of_the_optimizer_is_refused_before_a_step(where):
-    params, optimizer = three()
-    step_each(params, optimizer)
-    before = snapshot(optimizer)
-    new = torch.nn.Parameter(torch.ones(3))
-    if where == "params":
-        optimizer.param_groups[0]["params"].append(new)
-    else:
-        optimizer.param_groups.append({**optimizer.param_groups[0], "params": [new], "param_names": ["d"]})
-    with pytest.raises(ValueError, match=r"^AdamW: .* Use add_param_group"):
-        optimizer.step()
-    optimizer.param_groups[0]["params"] = list(params.values())
-    optimizer.param_groups[1:] = []
-    assert_same_snapshots(before, snapshot(optimizer))
 
 
 def test_a_dry_run_without_memory_makes_state_and_counts():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.agreement import Attempt, any_of
+from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.engine.agreement import Agreement
 from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
 from halfstep_torch.engine.compiled_stage import compile_batch
@@ -17,7 +18,6 @@ from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.loss_scale import is_skipped
 from halfstep_torch.engine.packed_rows import for_each
 from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
-from halfstep_torch.engine.replicas import check_replicas
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import state_placements

@@ -11,7 +11,13 @@ from torch import Tensor
 from halfstep.rule import Rule
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.compile_choice import CompileChoice
-from halfstep_torch.engine.group_entries import (
+from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
+from halfstep_torch.engine.loss_scale import scale_of
+from halfstep_torch.engine.plan import Plan, bind_rules
+from halfstep_torch.leaves import check_memory, check_weight
+from halfstep_torch.link import Link, is_ours
+from halfstep_torch.optimizer_state.form import HEADER
+from halfstep_torch.optimizer_state.group_entries import (
     NamedMembers,
     check_decay,
     check_entries,
@@ -19,12 +25,6 @@ from halfstep_torch.engine.group_entries import (
     parameter_names,
     with_names,
 )
-from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
-from halfstep_torch.engine.loss_scale import scale_of
-from halfstep_torch.engine.plan import Plan, bind_rules
-from halfstep_torch.leaves import check_memory, check_weight
-from halfstep_torch.link import Link, is_ours
-from halfstep_torch.optimizer_state.form import HEADER
 from halfstep_torch.optimizer_state.state_dict import make_header
 from halfstep_torch.rule_trial import try_rule
 

@@ -15,15 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.slots import Slot
 from halfstep_torch.say_once import say_once
 
 # How often this process has compared replicas of one kind: a second run of a model is not the first.
 _COMPARED: collections.Counter = collections.Counter()
 
 
-def check_replicas(caller: str, slots: Sequence[Slot], seeds: Sequence[Any]) -> None:
-    """Raise RuntimeError if another process steps a replica with other seeds, or at another step."""
+def check_replicas(caller: str, slots: Sequence[Any], seeds: Sequence[Any]) -> None:
+    """Raise RuntimeError if another process steps a replica with other seeds, or at another step.
+
+    Args:
+        caller: for the messages.
+        slots: the parameters that are stepped, each with its name, `param`, `grad` and step.
+        seeds: of the links of every param group.
+    """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return
@@ -45,7 +50,7 @@ def compare(
     caller: str,
     store: Any,
     rank: int,
-    slots: Sequence[Slot],
+    slots: Sequence[Any],
     seeds: Sequence[Any],
     compared: collections.Counter,
 ) -> None:
@@ -70,7 +75,7 @@ def compare(
     )
 
 
-def _grads(slots: Iterable[Slot]) -> Iterable[Tensor]:
+def _grads(slots: Iterable[Any]) -> Iterable[Tensor]:
     return (slot.grad for slot in slots)
 
 

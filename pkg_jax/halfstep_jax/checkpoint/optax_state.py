@@ -1,0 +1,343 @@
+"""The state of an optimizer in the form of Optax: to move a run in and out."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from halfstep.random_words import leaf_id
+from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, check_state, named_leaves
+from halfstep_jax.link_reports import Inside, Link, reported_links
+from halfstep_jax.numbers.op import JaxOp
+from halfstep_jax.numbers.random_words import leaf_keys
+from halfstep_jax.numbers.schedules import ScheduleState
+from halfstep_jax.rule import StepKeys, StoredStepMoment, state_type, step_moments
+from halfstep_jax.weight_averages import EmaParamsState
+
+_OF_OPTAX: dict[str, Any] = {
+    "scale_by_adam": optax.ScaleByAdamState,
+    "scale_by_lion": optax.ScaleByLionState,
+    "trace": optax.TraceState,
+}
+"""The state in which Optax keeps the moments of a link of ours."""
+
+_NAMES = {state: name for name, state in _OF_OPTAX.items()}
+_INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
+_PARTS = (*_NAMES, *_INJECTED, optax.ScaleByScheduleState)
+
+
+def from_optax(state: Any, tx: optax.GradientTransformation, params: Any) -> Any:
+    """Return the state of `tx` that goes on from a state of Optax: to move a run in, in mid-run.
+
+    Each moment is rounded once, to the format in which `tx` keeps it, by the words of the step that `state`
+    is of: stochastically, if steps do so. Counts are those of `state`, 0 where it has none. Numbers, such as
+    b1 and the learning rate, are those of `tx`. What `tx` keeps beside the weights is as `tx.init` makes it;
+    `set_float32_params` then takes the float32 weights.
+
+    Args:
+        state: of `optax.adamw`, `adam`, `lamb`, `lion` or `sgd`, or of a chain of their links, also within
+            `optax.inject_hyperparams`, `masked` and `partition`.
+        tx: a transform of this package for the same rule, with any formats.
+        params: the weights, as `tx.init` takes them.
+
+    Raises:
+        TypeError: if a moment is not float32, bfloat16 or float16.
+        ValueError: if `state` lacks a moment that `tx` keeps, holds something that `tx` has no place for, or
+            a shape differs.
+
+    Example:
+        >>> from halfstep_jax import adamw
+        >>> wide = {"w": jnp.ones((64, 64))}
+        >>> theirs = optax.adamw(1e-3)
+        >>> _, state = theirs.update(wide, theirs.init(wide), wide)
+        >>> params = {"w": wide["w"].astype(jnp.bfloat16)}
+        >>> adam, *_ = from_optax(state, adamw(1e-3, recipe="one_pass"), params)
+        >>> adam.nu["w"].dtype, int(adam.count)
+        (dtype('uint8'), 1)
+
+    Source: ours.
+    """
+    treedef, places = _places("from_optax", tx, params)
+
+    def move(state, first):
+        theirs = _Theirs(state)
+        rows = zip(places, treedef.flatten_up_to(first), strict=True)
+        made = [_filled(theirs, *row) for row in rows]
+        theirs.check_taken()
+        return treedef.unflatten(made)
+
+    return jax.jit(move)(state, tx.init(params))
+
+
+def to_optax(
+    state: Any, tx: optax.GradientTransformation, params: Any, optax_tx: optax.GradientTransformation
+) -> Any:
+    """Return the state of a transform of Optax that goes on from the state of `tx`: to move a run out.
+
+    Decodes the moments, and rounds them to nearest where `optax_tx` keeps 16 bits. Counts are those of
+    `state`. Weights are apart: `float32_params`.
+
+    Args:
+        state: of `tx`.
+        tx: a transform of this package.
+        params: the weights of the run.
+        optax_tx: a transform of Optax for the same rule, for weights in float32.
+
+    Raises:
+        ValueError: if `optax_tx` keeps a moment that `tx` does not keep, or the other way round; or if
+            `state` is not of `tx`.
+
+    Example:
+        >>> from halfstep_jax import adamw
+        >>> params = {"w": jnp.ones((64, 64), jnp.bfloat16)}
+        >>> tx = adamw(1e-3, recipe="one_pass")
+        >>> _, state = tx.update(params, tx.init(params), params)
+        >>> adam, *_ = to_optax(state, tx, params, optax.adamw(1e-3))
+        >>> adam.nu["w"].dtype, int(adam.count)
+        (dtype('float32'), 1)
+
+    Source: ours.
+    """
+    caller = "to_optax"
+    treedef, places = _places(caller, tx, params)
+    try:
+        treedef.flatten_up_to(state)
+    except ValueError as error:
+        raise ValueError(f"{caller}: the state is not of tx: {error}. Pass the state and its tx.") from None
+
+    def move(state, params):
+        ours = _Moments(caller, "tx", "optax_tx")
+        for place, x in zip(places, treedef.flatten_up_to(state), strict=True):
+            if isinstance(place, _Place):
+                check_state(caller, x, state_type(type(place.rule)))
+                ours.add(place.rule.name, x.count, place.decoded(x))
+            elif place:
+                ours.counts[place].append(x.count if place == "schedule" else x)
+        made = _in_optax(ours, optax_tx.init(jax.tree.map(lambda p: p.astype(jnp.float32), params)))
+        ours.check_taken()
+        return made
+
+    return jax.jit(move)(state, params)
+
+
+class _Moments:
+    """Moments in float32 on their way from one state to another.
+
+    Attributes:
+        counts: of steps, those of "schedule"s, and those of the other links ("count").
+    """
+
+    def __init__(self, caller: str, source: str, target: str):
+        self.caller, self.source, self.target = caller, source, target
+        self.counts: dict[str, list] = {"count": [], "schedule": []}
+        self._arrays: dict[tuple[str, str, str], list[tuple[Any, Any]]] = {}
+
+    def add(self, rule: str, count, moments) -> None:
+        """Add the moments (field, leaf, array) of a link, with its count."""
+        if count is not None:
+            self.counts["count"].append(count)
+        for field, leaf, array in moments:
+            self._arrays.setdefault((rule, field, leaf), []).append((array, count))
+
+    def take(self, rule: str, field: str, leaf: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """Return a moment and its count."""
+        arrays = self._arrays.get((rule, field, leaf))
+        what = f"{field} of '{leaf}'"
+        if not arrays:
+            raise ValueError(
+                f"{self.caller}: {self.target} keeps {what} for {rule}, which {self.source} does not hold. "
+                "Pass a transform of the same rule, for the same weights."
+            )
+        array, count = arrays.pop(0)
+        if array.shape != shape:
+            raise ValueError(
+                f"{self.caller}: {what} has shape {array.shape}, due is {shape}. Pass the params of the run."
+            )
+        if (dtype := str(array.dtype)) not in HELD_BY_FLOAT32:
+            raise TypeError(
+                f"{self.caller}: {what} is {dtype}; Optax keeps float32, bfloat16 or float16. Take a state "
+                "of this package out by to_optax first."
+            )
+        return array, count
+
+    def steps(self) -> Any:
+        """Return the count of links that have none in the source."""
+        counts = self.counts["count"] + self.counts["schedule"]
+        return counts[0] if counts else jnp.zeros([], jnp.int32)
+
+    def next_schedule(self) -> Any:
+        """Return the count of the next schedule."""
+        return self.counts["schedule"].pop(0) if self.counts["schedule"] else self.steps()
+
+    def check_taken(self) -> None:
+        """Refuse what nobody took."""
+        left = [key for key, arrays in self._arrays.items() if arrays]
+        if left:
+            rule, field, leaf = left[0]
+            raise ValueError(
+                f"{self.caller}: {self.source} holds {field} of '{leaf}' for {rule}, which {self.target} "
+                "does not keep. Pass a transform of the same rule, for the same weights."
+            )
+
+
+class _Theirs(_Moments):
+    """The moments of a state of Optax."""
+
+    def __init__(self, state):
+        super().__init__("from_optax", "the state", "tx")
+        self._read(state, "")
+
+    def _read(self, state, where: str) -> None:
+        for name, x in named_leaves(state, lambda x: isinstance(x, _PARTS)):
+            place = "/".join(filter(None, (where, name)))
+            if isinstance(x, _INJECTED):
+                self._read(x.inner_state, place)
+            elif isinstance(x, optax.ScaleByScheduleState):
+                self.counts["schedule"].append(x.count)
+            elif type(x) in _NAMES:
+                fields = [field for field in x._fields if field != "count"]
+                moments = [(field, *named) for field in fields for named in named_leaves(getattr(x, field))]
+                # Every tuple has a method of that name.
+                self.add(_NAMES[type(x)], x.count if "count" in x._fields else None, moments)
+            else:
+                raise ValueError(
+                    f"{self.caller}: tx has no place for '{place}' of the state. Pass the part of the state "
+                    "that is of adam, lamb, lion or sgd, such as its inner_state."
+                )
+
+
+class _Place(NamedTuple):
+    """A link with moments within a transform.
+
+    Attributes:
+        rule: of the link.
+        moments: how each is stored.
+        leaves: the weights that it steps, as shapes.
+    """
+
+    rule: Any
+    moments: dict[str, Any]
+    leaves: Leaves
+
+    def encoded(self, theirs: _Moments, state):
+        """Return a state of the link with moments of another, each rounded once."""
+        rows = [
+            {field: theirs.take(self.rule.name, field, leaf, x.shape) for field in self.moments}
+            for leaf, x in zip(self.leaves.names, self.leaves.values, strict=True)
+        ]
+        counts = [count for row in rows for _, count in row.values() if count is not None]
+        count = jnp.asarray(counts[0] if counts else theirs.steps()).astype(state.count.dtype)
+        stored = []
+        for row, moments in zip(rows, self._step_moments(state, jnp.maximum(count, 1)), strict=True):
+            for name, moment in moments.items():
+                moment.round_array(row[name][0].astype(jnp.float32))
+            stored.append(tuple(moments[name].encoded for name in self.moments))
+        columns = self.leaves.unzip(len(self.moments), stored)
+        after: dict[str, Any] = {"count": count}
+        for (name, moment), column in zip(self.moments.items(), columns, strict=True):
+            after[name], after[f"{name}_scale"] = moment.split_tree(column)
+        return state._replace(**after)
+
+    def decoded(self, state) -> Iterator[tuple[str, str, jax.Array]]:
+        """Yield what a state of the link holds: field, leaf, and the values in float32."""
+        for leaf, moments in zip(self.leaves.names, self._step_moments(state, state.count), strict=True):
+            for name in self.moments:
+                yield name, leaf, moments[name].value.value
+
+    def _step_moments(self, state, count) -> Iterator[dict[str, StoredStepMoment]]:
+        """Yield the moments of every weight, under the words of the step that stored them."""
+        read = [
+            moment.read(
+                self.leaves,
+                getattr(state, name),
+                getattr(state, f"{name}_scale"),
+                [None] * len(self.leaves.names),
+            )
+            for name, moment in self.moments.items()
+        ]
+        roles = sorted({moment.key_role for moment in self.moments.values()})
+        keys = leaf_keys(state.seed, count, [leaf_id(name) for name in self.leaves.names], roles)
+        for place, *encoded in zip(keys.places(), *read, strict=True):
+            key = keys.of_leaf(place)
+            op = JaxOp(self.rule.name, key.zero)
+            yield step_moments(self.moments, encoded, StepKeys(key, key, key.zero), op, None)
+
+
+def _places(caller: str, tx, params) -> tuple[Any, list[_Place | str]]:
+    """Return the tree of a state of `tx` whose leaves are links with moments, and what stands at each.
+
+    That is a `_Place`, "count", "schedule", or "" for what stays as it is.
+    """
+    walked: list[tuple[Any, list[_Place | str]]] = []
+
+    def make(params):
+        with reported_links() as links:
+            state = tx.init(params)
+        if stored := [link for link in links if isinstance(link.inside, Inside)]:
+            raise ValueError(
+                f"{caller}: {stored[0].rule.name} keeps the state of any transform, which is not moved. Use "
+                "mu_dtype and nu_dtype of a transform of this package."
+            )
+        moved = {id(link.state): link for link in links if link.inside}
+        paths, treedef = jax.tree_util.tree_flatten_with_path(
+            state, lambda x: id(x) in moved or isinstance(x, ScheduleState | EmaParamsState)
+        )
+        walked.append((treedef, [_place(moved.get(id(x)), path, x) for path, x in paths]))
+        return state
+
+    jax.eval_shape(make, params)
+    return walked[0]
+
+
+def _place(link: Link | None, path, x) -> _Place | str:
+    if link is not None:
+        named = named_leaves(link.params)
+        shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for _, p in named]
+        names, treedef = [name for name, _ in named], jax.tree.structure(link.params)
+        return _Place(link.rule, link.inside, Leaves(link.rule.name, names, shapes, treedef))
+    if isinstance(x, ScheduleState):
+        return "schedule"
+    return "count" if path and path[-1] == jax.tree_util.GetAttrKey("count") else ""
+
+
+def _filled(theirs: _Theirs, place: _Place | str, x) -> Any:
+    """Return a part of a new state of ours with what is known of it."""
+    if isinstance(place, _Place):
+        return place.encoded(theirs, x)
+    if place == "schedule":
+        return ScheduleState(jnp.asarray(theirs.next_schedule()).astype(x.count.dtype))
+    return jnp.asarray(theirs.steps()).astype(x.dtype) if place else x
+
+
+def _in_optax(ours: _Moments, state) -> Any:
+    """Return a new state of Optax with what is known of it."""
+    parts, treedef = jax.tree.flatten(state, is_leaf=lambda x: isinstance(x, _PARTS))
+    made = []
+    for x in parts:
+        if isinstance(x, _INJECTED):
+            x = x._replace(count=ours.steps(), inner_state=_in_optax(ours, x.inner_state))
+        elif isinstance(x, optax.ScaleByScheduleState):
+            x = x._replace(count=ours.next_schedule())
+        elif type(x) in _NAMES:
+            x = _with_moments(ours, x)
+        made.append(x)
+    return treedef.unflatten(made)
+
+
+def _with_moments(ours: _Moments, state) -> Any:
+    """Return a new state of a link of Optax with the moments of ours."""
+    after, counts = {}, []
+    for field in state._fields:
+        if field == "count":
+            continue
+        arrays = []
+        for leaf, like in named_leaves(tree := getattr(state, field)):
+            array, count = ours.take(_NAMES[type(state)], field, leaf, like.shape)
+            arrays.append(array.astype(like.dtype))
+            counts.append(count)
+        after[field] = jax.tree.structure(tree).unflatten(arrays)
+    if "count" in state._fields:
+        after["count"] = counts[0] if counts else ours.steps()
+    return state._replace(**after)
