@@ -30,7 +30,7 @@ from halfstep_jax.rule import (
     with_fields,
 )
 from halfstep_jax.storage.stored_moment import StoredMoment
-from halfstep_jax.xla.exact import opaque_input, opaque_zero
+from halfstep_jax.xla.exact import opaque_input, opaque_zero, stored_with
 from halfstep_jax.xla.shards import shards, told_shards
 
 _TRIAL_SHAPE = (8, 16)
@@ -186,6 +186,10 @@ def _step(
     moments = step_moments(dict(stored), encoded, step_keys, op, numbers)
     g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
     u = updated(rule, numbers, g, p, op, moments)
+    if any(moment.has_inverse_root for moment in moments.values()):
+        # Made before moments are stored, u would have a pass of its own on a TPU.
+        for name, moment in stored:
+            u = stored_with(u, moments[name].encoded.codes, zero) if moment.field.unit else u
     return u, *(moments[name].encoded for name, _ in stored)
 
 

@@ -8,7 +8,7 @@ number known.
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,11 +69,11 @@ class Link(Rule):
 
     # What a rule of torch may say of itself.
 
-    def measure(self, h: Any, gs: Sequence[Tensor]) -> Mapping[str, Any]:
+    def measure(self, h: Any, norm: Callable[[bool], Tensor]) -> Mapping[str, Any]:
         """Return numbers of a step that depend on all gradients at once, such as their norm, for `update`.
 
-        `gs` are the gradients of all parameters that the rule touches, in their own dtypes; the numbers
-        float32 or 0-d tensors.
+        `norm` is that of the gradients of all parameters that the rule touches, wherever they are: from
+        whether it is to be exact to a 0-d tensor. The numbers are float32 or 0-d tensors.
         """
         return {}
 

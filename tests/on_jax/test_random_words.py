@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 import halfstep_jax as hs
 import halfstep_spec as spec
-from halfstep_jax.numbers.random_words import _index, threefry2x32
+from halfstep_jax import Role
+from halfstep_jax.numbers.random_words import _index, leaf_keys, threefry2x32
+from halfstep_jax.numbers.seeds import seed_words
+from halfstep_spec.numbers.random_words import unmixed_words
 from on_jax.steps import sharded
 
 WORD = st.integers(0, 2**32 - 1)
@@ -102,6 +105,18 @@ def test_words_of_an_array_larger_than_memory_have_a_shape():
     shape = (2**20, 2**20)
     words = jax.eval_shape(lambda: hs.random_words(0, 1, "w", hs.Role.NU, shape))
     assert (words.shape, words.dtype) == (shape, jnp.uint32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "block_size"),
+    [((6, 64), 32), ((5, 37), 8), ((2, 3, 5, 7), 16), ((4, 10), "row"), ((4, 10), 40), ((0, 8), 4)],
+)
+def test_words_of_blocks_are_those_of_the_reference(shape, block_size):
+    fmt = spec.relative("int4", block_size, 0, 0)
+    due = fmt.of_first_elements(unmixed_words(2**40, 7, "w", Role.MU, shape))
+    keys = leaf_keys(seed_words("f", 2**40), 7, [spec.leaf_id("w")], (Role.PARAM,))
+    key = keys.of_leaf(keys.places()[0])
+    np.testing.assert_array_equal(key.block_words(Role.MU, shape, block_size), due)
 
 
 def test_fold_is_fold_in_of_jax():

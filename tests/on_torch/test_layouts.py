@@ -186,6 +186,6 @@ def test_rows_of_a_huge_leaf_count_their_index_past_2_to_the_32(width):
         row_keys = leaf_rows.keys(SlotColumns(keys))
         index = leaf_rows.low[:, None] + torch.arange(width, dtype=torch.int32)
         columns = (row_keys if row_keys.dim() == 3 else row_keys[:, :, None]).unbind()
-        ours = stage.row_words(lambda index=index: index, columns)(0, Role.PARAM)(index.shape)
+        ours = stage.row_words(lambda index=index: index, columns)(0, Role.PARAM, True)(index.shape)
         expected = spec_words(9, 3, "w", Role.PARAM, (3 * width,), start)
         assert ours.view(torch.uint32)[1:].reshape(-1).tolist() == expected.tolist()

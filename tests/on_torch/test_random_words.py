@@ -6,6 +6,7 @@ import torch
 
 import halfstep_spec as spec
 import halfstep_torch as hs
+from halfstep_spec.numbers.random_words import unmixed_words
 from halfstep_torch.leaves import leaf_name, leaf_names
 from halfstep_torch.numbers import random_words
 from halfstep_torch.numbers.random_words import leaf_keys, words_from
@@ -77,6 +78,15 @@ def test_rounding_has_the_field_of_a_role_at_the_top_of_its_words(role):
         words = words_from(torch.arange(1000, dtype=torch.int32), int(k0), {0: int(k1)})
     due = spec.random_words(0, 1, 0, role, (1000,)) >> np.uint32(16)
     np.testing.assert_array_equal((words(role).numpy() >> 16) & 0xFFFF, due)
+
+
+def test_what_dithers_blocks_is_mixed_by_nobody():
+    k0, k1 = (int(np.asarray(key).reshape(-1).view(np.int32)[0]) for key in spec.leaf_key(0, 1, 0, 0))
+    due = unmixed_words(0, 1, 0, hs.Role.MU, (1000,))
+    words = words_from(torch.arange(1000, dtype=torch.int32), k0, {0: k1})(hs.Role.MU, False)
+    np.testing.assert_array_equal(words.view(torch.uint32).numpy(), due)
+    whole = random_words.whole_words(k0, k1, (2, 500), None, mixed=False)
+    np.testing.assert_array_equal(whole.view(torch.uint32).numpy().reshape(-1), due)
 
 
 def test_the_word_that_roles_share_is_made_once(monkeypatch):

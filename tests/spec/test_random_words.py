@@ -15,6 +15,7 @@ from halfstep_spec.numbers.random_words import (
     random_words,
     role_of,
     threefry2x32,
+    unmixed_words,
 )
 from halfstep_spec.numbers.seeds import seed_words
 
@@ -82,6 +83,18 @@ def test_weight_mu_and_nu_read_three_fields_of_one_word():
     for role, words in ((Role.PARAM, weight), (Role.MU, mu), (Role.NU, nu)):
         field = weight >> np.uint32({Role.PARAM: 16, Role.MU: 8, Role.NU: 0}[role]) & np.uint32(0xFFFF)
         np.testing.assert_array_equal(words >> np.uint32(16), field)
+
+
+def test_dithers_of_blocks_are_unrelated_over_steps():
+    """Of any two blocks, as each step has a multiplier of its own: the largest of 12 lags, and the mean."""
+    steps = 2000
+    sums = np.stack([unmixed_words(0, t, "w", Role.MU, (64 * 32,))[::32] for t in range(1, steps + 1)])
+    d = (2.0 * (sums >> np.uint32(16)) + 1) / 2**17 - 0.5
+    assert abs(d.mean()) < 4 / np.sqrt(12 * steps)  # of a step, all may be alike
+    for lag in (1, 2, 3, 4, 5, 6, 7, 8, 13, 21, 32, 55):
+        for first in (0, 3, 8):
+            assert abs(np.mean(d[:, first] * d[:, first + lag]) * 12) < 4.5 / np.sqrt(steps), lag
+        assert abs(np.mean(d[:-1, 0] * d[1:, lag]) * 12) < 4.5 / np.sqrt(steps), lag
 
 
 def test_k0_is_odd_so_that_no_two_elements_share_a_word():

@@ -105,9 +105,10 @@ def test_the_mean_over_all_dithers_is_the_value():
     """Every dither of 11 bits once: the mean is off by half of their distance at most."""
     fmt = relative("int4", "row", 0, 0)
     x = np.repeat(np.array([[7.0, 0.3, -2.71, 1.5, 0.0625, 0.0]], np.float32), 2048, axis=0)
-    # Of the first element of a block, which is a row: the words of the others serve nothing.
-    words = np.full(x.shape, 0xFFFFFFFF, np.uint32)
-    words[:, 0] = (np.arange(2048, dtype=np.uint32) << np.uint32(21)) + np.uint32(1 << 20)
+    # Alike throughout a block, which is a row.
+    words = np.repeat(
+        (np.arange(2048, dtype=np.uint32)[:, None] << np.uint32(21)) + np.uint32(1 << 20), 6, axis=1
+    )
     values = fmt.decode(fmt.encode(x, words), words).astype(np.float64)
     np.testing.assert_allclose(values.mean(0)[1:4], x[0, 1:4], rtol=0, atol=2.0**-12)
     assert (values[:, 4:] == 0).all()  # the dead zone ends at 1/16

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from halfstep.random_words import FIELD_SHIFTS, in_range, leaf_number, word_role
+from halfstep.storage.blocks import BlockSize, block_layout
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.xla.exact import opaque_zero
@@ -59,10 +60,30 @@ class LeafKey:
         """
         if self.shard is not None:
             self.shard.check()
-        elements = tuple(shape), offset, self.shard
-        words = call_per_shape(_words, elements, self.k0, self.k1[self.roles.index(word_role(role))])
+        words = call_per_shape(_words, (tuple(shape), offset, self.shard), self.k0, self._k1(role))
         shift = FIELD_SHIFTS.get(role, 0)
         return words << np.uint32(shift) if shift else words
+
+    def block_words(self, role: int, shape: Sequence[int], block_size: BlockSize) -> jax.Array:
+        """Return, at every element, the word of its block, which is not mixed: contract F15.
+
+        Made of an element's index alone, so that no word is moved from one element to others.
+
+        Args:
+            role: one whose `word_role` is among `roles`.
+            shape: of the result.
+            block_size: of the blocks, each of which is whole here.
+
+        Raises:
+            ValueError: if the leaf is a shard, and it is not known which.
+        """
+        if self.shard is not None:
+            self.shard.check()
+        elements = tuple(shape), self.shard, block_size
+        return call_per_shape(_block_words, elements, self.k0, self._k1(role))
+
+    def _k1(self, role: int) -> jax.Array:
+        return self.k1[self.roles.index(word_role(role))]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["k0", "k1", "zero"], meta_fields=["roles"])
@@ -225,6 +246,21 @@ def _words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
     hi, lo = _index(*elements)
     k1 = k1 if hi is None else k1 + _GOLDEN_RATIO * hi
     return mix(lo * k0 + k1)
+
+
+def _block_words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
+    """Return k1 + k0 times the index of each block's first element, given shape, shard and block size."""
+    shape, shard, block_size = elements
+    hi, lo = _index(shape, 0, shard)
+    leading, _, block = block_layout(shape, block_size)
+    axes = len(leading)
+    # Blocks of a shard are whole, so that a place in one is the same in the shard as in the whole array.
+    _, within = _index((1,) * axes + shape[axes:], 0)
+    power = block > 0 and block & (block - 1) == 0
+    within = within & np.uint32(block - 1) if power else within % np.uint32(max(block, 1))
+    if hi is not None:
+        k1 = k1 + _GOLDEN_RATIO * (hi - (lo < within).astype(jnp.uint32))
+    return (lo - within) * k0 + k1
 
 
 def mix(x: jax.Array) -> jax.Array:

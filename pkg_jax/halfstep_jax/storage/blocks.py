@@ -122,7 +122,7 @@ def pack(codes: jax.Array, block_size: BlockSize) -> jax.Array:
     runs = codes.reshape(*leading, run)
     if run % 2:
         runs = jnp.pad(runs, [(0, 0)] * len(leading) + [(0, 1)])
-    return lax.platform_dependent(runs, tpu=_packed_on_tpu, default=_packed)
+    return lax.platform_dependent(runs, cpu=_packed_on_cpu, tpu=_packed_on_tpu, default=_packed)
 
 
 def unpack(
@@ -151,7 +151,11 @@ def _packed(runs: jax.Array) -> jax.Array:
     """Return 4-bit codes of runs of even length, two to a byte."""
     pairs = runs.reshape(*runs.shape[:-1], runs.shape[-1] // 2, 2).astype(jnp.uint4)
     # Not by a shift of every second code: XLA then takes elements one at a time, and five times as long.
-    packed = lax.bitcast_convert_type(pairs, jnp.uint8)
+    return lax.bitcast_convert_type(pairs, jnp.uint8)
+
+
+def _packed_on_cpu(runs: jax.Array) -> jax.Array:
+    packed = _packed(runs)
     # A select: XLA on CPU keeps what one gives, and would make the codes again where they are decoded.
     return jnp.where(packed == 0, np.uint8(0), packed)
 

@@ -69,8 +69,8 @@ class Format(shared.Format):
 
         Args:
             x: float32.
-            words: uint32 words for stochastic rounding, or None for nearest; where codes are dithered, the
-                word of a block's first element serves all of it.
+            words: uint32 words for stochastic rounding, or None for nearest; where codes are dithered, they
+                are alike throughout a block.
             keep_nonzero: whether what is not zero is not stored as zero: "always" (a second moment), "never",
                 or "where_nonnegative": in blocks without a negative number (contract S4).
         """
@@ -94,7 +94,7 @@ class Format(shared.Format):
         encoded = self._encoded(codes, scale)
         codes = unpack(encoded.codes, x.shape, self.block_size, codes)
         of_element = per_element(scale, x.shape, self.block_size)
-        return encoded, self.codes.decode(codes, of_element, self._words(words))
+        return encoded, self.codes.decode(codes, of_element, words)
 
     def _encode(self, x: jax.Array, words: jax.Array | None, keep_nonzero: str) -> Encoded:
         return self._encoded(*self._codes_and_scale(x, words, keep_nonzero))
@@ -112,7 +112,7 @@ class Format(shared.Format):
         if keep_nonzero == "where_nonnegative":
             nonzero = self._without_negative(x)
         of_element = per_element(scale, x.shape, self.block_size)
-        return codes.encode(x, of_element, self._words(words), nonzero), scale
+        return codes.encode(x, of_element, words, nonzero), scale
 
     def decode(self, encoded: Encoded, words: jax.Array | None = None) -> jax.Array:
         """Return the float32 values of codes and scales: exact.
@@ -131,13 +131,7 @@ class Format(shared.Format):
         if self.packed:
             assert encoded.shape is not None
             codes = unpack(codes, encoded.shape, self.block_size)
-        return self.codes.decode(codes, per_element(scale, codes.shape, self.block_size), self._words(words))
-
-    def _words(self, words: jax.Array | None) -> jax.Array | None:
-        """Return the word of each element: of dithered codes, that of the first in its block."""
-        if words is None or not self.dithered:
-            return words
-        return per_element(first_elements(words, self.block_size), words.shape, self.block_size)
+        return self.codes.decode(codes, per_element(scale, codes.shape, self.block_size), words)
 
     def _without_negative(self, x: jax.Array) -> jax.Array:
         """Tell of every element whether its block holds no number below zero."""

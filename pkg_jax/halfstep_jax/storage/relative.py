@@ -7,7 +7,6 @@ and so needs no scale.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from halfstep.storage import relative as shared
 from halfstep.storage.formats import returning
@@ -42,23 +41,17 @@ def out_of_unit(fmt: shared.Format, z: jax.Array, v: jax.Array, nu: Encoded) -> 
 
 def to_unit(m: jax.Array, v: jax.Array, zero: jax.Array) -> jax.Array:
     """Return z = m / sqrt(v), and 0 where v is 0 or subnormal: rounded twice."""
-    z = divide(m, lax.platform_dependent(v, zero, cpu=_another_root, tpu=_another_root, default=_root))
+    z = divide(m, _another_root(v, zero))
     return jnp.where(v < _SMALLEST_NORMAL, np.float32(0), z)
 
 
 def _another_root(v: jax.Array, zero: jax.Array) -> jax.Array:
     """Return the root of v, which no compiler knows to be that.
 
-    XLA on CPU keeps a root that has two uses as an array of its own, and takes two roots of the same for one:
-    here is a root of something else. And a quotient by a bare root would be a product with its rsqrt.
+    XLA keeps a root that has two uses as an array of its own, and takes two roots of the same for one: here
+    is a root of something else. And a quotient by a bare root would be a product with its rsqrt.
     """
     return opaque(sqrt(opaque(v, zero)), zero)
-
-
-def _root(v: jax.Array, zero: jax.Array) -> jax.Array:
-    """Return the root of v, the one of `from_unit`: on a GPU a correction stands behind it."""
-    del zero
-    return sqrt(v)
 
 
 def from_unit(z: jax.Array, v: jax.Array) -> jax.Array:

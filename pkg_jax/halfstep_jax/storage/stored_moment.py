@@ -224,10 +224,12 @@ class StoredMoment:
         return self.asked_for is not None and self.asked_for.dithered
 
     def _words(self, fmt: Format, shape, key: LeafKey | None) -> jax.Array | None:
-        """Return one word per element; to nearest None."""
+        """Return one word per element, of dithered codes that of its block; to nearest None."""
         if not self._stochastic(fmt):
             return None
         assert key is not None
+        if fmt.dithered:
+            return key.block_words(self.role, shape, fmt.block_size)
         return key.words(self.role, shape)
 
     def _stochastic(self, fmt: Format) -> bool:

@@ -127,8 +127,6 @@ _plus_nothing = elementwise(
     lambda primals, tangents: tangents[0],
     lambda x, zero: x + lax.bitcast_convert_type(zero | _MINUS_ZERO, jnp.float32),
     op_by_op=_with_zero_bits,
-    # Of sums XLA on a GPU makes more passes over four_bit: 49 bytes for each weight, where ORs move 37.
-    cuda=_with_zero_bits,
     rocm=_with_zero_bits,
 )
 
@@ -139,6 +137,25 @@ _straight_through = elementwise(
     lambda primals, tangents: tangents[0].astype(primals[1].dtype),
     lambda x, rounded: rounded,
     in_hlo={None: lambda x, rounded: rounded},
+)
+
+
+def stored_with(x: jax.Array, codes: jax.Array, zero: jax.Array) -> jax.Array:
+    """Return float32 `x`, on a TPU as a number that is known once `codes`, of its shape, are.
+
+    XLA for a TPU makes them in one kernel where the last needs the others, and else reads all inputs twice.
+    """
+    return _stored_with(x, codes, zero)
+
+
+_stored_with = elementwise(
+    "stored_with",
+    type_of_first,
+    lambda primals, tangents: tangents[0],
+    lambda x, codes, zero: x,
+    in_hlo={None: lambda x, codes, zero: x},
+    op_by_op=lambda x, codes, zero: x,
+    tpu=lambda x, codes, zero: _with_zero_bits(x, codes.astype(jnp.uint32) & zero),
 )
 
 

@@ -147,7 +147,7 @@ def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Pla
     seeds = [link.seed for link, _ in optimizer.bound_links()[group]]
     keys = as_int32(stream_keys(plan.streams(seeds), [step], [name])[0]).tolist()
     words_of = plan.stages[0].array_words(keys, param.device)
-    return [[words_of(stream, role) for stream, role in sources] for sources in plan.sources]
+    return [[words_of(*source) for source in sources] for sources in plan.sources]
 
 
 def _step_moments(rule: BoundRule, state: Mapping[str, Tensor], words: list) -> dict[str, StepMoment]:

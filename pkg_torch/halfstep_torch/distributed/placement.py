@@ -36,7 +36,7 @@ def array_placements(spec: StateArray, param: Any) -> tuple | None:
     if fmt is None or fmt.blocks is None:
         return placements
     leading, run, size = block_layout(shape, fmt.block_size)
-    unit = max(1, min(size, run))
+    unit = max(1, min(size, run)) if spec.scale_of else 2
     if any(getattr(placement, "dim", 0) > len(leading) for placement in placements):
         return None
     per_entry = unit if spec.scale_of else 2

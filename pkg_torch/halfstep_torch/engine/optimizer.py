@@ -10,8 +10,16 @@ from torch import Tensor
 from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.engine.agreement import Agreement
-from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
+from halfstep_torch.engine.batches import (
+    Batch,
+    LastStep,
+    attach_numbers,
+    attach_row_plans,
+    make_batches,
+    measure,
+)
 from halfstep_torch.engine.compiled_stage import compile_batch
+from halfstep_torch.engine.cut_blocks import CutBlocks
 from halfstep_torch.engine.exchange import exchanged, meshes_of, scatter
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.groups import plain_value
@@ -254,19 +262,24 @@ class Optimizer(PlannedOptimizer):
         # Of a dry run there is the state alone.
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
         with exchanged(batches):
-            show_rates = []
+            show_rates, measured = [], measure(batches)
             with Attempt() as attempt:
-                attach_numbers(batches, last)
+                attach_numbers(batches, measured, last)
                 self._compile_all(batches)
                 attach_row_plans(batches, last, sizes)
                 show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
                 self._look_around(batches)
             self._agreement.on_success(meshes, attempt.error)
+            cut_blocks = CutBlocks(batches)
+            cut_blocks.agree()
             # Everything that can fail has been tried: from here on, weights change.
             for batch in batches:
                 run_batch(batch)
                 scatter(batch.slots)
-        counters = [slot.counter for batch in all_batches for slot in batch.slots]
+            cut_blocks.share()
+        counters = list(
+            {id(slot.counter): slot.counter for batch in all_batches for slot in batch.slots}.values()
+        )
         if counters:
             for_each("add_", counters, 1)
         if any(LAST_STEP in batch.numbers for batch in all_batches):

@@ -45,7 +45,8 @@ class Plan:
     Attributes:
         rules: in the order of the chain.
         rule_indices: of each rule, the index of its link in the chain.
-        sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
+        sources: of each rule's word sources, which of the plan's distinct streams it is of, its role,
+            and whether they are mixed.
         roles: of each distinct stream, the roles whose keys are read.
         kinds: of each distinct stream, whose words it has.
         wrapped: how many rules before the last see the float32 weights that it keeps.
@@ -55,7 +56,7 @@ class Plan:
 
     rules: tuple[BoundRule, ...]
     rule_indices: tuple[int, ...]
-    sources: tuple[tuple[tuple[int, int], ...], ...]
+    sources: tuple[tuple[tuple[int, int, bool], ...], ...]
     roles: tuple[tuple[int, ...], ...]
     kinds: tuple[StreamKind, ...]
     wrapped: int
@@ -97,11 +98,19 @@ class Plan:
         """What plans have in common whose parameters are stepped together: of equal ones the same object."""
         return _interned((self.rule_indices, self.kinds, self.padded_stages))
 
-    def within(self, window: Window) -> "Plan":
-        """Return the plan of the elements in a window of the parameter, which cuts no block."""
-        if window.is_full:
+    def within(self, window: Window, cut: bool = False) -> "Plan":
+        """Return the plan of the elements in a window of the parameter.
+
+        The window cuts no block or, with `cut`, is one of the parts of `halfstep_torch.engine.cut_blocks`.
+        """
+        if window.is_full and not cut:
             return self
-        rules = with_blocks(self.rules, lambda fmt: blocks_of(window.whole, fmt.block_size, window.shape))
+        start = window.offset[-1] if cut else 0
+        rules = with_blocks(
+            self.rules, lambda fmt: blocks_of(window.whole, fmt.block_size, window.shape, start)
+        )
+        if cut:
+            rules = tuple(dataclasses.replace(rule, moments=tuple(map(_cut, rule.moments))) for rule in rules)
         return dataclasses.replace(self, rules=rules)
 
     @functools.cached_property
@@ -120,10 +129,14 @@ class Plan:
         """Return the random streams that a step reads: seed, kind, and the roles whose keys are read."""
         seed_of = {}
         for rule, index, sources in zip(self.rules, self.rule_indices, self.sources, strict=True):
-            for source, (stream, _) in zip(rule.sources, sources, strict=True):
+            for source, (stream, *_) in zip(rule.sources, sources, strict=True):
                 seed_of[stream] = _seed_at(seeds[index], source.seed)
         rows = enumerate(zip(self.kinds, self.roles, strict=True))
         return tuple((seed_of[i] or 0, kind, roles) for i, (kind, roles) in rows)
+
+
+def _cut(moment: Any) -> Any:
+    return dataclasses.replace(moment, cut=True) if moment.format.scaled else moment
 
 
 @functools.cache
@@ -156,13 +169,14 @@ def make_plan(
             (
                 (_seed_at(seeds[i], source.seed), StreamKind(source.prefix, source.before)),
                 source.role,
+                source.mixed,
             )
             for source in rule.sources
         ]
-        for stream, role in read:
+        for stream, role, _ in read:
             roles, key = distinct.setdefault(stream, []), word_role(role)
             roles.extend([] if key in roles else [key])
-        sources.append(tuple((list(distinct).index(stream), role) for stream, role in read))
+        sources.append(tuple((list(distinct).index(stream), *rest) for stream, *rest in read))
     last = len(rules) - 1
     wrapped = range(last - wrapped_links, last) if rules and rules[last] is not None else range(0)
     return Plan(

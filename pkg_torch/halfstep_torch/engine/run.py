@@ -15,7 +15,7 @@ from halfstep_torch.engine.step_numbers import flat, number_places, unflat
 def run_batch(batch: Batch) -> None:
     """Step the slots of a batch in place."""
     stages = batch.plan.padded_stages
-    steps = [_row_step(batch, k) for k in range(len(stages))]
+    steps = [row_step(batch, k) for k in range(len(stages))]
     for places, stage_rows in batch.row_plan.groups:
         arriving = {place: batch.slots[place].grad for place in places}
         for k, (stage, step, all_rows) in enumerate(zip(stages, steps, stage_rows, strict=True)):
@@ -52,7 +52,7 @@ def _step_array(batch: Batch, k: int, place: int, u: Tensor) -> Tensor:
     return out.contiguous()
 
 
-def _row_step(batch: Batch, k: int) -> Callable[[Rows], None]:
+def row_step(batch: Batch, k: int) -> Callable[[Rows], None]:
     """Return what steps rows of the k-th stage."""
     stage, device = batch.plan.padded_stages[k], batch.device
     column, of_counts = stage.column(device), batch.stage_numbers(k)

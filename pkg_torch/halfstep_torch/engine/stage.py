@@ -20,7 +20,7 @@ from halfstep_torch.storage.stored_moment import Words
 from halfstep_torch.weights.weight_rule import BoundWeights, apply_updates
 
 # A compiled kernel has the length of a block as a constant.
-_LONGEST_BLOCK = 1 << 16
+LONGEST_BLOCK = 1 << 16
 # Elements of a row where no format asks for a length. 2^32 is a multiple: no row has two high halves of an
 # index.
 _WIDTH = 256
@@ -35,7 +35,8 @@ class Stage:
 
     Attributes:
         rules: of the stage, in the order of the chain.
-        sources: of each rule's word sources, which of the plan's distinct streams it is of, and its role.
+        sources: of each rule's word sources, which of the plan's distinct streams it is of, its role,
+            and whether they are mixed.
         roles: of each distinct stream of the plan, the roles whose keys are read.
         weights: what lands on the weights, or knows them best.
         wrapped: of each rule, whether it sees the weights as `weights` knows them.
@@ -45,7 +46,7 @@ class Stage:
     """
 
     rules: tuple[BoundRule, ...]
-    sources: tuple[tuple[tuple[int, int], ...], ...]
+    sources: tuple[tuple[tuple[int, int, bool], ...], ...]
     roles: tuple[tuple[int, ...], ...]
     weights: BoundWeights
     wrapped: tuple[bool, ...]
@@ -87,14 +88,14 @@ class Stage:
         The stage itself where a block is cut by others, or too long to be a constant of a kernel: then a row
         holds whole runs.
         """
-        if not self.blocks or not self._nested or self.blocks[0].size > _LONGEST_BLOCK:
+        if not self.blocks or not self._nested or self.blocks[0].size > LONGEST_BLOCK:
             return self
         return self if self.blocks[0].run is None else with_blocks(self, _without_short_ones)
 
     @property
     def compiles(self) -> bool:
         """Whether the stage, of whole blocks, can be a compiled kernel."""
-        return self.scope == "elementwise" and self._nested and self.width <= _LONGEST_BLOCK
+        return self.scope == "elementwise" and self._nested and self.width <= LONGEST_BLOCK
 
     @property
     def _nested(self) -> bool:
@@ -121,7 +122,7 @@ class Stage:
             u: their gradient, of any dtype that float32 holds, or the update of the stage before.
             state: state arrays, in rows, scales in one; all in one row for a rule of scope "parameter".
             numbers: of each rule, by name.
-            words: from a stream and a role to the `Words` of a rule.
+            words: from what a source is to the `Words` of a rule.
         """
         u, new_state = u.to(torch.float32), {}
         p32 = p.to(torch.float32) if self._reads_float32 else p
@@ -162,12 +163,12 @@ class Stage:
     def row_words(self, index: Callable[[], Tensor], keys: Sequence) -> Callable[..., Words]:
         """Return the words of rows: `index` makes the int32 row-major index of each element."""
         columns = self.columns(keys)
-        read = {stream for sources in self.sources for stream, _ in sources}
+        read = {stream for sources in self.sources for stream, *_ in sources}
         at = index() if read else None
         words = {stream: words_from(at, *columns[stream]) for stream in read if at is not None}
 
-        def words_of_rows(stream: int, role: int) -> Words:
-            return lambda shape: words[stream](role)
+        def words_of_rows(stream: int, role: int, mixed: bool) -> Words:
+            return lambda shape: words[stream](role, mixed)
 
         return words_of_rows
 
@@ -205,9 +206,12 @@ class Stage:
         """Return the words of arrays of any shape, given the keys of their leaf."""
         columns = self.columns(keys)
 
-        def words_of_array(stream: int, role: int) -> Words:
+        def words_of_array(stream: int, role: int, mixed: bool) -> Words:
             k0, k1 = columns[stream]
-            return lambda shape: field_on_top(whole_words(k0, k1[word_role(role)], shape, device), role)
+            key = k1[word_role(role)]
+            if not mixed:
+                return lambda shape: whole_words(k0, key, shape, device, mixed=False)
+            return lambda shape: field_on_top(whole_words(k0, key, shape, device), role)
 
         return words_of_array
 

@@ -77,8 +77,10 @@ def mix(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 14)
 
 
-def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[[int], Tensor]:
+def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[..., Tensor]:
     """Return a function from a role to its int32 words for rounding (contract W6, W8).
+
+    With False as a second argument it returns what is mixed to words, the sum itself (contract F15).
 
     They are mix(index k0 + k1), made once for all roles that share them; the field of the role is at the top,
     and below it is anything.
@@ -91,8 +93,10 @@ def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[
     """
     made: dict[int, Tensor] = {}
 
-    def words(role: int) -> Tensor:
+    def words(role: int, mixed: bool = True) -> Tensor:
         key = word_role(role)
+        if not mixed:
+            return index * k0 + keys[key]
         if key not in made:
             made[key] = mix(index * k0 + keys[key])
         return field_on_top(made[key], role)
@@ -166,7 +170,12 @@ def random_words(
 
 
 def whole_words(
-    k0: int, k1: int, shape: Sequence[int], device: torch.device | str | None, offset: int = 0
+    k0: int,
+    k1: int,
+    shape: Sequence[int],
+    device: torch.device | str | None,
+    offset: int = 0,
+    mixed: bool = True,
 ) -> Tensor:
     """Return the int32 words of an array, or of the part of it that starts at a row-major index.
 
@@ -176,6 +185,7 @@ def whole_words(
         shape: of the array or part.
         device: where to make them.
         offset: row-major index of the first element.
+        mixed: whether they are mixed; else what is mixed to words, the sum itself (contract F15).
     """
     row = np.array([k1], np.int64).astype(np.uint32)
     total, parts = math.prod(shape), []
@@ -186,7 +196,7 @@ def whole_words(
         high = int(as_int32(high_key(row, start >> 32))[0])
         low = start & 0xFFFFFFFF
         index = torch.arange(low, low + stop - start, dtype=torch.int64, device=device).to(torch.int32)
-        parts.append(mix(index * k0 + high))
+        parts.append(mix(index * k0 + high) if mixed else index * k0 + high)
         start = stop
     flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32, device=device)
     return flat.reshape(tuple(shape))

@@ -20,12 +20,14 @@ class WordSource(NamedTuple):
         seed: which seed of its rule, where that has several.
         prefix: of the name whose words they are; the parameter's follows.
         before: whether they are those of the step before.
+        mixed: whether they are mixed; those that dither a block are not (contract F15).
     """
 
     role: int
     seed: int = 0
     prefix: str = ""
     before: bool = False
+    mixed: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,6 +71,7 @@ def encode_case(
     words = None
     if rounding == "stochastic":
         words = patterns(f"{flag} words", x.size).reshape(x.shape)
+        words = fmt.of_first_elements(words) if fmt.codes.dithered else words
     stored = fmt.encode(x, words, keep_nonzero=keep_nonzero)
     inputs = {"x": Array.of(x)} | ({} if words is None else {"words": Array.of(words)})
     outputs = {

@@ -127,10 +127,18 @@ def random_words(seed: int, step: int, leaf: str | int, role: int, shape, offset
     Returns:
         uint32, of `shape`.
     """
+    words = mix(unmixed_words(seed, step, leaf, role, shape, offset).reshape(-1))
+    turn = FIELD_SHIFTS.get(role, 0)  # NumPy shifts by 32 bits to zero
+    return (words << np.uint32(turn) | words >> np.uint32(32 - turn)).reshape(shape)
+
+
+def unmixed_words(seed: int, step: int, leaf: str | int, role: int, shape, offset: int = 0) -> np.ndarray:
+    """Return what is mixed to words, lo k0 + k1 + 0x9E3779B9 hi: in blocks, these dither (contract F15).
+
+    Over steps, k0 and k1 are random: the top bits of any two elements' sums are then as good as independent.
+    """
     leaf = leaf_id(leaf) if isinstance(leaf, str) else leaf
     k0, k1 = leaf_key(seed, step, leaf, Role.PARAM if role in FIELD_SHIFTS else role)
     index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(offset)
     lo, hi = index.astype(np.uint32), (index >> np.uint64(32)).astype(np.uint32)
-    words = mix(lo * k0 + k1 + _GOLDEN_RATIO * hi)
-    turn = FIELD_SHIFTS.get(role, 0)  # NumPy shifts by 32 bits to zero
-    return (words << np.uint32(turn) | words >> np.uint32(32 - turn)).reshape(shape)
+    return (lo * k0 + k1 + _GOLDEN_RATIO * hi).reshape(shape)

@@ -99,15 +99,15 @@ class Format:
 
         Args:
             x: float32.
-            words: uint32 words for stochastic rounding, or None for nearest; where codes are dithered, the
-                word of a block's first element serves all of it.
+            words: uint32 words for stochastic rounding, or None for nearest; where codes are dithered, they
+                are alike throughout a block.
             keep_nonzero: whether what is not zero may not be stored as zero: "always" (a second moment),
                 "never", or "where_nonnegative": in blocks without a negative number (contract S4).
         """
         if not self.scaled:
             return Encoded(self.codes.encode(x, None, words, np.zeros(x.shape, bool)), None)
         nonzero = (x > 0) & self._keeps_nonzero(x, keep_nonzero)
-        scale, words = self.codes.scale(block_maximum(x, self.block_size)), self._words(words)
+        scale = self.codes.scale(block_maximum(x, self.block_size))
         codes = self.codes.encode(x, self._of_elements(scale, x.shape), words, nonzero)
         if self.codes.nan_in_scale:
             bad = block_maximum((~np.isfinite(x)).astype(np.float32), self.block_size) > 0
@@ -130,7 +130,7 @@ class Format:
         if self.codes.packed:
             assert shape is not None
             codes = unpack(codes, shape, self.block_size)
-        bad, words = self._of_elements(scale == NAN_SCALE, codes.shape), self._words(words)
+        bad = self._of_elements(scale == NAN_SCALE, codes.shape)
         values = self.codes.decode(codes, np.where(bad, 127, self._of_elements(scale, codes.shape)), words)
         return np.where(bad, np.float32(np.nan), values)
 
@@ -159,10 +159,8 @@ class Format:
             "where_nonnegative": self._of_elements(without_negative, x.shape),
         }[keep_nonzero]
 
-    def _words(self, words: np.ndarray | None) -> np.ndarray | None:
-        """Return the word of each element: of dithered codes, that of the first in its block."""
-        if words is None or not self.codes.dithered:
-            return words
+    def of_first_elements(self, words: np.ndarray) -> np.ndarray:
+        """Return at every element the word of the first one in its block."""
         leading, run, block = block_layout(words.shape, self.block_size)
         return self._of_elements(words.reshape(*leading, run)[..., :: max(block, 1)], words.shape)
 

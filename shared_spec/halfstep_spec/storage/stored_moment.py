@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from halfstep_spec.numbers.random_words import random_words
+from halfstep_spec.numbers.random_words import random_words, unmixed_words
 from halfstep_spec.storage.formats import Encoded, Format
 from halfstep_spec.storage.state_dtypes import as_format
 
@@ -84,7 +84,9 @@ class StoredMoment:
         return {"nearest": False, "stochastic": True, "paid": True, "auto": falls_short}[self.rounding]
 
     def _words(self, fmt: Format, shape, step: int, leaf: str) -> np.ndarray | None:
-        """Return one word per element; to nearest None."""
+        """Return one word per element, of dithered codes one per block (F15); to nearest None."""
         if not self.rounds_stochastically(fmt):
             return None
+        if fmt.codes.dithered:
+            return fmt.of_first_elements(unmixed_words(self.seed, step, leaf, self.role, shape))
         return random_words(self.seed, step, leaf, self.role, shape)
