@@ -11,7 +11,7 @@ import halfstep_jax as hs
 import halfstep_spec as spec
 from gpu_bits.approximations import HOWS, Approximations
 from gpu_bits.comparison import differences, size
-from gpu_bits.steps import LARGE, MIDDLE, SMALL, case, numbers, steps
+from gpu_bits.steps import LARGE, MIDDLE, SMALL, case, numbers, one_in, steps
 from gpu_bits.xla import compile_for_h100
 from gpu_bits.xla_backend import XlaBackend
 from halfstep_spec.compare import differing
@@ -28,8 +28,8 @@ def programs(config) -> list[tuple[str, tuple[int, int]]]:
     names = list(steps())
     wide = [name for name in names if "float32" in name.split(",")[-1] or name.startswith("recipe")]
     if config.getoption("--gpu-bits") == "share":
-        return [(name, SMALL) for name in wide[::4]] + [("recipe eight_bit", MIDDLE)]
-    shapes = {SMALL: names, MIDDLE: names, LARGE: wide[::4]}
+        return [(name, SMALL) for name in one_in(4, wide)] + [("recipe eight_bit", MIDDLE)]
+    shapes = {SMALL: names, MIDDLE: names, LARGE: one_in(4, wide)}
     return [(name, shape) for shape, chosen in shapes.items() for name in chosen]
 
 
