@@ -58,6 +58,8 @@ class Link(Rule):
         reads_names: whether what it does depends on the name of the parameter.
         measures: whether it has numbers that depend on all gradients at once (`measure`); it is then the
             first of its chain.
+        needs_finite: whether one infinity or NaN of a gradient would spread over all of its parameter, so
+            that a step refuses it before anything changes.
     """
 
     wide_weights = True
@@ -66,6 +68,7 @@ class Link(Rule):
     seed = None
     reads_names = False
     measures = False
+    needs_finite = False
 
     # What a rule of torch may say of itself.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from halfstep.text_table import text_table
+from halfstep.text_table import in_units, text_table
 from halfstep_torch.description import is_frozen, state_bytes
 from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 
@@ -63,9 +63,9 @@ class MemoryReport:
                 (
                     row.name,
                     f"{row.params:,}",
-                    *map(_in_units, counts),
+                    *map(in_units, counts),
                     per_param,
-                    _in_units(row.float32_adamw),
+                    in_units(row.float32_adamw),
                 )
             )
         return text_table(head, rows, right=range(1, len(head)))
@@ -127,11 +127,3 @@ def _gradient_bytes(param: Tensor) -> int:
 
 def _bytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
-
-
-def _in_units(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    return f"{count:.2f} TiB"

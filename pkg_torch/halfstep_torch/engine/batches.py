@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -130,6 +131,23 @@ def make_batches(
     _attach_state(made, states)
     _attach_keys(made)
     return made
+
+
+def check_finite(caller: str, batches: Sequence[Batch]) -> None:
+    """Raise ValueError for a gradient that is not finite, where a rule would spread that."""
+    for batch in batches:
+        links = [batch.group.links[j] for j in batch.plan.rule_indices]
+        slots = [slot for slot in batch.slots if slot.grad.numel()]
+        if not slots or not any(link.needs_finite for link in links):
+            continue
+        # The host waits once for all of a batch.
+        largest = torch.stack([torch.linalg.vector_norm(slot.grad, math.inf) for slot in slots])
+        for slot, finite in zip(slots, largest.isfinite().tolist(), strict=True):
+            if not finite:
+                raise ValueError(
+                    f"{caller}: the gradient of '{slot.name}' has an infinity or a NaN, and the factor would "
+                    "make NaN of its whole matrix. Leave the step out, or clip. Nothing was changed."
+                )
 
 
 def measure(batches: Sequence[Batch]) -> dict[tuple[int, int], Any]:

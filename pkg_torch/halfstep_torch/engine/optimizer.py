@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.rule import Rule
+from halfstep_torch.chain import Chain, ChainByOptions
 from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.engine.agreement import Agreement
@@ -15,6 +17,7 @@ from halfstep_torch.engine.batches import (
     LastStep,
     attach_numbers,
     attach_row_plans,
+    check_finite,
     make_batches,
     measure,
 )
@@ -96,6 +99,24 @@ class Optimizer(PlannedOptimizer):
 
     Source: contract A6, P1.
     """
+
+    def __init__(
+        self,
+        params: Iterable,
+        tx: Chain | Rule | ChainByOptions | None = None,
+        *,
+        maximize: bool = False,
+        compile: bool | str = "auto",
+        names: Iterable | None = None,
+        **others: Any,
+    ) -> None:
+        if tx is None or others:
+            problem = f"{next(iter(others))} is no argument" if others else "tx is missing"
+            raise TypeError(
+                f"{self._name}: {problem}: what a step does, and its numbers, are those of a chain. Pass "
+                "chain(scale_by_adam(), scale_by_learning_rate(1e-3), round_stochastically()), or use AdamW."
+            )
+        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
 
     release: Any = None
     """The handle of `release_gradients`, as long as it steps the parameters."""
@@ -264,6 +285,7 @@ class Optimizer(PlannedOptimizer):
         with exchanged(batches):
             show_rates, measured = [], measure(batches)
             with Attempt() as attempt:
+                check_finite(self._name, batches)
                 attach_numbers(batches, measured, last)
                 self._compile_all(batches)
                 attach_row_plans(batches, last, sizes)

@@ -195,8 +195,8 @@ def check_saved_state(
         if array.dtype != spec.dtype:
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "
-                f"{dtype_name(spec.dtype)} here. "
-                "Build the optimizer with the dtypes of the run that was saved."
+                f"{dtype_name(spec.dtype)} here. Build the optimizer with the dtypes of the run that was "
+                "saved, or move its float32_state_dict here by load_float32_state_dict."
             )
         saved_format, fmt = saved_arrays.get(key, spec).scale_of, spec.scale_of
         if saved_format != fmt and saved_format and fmt:
