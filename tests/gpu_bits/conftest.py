@@ -60,19 +60,35 @@ def pytest_terminal_summary(terminalreporter, config) -> Iterator[None]:
     for name, reason in (not_executed := importlib.import_module("gpu_bits.steps").NOT_EXECUTED).items():
         terminalreporter.write_line(f"not executed: {name}: {reason}")
     if path := config.getoption("--gpu-bits-json"):
-        head = {"gpu_bits": config.getoption("--gpu-bits"), "target": "sm_90a", "versions": _versions()}
+        record = {"gpu_bits": config.getoption("--gpu-bits"), "target": "sm_90a", "versions": _versions()}
         tests = _tests(terminalreporter)
-        # A part that is run again takes its place in a record that is else the same.
         before = json.loads(path.read_text()) if path.exists() else {}
-        if head.items() <= before.items():
-            again = {row["compiler"] for row in rows}
-            rows = [row for row in before["rows"] if row["compiler"] not in again] + rows
-            tests = before["tests"] | tests
-        head |= _totals(rows) | {"tests": tests, "not_executed": not_executed}
-        head = json.dumps(head, indent=1)
+        if record.items() <= before.items():
+            rows, tests = _joined(before, rows, tests)
+        record |= _totals(rows) | {"tests": tests, "not_executed": not_executed}
+        head = json.dumps(record, indent=1)
         # A row for each line, so that two records can be compared.
         lines = ",\n  ".join(json.dumps(row) for row in rows)
         path.write_text(f'{head[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n')
+
+
+def _joined(before: dict, rows: list[dict], tests: dict) -> tuple[list[dict], dict]:
+    """Return the rows and the tests of a record in which what was run again takes its place.
+
+    A file of which only a part was run again keeps its counts, unless a test failed.
+    """
+
+    def place(row: dict) -> tuple:
+        return row["compiler"], row["step"], *row["shape"]
+
+    def is_whole(file: str) -> bool:
+        return "failed" in tests[file] or sum(tests[file].values()) >= sum(
+            before["tests"].get(file, {}).values()
+        )
+
+    joined = {place(row): row for row in (*before["rows"], *rows)}
+    whole = {file: counts for file, counts in tests.items() if is_whole(file)}
+    return [joined[key] for key in sorted(joined)], before["tests"] | whole
 
 
 def _totals(rows: list[dict]) -> dict:
