@@ -155,7 +155,8 @@ peers-speed: $(PEERS)/.ready  ## speed of a step beside other libraries, one run
 gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: bits, and speed against peers
 	PYTHONPATH=pkg_jax:pkg_torch:shared_spec $(PYTHON) benchmarks/gpu.py --json gpu.json
 
-check: lint types contracts vectors docs test test-slow notebooks readme compiled  ## all that CI runs
+check: GPU_BITS = share
+check: lint types contracts vectors docs test test-slow notebooks readme compiled gpu-bits  ## all that CI runs
 
 clean:  ## remove what was built
 	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(DOCS) $(PEERS) $(RELEASE) .venv-versions out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
