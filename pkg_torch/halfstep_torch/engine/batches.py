@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
 from halfstep_torch.engine.slots import Slot, SlotColumns, new_state, slots_of, state_placements
+from halfstep_torch.engine.step_numbers import StepNumbers
 from halfstep_torch.leaves import check_count, check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
@@ -38,7 +39,7 @@ class Batch:
         device: of all slots.
         grad_dtype: of all gradients.
         slots: the parameters.
-        numbers: of each of their counts after this step the numbers of each rule, by name.
+        numbers: of each of their counts after this step the numbers of each rule.
         keys: of their random words.
         kernels: of each stage the compiled function, or None where it runs eagerly; empty where all do.
         row_plan: the rows of the slots.
@@ -49,15 +50,23 @@ class Batch:
     device: torch.device
     grad_dtype: torch.dtype
     slots: list[Slot]
-    numbers: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
+    numbers: dict[int, list[StepNumbers]] = dataclasses.field(default_factory=dict)
     keys: Any = None
     kernels: Sequence[Callable[..., None] | None] = ()
     row_plan: Any = None
 
     def stage_numbers(self, k: int) -> dict[int, list[Any]]:
-        """Return of each count the numbers of the rules of the k-th stage."""
+        """Return of each count the numbers of the rules of the k-th stage, by name."""
+        return {step: [n.by_name for n in of_rules] for step, of_rules in self._of_stage(k)}
+
+    def stage_vectors(self, k: int) -> list[list[float]]:
+        """Return of each count the numbers of the rules of the k-th stage, one after the other."""
+        return [[x for n in of_rules for x in n.flat] for _, of_rules in self._of_stage(k)]
+
+    def _of_stage(self, k: int) -> Iterator[tuple[int, list[StepNumbers]]]:
         rules = self.plan.bounds[k]
-        return {step: numbers[rules.start : rules.stop] for step, numbers in self.numbers.items()}
+        for step, of_rules in self.numbers.items():
+            yield step, of_rules[rules.start : rules.stop]
 
 
 @dataclasses.dataclass
@@ -190,7 +199,9 @@ def attach_numbers(batches: Sequence[Batch], measured: Mapping[tuple[int, int], 
         batch.numbers = _step_numbers(batch, measured, known, last.numbers)
 
 
-def _step_numbers(batch: Batch, all_measured: Mapping, known: Mapping, now: dict) -> dict[int, list[Any]]:
+def _step_numbers(
+    batch: Batch, all_measured: Mapping, known: Mapping, now: dict
+) -> dict[int, list[StepNumbers]]:
     """Return of each count of a batch the numbers of each rule; what is `known` is not computed again."""
     group, numbers = batch.group, {slot.step: [] for slot in batch.slots}
     for j in batch.plan.rule_indices:
@@ -200,7 +211,7 @@ def _step_numbers(batch: Batch, all_measured: Mapping, known: Mapping, now: dict
         _, kept = now.setdefault((group.index, j), (h, {}))
         for step, of_rules in numbers.items():
             if step not in kept or link.measures:
-                kept[step] = of_counts.get(step) or link.step_numbers(h, step, measured)
+                kept[step] = of_counts.get(step) or StepNumbers.of(link.step_numbers(h, step, measured))
             of_rules.append(kept[step])
     return numbers
 
