@@ -3,10 +3,11 @@
     python benchmarks/muon.py [--steps 400] [--transformer] [--json benchmarks/results/NAME.json]
 
 The network and the figures of `quality.py`, four seeds, every kernel under Muon at a rate of 1e-2 on a
-cosine, biases under AdamW. Weights are float32 but where the row says so; *dist* and *proj* are relative to the first
-row. `--transformer` trains the demo's character transformer as `transformer.py` does, its matrices under Muon
-at 3e-3 and the rest under AdamW at 3e-4, and compares validation losses. Times are of a step on matrices of 512
-x 512, all libraries in turn in one run; HeavyBall is left out where it is not installed.
+cosine, biases under AdamW. Weights are float32 but where the row says so; *dist* and *proj* are relative to
+the first row. `--transformer` trains the demo's character transformer as `transformer.py` does, its
+matrices under Muon at 3e-3 and the rest under AdamW at 3e-4, and compares validation losses. Times are of a
+step on matrices of 512 x 512, all libraries in turn in one run; HeavyBall is left out where it is not
+installed.
 """
 
 import argparse
