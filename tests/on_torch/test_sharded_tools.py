@@ -138,9 +138,7 @@ def released_gradients_step_as_after_backward(rank: int) -> None:
     cut = hs.AdamW(models[1].named_parameters(), mu_dtype=hs.scaled("int8", 96, min_size=0, min_ndim=0))
     with pytest.raises(RuntimeError, match=r"the step of '.*bias' needs words of other processes"):
         hs.release_gradients(cut)
-    with pytest.raises(
-        RuntimeError, match=r"only after backward has it. Step after backward, or use fully_shard"
-    ):
+    with pytest.raises(RuntimeError, match=r"only after backward. Step after that, or use fully_shard"):
         hs.release_gradients(hs.AdamW(Layers().named_parameters()))
 
 

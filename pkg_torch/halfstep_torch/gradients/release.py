@@ -121,7 +121,7 @@ def _checked(optimizer: Any) -> Optimizer:
             if not is_sharded(param):
                 raise RuntimeError(
                     f"{_FUNCTION}: {distributed.get_world_size()} processes train together, and average "
-                    f"{name!r}'s gradient only after backward has it. Step after backward, or use fully_shard."
+                    f"{name!r}'s gradient only after backward. Step after that, or use fully_shard."
                 )
             if exchanges(plan, param):
                 raise RuntimeError(
