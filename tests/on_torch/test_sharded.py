@@ -281,10 +281,7 @@ def functions_without_shards_refuse_them(rank: int) -> None:
     param.grad = shard(torch.ones(8, 8, dtype=torch.bfloat16), mesh, [Shard(0)])
     optimizer = hs.AdamW(model.named_parameters())
     for call in (
-        lambda: hs.float32_params(optimizer),
-        lambda: hs.set_float32_params(optimizer, {}),
         lambda: hs.float32_state_dict(optimizer),
-        lambda: hs.save_state("unwritten", model, optimizer),
         lambda: hs.diagnose(model, optimizer),
         lambda: hs.accumulate_gradients(model),
     ):

@@ -14,6 +14,7 @@ import halfstep_torch as hs
 from halfstep_torch.distributed.shards import windows
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.storage.blocks import blocks_of
+from on_torch.sharded import same_bits
 
 PLACEMENTS = (Shard(0), Shard(1), Replicate())
 
@@ -84,7 +85,7 @@ def test_the_scale_of_a_block_is_the_largest_of_its_pieces(fmt, special):
     words = torch.randint(-(2**31), 2**31 - 1, shape, generator=generator).to(torch.int32)
     fmt = fmt.replace(min_size=0, min_ndim=0)
     whole = dataclasses.replace(fmt, blocks=blocks_of(shape, 32))
-    (_, scale), values = whole.round_trip(x, None if fmt.dithered else words)
+    (codes, scale), values = whole.round_trip(x, None if fmt.dithered else words)
     for cut in (2, 10, 32, 50):
         shared, pieces = torch.zeros(40, 2, dtype=torch.uint8), []
         for start, stop in ((0, cut), (cut, 64)):
@@ -95,5 +96,9 @@ def test_the_scale_of_a_block_is_the_largest_of_its_pieces(fmt, special):
             chosen = pieces[-1][0].round_trip(*part)[0].scale
             shared[:, columns] = torch.maximum(shared[:, columns], chosen.view(40, -1))
         assert torch.equal(shared.view(-1), scale)
-        of_pieces = [f.round_trip(*part, least=shared[:, columns])[1] for f, part, columns in pieces]
-        torch.testing.assert_close(torch.cat(of_pieces, 1), values, rtol=0, atol=0, equal_nan=True)
+        of_pieces = [f.round_trip(*part, least=shared[:, columns]) for f, part, columns in pieces]
+        joined = torch.cat([values for _, values in of_pieces], 1)
+        torch.testing.assert_close(joined, values, rtol=0, atol=0, equal_nan=True)
+        if not fmt.packed:
+            joined = torch.cat([encoded.codes.view(40, -1) for encoded, _ in of_pieces], 1)
+            assert same_bits(joined, codes)

@@ -33,8 +33,10 @@ from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import state_placements
 from halfstep_torch.leaves import has_memory
+from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
 from halfstep_torch.optimizer_state.state_dict import (
+    check_counts,
     check_saved_state,
     load_group,
     load_states,
@@ -135,11 +137,13 @@ class Optimizer(PlannedOptimizer):
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
 
         That entry, `halfstep`, holds the spec version, the links of the chain, their seeds and the
-        parameters' leaf names. All of it loads with `torch.load(weights_only=True)`. State arrays are not
-        copied.
+        parameters' leaf names and the distinct counts of their steps. All of it loads with
+        `torch.load(weights_only=True)`. State arrays are not copied; those of a dtype that checkpointers
+        cannot gather (int16, 8-bit floats) are shown as their bytes, uint8.
         """
         headers = self._headers()
         state_dict = super().state_dict()
+        state_dict["state"] = {key: as_bytes(entry) for key, entry in state_dict["state"].items()}
         for group, header in zip(state_dict["param_groups"], headers, strict=True):
             group.update({key: plain_value(value) for key, value in group.items()}, **{HEADER: header})
         return state_dict
@@ -165,6 +169,7 @@ class Optimizer(PlannedOptimizer):
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
         saved_groups, ids, seeds = read_groups(state_dict, self._headers())
+        check_counts(state_dict, ids)
         states: dict[Tensor, tuple[dict[str, tuple | None], Mapping[str, Any]]] = {}
         steps: list[tuple[int, int]] = []
         group_of = functools.cache(self._group)
@@ -172,6 +177,7 @@ class Optimizer(PlannedOptimizer):
             saved = state_dict["state"].get(ids[i][name])
             if saved:
                 plan = group_of(i).plan(name, param)
+                saved = from_bytes(saved, {key: spec.dtype for key, spec in plan.arrays.items()})
                 saved_arrays = self._group(i, saved_groups[i]).plan(name, param).arrays
                 check_saved_state(name, param, plan.arrays, saved_arrays, saved)
                 placements = state_placements(plan, param)
@@ -201,10 +207,13 @@ class Optimizer(PlannedOptimizer):
 
     def _headers(self) -> list[dict[str, Any]]:
         names: list[list[str]] = [[] for _ in self.param_groups]
-        for i, name, _ in self._named():
+        counts: list[set[int]] = [set() for _ in self.param_groups]
+        for i, name, param in self._named():
             names[i].append(name)
-        chains = [choices.chain for choices in self._choices]
-        return [make_header(chain, leaves) for chain, leaves in zip(chains, names, strict=True)]
+            if state := self.state.get(param):
+                counts[i].add(int(state["step"]))
+        rows = zip((choices.chain for choices in self._choices), names, counts, strict=True)
+        return [make_header(chain, leaves, sorted(of_group)) for chain, leaves, of_group in rows]
 
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
         """Update every parameter that has a gradient.
