@@ -21,6 +21,7 @@ from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
 from halfstep_jax.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_jax.rules.lion import ScaleByLionState, lion, scale_by_lion
+from halfstep_jax.rules.muon import MatrixAxes, ScaleByMuonState, muon, muon_labels, scale_by_muon
 from halfstep_jax.rules.skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from halfstep_jax.rules.store_state import StoreStateState, store_state
 from halfstep_jax.rules.trace import TraceState, sgd, trace
@@ -54,11 +55,13 @@ __all__ = [
     "EmaParamsState",
     "Format",
     "KeepMasterParamsState",
+    "MatrixAxes",
     "Role",
     "RoundStochasticallyState",
     "Rule",
     "ScaleByAdamState",
     "ScaleByLionState",
+    "ScaleByMuonState",
     "ScheduleState",
     "SkipNonfiniteState",
     "SplitParamsState",
@@ -90,6 +93,8 @@ __all__ = [
     "load_state",
     "memory_report",
     "moment",
+    "muon",
+    "muon_labels",
     "number",
     "option",
     "preheat",
@@ -103,6 +108,7 @@ __all__ = [
     "scale_by_adan",
     "scale_by_learning_rate",
     "scale_by_lion",
+    "scale_by_muon",
     "scale_by_trust_ratio",
     "scaled",
     "set_float32_params",

@@ -169,10 +169,11 @@ def _rows(link: Link) -> Iterable[ArrayDescription]:
 def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescription:
     fmt, rounding = moment.storage_of(codes, p.shape)
     asked_for, why = moment.asked_for, "asked for"
-    as_asked = asked_for in (None, fmt)
-    if asked_for is None:
+    by_default = asked_for is None or moment.narrow_only
+    as_asked = by_default or asked_for == fmt
+    if by_default:
         why = f"by default for weights that the link sees in {p.dtype}"
-    elif not as_asked:
+    elif asked_for is not None and not as_asked:
         why = f"asked for {asked_for.text}, but {asked_for.too_small(p.shape)}"
     nbytes = _nbytes(codes) + (0 if scale is None else _nbytes(scale))
     rounding = rounding if fmt.rounds else "none"

@@ -8,7 +8,7 @@ import jax
 import optax
 from jax.sharding import Sharding
 
-from halfstep.text_table import text_table
+from halfstep.text_table import in_units, text_table
 from halfstep_jax.state_shardings import state_shardings
 
 
@@ -41,7 +41,7 @@ class MemoryReport:
         return sum(self.per_device.values())
 
     def __str__(self) -> str:
-        head = ("", "bytes per weight", "GiB", "GiB per device")
+        head = ("", "bytes per weight", "in all", "per device")
         rows = [self._row(name, self.nbytes[name], self.per_device[name]) for name in self.nbytes]
         rows.append(self._row("in all", self.total, self.total_per_device))
         rows.append(self._row("AdamW in float32", self.float32, self.float32_per_device))
@@ -49,7 +49,7 @@ class MemoryReport:
 
     def _row(self, name: str, in_all: int, on_one: int) -> tuple[str, ...]:
         per_weight = in_all / max(self.size, 1)
-        return name, f"{per_weight:.3f}", f"{in_all / 2**30:,.3f}", f"{on_one / 2**30:,.3f}"
+        return name, f"{per_weight:.3f}", in_units(in_all), in_units(on_one)
 
 
 def memory_report(tx: optax.GradientTransformation, params: Any, shardings: Any = None) -> MemoryReport:

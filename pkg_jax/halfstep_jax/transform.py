@@ -233,7 +233,7 @@ def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
 
 def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
     """Take one step on shapes alone, so that a rule which cannot be run is refused when it is built."""
-    x = jax.ShapeDtypeStruct(_TRIAL_SHAPE, jnp.float32)
+    x = jax.ShapeDtypeStruct(getattr(rule, "trial_shape", _TRIAL_SHAPE), jnp.float32)
     weight = x if rule.reads_params else None
     # No number is a constant to it: not by schedules, which may be for numbers alone that are known.
     scalar = jax.ShapeDtypeStruct((), jnp.float32)

@@ -28,6 +28,7 @@ from halfstep_torch.rules.clip import clip_by_global_norm, clip_grad_norm_
 from halfstep_torch.rules.lamb import Lamb, Lamb16
 from halfstep_torch.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_torch.rules.lion import Lion, scale_by_lion
+from halfstep_torch.rules.muon import MatrixAxes, Muon, muon_groups, scale_by_muon
 from halfstep_torch.rules.store_state import store_state
 from halfstep_torch.rules.trace import SGD, trace
 from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
@@ -45,6 +46,8 @@ __all__ = [
     "Lamb",
     "Lamb16",
     "Lion",
+    "MatrixAxes",
+    "Muon",
     "Optimizer",
     "Role",
     "Rule",
@@ -68,6 +71,7 @@ __all__ = [
     "load_state",
     "memory_report",
     "moment",
+    "muon_groups",
     "number",
     "option",
     "preheat",
@@ -82,6 +86,7 @@ __all__ = [
     "scale_by_adan",
     "scale_by_learning_rate",
     "scale_by_lion",
+    "scale_by_muon",
     "scale_by_trust_ratio",
     "scaled",
     "set_float32_params",

@@ -27,10 +27,14 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class ChainByOptions:
-    """A chain that `make` makes of options, which every param group may choose for itself."""
+    """A chain that `make` makes of options, which every param group may choose for itself.
+
+    `others` are entries, with their defaults, of chains that other options make.
+    """
 
     make: Callable[..., Chain]
     options: Mapping[str, Any]
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def chain(*links: Rule | Chain) -> Chain:

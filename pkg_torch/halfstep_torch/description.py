@@ -14,11 +14,12 @@ from torch import Tensor
 from halfstep.rule import declared
 from halfstep.storage.formats import Format
 from halfstep.text_table import text_table
+from halfstep_torch.distributed.shards import window_here
 from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.slots import state_placements
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.storage.state_array import StateArray
 
 STEP_BYTES = 8
 """The count of a parameter, an int64."""
@@ -51,6 +52,7 @@ class LeafDescription:
         storage: how they are stored, by the name of the link that does it; "nearest" where none does.
         moments: how each is kept, by its key in the state.
         state_bytes: of all state of the parameter.
+        state_bytes_here: of what this process has of it; less where the parameter is a DTensor.
         why: weights are not stored as was asked for; "" where they are.
     """
 
@@ -61,6 +63,7 @@ class LeafDescription:
     storage: str
     moments: dict[str, MomentDescription]
     state_bytes: int
+    state_bytes_here: int
     why: str = ""
 
 
@@ -75,7 +78,9 @@ class Description:
     leaves: tuple[LeafDescription, ...]
 
     def __str__(self) -> str:
-        head, rows = ("parameter", "shape", "weight", "state bytes", "moments"), []
+        cut = any(leaf.state_bytes_here != leaf.state_bytes for leaf in self.leaves)
+        head = ("parameter", "shape", "weight", "state bytes", *(["here"] if cut else []), "moments")
+        rows: list[tuple[str, ...]] = []
         for leaf in self.leaves:
             kept = [f"{key} {moment.format}, {moment.rounding}" for key, moment in leaf.moments.items()]
             reasons = dict.fromkeys(
@@ -89,10 +94,11 @@ class Description:
                     str(leaf.shape),
                     weight,
                     f"{leaf.state_bytes:,}",
+                    *([f"{leaf.state_bytes_here:,}"] if cut else []),
                     f"{'; '.join(kept) or '-'}{why}",
                 )
             )
-        return text_table(head, rows, right={3})
+        return text_table(head, rows, right={3, 4} if cut else {3})
 
 
 def describe(optimizer: Optimizer) -> Description:
@@ -121,20 +127,27 @@ def describe(optimizer: Optimizer) -> Description:
     return Description(tuple(_leaf(optimizer, i, links[i], *planned) for i, planned in leaves))
 
 
-def state_bytes(optimizer: Optimizer, param: Tensor, plan: Plan) -> int:
-    """Return the bytes of all state of a parameter, its count included; of a frozen one 0."""
+def state_bytes(optimizer: Optimizer, param: Any, plan: Plan) -> tuple[int, int]:
+    """Return the bytes of all state of a parameter, its count included, and of that in this process.
+
+    Of a frozen parameter 0.
+    """
     if is_frozen(optimizer, param):
-        return 0
-    return STEP_BYTES + sum(_bytes(array, tuple(param.shape)) for array in plan.arrays.values())
+        return 0, 0
+    shapes = {key: array.shape(tuple(param.shape)) for key, array in plan.arrays.items()}
+    placed = state_placements(plan, param)
+    windows = {key: window_here(shapes[key], param.device_mesh, placed[key]) for key in placed}
+    here = {key: windows[key].shape if placed else shape for key, shape in shapes.items()}
+    total, local = (
+        STEP_BYTES + sum(math.prod(of_key[key]) * plan.arrays[key].dtype.itemsize for key in of_key)
+        for of_key in (shapes, here)
+    )
+    return total, local
 
 
 def is_frozen(optimizer: Optimizer, param: Tensor) -> bool:
     """Whether a parameter gets no gradient, and never got state."""
     return not param.requires_grad and param.grad is None and not optimizer.state.get(param)
-
-
-def _bytes(array: StateArray, shape: tuple[int, ...]) -> int:
-    return math.prod(array.shape(shape)) * array.dtype.itemsize
 
 
 def _leaf(
@@ -149,6 +162,7 @@ def _leaf(
     storage = plan.weights.rule.name
     unused = asked.name if dtype == "float32" and asked is not None and asked.last else ""
     moments, frozen = {}, is_frozen(optimizer, param)
+    total, here = state_bytes(optimizer, param, plan)
     for rule, index in () if frozen else zip(plan.rules, plan.rule_indices, strict=True):
         link, h = links[index]
         for moment in rule.moments:
@@ -160,7 +174,8 @@ def _leaf(
         dtype=dtype,
         storage="nearest" if storage == "nearest_weights" else storage,
         moments=moments,
-        state_bytes=state_bytes(optimizer, param, plan),
+        state_bytes=total,
+        state_bytes_here=here,
         why="requires_grad is False" if frozen else f"float32 weights need no {unused}" if unused else "",
     )
 

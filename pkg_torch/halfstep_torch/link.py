@@ -8,7 +8,7 @@ number known.
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +58,8 @@ class Link(Rule):
         reads_names: whether what it does depends on the name of the parameter.
         measures: whether it has numbers that depend on all gradients at once (`measure`); it is then the
             first of its chain.
+        needs_finite: whether one infinity or NaN of a gradient would spread over all of its parameter, so
+            that a step refuses it before anything changes.
     """
 
     wide_weights = True
@@ -66,14 +68,15 @@ class Link(Rule):
     seed = None
     reads_names = False
     measures = False
+    needs_finite = False
 
     # What a rule of torch may say of itself.
 
-    def measure(self, h: Any, gs: Sequence[Tensor]) -> Mapping[str, Any]:
+    def measure(self, h: Any, norm: Callable[[bool], Tensor]) -> Mapping[str, Any]:
         """Return numbers of a step that depend on all gradients at once, such as their norm, for `update`.
 
-        `gs` are the gradients of all parameters that the rule touches, in their own dtypes; the numbers
-        float32 or 0-d tensors.
+        `norm` is that of the gradients of all parameters that the rule touches, wherever they are: from
+        whether it is to be exact to a 0-d tensor. The numbers are float32 or 0-d tensors.
         """
         return {}
 

@@ -1,13 +1,15 @@
 """How many bytes a model and its optimizer take, by param group, beside float32 AdamW."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from halfstep.text_table import text_table
+from halfstep.text_table import in_units, text_table
 from halfstep_torch.description import is_frozen, state_bytes
+from halfstep_torch.distributed.shards import window_of
 from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 
 FLOAT32_ADAMW = 16
@@ -26,6 +28,8 @@ class GroupMemory:
         state: bytes of what the optimizer keeps, once it has stepped.
         float32_adamw: bytes of the same parameters in float32 under AdamW; of frozen ones and of what is not
             stepped, of the weights alone.
+        here: bytes of weights, gradients and state in this process; less than all where parameters are
+            DTensors.
     """
 
     name: str
@@ -34,6 +38,7 @@ class GroupMemory:
     gradients: int
     state: int
     float32_adamw: int
+    here: int
 
     @property
     def total(self) -> int:
@@ -55,6 +60,8 @@ class MemoryReport:
 
     def __str__(self) -> str:
         head = ("", "params", "weights", "gradients", "state", "total", "B/param", "float32 AdamW")
+        cut = self.all.here != self.all.total
+        head = (*head, "here") if cut else head
         rows: list[tuple[str, ...]] = []
         for row in (*self.groups, self.all):
             counts = (row.weights, row.gradients, row.state, row.total)
@@ -63,9 +70,10 @@ class MemoryReport:
                 (
                     row.name,
                     f"{row.params:,}",
-                    *map(_in_units, counts),
+                    *map(in_units, counts),
                     per_param,
-                    _in_units(row.float32_adamw),
+                    in_units(row.float32_adamw),
+                    *([in_units(row.here)] if cut else []),
                 )
             )
         return text_table(head, rows, right=range(1, len(head)))
@@ -106,7 +114,7 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer) -> MemoryReport:
     return MemoryReport(tuple(groups), GroupMemory(name="all", **sums))
 
 
-def _group(name: str, params: Sequence[Tensor], states: dict[Tensor, int]) -> GroupMemory:
+def _group(name: str, params: Sequence[Tensor], states: dict[Tensor, tuple[int, int]]) -> GroupMemory:
     count = sum(param.numel() for param in params)
     stepped = sum(param.numel() for param in params if param in states)
     return GroupMemory(
@@ -114,8 +122,9 @@ def _group(name: str, params: Sequence[Tensor], states: dict[Tensor, int]) -> Gr
         params=count,
         weights=sum(_bytes(param) for param in params),
         gradients=sum(_gradient_bytes(param) for param in params),
-        state=sum(states.get(param, 0) for param in params),
+        state=sum(states.get(param, (0, 0))[0] for param in params),
         float32_adamw=FLOAT32_ADAMW * stepped + 4 * (count - stepped),
+        here=sum(_bytes_here(param) + states.get(param, (0, 0))[1] for param in params),
     )
 
 
@@ -125,13 +134,12 @@ def _gradient_bytes(param: Tensor) -> int:
     return _bytes(param) if param.requires_grad else 0
 
 
+def _bytes_here(param: Tensor) -> int:
+    """Return the bytes of what this process has of weights and gradients."""
+    elements = math.prod(window_of(param).shape)
+    gradient = _gradient_bytes(param) // max(param.numel(), 1)
+    return elements * (param.element_size() + gradient)
+
+
 def _bytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
-
-
-def _in_units(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    return f"{count:.2f} TiB"

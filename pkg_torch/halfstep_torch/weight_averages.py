@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from halfstep.random_words import role_of
-from halfstep_torch.distributed.shards import refuse_shards
+from halfstep_torch.distributed.shards import local_part, window_of
 from halfstep_torch.engine.in_place import round_in_place
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.hyperparameters import decay_rate
@@ -21,6 +21,8 @@ def ema_params(
     model: torch.nn.Module, decay: float, seed: Seed = 0
 ) -> Callable[[Sequence, Sequence, Tensor], None]:
     """Average weights over steps, for `swa_utils`: average <- stochastic((decay average) + ((1 - decay) p)).
+
+    Of DTensors every process averages its shard, with the bits of one process.
 
     The average starts as the weights and stays in their dtype. In bfloat16, one that is rounded to nearest,
     such as that of `torch.optim.swa_utils.get_ema_multi_avg_fn`, stays where it is as long as (1 - decay) |p
@@ -63,14 +65,14 @@ def ema_params(
 
     @torch.no_grad()
     def multi_avg_fn(averages: Sequence[Tensor], params: Sequence[Tensor], num_averaged: Tensor) -> None:
-        refuse_shards(_FUNCTION, params, "Average in one process, from checkpoints.")
         names, step = _names(model), min(int(num_averaged), LAST_STEP)
         for average, p in zip(averages, params, strict=True):
             if not p.is_floating_point() or not p.numel():
                 average.copy_(p)
                 continue
             _check(names, p)
-            round_in_place(average, (p,), average_of, seed, step, names[_place(p)], _ROLE)
+            leaf, here, window = names[_place(p)], local_part(average), window_of(p)
+            round_in_place(here, (local_part(p),), average_of, seed, step, leaf, _ROLE, window=window)
 
     return multi_avg_fn
 
@@ -83,7 +85,7 @@ def _names(model: torch.nn.Module) -> dict[tuple, str]:
 
 
 def _place(p: Tensor) -> tuple:
-    return p.data_ptr(), p.shape, p.stride(), p.dtype
+    return local_part(p).data_ptr(), p.shape, p.stride(), p.dtype
 
 
 def _check(names: dict[tuple, str], p: Tensor) -> None:

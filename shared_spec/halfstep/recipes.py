@@ -2,7 +2,8 @@
 
 Each is a mapping of keyword arguments of Adam, AdamW, LAMB and LAMB16, for bfloat16 weights:
 `adamw(1e-3, **recipes.eight_bit)`. Every optimizer takes the name too, and arguments that are given beside it
-win: `adamw(1e-3, recipe="eight_bit")`. Of Lion and SGD, which keep one moment, it names what fits that.
+win: `adamw(1e-3, recipe="eight_bit")`; so does every link with moments. Of Lion, SGD and Adan, whose first
+moments have no second one as a unit, it names what fits these.
 
 >>> from halfstep import recipes
 >>> recipes.eight_bit["nu_dtype"].text
@@ -16,7 +17,7 @@ Contract: F1, F5, F6, F12 to F19.
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from halfstep.storage.relative import relative
@@ -49,8 +50,8 @@ four_bit = types.MappingProxyType(
 """3.55 bytes: a first moment of 4 bits, a second one of 8."""
 
 _FORMATS = ("mu_dtype", "nu_dtype")
-# Of optimizers with one moment, of which no second one is the unit.
-_ONE_MOMENT = {
+# Of moments with a sign of which no second one is the unit.
+_ALONE = {
     "full_precision": "float32",
     "near_float32": "bfloat16",
     "sixteen_bit": "bfloat16",
@@ -61,15 +62,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes_recipe(function: F) -> F:
-    """Let an optimizer, a function or the `__init__` of a class, follow its argument `recipe`."""
+    """Let an optimizer, a function or the `__init__` of a class, or a link follow its argument `recipe`."""
     parameters = inspect.signature(function).parameters
 
-    @functools.wraps(function)
+    @functools.wraps(function, updated=())
     def call(*args: Any, **options: Any) -> Any:
-        caller = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+        name = getattr(function, "name", function.__name__)
+        caller = type(args[0]).__name__ if name == "__init__" else name
         _check_arguments(caller, args, options, parameters)
         if (recipe := options.get("recipe")) is not None:
-            options = {**_settings(caller, recipe, parameters), **options}
+            options = {**settings(caller, recipe, parameters), **options}
+        if "recipe" not in parameters:
+            options.pop("recipe", None)
         return function(*args, **options)
 
     return call  # pyright: ignore[reportReturnType]
@@ -79,34 +83,57 @@ def _check_arguments(caller: str, args: tuple, options: Mapping[str, Any], param
     """Refuse recipes where they are not recipes, or not of such an optimizer."""
     if any(isinstance(x, types.MappingProxyType) for x in args):
         raise TypeError(f'{caller}: a recipe is given by position. Pass it by name, as recipe="one_pass".')
+    moments = _moments(parameters)
     for name in _FORMATS:
-        if name in options and name not in parameters:
+        fmt = options.get(name)
+        if name in options and (name not in moments or (len(moments) > 2 and getattr(fmt, "relative", 0))):
             raise TypeError(
-                f"{caller}: {name}={getattr(options[name], 'text', options[name])!r} is no argument of an "
-                f"optimizer with one moment. Use {_moment(parameters)}=..., or recipe={_names(_ONE_MOMENT)}."
+                f"{caller}: {name}={getattr(fmt, 'text', fmt)!r} is for Adam and LAMB. "
+                f"Use {'=..., '.join(moments)}=..., or recipe={_names(_known(parameters))}."
             )
+    if "param_storage" in options and "param_storage" not in parameters:
+        _refuse_storage(caller, f"param_storage={options['param_storage']!r}")
 
 
-def _settings(caller: str, recipe: Any, parameters: Mapping) -> Mapping[str, Any]:
-    """Return the arguments for which a recipe stands."""
-    recipes = {name: x for name, x in globals().items() if isinstance(x, types.MappingProxyType)}
-    one_moment = not set(_FORMATS) <= set(parameters)
-    known = _ONE_MOMENT if one_moment else recipes
-    if recipe in known:
-        if not one_moment:
-            return recipes[recipe]
-        # Lion's update is not linear in its moment, so that nothing is paid.
-        of_moments = (*_FORMATS, "mu_rounding")
-        weights = {key: x for key, x in recipes[recipe].items() if key not in of_moments}
-        return {**weights, _moment(parameters): _ONE_MOMENT[recipe]}
-    why = "does not apply: it keeps one moment" if recipe in recipes else "is not a recipe"
-    raise ValueError(f"{caller}: recipe={recipe!r} {why}. Use {_names(known)}.")
+def settings(caller: str, recipe: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments for which a recipe stands, of those that an optimizer has."""
+    recipes, known, moments = _recipes(), _known(parameters), _moments(parameters)
+    if recipe in recipes and "param_storage" in recipes[recipe] and "param_storage" not in parameters:
+        _refuse_storage(caller, f"recipe={recipe!r}")
+    if recipe not in known:
+        why = "does not apply: it is for Adam and LAMB" if recipe in recipes else "is not a recipe"
+        raise ValueError(f"{caller}: recipe={recipe!r} {why}. Use {_names(known)}.")
+    chosen = recipes[recipe]
+    if set(moments) == set(_FORMATS):
+        return chosen
+    # Lion's update is not linear in its moment, so that nothing is paid.
+    rest = {key: x for key, x in chosen.items() if key not in (*_FORMATS, "mu_rounding")}
+    return rest | {name: chosen[name] if name == "nu_dtype" else _ALONE[recipe] for name in moments}
 
 
-def _moment(parameters: Mapping) -> str:
-    return next(name for name in ("mu_dtype", "accumulator_dtype") if name in parameters)
+def _recipes() -> dict[str, Mapping[str, Any]]:
+    return {name: x for name, x in globals().items() if isinstance(x, types.MappingProxyType)}
 
 
-def _names(recipes: Mapping) -> str:
+def _known(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the names of the recipes that apply to such arguments."""
+    stores, recipes = "param_storage" in parameters, _recipes()
+    names = recipes if set(_moments(parameters)) == set(_FORMATS) else _ALONE
+    return [name for name in names if stores or "param_storage" not in recipes[name]]
+
+
+def _moments(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the arguments that say how moments are stored."""
+    return [name for name in parameters if name.endswith("_dtype")]
+
+
+def _refuse_storage(caller: str, given: str) -> None:
+    raise TypeError(
+        f"{caller}: {given} says how weights are stored, which a link does not. Leave it to the chain: end "
+        "it with round_stochastically() or compensate(), or wrap it in split_params(...)."
+    )
+
+
+def _names(recipes: Iterable[str]) -> str:
     *names, last = (f'"{name}"' for name in recipes)
     return f"{', '.join(names)} or {last}"

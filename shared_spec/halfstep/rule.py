@@ -62,6 +62,7 @@ class Moment:
     unit: str = ""
     torch: str = ""
     linear: bool = False
+    amplified: bool = False
 
 
 def number(
@@ -124,6 +125,7 @@ def moment(
     unit: str = "",
     torch: str = "",
     linear: bool = False,
+    amplified: bool = False,
 ) -> Any:
     """Declare an array that a rule keeps between steps; it starts as zeros.
 
@@ -144,8 +146,10 @@ def moment(
         torch: its key in the state of a torch optimizer, such as "exp_avg"; its name unless given.
         linear: whether the update is linear in what `round` returns, and the moment an average, or a sum, of
             the rate `rate`: then the rounding "paid" is offered (contract F19).
+        amplified: whether the update magnifies errors of storing, as the factor of a matrix does: then "auto"
+            is nearest where that does not freeze, and codes that are too coarse are refused (contract F20).
     """
-    return Moment("", rate, signed, dtype, rounding, shape, unit, torch, linear)
+    return Moment("", rate, signed, dtype, rounding, shape, unit, torch, linear, amplified)
 
 
 @dataclass_transform(frozen_default=True)

@@ -1,4 +1,4 @@
-"""Rows of words as lines of equal columns, for what is printed."""
+"""Rows of words as lines of equal columns, and bytes in units, for what is printed."""
 
 from collections.abc import Collection
 
@@ -20,3 +20,17 @@ def text_table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: Collec
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def in_units(nbytes: float) -> str:
+    """Return a number of bytes as text.
+
+    Example:
+        >>> [in_units(n) for n in (1000, 1536, 3 * 2**30)]
+        ['1000 B', '1.50 KiB', '3.00 GiB']
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.2f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} TiB"

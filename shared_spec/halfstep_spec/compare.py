@@ -1,4 +1,4 @@
-"""The only two comparisons in the repository: bits, and ulps."""
+"""The only comparisons in the repository: bits, ulps, and the norm of the difference."""
 
 import numpy as np
 
@@ -11,6 +11,12 @@ def assert_same(actual: Array, expected: Array, context: str = "") -> None:
         f"{context}: got {actual.dtype}{actual.bits.shape}, expected {expected.dtype}{expected.bits.shape}"
     )
     rule = expected.compare or "bits"
+    if isinstance(rule, dict) and "norm" in rule:
+        distance = relative_distance(actual, expected)
+        assert distance <= rule["norm"], (
+            f"{context}: the norm of the difference is {distance:.3g} of the norm"
+        )
+        return
     wrong = differing(actual, expected) if rule == "bits" else ~within_ulps(actual, expected, rule["ulps"])
     if wrong.any():
         first = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -31,6 +37,13 @@ def within_ulps(actual: Array, expected: Array, ulps: int) -> np.ndarray:
     nan, also_nan = is_nan(actual.bits, actual.dtype), is_nan(expected.bits, expected.dtype)
     near = np.abs(_rank(actual) - _rank(expected)) <= ulps
     return np.where(nan | also_nan, nan & also_nan, near)
+
+
+def relative_distance(actual: Array, expected: Array) -> float:
+    """Return the Frobenius norm of the difference over that of what is expected; infinity for NaN."""
+    x, y = (array.bits.view(np.float32).astype(np.float64) for array in (actual, expected))
+    distance = np.linalg.norm(x - y) / np.linalg.norm(y)
+    return float(distance) if np.isfinite(distance) else np.inf
 
 
 def _rank(array: Array) -> np.ndarray:

@@ -30,6 +30,9 @@ def _named(schema: dict[str, Any], **other: Any) -> dict[str, Any]:
 
 _TEXT = {"type": "string", "minLength": 5}
 _ULPS = _object({"ulps": {"type": "integer", "minimum": 1}, "because": {"type": "string", "minLength": 10}})
+_NORM = _object(
+    {"norm": {"type": "number", "exclusiveMinimum": 0}, "because": {"type": "string", "minLength": 10}}
+)
 _CASE = _object(
     {
         "key": {"type": "string", "pattern": "^[a-z0-9_]+(-[a-z0-9_]*)*-[0-9a-f]{8}$"},
@@ -44,7 +47,7 @@ _CASE = _object(
         "arguments": {"type": "object"},
         "inputs": _named(_array(_DIGITS)),
         "outputs": _named(
-            _array(f"nan|{_DIGITS}", compare={"oneOf": [{"const": "bits"}, _ULPS]}), minProperties=1
+            _array(f"nan|{_DIGITS}", compare={"oneOf": [{"const": "bits"}, _ULPS, _NORM]}), minProperties=1
         ),
     }
 )

@@ -39,7 +39,8 @@ class Array:
     Attributes:
         dtype: an integer dtype or the name of a float format.
         bits: unsigned patterns, in the array's shape.
-        compare: for outputs: "bits", or {"ulps": k, "because": why}. None for inputs.
+        compare: for outputs: "bits", {"ulps": k, "because": why}, or {"norm": x, "because": why}, the norm of
+            the difference over that of the array. None for inputs.
     """
 
     dtype: str

@@ -242,6 +242,12 @@ class JaxBackend(Backend):
             averages.append(average[leaf][: bits.size])
         return {"average": from_jax(jnp.stack(averages))}
 
+    def newton_schulz(self, case: Case) -> dict[str, Array]:
+        axes = {name: tuple(case.arguments[name]) for name in ("reduction_axis", "output_axis")}
+        tx = hs.scale_by_muon(beta=0.0, nesterov=False, scale=None, mu_dtype="float32", **axes)
+        x = jnp.asarray(to_numpy(case.inputs["x"]))
+        return {"factor": from_jax(self._compiled(lambda x: tx.update(x, tx.init(x))[0])(x))}
+
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         numbers = {name: np.float32(value) for name, value in ratio_numbers(case).items()}
         power = numbers.pop("power", None)

@@ -15,6 +15,7 @@ from backends.protocol import (
     Backend,
     codes_of,
     format_of,
+    given_factor,
     link_of,
     offset_of,
     ratio_numbers,
@@ -233,6 +234,17 @@ class TorchBackend(Backend):
             averages.append(average.clone())
         return {"average": from_torch(torch.stack(averages))}
 
+    def newton_schulz(self, case: Case) -> dict[str, Array]:
+        axes = {name: tuple(case.arguments[name]) for name in ("reduction_axis", "output_axis")}
+        links = hs.scale_by_muon(beta=0.0, nesterov=False, scale=None, mu_dtype="float32", **axes)
+        x = to_torch(case.inputs["x"])
+        p = torch.nn.Parameter(torch.zeros_like(x))
+        p.grad = x
+        # Up the gradient at a rate of 1: from weights of 0 to the factor.
+        up = hs.scale_by_learning_rate(1.0, flip_sign=False)
+        hs.Optimizer([("w", p)], hs.chain(links, up), compile=self.mode == "compile").step()
+        return {"factor": from_torch(p)}
+
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         p_norm, u_norm = (to_torch(case.inputs[name]) for name in ("p_norm", "u_norm"))
         given = ratio_numbers(case)
@@ -253,7 +265,8 @@ def _optimizer(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Opti
     """Return the public class that a case asks for, or its chain where the class has no such argument."""
     rule, storage = unrefused(rule_arguments(case, hs)), case.arguments["param_storage"]
     decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
-    named, make = [(_parameter_name(case), p)], _class(case, rule)
+    named = [(_parameter_name(case), p)]
+    make = None if case.arguments.get("given") else _class(case, rule)
     given = _class_arguments(make, _link(case.op), rule) if make else None
     if given is not None:
         return make(named, rate, weight_decay=decay, **given, param_storage=storage, **options)
@@ -295,6 +308,8 @@ def _link(op: str) -> Callable:
 
 def _links(case: Case, rule: dict) -> list[hs.Rule]:
     """Return the links of a rule, without those of decay and learning rate."""
+    if case.arguments.get("given"):
+        return [given_factor(rule, hs)]
     if case.op != "lamb_step":
         return [_link(case.op)(**rule)]
     ratio = hs.scale_by_trust_ratio(max_norm=rule.pop("max_norm", None), exact=rule.pop("exact", False))

@@ -1,6 +1,9 @@
 """What the runner asks of a backend."""
 
+import importlib
 from typing import Any
+
+import optax
 
 from halfstep_spec import RULES
 from halfstep_spec.vectors import Array, Case
@@ -25,6 +28,7 @@ _FUNCTIONS = (
     "accumulate",
     "ema_params",
     "trust_ratio",
+    "newton_schulz",
 )
 _STEPS = tuple(f"{name}_step" for name in (*RULES, "lamb", "store_state"))
 
@@ -57,9 +61,28 @@ def stored_names(case: Case) -> list[str]:
 
 def link_of(case: Case, package: Any) -> Any:
     """Return the update rule that a case of steps asks for, as a link of a chain."""
+    if case.arguments.get("given"):
+        return given_factor(rule_arguments(case, package), package)
     name = case.arguments.get("inner", case.op).removesuffix("_step")
     make = getattr(package, f"scale_by_{name}", None) or getattr(package, name)
     return make(**unrefused(rule_arguments(case, package)))
+
+
+def given_factor(options: dict[str, Any], package: Any) -> Any:
+    """Return the links of Muon in which what is given stands for its factor: all else is to the bit."""
+    rules = importlib.import_module(f"{package.__name__}.rules.muon")
+
+    class Given(rules.Orthogonalize):
+        name = "given_factor"
+
+        def factor(self, x, matrices):
+            return x
+
+    axis, scale = options.pop("output_axis"), options.pop("scale")
+    options.pop("given")
+    links = rules.MuonMomentum(**unrefused(options)), Given(None, axis, scale=scale)
+    as_transform = getattr(package, "as_transform", None)
+    return package.chain(*links) if as_transform is None else optax.chain(*map(as_transform, links))
 
 
 def seed_of(case: Case) -> int:

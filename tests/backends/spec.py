@@ -17,6 +17,7 @@ from backends.protocol import (
 )
 from halfstep_spec.cases.steps import stored_arrays
 from halfstep_spec.numbers.global_norm import global_norm
+from halfstep_spec.numbers.newton_schulz import newton_schulz
 from halfstep_spec.numbers.random_words import next_step
 from halfstep_spec.rules.clip import clip
 from halfstep_spec.storage.relative import to_unit
@@ -134,6 +135,10 @@ class SpecBackend(Backend):
             average = spec.ema_params(average, p, scalar(case, "decay"), i["p"].dtype, words)
             rows.append(average)
         return {"average": Array.of(np.stack(rows), i["p"].dtype)}
+
+    def newton_schulz(self, case: Case) -> dict[str, Array]:
+        a, x = case.arguments, case.inputs["x"].bits.view(np.float32)
+        return {"factor": Array.of(newton_schulz(x, a["reduction_axis"], a["output_axis"]))}
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
         norms = (case.inputs[name].bits.view(np.float32) for name in ("p_norm", "u_norm"))

@@ -173,6 +173,8 @@ ROWS = [
         ValueError,
         f"random_words: role={2**32} is outside [0, 2^32). Use an integer in that range.",
     ),
+    (lambda: hs.apply_updates(W, G), TypeError, "apply_updates: seed is missing: stochastic rounding takes words of both. Pass seed and step, or use optax.apply_updates after a transform of this package, whose last link has rounded."),
+    (lambda: hs.adamw(1e-3, nu_dtype="int8"), ValueError, 'scale_by_adam: nu_dtype=int8 cannot hold a moment without a block scale. Use scaled("ufloat8_e5m3").'),
     (lambda: hs.apply_updates(W, G, -1, 1), ValueError, f"apply_updates: seed=-1 is outside [0, 2^64). {_SEED}"),
     # Rounding.
     (lambda: hs.round_to(1.0, "int8"), ValueError, f"round_to: dtype=int8 is not a rounding target. {_TARGETS}"),

@@ -32,6 +32,15 @@ RECIPES: dict[str, dict[str, Any]] = {
     "eight_bit": dict(hs.recipes.eight_bit),
     "four_bit": dict(hs.recipes.four_bit),
     "float8": {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")},
+    # Each row a block, which a border along it cuts; rows of blocks of two sizes, in units of each other.
+    "whole_rows": {
+        "mu_dtype": hs.scaled("int8", block_size="row", min_size=0),
+        "nu_dtype": hs.scaled("uroot8", block_size="row", min_size=0),
+    },
+    "units": {
+        "mu_dtype": hs.relative("int4", 32, min_size=0),
+        "nu_dtype": hs.scaled("uroot8", 128, min_size=0, min_ndim=0),
+    },
     "row": {
         "mu_dtype": hs.scaled("int8", block_size="row"),
         "nu_dtype": hs.scaled("float16", block_size=None),

@@ -5,6 +5,8 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.engine import batches, optimizer
+from halfstep_torch.engine.step_numbers import StepNumbers
+from halfstep_torch.link import Link
 from on_torch.steps import assert_same_snapshots, snapshot
 
 COUNTS = (0, 3, 3, 17, 900, 5, 60_000, 3)
@@ -82,3 +84,23 @@ def test_an_expert_that_is_skipped_now_and_then_has_the_bits_of_its_own_steps():
     for i in range(12):
         alone = run([[i] if i in experts else [] for experts in chosen], 12)
         assert torch.equal(together[i], alone[i])
+
+
+def test_numbers_of_a_count_are_computed_once(monkeypatch):
+    """Of a step the numbers of one count are new: those of the others were those of a neighbour before."""
+    params = [(f"w{i}", torch.nn.Parameter(torch.ones(4).bfloat16())) for i in range(9)]
+    ours = hs.AdamW(params, lr=1e-2, weight_decay=0.1, compile=False)
+    for _, p in params:
+        p.grad = torch.ones_like(p)
+    ours.step()
+    for i, (_, p) in enumerate(params):
+        ours.state[p]["step"].fill_(20 + i)
+    ours.step()
+    computed, flattened, make = [], [], StepNumbers.of.__func__
+    plain = Link.step_numbers
+    monkeypatch.setattr(Link, "step_numbers", lambda *args: computed.append(args[2]) or plain(*args))
+    monkeypatch.setattr(StepNumbers, "of", classmethod(lambda *args: flattened.append(1) or make(*args)))
+    ours.step()
+    links = len(ours.bound_links()[0])
+    assert computed == [30] * links
+    assert len(flattened) == links

@@ -67,14 +67,14 @@ def zero_steps_as_one_process(rank: int) -> None:
     model, alone = DistributedDataParallel(net()), DistributedDataParallel(net())
     # ZeRO writes what it is given itself into param groups: what is no entry of a group goes past it.
     adamw = functools.partial(hs.AdamW, names=list(model.module.named_parameters()))
-    shared = ZeroRedundancyOptimizer(model.parameters(), adamw, lr=1e-2)
+    shared = ZeroRedundancyOptimizer(model.parameters(), adamw, lr=1e-2, recipe="one_pass")
     train(model, shared, rank)
-    train(alone, hs.AdamW(alone.named_parameters(), lr=1e-2), rank)
+    train(alone, hs.AdamW(alone.named_parameters(), lr=1e-2, recipe="one_pass"), rank)
     assert equal_everywhere(weights(model))
     assert torch.equal(weights(model), weights(alone))
     shared.consolidate_state_dict(to=0)
     if rank == 0:
-        plain = hs.AdamW(net().named_parameters(), lr=1e-2)
+        plain = hs.AdamW(net().named_parameters(), lr=1e-2, recipe="one_pass")
         plain.load_state_dict(shared.state_dict())
         kept = [state["exp_avg"] for state in plain.state.values()]
         assert len(kept) == 4

@@ -1,8 +1,12 @@
 """Parameters that are DTensors: the mesh changes no bit of a step."""
 
+import contextlib
 import functools
 import pathlib
 import re
+import unittest.mock
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import halfstep_torch as hs
 from on_torch.processes import in_processes
-from on_torch.sharded import RECIPES, Run, assert_same_bits, layouts, same_bits, shard
+from on_torch.sharded import RECIPES, Run, assert_same_bits, gradients, layouts, same_bits, shard
 
 STEPS = 2
 
@@ -200,6 +204,75 @@ def an_error_in_one_process_is_one_in_all(rank: int) -> None:
     assert int(optimizer.state[param]["step"]) == 2
 
 
+def clipped(params, exact: bool, **options) -> hs.Optimizer:
+    links = hs.clip_by_global_norm(5.0, exact=exact), hs.scale_by_learning_rate(1e-2)
+    return hs.Optimizer(params, hs.chain(*links, hs.round_stochastically()), **options)
+
+
+def gradients_are_clipped_by_the_norm_of_one_process(rank: int) -> None:
+    """Exactly, by two collectives for all leaves along a mesh, or within a bound by one."""
+    expected = Run(functools.partial(clipped, exact=True)).steps(1, STEPS)
+    whole = list(gradients(1).values())
+    for layout, mesh, placements in layouts():
+        place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
+        run = Run(functools.partial(clipped, exact=True), place)
+        assert_same_bits(run.steps(1, STEPS), expected, f"clipped, {layout}")
+        for exact in (True, False):
+            alone, params = (
+                [torch.nn.Parameter(cut(x).clone()) for x in whole] for cut in (lambda x: x, place)
+            )
+            for p in (*alone, *params):
+                p.grad = p.detach().clone()
+            wanted = hs.clip_grad_norm_(alone, 5.0, exact=exact)
+            with counted() as calls:
+                norm = hs.clip_grad_norm_(params, 5.0, exact=exact)
+            assert len(calls) == (2 if exact else 1) * mesh.ndim
+            if exact:
+                assert torch.equal(norm, wanted)
+                for p, q in zip(params, alone, strict=True):
+                    grad = place(q.grad)
+                    assert same_bits(p.grad.to_local(), grad.to_local())
+            # Each of the two norms of norms is within n + 2 units, for the sums that it adds up at once.
+            assert (norm - wanted).abs() <= 2 * 24 * 2.0**-23 * wanted
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[str]]:
+    """Note every collective of this process."""
+    names, calls = ("all_reduce", "all_gather"), []
+
+    def noted(name: str, collective: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return collective(*args, **kwargs)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            collective = noted(name, getattr(torch.distributed, name))
+            stack.enter_context(unittest.mock.patch.object(torch.distributed, name, collective))
+        yield calls
+
+
+def cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten(rank: int) -> None:
+    """Two to agree, one for the scales of pieces (two for units of each other), one for those of all."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for recipe, count in (("whole_rows", 4), ("units", 5)):
+        for leaves in (1, 10):
+            params = [
+                torch.nn.Parameter(shard(torch.ones(4, 200, dtype=torch.bfloat16), mesh, [Shard(1)]))
+                for _ in range(leaves)
+            ]
+            optimizer = hs.AdamW([(f"w{i}", p) for i, p in enumerate(params)], **RECIPES[recipe])
+            for _ in range(2):
+                for p in params:
+                    p.grad = torch.ones_like(p)
+                with counted() as calls:
+                    optimizer.step()
+            assert calls == ["all_reduce"] * count, recipe
+
+
 def functions_without_shards_refuse_them(rank: int) -> None:
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     model = torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
@@ -207,16 +280,10 @@ def functions_without_shards_refuse_them(rank: int) -> None:
     (param,) = model.parameters()
     param.grad = shard(torch.ones(8, 8, dtype=torch.bfloat16), mesh, [Shard(0)])
     optimizer = hs.AdamW(model.named_parameters())
-    clipped = hs.Optimizer([param], hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_learning_rate(1.0)))
     for call in (
-        lambda: hs.float32_params(optimizer),
-        lambda: hs.set_float32_params(optimizer, {}),
         lambda: hs.float32_state_dict(optimizer),
-        lambda: hs.save_state("unwritten", model, optimizer),
         lambda: hs.diagnose(model, optimizer),
         lambda: hs.accumulate_gradients(model),
-        lambda: hs.clip_grad_norm_(model.parameters(), 1.0),
-        clipped.step,
     ):
         with pytest.raises(TypeError, match="is a DTensor, which it does not support"):
             call()
@@ -233,6 +300,8 @@ def test_the_mesh_changes_no_bit_of_two_processes(tmp_path: pathlib.Path):
         plain_and_sharded_parameters_step_in_one_group,
         partial_gradients_are_summed,
         what_cannot_be_stepped_is_refused_by_name,
+        gradients_are_clipped_by_the_norm_of_one_process,
+        cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten,
         processes_that_disagree_are_all_told_of_it,
         an_error_in_one_process_is_one_in_all,
         functions_without_shards_refuse_them,
@@ -251,5 +320,5 @@ def test_the_mesh_changes_no_bit_of_compiled_steps(tmp_path: pathlib.Path, recip
 
 @pytest.mark.slow
 def test_the_mesh_changes_no_bit_of_four_processes(tmp_path: pathlib.Path):
-    some = functools.partial(steps_have_the_bits_of_one_process, recipes=("default", "four_bit", "float8"))
+    some = functools.partial(steps_have_the_bits_of_one_process, recipes=("default", "units", "float8"))
     in_processes(tmp_path, 4, some)

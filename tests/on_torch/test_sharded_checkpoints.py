@@ -95,7 +95,7 @@ def state_moves_without_a_checkpointer(rank: int) -> None:
 
 def full_state_dicts_go_on_in_one_process(rank: int) -> None:
     options = StateDictOptions(full_state_dict=True)
-    for recipe in ("default", "eight_bit", "master"):
+    for recipe in ("default", "eight_bit", "master", "split16", "float8"):
         torch.manual_seed(0)
         model, alone = (torch.nn.Linear(256, 40, dtype=torch.bfloat16) for _ in range(2))
         alone.load_state_dict(model.state_dict())

@@ -348,7 +348,8 @@ EDITS = [
     (
         edit(("state", 1, "exp_avg_sq"), torch.zeros(5)),
         "load_state_dict: exp_avg_sq of 'a/b' is float32 in the state dict, bfloat16 here. "
-        "Build the optimizer with the dtypes of the run that was saved.",
+        "Build the optimizer with the dtypes of the run that was saved, or move its float32_state_dict here "
+        "by load_float32_state_dict.",
     ),
     (
         edit(("state", 1, "exp_avg"), torch.zeros(6, dtype=torch.bfloat16)),

@@ -1,6 +1,8 @@
-"""Windows and the placement of state: shapes alone, held against torch's own cut."""
+"""Windows, held against torch's own cut, and blocks that their borders cut."""
 
+import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -8,8 +10,11 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
+import halfstep_torch as hs
 from halfstep_torch.distributed.shards import windows
 from halfstep_torch.distributed.window import Window
+from halfstep_torch.storage.blocks import blocks_of
+from on_torch.sharded import same_bits
 
 PLACEMENTS = (Shard(0), Shard(1), Replicate())
 
@@ -59,3 +64,41 @@ def test_the_elements_of_a_window_keep_their_index_in_the_array(whole, offset, s
         window.is_full
         or (indices.view(-1, window.run)[1:, 0] - indices.view(-1, window.run)[:-1, -1] > 1).all()
     )
+
+
+SCALED = [
+    *(hs.scaled(dtype, 32) for dtype in ("float16", "float8_e4m3fn", "float8_e5m2", "int8", "uroot8")),
+    *(hs.scaled(dtype, 32) for dtype in ("ufloat8_e5m3", "ufloat8_e4m4")),
+    hs.relative("int4", 32),
+    hs.codebook("dynamic8", 32),
+]
+
+
+@pytest.mark.parametrize("fmt", SCALED, ids=lambda fmt: fmt.text)
+@pytest.mark.parametrize("special", [1.0, math.inf, math.nan])
+def test_the_scale_of_a_block_is_the_largest_of_its_pieces(fmt, special):
+    """So pieces that know it are stored as the block is, and a maximum is all that processes exchange."""
+    shape, generator = (40, 64), torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator).abs()
+    x *= 2.0 ** torch.randint(-30, 30, (40, 1), generator=generator)
+    x[3, 7], x[4, 40], x[5] = special, special, 0.0
+    words = torch.randint(-(2**31), 2**31 - 1, shape, generator=generator).to(torch.int32)
+    fmt = fmt.replace(min_size=0, min_ndim=0)
+    whole = dataclasses.replace(fmt, blocks=blocks_of(shape, 32))
+    (codes, scale), values = whole.round_trip(x, None if fmt.dithered else words)
+    for cut in (2, 10, 32, 50):
+        shared, pieces = torch.zeros(40, 2, dtype=torch.uint8), []
+        for start, stop in ((0, cut), (cut, 64)):
+            blocks = blocks_of(shape, 32, (40, stop - start), start)
+            part = x[:, start:stop], None if fmt.dithered else words[:, start:stop]
+            columns = slice(start // 32, start // 32 + blocks.count(40 * (stop - start)) // 40)
+            pieces.append((dataclasses.replace(fmt, blocks=blocks), part, columns))
+            chosen = pieces[-1][0].round_trip(*part)[0].scale
+            shared[:, columns] = torch.maximum(shared[:, columns], chosen.view(40, -1))
+        assert torch.equal(shared.view(-1), scale)
+        of_pieces = [f.round_trip(*part, least=shared[:, columns]) for f, part, columns in pieces]
+        joined = torch.cat([values for _, values in of_pieces], 1)
+        torch.testing.assert_close(joined, values, rtol=0, atol=0, equal_nan=True)
+        if not fmt.packed:
+            joined = torch.cat([encoded.codes.view(40, -1) for encoded, _ in of_pieces], 1)
+            assert same_bits(joined, codes)

@@ -17,6 +17,7 @@ WITHOUT_VECTOR = {
         "backends may differ there",
         "on_jax/test_exactness.py::test_only_results_below_2_to_the_minus_101_depend_on_subnormal_numbers",
     ),
+    "F20": ("a default and what is refused", "twin/test_muon.py::test_what_the_momentum_is_kept_in"),
     "G2": (
         "the two frameworks call the step in different ways",
         "on_jax/test_accumulation.py::test_between_steps_nothing_moves_and_the_inner_state_stays",

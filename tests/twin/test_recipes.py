@@ -146,12 +146,37 @@ ONE_MOMENT = r'Use "full_precision", "near_float32", "sixteen_bit" or "eight_bit
         ),
         (
             lambda recipe: halfstep_torch.Lion(P, **halfstep_torch.recipes.one_pass),
-            r"Lion: nu_dtype=.* one moment\. Use mu_dtype",
+            r"Lion: nu_dtype=.* is for Adam and LAMB\. Use mu_dtype=\.\.\., or recipe=.full_precision",
         ),
         (
             lambda recipe: halfstep_jax.sgd(0.1, **halfstep_jax.recipes.one_pass),
             r"sgd: mu_dtype=.* Use accumulator_dtype",
         ),
+        (
+            lambda recipe: halfstep_jax.scale_by_lion(**halfstep_jax.recipes.one_pass),
+            r'scale_by_lion: nu_dtype=.* or recipe="sixteen_bit" or "eight_bit"\.$',
+        ),
+        (
+            lambda recipe: halfstep_torch.scale_by_adan(**halfstep_torch.recipes.eight_bit),
+            r"scale_by_adan: mu_dtype=.* is for Adam and LAMB\. Use mu_dtype=\.\.\., diff_dtype=",
+        ),
+        (
+            lambda recipe: halfstep_jax.scale_by_adam(recipe="near_float32"),
+            r"scale_by_adam: recipe='near_float32' says how weights are stored, .* split_params",
+        ),
+        (
+            lambda recipe: halfstep_torch.scale_by_adam(**halfstep_torch.recipes.near_float32),
+            r"scale_by_adam: param_storage='split8' says how weights are stored",
+        ),
+        (
+            lambda recipe: halfstep_torch.Optimizer(P, recipe=recipe),
+            r"Optimizer: recipe is no argument: .* Pass chain",
+        ),
+        (
+            lambda recipe: halfstep_torch.Optimizer(P, halfstep_torch.trace(0.9), lr=1e-3),
+            r"Optimizer: lr is no argument: .* or use AdamW",
+        ),
+        (lambda recipe: halfstep_torch.Optimizer(P), r"Optimizer: tx is missing"),
     ],
 )
 def test_a_recipe_that_does_not_apply_is_named_and_what_does(call, message):
@@ -175,3 +200,40 @@ def test_recipes_of_one_moment_give_lion_and_sgd_the_same_formats_in_both_packag
         assert in_jax.of("w", moment).format == in_torch.moments[key].format
         expected = {"eight_bit": "float8_e4m3fn, blocks of 128", "full_precision": "float32"}
         assert in_torch.moments[key].format == expected.get(name, "bfloat16")
+
+
+@pytest.mark.parametrize("name", ["sixteen_bit", "eight_bit"])
+def test_links_take_recipes_and_adan_gets_the_same_formats_in_both_packages(name):
+    params = {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
+    in_jax = halfstep_jax.describe(halfstep_jax.scale_by_adan(recipe=name), params)
+    links = halfstep_torch.chain(
+        halfstep_torch.scale_by_adan(recipe=name),
+        halfstep_torch.scale_by_learning_rate(1e-3),
+        halfstep_torch.round_stochastically(),
+    )
+    in_torch = halfstep_torch.describe(halfstep_torch.Optimizer(P, links)).leaves[0].moments
+    first = {"sixteen_bit": "bfloat16", "eight_bit": "float8_e4m3fn, blocks of 128"}[name]
+    second = {"sixteen_bit": "bfloat16", "eight_bit": "uroot8, blocks of 128"}[name]
+    keys = {"mu": "exp_avg", "diff": "exp_avg_diff", "nu": "exp_avg_sq", "grad": "last_grad"}
+    for moment, key in keys.items():
+        due = second if moment == "nu" else first
+        assert (in_jax.of("w", moment).format, in_torch[key].format) == (due, due), moment
+    by_name = halfstep_jax.scale_by_adam(recipe=name)
+    spread = halfstep_jax.scale_by_adam(**getattr(halfstep_jax.recipes, name))
+    assert halfstep_jax.describe(by_name, params) == halfstep_jax.describe(spread, params)
+
+
+def test_a_param_group_has_a_recipe_of_its_own():
+    """ZeroRedundancyOptimizer hands the arguments of an optimizer to it as entries of every group."""
+    norm = torch.nn.Parameter(torch.ones(128).bfloat16())
+    groups = [
+        {"params": P, "recipe": "eight_bit", "mu_dtype": "float32"},
+        {"params": [("norm", norm)], "recipe": "full_precision"},
+    ]
+    optimizer = halfstep_torch.AdamW(groups, recipe="one_pass")
+    rows = halfstep_torch.describe(optimizer).leaves
+    assert [row.moments["exp_avg"].format for row in rows] == ["float32", "float32"]
+    assert [row.moments["exp_avg_sq"].format for row in rows] == ["uroot8, blocks of 128", "float32"]
+    assert [group["param_storage"] for group in optimizer.param_groups] == ["stochastic", "split16"]
+    with pytest.raises(ValueError, match="AdamW: recipe='none' is not a recipe"):
+        halfstep_torch.AdamW([{"params": P, "recipe": "none"}])

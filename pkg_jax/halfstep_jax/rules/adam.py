@@ -40,6 +40,7 @@ class ScaleByAdamState(NamedTuple):
     nu_scale: Any = optax.EmptyState()
 
 
+@takes_recipe
 def scale_by_adam(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,

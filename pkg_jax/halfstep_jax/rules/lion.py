@@ -24,6 +24,7 @@ class ScaleByLionState(NamedTuple):
     mu_scale: Any = optax.EmptyState()
 
 
+@takes_recipe
 def scale_by_lion(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.99,

@@ -22,6 +22,7 @@ class TraceState(NamedTuple):
     trace_scale: Any = optax.EmptyState()
 
 
+@takes_recipe
 def trace(
     decay: jax.typing.ArrayLike,
     nesterov: bool = False,

@@ -17,6 +17,7 @@ from halfstep.random_words import role_of, word_role
 from halfstep.rule import Moment
 from halfstep.storage import state_dtypes as shared
 from halfstep.storage.moment_formats import (
+    AMPLIFIED,
     check_format,
     check_freezing,
     check_rounding,
@@ -46,6 +47,8 @@ class StoredMoment:
         asked_for: its format; None takes bfloat16 for bfloat16 params, else float32.
         rounding: one of `moment_formats.ROUNDINGS`.
         rate: the decay rate; None where it is an array, which counts as not known (contract F3).
+        narrow_only: whether the format is that of bfloat16 weights alone, and nothing was asked for (F20);
+            what has no scales in the state is then float32.
 
     Raises:
         ValueError: if the format cannot hold a state, or nearest would freeze it.
@@ -56,6 +59,7 @@ class StoredMoment:
     asked_for: Format | None
     rounding: str
     rate: np.float32 | None
+    narrow_only: bool = False
 
     @classmethod
     def of(cls, rule, field: Moment) -> "StoredMoment":
@@ -71,13 +75,17 @@ class StoredMoment:
         # Known when the link is built, and the same under `jax.jit` as without it.
         constant = np.float32(rate) if isinstance(rate, np.floating | np.ndarray) else None
         rounding = getattr(rule, field.rounding) if field.rounding else "auto"
-        return cls(rule.name, field, asked_for, rounding, constant)
+        narrow_only = asked_for is None and field.amplified
+        if narrow_only:
+            asked_for = Format.of(AMPLIFIED)
+        return cls(rule.name, field, asked_for, rounding, constant, narrow_only)
 
     def __post_init__(self):
         check_rounding(self.caller, self.field, self.rounding)
         if self.asked_for is not None:
             check_format(self.caller, self.field, self.asked_for)
-            self._refuse_freezing(self.asked_for)
+            if not self.narrow_only:
+                self._refuse_freezing(self.asked_for)
 
     @property
     def name(self) -> str:
@@ -140,8 +148,10 @@ class StoredMoment:
         parts = self.shards(leaves.names, leaves.values)
         shapes = [None if g is None else self._shape(g.shape) for g in leaves.values]
         rows = zip(leaves.names, shapes, parts, strict=True)
+        kept = scales if isinstance(scales, Mapping) else {}
         formats = [
-            None if shape is None else self._format_here(name, shape, part) for name, shape, part in rows
+            None if shape is None else self._format_here(name, shape, part, kept.get(name) is None)
+            for name, shape, part in rows
         ]
         due = [
             fmt.code_shape(shape) if fmt and shape is not None else shape
@@ -152,7 +162,6 @@ class StoredMoment:
         for name, fmt, code, dtype in zip(leaves.names, formats, unshaped, dtypes, strict=True):
             self._check_dtype(name, fmt, code, dtype)
         all_codes = leaves.match(codes, self.name, _HINT, due)
-        kept = scales if isinstance(scales, Mapping) else {}
         return [
             Encoded(code, kept.get(name))
             if shape is None
@@ -210,6 +219,8 @@ class StoredMoment:
             fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         else:
             fmt = self.asked_for.for_shape(self._shape(shape))
+            if self.narrow_only and codes.dtype == jnp.float32:
+                fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         if self.pays(fmt):
             return fmt, "paid"
         return fmt, "stochastic" if self._stochastic(fmt) else "nearest"
@@ -242,7 +253,7 @@ class StoredMoment:
     def _zeros_for(self, name: str, p, shard: Shard | None) -> Encoded:
         if self.field.shape is not None:
             p = jnp.zeros(self._shape(p.shape), p.dtype)
-        fmt = self._format_here(name, p.shape, shard) or default_format(p)
+        fmt = self._format_here(name, p.shape, shard, p.dtype != jnp.bfloat16) or default_format(p)
         self._refuse_freezing(fmt)
         return fmt.zeros_like(p)
 
@@ -258,14 +269,20 @@ class StoredMoment:
             )
         return own
 
-    def _format_here(self, name: str, shape: tuple[int, ...], shard: Shard | None) -> Format | None:
+    def _format_here(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None, is_wide: bool
+    ) -> Format | None:
         """Return the format asked for, for an array of `shape` that may be a shard; None if none was.
+
+        `is_wide` tells, where bfloat16 weights decide, that these are others.
 
         Raises:
             ValueError: if the shard ends within a block.
         """
         if self.asked_for is None:
             return None
+        if self.narrow_only and is_wide:
+            return Format("float32")
         if self.asked_for.scaled and shard is not None:
             shard.check()
         fmt = self.asked_for.for_shape(whole_shape(shard, shape))

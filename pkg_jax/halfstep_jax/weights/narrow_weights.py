@@ -114,7 +114,12 @@ def compensate() -> optax.GradientTransformationExtraArgs:
     return weight_transform(Compensate())
 
 
-def apply_updates(params: Any, updates: Any, seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike) -> Any:
+def apply_updates(
+    params: Any,
+    updates: Any,
+    seed: jax.typing.ArrayLike | None = None,
+    step: jax.typing.ArrayLike | None = None,
+) -> Any:
     """Return params + updates, rounded stochastically to the dtype of the params.
 
     For custom training loops, and for Equinox; bit-identical to `round_stochastically` as the last link,
@@ -128,7 +133,7 @@ def apply_updates(params: Any, updates: Any, seed: jax.typing.ArrayLike, step: j
         step: 1 at the first update; each step needs its own. May be traced.
 
     Raises:
-        TypeError: if a leaf is of another dtype, or `seed` is no seed.
+        TypeError: if a leaf is of another dtype, `seed` is no seed, or `seed` or `step` is missing.
         ValueError: if `seed` is out of range, or trees or shapes differ.
 
     Example:
@@ -139,6 +144,12 @@ def apply_updates(params: Any, updates: Any, seed: jax.typing.ArrayLike, step: j
     Source: ours (contract P1, P2).
     """
     caller = "apply_updates"
+    if seed is None or step is None:
+        raise TypeError(
+            f"{caller}: {'seed' if seed is None else 'step'} is missing: stochastic rounding takes words of "
+            "both. Pass seed and step, or use optax.apply_updates after a transform of this "
+            "package, whose last link has rounded."
+        )
     leaves = flatten_updates(caller, updates)
     weights = leaves.weights(params, wide=False)
     keys = param_keys(leaves, seed_words(caller, seed), step)

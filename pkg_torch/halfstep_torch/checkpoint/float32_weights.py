@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.distributed.shards import refuse_shards
+from halfstep_torch.distributed.placement import beside, placed_copy
+from halfstep_torch.distributed.shards import from_local, local_part, sharding
 from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import new_state
@@ -29,8 +30,8 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
         optimizer: whose parameters they are.
 
     Returns:
-        Copies, float32 and row-major, in a dict by the parameters' names or, where the optimizer was given
-        none, in a list in its order.
+        Copies, float32 and row-major, of a DTensor a DTensor that is placed as it is: in a dict by the
+        parameters' names or, where the optimizer was given none, in a list in its order.
 
     Example:
         >>> import halfstep_torch as hs
@@ -44,9 +45,12 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
     check_optimizer("float32_params", optimizer)
     values: dict[Any, Tensor] = {}
     for key, param, plan in _parameters(optimizer):
-        state, p32 = optimizer.state.get(param), param.detach().to(torch.float32).contiguous()
-        known = plan.weights.join(p32, state) if state else p32
-        values[key] = known.detach().clone(memory_format=torch.contiguous_format)
+        state, p32 = optimizer.state.get(param), local_part(param).detach().to(torch.float32).contiguous()
+        arrays = {name: beside(state[name], param) for name in plan.weights.arrays} if state else {}
+        known = plan.weights.join(p32, arrays) if state else p32
+        value = known.detach().clone(memory_format=torch.contiguous_format)
+        placed = sharding(param)
+        values[key] = from_local(value, param, placed[1], tuple(param.shape)) if placed else value
     return list(values.values()) if all(isinstance(key, int) for key in values) else values
 
 
@@ -60,7 +64,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
 
     Args:
         optimizer: whose parameters they are.
-        values: float32 tensors, as `float32_params` returns them.
+        values: float32 tensors, as `float32_params` returns them; for a DTensor also all of its values.
 
     Raises:
         TypeError: if it is not an `Optimizer`, or a value not a float32 tensor.
@@ -85,20 +89,22 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     for key, param, _ in parameters:
         _check_value(caller, key, param, given[key])
     for key, param, plan in parameters:
-        w = given[key].detach().to(param.device).contiguous()
+        placed = sharding(param)
+        w = local_part(placed_copy(given[key].detach(), param, placed and placed[1]))
         p32, arrays = plan.weights.store(w)
         if arrays and not optimizer.state[param]:
             optimizer.state[param].update(new_state(param, plan))
         for name, array in arrays.items():
-            optimizer.state[param][name].copy_(array)
-        param.copy_(p32)
+            state = optimizer.state[param][name]
+            if placed:
+                whole = from_local(array.to(state.dtype), param, placed[1], tuple(param.shape))
+                array = local_part(placed_copy(whole, param, tuple(state.placements)))
+            local_part(state).copy_(array)
+        local_part(param).copy_(p32)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str | int, Tensor, Plan]]:
     """Yield (name, or index where there are no names; parameter; plan) of all parameters."""
-    refuse_shards(
-        "float32_params", (param for _, param, _ in optimizer.plans()), "Use torch.distributed.checkpoint."
-    )
     index = 0
     for (_, param, plan), name in zip(optimizer.plans(), _names(optimizer), strict=True):
         yield (index if name is None else name), param, plan
@@ -127,7 +133,8 @@ def _check_value(caller: str, key: str | int, param: Tensor, value: Any) -> None
             f"{caller}: {key!r} has shape {tuple(value.shape)}, its parameter {tuple(param.shape)}. "
             "Pass the values of this model."
         )
-    past = value[value.abs() > _LARGEST_HALF] if param.dtype == torch.float16 else value[:0]
+    here = local_part(value).reshape(-1)
+    past = here[here.abs() > _LARGEST_HALF] if param.dtype == torch.float16 else here[:0]
     if past.numel():
         raise ValueError(
             f"{caller}: {key!r} has {past.view(-1)[0].item()}, past the largest float16, 65504. "

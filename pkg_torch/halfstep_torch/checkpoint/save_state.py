@@ -13,7 +13,9 @@ from torch import Tensor
 from halfstep.checkpoint.header import Recipe, check_names, make_header, paired, read_recipes
 from halfstep.checkpoint.state_file import FileArray, bytes_of, file_array, read_state_file, write_state_file
 from halfstep_torch.checkpoint.recipe import arrays_of, idle_places, recipe_of
-from halfstep_torch.distributed.shards import refuse_shards
+from halfstep_torch.distributed.agreement import Attempt, agree
+from halfstep_torch.distributed.collectives import by_mesh, gather_whole
+from halfstep_torch.distributed.shards import is_sharded, local_part, window_of
 from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import new_state
@@ -46,7 +48,8 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     The file is safetensors: `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are stored,
     under the names of the contract; its header says of every weight which links step it, with their counts,
     seeds, numbers and formats. `docs/bridge.md` has the layout. Buffers of the model are not in it. A file of
-    that name is replaced once the new one is whole.
+    that name is replaced once the new one is whole. With DTensors all processes call it together, gather one
+    array at a time, and the first process writes the file; any other mesh goes on from it, or none.
 
     Args:
         path: of the file.
@@ -70,16 +73,23 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     """
     caller = "save_state"
     weights, stepped = _parameters(caller, model, optimizer)
-    arrays = {f"params/{leaf}": _file_array(caller, leaf, p) for leaf, p in weights.items()}
+    meshes = list(by_mesh(filter(is_sharded, weights.values())))
+    writes = not meshes or torch.distributed.get_rank() == 0
+    arrays = {f"params/{leaf}": _file_array(caller, leaf, p, writes) for leaf, p in weights.items()}
     recipes, formats = {leaf: [] for leaf in weights}, {}
     for leaf, (param, _, plan, links) in stepped.items():
         state = optimizer.state.get(param) or new_state(param, plan)
         recipes[leaf] = recipe_of(plan, links, int(state["step"]))
         for key, field, label in arrays_of(plan):
             name = f"{field}/{leaf}"
-            arrays[name] = _file_array(caller, name, state[key], codes=True)
+            arrays[name] = _file_array(caller, name, state[key], writes, codes=True)
             formats |= {name: label} if label else {}
-    write_state_file(path, make_header("halfstep_torch", recipes, formats), arrays)
+    with Attempt() as attempt:
+        if writes:
+            write_state_file(path, make_header("halfstep_torch", recipes, formats), arrays)
+    agree(caller, meshes, attempt.error, [{} for _ in meshes])
+    if attempt.error is not None:
+        raise attempt.error
 
 
 @torch.no_grad()
@@ -123,7 +133,7 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
             )
     optimizer.load_state_dict(_state_dict(optimizer, states, _seeds(caller, stepped, recipes, saved)))
     for leaf, param in weights.items():
-        param.copy_(read[leaf])
+        local_part(param).copy_(read[leaf][window_of(param).box])
 
 
 def _parameters(
@@ -131,7 +141,6 @@ def _parameters(
 ) -> tuple[dict[str, Tensor], dict[str, _Stepped]]:
     """Return the parameters of a model by leaf name, and those that are optimized."""
     check_optimizer(caller, optimizer)
-    refuse_shards(caller, model.parameters(), "Use torch.distributed.checkpoint.")
     groups = [i for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
     links = optimizer.bound_links()
     stepped = {
@@ -201,12 +210,16 @@ def _state_dict(
         for (owner, place), seed in seeds.items():
             if owner == number:
                 group_seeds[place] = tuple(seed) if isinstance(group_seeds[place], (tuple, list)) else seed[0]
-        group[HEADER] = {**group[HEADER], "seeds": group_seeds}
+        group[HEADER] = {**group[HEADER], "seeds": group_seeds, "counts": ()}
     return state_dict
 
 
-def _file_array(caller: str, name: str, x: Tensor, codes: bool = False) -> FileArray:
-    """Return a tensor as a file holds it; codes of a byte as bytes."""
+def _file_array(caller: str, name: str, x: Tensor, writes: bool, codes: bool = False) -> Any:
+    """Return a tensor as a file holds it, codes of a byte as bytes; nothing in a process that writes none."""
+    if is_sharded(x):
+        x = gather_whole([x])[0]
+    if not writes:
+        return None
     flat = x.detach().cpu().contiguous().reshape(-1)
     return file_array(caller, name, _dtype_of(x.dtype, codes), x.shape, flat.view(torch.uint8).numpy())
 

@@ -17,6 +17,7 @@ from halfstep_torch.distributed.shards import (
     local_part,
     sharding,
     window_here,
+    window_of,
     windows_of_all,
 )
 from halfstep_torch.distributed.window import Window
@@ -36,7 +37,7 @@ def array_placements(spec: StateArray, param: Any) -> tuple | None:
     if fmt is None or fmt.blocks is None:
         return placements
     leading, run, size = block_layout(shape, fmt.block_size)
-    unit = max(1, min(size, run))
+    unit = max(1, min(size, run)) if spec.scale_of else 2
     if any(getattr(placement, "dim", 0) > len(leading) for placement in placements):
         return None
     per_entry = unit if spec.scale_of else 2
@@ -93,3 +94,10 @@ def placed_copy(array: Any, param: Any, placements: tuple | None) -> Tensor:
         local = local[window_here(shape, param.device_mesh, placements).box]
     copy = local.to(param.device, copy=True, memory_format=torch.contiguous_format)
     return copy if placements is None else from_local(copy, param, placements, shape)
+
+
+def beside(array: Any, param: Any) -> Tensor:
+    """Return the elements of a state array, of the shape of a parameter, that this process has of that."""
+    if not is_sharded(array) or sharding(array) == sharding(param):
+        return local_part(array)
+    return local_part(array)[window_of(param).box]

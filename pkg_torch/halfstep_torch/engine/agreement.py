@@ -42,9 +42,10 @@ def _notes(mesh: Any, batches: Sequence[Batch]) -> dict[str, Any]:
     """Return what is to be the same in all processes of a mesh, by what it is called."""
     pairs = [(batch.group, slot) for batch in batches for slot in batch.slots]
     pairs = [(group, slot) for group, slot in pairs if mesh in meshes_of([slot.owner])]
-    groups = {group.index: group for group, _ in pairs}
+    groups = {group.index: group for group, _ in sorted(pairs, key=lambda pair: pair[0].index)}
+    leaves = {slot.index: [slot.name, *slot.owner.shape] for _, slot in pairs}
     return {
-        "parameters with gradients": [[slot.name, *slot.owner.shape] for _, slot in pairs],
+        "parameters with gradients": [leaves[index] for index in sorted(leaves)],
         "seeds": [[str(link.seed) for link in group.links] for group in groups.values()],
         "steps": sorted({slot.step for _, slot in pairs}),
         "placements": sorted({str(sharding(slot.owner)) for _, slot in pairs}),

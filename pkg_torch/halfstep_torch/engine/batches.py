@@ -2,20 +2,24 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.distributed.shards import check_sharding, local_part, refuse_shards, sharding
+from halfstep_torch.distributed.norms import norm_of_shards
+from halfstep_torch.distributed.shards import check_sharding, local_part, sharding
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
-from halfstep_torch.engine.slots import Slot, SlotColumns, new_state, state_placements
+from halfstep_torch.engine.slots import Slot, SlotColumns, new_state, slots_of, state_placements
+from halfstep_torch.engine.step_numbers import StepNumbers
 from halfstep_torch.leaves import check_count, check_grad, check_leftovers, check_state_array
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
@@ -35,7 +39,7 @@ class Batch:
         device: of all slots.
         grad_dtype: of all gradients.
         slots: the parameters.
-        numbers: of each of their counts after this step the numbers of each rule, by name.
+        numbers: of each of their counts after this step the numbers of each rule.
         keys: of their random words.
         kernels: of each stage the compiled functions, for rows of one parameter by True, of many by False;
             none where it runs eagerly, and none of any stage where all do.
@@ -47,15 +51,23 @@ class Batch:
     device: torch.device
     grad_dtype: torch.dtype
     slots: list[Slot]
-    numbers: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
+    numbers: dict[int, list[StepNumbers]] = dataclasses.field(default_factory=dict)
     keys: Any = None
     kernels: Sequence[Mapping[bool, Callable[..., None]]] = ()
     row_plan: Any = None
 
     def stage_numbers(self, k: int) -> dict[int, list[Any]]:
-        """Return of each count the numbers of the rules of the k-th stage."""
+        """Return of each count the numbers of the rules of the k-th stage, by name."""
+        return {step: [n.by_name for n in of_rules] for step, of_rules in self._of_stage(k)}
+
+    def stage_vectors(self, k: int) -> list[list[float]]:
+        """Return of each count the numbers of the rules of the k-th stage, one after the other."""
+        return [[x for n in of_rules for x in n.flat] for _, of_rules in self._of_stage(k)]
+
+    def _of_stage(self, k: int) -> Iterator[tuple[int, list[StepNumbers]]]:
         rules = self.plan.bounds[k]
-        return {step: numbers[rules.start : rules.stop] for step, numbers in self.numbers.items()}
+        for step, of_rules in self.numbers.items():
+            yield step, of_rules[rules.start : rules.stop]
 
 
 @dataclasses.dataclass
@@ -63,14 +75,14 @@ class LastStep:
     """What a step can take over from the one before, which saves time and changes nothing.
 
     Attributes:
-        slots: of each parameter that was stepped what its plan was made from, and its slot.
+        slots: of each parameter that was stepped what its plan was made from, and its slots.
         plan_keys: of each group, by its index, what the plans of its parameters depend on.
         row_plans: of each batch.
         numbers: of each link of each group, its values and the numbers of each count: where counts differ,
             most are one more than another's.
     """
 
-    slots: dict[Tensor, tuple[tuple, Slot]] = dataclasses.field(default_factory=dict)
+    slots: dict[Tensor, tuple[tuple, list[Slot]]] = dataclasses.field(default_factory=dict)
     plan_keys: dict[int, tuple] = dataclasses.field(default_factory=dict)
     row_plans: dict[tuple, RowPlan] = dataclasses.field(default_factory=dict)
     numbers: dict[tuple[int, int], tuple[Any, dict[int, Any]]] = dataclasses.field(default_factory=dict)
@@ -94,7 +106,7 @@ def make_batches(
     """
     groups: dict[int, ReadGroup] = {}
     plan_keys: dict[int, tuple] = {}
-    slots: dict[Tensor, tuple[tuple, Slot]] = {}
+    slots: dict[Tensor, tuple[tuple, list[Slot]]] = {}
     kinds: dict[tuple, dict[int, list[Slot]]] = {}
     for i, name, param in parameters:
         grad = param.grad
@@ -107,18 +119,19 @@ def make_batches(
         group = groups[i]
         check_grad(group.caller, name, param)
         key = (plan_keys[i], param.dtype, param.shape, param.device, name, sharding(param))
-        known, slot = last.slots.get(param, ((), None))
-        if slot is None or known != key:
+        known, of_param = last.slots.get(param, ((), []))
+        if known != key:
             check_sharding(group.caller, name, param)
-            slot = Slot.of(param, name, group.plan(name, param))
-        slot.param = local_part(param)  # which `to_empty` and `load_state_dict(assign=True)` replace
-        slots[param] = key, slot
-        state = states.get(param)
-        if state and state.get("step") is not slot.counter:
+            of_param = slots_of(param, name, group.plan(name, param))
+        local = local_part(param)  # which `to_empty` and `load_state_dict(assign=True)` replace
+        slots[param], state = (key, of_param), states.get(param)
+        if state and state.get("step") is not of_param[0].counter:
             check_count(group.caller, name, state.get("step"))
-        slot.step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
-        kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
-        kinds.setdefault(kind, {}).setdefault(slot.step, []).append(slot)
+        step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
+        for slot in of_param:
+            slot.param, slot.step, slot.index = slot.local(local), step, len(slots)
+            kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
+            kinds.setdefault(kind, {}).setdefault(step, []).append(slot)
     made = []
     for (i, _, device, grad_dtype, _), by_count in kinds.items():
         parts = list(by_count.values())
@@ -130,29 +143,76 @@ def make_batches(
     return made
 
 
-def attach_numbers(batches: Sequence[Batch], last: LastStep) -> None:
+def check_finite(caller: str, batches: Sequence[Batch]) -> None:
+    """Raise ValueError for a gradient that is not finite, where a rule would spread that."""
+    for batch in batches:
+        links = [batch.group.links[j] for j in batch.plan.rule_indices]
+        slots = [slot for slot in batch.slots if slot.grad.numel()]
+        if not slots or not any(link.needs_finite for link in links):
+            continue
+        # The host waits once for all of a batch.
+        largest = torch.stack([torch.linalg.vector_norm(slot.grad, math.inf) for slot in slots])
+        for slot, finite in zip(slots, largest.isfinite().tolist(), strict=True):
+            if not finite:
+                raise ValueError(
+                    f"{caller}: the gradient of '{slot.name}' has an infinity or a NaN, and the factor would "
+                    "make NaN of its whole matrix. Leave the step out, or clip. Nothing was changed."
+                )
+
+
+def measure(batches: Sequence[Batch]) -> dict[tuple[int, int], Any]:
+    """Return of each link that depends on all gradients what it makes of them, by group and place.
+
+    Processes of a mesh exchange words here: once for each link of a chain, whatever groups it steps.
+    """
+    measured: dict[tuple[int, int], Any] = {}
+    norms: dict[tuple, Callable[[bool], Tensor]] = {}
+    for batch in sorted(batches, key=lambda batch: batch.group.index):
+        for j in batch.plan.rule_indices:
+            link, key = batch.group.links[j], (batch.group.index, j)
+            if link.measures and key not in measured:
+                norm = norms.setdefault(
+                    (id(link), batch.group.scale), _norm_of(batches, link, batch.group.scale)
+                )
+                measured[key] = link.measure(batch.group.values[j], norm)
+    return measured
+
+
+def _norm_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Callable[[bool], Tensor]:
+    """Return what computes, once, the norm of the gradients that a link is to see."""
+
+    @functools.cache
+    def norm(exact: bool) -> Tensor:
+        slots = [slot for other in batches if _has(other, link) for slot in other.slots]
+        slots.sort(key=lambda slot: slot.index)
+        grads = [slot.grad for slot in slots]
+        # What was gathered is all of a gradient, the same in all processes.
+        owners = [slot.param if slot.gathered else slot.owner for slot in slots]
+        return norm_of_shards(grads if scale is None else Unscaled(grads, scale), owners, exact=exact)
+
+    return norm
+
+
+def attach_numbers(batches: Sequence[Batch], measured: Mapping[tuple[int, int], Any], last: LastStep) -> None:
     """Give batches the numbers of each rule, those that depend on all gradients too."""
     known, last.numbers = last.numbers, {}
     for batch in batches:
-        batch.numbers = _step_numbers(batch, batches, known, last.numbers)
+        batch.numbers = _step_numbers(batch, measured, known, last.numbers)
 
 
-def _step_numbers(batch: Batch, batches: Iterable[Batch], known: Mapping, now: dict) -> dict[int, list[Any]]:
+def _step_numbers(
+    batch: Batch, all_measured: Mapping, known: Mapping, now: dict
+) -> dict[int, list[StepNumbers]]:
     """Return of each count of a batch the numbers of each rule; what is `known` is not computed again."""
     group, numbers = batch.group, {slot.step: [] for slot in batch.slots}
     for j in batch.plan.rule_indices:
-        link, h, measured = group.links[j], group.values[j], None
-        if link.measures:
-            slots = [slot for other in batches if _has(other, link) for slot in other.slots]
-            refuse_shards(link.name, (slot.owner for slot in slots), "Use torch.nn.utils.clip_grad_norm_.")
-            grads = [slot.grad for slot in slots]
-            measured = link.measure(h, grads if group.scale is None else Unscaled(grads, group.scale))
+        link, h, measured = group.links[j], group.values[j], all_measured.get((group.index, j))
         before, of_counts = known.get((group.index, j), (None, {}))
         of_counts = of_counts if before == h and not link.measures else {}
         _, kept = now.setdefault((group.index, j), (h, {}))
         for step, of_rules in numbers.items():
             if step not in kept or link.measures:
-                kept[step] = of_counts.get(step) or link.step_numbers(h, step, measured)
+                kept[step] = of_counts.get(step) or StepNumbers.of(link.step_numbers(h, step, measured))
             of_rules.append(kept[step])
     return numbers
 
@@ -169,7 +229,9 @@ def _attach_state(batches: Iterable[Batch], states: MutableMapping[Tensor, Any])
             state = states[slot.owner]
             if not (slot.arrays and _holds(state, slot.arrays)):  # as they were checked
                 _attach_new_state(caller, slot, state)
-            if slot.param is slot.owner:
+            if slot.part:
+                slot.attach_part()
+            elif slot.param is slot.owner:
                 slot.state = slot.arrays
             else:
                 slot.state = {key: local_part(array) for key, array in slot.arrays.items()}

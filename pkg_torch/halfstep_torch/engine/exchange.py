@@ -16,7 +16,7 @@ def exchanged(batches: Iterable[Batch]) -> Iterator[None]:
 
     On the way out gathered weights are forgotten; `scatter` brings them back to the parameters before.
     """
-    slots = [slot for batch in batches for slot in batch.slots if slot.param is not slot.owner]
+    slots = _sharded_slots(batches)
     placed = _placed_grads([slot.owner for slot in slots])
     gathered = [slot for slot in slots if slot.gathered]
     for slot, grad in zip(slots, placed, strict=True):
@@ -37,10 +37,25 @@ def meshes_of(params: Iterable[Any]) -> list[Any]:
     return list(by_mesh(filter(is_sharded, params)))
 
 
-def talking_meshes(batches: Iterable[Batch]) -> list[Any]:
+def talking_meshes(batches: Sequence[Batch]) -> list[Any]:
     """Return the meshes whose processes exchange anything in the steps of these batches."""
+    measured = {id(slot) for batch in batches if _measures(batch) for slot in batch.slots}
+    talking = (
+        slot.owner
+        for slot in _sharded_slots(batches)
+        if slot.gathered or slot.part or _is_elsewhere(slot.owner) or id(slot) in measured
+    )
+    return meshes_of(talking)
+
+
+def _measures(batch: Batch) -> bool:
+    return any(batch.group.links[j].measures for j in batch.plan.rule_indices)
+
+
+def _sharded_slots(batches: Iterable[Batch]) -> list[Slot]:
+    """Return the slots of sharded parameters, in an order that all processes share."""
     slots = [slot for batch in batches for slot in batch.slots if slot.param is not slot.owner]
-    return meshes_of(slot.owner for slot in slots if slot.gathered or _is_elsewhere(slot.owner))
+    return sorted(slots, key=lambda slot: slot.index)
 
 
 def _is_elsewhere(param: Any) -> bool:

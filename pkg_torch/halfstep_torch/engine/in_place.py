@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from halfstep.random_words import leaf_id
+from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.inductor import compile_options, compiling, own_code
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import as_int32, leaf_keys, mix, whole_words
+from halfstep_torch.numbers.random_words import as_int32, leaf_keys, mix, whole_words, words_at
 from halfstep_torch.numbers.rounding import round_value
 
 # Elements of a piece: on a CPU few enough for the temporaries of one to stay in a cache, elsewhere enough for
@@ -35,23 +36,31 @@ def round_in_place(
     leaf: str,
     role: int,
     compiled: bool = False,
+    window: Window | None = None,
 ) -> None:
     """Replace x by stochastic(new(x, others...)), by R5, with the words of its row-major indices.
 
     In float32 nothing is rounded. The words are of the leaf `leaf` at `step`; `role` shares its words with no
-    other. A compiled kernel wants x of 16 bits, and all tensors in row-major order.
+    other. A compiled kernel wants x of 16 bits, and all tensors in row-major order. Where x is a shard,
+    `window` is what of an array it has, and the indices are those in the array.
     """
     k0, k1 = as_int32(leaf_keys(seed, [step], [leaf_id(leaf)], [role])[0]).tolist()
     name = dtype_name(x.dtype)
     in_order = all(tensor.is_contiguous() for tensor in (x, *others))
-    if compiled and in_order and name != "float32" and _SMALLEST <= x.numel() < _LARGEST:
+    cut = window is not None and not window.is_full
+    if compiled and not cut and in_order and name != "float32" and _SMALLEST <= x.numel() < _LARGEST:
         keys = torch.tensor([k0, k1], dtype=torch.int32, device=x.device)
         flat = tuple(tensor.view(-1) for tensor in (x, *others))
         rounding_kernel(new, name, len(others), x.device)(*flat, keys)
         return
     for offset, part, *other_parts in _pieces(x, *others):
         value = new(part.to(torch.float32), *(other.to(torch.float32) for other in other_parts))
-        words = None if name == "float32" else whole_words(k0, k1, part.shape, part.device, offset)
+        words = None
+        if name != "float32" and window is not None and cut:
+            local = torch.arange(offset, offset + part.numel(), device=part.device)
+            words = words_at(k0, k1, window.indices(local)).view(part.shape)
+        elif name != "float32":
+            words = whole_words(k0, k1, part.shape, part.device, offset)
         part.copy_(round_value(value, name, words, saturate=False))
 
 

@@ -7,11 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.rule import Rule
+from halfstep_torch.chain import Chain, ChainByOptions
 from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.engine.agreement import Agreement
-from halfstep_torch.engine.batches import Batch, LastStep, attach_numbers, attach_row_plans, make_batches
+from halfstep_torch.engine.batches import (
+    Batch,
+    LastStep,
+    attach_numbers,
+    attach_row_plans,
+    check_finite,
+    make_batches,
+    measure,
+)
 from halfstep_torch.engine.compiled_stage import compile_batch
+from halfstep_torch.engine.cut_blocks import CutBlocks
 from halfstep_torch.engine.exchange import exchanged, meshes_of, scatter
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.groups import plain_value
@@ -22,8 +33,10 @@ from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import state_placements
 from halfstep_torch.leaves import has_memory
+from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
 from halfstep_torch.optimizer_state.state_dict import (
+    check_counts,
     check_saved_state,
     load_group,
     load_states,
@@ -89,6 +102,24 @@ class Optimizer(PlannedOptimizer):
     Source: contract A6, P1.
     """
 
+    def __init__(
+        self,
+        params: Iterable,
+        tx: Chain | Rule | ChainByOptions | None = None,
+        *,
+        maximize: bool = False,
+        compile: bool | str = "auto",
+        names: Iterable | None = None,
+        **others: Any,
+    ) -> None:
+        if tx is None or others:
+            problem = f"{next(iter(others))} is no argument" if others else "tx is missing"
+            raise TypeError(
+                f"{self._name}: {problem}: what a step does, and its numbers, are those of a chain. Pass "
+                "chain(scale_by_adam(), scale_by_learning_rate(1e-3), round_stochastically()), or use AdamW."
+            )
+        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
+
     release: Any = None
     """The handle of `release_gradients`, as long as it steps the parameters."""
 
@@ -106,11 +137,13 @@ class Optimizer(PlannedOptimizer):
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
 
         That entry, `halfstep`, holds the spec version, the links of the chain, their seeds and the
-        parameters' leaf names. All of it loads with `torch.load(weights_only=True)`. State arrays are not
-        copied.
+        parameters' leaf names and the distinct counts of their steps. All of it loads with
+        `torch.load(weights_only=True)`. State arrays are not copied; those of a dtype that checkpointers
+        cannot gather (int16, 8-bit floats) are shown as their bytes, uint8.
         """
         headers = self._headers()
         state_dict = super().state_dict()
+        state_dict["state"] = {key: as_bytes(entry) for key, entry in state_dict["state"].items()}
         for group, header in zip(state_dict["param_groups"], headers, strict=True):
             group.update({key: plain_value(value) for key, value in group.items()}, **{HEADER: header})
         return state_dict
@@ -136,6 +169,7 @@ class Optimizer(PlannedOptimizer):
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
         saved_groups, ids, seeds = read_groups(state_dict, self._headers())
+        check_counts(state_dict, ids)
         states: dict[Tensor, tuple[dict[str, tuple | None], Mapping[str, Any]]] = {}
         steps: list[tuple[int, int]] = []
         group_of = functools.cache(self._group)
@@ -143,6 +177,7 @@ class Optimizer(PlannedOptimizer):
             saved = state_dict["state"].get(ids[i][name])
             if saved:
                 plan = group_of(i).plan(name, param)
+                saved = from_bytes(saved, {key: spec.dtype for key, spec in plan.arrays.items()})
                 saved_arrays = self._group(i, saved_groups[i]).plan(name, param).arrays
                 check_saved_state(name, param, plan.arrays, saved_arrays, saved)
                 placements = state_placements(plan, param)
@@ -172,10 +207,13 @@ class Optimizer(PlannedOptimizer):
 
     def _headers(self) -> list[dict[str, Any]]:
         names: list[list[str]] = [[] for _ in self.param_groups]
-        for i, name, _ in self._named():
+        counts: list[set[int]] = [set() for _ in self.param_groups]
+        for i, name, param in self._named():
             names[i].append(name)
-        chains = [choices.chain for choices in self._choices]
-        return [make_header(chain, leaves) for chain, leaves in zip(chains, names, strict=True)]
+            if state := self.state.get(param):
+                counts[i].add(int(state["step"]))
+        rows = zip((choices.chain for choices in self._choices), names, counts, strict=True)
+        return [make_header(chain, leaves, sorted(of_group)) for chain, leaves, of_group in rows]
 
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
         """Update every parameter that has a gradient.
@@ -254,19 +292,25 @@ class Optimizer(PlannedOptimizer):
         # Of a dry run there is the state alone.
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
         with exchanged(batches):
-            show_rates = []
+            show_rates, measured = [], measure(batches)
             with Attempt() as attempt:
-                attach_numbers(batches, last)
+                check_finite(self._name, batches)
+                attach_numbers(batches, measured, last)
                 self._compile_all(batches)
                 attach_row_plans(batches, last, sizes)
                 show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
                 self._look_around(batches)
             self._agreement.on_success(meshes, attempt.error)
+            cut_blocks = CutBlocks(batches)
+            cut_blocks.agree()
             # Everything that can fail has been tried: from here on, weights change.
             for batch in batches:
                 run_batch(batch)
                 scatter(batch.slots)
-        counters = [slot.counter for batch in all_batches for slot in batch.slots]
+            cut_blocks.share()
+        counters = list(
+            {id(slot.counter): slot.counter for batch in all_batches for slot in batch.slots}.values()
+        )
         if counters:
             for_each("add_", counters, 1)
         if any(LAST_STEP in batch.numbers for batch in all_batches):

@@ -79,6 +79,12 @@ class PackedRows(Rows):
             if spec.packed_of and self._fills:
                 _clear_half_bytes(self.spans, entries)
 
+    def write_scales_back(self) -> None:
+        """Copy scales back, and nothing else."""
+        for spec, views, entries in zip(self.stage.arrays.values(), self._views, self._entries, strict=True):
+            if spec.scale_of:
+                for_each("copy_", entries, views)
+
     def _parts(self, arrays: Mapping[int, Tensor]) -> list[Tensor]:
         return [span.of(arrays[span.slot], span.length) for span in self.spans]
 

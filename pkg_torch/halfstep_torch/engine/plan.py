@@ -98,11 +98,19 @@ class Plan:
         """What plans have in common whose parameters are stepped together: of equal ones the same object."""
         return _interned((self.rule_indices, self.kinds, self.padded_stages))
 
-    def within(self, window: Window) -> "Plan":
-        """Return the plan of the elements in a window of the parameter, which cuts no block."""
-        if window.is_full:
+    def within(self, window: Window, cut: bool = False) -> "Plan":
+        """Return the plan of the elements in a window of the parameter.
+
+        The window cuts no block or, with `cut`, is one of the parts of `halfstep_torch.engine.cut_blocks`.
+        """
+        if window.is_full and not cut:
             return self
-        rules = with_blocks(self.rules, lambda fmt: blocks_of(window.whole, fmt.block_size, window.shape))
+        start = window.offset[-1] if cut else 0
+        rules = with_blocks(
+            self.rules, lambda fmt: blocks_of(window.whole, fmt.block_size, window.shape, start)
+        )
+        if cut:
+            rules = tuple(dataclasses.replace(rule, moments=tuple(map(_cut, rule.moments))) for rule in rules)
         return dataclasses.replace(self, rules=rules)
 
     @functools.cached_property
@@ -125,6 +133,10 @@ class Plan:
                 seed_of[stream] = _seed_at(seeds[index], source.seed)
         rows = enumerate(zip(self.kinds, self.roles, strict=True))
         return tuple((seed_of[i] or 0, kind, roles) for i, (kind, roles) in rows)
+
+
+def _cut(moment: Any) -> Any:
+    return dataclasses.replace(moment, cut=True) if moment.format.scaled else moment
 
 
 @functools.cache

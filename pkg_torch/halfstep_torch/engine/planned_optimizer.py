@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from halfstep.recipes import settings
 from halfstep.rule import Rule
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.compile_choice import CompileChoice
@@ -51,7 +52,8 @@ class PlannedOptimizer(torch.optim.Optimizer):
         self._given_names = parameter_names(self._name, names)
         self._choices: list[GroupChoices] = []
         self._compared = False
-        entries = {**self._tx.make(**self._tx.options).entries, **self._tx.options, "maximize": maximize}
+        entries = {**self._tx.others, **self._tx.make(**self._tx.options).entries}
+        entries |= {**self._tx.options, "maximize": maximize}
         self._schedule = entries["lr"] if callable(entries.get("lr")) else None
         if self._schedule is not None:
             entries["lr"] = rate_of(self._name, self._schedule, 0)
@@ -87,9 +89,9 @@ class PlannedOptimizer(torch.optim.Optimizer):
         """Add a group of parameters, with its own values of the entries if it has any.
 
         `param_group` has `params`, and any of the entries: numbers of the links, `mu_dtype` and the like and,
-        of the named classes, `param_storage` and roundings. Where `lr` is a function of the step, the group
-        shows the number of the last one. Nothing is added if a value is of a wrong type (TypeError), out of
-        range, or nothing reads it (ValueError).
+        of the named classes, `param_storage`, roundings and `recipe`. Where `lr` is a function of the step,
+        the group shows the number of the last one. Nothing is added if a value is of a wrong type
+        (TypeError), out of range, or nothing reads it (ValueError).
         """
         schedule, rate, options = None, None, dict(self._tx.options)
         if isinstance(param_group, dict):
@@ -100,6 +102,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
             if self._given_names is not None and "params" in param_group:
                 params = with_names(self._name, param_group["params"], self._given_names)
                 param_group = {**param_group, "params": params}
+            param_group = self._without_recipe(param_group)
             options = {name: param_group.get(name, value) for name, value in options.items()}
         choices = GroupChoices(self._tx.make(**options), options, schedule, rate)
         super().add_param_group(param_group)
@@ -110,6 +113,15 @@ class PlannedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             self._choices.pop()
             raise
+
+    def _without_recipe(self, param_group: dict[str, Any]) -> dict[str, Any]:
+        """Return a group with the entries for which its recipe stands; those that it has itself win."""
+        arguments = inspect.signature(type(self)).parameters
+        if "recipe" not in param_group or "recipe" not in arguments:
+            return param_group
+        rest = {key: value for key, value in param_group.items() if key != "recipe"}
+        recipe = param_group["recipe"]
+        return rest if recipe is None else {**settings(self._name, recipe, arguments), **rest}
 
     def _check_new_group(self, group: dict[str, Any]) -> None:
         last = len(self.param_groups) - 1

@@ -140,6 +140,9 @@ def _spans(slot: Slot, place: int, k: int, sizes: RowSizes, compiled: bool) -> t
     if short:
         length = max(sizes.packed // short.unit, 1) * short.unit
         return [], [Span(place, window, i, min(length, n - i), short=short) for i in range(0, n, length)]
+    if slot.cuts:
+        length = max(sizes.packed // width, 1) * width
+        return [], [Span(place, window, i, min(length, n - i)) for i in range(0, n, length)]
     copied = compiled and any(kernel_dtype(x.dtype, device) != x.dtype for x in slot.state.values())
     at_once = sizes.packed if copied else sizes.in_place  # what is copied is to fit a cache
     rows, rest = divmod(n, width)

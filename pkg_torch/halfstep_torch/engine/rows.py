@@ -42,7 +42,7 @@ class Span:
         start: row-major index of the first element, in the window.
         length: in elements.
         box: an index into the leading axes of any array of the slot; None for a stretch of memory.
-        short: the cut of its blocks where runs end in a short one, which is to be filled up.
+        short: the cut of its blocks where runs begin or end in a short one, which is to be filled up.
     """
 
     slot: int
@@ -65,7 +65,8 @@ class Span:
         runs = self.window.indices(runs)
         if self.short is None:
             return runs
-        return (runs[:, None] + torch.arange(0, self.short.padded, self.short.size, device="cpu")).view(-1)
+        blocks = torch.arange(0, self.short.padded, self.short.size, device="cpu")
+        return (runs[:, None] + (blocks - self.short.lead)).view(-1)
 
     def of(self, x: Tensor, entries: int) -> Tensor:
         """Return the span's part of an array of the slot, of which so many entries belong to it."""
@@ -84,7 +85,9 @@ class Span:
         runs = self.length // self.short.unit
         products = itertools.accumulate(x.shape, operator.mul, initial=1)
         leading = next(k for k, product in enumerate(products) if product == runs)
-        entries = rows.view(*x.shape[:leading], -1)[..., : x.numel() // runs]
+        entries = rows.view(*x.shape[:leading], -1)
+        first = self.short.lead * entries.shape[-1] // self.short.padded
+        entries = entries[..., first : first + x.numel() // runs]
         return entries.unflatten(-1, x.shape[leading:])
 
 

@@ -20,7 +20,7 @@ from halfstep_torch.storage.stored_moment import Words
 from halfstep_torch.weights.weight_rule import BoundWeights, apply_updates
 
 # A compiled kernel has the length of a block as a constant.
-_LONGEST_BLOCK = 1 << 16
+LONGEST_BLOCK = 1 << 16
 # Elements of a row where no format asks for a length. 2^32 is a multiple: no row has two high halves of an
 # index.
 _WIDTH = 256
@@ -88,14 +88,14 @@ class Stage:
         The stage itself where a block is cut by others, or too long to be a constant of a kernel: then a row
         holds whole runs.
         """
-        if not self.blocks or not self._nested or self.blocks[0].size > _LONGEST_BLOCK:
+        if not self.blocks or not self._nested or self.blocks[0].size > LONGEST_BLOCK:
             return self
         return self if self.blocks[0].run is None else with_blocks(self, _without_short_ones)
 
     @property
     def compiles(self) -> bool:
         """Whether the stage, of whole blocks, can be a compiled kernel."""
-        return self.scope == "elementwise" and self._nested and self.width <= _LONGEST_BLOCK
+        return self.scope == "elementwise" and self._nested and self.width <= LONGEST_BLOCK
 
     @property
     def _nested(self) -> bool:

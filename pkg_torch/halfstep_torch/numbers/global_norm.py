@@ -44,29 +44,38 @@ def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
         for i, x in enumerate(tensors):
             norms[i] = norm(x)
         return norm(norms)
-    patterns = [_pattern(x) for x in tensors]
-    largest = torch.stack([bits.amax().to(device) if bits.numel() else _zero(device) for bits in patterns])
-    return _exact_norm(patterns, largest.amax())
+    largest = largest_pattern(tensors, device)
+    return root_of(sum_of_squares(tensors, largest), largest)
 
 
-def _zero(device: torch.device) -> Tensor:
-    return torch.zeros((), dtype=torch.int32, device=device)
+def largest_pattern(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the bits of the largest magnitude, int32: those of a NaN are the largest; 0 of nothing."""
+    zero = torch.zeros((), dtype=torch.int32, device=device)
+    return torch.stack([zero, *(_pattern(x).amax().to(device) for x in tensors if x.numel())]).amax()
 
 
-def _pattern(x: Tensor) -> Tensor:
-    """Return the bits of float32 numbers without their sign, in one row."""
-    return x.detach().to(torch.float32).reshape(-1).view(torch.int32) & 0x7FFFFFFF
-
-
-def _exact_norm(patterns: Sequence[Tensor], largest: Tensor) -> Tensor:
+def sum_of_squares(tensors: Sequence[Tensor], largest: Tensor) -> Tensor:
+    """Return the sum of all squares, in units of the last place of the largest: (low 32 bits, the rest)."""
     field = largest >> 23
-    sums = torch.stack([_sum_of_squares(bits, field.to(bits.device)).to(largest.device) for bits in patterns])
-    low, high = sums.sum(0).unbind()
+    zero = torch.zeros(2, dtype=torch.int64, device=largest.device)
+    sums = (_sum_of_squares(_pattern(x), field.to(x.device)).to(largest.device) for x in tensors)
+    return torch.stack([zero, *sums]).sum(0)
+
+
+def root_of(total: Tensor, largest: Tensor) -> Tensor:
+    """Return the norm, given the sum of squares and the bits of the largest magnitude."""
+    field = largest >> 23
+    low, high = total.unbind()
     root = sqrt(_as_float32(high + (low >> 32), low & 0xFFFFFFFF))
     norm = root * 2.0**-23 * (field << 23).view(torch.float32)
     norm = torch.where(field == 0, 0.0, norm)
     special = torch.where(largest == _INFINITY, torch.inf, torch.nan)
     return torch.where(largest >= _INFINITY, special, norm)
+
+
+def _pattern(x: Tensor) -> Tensor:
+    """Return the bits of float32 numbers without their sign, in one row."""
+    return x.detach().to(torch.float32).reshape(-1).view(torch.int32) & 0x7FFFFFFF
 
 
 def _sum_of_squares(bits: Tensor, field: Tensor) -> Tensor:

@@ -48,6 +48,10 @@ def check_header(caller: str, group: int, header: Any) -> None:
     _check_kind(caller, f"'halfstep' of group {group}", header, Mapping, _DAMAGED)
     for name, kind in (("spec_version", int), ("links", Sequence), ("seeds", Sequence)):
         _check_kind(caller, f"{name!r} in 'halfstep' of group {group}", header.get(name), kind, _DAMAGED)
+    counts = header.get("counts", ())
+    _check_kind(caller, f"'counts' in 'halfstep' of group {group}", counts, Sequence, _DAMAGED)
+    for count in counts:
+        _check_kind(caller, f"one of 'counts' in 'halfstep' of group {group}", count, int, _DAMAGED)
     for name in ("links", *(["names"] if "names" in header else [])):
         _check_kind(caller, f"{name!r} in 'halfstep' of group {group}", header[name], Sequence, _DAMAGED)
         for text in header[name]:

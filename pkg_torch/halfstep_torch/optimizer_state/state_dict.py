@@ -25,11 +25,29 @@ from halfstep_torch.say_once import say_once
 from halfstep_torch.storage.state_array import StateArray
 
 
-def make_header(chain: Chain, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return what a group says besides its values; plain types, so that `weights_only=True` loads it."""
+def make_header(
+    chain: Chain, names: Sequence[str] | None = None, counts: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return what a group says besides its values; plain types, so that `weights_only=True` loads it.
+
+    `counts` are the distinct ones of its parameters, which stand as tensors in their state too.
+    """
     links = [link.name for link in chain.links]
     header = {"spec_version": SPEC_VERSION, "links": links, "seeds": [link.seed for link in chain.links]}
-    return header if names is None else {**header, "names": list(names)}
+    return header if names is None else {**header, "names": list(names), "counts": list(counts)}
+
+
+def check_counts(state_dict: Mapping[str, Any], ids: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError if counts of a group's header are not those of its state: the file was cast."""
+    for i, (group, of_group) in enumerate(zip(state_dict["param_groups"], ids, strict=True)):
+        entries = [(name, state_dict["state"].get(key)) for name, key in of_group.items()]
+        kept = {saved_step("load_state_dict", name, entry.get("step")) for name, entry in entries if entry}
+        missing = sorted(set(group[HEADER].get("counts", ())) - kept)
+        if kept and missing:
+            raise ValueError(
+                f"load_state_dict: param group {i} has the step {missing[0]} in its header, and in its state "
+                f"{sorted(kept)}: whoever wrote the file has cast its tensors. Save them as they are."
+            )
 
 
 def read_groups(
@@ -195,8 +213,8 @@ def check_saved_state(
         if array.dtype != spec.dtype:
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "
-                f"{dtype_name(spec.dtype)} here. "
-                "Build the optimizer with the dtypes of the run that was saved."
+                f"{dtype_name(spec.dtype)} here. Build the optimizer with the dtypes of the run that was "
+                "saved, or move its float32_state_dict here by load_float32_state_dict."
             )
         saved_format, fmt = saved_arrays.get(key, spec).scale_of, spec.scale_of
         if saved_format != fmt and saved_format and fmt:

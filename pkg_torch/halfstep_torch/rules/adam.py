@@ -22,6 +22,7 @@ from halfstep_torch.storage.state_dtypes import DType
 from halfstep_torch.weights.weight_storage import with_param_storage
 
 
+@takes_recipe
 def scale_by_adam(
     b1: float = 0.9,
     b2: float = 0.999,

@@ -1,6 +1,6 @@
 """Clipping by the norm of all gradients: as a link of a chain, and in place. Contract: N3."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from halfstep.hyperparameters import check_bound
 from halfstep.rule import Rule, number
-from halfstep_torch.distributed.shards import refuse_shards
+from halfstep_torch.distributed.norms import norm_of_shards
+from halfstep_torch.distributed.shards import local_part, sharding
 from halfstep_torch.gradients.hooks import taken_by
 from halfstep_torch.link import Link, checked_rule
 from halfstep_torch.numbers import hyperparameters
-from halfstep_torch.numbers.global_norm import global_norm
 
 
 class ClipByGlobalNorm(Link):
@@ -22,9 +22,9 @@ class ClipByGlobalNorm(Link):
     max_norm: Any = number(torch=None, check=check_bound)  # the entry `max_norm` is LAMB's
     exact: bool = False
 
-    def measure(self, h: Any, gs: Sequence[Tensor]) -> Mapping[str, Any]:
+    def measure(self, h: Any, norm: Callable[[bool], Tensor]) -> Mapping[str, Any]:
         """Return the factor of all gradients."""
-        return {"factor": _factor(global_norm(gs, exact=self.exact), h.max_norm)}
+        return {"factor": _factor(norm(self.exact), h.max_norm)}
 
     def update(self, g, p, n, m, op):
         """Return the clipped update."""
@@ -43,7 +43,8 @@ def clip_by_global_norm(max_norm: float, *, exact: bool = False) -> Rule:
     Args:
         max_norm: the largest norm that is left as it is.
         exact: add integers, so that the norm has the same bits in any order, on any number of devices, and in
-            JAX; see `global_norm`. About five times the time on a CPU.
+            JAX; see `global_norm`. About five times the time on a CPU. Shards then exchange words twice, for
+            all gradients together, else once.
 
     Returns:
         A transform, for `chain` and `Optimizer`. A norm of NaN makes every update NaN.
@@ -88,14 +89,15 @@ def clip_grad_norm_(
         max_norm: the largest norm that is left as it is.
         error_if_nonfinite: raise where the norm is NaN or infinite; else the gradients become NaN, or zero.
         exact: add integers, so that the norm has the same bits in any order, on any number of devices, and in
-            JAX; see `global_norm`. About five times the time on a CPU.
+            JAX; see `global_norm`. About five times the time on a CPU. Shards then exchange words twice, for
+            all gradients together, else once.
 
     Returns:
         The norm before, a float32 0-d tensor.
 
     Raises:
-        TypeError: if `max_norm` is no number, or a gradient is sparse or not of a floating dtype that float32
-            holds.
+        TypeError: if `max_norm` is no number, or a gradient is sparse, not of a floating dtype that float32
+            holds, or a DTensor that is not placed as its weight.
         ValueError: if `max_norm` is negative.
         RuntimeError: if the norm is not finite and `error_if_nonfinite` is set, or `release_gradients` frees
             the gradients.
@@ -117,11 +119,9 @@ def clip_grad_norm_(
             f"{caller}: release_gradients has freed {len(released)} gradients during backward. "
             "Clip without it, or leave clipping out."
         )
-    refuse_shards(caller, listed, "Use torch.nn.utils.clip_grad_norm_.")
-    grads = [p.grad for p in listed if p.grad is not None]
-    for grad in grads:
-        _check(caller, grad)
-    norm = global_norm(grads, exact=exact)
+    owners = [p for p in listed if p.grad is not None]
+    grads = [local_part(_checked(caller, p)) for p in owners]
+    norm = norm_of_shards(grads, owners, exact=exact)
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(
             f"{caller}: the norm of the gradients is {norm.item()}. "
@@ -142,9 +142,18 @@ def _factor(norm: Tensor, max_norm: float | Tensor) -> Tensor:
     return torch.where(norm <= max_norm, 1.0, max_norm / norm)
 
 
-def _check(caller: str, grad: Tensor) -> None:
+def _checked(caller: str, param: Tensor) -> Tensor:
+    """Return a gradient that can be clipped."""
+    grad = param.grad
+    assert grad is not None
+    if sharding(grad) != sharding(param):
+        raise TypeError(
+            f"{caller}: a gradient is placed as {sharding(grad)}, its weight as {sharding(param)}. "
+            "Redistribute it to the placements of its weight, or clip by clip_by_global_norm in the chain."
+        )
     if grad.layout != torch.strided or grad.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         kind = "sparse" if grad.layout != torch.strided else str(grad.dtype).removeprefix("torch.")
         raise TypeError(
             f"{caller}: a gradient is {kind}; gradients are dense float32, bfloat16 or float16. Cast it."
         )
+    return grad

@@ -21,6 +21,7 @@ from halfstep_torch.storage.state_dtypes import DType
 from halfstep_torch.weights.weight_storage import with_param_storage
 
 
+@takes_recipe
 def scale_by_lion(
     b1: float = 0.9,
     b2: float = 0.99,

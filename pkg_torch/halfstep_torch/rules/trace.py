@@ -31,6 +31,7 @@ class Trace(shared.Trace, Link):
         return not (self.without_zero and h.decay == 0)
 
 
+@takes_recipe
 def trace(
     decay: float,
     nesterov: bool = False,

@@ -19,10 +19,12 @@ class Blocks:
     Attributes:
         size: elements of a block.
         run: elements of a run, whose last block is short; None where every block is whole.
+        lead: elements of the first block of a run that are elsewhere, in another shard.
     """
 
     size: int
     run: int | None = None
+    lead: int = 0
 
     @property
     def unit(self) -> int:
@@ -31,8 +33,8 @@ class Blocks:
 
     @property
     def padded(self) -> int:
-        """Elements of a unit once its last block is made whole."""
-        return -(-self.unit // self.size) * self.size
+        """Elements of a unit once its first and its last block are made whole."""
+        return -(-(self.lead + self.unit) // self.size) * self.size
 
     def count(self, elements: int) -> int:
         """Return the number of blocks of a stretch of whole units."""
@@ -79,14 +81,14 @@ class Blocks:
         """Return x in the shape (blocks, size), short blocks filled up with zeros."""
         if self.run is None:
             return x.reshape(-1, self.size)
-        runs = x.reshape(-1, self.run)
-        return torch.nn.functional.pad(runs, (0, self.padded - self.run)).reshape(-1, self.size)
+        runs, rest = x.reshape(-1, self.run), self.padded - self.lead - self.run
+        return torch.nn.functional.pad(runs, (self.lead, rest)).reshape(-1, self.size)
 
     def join(self, blocks: Tensor, shape: torch.Size) -> Tensor:
         """Return what `cut` was given, in its shape."""
         if self.run is None:
             return blocks.reshape(shape)
-        return blocks.reshape(-1, self.padded)[:, : self.run].reshape(shape)
+        return blocks.reshape(-1, self.padded)[:, self.lead : self.lead + self.run].reshape(shape)
 
 
 def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
@@ -95,12 +97,19 @@ def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:
     return (*leading, last // unit * becomes) if last % unit == 0 else (-1,)
 
 
-def blocks_of(shape: tuple[int, ...], block_size: BlockSize, part: tuple[int, ...] | None = None) -> Blocks:
-    """Return the cut of arrays of a shape, or of a part of one that cuts no block, such as a shard.
+def blocks_of(
+    shape: tuple[int, ...], block_size: BlockSize, part: tuple[int, ...] | None = None, start: int = 0
+) -> Blocks:
+    """Return the cut of arrays of a shape, or of a part of one, such as a shard.
 
-    Equal cuts are equal, whatever the shape.
+    A part may begin or end in the middle of a block: `start` is where, in every run. If a run is one block,
+    what the part has of it is a block. Equal cuts are equal, whatever the shape.
     """
     leading, run, size = block_layout(shape, block_size)
     size = max(1, min(size, run))
-    run = run if part is None else math.prod(part[len(leading) :])
-    return Blocks(size, run if run % size else None)
+    if part is None:
+        return Blocks(size, run if run % size else None)
+    here = math.prod(part[len(leading) :])
+    if size >= run:
+        return Blocks(here or size)
+    return Blocks(size, here if here % size or start % size else None, start % size)

@@ -14,12 +14,13 @@ from halfstep.storage.moment_formats import (
     check_rounding,
     check_saturation,
     check_unit,
+    default_of,
     is_stochastic,
     pays,
 )
+from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape, WordSource
-from halfstep_torch.storage.state_dtypes import default_format
 from halfstep_torch.storage.stored_moment import StoredMoment
 
 
@@ -41,7 +42,7 @@ def bound_moments(
 
 
 def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, shape: Shape) -> StoredMoment:
-    fmt = _format(moment, h) or default_format(dtype)
+    fmt = _format(moment, h) or Format.of(default_of(moment, dtype_name(dtype)))
     check_rounding(caller, moment, _rounding(rule, moment))
     _check(caller, rule, moment, fmt, h, _rate_name(rule, moment))
     fmt = fmt.for_shape(_shape(rule, moment, shape))

@@ -78,9 +78,13 @@ class Format(shared.Format):
         return self.round_trip(x, words, keep_nonzero=keep_nonzero)[0]
 
     def round_trip(
-        self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never"
+        self, x: Tensor, words: Tensor | None, *, keep_nonzero: str = "never", least: Tensor | None = None
     ) -> tuple[Encoded, Tensor]:
-        """Return what `encode` gives, and what `decode` makes of that, without the cast there and back."""
+        """Return what `encode` gives, and what `decode` makes of that, without the cast there and back.
+
+        `least` has the least byte of each block's scale: of a block whose other elements are elsewhere, the
+        byte of these. That of the whole block is the largest of the bytes of its pieces, 255 included.
+        """
         if self.blocks is None:
             wide, values = self.codes.round_trip(x, words, keep_nonzero == "always")
             return Encoded(wide.to(self.torch_dtype), None), values
@@ -89,12 +93,16 @@ class Format(shared.Format):
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)
         block_max = magnitude.amax(1, keepdim=True)
         scale = self.codes.scale(block_max)
+        if least is not None:
+            least = least.to(torch.int32).view(-1, 1)
+            scale = torch.maximum(scale, least)
         nonzero: bool | Tensor = keep_nonzero == "always"
         if keep_nonzero == "where_nonnegative":
             nonzero = ~(y < 0).any(1, keepdim=True)
         wide = self.codes.encode(y, scale, cut_words, nonzero)
         if self.codes.nan_in_scale:
             finite = block_max < math.inf
+            finite = finite if least is None else finite & (least != NAN_SCALE)
             wide, scale = torch.where(finite, wide, 0), torch.where(finite, scale, NAN_SCALE)
         # Where a maximum is past the largest scale, the scale says so, and codes are 0.
         values = self.blocks.join(self.codes.decode(self.codes.to_wide(wide), scale, cut_words), x.shape)

@@ -7,7 +7,6 @@ import torch
 from halfstep.storage import formats
 from halfstep.storage import state_dtypes as shared
 from halfstep.storage.relative import from_description
-from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.formats import Format
 
 DType = str | torch.dtype | formats.Format | None
@@ -24,8 +23,3 @@ def as_format(caller: str, argument: str, dtype: Any) -> Format | None:
     if isinstance(dtype, dict):
         return Format.of(from_description(dtype))
     return Format.of(shared.as_format(caller, argument, dtype))
-
-
-def default_format(dtype: torch.dtype) -> Format:
-    """Return the format of a moment of weights of a dtype where none is asked for (contract F1)."""
-    return Format.of(shared.default_format(dtype_name(dtype)))

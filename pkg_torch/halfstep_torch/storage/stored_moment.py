@@ -67,12 +67,13 @@ class MomentStorage(Protocol):
         """Return the float32 values of the state arrays: exact; `words` of each of the `sources`."""
         ...
 
-    def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[Arrays, Tensor]:
+    def encode(self, x: Tensor, words: Sequence[Words], least: Tensor | None = None) -> tuple[Arrays, Tensor]:
         """Return the state arrays of float32 `x`, and the float32 values that the rule is to go on with.
 
         Args:
             x: what is to be stored.
             words: of each of the `sources`.
+            least: byte of each block's scale, as `Format.round_trip` takes it.
         """
         ...
 
@@ -95,6 +96,7 @@ class StoredMoment:
         unit: the name of the second moment whose root is its unit; "" for none.
         paid: whether a step pays for storing it.
         second: the name of the second moment whose root bounds what is paid; "" for no bound.
+        cut: whether blocks have elements elsewhere, whose scale is in the array `least_key`.
     """
 
     name: str
@@ -106,6 +108,7 @@ class StoredMoment:
     unit: str = ""
     paid: bool = False
     second: str = ""
+    cut: bool = False
 
     @property
     def rounding(self) -> str:
@@ -119,7 +122,9 @@ class StoredMoment:
         arrays = {self.key: StateArray(self.format.torch_dtype, packed_of=packed_of, shape_of=self.shape_of)}
         if self.format.scaled:
             scale = StateArray(torch.uint8, scale_of=self.format, shape_of=self.shape_of)
-            arrays[scale_key(self.key)] = scale
+            arrays |= dict.fromkeys(
+                [scale_key(self.key), *([least_key(self.key)] if self.cut else [])], scale
+            )
         return arrays
 
     @property
@@ -138,10 +143,12 @@ class StoredMoment:
         drawn = words[1](self.format.decoded_shape(codes)) if len(words) > 1 else None
         return self.format.decode(Encoded(codes, scale), drawn)
 
-    def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
+    def encode(
+        self, x: Tensor, words: Sequence[Words], least: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Round `x` to the format, once; return codes and scales, and the values that they stand for."""
-        chosen = words[0](tuple(x.shape)) if words else None
-        (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=self.keep_nonzero)
+        chosen, kept = words[0](tuple(x.shape)) if words else None, self.keep_nonzero
+        (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=kept, least=least)
         return ({self.key: codes} if scale is None else {self.key: codes, scale_key(self.key): scale}), values
 
     def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
@@ -213,7 +220,9 @@ class StoredAgain:
         """Do as the rule does: codes of 8 bits are not stored again."""
         return self.inner.encode_with_inverse_root(x, words)
 
-    def encode(self, x: Tensor, words: Sequence[Words]) -> tuple[dict[str, Tensor], Tensor]:
+    def encode(
+        self, x: Tensor, words: Sequence[Words], least: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Round as the rule does, and what that leaves once more; the rule goes on with its own values."""
         own = len(self.inner.sources)
         arrays, values = self.inner.encode(x, words[:own])
@@ -226,6 +235,11 @@ class StoredAgain:
 def scale_key(key: str) -> str:
     """Return the key of the scales of a moment in the state."""
     return f"{key}_scale"
+
+
+def least_key(key: str) -> str:
+    """Return the key of the least scales of a moment whose blocks have elements elsewhere, in a step."""
+    return f"{scale_key(key)}_least"
 
 
 def _as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:

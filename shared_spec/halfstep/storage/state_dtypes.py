@@ -142,7 +142,7 @@ def as_format(caller: str, argument: str, dtype: Any) -> Format:
     if name in CODEBOOK_CODES:
         raise ValueError(f'{caller}: {argument}={name} is a table. Use codebook("{name}").')
     if name in SCALED_CODES:
-        way_out = "ufloat8_e5m3" if second and name.startswith("float8") else name
+        way_out = "ufloat8_e5m3" if second and name.startswith(("float8", "int")) else name
         raise ValueError(
             f"{caller}: {argument}={name} cannot hold a moment without a block scale. "
             f'Use scaled("{way_out}").'

@@ -1,0 +1,313 @@
+"""The Muon update rule as an Optax transform, and `muon` as an optimizer, with AdamW for the rest.
+
+Contract: A13, A14.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.core import Tracer
+
+from halfstep.rules import muon as shared
+from halfstep.rules.muon import NS_COEFFS, MatrixAxes, matrices_of
+from halfstep.rules.muon_split import MatrixChoice, announce, split
+from halfstep_jax.leaves import named_leaves
+from halfstep_jax.numbers.newton_schulz import newton_schulz
+from halfstep_jax.rules.adam import scale_by_adam
+from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.storage.state_dtypes import StateDType
+from halfstep_jax.transform import as_transform
+from halfstep_jax.weights.weight_storage import with_param_storage
+
+_MUON = "scale_by_muon"
+OUTPUT_AXIS = 1
+
+
+class ScaleByMuonState(NamedTuple):
+    """State of `scale_by_muon`; its fields are as in `ScaleByAdamState`."""
+
+    count: jax.Array
+    seed: jax.Array
+    mu: optax.Updates
+    mu_scale: Any = optax.EmptyState()
+
+
+def scale_by_muon(
+    ns_coeffs: Any = NS_COEFFS,
+    ns_steps: int = 5,
+    beta: jax.typing.ArrayLike = 0.95,
+    eps: float = 1e-7,
+    mu_dtype: StateDType | None = None,
+    *,
+    nesterov: bool = True,
+    bias_correction: bool = False,
+    output_axis: int | tuple[int, ...] = OUTPUT_AXIS,
+    reduction_axis: int | tuple[int, ...] | None = None,
+    scale: str | None = "original",
+    ns_dtype: str = "float32",
+    mu_rounding: str = "auto",
+    seed: jax.typing.ArrayLike = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """Replace the update of every matrix by the factor of its momentum: the nearest matrix that only turns.
+
+    With m the average as it was stored, h one step ahead of it, and s a number of the shape:
+
+        m <- store((beta m) + ((1 - beta) g))
+        h = (beta m) + ((1 - beta) g)
+        u = s NewtonSchulz(h)
+
+    The factor is of five steps, in float32, in XLA's own order of sums: another backend's lies within a bound
+    (contract A14). Given the factor, all else has the same bits everywhere. A zero matrix gives exactly 0. A
+    gradient with an infinity or a NaN makes the whole matrix NaN; outside of `jax.jit` it is refused by name.
+
+    Args:
+        ns_coeffs: three numbers for all steps, or a row of three for each.
+        ns_steps: of Newton and Schulz, 1 to 20.
+        beta: decay rate of the average.
+        eps: what the norm of a matrix counts as at least.
+        mu_dtype: how the momentum is stored; None: `scaled("float16", 128)` for bfloat16 params, else
+            float32. The factor magnifies errors of storing 485 times: of 8 bits use `scaled("int8", 32,
+            scale="fine")`; others are warned of, and 4 bits refused.
+        nesterov: whether h is one step ahead, in the form of torch and Jordan; else h = m.
+        bias_correction: Optax's form: both terms are divided by 1 - beta^t, that of m at t + 1.
+        output_axis: the axis, or axes, of the outputs of the layer: 1 for kernels of inputs by outputs.
+        reduction_axis: those of its inputs; of arrays of two axes the other one. Axes that are neither count
+            matrices: a stack of layers (layers, in, out) has reduction_axis=1, output_axis=2.
+        scale: s: "original", sqrt(max(1, outputs / inputs)); "consistent_rms", 0.2 sqrt(max(inputs,
+            outputs)), with which learning rate and decay are AdamW's; None, 1.
+        ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32
+            (dist 0.046 on digits) than momentum in 16 bits (0.014).
+        mu_rounding: as in `scale_by_adam`; "auto" is nearest, unless that freezes.
+        seed: of the random words.
+
+    Returns:
+        An Optax transform. Its updates are float32. Its state is that of the momentum and an empty one.
+
+    Raises:
+        TypeError: for what is not a number.
+        ValueError: for a number out of range, and 4 bits; from `init`, for a leaf that is no matrix, or an
+            empty one.
+
+    Example:
+        >>> tx = scale_by_muon(mu_dtype="float32")
+        >>> params = {"w": jnp.eye(2)}
+        >>> updates, _ = tx.update({"w": jnp.zeros((2, 2))}, tx.init(params))
+        >>> updates["w"].tolist()
+        [[0.0, 0.0], [0.0, 0.0]]
+
+    Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024;
+    `consistent_rms`, J. Liu et al., "Muon is scalable for LLM training", arXiv:2502.16982. Storage is ours
+    (contract A13, A14, F20).
+    """
+    ns_coeffs = shared.check_factor(_MUON, ns_coeffs, ns_steps, eps, ns_dtype, scale)
+    axes = MatrixAxes(reduction_axis, output_axis)  # pyright: ignore[reportArgumentType]
+    momentum = MuonMomentum(beta, mu_dtype, nesterov, bias_correction, mu_rounding, seed)
+    factor = Orthogonalize(*axes, ns_coeffs, ns_steps, eps, ns_dtype, scale)
+    return _of_matrices(axes, optax.chain(as_transform(momentum), as_transform(factor)))
+
+
+def muon(
+    learning_rate: optax.ScalarOrSchedule,
+    ns_coeffs: Any = NS_COEFFS,
+    ns_steps: int = 5,
+    beta: jax.typing.ArrayLike = 0.95,
+    eps: float = 1e-7,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any | Callable[[Any], Any] | None = None,
+    mu_dtype: StateDType | None = None,
+    *,
+    nesterov: bool = True,
+    bias_correction: bool = False,
+    scale: str | None = "original",
+    ns_dtype: str = "float32",
+    matrices: MatrixChoice = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_eps_root: jax.typing.ArrayLike = 0.0,
+    adam_weight_decay: optax.ScalarOrSchedule = 0.0,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_mu_dtype: StateDType | None = None,
+    nu_dtype: StateDType | None = None,
+    mu_rounding: str = "auto",
+    nu_rounding: str = "stochastic",
+    param_storage: str = "stochastic",
+    seed: jax.typing.ArrayLike = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """Muon for the hidden matrices of a model, AdamW for the rest, for weights in 16 bits or float32.
+
+    Partitions the params by `muon_labels`, which prints the split once: Muon steps what has two axes, unless
+    its name says that it is an embedding or a head; AdamW steps all else. Both chains end in decoupled decay
+    and the learning rate, and the weights are stored as `adamw` stores them. In float32 throughout, with
+    `bias_correction`, it is `optax.contrib.muon` to within rounding, but for embeddings and heads.
+
+    Args:
+        learning_rate: of Muon, and of AdamW unless it has its own.
+        ns_coeffs: with `ns_steps`, `beta`, `eps`, `mu_dtype`, `nesterov`, `bias_correction`, `scale`,
+            `ns_dtype` and `mu_rounding`, as in `scale_by_muon`.
+        ns_steps: as there.
+        beta: as there.
+        eps: as there.
+        weight_decay: decoupled decay of what Muon steps.
+        weight_decay_mask: as `mask` of `add_decayed_weights`, for all weights.
+        mu_dtype: as there.
+        nesterov: as there.
+        bias_correction: as there.
+        scale: as there.
+        ns_dtype: as there.
+        matrices: what overrides the split: a function of leaf name ("layers/0/kernel") and array, or a
+            mapping from patterns of names, to True (Muon), False (AdamW), `MatrixAxes` (Muon, with these
+            axes) or None (as by default).
+        adam_b1: with the other arguments `adam_...` and `nu_...`, as in `adamw`, for what AdamW steps.
+        adam_b2: as there.
+        adam_eps: as there.
+        adam_eps_root: as there.
+        adam_weight_decay: as there.
+        adam_learning_rate: as there; None: `learning_rate`.
+        adam_mu_dtype: as there.
+        nu_dtype: as there.
+        mu_rounding: of the momentum.
+        nu_rounding: as there.
+        param_storage: as there.
+        seed: as there.
+
+    Returns:
+        An Optax transform that needs `params`.
+
+    Errors are those of `scale_by_muon` and `adamw`, and from `init` ValueError where a pattern of `matrices`
+    matches nothing, or nothing is left to Muon.
+
+    Example:
+        >>> params = {"embed": jnp.ones((8, 4)), "dense": {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)}}
+        >>> tx = muon(1e-3, weight_decay=0.1)
+        >>> state = tx.init(params)
+        >>> muon_labels(params)["dense"]
+        {'bias': 'adamw', 'kernel': 'muon'}
+
+    Source: as `scale_by_muon`; arguments are Optax's.
+    """
+    of_muon: dict[str, Any] = {
+        "nesterov": nesterov,
+        "bias_correction": bias_correction,
+        "scale": scale,
+        "ns_dtype": ns_dtype,
+    }
+    of_muon |= {"mu_rounding": mu_rounding, "seed": seed}
+    adam = scale_by_adam(
+        adam_b1, adam_b2, adam_eps, adam_eps_root, adam_mu_dtype,
+        nu_dtype=nu_dtype, nu_rounding=nu_rounding, seed=seed,
+    )  # fmt: skip
+    adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+
+    def of_label(axes: MatrixAxes) -> optax.GradientTransformation:
+        link = scale_by_muon(ns_coeffs, ns_steps, beta, eps, mu_dtype, **of_muon, **axes._asdict())
+        return _decayed(link, weight_decay, weight_decay_mask, learning_rate)
+
+    adamw = _decayed(adam, adam_weight_decay, weight_decay_mask, adam_rate)
+    of_label(MatrixAxes(0, 1))  # so that wrong arguments are refused here, and not by `init`
+    return with_param_storage("muon", param_storage, [_split_transform(of_label, adamw, matrices)], seed)
+
+
+def muon_labels(params: Any, matrices: MatrixChoice = None) -> Any:
+    """Return the tree of labels by which `muon` splits params: "muon" or "adamw"; print the split once.
+
+    For a chain of your own: `optax.partition({"muon": ..., "adamw": ...}, muon_labels(params))`.
+
+    Args:
+        params: the weights, or their shapes and dtypes.
+        matrices: as in `muon`. What has `MatrixAxes` other than inputs by outputs has a label with them.
+
+    Raises:
+        TypeError: if `matrices` is neither a function nor a mapping, or gives something else.
+        ValueError: if a pattern of it matches nothing, or nothing is left to Muon.
+
+    Example:
+        >>> muon_labels({"head": jnp.ones((4, 8)), "kernel": jnp.ones((4, 4))})
+        {'head': 'adamw', 'kernel': 'muon'}
+
+    Source: ours.
+    """
+    choices = split("muon", named_leaves(params), matrices, OUTPUT_AXIS)
+    announce("muon", choices)
+    return jax.tree.unflatten(jax.tree.structure(params), [_label(choice.axes) for choice in choices])
+
+
+class MuonMomentum(shared.MuonMomentum):
+    """The momentum of `scale_by_muon`, with a state of its own type."""
+
+    name = _MUON
+    State = ScaleByMuonState
+
+
+class Orthogonalize(shared.Orthogonalize):
+    """The factor of matrices in XLA."""
+
+    name = _MUON
+
+    def factor(self, x: jax.Array, matrices: shared.Matrices) -> jax.Array:
+        """Return the Newton-Schulz factor of every matrix."""
+        coefficients = shared.coefficients_of(self.ns_coeffs, self.ns_steps)
+        return newton_schulz(x, matrices, coefficients, self.eps, self.ns_dtype)
+
+
+def _decayed(link, weight_decay, mask, learning_rate) -> optax.GradientTransformation:
+    return optax.chain(link, add_decayed_weights(weight_decay, mask), scale_by_learning_rate(learning_rate))
+
+
+def _label(axes: MatrixAxes | None) -> str:
+    if axes is None:
+        return "adamw"
+    return "muon" if tuple(axes) == (0, 1) else f"muon {axes.reduction_axis} {axes.output_axis}"
+
+
+def _split_transform(
+    of_label: Callable[[MatrixAxes], optax.GradientTransformation], adamw, matrices: MatrixChoice
+) -> optax.GradientTransformationExtraArgs:
+    """Return the transform that makes a chain for every kind of matrix as it sees the params."""
+
+    def partition(params) -> optax.GradientTransformationExtraArgs:
+        choices = split("muon", named_leaves(params), matrices, OUTPUT_AXIS)
+        kinds = {_label(choice.axes): choice.axes for choice in choices if choice.axes is not None}
+        transforms = {label: of_label(axes) for label, axes in kinds.items()}
+        labels = muon_labels(params, matrices)
+        return optax.partition({**transforms, "adamw": adamw}, labels)
+
+    def init(params):
+        return partition(params).init(params)
+
+    def update(updates, state, params=None, **extra_args):
+        if params is None:
+            raise ValueError(
+                "muon: params is None; weights decay. Pass params to update(updates, state, params)."
+            )
+        return partition(params).update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _of_matrices(axes: MatrixAxes, tx: optax.GradientTransformationExtraArgs):
+    """Return a transform that refuses, by the name of the leaf, what is no matrix, or not finite."""
+
+    def check(tree) -> None:
+        for name, x in named_leaves(tree):
+            matrices_of(f"{_MUON}: '{name}'", x.shape, *axes)
+
+    def init(params):
+        check(params)
+        return tx.init(params)
+
+    def update(updates, state, params=None, **extra_args):
+        check(updates)
+        for name, x in named_leaves(updates):
+            if not isinstance(x, Tracer) and not bool(jnp.isfinite(x).all()):
+                raise ValueError(
+                    f"{_MUON}: the gradient of '{name}' has an infinity or a NaN, and the factor would make "
+                    "NaN of its whole matrix. Leave the step out, as skip_nonfinite does."
+                )
+        return tx.update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(init, update)

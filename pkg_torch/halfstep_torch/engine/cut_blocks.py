@@ -1,0 +1,126 @@
+"""Blocks that borders of shards cut: their scale is that of the whole block, though no process has all of it.
+
+    a run of a parameter     | block | block | block | block |-
+    two processes            |-----------------|--------------|
+    parts of the first one   | whole blocks  |a|
+    parts of the second one                    |b| whole blocks
+
+The scale byte of a block is the largest of those that its pieces would choose, whatever the format. So pieces
+(`a`, `b`) are stepped twice. Once for their bytes, of which all processes take the largest, by one collective
+for all leaves of a mesh; nothing is written. Then as the whole blocks are, with these bytes. Codes lie beside
+the weights; every process has all scales, a byte per block: one more collective brings it the new ones.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.distributed.collectives import by_mesh, reduce_max
+from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.run import row_step
+from halfstep_torch.engine.slots import Slot
+from halfstep_torch.storage.stored_moment import scale_key
+
+
+@dataclasses.dataclass
+class _Leaf:
+    """A parameter whose blocks are cut.
+
+    Attributes:
+        slots: its parts here.
+        scales: of each array of scales the bytes of all blocks, as processes are to share them.
+    """
+
+    slots: list[Slot]
+    scales: dict[str, Tensor]
+
+
+class CutBlocks:
+    """The scales of all cut blocks in a step."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        slots = [slot for batch in batches for slot in batch.slots if slot.part]
+        self._batches = [batch for batch in batches if batch.slots[0].cuts]
+        self._leaves: list[_Leaf] = []
+        self._shared: list[tuple[Any, Tensor]] = []
+        by_index: dict[int, list[Slot]] = {}
+        for slot in sorted(slots, key=lambda slot: slot.index):
+            by_index.setdefault(slot.index, []).append(slot)
+        for mesh, leaves in by_mesh(by_index.values(), lambda parts: parts[0].owner).items():
+            self._share(mesh, leaves)
+
+    def _share(self, mesh: Any, leaves: Sequence[list[Slot]]) -> None:
+        arrays = [(parts, key) for parts in leaves for key in parts[0].arrays if _is_scale(parts[0], key)]
+        sizes = [parts[0].arrays[key].numel() for parts, key in arrays]
+        shared = torch.zeros(sum(sizes), dtype=torch.uint8, device=leaves[0][0].param.device)
+        self._shared.append((mesh, shared))
+        views: dict[int, _Leaf] = {}
+        for (parts, key), view in zip(arrays, shared.split(sizes), strict=True):
+            views.setdefault(parts[0].index, _Leaf(parts, {})).scales[key] = view
+        self._leaves += views.values()
+
+    def agree(self) -> None:
+        """Give all pieces the scales of their blocks: nothing of the parameters changes."""
+        slots = [slot for leaf in self._leaves for slot in leaf.slots if slot.cuts]
+        for slot in slots:
+            for key in slot.scales.keys() - slot.arrays.keys():
+                slot.scales[key].zero_()
+        # What is stored in units of another moment is rounded once that one is: twice, if both have scales.
+        depths = [_depths(leaf.slots[0]) for leaf in self._leaves]
+        for depth in range(max((max(of_leaf.values()) for of_leaf in depths), default=-1) + 1):
+            for batch in self._batches:
+                _choose_scales(batch)
+            self._reduce(slots)
+            for leaf, of_leaf in zip(self._leaves, depths, strict=True):
+                for slot in leaf.slots:
+                    for key, array in slot.arrays.items():
+                        if key not in of_leaf:
+                            continue
+                        slot.scales[key].copy_(slot.scales_in(key, local_part(array)))
+                        if slot.cuts and of_leaf[key] <= depth:
+                            slot.scales[f"{key}_least"].copy_(slot.scales_in(key, leaf.scales[key]))
+
+    def share(self) -> None:
+        """Bring the scales of all blocks, once they are stepped, to every process."""
+        self._reduce([slot for leaf in self._leaves for slot in leaf.slots])
+        for leaf in self._leaves:
+            for key, scales in leaf.scales.items():
+                array = local_part(leaf.slots[0].arrays[key])
+                array.copy_(scales.view(array.shape))
+
+    def _reduce(self, slots: Iterable[Slot]) -> None:
+        leaves = {leaf.slots[0].index: leaf for leaf in self._leaves}
+        for _, shared in self._shared:
+            shared.zero_()
+        for slot in slots:
+            if slot.param.numel():
+                for key, scales in leaves[slot.index].scales.items():
+                    slot.scales_in(key, scales).copy_(slot.scales[key])
+        for mesh, shared in self._shared:
+            reduce_max(shared, mesh)
+
+
+def _choose_scales(batch: Batch) -> None:
+    """Step pieces in memory of ours, and leave of that the scales."""
+    step = row_step(batch, 0)
+    for places, (all_rows,) in batch.row_plan.groups:
+        grads = {place: batch.slots[place].grad for place in places}
+        for rows in all_rows:
+            rows.load(grads, None)
+            step(rows)
+            rows.write_scales_back()
+
+
+def _is_scale(slot: Slot, key: str) -> bool:
+    return slot.whole_plan.arrays[key].scale_of is not None
+
+
+def _depths(slot: Slot) -> dict[str, int]:
+    """Return of each array of scales how many others must be known before."""
+    moments = [moment for rule in slot.whole_plan.rules for moment in rule.moments]
+    scaled = {moment.name for moment in moments if moment.format.scaled}
+    return {scale_key(moment.key): int(moment.unit in scaled) for moment in moments if moment.name in scaled}

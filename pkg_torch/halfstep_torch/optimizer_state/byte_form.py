@@ -1,0 +1,56 @@
+"""State arrays as a state dict holds them: what no collective of gloo moves, as bytes, in the same memory.
+
+Checkpointers gather state dicts (`full_state_dict=True`), and write into the arrays of one in place. Codes of
+8-bit floats and the extra bits of split weights stand there as uint8; in the optimizer they keep their dtype.
+Who casts the floats of a checkpoint leaves them alone, too.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.distributed.shards import from_local, is_sharded, local_part
+
+_MOVED = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int8, torch.int32, torch.int64)
+
+
+def as_bytes(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parameter's state as a state dict holds it: an array of two bytes has an axis more, of two."""
+    entry = dict(entry)
+    for key, x in entry.items():
+        if isinstance(x, Tensor) and x.dtype not in _MOVED:
+            entry[key] = _changed(
+                x, _bytes_of, (*x.shape, x.element_size())[: x.dim() + x.element_size() - 1]
+            )
+    return entry
+
+
+def from_bytes(entry: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> dict[str, Any]:
+    """Return a parameter's state from a state dict, given the dtypes of arrays; those that have them stay."""
+    entry = dict(entry)
+    for key, dtype in dtypes.items():
+        x = entry.get(key)
+        if isinstance(x, Tensor) and x.dtype == torch.uint8 and dtype not in _MOVED:
+            shape = tuple(x.shape) if dtype.itemsize == 1 else tuple(x.shape[:-1])
+            entry[key] = _changed(x, functools.partial(_values_of, dtype=dtype), shape)
+    return entry
+
+
+def _changed(x: Any, change: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
+    """Return what a change makes of a tensor, or of what this process has of it; `shape` is that of all."""
+    return from_local(change(local_part(x)), x, x.placements, shape) if is_sharded(x) else change(x)
+
+
+def _bytes_of(x: Tensor) -> Tensor:
+    return x.view(torch.uint8) if x.element_size() == 1 else x.unsqueeze(-1).view(torch.uint8)
+
+
+def _values_of(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype.itemsize == 1:
+        return x.view(dtype)
+    if not x.dim() or x.shape[-1] != dtype.itemsize:
+        return x  # of another form: who checks shapes refuses it
+    return x.contiguous().view(dtype).squeeze(-1)

@@ -1,0 +1,339 @@
+"""The Muon update rule, and `Muon` as an optimizer, with AdamW for the rest. Contract: A13, A14."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from halfstep.rule import Rule
+from halfstep.rules import muon as shared
+from halfstep.rules.muon import NS_COEFFS, MatrixAxes, matrices_of
+from halfstep.rules.muon_split import MatrixChoice, announce, split
+from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep_torch.engine.optimizer import Optimizer
+from halfstep_torch.leaves import leaf_names
+from halfstep_torch.link import Link, ParamInfo, checked_rule
+from halfstep_torch.numbers.newton_schulz import newton_schulz
+from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer_state.group_entries import parameter_names
+from halfstep_torch.rules.adam import adam_of
+from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.storage.state_dtypes import DType
+from halfstep_torch.weights.weight_storage import with_param_storage
+
+OUTPUT_AXIS = 0
+MuonMomentum = shared.MuonMomentum
+_MUON = "scale_by_muon"
+_SCALES = {None: "original", "original": "original", "match_rms_adamw": "consistent_rms"}
+Axes = int | tuple[int, ...]
+
+
+class Orthogonalize(shared.Orthogonalize, Link):
+    """The factor of matrices in torch."""
+
+    name = _MUON
+    wide_weights = False
+    reads_names = True
+    needs_finite = True
+
+    def bind(self, caller: str, h: Any, info: ParamInfo) -> Any:
+        """Refuse, by its name, a parameter that is no matrix."""
+        matrices_of(f"{caller}: '{info.name}'", tuple(info.shape), self.reduction_axis, self.output_axis)
+        return super().bind(caller, h, info)
+
+    def factor(self, x: Tensor, matrices: shared.Matrices) -> Tensor:
+        """Return the Newton-Schulz factor of every matrix."""
+        coefficients = shared.coefficients_of(self.ns_coeffs, self.ns_steps)
+        return newton_schulz(x, matrices, coefficients, self.eps, self.ns_dtype)
+
+
+def scale_by_muon(
+    ns_coeffs: Any = NS_COEFFS,
+    ns_steps: int = 5,
+    beta: float = 0.95,
+    eps: float = 1e-7,
+    mu_dtype: DType = None,
+    *,
+    nesterov: bool = True,
+    bias_correction: bool = False,
+    output_axis: Axes = OUTPUT_AXIS,
+    reduction_axis: Axes | None = None,
+    scale: str | None = "original",
+    ns_dtype: str = "float32",
+    mu_rounding: str = "auto",
+    seed: Seed = 0,
+) -> Chain:
+    """Replace the update of every matrix by the factor of its momentum: the nearest matrix that only turns.
+
+    With m the average as it was stored, h one step ahead of it, and s a number of the shape:
+
+        m <- store((beta m) + ((1 - beta) g))
+        h = (beta m) + ((1 - beta) g)
+        u = s NewtonSchulz(h)
+
+    The factor is of five steps, in float32, in torch's own order of sums: another backend's lies within a
+    bound (contract A14). Given the factor, all else has the same bits everywhere. A zero matrix gives exactly
+    0. A gradient with an infinity or a NaN is refused by name, and no weight changes.
+
+    Group entries: `momentum`, `mu_dtype`. State: `momentum_buffer`, and of formats with scales
+    `momentum_buffer_scale`.
+
+    Args:
+        ns_coeffs: three numbers for all steps, or a row of three for each.
+        ns_steps: of Newton and Schulz, 1 to 20.
+        beta: decay rate of the average.
+        eps: what the norm of a matrix counts as at least.
+        mu_dtype: how the momentum is stored; None: `scaled("float16", 128)` for bfloat16 weights, else
+            float32. The factor magnifies errors of storing 485 times: of 8 bits use `scaled("int8", 32,
+            scale="fine")`; others are warned of, and 4 bits refused.
+        nesterov: whether h is one step ahead, in the form of torch and Jordan; else h = m.
+        bias_correction: Optax's form: both terms are divided by 1 - beta^t, that of m at t + 1.
+        output_axis: the axis, or axes, of the outputs of the layer: 0 for weights of outputs by inputs.
+        reduction_axis: those of its inputs; of arrays of two axes the other one. Axes that are neither count
+            matrices: a stack of layers (layers, out, in) has output_axis=1, reduction_axis=2.
+        scale: s: "original", sqrt(max(1, outputs / inputs)); "consistent_rms", 0.2 sqrt(max(inputs,
+            outputs)), with which learning rate and decay are AdamW's; None, 1.
+        ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32
+            (dist 0.046 on digits) than momentum in 16 bits (0.014).
+        mu_rounding: as in `scale_by_adam`; "auto" is nearest, unless that freezes.
+        seed: of the random words.
+
+    Raises:
+        TypeError: for what is not a number.
+        ValueError: for a number out of range, and 4 bits; by the optimizer, for a parameter that is no
+            matrix, or an empty one, and for a gradient that is not finite.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> w = torch.nn.Parameter(torch.eye(2))
+        >>> optimizer = hs.Optimizer([w], hs.chain(hs.scale_by_muon(), hs.scale_by_learning_rate(0.5)))
+        >>> w.grad = torch.zeros(2, 2)
+        >>> optimizer.step()
+        >>> w.tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+
+    Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024;
+    `consistent_rms`, J. Liu et al., "Muon is scalable for LLM training", arXiv:2502.16982. Storage is ours
+    (contract A13, A14, F20).
+    """
+    momentum = MuonMomentum(beta, mu_dtype, nesterov, bias_correction, mu_rounding, seed)
+    ns_coeffs = shared.check_factor(_MUON, ns_coeffs, ns_steps, eps, ns_dtype, scale)
+    factor = Orthogonalize(reduction_axis, output_axis, ns_coeffs, ns_steps, eps, ns_dtype, scale)
+    return chain(checked_rule(momentum), factor)
+
+
+class Muon(Optimizer):
+    """Muon for the hidden matrices of a model, AdamW for the rest, with weights of 16 bits or float32.
+
+    Every group of parameters becomes two, with the entry `use_muon`: Muon steps what has two axes, unless
+    its name says that it is an embedding or a head; AdamW steps all else. The split is printed once. A group
+    that has `use_muon` stays as it is. Chains are `scale_by_muon` or `scale_by_adam`, then decoupled decay,
+    the learning rate and the storage of weights, as in `AdamW`. In float32, with `ns_dtype="bfloat16"`, what
+    Muon steps is `torch.optim.Muon` to within the rounding of its factor.
+
+    Args:
+        params: pairs (name, parameter), or dicts of groups of them.
+        lr: as in `AdamW`, for both.
+        weight_decay: decoupled decay of what Muon steps.
+        momentum: `beta` of `scale_by_muon`.
+        nesterov: with `ns_coefficients` (there `ns_coeffs`), `eps`, `ns_steps`, `ns_dtype`, `mu_dtype` and
+            `mu_rounding`, as in `scale_by_muon`.
+        ns_coefficients: as there.
+        eps: as there.
+        ns_steps: as there.
+        adjust_lr_fn: None or "original", or "match_rms_adamw": `scale="consistent_rms"`.
+        matrices: what overrides the split: a function of leaf name ("layers/0/weight") and parameter, or a
+            mapping from patterns of names, to True (Muon), False (AdamW), `MatrixAxes` (Muon, with these
+            axes) or None (as by default).
+        maximize: ascend.
+        ns_dtype: as there.
+        bias_correction: as there.
+        mu_dtype: as there.
+        mu_rounding: as there; in the groups of AdamW that of `exp_avg`.
+        adam_lr: the learning rate of AdamW; None: `lr`.
+        betas: with `adam_eps`, `adam_weight_decay`, `adam_mu_dtype`, `nu_dtype` and `nu_rounding`, as in
+            `AdamW`, for what AdamW steps.
+        adam_eps: as there.
+        adam_weight_decay: as there; None: `weight_decay`.
+        adam_mu_dtype: as there.
+        nu_dtype: as there.
+        nu_rounding: as there.
+        param_storage: as there.
+        seed: as there.
+        compile: as there; the factor is made of torch's own products of matrices.
+        names: as there. A parameter that stands under two names is tied, and AdamW steps it.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range, parameters have no names, a pattern of `matrices` matches nothing,
+            or nothing is left to Muon.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8)).to(torch.bfloat16)
+        >>> optimizer = hs.Muon(model.named_parameters(), lr=0.02)
+        >>> [(group["use_muon"], group["param_names"]) for group in optimizer.param_groups]
+        [(True, ['0.weight', '1.weight']), (False, ['0.bias', '1.bias'])]
+
+    Source: as `scale_by_muon`; arguments are those of `torch.optim.Muon`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Any = NS_COEFFS,
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        matrices: MatrixChoice = None,
+        maximize: bool = False,
+        ns_dtype: str = "float32",
+        bias_correction: bool = False,
+        mu_dtype: DType = None,
+        mu_rounding: str = "auto",
+        adam_lr: float | Tensor | Callable[[int], float] | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adam_eps: float = 1e-8,
+        adam_weight_decay: float | None = None,
+        adam_mu_dtype: DType = None,
+        nu_dtype: DType = None,
+        nu_rounding: str = "stochastic",
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+        names: Iterable | None = None,
+    ) -> None:
+        caller = type(self).__name__
+        if adjust_lr_fn not in _SCALES:
+            raise ValueError(
+                f"{caller}: adjust_lr_fn={adjust_lr_fn!r} is not a scale. "
+                'Use None, "original" or "match_rms_adamw".'
+            )
+        scale, seed = _SCALES[adjust_lr_fn], as_seed(caller, seed)
+        ns_coeffs = shared.check_factor(caller, ns_coefficients, ns_steps, eps, ns_dtype, scale)
+        link = MuonMomentum(momentum, mu_dtype, nesterov, bias_correction, seed=seed)
+        factor = Orthogonalize(None, OUTPUT_AXIS, ns_coeffs, ns_steps, eps, ns_dtype, scale)
+        adam = adam_of(caller, betas, eps=adam_eps, mu_dtype=adam_mu_dtype, nu_dtype=nu_dtype, seed=seed)
+        make = functools.partial(_muon_chain, caller, link, factor, adam, weight_decay, lr)
+        options = {"use_muon": True, "output_axis": OUTPUT_AXIS, "reduction_axis": None}
+        options |= {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
+        of_adamw = {"lr": lr if adam_lr is None else adam_lr, "mu_dtype": adam_mu_dtype}
+        of_adamw["weight_decay"] = weight_decay if adam_weight_decay is None else adam_weight_decay
+        names = None if names is None else list(names.items() if isinstance(names, Mapping) else names)
+        groups = _split_groups(caller, params, matrices, names)
+        groups = [group if group["use_muon"] else {**of_adamw, **group} for group in groups]
+        tx = ChainByOptions(make, options, others=chain(adam).entries)
+        super().__init__(groups, tx, maximize=maximize, compile=compile, names=names)
+
+
+def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[dict]:
+    """Return the param groups by which `Muon` splits named parameters, and print the split once.
+
+    Args:
+        params: pairs (name, parameter).
+        matrices: as in `Muon`.
+
+    Raises:
+        TypeError: if `matrices` is neither a function nor a mapping, or gives something else.
+        ValueError: if a pattern of it matches nothing, or nothing is left to Muon.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8))
+        >>> groups = muon_groups(model.named_parameters())
+        >>> groups[1]["weight_decay"] = 0.0  # of what AdamW steps
+        >>> optimizer = hs.Muon(groups, lr=0.02)
+
+    Source: ours.
+    """
+    return _split_groups("muon_groups", params, matrices, None)
+
+
+def _split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: list | None) -> list[dict]:
+    """Return groups of which each has `use_muon`: those that have it stay, others become two or more."""
+    listed = list(params)
+    given = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
+    given = [{**group, "params": _as_list(group["params"])} for group in given]
+    known = parameter_names(caller, names) or {}
+    pairs = [_named(caller, known, x) for group in given if "use_muon" not in group for x in group["params"]]
+    if not pairs:
+        return given
+    named = list(zip(leaf_names([name for name, _ in pairs]), [param for _, param in pairs], strict=True))
+    twice = _tied(names or ())
+    tied = [leaf for leaf, param in named if id(param) in twice]
+    choices = split(caller, named, matrices, OUTPUT_AXIS, tied)
+    announce(caller, choices)
+    axes = {id(param): choice.axes for (_, param), choice in zip(named, choices, strict=True)}
+    groups: list[dict] = []
+    for group in given:
+        groups += [group] if "use_muon" in group else _parts(caller, group, known, axes)
+    return groups
+
+
+def _parts(caller: str, group: dict, known: Mapping, axes: Mapping[int, MatrixAxes | None]) -> list[dict]:
+    """Return the groups of one: one for each kind of matrix, and then one for AdamW."""
+    parts: dict[MatrixAxes | None, list] = {}
+    for name, param in (_named(caller, known, x) for x in group["params"]):
+        parts.setdefault(axes[id(param)], []).append((name, param))
+    made = []
+    for kind, params in sorted(parts.items(), key=lambda part: part[0] is None):
+        chosen: dict[str, Any] = {"params": params, "use_muon": kind is not None}
+        if kind is not None and tuple(kind) != (1 - OUTPUT_AXIS, OUTPUT_AXIS):
+            chosen |= kind._asdict()
+        made.append({**group, **chosen})
+    return made
+
+
+def _as_list(params: Any) -> list:
+    return [params] if isinstance(params, Tensor) else list(params)
+
+
+def _named(caller: str, known: Mapping, x: Any) -> tuple[str, Tensor]:
+    """Return a parameter with its name; raise ValueError for one that has none."""
+    if isinstance(x, tuple):
+        return x
+    if x in known:
+        return known[x], x
+    raise ValueError(
+        f"{caller}: a parameter of shape {tuple(x.shape)} has no name, and names tell embeddings and heads "
+        "from hidden matrices. Pass model.named_parameters(), or groups that say use_muon=True or False."
+    )
+
+
+def _tied(names: Iterable) -> set[int]:
+    """Return the parameters that stand under two names."""
+    seen: set[int] = set()
+    return {id(param) for _, param in names if id(param) in seen or seen.add(id(param))}
+
+
+def _muon_chain(
+    caller: str,
+    momentum: MuonMomentum,
+    factor: Orthogonalize,
+    adam: Rule,
+    weight_decay: float,
+    lr: Any,
+    *,
+    use_muon: bool,
+    output_axis: Axes,
+    reduction_axis: Axes | None,
+    param_storage: str,
+    mu_rounding: str,
+    nu_rounding: str,
+) -> Chain:
+    """Return the chain of a group: that of Muon, or that of AdamW."""
+    if use_muon:
+        axes = {"output_axis": output_axis, "reduction_axis": reduction_axis}
+        links = [dataclasses.replace(momentum, mu_rounding=mu_rounding), dataclasses.replace(factor, **axes)]
+    else:
+        links = [dataclasses.replace(adam, mu_rounding=mu_rounding, nu_rounding=nu_rounding)]
+    links += [AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
+    return with_param_storage(caller, chain(*links), param_storage, momentum.seed)

@@ -1,0 +1,238 @@
+"""Muon (contract A13, A14): momentum, the matrices of an array, and what surrounds their factor."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halfstep.rule import Rule, decay_rate, moment
+
+NS_COEFFS = (3.4445, -4.7750, 2.0315)
+"""Jordan's: one step takes a singular value x to about 3.4 x near 0, and keeps it within 0.7 to 1.2 later."""
+NS_DTYPES = ("float32", "bfloat16")
+SCALES = ("original", "consistent_rms", None)
+MOST_STEPS = 20
+
+
+class MuonMomentum(Rule):
+    """The momentum of `scale_by_muon`: an average, one step ahead where `nesterov` is set."""
+
+    name = "scale_by_muon"
+
+    beta: Any = decay_rate(0.95, torch="momentum")
+    mu_dtype: Any = None
+    nesterov: bool = True
+    bias_correction: bool = False
+    mu_rounding: str = "auto"
+    seed: Any = 0
+    mu = moment(rate="beta", torch="momentum_buffer", amplified=True)
+
+    def numbers(self, h, t, op):
+        """Return the inverse bias corrections of Optax's form; none of torch's."""
+        if not self.bias_correction:
+            return {}
+        r1, r1_next = op.unbias((h.beta, t), (h.beta, t + 1))
+        return {"r1": r1, "r1_next": r1_next}
+
+    def update(self, g, p, n, m, op):
+        """Return (beta mu) + ((1 - beta) g), of the average as stored; without `nesterov` that average."""
+        mu = m.mu.round(op.ema(m.mu.value, g, n.beta))
+        if not self.nesterov:
+            return mu * n.r1 if self.bias_correction else mu
+        if self.bias_correction:
+            mu, g = mu * n.r1_next, g * n.r1
+        return op.ema(mu, g, n.beta)
+
+
+class Orthogonalize(Rule):
+    """Replaces every matrix by its factor, times a number that its shape gives.
+
+    A framework gives `factor`, from an array and its `Matrices`.
+    """
+
+    name = "scale_by_muon"
+    scope = "parameter"
+
+    reduction_axis: Any
+    output_axis: Any
+    ns_coeffs: tuple = NS_COEFFS
+    ns_steps: int = 5
+    eps: float = 1e-7
+    ns_dtype: str = "float32"
+    scale: str | None = "original"
+
+    def factor(self, x: Any, matrices: "Matrices") -> Any:
+        """Return the Newton-Schulz factor of every matrix of an array, in its shape."""
+        raise NotImplementedError
+
+    def update(self, g, p, n, m, op):
+        """Return the factor of g, times the scale: one product, rounded once (contract A14)."""
+        matrices = matrices_of(self.name, g.shape, self.reduction_axis, self.output_axis)
+        return op.apply(lambda x: self.factor(x, matrices), g) * float(shape_scale(self.scale, matrices))
+
+    @property
+    def trial_shape(self) -> tuple[int, ...]:
+        """A shape that has the axes which are declared."""
+        axes = [*axes_of(self.reduction_axis), *axes_of(self.output_axis)]
+        return (2,) * max(2, *(axis + 1 if axis >= 0 else -axis for axis in axes))
+
+
+class MatrixAxes(NamedTuple):
+    """Which axes of an array span its matrices; all others count them, as the layers of a stack.
+
+    Attributes:
+        reduction_axis: the axis, or axes, over which the layer sums: its inputs.
+        output_axis: those of its outputs.
+
+    Example:
+        >>> MatrixAxes(reduction_axis=(0, 1, 2), output_axis=3)  # a convolution's kernel in Flax
+        MatrixAxes(reduction_axis=(0, 1, 2), output_axis=3)
+    """
+
+    reduction_axis: int | tuple[int, ...]
+    output_axis: int | tuple[int, ...]
+
+
+class Matrices(NamedTuple):
+    """An array as a stack of matrices.
+
+    Attributes:
+        order: of the axes: those that count matrices, those of inputs, those of outputs.
+        back: the order that undoes it.
+        moved: the shape in that order.
+        stack: the number of matrices, inputs, outputs.
+    """
+
+    order: tuple[int, ...]
+    back: tuple[int, ...]
+    moved: tuple[int, ...]
+    stack: tuple[int, int, int]
+
+
+def axes_of(axis: Any) -> tuple[int, ...]:
+    """Return one axis or several as a tuple; of None nothing."""
+    return () if axis is None else tuple(axis) if isinstance(axis, Sequence) else (operator.index(axis),)
+
+
+def matrices_of(caller: str, shape: Sequence[int], reduction_axis: Any, output_axis: Any) -> Matrices:
+    """Return the matrices of an array of a shape; of two axes the one that is not the output's is the other.
+
+    Raises:
+        ValueError: if the shape has no such matrices, or empty ones.
+    """
+    shape, ndim = tuple(shape), len(shape)
+    if ndim < 2:
+        kind = "a vector" if ndim else "a scalar"
+        raise ValueError(
+            f"{caller}: shape {shape} is {kind}, and Muon steps matrices. Step it by AdamW, as muon (JAX) "
+            "and Muon (torch) do with all that is no hidden matrix."
+        )
+    given = axes_of(reduction_axis), axes_of(output_axis)
+    for axis in (*given[0], *given[1]):
+        if not -ndim <= axis < ndim:
+            raise ValueError(
+                f"{caller}: axis {axis} is none of shape {shape}. Use axes from {-ndim} to {ndim - 1}."
+            )
+    inputs, outputs = (tuple(axis % ndim for axis in axes) for axes in given)
+    if reduction_axis is None and ndim == 2 and len(outputs) == 1:
+        inputs = (1 - outputs[0],)
+    if not inputs or not outputs:
+        raise ValueError(
+            f"{caller}: shape {shape} has {ndim} axes, and which of them span a matrix is not known. Declare "
+            "reduction_axis and output_axis, of a convolution (1, 2, 3) and 0 in torch, (0, 1, 2) and 3 in "
+            "Flax; the other axes then count matrices."
+        )
+    if len({*inputs, *outputs}) < len(inputs) + len(outputs):
+        raise ValueError(
+            f"{caller}: reduction_axis={reduction_axis} and output_axis={output_axis} have an axis of shape "
+            f"{shape} in common. Use each axis once."
+        )
+    if 0 in shape:
+        raise ValueError(
+            f"{caller}: shape {shape} has no elements, so no matrix has a factor. Leave the parameter out, "
+            "or step it by AdamW."
+        )
+    counting = tuple(axis for axis in range(ndim) if axis not in (*inputs, *outputs))
+    order = (*counting, *inputs, *outputs)
+    sizes = [math.prod(shape[axis] for axis in axes) for axes in (counting, inputs, outputs)]
+    back = tuple(sorted(range(ndim), key=lambda axis: order[axis]))
+    return Matrices(order, back, tuple(shape[axis] for axis in order), (sizes[0], sizes[1], sizes[2]))
+
+
+def shape_scale(scale: str | None, matrices: Matrices) -> np.float32:
+    """Return the number by which the factor of such a matrix is multiplied, rounded once to float32.
+
+    "original" is sqrt(max(1, outputs / inputs)), Jordan's; "consistent_rms" 0.2 sqrt(max(inputs, outputs)),
+    with which updates are as large as AdamW's.
+    """
+    _, inputs, outputs = matrices.stack
+    if scale is None:
+        return np.float32(1)
+    if scale == "original":
+        return np.float32(math.sqrt(max(1.0, outputs / inputs)))
+    return np.float32(0.2 * math.sqrt(max(inputs, outputs)))
+
+
+def coefficients_of(ns_coeffs: tuple, ns_steps: int) -> tuple[tuple[float, float, float], ...]:
+    """Return the three numbers of every Newton-Schulz step; of a table the last `ns_steps` rows."""
+    if isinstance(ns_coeffs[0], Sequence):
+        return tuple(tuple(map(float, row)) for row in ns_coeffs[len(ns_coeffs) - ns_steps :])  # pyright: ignore
+    return (tuple(map(float, ns_coeffs)),) * ns_steps  # pyright: ignore
+
+
+def check_factor(caller: str, ns_coeffs: Any, ns_steps: Any, eps: Any, ns_dtype: Any, scale: Any) -> tuple:
+    """Return the coefficients as a tuple; refuse options of the factor that have no meaning.
+
+    Raises:
+        TypeError: if a number is none.
+        ValueError: if one is out of range.
+    """
+    try:
+        steps = operator.index(ns_steps)
+    except TypeError:
+        raise TypeError(f"{caller}: ns_steps={ns_steps!r} is not an integer. Use 5.") from None
+    if isinstance(ns_steps, bool) or not 1 <= steps <= MOST_STEPS:
+        raise ValueError(f"{caller}: ns_steps={ns_steps} is outside 1 to {MOST_STEPS}. Use 5.")
+    coefficients = _checked_coefficients(caller, ns_coeffs)
+    if isinstance(coefficients[0], tuple) and len(coefficients) < steps:
+        raise ValueError(
+            f"{caller}: ns_coeffs has {len(coefficients)} rows for ns_steps={steps}. "
+            "Give a row per step, or three numbers for all."
+        )
+    if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0 < eps < math.inf:
+        raise ValueError(f"{caller}: eps={eps!r} is not a positive number. Use 1e-7.")
+    if ns_dtype not in NS_DTYPES:
+        raise ValueError(
+            f'{caller}: ns_dtype={ns_dtype!r} is no dtype of the factor. Use "float32"; or "bfloat16", which '
+            "costs more than storing the momentum in 16 bits (dist 0.046 on digits)."
+        )
+    if scale not in SCALES:
+        raise ValueError(
+            f'{caller}: scale={scale!r} is not a scale. Use "original", "consistent_rms" or None.'
+        )
+    return coefficients
+
+
+def _checked_coefficients(caller: str, ns_coeffs: Any) -> tuple:
+    try:
+        rows = np.asarray(ns_coeffs, np.float64)
+    except (TypeError, ValueError):
+        rows = np.empty(0)
+    if rows.shape != (3,) and not (rows.ndim == 2 and rows.shape[-1] == 3 and len(rows)):
+        raise ValueError(
+            f"{caller}: ns_coeffs={ns_coeffs!r} is neither three numbers nor rows of three. Use {NS_COEFFS}."
+        )
+    if not np.isfinite(rows).all() or not (0 < np.atleast_2d(rows)[:, 0]).all():
+        raise ValueError(
+            f"{caller}: ns_coeffs={ns_coeffs!r} has a slope at 0 that is not positive, or no finite number: "
+            f"no factor comes of it. Use {NS_COEFFS}."
+        )
+    # One step must keep the largest singular value, 1 after the first division, within reach.
+    if (np.abs(np.atleast_2d(rows).sum(1)) > 3).any():
+        raise ValueError(
+            f"{caller}: ns_coeffs={ns_coeffs!r} takes a singular value of 1 to "
+            f"{np.abs(np.atleast_2d(rows).sum(1)).max():.3g}, and steps diverge. Use {NS_COEFFS}."
+        )
+    return tuple(map(tuple, rows.tolist())) if rows.ndim == 2 else tuple(rows.tolist())

@@ -1,0 +1,134 @@
+"""Which parameters Muon steps, and which are left to AdamW: by number of axes and by name, and said aloud."""
+
+import fnmatch
+import functools
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from halfstep.rules.muon import MatrixAxes, matrices_of
+from halfstep.text_table import text_table
+
+MatrixChoice = Callable[[str, Any], Any] | Mapping[str, Any] | None
+"""From a name and the array, or by a pattern of names: True, False, `MatrixAxes`, or None: as by default."""
+
+_LOG = logging.getLogger("halfstep")
+# Rows of an embedding are looked up, and columns of a head are classes: neither is a map between layers.
+_BY_NAME = (
+    (re.compile(r"embed|(^|[_\d])(wte|wpe)($|[_\d])", re.IGNORECASE), "an embedding, by its name"),
+    (re.compile(r"(^|[_\d])heads?($|[_\d])", re.IGNORECASE), "a head, by its name"),
+)
+
+
+class Choice(NamedTuple):
+    """What steps a parameter.
+
+    Attributes:
+        name: of the leaf.
+        shape: of the parameter.
+        axes: of its matrices; None where AdamW steps it.
+        why: in words.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    axes: MatrixAxes | None
+    why: str
+
+
+def split(
+    caller: str, named: Sequence[tuple[str, Any]], choose: MatrixChoice, output_axis: int, tied: Sequence = ()
+) -> list[Choice]:
+    """Return what steps every parameter.
+
+    Args:
+        caller: for errors.
+        named: leaf names ("layers/0/kernel") and arrays.
+        choose: what the user says of some of them.
+        output_axis: of arrays of two axes.
+        tied: names of parameters that stand in two places of the model.
+
+    Raises:
+        TypeError: if `choose` is neither a function nor a mapping, or gives something else.
+        ValueError: if a pattern matches nothing, nothing is left to Muon, or a shape has no such matrices.
+    """
+    _check_patterns(caller, [name for name, _ in named], choose)
+    choices = [_choice(caller, name, x, choose, output_axis, name in tied) for name, x in named]
+    if not any(choice.axes for choice in choices):
+        names = ", ".join(repr(name) for name, _ in named[:8])
+        raise ValueError(
+            f"{caller}: no parameter of {names} is a hidden matrix. Use adamw, or name one: "
+            'matrices={"blocks/*": True}.'
+        )
+    return choices
+
+
+def announce(caller: str, choices: Sequence[Choice]) -> None:
+    """Print the split, once for every split of a process: in the log, where warnings are."""
+    rows = [
+        (choice.name, str(list(choice.shape)), "Muon" if choice.axes else "AdamW", choice.why)
+        for choice in choices
+    ]
+    _say(
+        f"{caller}: matrices={{...}} changes this split.\n" + text_table(("leaf", "shape", "by", "why"), rows)
+    )
+
+
+@functools.cache
+def _say(message: str) -> None:
+    _LOG.warning(message)
+
+
+def _check_patterns(caller: str, names: Sequence[str], choose: MatrixChoice) -> None:
+    if choose is None or callable(choose):
+        return
+    if not isinstance(choose, Mapping):
+        raise TypeError(
+            f"{caller}: matrices={choose!r} is neither a function of (name, array) nor a mapping of "
+            'patterns. Use {"embed/*": False}.'
+        )
+    for pattern in choose:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(
+                f"{caller}: matrices has {pattern!r}, which matches no name of "
+                f"{', '.join(map(repr, names[:8]))}. Use such a name, or a pattern as in a shell."
+            )
+
+
+def _choice(caller: str, name: str, x: Any, choose: MatrixChoice, output_axis: int, tied: bool) -> Choice:
+    shape: tuple[int, ...] = tuple(x.shape)
+    answer: Any = None
+    if callable(choose):
+        answer = choose(name, x)
+    elif choose is not None:
+        answer = next((a for pattern, a in choose.items() if fnmatch.fnmatchcase(name, pattern)), None)
+    if hasattr(answer, "reduction_axis") and hasattr(answer, "output_axis"):
+        axes = MatrixAxes(answer.reduction_axis, answer.output_axis)
+        matrices_of(f"{caller}: '{name}'", shape, *axes)
+        return Choice(name, shape, axes, "as matrices says")
+    if answer not in (True, False, None):
+        raise TypeError(
+            f"{caller}: matrices gives {answer!r} for '{name}'. Use True, False, MatrixAxes(...) or None."
+        )
+    if answer is not None:
+        axes = None
+        if answer:
+            matrices_of(f"{caller}: '{name}'", shape, None, output_axis)
+            axes = MatrixAxes(1 - output_axis, output_axis)
+        return Choice(name, shape, axes, "as matrices says")
+    if why := _why_not(name, shape, tied):
+        return Choice(name, shape, None, why)
+    return Choice(name, shape, MatrixAxes(1 - output_axis, output_axis), "a matrix between layers")
+
+
+def _why_not(name: str, shape: tuple[int, ...], tied: bool) -> str:
+    """Return why a parameter of which nothing is said is left to AdamW; "" where it is not."""
+    if len(shape) != 2:
+        axis = "axis" if len(shape) == 1 else "axes"
+        return f"{len(shape)} {axis}" + (": declare MatrixAxes for Muon" if len(shape) > 2 else "")
+    if 0 in shape:
+        return "no elements"
+    if tied:
+        return "tied: it stands in two places"
+    return next((why for pattern, why in _BY_NAME if any(map(pattern.search, name.split("/")))), "")

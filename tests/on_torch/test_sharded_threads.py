@@ -1,0 +1,272 @@
+"""What went wrong elsewhere in sharded training: the threads where it was told, and that it does not here.
+
+All run in one group of two processes; each leaves what it raised, and a test of its name looks.
+"""
+
+import functools
+import pathlib
+import traceback
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+
+import halfstep_torch as hs
+from on_torch.processes import in_processes
+from on_torch.sharded import same_bits, shard
+
+SHAPES = {"wide": (6, 4096), "odd": (1, 300), "bias": (3,)}
+ROWS = (Shard(0),)
+EIGHT_BIT = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
+
+
+class Model(torch.nn.Module):
+    """Parameters over a mesh, or none, with the gradients of a step."""
+
+    def __init__(self, placements=None, scale: float = 1.0):
+        super().__init__()
+        self.mesh = init_device_mesh("cpu", (dist.get_world_size(),)) if placements else None
+        self.placements, self.scale = placements, scale
+        for name, x in self.tensors(0).items():
+            self.register_parameter(name, torch.nn.Parameter(self.placed(x)))
+
+    def tensors(self, seed: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {name: torch.randn(s, generator=generator).bfloat16() for name, s in SHAPES.items()}
+
+    def placed(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.mesh is None else shard(x, self.mesh, self.placements)
+
+    def train_to(self, optimizer, first: int, last: int) -> "Model":
+        for step in range(first, last + 1):
+            for name, grad in self.tensors(100 + step).items():
+                self.get_parameter(name).grad = self.placed(grad * self.scale)
+            optimizer.step(zero_grad=True)
+        return self
+
+    def whole(self) -> list[torch.Tensor]:
+        params = (p.detach() for p in self.parameters())
+        return [p.full_tensor() if isinstance(p, DTensor) else p for p in params]
+
+
+def adamw(model: Model, **options) -> hs.AdamW:
+    return hs.AdamW(model.named_parameters(), lr=1e-2, compile=False, **options)
+
+
+def assert_same(model: Model, expected: Model) -> None:
+    assert all(same_bits(x, y) for x, y in zip(model.whole(), expected.whole(), strict=True))
+
+
+def parts(model: Model, optimizer: hs.AdamW, flat: bool = True) -> dict:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    return {
+        "model": model.state_dict(),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
+    }
+
+
+def saved(folder: str, name: str, steps: int = 2, placements=ROWS, scale: float = 1.0, **options):
+    """Save a run after some steps; return the file, the model and its optimizer."""
+    model = Model(placements, scale)
+    optimizer = adamw(model, **options)
+    model.train_to(optimizer, 1, steps)
+    dcp.save(parts(model, optimizer), checkpoint_id=f"{folder}/{name}")
+    return f"{folder}/{name}", model, optimizer
+
+
+def loaded(path: str, placements=ROWS, scale: float = 1.0, **options):
+    """Load it into a model and an optimizer that have just been made."""
+    model = Model(placements, scale)
+    optimizer = adamw(model, **options)
+    state = parts(model, optimizer)
+    dcp.load(state, checkpoint_id=path)
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=flat)
+    return model, optimizer
+
+
+def dtypes(optimizer: hs.AdamW) -> list[dict]:
+    return [{key: x.dtype for key, x in entry.items()} for entry in optimizer.state.values()]
+
+
+def flashoptim_3_a_resumed_run_goes_on_as_it_was(folder: str) -> None:
+    """There the loss went from 2.4 to 1785."""
+    for name, options in (("split8", {"param_storage": "split8"}), ("eight", EIGHT_BIT)):
+        path, model, optimizer = saved(folder, name, **options)
+        model.train_to(optimizer, 3, 4)
+        again, optimizer = loaded(path, **options)
+        assert_same(again.train_to(optimizer, 3, 4), model)
+
+
+def flashoptim_6_an_axis_shorter_than_the_mesh_is_stepped(folder: str) -> None:
+    model, alone = Model(ROWS), Model()
+    assert model.get_parameter("odd").to_local().numel() == (300 if dist.get_rank() == 0 else 0)
+    assert_same(model.train_to(adamw(model), 1, 2), alone.train_to(adamw(alone), 1, 2))
+
+
+def axolotl_2744_what_saves_at_the_end_saves_at_the_start(folder: str) -> None:
+    """There 8-bit state failed to save at the end of the run, after which nothing was left."""
+    full = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    for options in (EIGHT_BIT, {"param_storage": "split16"}, {"recipe": "eight_bit"}):
+        model = Model(ROWS)
+        optimizer = adamw(model, **options)
+        for step in range(3):
+            state = get_optimizer_state_dict(model, optimizer, options=full)
+            assert dist.get_rank() or set(state["state"]) == set(SHAPES)
+            model.train_to(optimizer, step + 1, step + 1)
+
+
+def torchao_3314_codes_of_eight_bits_come_back_as_such(folder: str) -> None:
+    path, _, optimizer = saved(folder, "codes", **EIGHT_BIT)
+    before = dtypes(optimizer)
+    assert {torch.float8_e4m3fn, torch.uint8} <= {dtype for entry in before for dtype in entry.values()}
+    assert dtypes(loaded(path, **EIGHT_BIT)[1]) == before
+
+
+def torchao_1189_bitsandbytes_1403_state_is_saved_under_fully_shard(folder: str) -> None:
+    model = torch.nn.Linear(256, 64, dtype=torch.bfloat16)
+    fully_shard(model)
+    optimizer = hs.AdamW(model.named_parameters(), compile=False, **EIGHT_BIT)
+    model(torch.ones(2, 256, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    for flat in (False, True):
+        dcp.save(parts(model, optimizer, flat), checkpoint_id=f"{folder}/fsdp-{flat}")
+
+
+def torchao_4912_bitsandbytes_2080_formats_are_those_of_the_whole(folder: str) -> None:
+    """There a shard was small enough for 8 bits on one mesh, and not on another."""
+    alone = hs.describe(adamw(Model(), **EIGHT_BIT)).leaves
+    for placements in (ROWS, (Replicate(),)):
+        leaves = hs.describe(adamw(Model(placements), **EIGHT_BIT)).leaves
+        assert [leaf.moments for leaf in leaves] == [leaf.moments for leaf in alone]
+
+
+def torchao_1505_2296_shards_round_as_the_whole_does(folder: str) -> None:
+    """There DTensors had no view(dtype), and every process rounded with the same noise."""
+    model, alone = Model(ROWS), Model()
+    assert_same(model.train_to(adamw(model, seed=3), 1, 3), alone.train_to(adamw(alone, seed=3), 1, 3))
+
+
+def torchtitan_4615_state_of_16_bits_stays_so(folder: str) -> None:
+    path, _, _ = saved(folder, "bf16")
+    assert all(entry["exp_avg_sq"] == torch.bfloat16 for entry in dtypes(loaded(path)[1]))
+
+
+def kempnerforge_114_a_fresh_optimizer_is_filled(folder: str) -> None:
+    """There it had no state yet, so moments were reset and nobody said so."""
+    path, _, optimizer = saved(folder, "fresh")
+    _, again = loaded(path)
+    for entry, other in zip(optimizer.state.values(), again.state.values(), strict=True):
+        assert int(other["step"]) == 2
+        assert same_bits(entry["exp_avg"].to_local(), other["exp_avg"].to_local())
+
+
+def opentau_184_master_weights_are_the_ones_that_were_saved(folder: str) -> None:
+    """There they were made anew from bfloat16."""
+    path, _, optimizer = saved(folder, "master", param_storage="master")
+    values, again = (hs.float32_params(o) for o in (optimizer, loaded(path, param_storage="master")[1]))
+    assert all(same_bits(values[name].to_local(), again[name].to_local()) for name in SHAPES)
+    assert any(
+        (x.to_local() != x.to_local().bfloat16()).any() for x in again.values() if x.to_local().numel()
+    )
+
+
+def opentau_185_state_is_not_cast_to_the_weights(folder: str) -> None:
+    options = {"mu_dtype": "float32", "nu_dtype": "float32"}
+    path, _, optimizer = saved(folder, "float32", **options)
+    assert dtypes(loaded(path, **options)[1]) == dtypes(optimizer)
+
+
+def speculators_899_a_file_whose_tensors_were_cast_is_refused(folder: str) -> None:
+    """Step 301 is 300 in bfloat16: the count stands in the header, too."""
+    model = Model(ROWS)
+    optimizer = adamw(model)
+    model.train_to(optimizer, 1, 1)
+    for entry in optimizer.state.values():
+        entry["step"].fill_(301)
+    state = parts(model, optimizer)
+    cast = {
+        key: x.to(torch.bfloat16) if isinstance(x, torch.Tensor) else x
+        for key, x in state["optimizer"].items()
+    }
+    dcp.save({"model": state["model"], "optimizer": cast}, checkpoint_id=f"{folder}/cast")
+    with pytest.raises(ValueError, match=r"has the step 301 in its header, and in its state \[300\]"):
+        loaded(f"{folder}/cast")
+
+
+def ultralytics_24085_small_second_moments_stay_above_zero(folder: str) -> None:
+    """There they were saved in float16, became 0, and the next step was infinite. Gradients are 1e-6 here."""
+    path, _, _ = saved(folder, "small", scale=1e-6, **EIGHT_BIT)
+    model, optimizer = loaded(path, scale=1e-6, **EIGHT_BIT)
+    codes = optimizer.state[model.get_parameter("wide")]["exp_avg_sq"].to_local()
+    assert (codes > 0).all()
+    model.train_to(optimizer, 3, 3)
+    assert all(torch.isfinite(p).all() for p in model.whole())
+
+
+def tt_metal_53212_the_bias_is_corrected_by_the_betas_that_were_saved(folder: str) -> None:
+    path, model, optimizer = saved(folder, "betas", betas=(0.5, 0.7))
+    model.train_to(optimizer, 3, 3)
+    again, optimizer = loaded(path)  # made with others
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.7)
+    assert_same(again.train_to(optimizer, 3, 3), model)
+
+
+def sana_260_eight_bits_step_dtensors(folder: str) -> None:
+    for placements in (ROWS, (Replicate(),)):
+        model, alone = Model(placements), Model()
+        optimizers = [adamw(m, recipe="eight_bit") for m in (model, alone)]
+        assert_same(model.train_to(optimizers[0], 1, 2), alone.train_to(optimizers[1], 1, 2))
+
+
+def pytorch_async_save_has_the_state_of_its_call(folder: str) -> None:
+    """Given a process group of its own, as its collectives would else cross those of training."""
+    group = dist.new_group(backend="gloo")
+    path, (model, optimizer) = f"{folder}/async", saved(folder, "async_before")[1:]
+    future = dcp.async_save(parts(model, optimizer), checkpoint_id=path, process_group=group)
+    model.train_to(optimizer, 3, 4)
+    future.result()
+    again, other = loaded(path)
+    assert int(other.state[again.get_parameter("wide")]["step"]) == 2
+    assert_same(again.train_to(other, 3, 4), model)
+
+
+THREADS = [
+    value
+    for name, value in list(globals().items())
+    if getattr(value, "__annotations__", {}).get("folder") is str
+]
+THREADS = [check for check in THREADS if check not in (saved, loaded)]
+
+
+def run_all(rank: int, folder: str) -> None:
+    for check in THREADS:
+        outcome = pathlib.Path(folder) / f"{check.__name__}-{rank}"
+        try:
+            check(folder)
+            outcome.write_text("")
+        except Exception:
+            outcome.write_text(traceback.format_exc())
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("threads")
+    in_processes(folder / "group", 2, functools.partial(run_all, folder=str(folder)))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thread", [check.__name__ for check in THREADS])
+def test_thread(outcomes, thread):
+    for rank in range(2):
+        problem = (outcomes / f"{thread}-{rank}").read_text()
+        assert not problem, problem

@@ -1,0 +1,121 @@
+"""What works on an optimizer from outside, where parameters are DTensors."""
+
+import functools
+import pathlib
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.optim.swa_utils import AveragedModel
+
+import halfstep_torch as hs
+from on_torch.processes import in_processes
+from on_torch.sharded import RECIPES, Run, assert_same_bits, layouts, same_bits, shard
+
+
+def adamw(params, **options) -> hs.Optimizer:
+    return hs.AdamW(params, lr=1e-2, weight_decay=0.1, compile=False, **options)
+
+
+class Holder(torch.nn.Module):
+    """The parameters of a run as a model."""
+
+    def __init__(self, run: Run):
+        super().__init__()
+        for name, param in run.params.items():
+            self.register_parameter(name, param)
+
+
+def float32_weights_are_those_of_one_process(rank: int) -> None:
+    for recipe in ("compensated", "split8", "split16", "master", "default"):
+        make = functools.partial(adamw, **RECIPES[recipe])
+        alone = Run(make).steps(1, 1)
+        wanted = hs.float32_params(alone.optimizer)
+        shifted = {name: value + 2.0**-10 * value for name, value in wanted.items()}
+        hs.set_float32_params(alone.optimizer, shifted)
+        for layout, mesh, placements in layouts():
+            run = Run(make, lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))).steps(
+                1, 1
+            )
+            values = hs.float32_params(run.optimizer)
+            assert all(
+                same_bits(values[name].to_local(), shard(wanted[name], mesh, p.placements).to_local())
+                for name, p in run.params.items()
+            ), f"{recipe}, {layout}"
+            hs.set_float32_params(run.optimizer, shifted)
+            assert_same_bits(run, alone, f"{recipe}, {layout}")
+
+
+def averages_are_those_of_one_process(rank: int) -> None:
+    alone = Run(adamw)
+    whole = AveragedModel(Holder(alone), multi_avg_fn=hs.ema_params(Holder(alone), 0.9))
+    for t in range(3):
+        alone.steps(t + 1, t + 1)
+        whole.update_parameters(Holder(alone))
+    for layout, mesh, placements in layouts():
+        run = Run(adamw, lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape))))
+        averaged = AveragedModel(Holder(run), multi_avg_fn=hs.ema_params(Holder(run), 0.9))
+        for t in range(3):
+            run.steps(t + 1, t + 1)
+            averaged.update_parameters(Holder(run))
+        for (name, p), q in zip(averaged.module.named_parameters(), whole.module.parameters(), strict=True):
+            assert same_bits(p.to_local(), shard(q.detach(), mesh, p.placements).to_local()), (
+                f"{name}, {layout}"
+            )
+
+
+def reports_tell_this_process_from_all(rank: int) -> None:
+    """State per rank is the state over the ranks, to within a block per leaf, where no block is cut."""
+    model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.Linear(64, 255)).to(torch.bfloat16)
+    fully_shard(model)
+    optimizer = hs.AdamW(model.named_parameters(), recipe="eight_bit", compile=False)
+    for _ in range(2):  # the second time with state
+        report, leaves = hs.memory_report(model, optimizer), hs.describe(optimizer).leaves
+        assert report.all.here == sum(leaf.state_bytes_here for leaf in leaves) + 4 * sum(
+            p.to_local().numel() for p in model.parameters()
+        )
+        count = torch.distributed.get_world_size()
+        for leaf in leaves:
+            assert abs(leaf.state_bytes_here - 8 - (leaf.state_bytes - 8) / count) <= 2 * 128
+        assert "here" in str(report)
+        assert "here" in str(hs.describe(optimizer))
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    for leaf, p in zip(leaves, model.parameters(), strict=True):
+        arrays = [x for x in optimizer.state[p].values() if hasattr(x, "to_local")]
+        assert leaf.state_bytes_here == 8 + sum(x.to_local().numel() * x.element_size() for x in arrays)
+        assert leaf.state_bytes == 8 + sum(x.numel() * x.element_size() for x in arrays)
+
+
+def a_state_file_goes_from_any_mesh_to_any_other(rank: int, folder: str) -> None:
+    """That of the package for JAX has the same names and arrays (`tests/twin/test_state_file.py`)."""
+    for recipe in ("units", "split16", "float8"):
+        make = functools.partial(adamw, **RECIPES[recipe])
+        expected = Run(make).steps(1, 4)
+        placed = [lambda x: x]
+        placed += [
+            lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))
+            for _, mesh, placements in layouts()
+        ]
+        for i, place in enumerate(placed):
+            path = pathlib.Path(folder) / f"{recipe}{i}{f'-{rank}' if not i else ''}.safetensors"
+            source = Run(make, place).steps(1, 2)
+            hs.save_state(path, Holder(source), source.optimizer)
+            torch.distributed.barrier()
+            for other in (placed[0], placed[-i]):
+                run = Run(make, other)
+                hs.load_state(path, Holder(run), run.optimizer)
+                assert_same_bits(run.steps(3, 4), expected, f"{recipe}, {i}")
+
+
+@pytest.mark.slow
+def test_tools_treat_a_shard_as_it_is_in_the_whole(tmp_path: pathlib.Path):
+    in_processes(
+        tmp_path,
+        2,
+        float32_weights_are_those_of_one_process,
+        averages_are_those_of_one_process,
+        reports_tell_this_process_from_all,
+        functools.partial(a_state_file_goes_from_any_mesh_to_any_other, folder=str(tmp_path)),
+    )

@@ -1,0 +1,302 @@
+"""Muon: its factor against the reference, whole steps against Optax's and torch's, and its storage."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+import torch
+
+import halfstep_jax
+import halfstep_torch
+from halfstep_spec.numbers.newton_schulz import newton_schulz
+
+SLOPE = 3.4445**5
+MATRIX = (48, 80)
+FINE = ("int8", 32, 0, 0)
+MOMENT_WARNING = "too coarse for the factor of a matrix"
+
+
+def bound(rank: int) -> float:
+    """Clause A14: the relative distance of two factors of one matrix."""
+    return SLOPE * 10 * 2.0**-24 * rank**0.5
+
+
+def steep(shape: tuple[int, int], power: float) -> np.ndarray:
+    """Return a matrix whose singular values fall as 1, 2^-power, 3^-power, ..."""
+    rng, rank = np.random.default_rng(5), min(shape)
+    u, _ = np.linalg.qr(rng.normal(size=(shape[0], rank)))
+    v, _ = np.linalg.qr(rng.normal(size=(shape[1], rank)))
+    return ((u * np.arange(1, rank + 1) ** -power) @ v.T).astype(np.float32)
+
+
+def factor_in_jax(x: np.ndarray, **options) -> np.ndarray:
+    options = {"beta": 0.0, "nesterov": False, "scale": None, "mu_dtype": "float32"} | options
+    tx = halfstep_jax.scale_by_muon(**options)
+    return np.asarray(jax.jit(tx.update)({"w": x}, tx.init({"w": x}))[0]["w"])
+
+
+def factor_in_torch(x: np.ndarray, **options) -> np.ndarray:
+    options = {"beta": 0.0, "nesterov": False, "scale": None, "mu_dtype": "float32"} | options
+    p = torch.nn.Parameter(torch.zeros(x.shape))
+    p.grad = torch.tensor(x)
+    ascent = halfstep_torch.scale_by_learning_rate(1.0, flip_sign=False)
+    tx = halfstep_torch.chain(halfstep_torch.scale_by_muon(**options), ascent)
+    halfstep_torch.Optimizer([("w", p)], tx).step()
+    return p.detach().numpy()
+
+
+FACTORS = {"jax": factor_in_jax, "torch": factor_in_torch}
+
+
+def distance(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.linalg.norm(np.float64(x) - y) / np.linalg.norm(np.float64(y)))
+
+
+def test_five_steps_magnify_no_singular_value_more_than_those_near_0():
+    """The slope of clause A14: of x -> a x + b x^3 + c x^5, five times, from anywhere in (0, 1]."""
+    start = x = np.geomspace(1e-9, 1, 100_001)
+    for _ in range(5):
+        x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
+    assert np.max(x / start) <= SLOPE < 485
+    assert np.max(x / start) > 0.999999 * SLOPE
+
+
+@pytest.mark.parametrize("framework", FACTORS)
+@pytest.mark.parametrize("shape", [MATRIX, MATRIX[::-1]])
+def test_the_factor_is_within_its_bound(framework, shape):
+    """Of flat spectra and of steep ones, whose last directions are a millionth of the first."""
+    stack = np.stack([steep(shape, power) for power in (0.0, 0.5, 1.5, 3.5)])
+    factors = FACTORS[framework](stack, reduction_axis=1, output_axis=2)
+    for x, factor in zip(stack, factors, strict=True):
+        assert distance(factor, newton_schulz(x, [0], [1])) <= bound(min(shape))
+
+
+@pytest.mark.parametrize("framework", FACTORS)
+def test_products_in_bfloat16_are_past_the_bound_and_of_the_same_directions(framework):
+    x = steep(MATRIX, 0.5)
+    exact = newton_schulz(x, [0], [1])
+    rough = FACTORS[framework](x, ns_dtype="bfloat16")
+    assert bound(min(MATRIX)) < distance(rough, exact) < 0.1
+
+
+@pytest.mark.parametrize("framework", FACTORS)
+def test_a_zero_matrix_gives_exactly_0_and_leaves_its_neighbours_alone(framework):
+    stack = np.stack([steep(MATRIX, 0.5), np.zeros(MATRIX, np.float32)])
+    factors = FACTORS[framework](stack, reduction_axis=1, output_axis=2)
+    assert not factors[1].any()
+    alone = FACTORS[framework](stack[0], reduction_axis=0, output_axis=1)
+    assert distance(factors[0], alone) <= bound(min(MATRIX))
+
+
+@pytest.mark.parametrize("framework", FACTORS)
+@pytest.mark.parametrize("scale", [1e-5, 3e37])
+def test_a_factor_does_not_depend_on_the_size_of_the_matrix(framework, scale):
+    """At 3e37 squares overflow. Below eps, 1e-7, the norm counts as eps."""
+    x = steep(MATRIX, 0.5)
+    scaled = x * np.float32(scale)
+    assert distance(FACTORS[framework](scaled), FACTORS[framework](x)) <= bound(min(MATRIX))
+
+
+@pytest.mark.parametrize("framework", FACTORS)
+def test_a_convolution_is_the_matrix_that_its_axes_say(framework):
+    x = steep((24, 36), 0.5).reshape(24, 4, 3, 3)
+    factor = FACTORS[framework](x, reduction_axis=(1, 2, 3), output_axis=0)
+    exact = newton_schulz(x.reshape(24, 36), [1], [0])
+    assert distance(factor.reshape(24, 36), exact) <= bound(24)
+
+
+def gradients(steps: int) -> np.ndarray:
+    rng = np.random.default_rng(2)
+    return (rng.normal(size=MATRIX) + 0.3 * rng.normal(size=(steps, *MATRIX))).astype(np.float32)
+
+
+def test_float32_follows_optax():
+    """Each step adds lr s times factors that are apart by the bound; weights are rounded by 2^-24 of them."""
+    p = {"w": jnp.asarray(steep(MATRIX, 0.5))}
+    options = {"weight_decay": 0.1}
+    ours = halfstep_jax.muon(0.02, bias_correction=True, mu_dtype="float32", **options)
+    theirs = optax.contrib.muon(0.02, eps=1e-7, **options)
+    ends = []
+    with jax.default_matmul_precision("highest"):
+        for tx in (ours, theirs):
+            params, state, update = p, tx.init(p), jax.jit(tx.update)
+            for g in gradients(8):
+                updates, state = update({"w": jnp.asarray(g)}, state, params)
+                params = optax.apply_updates(params, updates)
+            ends.append(np.asarray(params["w"]))
+    moved = 8 * 0.02 * (80 / 48) ** 0.5 * (1.2 * 48**0.5)
+    allowed = moved * bound(48) + 8 * 2.0**-24 * np.linalg.norm(ends[1])
+    assert np.linalg.norm(np.float64(ends[0]) - ends[1]) <= allowed
+
+
+@pytest.mark.parametrize("adjust_lr_fn", [None, "match_rms_adamw"])
+def test_float32_follows_torch(adjust_lr_fn, monkeypatch):
+    """The factor of torch.optim.Muon is in bfloat16: here its own code makes it in float32."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
+    ends = []
+    for make in (halfstep_torch.Muon, torch.optim.Muon):
+        p = torch.nn.Parameter(torch.tensor(steep(MATRIX, 0.5)))
+        params = [("w", p)] if make is halfstep_torch.Muon else [p]
+        optimizer = make(params, lr=0.02, weight_decay=0.1, adjust_lr_fn=adjust_lr_fn)
+        for g in gradients(8):
+            p.grad = torch.tensor(g)
+            optimizer.step()
+        ends.append(p.detach().numpy())
+    scale = 1 if adjust_lr_fn is None else 0.2 * 80**0.5
+    allowed = 8 * 0.02 * scale * 1.2 * 48**0.5 * bound(48) + 8 * 2.0**-24 * np.linalg.norm(ends[1])
+    assert np.linalg.norm(np.float64(ends[0]) - ends[1]) <= allowed
+
+
+def test_jax_and_torch_take_the_same_steps_on_transposed_weights():
+    """Momentum and storage have the same bits, factors are within their bound: so is the end of a run."""
+    start = steep(MATRIX, 0.5)
+    tx = halfstep_jax.muon(0.02, weight_decay=0.1, mu_dtype="float32", param_storage="split16")
+    params = {"w": jnp.asarray(start, jnp.bfloat16)}
+    state, update = tx.init(params), jax.jit(tx.update)
+    p = torch.nn.Parameter(torch.tensor(start.T.copy()).bfloat16())
+    optimizer = halfstep_torch.Muon([("w", p)], lr=0.02, mu_dtype="float32", param_storage="split16")
+    for g in gradients(5):
+        updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
+        params = optax.apply_updates(params, updates)
+        p.grad = torch.tensor(g.T.copy()).bfloat16()
+        optimizer.step()
+    np.testing.assert_array_equal(
+        np.asarray(optax.tree.get(state, "ScaleByMuonState").mu["w"]),
+        optimizer.state[p]["momentum_buffer"].numpy().T,
+    )
+    ends = [
+        np.asarray(halfstep_jax.float32_params(params, state)["w"]),
+        halfstep_torch.float32_params(optimizer)["w"].numpy().T,
+    ]
+    moved = 5 * 0.02 * (80 / 48) ** 0.5 * 1.2 * 48**0.5
+    allowed = moved * bound(48) + 5 * 2.0**-23 * np.linalg.norm(ends[1])
+    assert np.linalg.norm(np.float64(ends[0]) - ends[1]) <= allowed
+
+
+@pytest.mark.parametrize("framework", FACTORS)
+def test_small_updates_of_bfloat16_weights_arrive_whole(framework):
+    """At lr 1e-6 an update is a thirtieth of half a unit of weights at 2^-10: torch.optim.Muon does not move.
+
+    Each of 3,840 weights is rounded stochastically: in the mean they move along the factor as in float32.
+    """
+    start, steps, lr = np.full(MATRIX, 2.0**-10, np.float32), 50, 1e-6
+    g = np.asarray(jnp.asarray(steep(MATRIX, 0.0), jnp.bfloat16), np.float32)
+    if framework == "jax":
+        tx = halfstep_jax.muon(lr)
+        params = {"w": jnp.asarray(start, jnp.bfloat16)}
+
+        def step(carry, _):
+            params, state = carry
+            updates, state = tx.update({"w": jnp.asarray(g)}, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        (params, _), _ = jax.jit(lambda c: jax.lax.scan(step, c, None, steps))((params, tx.init(params)))
+        end = np.asarray(params["w"], np.float32)
+    else:
+        p = torch.nn.Parameter(torch.tensor(start).bfloat16())
+        optimizer = halfstep_torch.Muon([("w", p)], lr=lr, weight_decay=0.0)
+        for _ in range(steps):
+            p.grad = torch.tensor(g).bfloat16()
+            optimizer.step()
+        end = p.detach().float().numpy()
+        still = torch.nn.Parameter(torch.tensor(start).bfloat16())
+        theirs = torch.optim.Muon([still], lr=lr, weight_decay=0.0)
+        still.grad = torch.tensor(g).bfloat16()
+        theirs.step()
+        assert (still == 2.0**-10).all()
+    axes = ([0], [1]) if framework == "jax" else ([1], [0])
+    factor = newton_schulz(g, *axes).astype(np.float64)
+    due = -lr * steps * factor * ((80 / 48) ** 0.5 if framework == "jax" else 1)
+    share = ((end - start) * due).sum() / (due**2).sum()
+    # A movement d, rounded to a unit of 2^-17 or less, has the variance |d| 2^-17 at most.
+    deviation = (np.abs(due) ** 3 * 2.0**-17).sum() ** 0.5 / (due**2).sum()
+    assert abs(share - 1) < 4 * deviation < 0.12
+
+
+def momentum_of(package, dtype: str, shape=(64, 64), **options):
+    """Return the array, the scale and the rounding of the momentum of such a weight."""
+    if package is halfstep_jax:
+        params = {"w": jnp.zeros(shape, dtype)}
+        tx = halfstep_jax.muon(1e-3, **options)
+        row = halfstep_jax.describe(tx, params).of("w", "mu")
+        return row.format, row.rounding
+    p = torch.nn.Parameter(torch.zeros(shape, dtype=getattr(torch, dtype)))
+    ((_, _, plan),) = halfstep_torch.Muon([("w", p)], **options).plans()
+    (moment,) = plan.rules[0].moments
+    return moment.format.text, moment.rounding if moment.format.rounds else "none"
+
+
+@pytest.mark.parametrize("package", [halfstep_jax, halfstep_torch])
+def test_what_the_momentum_is_kept_in(package):
+    assert momentum_of(package, "bfloat16") == ("float16, blocks of 128", "nearest")
+    assert momentum_of(package, "float32") == ("float32", "none")
+    assert momentum_of(package, "float16") == ("float32", "none")
+    assert momentum_of(package, "bfloat16", mu_dtype="bfloat16") == ("bfloat16", "nearest")
+    fine = package.scaled(*FINE, scale="fine")
+    assert momentum_of(package, "bfloat16", mu_dtype=fine)[1] == "nearest"
+
+
+@pytest.mark.parametrize("package", [halfstep_jax, halfstep_torch])
+def test_eight_bits_that_are_too_coarse_are_warned_of_and_four_refused(package):
+    for fmt in (package.scaled("float8_e4m3fn"), package.scaled("int8", 128), package.codebook("dynamic8")):
+        with pytest.warns(UserWarning, match=MOMENT_WARNING):
+            momentum_of(package, "bfloat16", mu_dtype=fmt)
+    with pytest.raises(ValueError, match=r"mu_dtype=dynamic4 has 4 bits.*Use scaled\(.int8., 32"):
+        package.scale_by_muon(mu_dtype=package.codebook("dynamic4"))
+
+
+def test_a_state_of_bfloat16_weights_reads_as_it_was_made_and_a_run_goes_on_to_the_bit(tmp_path):
+    params = {"w": jnp.ones((64, 64), jnp.bfloat16), "b": jnp.ones(64, jnp.bfloat16)}
+    tx = halfstep_jax.muon(1e-2)
+    update = jax.jit(tx.update)
+    g = {"w": jnp.asarray(np.random.default_rng(1).normal(size=(64, 64))), "b": jnp.ones(64)}
+    updates, state = update(g, tx.init(params), params)
+    params = optax.apply_updates(params, updates)
+    halfstep_jax.save_state(tmp_path / "run", params, state, tx)
+    loaded, again = halfstep_jax.load_state(tmp_path / "run", params, tx)
+    ends = [update(g, s, p)[0] for p, s in ((params, state), (loaded, again))]
+    assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), *ends))
+
+
+def test_a_torch_run_goes_on_from_a_state_dict_to_the_bit():
+    def run(steps, model=None, state=None):
+        torch.manual_seed(0)
+        model = model or torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).bfloat16()
+        optimizer = halfstep_torch.Muon(model.named_parameters(), lr=1e-2, adam_lr=1e-3)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for p in model.parameters():
+            p.grad = torch.sin(torch.arange(p.numel())).view(p.shape).bfloat16()
+        for _ in range(steps):
+            optimizer.step()
+        return model, optimizer.state_dict()
+
+    whole, _ = run(4)
+    resumed, _ = run(2, *run(2))
+    for x, y in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.exhaustive
+def test_a_compiled_step_has_the_bits_of_an_eager_one():
+    ends = []
+    for compile in (False, True):
+        p = torch.nn.Parameter(torch.tensor(steep((64, 96), 0.5)).bfloat16())
+        optimizer = halfstep_torch.Muon([("w", p)], lr=0.02, compile=compile)
+        for k in range(3):
+            p.grad = torch.tensor(steep((64, 96), 0.5 + k)).bfloat16()
+            optimizer.step()
+        ends.append([p.detach(), *(x for key, x in optimizer.state[p].items() if key != "step")])
+    for eager, compiled in zip(*ends, strict=True):
+        assert torch.equal(eager, compiled)
+
+
+def test_no_warning_is_given_for_what_is_recommended():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        halfstep_jax.scale_by_muon(mu_dtype=halfstep_jax.scaled("int8", 32, scale="fine"))
+        halfstep_torch.scale_by_muon(mu_dtype=halfstep_torch.scaled("int8", 32, scale="fine"))
