@@ -39,7 +39,7 @@ def compile_batch(batch: Batch) -> None:
         where = batch.device, grad_dtype, threads
         kernels.append(
             {
-                alone: compiled(bool(others) and not alone, *where, alone)
+                alone: compiled(bool(others) and not alone, alone, *where)
                 for alone in kinds(stage, batch.device)
             }
         )
@@ -60,10 +60,10 @@ def compiled_stage(
     stage: Stage,
     places: tuple,
     by_row: bool,
+    alone: bool,
     device: torch.device,
     grad_dtype: torch.dtype,
     threads: int,
-    alone: bool,
 ) -> Callable[..., None]:
     """Return a function (p, g, u, *state, numbers, first, keys, column) that steps rows in place.
 
@@ -71,11 +71,11 @@ def compiled_stage(
         stage: of whole blocks.
         places: where the numbers of its rules stand in a vector (`number_places`).
         by_row: whether each row has numbers of its own.
+        alone: whether rows are those of one parameter, next to each other: `first` then has one entry, and
+            each column of `keys`.
         device: of the memory.
         grad_dtype: of what comes in: of the gradient, or float32.
         threads: of the CPU.
-        alone: whether rows are those of one parameter, next to each other: `first` then has one entry, and
-            each column of `keys`.
 
     Returns:
         The function, compiled already: arguments as of `Stage.step_rows`, but no `u` where the stage changes
