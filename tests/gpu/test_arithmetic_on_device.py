@@ -60,9 +60,9 @@ def differing(x: np.ndarray, y: np.ndarray) -> int:
 
 
 @pytest.fixture
-def millions(device):
-    """Return how many chunks are worth their time: a device takes them in no time."""
-    return 2 if device == "cpu" else 32
+def chunks(device):
+    """Return how many chunks are worth their time: a device takes 10^8 numbers in no time."""
+    return 2 if device == "cpu" else -(-(10**8) // _CHUNK)
 
 
 def test_every_mantissa_has_its_right_root(device):
@@ -73,12 +73,29 @@ def test_every_mantissa_has_its_right_root(device):
         assert {name: differing(f(x), np.sqrt(x)) for name, f in step.items()} == dict.fromkeys(step, 0)
 
 
-def test_quotients_are_right(device, millions):
+def test_quotients_are_right(device, chunks):
     step = runs(roots.divide, lambda x, y: x / y, device)
     rng = np.random.default_rng(0)
-    for _ in range(millions):
+    for _ in range(chunks):
         x, y = numbers(rng, 70, 180), numbers(rng, 70, 180)
         assert {name: differing(f(x, y), x / y) for name, f in step.items()} == dict.fromkeys(step, 0)
+
+
+def test_a_device_is_no_further_off_than_the_correction_assumes(device, chunks):
+    """C3: its own roots by one number, its own quotients by two units; and the same of the same twice."""
+    root, quotient = in_jax(jax.lax.sqrt, device), in_jax(jax.lax.div, device)
+    for first in range(127 << 23, 129 << 23, _CHUNK):
+        x = np.arange(first, first + _CHUNK, dtype=np.uint32).view(np.float32)
+        about = root(x)
+        assert np.abs(about.view(np.int32) - np.sqrt(x).view(np.int32)).max() <= 1
+        assert differing(about, root(x)) == 0
+    rng = np.random.default_rng(0)
+    for _ in range(chunks):
+        x, y = numbers(rng, 70, 180), numbers(rng, 70, 180)
+        about, right = quotient(x, y), x / y
+        units = (about.astype(np.float64) - right) / np.spacing(np.abs(right))
+        assert np.abs(units).max() <= 2
+        assert differing(about, quotient(x, y)) == 0
 
 
 def test_no_product_is_fused_with_a_sum(device):

@@ -22,6 +22,7 @@ def differences(case: Case, actual: dict[str, Array]) -> dict[str, int]:
     return found
 
 
-def count(case: Case) -> int:
-    """Return how many numbers are compared."""
-    return sum(array.bits.size for array in case.outputs.values())
+def size(case: Case) -> dict[str, int]:
+    """Return how many numbers are compared, and how many bits they have."""
+    arrays = [array.bits for array in case.outputs.values()]
+    return {"numbers": sum(x.size for x in arrays), "bits": 8 * sum(x.nbytes for x in arrays)}

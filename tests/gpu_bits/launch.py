@@ -5,6 +5,7 @@ that groups meet again. This is an order that a GPU may take; what another order
 barrier that is missing within a warp) is not seen.
 """
 
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -68,10 +69,11 @@ class Launch:
         self._registers: dict[str, np.ndarray] = {}
         self.active: np.ndarray | None = None
         self.executed = 0
+        self._all = np.ones(self.count, bool)
 
     def run(self) -> None:
         """Execute the kernel in all threads."""
-        groups = {0: np.ones(self.count, bool)}
+        groups = {0: self._all.copy()}
         with np.errstate(all="ignore"):
             while groups:
                 self._run_group(groups)
@@ -81,15 +83,15 @@ class Launch:
         body, at = self.kernel.body, min(groups)
         here = groups.pop(at)
         meeting = min(groups, default=None)
-        while here.any():
-            if at == meeting:
-                groups[at] |= here
-                return
+        active = None if here.all() else here
+        while at != meeting:
             i = body[at]
             executing = here & self._guard(i.guard) if i.guard else here
             self.executed += 1
             if i.opcode in ("ret", "exit"):
-                here = here & ~executing
+                here = active = here & ~executing
+                if not here.any():
+                    return
             elif i.opcode in ("bra", "bra.uni"):
                 parts = ((self.kernel.labels[str(i.operands[0])], executing), (at + 1, here & ~executing))
                 for place, part in parts:
@@ -98,12 +100,15 @@ class Launch:
                 return
             elif i.opcode in ("bar.sync", "barrier.sync", "barrier.sync.aligned"):
                 self._check_barrier(here, executing, groups)
+            elif i.guard is None:
+                self._execute(i, active)
             elif executing.any():
-                self._execute(i, executing)
+                self._execute(i, None if executing.all() else executing)
             at += 1
+        groups[at] |= here
 
-    def _execute(self, i: Instruction, executing: np.ndarray) -> None:
-        self.active = None if executing.all() else executing
+    def _execute(self, i: Instruction, active: np.ndarray | None) -> None:
+        self.active = active
         try:
             operation_of(i.opcode)(self, *i.operands)
         except Exception as error:
@@ -125,7 +130,7 @@ class Launch:
 
     def executing(self) -> np.ndarray:
         """Return the threads that execute the present instruction."""
-        return np.ones(self.count, bool) if self.active is None else self.active
+        return self._all if self.active is None else self.active
 
     def read(self, operand: Operand, kind: str, relaxed: bool = False) -> np.ndarray:
         """Return an operand: bool of `pred`, floats of one float, integers of `s` and `u`, else patterns.
@@ -158,7 +163,7 @@ class Launch:
         if isinstance(operand, Address):
             raise TypeError("an address where a number should be")
         if isinstance(operand, int):
-            return np.array([operand & ((1 << width) - 1)], dtype)
+            return _number(operand, width)
         if isinstance(operand, tuple):
             part = width // len(operand)
             values = [self._pattern(x, part, False).astype(dtype) for x in operand]
@@ -171,14 +176,14 @@ class Launch:
             value = self._register(operand)
         if value.itemsize * 8 != width and not (relaxed and value.itemsize * 8 > width):
             raise TypeError(f"{operand} has {value.itemsize * 8} bits, not {width}")
-        return value.astype(dtype)
+        return value.astype(dtype, copy=False)
 
     def _register(self, name: str) -> np.ndarray:
         width = self.kernel.width(name)
         if width == 1:
             raise TypeError(f"{name} is a predicate")
         # Compilers read some that nothing was written to, and do not use what they read.
-        return self._registers.get(name, _poison(width))
+        return self._registers[name] if name in self._registers else _poison(width)
 
     def write(self, operand: Operand, value: Any, relaxed: bool = False) -> None:
         """Write a result: to a register, or to several, the lowest part first.
@@ -205,7 +210,7 @@ class Launch:
             value = value if value.dtype.kind in "ui" else value.view(UNSIGNED[8 * value.itemsize])
             if 8 * value.itemsize != width and not (relaxed and 8 * value.itemsize < width):
                 raise TypeError(f"{name} has {width} bits, not {8 * value.itemsize}")
-            value = value.astype(UNSIGNED[width])
+            value = value.astype(UNSIGNED[width], copy=False)
         if self.active is not None:
             before = self._registers.get(name, np.zeros(1, bool) if width == 1 else _poison(width))
             value = np.where(self.active, value, before)
@@ -214,8 +219,15 @@ class Launch:
     def write_float(self, operand: Operand, value: np.ndarray, kind: str) -> None:
         """Write the result of a float operation: every NaN is NVIDIA's."""
         pattern = np.asarray(value, FLOATS[kind]).view(UNSIGNED[bits(kind)])
-        self.write(operand, np.where(np.isnan(value), UNSIGNED[bits(kind)](NAN[kind]), pattern))
+        nan = np.isnan(value)
+        self.write(operand, np.where(nan, UNSIGNED[bits(kind)](NAN[kind]), pattern) if nan.any() else pattern)
 
 
+@functools.cache
+def _number(value: int, width: int) -> np.ndarray:
+    return np.array([value & ((1 << width) - 1)], UNSIGNED[width])
+
+
+@functools.cache
 def _poison(width: int) -> np.ndarray:
     return np.full(width // 8, POISON, np.uint8).view(UNSIGNED[width])

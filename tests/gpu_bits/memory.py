@@ -51,8 +51,10 @@ class Memory:
             raise RuntimeError(f"an address is not aligned to {size} bytes")
         starts = np.array(self._starts, np.uint64)
         which = np.searchsorted(starts, addresses, side="right") - 1
-        for region in np.unique(which):
-            chosen = which == region
+        # Most are all in the same.
+        is_same = which.size > 0 and bool((which == which[0]).all())
+        for region in which[:1] if is_same else np.unique(which):
+            chosen = slice(None) if is_same else which == region
             places = (addresses[chosen] - starts[region]).astype(np.int64) if region >= 0 else None
             array = self._arrays[region]
             if places is None or (places + size > array.size).any() or self._starts[region] % size:

@@ -1,6 +1,7 @@
 """The formats of moments whose steps are executed: all that the packages list, in pairs that Adam takes."""
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from types import MappingProxyType
@@ -43,9 +44,11 @@ def pairs() -> list[Pair]:
         return [fmt for fmt in formats if fmt not in [pair[place] for pair in chosen]]
 
     for first in unused(firsts, 0):
-        chosen += [(first, fmt) for fmt in [*unused(seconds, 1), *seconds] if _is_taken(first, fmt)][:1]
+        takers = (fmt for fmt in [*unused(seconds, 1), *seconds] if _is_taken(first, fmt))
+        chosen += [(first, fmt) for fmt in itertools.islice(takers, 1)]
     for second in unused(seconds, 1):
-        chosen += [(fmt, second) for fmt in firsts if _is_taken(fmt, second)][:1]
+        takers = (fmt for fmt in firsts if _is_taken(fmt, second))
+        chosen += [(fmt, second) for fmt in itertools.islice(takers, 1)]
     return chosen
 
 

@@ -1,5 +1,6 @@
 """The text of PTX, NVIDIA's assembly language: kernels and their instructions."""
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ class Kernel(NamedTuple):
         block: threads of a block along x, y and z, where the text says so.
         body: its instructions.
         labels: the places in `body` to which branches lead.
-        registers: widths in bits by name, a number at the end left out; 1 is a predicate.
+        registers: widths in bits by name; 1 is a predicate.
         symbols: arrays in shared memory: where they begin.
         shared: bytes of shared memory that the text declares.
     """
@@ -59,16 +60,27 @@ class Kernel(NamedTuple):
     block: tuple[int, int, int] | None
     body: list[Instruction]
     labels: dict[str, int]
-    registers: dict[str, int]
+    registers: "Widths"
     symbols: dict[str, int]
     shared: int
 
     def width(self, register: str) -> int:
         """Return the bits of a register; refuse a name that the kernel does not declare."""
-        for name in (register, re.sub(r"\d+$", "", register)):
-            if name in self.registers:
-                return self.registers[name]
-        raise LookupError(f"{self.name}: {register} is not declared")
+        try:
+            return self.registers[register]
+        except LookupError:
+            raise LookupError(f"{self.name}: {register} is not declared") from None
+
+
+class Widths(dict[str, int]):
+    """Widths of registers: those that a number ends are declared by what stands before it."""
+
+    def __missing__(self, register: str) -> int:
+        declared = re.sub(r"\d+$", "", register)
+        if declared not in self:
+            raise LookupError(register)
+        self[register] = self[declared]
+        return self[register]
 
 
 def parse(text: str) -> dict[str, Kernel]:
@@ -88,6 +100,7 @@ def parse(text: str) -> dict[str, Kernel]:
     return kernels
 
 
+@functools.cache
 def bits(kind: str) -> int:
     """Return the width of a type, such as `b32`, `pred` or `bf16x2`."""
     if kind == "pred":
@@ -131,7 +144,7 @@ class _Body:
     def __init__(self, text: str) -> None:
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
-        self.registers: dict[str, int] = {}
+        self.registers = Widths()
         self.symbols: dict[str, int] = {}
         self.shared = 0
         for statement in text.split(";"):

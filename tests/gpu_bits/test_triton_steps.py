@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_bits.comparison import count, differences
-from gpu_bits.steps import LARGE, SMALL, case, steps
+from gpu_bits.comparison import differences, size
+from gpu_bits.steps import LARGE, SMALL, case, one_in, steps
 from gpu_bits.triton_backend import TritonBackend
 
 
@@ -18,8 +18,7 @@ def backend() -> Iterator[TritonBackend]:
 
 def programs(config) -> list[tuple[str, tuple[int, int]]]:
     """Return what is run: lengths are no part of a program, so one larger shape is enough."""
-    everything = config.getoption("--gpu-bits") == "all"
-    names = [name for n, name in enumerate(steps()) if everything or n % 4 == 0]
+    names = one_in(1 if config.getoption("--gpu-bits") == "all" else 9, steps())
     return [(name, SMALL) for name in names] + [("AdamW, master", LARGE)]
 
 
@@ -40,7 +39,7 @@ def test_a_step_has_the_contracts_bits(step, shape, backend, record):
             "compiler": "Triton",
             "step": step,
             "shape": shape,
-            "numbers": count(question),
+            **size(question),
             "launches": launched,
             "differing": found,
         }

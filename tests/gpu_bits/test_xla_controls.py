@@ -4,7 +4,7 @@ import pytest
 
 from gpu_bits.approximations import BOUNDS, Approximations
 from gpu_bits.comparison import differences
-from gpu_bits.ptx import Instruction, Kernel
+from gpu_bits.ptx import Instruction, Kernel, Operand
 from gpu_bits.steps import SMALL, case
 from gpu_bits.xla_backend import XlaBackend
 
@@ -50,23 +50,28 @@ def subject() -> Subject:
 def fused(body: list[Instruction]) -> list[list[Instruction]]:
     """Return bodies in each of which one product is fused with a sum that it is an addend of."""
     made = {str(i.operands[0]): i for i in body if i.operands}
+    # XLA is kept from fusing by operations that change nothing, on patterns or with -0 as an addend.
+    zeros = {str(i.operands[0]) for i in body if i.opcode == "or.b32" and i.operands[2] == -(1 << 31)}
+
+    def is_kept(i: Instruction) -> bool:
+        return i.opcode == "add.rn.f32" and not zeros.isdisjoint(map(str, i.operands))
+
+    def product(x: Operand) -> Instruction | None:
+        i = made.get(str(x))
+        if i is None or i.opcode == "mul.rn.f32":
+            return i
+        passed = i.operands[1:] if i.opcode in ("or.b32", "xor.b32", "mov.b32") or is_kept(i) else ()
+        return next(filter(None, map(product, passed)), None)
+
     bodies = []
     for at, i in enumerate(body):
-        if i.opcode not in ("add.rn.f32", "sub.rn.f32"):
+        if i.opcode != "add.rn.f32" or is_kept(i):
             continue
-        for n, addend in ((1, i.operands[1]), (2, i.operands[2])):
-            product = made.get(str(addend))
-            # XLA is kept from fusing by an operation on the pattern that changes nothing.
-            while product and product.opcode in ("or.b32", "xor.b32", "mov.b32"):
-                sources = [made.get(str(x)) for x in product.operands[1:]]
-                product = next(
-                    (x for x in sources if x and x.opcode in ("mul.rn.f32", "or.b32", "xor.b32")), None
-                )
-            if product and product.opcode == "mul.rn.f32" and i.opcode == "add.rn.f32":
-                operands = i.operands[0], *product.operands[1:], i.operands[3 - n]
-                bodies.append(
-                    [*body[:at], Instruction("fma.rn.f32", operands, i.guard, "fused"), *body[at + 1 :]]
-                )
+        for addend, other in (i.operands[1:], i.operands[:0:-1]):
+            if factors := product(addend):
+                operands = i.operands[0], *factors.operands[1:], other
+                one = Instruction("fma.rn.f32", operands, i.guard, "fused")
+                bodies.append([*body[:at], one, *body[at + 1 :]])
     return bodies
 
 

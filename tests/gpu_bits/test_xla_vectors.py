@@ -9,7 +9,7 @@ from halfstep_spec import SPEC_VERSION
 from halfstep_spec.vectors import load
 
 # Each is a program to be compiled, or several.
-_ONE_IN = {"share": 32, "all": 8}
+_ONE_IN = {"share": 64, "all": 16}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ kernel, its PTX is interpreted on the very tensors: all of a step is real but th
 
 import contextlib
 import functools
+import tempfile
+import unittest.mock
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 import torch._inductor.runtime.triton_heuristics as heuristics
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 
 from gpu_bits import ptx
 from gpu_bits.approximations import Approximations
@@ -38,6 +41,7 @@ class TritonLaunches:
         self.launches, self.executed = 0, 0
         self._compiling = False
         self._compile = triton.compile
+        self._binaries: dict[Any, Any] = {}
 
     @contextlib.contextmanager
     def as_on_gpu(self) -> Iterator[None]:
@@ -55,9 +59,21 @@ class TritonLaunches:
             self._compiling = False
 
     def _compile_for_gpu(self, source: Any, target: Any, options: dict[str, Any]) -> Any:
-        binary = self._compile(source, target=GPUTarget(*compiled_torch.TARGETS[TARGET]), options=options)
-        binary.source = source
-        return binary
+        """Put off compiling: of the shapes of a kernel that Inductor offers one is interpreted."""
+        return unittest.mock.MagicMock(source=source, options=options)
+
+    def _compiled(self, offered: Any) -> Any:
+        """Compile as far as PTX: machine code takes as long again, and is of no use here."""
+        if offered not in self._binaries:
+            target = GPUTarget(*compiled_torch.TARGETS[TARGET])
+            no_code = unittest.mock.patch.object(CUDABackend, "make_cubin", return_value=b"")
+            # Others must not find a program without machine code in their cache.
+            with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope(), no_code:
+                triton.knobs.cache.dir = folder
+                self._binaries[offered] = self._compile(
+                    offered.source, target=target, options=offered.options
+                )
+        return self._binaries[offered]
 
     def _run(self, autotuner: Any, *values: Any) -> None:
         """Interpret a kernel in the first shape that Inductor offers, which is its guess."""
@@ -65,7 +81,7 @@ class TritonLaunches:
         if self._compiling:
             return
         result = autotuner.compile_results[0]
-        binary, source = result.kernel, result.kernel.source
+        binary, source = self._compiled(result.kernel), result.kernel.source
         kernel = _parsed(binary.asm["ptx"])
         self.texts[kernel.name] = binary.asm["ptx"]
         names = [name for name in source.fn.arg_names if name not in result.config.kwargs]

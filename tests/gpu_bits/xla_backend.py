@@ -24,12 +24,13 @@ class XlaBackend(JaxBackend):
         super().__init__("jit")
         self.approximations = Approximations()
         self.programs: dict[Any, Program] = {}
+        self._shapes: dict[Any, Any] = {}
         self._case: Case | None = None
 
     def run(self, case: Case) -> dict[str, Array]:
         """Run one case; its programs are compiled once and kept until another case comes."""
         if self._case is not case:
-            self.programs, self._case = {}, case
+            self.programs, self._shapes, self._case = {}, {}, case
         return super().run(case)
 
     def _compiled(self, function: Callable) -> Callable:
@@ -43,9 +44,10 @@ class XlaBackend(JaxBackend):
             key = name, tree, tuple((x.shape, x.dtype) for x in arrays)
             if key not in self.programs:
                 self.programs[key] = compile_for_h100(function, *arguments, donate=donate, **named)
+                self._shapes[key] = jax.eval_shape(function, *arguments, **named)
             program = self.programs[key]
             program.approximations = self.approximations
-            outputs, out_tree = jax.tree.flatten(jax.eval_shape(function, *arguments, **named))
+            outputs, out_tree = jax.tree.flatten(self._shapes[key])
             results = zip(outputs, program.run(arrays), strict=True)
             return jax.tree.unflatten(out_tree, [y.view(x.dtype).reshape(x.shape) for x, y in results])
 

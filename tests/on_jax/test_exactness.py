@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import halfstep_jax as hs
+import halfstep_spec as spec
 from halfstep_jax.xla.exact import opaque, opaque_product, opaque_zero
 from on_jax.steps import assert_trees_same, gradients, run, take_step, weights
 
@@ -278,6 +279,22 @@ def test_only_results_below_2_to_the_minus_101_depend_on_subnormal_numbers():
     differs = actual != expected
     assert differs.sum() > 100
     assert np.abs(expected[differs]).max() < 2.0**-101
+
+
+def test_only_weights_below_2_to_the_minus_46_of_the_rate_depend_on_subnormal_numbers():
+    """And weights above 2^-101 among them, because eps magnifies what a moment lost (contract A8)."""
+    rng, rate, shape = np.random.default_rng(0), 2.0**-10, (2, 40_000)
+    exponents = rng.integers([[-126], [-120]], [[-90], [-40]], shape)
+    g, p = (rng.uniform(1, 2, shape) * rng.choice([-1, 1], shape) * 2.0**exponents).astype(np.float32)
+    tx = hs.adamw(rate, mu_dtype="float32", nu_dtype="float32", weight_decay=0.0)
+    updates, _ = jax.jit(tx.update)(jnp.asarray(g), tx.init(jnp.asarray(p)), jnp.asarray(p))
+    actual = np.asarray(optax.apply_updates(jnp.asarray(p), updates))
+    rule = spec.ScaleByAdam(mu_dtype="float32", nu_dtype="float32")
+    step, bits = spec.Step(rule, 0.0, "decoupled", "float32"), p.view(np.uint32)
+    expected = step.step(bits, g, step.init(bits), "w", rate)[0].view(np.float32)
+    differing = np.abs(expected[actual != expected])
+    assert (differing > 2.0**-101).sum() > 100
+    assert differing.max() < 2.0**-46 * rate
 
 
 # --- products and sums -------------------------------------------------------------------------------------

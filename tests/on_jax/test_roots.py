@@ -60,6 +60,19 @@ def test_a_quotient_is_right_from_two_numbers_away(sign):
         assert_same(corrected(x, y, moved(right, steps)), right)
 
 
+def test_a_subnormal_numerator_moves_a_quotient_by_no_more_than_six_numbers():
+    """It has no hidden bit, and is not worse off than by what the device itself may be wrong."""
+    x = (numbers(3, 0, 1).view(np.uint32) >> np.arange(COUNT, dtype=np.uint32) % 20).view(np.float32)
+    y = numbers(4, 1, 100)
+    with np.errstate(over="ignore"):
+        about = x / y
+    corrected = np.asarray(jax.jit(roots.corrected_quotient)(x, y, about))
+    in_range = (np.abs(about) >= np.float32(2.0**-124)) & (np.abs(about) < np.float32(2.0**127))
+    off = np.abs(corrected.view(np.int32) - about.view(np.int32))[in_range]
+    assert in_range.sum() > COUNT // 2
+    assert 0 < off.max() <= 6
+
+
 def test_zero_infinity_and_nan_are_what_they_are():
     x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, 3.0, 1e-40], np.float32)
     x, y = (grid.ravel() for grid in np.meshgrid(x, x))

@@ -83,17 +83,19 @@ def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Arra
     With Q and Y the mantissas of `about` and `y`, integers of 24 bits, and N that of `x` moved to where Q Y
     is, R = N - Q Y is exact. The quotient is one unit away if |R| > Y / 2, and two if |R| > 3 Y / 2: a normal
     one is never halfway between numbers. `about` is returned unless its magnitude is in [2^-124, 2^127). A
-    subnormal `x` may count as one of up to 2^-125; a subnormal `y` may move the result by two numbers.
+    subnormal `x` may move the result by six numbers, and a subnormal `y` by two.
 
     Source: ours.
     """
     x_bits, y_bits = _bits(x), _bits(y)
     m, d = x_bits & _MANTISSA, y_bits & _MANTISSA
     less = m < d
-    # The power of two below the quotient: Q is in its unit, also where `about` is on its other side. Signs
-    # are where they belong: that of `about`, too.
+    # The power of two below the quotient: Q is in its unit, also where `about` is on its other side, of which
+    # two units are four numbers. Of a subnormal `x` it is too large. Signs are where they belong: that of
+    # `about`, too.
     base = (x_bits - m) - (y_bits - d) + jnp.where(less, _ONE - _HIDDEN, _ONE)
-    quotient, d = jnp.maximum(_bits(about), base), d | _HIDDEN
+    quotient = jnp.maximum(_bits(about), jnp.minimum(base, _bits(about) + np.uint32(4)))
+    d = d | _HIDDEN
     q = quotient - (base - _HIDDEN)
     place = jnp.where(less, _MANTISSA_BITS + np.uint32(1), _MANTISSA_BITS)
     remainder, d = _signed((x_bits << place) - q * d), _signed(d)
