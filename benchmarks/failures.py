@@ -362,7 +362,8 @@ def _saved(entry: Entry, run: Any) -> bytes:
         torch.save({"w": run.param.detach(), "optimizer": run.optimizer.state_dict()}, file)
     else:
         leaves = [np.asarray(x) for x in jax.tree.leaves((run.params, run.held))]
-        as_bytes = {str(i): x.view(np.uint8) if x.ndim else x for i, x in enumerate(leaves)}
+        # NumPy's files know no bfloat16, and no array without axes is viewed as bytes.
+        as_bytes = {str(i): x.reshape(-1).view(np.uint8) for i, x in enumerate(leaves)}
         np.savez(file, **as_bytes)
     return file.getvalue()
 
@@ -376,7 +377,7 @@ def _loaded(entry: Entry, file: bytes) -> Any:
     else:
         leaves, tree = jax.tree.flatten((run.params, run.held))
         with np.load(io.BytesIO(file)) as held:
-            arrays = [held[str(i)].view(x.dtype) if x.ndim else held[str(i)] for i, x in enumerate(leaves)]
+            arrays = [held[str(i)].view(x.dtype).reshape(x.shape) for i, x in enumerate(leaves)]
         run.params, run.held = tree.unflatten([jax.numpy.asarray(x) for x in arrays])
     return run
 
