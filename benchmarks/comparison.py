@@ -69,6 +69,10 @@ def _prose(text: str) -> str:
     return textwrap.fill(text, 118, break_on_hyphens=False)
 
 
+def _note(text: str) -> str:
+    return textwrap.fill(text, 118, subsequent_indent="  ", break_on_hyphens=False)
+
+
 def _table(head: list[str], lines: list[list[str]], texts: int = 1) -> str:
     rule = ["---"] * texts + ["--:"] * (len(head) - texts)
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines])
@@ -109,6 +113,7 @@ def _section(record: dict, row: dict) -> str:
     notes += [
         f"- {short['name']}: {short['why']}." for short in record["shortfalls"] if short["row"] == row["key"]
     ]
+    notes = [_note(note) for note in notes]
     table = _table(["", *row["columns"]], lines)
     return "\n\n".join(
         [f"## {row['title']}", _prose(row["text"] + _bounds(row)), table, *["\n".join(notes)][: len(notes)]]
@@ -118,7 +123,7 @@ def _section(record: dict, row: dict) -> str:
 def page(record: dict) -> str:
     """Return docs/comparison.md."""
     versions = [[entry["name"], entry["package"]] for entry in record["entries"]]
-    refused = [f"- {name}: {why}." for name, why in record["not run"].items()]
+    refused = [_note(f"- {name}: {why}.") for name, why in record["not run"].items()]
     parts = [
         "# Beside other libraries",
         _prose(_INTRODUCTION.format(**record, **record["machine"])),

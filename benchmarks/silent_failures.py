@@ -28,10 +28,12 @@ import numpy as np
 import peers
 import torch
 
-_RANGE = "its second moment has no scale; gradients between 1e-6 and 90 are for it, and beyond them comes NaN"
+_RANGE = (
+    "its second moment has no scale and stops at the ends of its range: gradients from 4e-8 to 130 are for it"
+)
 _PAID = "a step adds nine times what rounding its first moment lost, so that the largest movement is longer"
 SHORTFALLS = {
-    ("drop", "halfstep_torch, one_pass"): "second moments of two mantissa bits lie further apart",
+    ("drop", "halfstep_torch, one_pass"): "neighbouring second moments are up to a quarter apart",
     ("sizes", "halfstep_torch, one_pass"): _RANGE,
     ("spike", "halfstep_torch, one_pass"): _RANGE,
     ("spike", "halfstep_torch, eight_bit"): _PAID,
