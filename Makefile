@@ -10,7 +10,7 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-all gpu-bits bench gpu check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-all gpu-bits bench gpu check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,10 @@ test-slow: setup  ## the tests marked slow: all backends over the vectors, long 
 
 test-exhaustive: setup  ## the tests that CI leaves out: every trajectory under torch.compile and over eight devices
 	$(BIN)/python -m pytest -q -m exhaustive
+
+# CI takes 2,000 examples of the steps, and of the rest in proportion.
+hunt: setup  ## 100,000 drawn rules, formats, trees and numbers against the reference; lives, files
+	HUNT=$${HUNT:-100000} $(BIN)/python -m pytest -q -m "slow or not slow" tests/hunt --durations=10
 
 lint: setup  ## format and lint
 	$(BIN)/ruff format --check .

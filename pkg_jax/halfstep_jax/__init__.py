@@ -17,6 +17,7 @@ from halfstep_jax.numbers.schedules import ScheduleState
 from halfstep_jax.rule_check import check_rule
 from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
 from halfstep_jax.rules.adan import scale_by_adan
+from halfstep_jax.rules.ademamix import scale_by_ademamix
 from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
 from halfstep_jax.rules.learning_rate import preheat, scale_by_learning_rate
@@ -106,6 +107,7 @@ __all__ = [
     "save_state",
     "scale_by_adam",
     "scale_by_adan",
+    "scale_by_ademamix",
     "scale_by_learning_rate",
     "scale_by_lion",
     "scale_by_muon",

@@ -24,6 +24,7 @@ from halfstep_torch.numbers.rounding import round_to
 from halfstep_torch.rule_check import check_rule
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
 from halfstep_torch.rules.adan import scale_by_adan
+from halfstep_torch.rules.ademamix import scale_by_ademamix
 from halfstep_torch.rules.clip import clip_by_global_norm, clip_grad_norm_
 from halfstep_torch.rules.lamb import Lamb, Lamb16
 from halfstep_torch.rules.learning_rate import preheat, scale_by_learning_rate
@@ -84,6 +85,7 @@ __all__ = [
     "save_state",
     "scale_by_adam",
     "scale_by_adan",
+    "scale_by_ademamix",
     "scale_by_learning_rate",
     "scale_by_lion",
     "scale_by_muon",

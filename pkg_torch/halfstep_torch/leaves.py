@@ -73,7 +73,8 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
             f"{caller}: the weight {name!r} is {dtype_name(param.dtype)}; "
             "weights are float32, bfloat16 or float16. Cast it."
         )
-    if any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True)):
+    repeated = any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True))
+    if repeated and param.numel():
         raise ValueError(f"{caller}: elements of the weight {name!r} share memory. Pass a clone of it.")
 
 

@@ -10,8 +10,6 @@ import numpy as np
 import optax
 import pytest
 import torch
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
 
 import halfstep_jax
 import halfstep_torch
@@ -183,29 +181,3 @@ def assert_twins(name, dtype, mu, nu, storage, block_size, shape, steps, compile
 @pytest.mark.parametrize(("rule", "mu", "nu", "storage"), GRID)
 def test_every_storage_agrees_to_the_bit_over_a_thousand_compiled_steps(rule, mu, nu, storage):
     assert_twins(rule, "bfloat16", mu, nu, storage, 128, (125, 800), 1000, compile=True)
-
-
-_ANY_STORAGE = (
-    st.sampled_from(tuple(RULES)),
-    st.sampled_from(tuple(_DTYPES)),
-    st.sampled_from(SIGNED),
-    st.sampled_from(SECOND),
-    st.sampled_from(STORAGES),
-    st.sampled_from((4, 7, "row", None)),
-)
-_SAMPLED = {"suppress_health_check": [HealthCheck.too_slow], "deadline": None}
-
-
-@pytest.mark.slow
-@settings(max_examples=20, derandomize=True, **_SAMPLED)
-@given(*_ANY_STORAGE)
-def test_any_rule_in_any_storage_agrees_to_the_bit(rule, dtype, mu, nu, storage, block_size):
-    assert_twins(rule, dtype, mu, nu, storage, block_size, (6, 10), 4, compile=False)
-
-
-@pytest.mark.slow
-@seed(20261120)
-@settings(max_examples=80, database=None, **_SAMPLED)
-@given(*_ANY_STORAGE)
-def test_more_rules_in_more_storages_agree_to_the_bit(rule, dtype, mu, nu, storage, block_size):
-    assert_twins(rule, dtype, mu, nu, storage, block_size, (6, 10), 4, compile=False)

@@ -4,7 +4,7 @@ import torch
 
 from halfstep.storage import codes as shared
 from halfstep_torch.storage.base_codes import Codes
-from halfstep_torch.storage.float_codes import PatternCodes, PlainCodes, SignedCodes
+from halfstep_torch.storage.float_codes import IntegerCodes, PatternCodes, PlainCodes, SignedCodes
 from halfstep_torch.storage.fourth_root_codes import FourthRootCodes, MuLawCodes
 from halfstep_torch.storage.relative_codes import (
     DitheredCodes,
@@ -19,7 +19,7 @@ from halfstep_torch.storage.unsigned_codes import UnsignedCodes
 _KINDS: dict[str, type[Codes]] = {
     "plain": PlainCodes,
     "signed": SignedCodes,
-    "integer": SignedCodes,
+    "integer": IntegerCodes,
     "unsigned": UnsignedCodes,
     "root": RootCodes,
     "table": TableCodes,

@@ -45,6 +45,14 @@ class SignedCodes(Codes):
         return wide * torch.where(scale == NAN_SCALE, math.nan, unit)
 
 
+class IntegerCodes(SignedCodes):
+    """Integers, which have one zero, while a float32 that is rounded to them may be -0.0."""
+
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
+        """Return codes times 2^s; zero without a sign, which would be seen in a weight that is -0.0."""
+        return super().decode(wide, scale, words) + 0.0
+
+
 class PatternCodes(SignedCodes):
     """Floats for which torch has no dtype: their patterns."""
 

@@ -23,7 +23,7 @@ class FourthRootCodes(Codes):
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return the codes of fourth roots."""
         y = inverse_fourth_root(x)
-        bits = ((x * y) * (y * y)).view(torch.int32)
+        bits = ((x * y) * y.square()).view(torch.int32)
         return self._rounded(x, bits.clamp(min=self.numbers.base << DROP), words)
 
     def with_inverse_root(self, x: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ class FourthRootCodes(Codes):
             words: int32, or None for nearest, ties to even.
         """
         y = inverse_fourth_root(x)
-        s = y * y
+        s = y.square()
         return self._rounded(x, ((x * y) * s).view(torch.int32), words), s
 
     def _rounded(self, x: Tensor, bits: Tensor, words: Tensor | None) -> Tensor:
@@ -48,8 +48,7 @@ class FourthRootCodes(Codes):
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the fourth powers: exact, since five bits to the fourth are twenty."""
         root = ((wide + self.numbers.base) << DROP).view(torch.float32)
-        square = root * root
-        return torch.where(wide == 255, math.nan, square * square)
+        return torch.where(wide == 255, math.nan, root.square().square())
 
 
 class MuLawCodes(Codes):
@@ -86,7 +85,7 @@ def inverse_fourth_root(v: Tensor) -> Tensor:
     quarter = v * 0.25
     y = (FIRST_GUESS - (v.view(torch.int32) >> 2)).view(torch.float32)
     for _ in range(3):
-        square = y * y
+        square = y.square()  # y * y would let the compiler evaluate y twice, and so on in each step
         y = y * (1.25 - (quarter * square) * square)
     return y
 

@@ -84,9 +84,9 @@ class FineIntegerCodes(Codes):
         return torch.where(scale == NAN_SCALE, 0.0, integers)
 
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
-        """Return the integers times s: exact."""
+        """Return the integers times s: exact. Zero has no sign, though one that was rounded may."""
         assert scale is not None
-        return wide * torch.where(scale == NAN_SCALE, math.nan, self._unit(scale))
+        return wide * torch.where(scale == NAN_SCALE, math.nan, self._unit(scale)) + 0.0
 
     def _unit(self, scale: Tensor) -> Tensor:
         return decode_unsigned(scale, _SCALES, _SCALES.fixed_base)

@@ -36,7 +36,7 @@ class RootCodes(Codes):
         assert scale is not None
         x = (wide + self.numbers.above).to(torch.float32) * (1 / 256)
         for _ in range(3):
-            x = x * x
+            x = x.square()
         unit = (scale << 23).view(torch.float32) * float(self.numbers.unit)
         return x * torch.where(scale == NAN_SCALE, math.nan, unit)
 
@@ -59,8 +59,9 @@ def eighth_root(y: Tensor) -> Tensor:
     x = (GUESS - (y.view(torch.int32) >> 3)).view(torch.float32)
     eighth = y * 0.125
     for c in STEPS:
-        fourth = (x * x) * (x * x)
+        # Of x * x the compiler evaluates x twice, and so on in each step: that compiles for minutes.
+        fourth = x.square().square()
         x = x * (c - (eighth * fourth) * fourth)
-    square = x * x
-    root = y * ((square * square) * (square * x))
+    square = x.square()
+    root = y * (square.square() * (square * x))
     return root + root * (0.875 * (1.0 - root * x))

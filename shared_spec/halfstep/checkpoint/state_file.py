@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from halfstep.checkpoint.header_form import check_entry, check_header
+
 LAYOUT_VERSION = 1
 """Of the layout; a reader refuses a later one."""
 
@@ -110,15 +112,29 @@ def read_state_file(caller: str, path: str | os.PathLike[str]) -> tuple[dict[str
     content = np.memmap(path, np.uint8, "r")
     _check_digest(caller, path, start[_PLACE:], content)
     length = int.from_bytes(start[:8], "little")
-    entries = json.loads(bytes(content[8 : 8 + length]))
-    header = json.loads(entries.pop("__metadata__")["halfstep"])
+    entries, header = _parsed(caller, path, bytes(content[8 : 8 + length]))
     if header["layout_version"] > LAYOUT_VERSION:
         raise ValueError(
             f"{caller}: {path} has layout_version={header['layout_version']}, this halfstep knows "
             f"{LAYOUT_VERSION}. Load it with the halfstep that wrote it."
         )
+    check_header(caller, path, header)
     data = content[8 + length :]
     return header, {name: _array(caller, path, name, entry, data) for name, entry in entries.items()}
+
+
+def _parsed(caller: str, path: pathlib.Path, text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the entries of the arrays, and our header, of which the version alone is known to be there."""
+    try:
+        entries = json.loads(text)
+        header = json.loads(entries.pop("__metadata__")["halfstep"])
+        if type(header["layout_version"]) is int:
+            return entries, header
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{caller}: {path} has a header that is not JSON of halfstep. Load another copy."
+        ) from error
+    raise ValueError(f"{caller}: {path} has a layout_version that is no integer. Load another copy.")
 
 
 def _check_digest(caller: str, path: pathlib.Path, saved_digest: bytes, content: np.ndarray) -> None:
@@ -133,6 +149,7 @@ def _check_digest(caller: str, path: pathlib.Path, saved_digest: bytes, content:
 
 
 def _array(caller: str, path: pathlib.Path, name: str, entry: dict[str, Any], data: np.ndarray) -> FileArray:
+    check_entry(caller, path, name, entry)
     start, end = entry["data_offsets"]
     due = math.prod(entry["shape"]) * SIZES.get(entry["dtype"], 1)
     if end - start != due or not 0 <= start <= end <= data.size:

@@ -63,7 +63,7 @@ class FixedCodes(Codes):
         return int(_INT8_NAN.view(np.uint8)) if integers else self.scaled.format.nan_code
 
     def _scales(self, like: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(self.scaled.scale(_BOUND.reshape(1)), like.shape)
+        return np.broadcast_to(self.scaled.scale(_BOUND.reshape(1))[0], like.shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,85 @@
+"""What a header of a state file is made of, so that a reader refuses any other by name. Contract: section T.
+
+A digest tells that a file is as it was written, not that halfstep wrote it.
+"""
+
+from typing import Any
+
+
+def _is_count(x: Any) -> bool:
+    return type(x) is int and 0 <= x < 2**31
+
+
+def _is_seed(x: Any) -> bool:
+    return isinstance(x, list) and len(x) == 2 and all(type(word) is int and 0 <= word < 2**32 for word in x)
+
+
+_LINK = {
+    "name": str,
+    "count": (_is_count, None),
+    "seed": (_is_seed, None),
+    "numbers": {...: (float, int, None)},
+    "options": {...: bool},
+    "arrays": {...: {"format": {"dtype": str}}},
+    "idle": bool,
+}
+_HEADER = {
+    "writer": str,
+    "spec_version": int,
+    "layout_version": int,
+    "leaves": {...: int},
+    "recipes": [[_LINK]],
+    "formats": {...: {"dtype": str}},
+}
+_ENTRY = {"dtype": str, "shape": [int], "data_offsets": [int]}
+
+
+def check_entry(caller: str, path: Any, name: str, entry: Any) -> None:
+    """Raise ValueError unless safetensors' entry of an array has a dtype, a shape and two offsets."""
+    place = _misfit(entry, _ENTRY, f"the entry of {name!r}")
+    if place is None and len(entry["data_offsets"]) != 2:
+        place = f"the entry of {name!r}, data_offsets"
+    _refuse(caller, path, place)
+
+
+def check_header(caller: str, path: Any, header: Any) -> None:
+    """Raise ValueError unless a header has all its parts, each of its kind."""
+    place = _misfit(header, _HEADER, "the header")
+    if place is None:
+        count = len(header["recipes"])
+        places = (leaf for leaf, number in header["leaves"].items() if not 0 <= number < count)
+        place = next((f"the header, leaves, {leaf}" for leaf in places), None)
+    _refuse(caller, path, place)
+
+
+def _refuse(caller: str, path: Any, place: str | None) -> None:
+    if place is not None:
+        raise ValueError(f"{caller}: {path} has not what save_state writes at: {place}. Load another copy.")
+
+
+def _misfit(value: Any, form: Any, place: str) -> str | None:
+    """Return the first place where a value is of another form; None where there is none.
+
+    A form is a type, None, a function that tells, a tuple of forms of which one fits, a list of the form of
+    all items, a dict of forms by key, or a dict {...: form} of any keys. A dict may have more keys than its
+    form.
+    """
+    if isinstance(form, tuple):
+        return None if any(_misfit(value, kind, place) is None for kind in form) else place
+    if isinstance(form, list):
+        items = value if isinstance(value, list) else None
+        pairs = None if items is None else ((str(i), x, form[0]) for i, x in enumerate(items))
+    elif isinstance(form, dict):
+        fits = isinstance(value, dict) and (... in form or form.keys() <= value.keys())
+        keys = form if ... not in form else value
+        pairs = ((str(k), value[k], form.get(k, form.get(...))) for k in keys) if fits else None
+    else:
+        # What is true is an integer to Python.
+        if form is None:
+            return None if value is None else place
+        fits = type(value) is form if isinstance(form, type) else form(value)
+        return None if fits else place
+    if pairs is None:
+        return place
+    misfits = (_misfit(x, kind, f"{place}, {key}") for key, x, kind in pairs)
+    return next((misfit for misfit in misfits if misfit is not None), None)

@@ -1,0 +1,44 @@
+"""What the hunt has found, each as a case of its own."""
+
+import dataclasses
+
+import pytest
+
+from hunt.settings import Numbers, Setting
+from hunt.sides import Torch
+from hunt.test_steps import follow
+
+_ADAM = Setting(
+    "adam",
+    "float32",
+    "stochastic",
+    (("mu_dtype", "bfloat16"), ("nu_dtype", "bfloat16")),
+    (("mu_rounding", "stochastic"), ("nu_rounding", "stochastic")),
+    "decoupled",
+    (("w", (3, 0)),),
+)
+_NUMBERS = Numbers({"b1": 0.9, "b2": 0.95, "eps": 1e-8}, 1e-3, 0.1, 7)
+
+
+def test_a_weight_without_elements_is_stepped():
+    """Its strides may all be 0, as NumPy makes them: it has no elements that could share memory."""
+    follow(Torch, _ADAM, _NUMBERS, 0, ["near 1", "near 1"])
+
+
+@pytest.mark.parametrize("name", ["float8_e3m4", "int8"])
+def test_a_weight_without_axes_has_moments_in_units_of_a_root(name):
+    """The reference raised ValueError."""
+    formats = (("mu_dtype", ("relative", name, None, ())), ("nu_dtype", "bfloat16"))
+    setting = dataclasses.replace(_ADAM, formats=formats, shapes=(("w", ()),))
+    follow(Torch, setting, _NUMBERS, 0, ["near 1", "near 1", "any"])
+
+
+@pytest.mark.parametrize("scale", ["power_of_two", "fine"])
+def test_a_moment_of_integers_has_one_zero_which_a_weight_of_minus_zero_shows(scale):
+    """torch went on with the -0.0 that it had rounded, so that the weight lost its sign."""
+    kind = ("scaled", "int8", 2, (("scale", scale),))
+    options = (("rounding", "stochastic"), ("nesterov", False))
+    shapes = (("b", ()), ("w", (13,)))
+    setting = Setting("trace", "float32", "stochastic", (("accumulator_dtype", kind),), options, "", shapes)
+    for draw_seed in range(20):
+        follow(Torch, setting, Numbers({"decay": 0.9}, 1e-3, 0.1, 0), draw_seed, ["special", "near 1"])

@@ -1,0 +1,83 @@
+"""The hunt: any rule, format, weight storage, tree and numbers; each package has the bits of the reference.
+
+`make hunt` takes 100,000 examples; CI takes 2,000. What it has found stands as a named test.
+"""
+
+import functools
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from hunt.settings import Numbers, Setting, kinds_of_numbers, numbers_of, patterns, settings_of_steps
+from hunt.sides import Jax, Reference, Torch, assert_same_arrays
+
+EXAMPLES = int(os.environ.get("HUNT", "2000"))
+LEAST = 2.0**-40
+"""From here up no intermediate is subnormal in float32; XLA on a CPU takes those for zero (contract A8)."""
+_COMPILED = max(12, EXAMPLES // 200)
+_HUNT = {"database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def follow(
+    run: type, setting: Setting, numbers: Numbers, draw_seed: int, kinds: list[str], least: float = 0.0
+) -> None:
+    """Take a step per kind of gradient beside the reference, and compare after each."""
+    shapes = dict(setting.shapes)
+
+    def arrays(step, kind):
+        seeds = {name: draw_seed + 1000 * step + i for i, name in enumerate(shapes)}
+        return {
+            name: patterns(seeds[name], kind, shape, setting.dtype, least) for name, shape in shapes.items()
+        }
+
+    weights = arrays(0, kinds[0])
+    with np.errstate(all="ignore"):
+        due, given = Reference(setting, numbers, weights), run(setting, numbers, weights)
+        for t, kind in enumerate(kinds[1:], 1):
+            gradients = arrays(t, kind)
+            due.step(gradients)
+            given.step(gradients)
+            assert_same_arrays(given.arrays(), due.arrays(), f"step {t}")
+
+
+@st.composite
+def examples(draw, setting=None):
+    """Draw a setting, its numbers, a seed of patterns, the kind of the weights and of each gradient."""
+    setting = draw(settings_of_steps()) if setting is None else setting
+    kinds = draw(st.lists(kinds_of_numbers, min_size=2, max_size=4))
+    return setting, draw(numbers_of(setting)), draw(st.integers(0, 2**32)), kinds
+
+
+@pytest.mark.slow
+@seed(24)
+@settings(max_examples=EXAMPLES * 4 // 5, **_HUNT)
+@given(examples())
+def test_torch_has_the_bits_of_the_reference(example):
+    follow(Torch, *example)
+
+
+@functools.cache
+def compiled_settings() -> list[Setting]:
+    """Return settings that JAX compiles once each, for all examples."""
+    drawn: list[Setting] = []
+
+    @seed(7)
+    @settings(max_examples=_COMPILED, phases=[Phase.generate], **_HUNT)
+    @given(settings_of_steps())
+    def collect(setting):
+        drawn.append(setting)
+
+    collect()
+    return drawn
+
+
+@pytest.mark.slow
+@seed(24)
+@settings(max_examples=EXAMPLES // 5, **_HUNT)
+@given(st.data())
+def test_jax_has_the_bits_of_the_reference(data):
+    setting = data.draw(st.sampled_from(compiled_settings()))
+    follow(Jax, *data.draw(examples(setting)), least=LEAST)
