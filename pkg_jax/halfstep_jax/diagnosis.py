@@ -17,6 +17,8 @@ from halfstep_jax.gradients.accumulation import AccumulateGradientsState
 from halfstep_jax.leaves import check_params, named_leaves
 from halfstep_jax.moment_trials import NARROW, PAIRS, SUMS, diagnose_moments
 from halfstep_jax.numbers.global_norm import global_norm
+from halfstep_jax.weights.narrow_weights import Compensate
+from halfstep_jax.weights.weight_rule import Landings, watched_landings
 
 _FUNCTION = "diagnose"
 _TERMS = Terms(
@@ -38,8 +40,9 @@ def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: A
     rates of moments show. Not under `jax.jit`.
 
     An update counts as lost if it is not zero and `optax.apply_updates` leaves the weight where it is.
-    Stochastic rounding moves few weights too, but by the right amount on average, and `compensate`,
-    `split_params` and `keep_master_params` add later what rounding loses: their updates are not lost.
+    Stochastic rounding moves few weights too, but by the right amount on average, and `split_params` and
+    `keep_master_params` add later what rounding loses: their updates are not lost. `compensate` does so too,
+    and loses those below 2^-18 of a weight.
     Float32 weights lose nothing.
 
     Args:
@@ -66,7 +69,8 @@ def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: A
     decays = any(bool((u != 0).any()) for u in jax.tree.leaves(decay))
     return diagnosis_of(
         _TERMS,
-        updates=_lost(params, tx.update(grads, state, params)[0], landed),
+        updates=_lost(params, tx.update(grads, state, params)[0], landed)
+        | _lost_by_compensation(tx, params, grads, state),
         decay=_lost(params, decay, landed).values() if decays else None,
         moments=diagnose_moments(tx, params, zeros, state),
         sums_rounded=_sums_rounded(state),
@@ -103,6 +107,18 @@ def _lost(params, updates, landed: Collection[str]) -> dict[str, Count]:
             counts[name] = (
                 (0, p.size) if name in landed else (int((moved & (new == p)).sum()), int(moved.sum()))
             )
+    return counts
+
+
+def _lost_by_compensation(tx: optax.GradientTransformation, params, grads, state) -> dict[str, Count]:
+    """Return how many updates Kahan's sum loses: those below 2^-18 of a weight (contract P4)."""
+    landings, weights = Landings(), dict(named_leaves(params))
+    with watched_landings(landings):
+        tx.update(grads, state, params)
+    counts = {}
+    for name in (name for name, link in landings.by.items() if link == Compensate.name):
+        size, most = jnp.abs(landings.arrived[name]), jnp.abs(weights[name].astype(jnp.float32))
+        counts[name] = int(((size > 0) & (size < 2.0**-18 * most)).sum()), int((size > 0).sum())
     return counts
 
 

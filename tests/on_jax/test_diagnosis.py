@@ -47,6 +47,14 @@ def test_the_predicted_share_is_that_of_the_step_that_follows(tx):
     assert predicted > 0.05
 
 
+def test_updates_that_compensation_loses_are_told():
+    for rate, least, most in ((1e-9, 0.9, 1.0), (1e-4, 0.0, 0.05)):
+        tx = hs.adamw(rate, weight_decay=0.0, param_storage="compensated")
+        found = hs.diagnose(tx, *trained(tx))
+        assert least <= found.updates_lost <= most
+        assert ("Nothing is lost." in str(found)) == (rate == 1e-4)
+
+
 def test_the_stall_is_told_with_its_warning():
     tx = optax.adamw(1e-5, weight_decay=0.1)
     diagnosis = hs.diagnose(tx, *trained(tx))

@@ -85,15 +85,17 @@ class Landings:
     Attributes:
         by: of the leaves of 16 bits, the link that stored each last.
         updates: what it returned: numbers that no other link makes by chance, whatever it computed.
+        arrived: the update that it was given.
     """
 
     def __init__(self):
         self.by: dict[str, str] = {}
         self.updates: dict[str, np.ndarray] = {}
+        self.arrived: dict[str, jax.Array] = {}
 
     def stand_in(self, caller: str, name: str, u: jax.Array) -> jax.Array:
-        """Return what the link returns for a leaf."""
-        self.by[name] = caller
+        """Return what the link returns for a leaf, given the update that it lands."""
+        self.by[name], self.arrived[name] = caller, u
         self.updates[name] = np.linspace(0.3, 1.7, u.size, dtype=np.float32).reshape(u.shape)
         return jnp.asarray(self.updates[name])
 
@@ -163,7 +165,7 @@ def weight_transform(
         keys = param_keys(leaves, state.seed, after["count"]) if "count" in after else None
         us, extras = land(rule, leaves, weights, extras, keys)
         if (landings := _watching.get()) is not None:
-            us = _stand_ins(landings, rule, leaves, weights, us)
+            us = _stand_ins(landings, rule, leaves, weights)
         return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -199,9 +201,9 @@ def _land(rule: WeightRule, zero, keys: LeafKeys | None, place, u: jax.Array, p:
     return straight_through(u, landing(p32, q.astype(jnp.float32))), extra
 
 
-def _stand_ins(landings: Landings, rule: WeightRule, leaves: Leaves, weights: list, us):
+def _stand_ins(landings: Landings, rule: WeightRule, leaves: Leaves, weights: list):
     """Return the tree of updates with stand-ins for those of weights of 16 bits."""
-    rows = zip(leaves.names, weights, leaves.treedef.flatten_up_to(us), strict=True)
+    rows = zip(leaves.names, weights, leaves.values, strict=True)
     return leaves.treedef.unflatten(
         [u if u is None or keeps_nothing(p) else landings.stand_in(rule.name, name, u) for name, p, u in rows]
     )
