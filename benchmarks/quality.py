@@ -76,6 +76,8 @@ E5M3 = {"nu_dtype": _scaled("ufloat8_e5m3")}
 E4M4 = {"nu_dtype": _scaled("ufloat8_e4m4")}
 MAPPED8 = (_codebook("dynamic8"), _codebook("udynamic8"))
 MAPPED4 = (_codebook("dynamic4"), _codebook("ulinear4"))
+EIGHT = hs.recipes.eight_bit | {"nu_dtype": _scaled("uroot8")}
+FOUR = hs.recipes.four_bit | {"mu_dtype": _relative("int4", 32), "nu_dtype": _scaled("uroot8")}
 NEAREST = "nearest_unchecked"
 
 ROWS = (
@@ -86,6 +88,8 @@ ROWS = (
     Row("float32; bf16", options=BF16),
     Row("float32; bf16 nearest", options=_moments("bfloat16", "bfloat16", NEAREST)),
     Row("float32; one_pass: mulaw8, uroot4_e4m4", options=dict(hs.recipes.one_pass)),
+    Row("float32; eight_bit: relative e3m4 paid, uroot8", options=EIGHT),
+    Row("float32; four_bit: relative int4 paid, uroot8", options=FOUR),
     Row("float32; mu relative e3m4, nu ufloat8_e6m2", options=PLAIN),
     Row("float32; mu relative e3m4, nu ufloat8_e4m4", options=PLAIN | E4M4),
     Row("float32; mu relative e3m4, nu ufloat8_e5m3", options=PLAIN | E5M3),
@@ -116,6 +120,8 @@ ROWS = (
     Row("bf16 stochastic; float32", "bfloat16", F32),
     Row("bf16 stochastic; bf16", "bfloat16", BF16),
     Row("bf16 stochastic; one_pass", "bfloat16", dict(hs.recipes.one_pass)),
+    Row("bf16 stochastic; eight_bit", "bfloat16", EIGHT),
+    Row("bf16 stochastic; four_bit", "bfloat16", FOUR),
     Row("bf16 stochastic; relative e3m4, ufloat8_e5m3", "bfloat16", PLAIN | E5M3),
     Row("bf16 stochastic; relative int8, ufloat8_e5m3", "bfloat16", INT8),
     Row("bf16 stochastic; relative int4, ufloat8_e5m3", "bfloat16", INT4),
@@ -246,7 +252,9 @@ def claims(results: list[dict]) -> dict[str, bool]:
         "nearest bf16 moments: dist > 0.015 and proj < 0.99": dist["float32; bf16 nearest"] > 0.015
         and proj["float32; bf16 nearest"] < 0.99,
         "fp8 moments: dist < 0.12 and |proj - 1| < 0.01": dist[fp8] < 0.12 and abs(proj[fp8] - 1) < 0.01,
-        "one pass: dist < 0.1": dist[one_pass] < 0.1,
+        "one pass: dist < 0.088": dist[one_pass] < 0.088,
+        "eight_bit: dist < 0.036": dist["float32; eight_bit: relative e3m4 paid, uroot8"] < 0.036,
+        "four_bit: dist < 0.05": dist["float32; four_bit: relative int4 paid, uroot8"] < 0.05,
         "relative int8, e4m4: dist < 0.035": dist[int8[0]] < 0.035,
         "relative e3m4, e4m4: dist < 0.04": dist[eight[0]] < 0.04,
         "relative int8, e5m3: nearer than fp8": dist[int8[1]] < dist[fp8],

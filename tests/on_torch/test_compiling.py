@@ -192,6 +192,22 @@ def test_another_number_of_threads_is_another_kernel(monkeypatch):
     assert asked[0] != asked[-1]
 
 
+@pytest.mark.slow
+def test_rows_of_one_parameter_have_the_bits_of_rows_of_many(fresh, monkeypatch):
+    """On a GPU they have a kernel of their own; so they have here. Of over 2^15 elements one is alone."""
+    monkeypatch.setattr(compiled_stage, "kinds", lambda stage, device: (False, True))
+    shapes = [(40, 1024), (37, 911), (5, 7), (11,)]
+    ours, theirs = [
+        [(f"layer.{i}", torch.nn.Parameter(torch.ones(shape, dtype=torch.bfloat16))) for i, shape in rows]
+        for rows in (list(enumerate(shapes)),) * 2
+    ]
+    optimizers = [hs.AdamW(ours, compile=True), hs.AdamW(theirs, compile=False)]
+    for optimizer, params in zip(optimizers, (ours, theirs), strict=True):
+        take_steps(optimizer, params, 3)
+    for (_, p), (_, q) in zip(ours, theirs, strict=True):
+        assert torch.equal(p.view(torch.int16), q.view(torch.int16))
+
+
 def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
     made = []
     for where, name in ((groups, "make_plan"), (batches, "RowPlan")):

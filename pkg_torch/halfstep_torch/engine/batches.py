@@ -41,7 +41,8 @@ class Batch:
         slots: the parameters.
         numbers: of each of their counts after this step the numbers of each rule.
         keys: of their random words.
-        kernels: of each stage the compiled function, or None where it runs eagerly; empty where all do.
+        kernels: of each stage the compiled functions, for rows of one parameter by True, of many by False;
+            none where it runs eagerly, and none of any stage where all do.
         row_plan: the rows of the slots.
     """
 
@@ -52,7 +53,7 @@ class Batch:
     slots: list[Slot]
     numbers: dict[int, list[StepNumbers]] = dataclasses.field(default_factory=dict)
     keys: Any = None
-    kernels: Sequence[Callable[..., None] | None] = ()
+    kernels: Sequence[Mapping[bool, Callable[..., None]]] = ()
     row_plan: Any = None
 
     def stage_numbers(self, k: int) -> dict[int, list[Any]]:

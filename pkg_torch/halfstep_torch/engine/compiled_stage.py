@@ -6,7 +6,7 @@ that fails leaves everything as it was.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,23 +25,45 @@ def compile_batch(batch: Batch) -> None:
     """Give a batch the kernels of its stages, as far as these compile; raise what torch.compile raises."""
     # Inductor writes the number of threads into a kernel for the CPU.
     threads = torch.get_num_threads() if batch.device.type == "cpu" else 0
-    kernels: list[Callable[..., None] | None] = []
+    kernels: list[Mapping[bool, Callable[..., None]]] = []
     for k, stage in enumerate(batch.plan.padded_stages):
         if not stage.compiles:
-            kernels.append(None)
+            kernels.append({})
             continue
         (numbers, *others), grad_dtype = (
             batch.stage_numbers(k).values(),
             torch.float32 if k else batch.grad_dtype,
         )
         places = number_places(tuple(numbers))
-        kernels.append(compiled_stage(stage, places, bool(others), batch.device, grad_dtype, threads))
+        compiled = functools.partial(compiled_stage, stage, places)
+        where = batch.device, grad_dtype, threads
+        kernels.append(
+            {
+                alone: compiled(bool(others) and not alone, alone, *where)
+                for alone in kinds(stage, batch.device)
+            }
+        )
     batch.kernels = kernels
+
+
+def kinds(stage: Stage, device: torch.device) -> tuple[bool, ...]:
+    """Return whether there are kernels for rows of many parameters, False, and for those of one, True.
+
+    On a GPU one that reads a key for every row takes twelve instructions more for each element. Where there
+    are blocks, Inductor would keep the indices of their elements in memory.
+    """
+    return (False,) if device.type == "cpu" or stage.blocks else (False, True)
 
 
 @functools.cache
 def compiled_stage(
-    stage: Stage, places: tuple, by_row: bool, device: torch.device, grad_dtype: torch.dtype, threads: int
+    stage: Stage,
+    places: tuple,
+    by_row: bool,
+    alone: bool,
+    device: torch.device,
+    grad_dtype: torch.dtype,
+    threads: int,
 ) -> Callable[..., None]:
     """Return a function (p, g, u, *state, numbers, first, keys, column) that steps rows in place.
 
@@ -49,6 +71,8 @@ def compiled_stage(
         stage: of whole blocks.
         places: where the numbers of its rules stand in a vector (`number_places`).
         by_row: whether each row has numbers of its own.
+        alone: whether rows are those of one parameter, next to each other: `first` then has one entry, and
+            each column of `keys`.
         device: of the memory.
         grad_dtype: of what comes in: of the gradient, or float32.
         threads: of the CPU.
@@ -66,14 +90,16 @@ def compiled_stage(
         p, g, *rest, numbers, first, keys, column = tensors
         u, state = (None, rest) if stage.lands else (rest[0], rest[1:])
         rule_numbers = unflat(places, (numbers[:, :, None] if by_row else numbers).unbind())
+        if alone:
+            first = first + stage.width * torch.arange(p.shape[0], dtype=torch.int32, device=p.device)
         stage.step_rows(p, g, u, state, rule_numbers, first[:, None], keys[:, :, None], column)
 
-    calls = list(_scratch(stage, len(flat(places)), by_row, device, grad_dtype))
+    calls = list(_scratch(stage, len(flat(places)), by_row, device, grad_dtype, alone))
     return compile_rows(step_in_place, compile_options(device), calls)
 
 
 def _scratch(
-    stage: Stage, numbers: int, by_row: bool, device: torch.device, grad_dtype: torch.dtype
+    stage: Stage, numbers: int, by_row: bool, device: torch.device, grad_dtype: torch.dtype, alone: bool
 ) -> Iterator[Sequence[Tensor]]:
     """Yield arguments of a kernel, over memory of ours: of many rows, and of one less."""
     most = max(_SCRATCH // stage.width, 4)
@@ -82,7 +108,8 @@ def _scratch(
     for count in (most, most - 1):
         p, g, u, state = memory.matrices(count)
         first, keys = (
-            torch.zeros(*axes, count, dtype=torch.int32, device=device) for axes in ((), (columns,))
+            torch.zeros(*axes, 1 if alone else count, dtype=torch.int32, device=device)
+            for axes in ((), (columns,))
         )
         matrices = [p, g, *([] if u is None else [u]), *state]
         for x in matrices:

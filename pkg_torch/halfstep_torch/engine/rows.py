@@ -103,6 +103,7 @@ class Rows:
         slots: of each row, the place of its slot; None where there is one span.
         low: of each row, the low half of the row-major index of its first element, int32.
         high: the high half, in a column; of each element, where a row has two; None where all are 0.
+        alone: whether they are rows of one slot, next to each other, whose indices have no high half.
     """
 
     p: Tensor
@@ -121,6 +122,8 @@ class Rows:
         self.slots = None if len(spans) == 1 else torch.nn.functional.pad(slots, (0, spare)).to(device)
         self.low = firsts.to(torch.int32).to(device)
         self.high = _high_halves(firsts, stage.width, device)
+        regular = int(firsts[0]) + stage.width * torch.arange(len(firsts), device="cpu")
+        self.alone = self.slots is None and self.high is None and torch.equal(firsts, regular)
 
     def __len__(self) -> int:
         return self._count

@@ -68,20 +68,23 @@ def row_step(batch: Batch, k: int) -> Callable[[Rows], None]:
             numbers = unflat(places, rows.entries(columns_of_numbers)[:, :, None].unbind())
         stage.step_rows(rows.p, rows.g, rows.u, rows.state, numbers, rows.low[:, None], columns, column)
 
-    kernel = batch.kernels[k] if batch.kernels else None
-    if kernel is None:
+    kernels = batch.kernels[k] if batch.kernels else {}
+    if not kernels:
         return eager
     vector = None if columns_of_numbers else vectors[0].to(device)
 
     def compiled(rows: Rows) -> None:
-        keys = rows.keys(batch.keys)
+        alone = rows.alone and True in kernels
+        keys, first = rows.keys(batch.keys), rows.low
         numbers = rows.entries(columns_of_numbers) if columns_of_numbers else vector
         if keys.dim() > 2:
             eager(rows)  # too rare to have a kernel
-        elif rows.u is None:
-            kernel(rows.p, rows.g, *rows.state, numbers, rows.low, keys, column)
-        else:
-            kernel(rows.p, rows.g, rows.u, *rows.state, numbers, rows.low, keys, column)
+            return
+        if alone:
+            keys, first = keys[:, :1].contiguous(), first[:1]
+            numbers = numbers[:, 0].contiguous() if columns_of_numbers else numbers
+        updates = [] if rows.u is None else [rows.u]
+        kernels[alone](rows.p, rows.g, *updates, *rows.state, numbers, first, keys, column)
 
     return compiled
 
