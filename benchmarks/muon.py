@@ -180,10 +180,20 @@ def _torch_steps(size: int) -> dict[str, Callable[[], Any]]:
     for name, make in makers.items():
         gen = torch.Generator().manual_seed(0)
         named = [(f"w{i}", torch.nn.Parameter(torch.zeros(size, size).bfloat16())) for i in range(MATRICES)]
-        for _, p in named:
-            p.grad = torch.randn(size, size, generator=gen).bfloat16()
-        steps[f"{name}, bfloat16 weights"] = make(named).step
+        grads = [torch.randn(size, size, generator=gen).bfloat16() for _ in named]
+        steps[f"{name}, bfloat16 weights"] = _with_gradients(make(named), [p for _, p in named], grads)
     return steps
+
+
+def _with_gradients(optimizer: torch.optim.Optimizer, params: list, grads: list) -> Callable[[], Any]:
+    """Return a step that sets the gradients first: HeavyBall drops them as it steps."""
+
+    def step() -> None:
+        for p, g in zip(params, grads, strict=True):
+            p.grad = g
+        optimizer.step()
+
+    return step
 
 
 def _jax_steps(size: int) -> dict[str, Callable[[], Any]]:
