@@ -9,7 +9,7 @@ import pytest
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
-    *("transformer", "compile_time", "gpu", "bridge"),
+    *("transformer", "compile_time", "gpu", "bridge", "distributed"),
 )
 EXAMPLES = ("recipe", "text", "train_flax")
 pytestmark = pytest.mark.slow
@@ -139,6 +139,18 @@ def test_steps_through_the_bridge_are_timed(run, monkeypatch):
     names = [row["name"] for row in record["rows"]]
     assert names[1:] == ["optax.adamw, in JAX", "optax.adamw, OptaxOptimizer"]
     assert all(row["ms"] >= row["min"] > 0 for row in record["rows"])
+
+
+def test_steps_of_shards_are_timed_and_what_they_send_is_counted(run, monkeypatch):
+    import distributed
+
+    monkeypatch.setattr(distributed, "PROCESSES", (2,))
+    monkeypatch.setattr(distributed, "SHAPE", (32, 400))
+    status, record = run(distributed, "--steps", "2")
+    assert status == 0
+    sent = {(row["cut"], row["optimizer"]): row["collectives"] for row in record["rows"]}
+    assert sent["columns", "halfstep, 8 bits"] == 4
+    assert sent["rows", "halfstep, 8 bits"] == sent["columns", "halfstep"] == 0
 
 
 def test_what_a_gpu_will_be_asked_holds_on_a_cpu(monkeypatch, tmp_path):

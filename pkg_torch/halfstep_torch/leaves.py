@@ -53,6 +53,12 @@ def leaf_names(names: Sequence[str]) -> list[str]:
     return [f"{'module/' * (count - fewest[leaf])}{leaf}" for leaf, count in pairs]
 
 
+def parameters_by_leaf(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a model by their leaf names."""
+    named = dict(model.named_parameters())
+    return dict(zip(leaf_names(list(named)), named.values(), strict=True))
+
+
 def _parts(name: str) -> tuple[list[str], int]:
     """Return the parts of a name without wrappers, and how many "module" stand in front."""
     parts = [part for part in name.split(".") if part not in _WRAPPERS]

@@ -109,6 +109,50 @@ def a_state_file_goes_from_any_mesh_to_any_other(rank: int, folder: str) -> None
                 assert_same_bits(run.steps(3, 4), expected, f"{recipe}, {i}")
 
 
+class Layers(torch.nn.Sequential):
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 256))
+        self.to(torch.bfloat16)
+
+    def backward(self, rank: int) -> None:
+        x = torch.randn(4, 256, generator=torch.Generator().manual_seed(rank)).bfloat16()
+        self(x).float().square().mean().backward()
+
+
+def released_gradients_step_as_after_backward(rank: int) -> None:
+    models = [Layers(), Layers()]
+    optimizers = []
+    for model in models:
+        fully_shard(model)
+        optimizers.append(hs.AdamW(model.named_parameters(), recipe="eight_bit", compile=False))
+    hs.release_gradients(optimizers[0])
+    for _ in range(2):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model.backward(rank)
+            if model is models[0]:
+                assert all(p.grad is None for p in model.parameters())
+            optimizer.step(zero_grad=True)
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert same_bits(p.to_local(), q.to_local())
+    cut = hs.AdamW(models[1].named_parameters(), mu_dtype=hs.scaled("int8", 96, min_size=0, min_ndim=0))
+    with pytest.raises(RuntimeError, match=r"the step of '.*bias' needs words of other processes"):
+        hs.release_gradients(cut)
+    with pytest.raises(RuntimeError, match=r"only after backward. Step after that, or use fully_shard"):
+        hs.release_gradients(hs.AdamW(Layers().named_parameters()))
+
+
+def parameters_that_fully_shard_replaced_are_missed_by_name(rank: int) -> None:
+    model = Layers()
+    optimizer = hs.AdamW(model.named_parameters())
+    fully_shard(model)
+    model.backward(rank)
+    with pytest.raises(
+        RuntimeError, match=r"fully_shard has replaced it since. Call fully_shard\(model\) first"
+    ):
+        optimizer.step()
+
+
 @pytest.mark.slow
 def test_tools_treat_a_shard_as_it_is_in_the_whole(tmp_path: pathlib.Path):
     in_processes(
@@ -117,5 +161,7 @@ def test_tools_treat_a_shard_as_it_is_in_the_whole(tmp_path: pathlib.Path):
         float32_weights_are_those_of_one_process,
         averages_are_those_of_one_process,
         reports_tell_this_process_from_all,
+        released_gradients_step_as_after_backward,
+        parameters_that_fully_shard_replaced_are_missed_by_name,
         functools.partial(a_state_file_goes_from_any_mesh_to_any_other, folder=str(tmp_path)),
     )

@@ -5,10 +5,11 @@ n elements over k processes is cut in pieces of ceil(n / k), mesh dimension by m
 """
 
 import functools
+import gc
 import itertools
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -173,3 +174,31 @@ def refuse_shards(caller: str, tensors: Iterable[Any], way_out: str) -> None:
     """Raise TypeError if a tensor is a DTensor, of which the caller would see a part, or too much."""
     if any(map(is_sharded, tensors)):
         raise TypeError(f"{caller}: a parameter is a DTensor, which it does not support. {way_out}")
+
+
+def check_not_replaced(
+    caller: str, named: Mapping[str, Any], leaves_of: Callable[[Any], Mapping[str, Any]]
+) -> None:
+    """Raise RuntimeError if `fully_shard` has put others in the place of parameters, given by leaf name.
+
+    torch keeps no link from a parameter to the one that replaced it: what has its name in a model that is
+    sharded is looked for among all objects. Ask where no parameter ever had a gradient.
+    """
+    module = sys.modules.get("torch.distributed.fsdp")
+    if module is None or not hasattr(module, "FSDPModule"):
+        return
+    for model in gc.get_objects():
+        if not issubclass(type(model), module.FSDPModule):
+            continue
+        for leaf, param in leaves_of(model).items():
+            if (
+                leaf in named
+                and named[leaf] is not param
+                and is_sharded(param)
+                and not is_sharded(named[leaf])
+            ):
+                raise RuntimeError(
+                    f"{caller}: no parameter has a gradient, and {leaf!r} of the model is another than the "
+                    "optimizer's: fully_shard has replaced it since. Call fully_shard(model) first, then "
+                    f"build {caller}(model.named_parameters())."
+                )

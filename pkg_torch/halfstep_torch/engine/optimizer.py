@@ -11,6 +11,7 @@ from halfstep.rule import Rule
 from halfstep_torch.chain import Chain, ChainByOptions
 from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.distributed.replicas import check_replicas
+from halfstep_torch.distributed.shards import check_not_replaced
 from halfstep_torch.engine.agreement import Agreement
 from halfstep_torch.engine.batches import (
     Batch,
@@ -32,7 +33,7 @@ from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import state_placements
-from halfstep_torch.leaves import has_memory
+from halfstep_torch.leaves import has_memory, parameters_by_leaf
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
 from halfstep_torch.optimizer_state.state_dict import (
@@ -285,6 +286,8 @@ class Optimizer(PlannedOptimizer):
         meshes, all_batches = self._agreement.begin(param for _, _, param in parameters), []
         with Attempt() as attempt:
             all_batches = make_batches(parameters, self._group, self.state, last)
+            if not all_batches and not self.state:
+                check_not_replaced(self._name, {name: p for _, name, p in parameters}, parameters_by_leaf)
         self._agreement.on_step(meshes, attempt.error, all_batches)
         all_meshes = meshes_of(param for _, _, param in parameters)
         if may_make_state and not any_of(all_meshes, any(_moves(batch) for batch in all_batches)):

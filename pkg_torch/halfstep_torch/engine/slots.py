@@ -147,6 +147,11 @@ def is_gathered(plan: Plan, param: Tensor) -> bool:
     return not all(_has_rows(plan.within(window), window) for window in windows_of_all(param))
 
 
+def exchanges(plan: Plan, param: Tensor) -> bool:
+    """Whether processes exchange anything in the steps of a sharded parameter."""
+    return is_gathered(plan, param) or (is_sharded(param) and _cut_layout(plan, param) is not None)
+
+
 def _has_rows(plan: Plan, window: Window) -> bool:
     """Whether a row of whole blocks always lies in one piece in the parameter."""
     if window.is_empty or window.is_full:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.engine.batches import LastStep
 from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
+from halfstep_torch.engine.slots import exchanges
 from halfstep_torch.gradients.hooks import give_back, take
 
 _FUNCTION = "release_gradients"
@@ -36,8 +38,10 @@ def release_gradients(optimizer: Optimizer) -> "GradientRelease":
         TypeError: if it is not an `Optimizer`.
         ValueError: if a link of the chain reads all gradients, or a parameter has hooks of
             `accumulate_gradients` or of this function, or a gradient already.
-        RuntimeError: if several processes train together; from `optimizer.step()`, if a `GradScaler` calls
-            it; from `clip_grad_norm_` of this package. (torch's own finds no gradient, and returns 0.)
+        RuntimeError: if several processes train together, unless `fully_shard` shards all parameters (FSDP2
+            calls hooks once it has reduced a gradient) and no border of a shard cuts a block; from
+            `optimizer.step()`, if a `GradScaler` calls it; from `clip_grad_norm_` of this package. (torch's
+            own finds no gradient, and returns 0.)
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -113,10 +117,18 @@ def _checked(optimizer: Any) -> Optimizer:
             )
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise RuntimeError(
-            f"{_FUNCTION}: {distributed.get_world_size()} processes train together, and average their "
-            "gradients only after backward has them. Step after backward."
-        )
+        for name, param, plan in optimizer.plans():
+            if not is_sharded(param):
+                raise RuntimeError(
+                    f"{_FUNCTION}: {distributed.get_world_size()} processes train together, and average "
+                    f"{name!r}'s gradient only after backward. Step after that, or use fully_shard."
+                )
+            if exchanges(plan, param):
+                raise RuntimeError(
+                    f"{_FUNCTION}: the step of {name!r} needs words of other processes, which may be at "
+                    "another parameter in backward: a border of its shards cuts a block, or a rule sees all "
+                    "of it. Shard its first axis, use a format without scales, or step after backward."
+                )
     return optimizer
 
 

@@ -1,0 +1,150 @@
+"""The time of a step of shards, and what they send for it: 1, 2 and 4 processes, beside torch's fused AdamW.
+
+    python benchmarks/distributed.py
+
+All processes share this machine over gloo, a thread each: what a step of P processes costs in all is P times
+what the table says. Ours runs eagerly, torch's AdamW fused; rounds alternate.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+import halfstep_torch as hs
+import report
+
+PROCESSES = (1, 2, 4)
+# Blocks of 128 lie along rows, so borders between rows cut none, and those between columns cut some:
+# 1376 / 2 = 5 3/8 blocks.
+LEAVES, SHAPE = 4, (128, 1376)
+AXES = {"rows": 0, "columns": 1}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "torch AdamW, fused": functools.partial(torch.optim.AdamW, fused=True),
+    "halfstep": functools.partial(hs.AdamW, compile=False),
+    "halfstep, 8 bits": functools.partial(
+        hs.AdamW, compile=False, mu_dtype=hs.scaled("int8"), nu_dtype=hs.scaled("uroot8")
+    ),
+}
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[int]]:
+    """Note the bytes of every tensor that this process brings to a collective."""
+    names, sizes, before = ("all_reduce", "all_gather"), [], {}
+
+    def noted(collective: Callable) -> Callable:
+        def call(*tensors: Any, **options: Any) -> Any:
+            sent = next(x for x in reversed(tensors) if isinstance(x, torch.Tensor))
+            sizes.append(sent.numel() * sent.element_size())
+            return collective(*tensors, **options)
+
+        return call
+
+    for name in names:
+        before[name] = getattr(dist, name)
+        setattr(dist, name, noted(before[name]))
+    try:
+        yield sizes
+    finally:
+        for name in names:
+            setattr(dist, name, before[name])
+
+
+def measure(rank: int, count: int, folder: str, rounds: int, shape: tuple[int, int]) -> None:
+    """Leave the figures of so many processes in a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store{count}", rank=rank, world_size=count)
+    mesh, rows = init_device_mesh("cpu", (count,)), []
+    for along, axis in AXES.items():
+        place = functools.partial(
+            distribute_tensor, device_mesh=mesh, placements=[Shard(axis)], src_data_rank=None
+        )
+        optimizers = {}
+        for name, make in OPTIMIZERS.items():
+            params = [
+                torch.nn.Parameter(place(torch.ones(shape, dtype=torch.bfloat16))) for _ in range(LEAVES)
+            ]
+            for p in params:
+                p.grad = place(torch.full(shape, 0.01, dtype=torch.bfloat16))
+            optimizers[name] = make([(f"w{i}", p) for i, p in enumerate(params)], lr=1e-3)
+        times: dict[str, list[float]] = {name: [] for name in optimizers}
+        for optimizer in optimizers.values():
+            optimizer.step()  # which compares, and makes state
+        for _ in range(rounds):
+            for name, optimizer in optimizers.items():
+                dist.barrier()
+                start = time.perf_counter()
+                optimizer.step()
+                times[name].append(time.perf_counter() - start)
+        for name, optimizer in optimizers.items():
+            with counted() as sizes:
+                optimizer.step()
+            figures = {"ms": 1e3 * statistics.median(times[name]), "min": 1e3 * min(times[name])}
+            sent = {"collectives": len(sizes), "bytes": sum(sizes)}
+            rows.append({"processes": count, "cut": along, "optimizer": name, **figures, **sent})
+    if rank == 0:
+        pathlib.Path(folder, f"{count}.json").write_text(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # a thread of gloo may abort a process that finalizes (pytorch/pytorch#190489)
+
+
+def claims(rows: list[dict]) -> dict[str, bool]:
+    """Return what the table must show, by sentence."""
+    ours = [row for row in rows if "halfstep" in row["optimizer"]]
+    silent = [row for row in ours if row["cut"] == "rows" or row["optimizer"] == "halfstep"]
+    cut = [row for row in ours if row not in silent and row["processes"] > 1]
+    return {
+        "without a cut block, processes exchange nothing": not any(row["collectives"] for row in silent),
+        "cut blocks take 4 collectives for all leaves": all(row["collectives"] == 4 for row in cut),
+        "of a few bytes, and twice two bytes for 128 weights": all(
+            row["bytes"] <= 1000 + 2 * 2 * LEAVES * row["blocks"] for row in cut
+        ),
+    }
+
+
+def main() -> int:
+    """Print the table, and whether it shows what it must."""
+    arguments = report.arguments("Steps of shards: time, and what is sent.", steps=12)
+    rows: list[dict] = []
+    for count in PROCESSES:
+        with tempfile.TemporaryDirectory() as folder:
+            options = (count, folder, arguments.steps, SHAPE)
+            torch.multiprocessing.spawn(measure, options, nprocs=count)
+            rows += json.loads(pathlib.Path(folder, f"{count}.json").read_text())
+    for row in rows:
+        row["blocks"] = SHAPE[0] * -(-SHAPE[1] // 128)
+    report.print_table(
+        "processes | <cut between | <optimizer | ms | least | collectives | bytes sent",
+        (
+            (
+                row["processes"],
+                row["cut"],
+                row["optimizer"],
+                f"{row['ms']:.1f}",
+                f"{row['min']:.1f}",
+                row["collectives"],
+                f"{row['bytes']:,}",
+            )
+            for row in rows
+        ),
+    )
+    figures = {"torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()[1]}
+    figures |= {"leaves": LEAVES, "shape": SHAPE, "rows": rows}
+    return report.finish(claims(rows), figures, arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
