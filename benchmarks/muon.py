@@ -3,10 +3,10 @@
     python benchmarks/muon.py [--steps 400] [--transformer] [--json benchmarks/results/NAME.json]
 
 The network and the figures of `quality.py`, four seeds, every kernel under Muon at a rate of 1e-2 on a
-cosine, biases under AdamW. Weights are float32 but where the row says so; *dist* and *proj* are relative to
-the first row. `--transformer` trains the demo's character transformer as `transformer.py` does, its
-matrices under Muon at 3e-3 and the rest under AdamW at 3e-4, and compares validation losses. Times are of a
-step on matrices of 512 x 512, all libraries in turn in one run; HeavyBall is left out where it is not
+cosine, biases under AdamW at the same. Weights are float32 but where the row says so; *dist* and *proj* are
+relative to the first row. `--transformer` trains the demo's character transformer as `transformer.py` does,
+its matrices under Muon at 3e-3 and the rest under AdamW at 3e-4, and compares validation losses. Times are
+of a step on matrices of 512 x 512, all libraries in turn in one run; HeavyBall is left out where it is not
 installed.
 """
 
@@ -62,12 +62,12 @@ FP16, INT8 = "scaled float16, 128", "int8, 32, fine"
 ROWS = (
     Row("float32", F32),
     Row("float32, another batch order", F32, order=1),
+    Row(INT8, _scaled("int8", 32, scale="fine")),
     Row("optax.contrib.muon, float32", None),
     Row("float32, bias_correction", {**F32, "bias_correction": True}),
     Row("float32, products in bfloat16", {**F32, "ns_dtype": "bfloat16"}),
     Row(FP16, _scaled("float16")),
     Row("bfloat16", {"mu_dtype": "bfloat16"}),
-    Row(INT8, _scaled("int8", 32, scale="fine")),
     Row("int8, 128", _scaled("int8")),
     Row("float8_e4m3fn, 128", _scaled("float8_e4m3fn")),
     Row(f"{FP16}; bfloat16 weights, stochastic", _scaled("float16"), "bfloat16"),
@@ -76,9 +76,8 @@ ROWS = (
 ON_TRANSFORMER = ("float32", "float32, another batch order", FP16, INT8)
 
 
-def transform(row: Row, learning_rate: Any) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer of a row; AdamW has a tenth of Muon's rate."""
-    adam_rate = lambda t: learning_rate(t) / 10  # noqa: E731
+def transform(row: Row, learning_rate: Any, adam_rate: Any = None) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer of a row; AdamW has Muon's rate unless its rate is given."""
     if row.options is None:
         plain = optax.contrib.muon(learning_rate, eps=1e-7, adam_learning_rate=adam_rate)
         return optax.with_extra_args_support(plain)
@@ -137,7 +136,7 @@ def on_transformer(steps: int, seeds: int) -> list[dict[str, Any]]:
     setting, text = transformer.demo.Recipe(steps=steps), transformer.load_text()
     results, truth = [], None
     for row in (row for row in ROWS if row.name in ON_TRANSFORMER):
-        transformer.transform = lambda _, __, row=row: transform(row, lambda t: 3e-3)
+        transformer.transform = lambda _, __, row=row: transform(row, 3e-3, 3e-4)
         plain = transformer.Row(row.name, None, transformer.OTHER_ORDER * row.order)
         trained = transformer.train(plain, setting, text)
         truth = trained if truth is None else truth
@@ -181,10 +180,20 @@ def _torch_steps(size: int) -> dict[str, Callable[[], Any]]:
     for name, make in makers.items():
         gen = torch.Generator().manual_seed(0)
         named = [(f"w{i}", torch.nn.Parameter(torch.zeros(size, size).bfloat16())) for i in range(MATRICES)]
-        for _, p in named:
-            p.grad = torch.randn(size, size, generator=gen).bfloat16()
-        steps[f"{name}, bfloat16 weights"] = make(named).step
+        grads = [torch.randn(size, size, generator=gen).bfloat16() for _ in named]
+        steps[f"{name}, bfloat16 weights"] = _with_gradients(make(named), [p for _, p in named], grads)
     return steps
+
+
+def _with_gradients(optimizer: torch.optim.Optimizer, params: list, grads: list) -> Callable[[], Any]:
+    """Return a step that sets the gradients first: HeavyBall drops them as it steps."""
+
+    def step() -> None:
+        for p, g in zip(params, grads, strict=True):
+            p.grad = g
+        optimizer.step()
+
+    return step
 
 
 def _jax_steps(size: int) -> dict[str, Callable[[], Any]]:
@@ -206,7 +215,6 @@ def claims(digits: list[dict], transformed: list[dict]) -> dict[str, bool]:
     """Return what the tables must show, by sentence."""
     row = {row["name"]: row for row in digits}
     noise = row["float32, another batch order"]["dist"]
-    close = row["float32, bias_correction"]["dist"] - row["optax.contrib.muon, float32"]["dist"]
     held = {
         "scaled float16: dist <= 0.03 and |proj - 1| <= 0.002": row[FP16]["dist"] <= 0.03
         and abs(row[FP16]["proj"] - 1) <= 0.002,
@@ -214,7 +222,7 @@ def claims(digits: list[dict], transformed: list[dict]) -> dict[str, bool]:
         and row[INT8]["proj"] >= 0.91,
         "int8 in 128 and float8: further than another batch order": noise
         < min(row["int8, 128"]["dist"], row["float8_e4m3fn, 128"]["dist"]),
-        "float32 with bias_correction ends as far as optax.contrib.muon": abs(close) <= 0.01,
+        "optax.contrib.muon in float32: dist <= 0.03": row["optax.contrib.muon, float32"]["dist"] <= 0.03,
     }
     for figures in transformed:
         if figures["name"] in (FP16, INT8):

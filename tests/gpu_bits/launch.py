@@ -183,7 +183,7 @@ class Launch:
         if width == 1:
             raise TypeError(f"{name} is a predicate")
         # Compilers read some that nothing was written to, and do not use what they read.
-        return self._registers[name] if name in self._registers else _poison(width)
+        return self._registers[name] if name in self._registers else poison(width)
 
     def write(self, operand: Operand, value: Any, relaxed: bool = False) -> None:
         """Write a result: to a register, or to several, the lowest part first.
@@ -212,7 +212,7 @@ class Launch:
                 raise TypeError(f"{name} has {width} bits, not {8 * value.itemsize}")
             value = value.astype(UNSIGNED[width], copy=False)
         if self.active is not None:
-            before = self._registers.get(name, np.zeros(1, bool) if width == 1 else _poison(width))
+            before = self._registers.get(name, np.zeros(1, bool) if width == 1 else poison(width))
             value = np.where(self.active, value, before)
         self._registers[name] = value
 
@@ -229,5 +229,6 @@ def _number(value: int, width: int) -> np.ndarray:
 
 
 @functools.cache
-def _poison(width: int) -> np.ndarray:
+def poison(width: int) -> np.ndarray:
+    """Return a number of so many bits to which nothing was written."""
     return np.full(width // 8, POISON, np.uint8).view(UNSIGNED[width])

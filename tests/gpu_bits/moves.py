@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gpu_bits.launch import SIGNED, WARP, Launch
+from gpu_bits.launch import SIGNED, WARP, Launch, poison
 from gpu_bits.operations import operation
 from gpu_bits.ptx import Address, Operand, bits
 
@@ -78,7 +78,10 @@ def load_matrix(launch: Launch, d: Operand, place: Address) -> None:
 def shuffle(
     launch: Launch, d: Operand, a: Operand, b: Operand, c: Operand, members: Operand, how: str
 ) -> None:
-    """Give each thread the number of another of its warp, within a segment that `c` describes."""
+    """Give each thread the number of another of its warp, within a segment that `c` describes.
+
+    The last warp of a block may be short: what its threads read past that is poison.
+    """
     target, _, valid_target = str(d).partition("|")
     lane, by = launch.lane.astype(np.int64), launch.read(b, "b32").astype(np.int64) & 31
     clamp = launch.read(c, "b32").astype(np.int64)
@@ -88,9 +91,11 @@ def shuffle(
     source = (lane & segment) | (by & ~segment) if how == "idx" else sources[how]
     valid = source >= last if how == "up" else source <= last
     thread = np.arange(launch.count) + np.where(valid, source - lane, 0)
-    if not launch.executing()[thread[launch.executing()]].all():
+    inside = np.minimum(thread, launch.count - 1)
+    exists = (thread == inside) & (launch.block[inside] == launch.block)
+    if not launch.executing()[inside[launch.executing() & exists]].all():
         raise RuntimeError("a shuffle reads a thread that does not take part")
-    value = launch.everywhere(launch.read(a, "b32"))[thread]
+    value = np.where(exists, launch.everywhere(launch.read(a, "b32"))[inside], poison(32))
     launch.write(target, value)
     if valid_target:
         launch.write(valid_target, launch.everywhere(valid))

@@ -172,6 +172,11 @@ def test_a_shuffle_says_whether_it_was_in_its_segment():
     assert lanes(body) == [1] * 28 + [0] * 4
 
 
+def test_past_the_end_of_a_short_warp_a_shuffle_reads_poison():
+    down = lanes("shfl.sync.down.b32 %r2, %r1, 1, 31, -1;", 36)
+    assert down == [*range(1, 32), 31, 33, 34, 35, 0xA5A5A5A5]
+
+
 def test_a_shuffle_of_a_thread_that_takes_no_part_is_refused():
     body = (
         "mov.u32 %r2, 0; setp.lt.u32 %p1, %r1, 3; @%p1 bra $in; bra $end; "

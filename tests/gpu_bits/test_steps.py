@@ -1,5 +1,9 @@
 """What is executed is all that there is: a new format, recipe, rule or storage is found, or named here."""
 
+import json
+import pathlib
+import re
+
 import pytest
 
 import halfstep_spec as spec
@@ -7,6 +11,8 @@ from gpu_bits import moment_formats
 from gpu_bits.steps import steps
 from halfstep.storage.codes import CODES
 from halfstep.storage.moment_formats import ROUNDINGS
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +47,22 @@ def test_all_recipes_rules_storages_and_roundings_are_executed(made):
     assert {step.rule.moments["mu"].rounding for step in made if "mu" in step.rule.moments} == {
         name for name in ROUNDINGS if name not in ("auto", "nearest_unchecked")
     }
+
+
+def test_the_record_is_of_these_versions_and_steps_and_the_pages_quote_it():
+    """`make gpu-bits` writes it. What was run again, such as a new step, takes its place in it."""
+    path = max((ROOT / "benchmarks/results").glob("*-gpu-bits.json"))
+    record = json.loads(path.read_text())
+    pinned = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert record["gpu_bits"] == "all"
+    for name, version in record["versions"].items():
+        assert version.split("+")[0] == pinned[name]
+    assert [file for file, counts in record["tests"].items() if counts.keys() != {"passed"}] == []
+    assert record["differing"] == 0
+    for compiler in ("XLA", "Triton"):
+        assert {row["step"] for row in record["rows"] if row["compiler"] == compiler} == set(steps())
+    checks = (ROOT / "docs/checks.md").read_text()
+    assert path.name in checks
+    assert path.name in (ROOT / "shared_spec/README.md").read_text()
+    for name in ("XLA_steps", "Triton_steps", "launches", "bits", "differing_by_A8", "differing_if_wild"):
+        assert f"{record[name]:,}" in checks, name

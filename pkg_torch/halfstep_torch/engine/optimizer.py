@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.rule import Rule
-from halfstep_torch.chain import Chain, ChainByOptions
 from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.distributed.shards import check_not_replaced
@@ -102,24 +100,6 @@ class Optimizer(PlannedOptimizer):
 
     Source: contract A6, P1.
     """
-
-    def __init__(
-        self,
-        params: Iterable,
-        tx: Chain | Rule | ChainByOptions | None = None,
-        *,
-        maximize: bool = False,
-        compile: bool | str = "auto",
-        names: Iterable | None = None,
-        **others: Any,
-    ) -> None:
-        if tx is None or others:
-            problem = f"{next(iter(others))} is no argument" if others else "tx is missing"
-            raise TypeError(
-                f"{self._name}: {problem}: what a step does, and its numbers, are those of a chain. Pass "
-                "chain(scale_by_adam(), scale_by_learning_rate(1e-3), round_stochastically()), or use AdamW."
-            )
-        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
 
     release: Any = None
     """The handle of `release_gradients`, as long as it steps the parameters."""

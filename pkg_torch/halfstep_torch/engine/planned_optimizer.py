@@ -41,12 +41,19 @@ class PlannedOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable,
-        tx: Chain | Rule | ChainByOptions,
+        tx: Chain | Rule | ChainByOptions | None = None,
         *,
         maximize: bool = False,
         compile: bool | str = "auto",
         names: Iterable | None = None,
+        **others: Any,
     ) -> None:
+        if tx is None or others:
+            problem = f"{next(iter(others))} is no argument" if others else "tx is missing"
+            raise TypeError(
+                f"{self._name}: {problem}: what a step does, and its numbers, are those of a chain. Pass "
+                "chain(scale_by_adam(), scale_by_learning_rate(1e-3), round_stochastically()), or use AdamW."
+            )
         self._tx = tx if isinstance(tx, ChainByOptions) else ChainByOptions(functools.partial(chain, tx), {})
         self._compile = CompileChoice(self._name, compile)
         self._given_names = parameter_names(self._name, names)
