@@ -71,7 +71,7 @@ def row_step(batch: Batch, k: int) -> Callable[[Rows], None]:
     kernels = batch.kernels[k] if batch.kernels else {}
     if not kernels:
         return eager
-    vector = None if columns_of_numbers else vectors[0].to(device)
+    vector = vectors[0].to(device)
 
     def compiled(rows: Rows) -> None:
         alone = rows.alone and True in kernels
