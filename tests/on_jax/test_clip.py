@@ -34,6 +34,7 @@ def test_equal_leaves_in_bfloat16_are_clipped_to_the_bound(exact):
     assert np.sqrt(sum(float(u) ** 2 for u in theirs.values())) > 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_an_exact_norm_has_the_bits_of_the_spec(scale):
     updates = tree(scale=scale)

@@ -47,6 +47,7 @@ def test_the_predicted_share_is_that_of_the_step_that_follows(tx):
     assert predicted > 0.05
 
 
+@pytest.mark.slow
 def test_updates_that_compensation_loses_are_told():
     for rate, least, most in ((1e-9, 0.9, 1.0), (1e-4, 0.0, 0.05)):
         tx = hs.adamw(rate, weight_decay=0.0, param_storage="compensated")
@@ -89,6 +90,7 @@ def test_what_one_part_of_a_partition_loses_shows_beside_a_part_that_loses_nothi
     assert "Rounding drops 50% of the updates" in diagnosis.advice[0]
 
 
+@pytest.mark.slow
 def test_weights_that_a_transform_renames_are_no_false_alarm():
     params = {"a": jnp.ones((8, 8), jnp.bfloat16), "b": jnp.ones(8, jnp.bfloat16)}
     assert hs.diagnose(optax.flatten(hs.adamw(1e-5)), params, params).updates_lost == 0
@@ -182,6 +184,7 @@ def _stepped(tx, scale=1.0):
     return tx, params, grads, state
 
 
+@pytest.mark.slow
 def test_moments_are_counted_by_format_though_codes_are_packed():
     found = hs.diagnose(*_stepped(hs.adamw(1e-3, **hs.recipes.four_bit)))
     assert found.moments["mu"].dtypes == {"relative int4, blocks of 32, fine scales": 8192}

@@ -76,6 +76,7 @@ def train_nnx(tx):
 
 
 # At this rate a step is at most about 1e-5 and the weights are around 0.3, where half a gap is 2^-10.
+@pytest.mark.slow
 def test_linen_weights_move_where_nearest_leaves_them():
     params, state = train_linen(hs.adamw(1e-5))
     assert {str(p.dtype) for p in jax.tree.leaves(state.params)} == {"bfloat16"}
@@ -84,6 +85,7 @@ def test_linen_weights_move_where_nearest_leaves_them():
     assert share_moved(params, state.params) < 0.02
 
 
+@pytest.mark.slow
 def test_nnx_weights_move_where_nearest_leaves_them():
     params, after, optimizer = train_nnx(hs.adamw(1e-5))
     assert {str(p.dtype) for p in jax.tree.leaves(after)} == {"bfloat16"}

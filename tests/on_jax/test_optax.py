@@ -230,6 +230,7 @@ def test_x64_changes_nothing():
         assert_trees_same(wide[1][0], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("param_storage", ["stochastic", "split16", "master", "compensated"])
 def test_float64_weights_are_stepped_in_float32_and_keep_what_they_are(param_storage):
     tx = hs.adamw(1e-3, param_storage=param_storage)

@@ -297,6 +297,7 @@ class Wide(hs.Rule):
         return op.scaled(u, op.norm(p) / (op.norm(u, exact=True) + n.a)) + op.power(op.abs(g), n.b)
 
 
+@pytest.mark.slow
 def test_a_rule_is_held_against_numpy():
     for rule in (Momentum(0.9), Wide(), Wide(b=lambda count: 0.1 * count), ClipByGlobalNorm(0.1)):
         hs.check_rule(rule)

@@ -105,6 +105,7 @@ def test_in_a_scan_it_takes_the_same_steps(name):
     assert jax.tree.map(jnp.shape, scanned) == jax.tree.map(jnp.shape, one_by_one)
 
 
+@pytest.mark.slow
 def test_a_step_is_decode_inner_encode():
     params, rows = problem(1)
     tx, inner = hs.store_state(optax.adam(RATE), "bfloat16", seed=5), optax.adam(RATE)
@@ -247,6 +248,7 @@ def test_keys_and_numbers_of_python_are_left_alone():
     assert_trees_same(noisy[0], run(optax.add_noise(0.1, 0.5, jax.random.key(0)), params, rows)[0])
 
 
+@pytest.mark.slow
 def test_without_params_the_state_is_that_of_the_updates():
     params, rows = problem(1)
     tx, g = hs.store_state(optax.scale_by_adam(), FP8), jax.tree.map(lambda r: r[0], rows)

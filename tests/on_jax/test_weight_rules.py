@@ -268,6 +268,7 @@ def test_bytes_kept_per_weight(rule, bytes_):
     assert 4096 * bytes_ <= kept <= 4096 * bytes_ + 12
 
 
+@pytest.mark.slow
 def test_what_lies_inside_sees_float32_weights():
     seen = []
 

@@ -169,6 +169,7 @@ def test_a_tensor_subclass_in_a_state_dict_is_refused():
         optimizer.load_state_dict(saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize(
     ("change", "error", "message"),

@@ -160,6 +160,7 @@ def test_packed_arrays_have_the_bits_of_eager_steps_and_gradients_stay(make):
     assert_same_snapshots(after_two_steps(make, compile=True), after_two_steps(make, compile=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [True, "auto"])
 def test_a_profiler_changes_nothing_about_compiling(fresh, at_once, choice):
     runs = []
@@ -454,6 +455,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @IMPORTS_INDUCTOR
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_of_inductor_changes_no_bit(fresh, name):

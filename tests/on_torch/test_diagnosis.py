@@ -108,6 +108,7 @@ def test_decay_that_is_lost_is_told_where_updates_are_not():
     assert any("0% of the updates and 100% of the decay" in line for line in diagnosis.advice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "dtype"),
     [
@@ -157,6 +158,7 @@ def test_sums_of_micro_batches_in_16_bits_are_told(dtype):
     handle.remove()
 
 
+@pytest.mark.slow
 def test_a_format_that_does_nothing_is_told():
     model, optimizer = trained(ours(1e-4, nu_dtype=hs.scaled("ufloat8_e5m3")))
     diagnosis = hs.diagnose(model, optimizer)
@@ -214,6 +216,7 @@ def _stepped(scale=1.0, **options):
     return model, optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "nu_dtype", [hs.recipes.four_bit["nu_dtype"], hs.codebook("ulinear4")], ids=["e5m3", "ulinear4"]
 )
@@ -225,6 +228,7 @@ def test_moments_are_counted_by_format_though_codes_are_packed(nu_dtype):
         assert found.moments[key].not_as_asked == 64 / (129 * 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"nu_dtype": "ufloat8_e6m2"}], ids=["default", "ufloat8_e6m2"])
 def test_what_is_not_finite_comes_first(options):
     model, optimizer = _stepped(**options)
@@ -250,6 +254,7 @@ def test_a_spike_that_the_second_moment_does_not_hold_leaves_everything_finite()
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "what"), [(1e-9, "small"), (1e4, "large")])
 def test_gradients_outside_the_range_of_a_format_are_told(scale, what):
     found = hs.diagnose(*_stepped(scale, **hs.recipes.one_pass))
@@ -262,6 +267,7 @@ def test_a_second_moment_of_18_binades_is_told():
     assert [line[:50] for line in found.advice] == ["exp_avg_sq in float8_e4m3fn holds 18 binades of a "]
 
 
+@pytest.mark.slow
 def test_updates_that_compensation_loses_are_told():
     found = hs.diagnose(*_stepped(lr=1e-9, weight_decay=0.0, param_storage="compensated"))
     assert found.updates_lost > 0.9

@@ -83,14 +83,17 @@ def test_a_rule_may_see_the_whole_parameter():
     np.testing.assert_allclose(u @ u.T, np.eye(4), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", spec.RULES)
+@pytest.mark.parametrize("name", [name for name, rule in spec.RULES.items() if rule.scope == "elementwise"])
 def test_an_elementwise_rule_steps_every_part_of_an_array_as_it_steps_the_whole(name):
     rule = spec.RULES[name]()
-    assert rule.scope == "elementwise"
     rule = dataclasses.replace(rule, **{d.rounding: "nearest" for d in rule.declared().values()})
     whole, _ = stepped(rule, 3)
     parts = [stepped(rule, 3, G[i : i + 1])[0] for i in range(4)]
     np.testing.assert_array_equal(whole.view(np.uint32), np.concatenate(parts).view(np.uint32))
+
+
+def test_of_the_rules_with_moments_muon_alone_sees_whole_arrays():
+    assert [name for name, rule in spec.RULES.items() if rule.scope == "parameter"] == ["muon"]
 
 
 @pytest.mark.parametrize("name", spec.RULES)

@@ -44,6 +44,7 @@ def test_float32_follows_optax():
     np.testing.assert_allclose(*ends, atol=10 * 1e-2 * 10 * 0.5 * 2.0**-23 / 0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn"])
 def test_the_slow_average_moves_where_nearest_rounding_freezes(dtype):
     """Toward steady gradients of 1, from an average of 0.25: 1,000 steps at 0.9999 close a share of 0.095.

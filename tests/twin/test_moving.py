@@ -41,6 +41,7 @@ _RUNS = {
     "fp8, too": Run("adamw", "float32", "stochastic", "float8_e5m2/8", "float8_e4m3fn/8"),
     "sixteen": Run("adan", "bfloat16", "split8", "float16", "float16/8"),
     "eight": Run("adan", "bfloat16", "master", "float16/8", "float8_e3m4/8"),
+    "slow average": Run("ademamix", "bfloat16", "split8", "bfloat16", "bfloat16"),
     "lamb": Run("lamb", "bfloat16", "stochastic", "bfloat16", "bfloat16"),
     "lamb16": Run("lamb16", "bfloat16", "master", "float8_e4m3fn/8", "ufloat8_e5m3/8"),
     "lion": Run("lion", "float16", "split8", "fine int8/8"),
@@ -49,6 +50,11 @@ _RUNS = {
     "stored": Run("stored", "bfloat16", "stochastic", "int8/8"),
 }
 _CLASSES = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD"}
+# Rules without an alias, and the formats of their moments besides mu and nu.
+_LINKS = {
+    "adan": {"diff_dtype": "float32", "grad_dtype": "bfloat16"},
+    "ademamix": {"slow_dtype": "bfloat16"},
+}
 # Norms alike in both; a power of their quotient is not.
 _LAMB = {"lamb": {"exact": True}, "lamb16": {"exact": True, "trust_power": None}}
 # What the aliases are called after is not always the rule.
@@ -69,9 +75,9 @@ def jax_side(name):
         tx = hs.lion(1e-3, mu_dtype=mu, weight_decay=0.1, **common)
     elif rule == "sgd":
         tx = hs.sgd(1e-2, 0.9, accumulator_dtype=mu, **common)
-    elif rule == "adan":
-        kinds = {"mu_dtype": mu, "nu_dtype": nu, "diff_dtype": "float32", "grad_dtype": "bfloat16"}
-        chain = optax.chain(hs.scale_by_adan(**kinds, seed=SEED), hs.scale_by_learning_rate(1e-2))
+    elif rule in _LINKS:
+        link = getattr(hs, f"scale_by_{rule}")(mu_dtype=mu, nu_dtype=nu, **_LINKS[rule], seed=SEED)
+        chain = optax.chain(link, hs.scale_by_learning_rate(1e-2))
         tx = hs.split_params(chain, 8, seed=SEED)
     else:
         inner = hs.store_state(optax.chain(hs.trace(0.9, seed=3), hs.scale_by_adam(seed=4)), mu, seed=SEED)
@@ -99,9 +105,9 @@ def torch_side(name):
             return hs.Lion(params, 1e-3, weight_decay=0.1, mu_dtype=mu, **common)
         if rule == "sgd":
             return hs.SGD(params, 1e-2, 0.9, accumulator_dtype=mu, **common)
-        if rule == "adan":
-            kinds = {"mu_dtype": mu, "nu_dtype": nu, "diff_dtype": "float32", "grad_dtype": "bfloat16"}
-            chain = hs.chain(hs.scale_by_adan(**kinds), hs.scale_by_learning_rate(1e-2))
+        if rule in _LINKS:
+            link = getattr(hs, f"scale_by_{rule}")(mu_dtype=mu, nu_dtype=nu, **_LINKS[rule])
+            chain = hs.chain(link, hs.scale_by_learning_rate(1e-2))
             return hs.Optimizer(params, hs.split_params(chain, 8), compile=False)
         inner = hs.store_state(hs.chain(hs.trace(0.9), hs.scale_by_adam()), mu)
         tx = hs.chain(inner, hs.scale_by_learning_rate(1e-2), hs.round_stochastically())
@@ -123,7 +129,8 @@ def test_every_rule_format_and_storage_has_a_run_that_changes_framework():
     runs = _RUNS.values()
     assert {run.mu for run in runs} == firsts
     assert {run.nu for run in runs} - {None} == seconds
-    assert {_RULE_OF.get(run.rule, run.rule) for run in runs} == {*RULES, *_LAMB, "store_state"}
+    # Sums of products have an order of each framework's own, and so has Muon's factor.
+    assert {_RULE_OF.get(run.rule, run.rule) for run in runs} == {*RULES, *_LAMB, "store_state"} - {"muon"}
     assert {run.storage for run in runs if run.dtype != "float32"} == set(PARAM_STORAGES)
     assert {run.dtype for run in runs} == set(HELD_BY_FLOAT32)
 

@@ -114,6 +114,7 @@ def gradients(steps: int) -> np.ndarray:
     return (rng.normal(size=MATRIX) + 0.3 * rng.normal(size=(steps, *MATRIX))).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_float32_follows_optax():
     """Each step adds lr s times factors that are apart by the bound; weights are rounded by 2^-24 of them."""
     p = {"w": jnp.asarray(steep(MATRIX, 0.5))}
@@ -249,6 +250,7 @@ def test_eight_bits_that_are_too_coarse_are_warned_of_and_four_refused(package):
         package.scale_by_muon(mu_dtype=package.codebook("dynamic4"))
 
 
+@pytest.mark.slow
 def test_a_state_of_bfloat16_weights_reads_as_it_was_made_and_a_run_goes_on_to_the_bit(tmp_path):
     params = {"w": jnp.ones((64, 64), jnp.bfloat16), "b": jnp.ones(64, jnp.bfloat16)}
     tx = halfstep_jax.muon(1e-2)

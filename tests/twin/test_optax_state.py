@@ -138,6 +138,7 @@ def test_masks_partitions_and_injected_numbers_are_seen_through():
         assert bits(x) == bits(y)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_near_the_run_of_optax():
     """Twenty steps further, under bfloat16 moments and float32 weights."""
     theirs, ours = optax.adamw(1e-3), hs.adamw(1e-3, mu_dtype="bfloat16", nu_dtype="bfloat16")

@@ -50,6 +50,7 @@ def test_the_report_says_what_is_paid():
     assert halfstep_torch.describe(optimizer).leaves[0].moments["exp_avg"].rounding == "paid"
 
 
+@pytest.mark.slow
 def test_lamb_pays_nothing():
     """Its ratio would take the norm of what is paid, too."""
     w, g = jnp.ones(W), jax.random.normal(jax.random.key(0), W)

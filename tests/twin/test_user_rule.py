@@ -65,6 +65,7 @@ ALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ALL, indirect=True)
 def test_both_packages_give_the_bits_of_a_users_rule(backend, cases):
     assert len(cases) == 6
