@@ -14,7 +14,6 @@ may have no product fused with a sum, in PTX or in machine code.
 """
 
 import argparse
-import collections
 import dataclasses
 import json
 import math
@@ -190,11 +189,11 @@ def _packed_and_whole_settings() -> list[Setting]:
     ]
 
 
-def device_of(target: str):
-    """Return a device of a target; a machine runs one compiler for TPUs at a time."""
-    if target == "h100":
-        return topologies.get_topology_desc(platform="cuda", target_config=H100, topology="1x1x1").devices[0]
-    return topologies.get_topology_desc(f"{target}:2x2", "tpu").devices[0]
+def devices() -> dict:
+    """Return a device of each target."""
+    tpu = {name: topologies.get_topology_desc(f"{name}:2x2", "tpu").devices[0] for name in ("v5e", "v6e")}
+    cuda = topologies.get_topology_desc(platform="cuda", target_config=H100, topology="1x1x1")
+    return tpu | {"h100": cuda.devices[0]}
 
 
 def compile_step(setting: Setting, device) -> dict:
@@ -223,32 +222,24 @@ def compile_step(setting: Setting, device) -> dict:
             "temporaries": compiled.memory_analysis().temp_size_in_bytes / n,
             "seconds": time.perf_counter() - start,
         }
-        if gpu:
-            stored = (_bytes(params) + _bytes(state)) / n if setting.one_kernel else None
-            row |= _programs([path.read_text() for path in pathlib.Path(folder).glob("*.ptx")], stored)
+        if gpu and setting.one_kernel:
+            row |= _kernel(pathlib.Path(folder), (_bytes(params) + _bytes(state)) / n)
     return row
 
 
-def _programs(programs: list[str], stored: float | None) -> dict:
-    """Return what is wrong in the programs of a step; of one kernel its instructions per parameter, too.
-
-    `stored` is how many bytes that kernel writes per parameter.
-    """
-    codes = [machine_code(ptx) for ptx in programs]
-    found = collections.Counter()
-    for ptx, code in zip(programs, codes, strict=True):
-        found.update({name: count for name, count in faults(ptx).items() if name != "approximate"})
-        if code:
-            found.update({"bytes spilled": code.spilled, "fused by ptxas": code.fused})
-    row = {"faults": {name: count for name, count in found.items() if count}}
-    if stored is None:
-        return row
-    ptx, code = max(zip(programs, codes, strict=True), key=lambda program: bytes_stored(program[0]))
-    elements = bytes_stored(ptx) / stored
-    row["ptx"] = instructions(ptx) / elements
-    return row | (
-        {"machine": code.instructions / elements, "integer": code.integer / elements} if code else {}
-    )
+def _kernel(folder: pathlib.Path, stored: float) -> dict:
+    """Return what is in the kernel that a step is, given how many bytes it writes per parameter."""
+    ptx = max((path.read_text() for path in folder.glob("*.ptx")), key=bytes_stored)
+    elements, code = bytes_stored(ptx) / stored, machine_code(ptx)
+    found = {name: count for name, count in faults(ptx).items() if name != "approximate"}
+    if code and code.spilled:
+        found["bytes spilled"] = code.spilled
+    if code and code.fused:
+        found["fused by ptxas"] = code.fused
+    counts = {"ptx": instructions(ptx) / elements, "faults": found}
+    if code:
+        counts |= {"machine": code.instructions / elements, "integer": code.integer / elements}
+    return counts
 
 
 def _bytes(tree) -> int:
@@ -262,7 +253,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="these settings, by name")
     parser.add_argument("--targets", nargs="*", default=["v5e", "v6e", "h100"], help="for these devices")
     arguments = parser.parse_args()
-    targets = {name: device_of(name) for name in arguments.targets}
+    targets = {name: device for name, device in devices().items() if name in arguments.targets}
     rows, broken = [], []
     columns = [f"{name:>7}{'x':>6}{'temp':>6}" for name in targets]
     print(f"{'bytes per parameter':32}{'floor':>7}", *columns, "instructions: PTX / machine (integer)")
@@ -283,8 +274,7 @@ def main() -> None:
                 most = setting.instructions
                 if most and (machine > most[0] or integer > most[1]):
                     broken.append(f"{setting.name} on {name}: {machine:.0f} ({integer:.0f}) instructions")
-            if row.get("faults"):
-                broken.append(f"{setting.name} on {name}: {row['faults']}")
+                broken += [f"{setting.name} on {name}: {row['faults']}"] if row["faults"] else []
             if name == "h100" and setting.most and row["temporaries"] > setting.temporaries:
                 broken.append(f"{setting.name} on {name}: {row['temporaries']:.2f} bytes of temporaries")
         print(f"{setting.name:32}{rows[-1]['floor']:7.2f}", *line, flush=True)
