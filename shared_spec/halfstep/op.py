@@ -15,10 +15,10 @@ class Op:
 
     Attributes:
         rule: the name of the rule, for messages.
-        library: the framework's functions of arrays: abs, sign, where, maximum, minimum, isfinite, matmul.
+        framework: the framework's functions of arrays: abs, sign, where, maximum, minimum, isfinite, matmul.
     """
 
-    library: ClassVar[Any] = None
+    framework: ClassVar[Any] = None
 
     def __init__(self, rule: str):
         self.rule = rule
@@ -123,19 +123,19 @@ class Op:
 
     def abs(self, x: Any) -> Number:
         """Return |x|."""
-        return self.wrap(self.library.abs(self.bare(x)))
+        return self.wrap(self.framework.abs(self.bare(x)))
 
     def sign(self, x: Any) -> Number:
         """Return 1, -1, +0 for a zero of either sign, and NaN for NaN."""
-        return self.wrap(self.library.sign(self.bare(x)))
+        return self.wrap(self.framework.sign(self.bare(x)))
 
     def maximum(self, x: Any, y: Any) -> Number:
         """Return the larger of both; NaN where either is NaN."""
-        return self.wrap(self.library.maximum(*self._bare_pair(x, y, "maximum")))
+        return self.wrap(self.framework.maximum(*self._bare_pair(x, y, "maximum")))
 
     def minimum(self, x: Any, y: Any) -> Number:
         """Return the smaller of both; NaN where either is NaN."""
-        return self.wrap(self.library.minimum(*self._bare_pair(x, y, "minimum")))
+        return self.wrap(self.framework.minimum(*self._bare_pair(x, y, "minimum")))
 
     def clamp(self, x: Any, low: Any, high: Any) -> Number:
         """Return minimum(maximum(x, low), high)."""
@@ -143,11 +143,11 @@ class Op:
 
     def where(self, mask: Mask, x: Any, y: Any) -> Number:
         """Return x where a comparison holds, else y."""
-        return self.wrap(self.library.where(self.truth(mask), self.bare(x), self.bare(y)))
+        return self.wrap(self.framework.where(self.truth(mask), self.bare(x), self.bare(y)))
 
     def isfinite(self, x: Any) -> Mask:
         """Return where x is neither infinite nor NaN."""
-        return Mask(self.library.isfinite(self.bare(x)), self)
+        return Mask(self.framework.isfinite(self.bare(x)), self)
 
     def power(self, x: Any, y: Any) -> Number:
         """Return x^y, to within units in the last place: frameworks and devices differ."""
@@ -155,7 +155,7 @@ class Op:
 
     def matmul(self, x: Any, y: Any) -> Number:
         """Return the matrix product in float32; its sums are added in an order of the framework's."""
-        return self.wrap(self.library.matmul(self.bare(x), self.bare(y)))
+        return self.wrap(self.framework.matmul(self.bare(x), self.bare(y)))
 
     def norm(self, x: Any, exact: bool = False) -> Number:
         """Return the Euclidean norm of the array (contract L1); with `exact` by sums of integers (N2)."""

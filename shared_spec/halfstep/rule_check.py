@@ -122,7 +122,7 @@ def answer(rule: Rule, question: Question, numbers: Any, op: Any) -> Answer:
 class NumpyOp(Recorded):
     """Operations of NumPy; a loose result is the one that the framework had."""
 
-    library = np
+    framework = np
 
     def __init__(self, rule: str, loose: Sequence[Any]):
         super().__init__(rule)

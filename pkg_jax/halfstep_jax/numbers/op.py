@@ -29,7 +29,7 @@ class JaxOp(Op):
         axis_names: of the mesh, for norms inside `jax.shard_map`; see `norms.cut_axes`.
     """
 
-    library = jnp
+    framework = jnp
 
     def __init__(self, rule: str, zero: jax.Array | None = None, axis_names: Sequence[str] | None = None):
         super().__init__(rule)

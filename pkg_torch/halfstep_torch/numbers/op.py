@@ -129,7 +129,7 @@ class NumbersOp:
 class GuardedOp(Op):
     """The same on numbers that know what they are, for the trial of a rule."""
 
-    library = torch
+    framework = torch
     root = staticmethod(exact.sqrt)  # pyright: ignore[reportAssignmentType]
     quotient = staticmethod(operator.truediv)  # pyright: ignore[reportAssignmentType]
 
