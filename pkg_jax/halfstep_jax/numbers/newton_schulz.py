@@ -15,21 +15,7 @@ from halfstep.rules.muon import Matrices
 def newton_schulz(
     x: jax.Array, matrices: Matrices, coefficients: Sequence[tuple], eps: float, dtype: str = "float32"
 ) -> jax.Array:
-    """Return the factor of every matrix of a float32 array, in its shape; of a zero matrix exactly 0.
-
-    With X the matrix over max(|X|, eps), |X| its Frobenius norm, each step is, with its (a, b, c),
-
-        A = X X^T;  X = (a X) + ((b A) + (c (A A))) X
-
-    on the side with fewer rows. Products of float32 are taken in float32 on every device.
-
-    Args:
-        x: float32.
-        matrices: where its matrices are.
-        coefficients: three numbers per step.
-        eps: what a norm counts as at least.
-        dtype: of the products, "float32" or "bfloat16".
-    """
+    """Return the factor (A14) of each matrix of a float32 array, in its shape; products are of `dtype`."""
     stack = jnp.transpose(x, matrices.order).reshape(matrices.stack)
     transposed = matrices.stack[1] > matrices.stack[2]
     stack = _normed(stack.mT if transposed else stack, eps).astype(dtype)
