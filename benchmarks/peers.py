@@ -223,16 +223,14 @@ def _is_recipe(value: Any) -> bool:
     return isinstance(value, type(type.__dict__)) and "nu_dtype" in value
 
 
-def _torch_peers() -> list[Entry]:
-    stochastic = {"bf16_stochastic_round": True}
-    torchao_cast = _function("torchao.optim.quant_utils", "_fp32_to_bf16_sr")
-    torchao = [
+def _torchao_peers() -> list[Entry]:
+    return [
         Entry(
             f"torchao {name}, stochastic",
             "torchao",
-            _made(module, name, **stochastic),
+            _made(module, name, bf16_stochastic_round=True),
             second=_dequantized,
-            cast=torchao_cast,
+            cast=_function("torchao.optim.quant_utils", "_fp32_to_bf16_sr"),
             compiles=True,
         )
         for module, name in (
@@ -242,7 +240,10 @@ def _torch_peers() -> list[Entry]:
             ("torchao.optim", "AdamWFp8"),
         )
     ]
-    heavyball = [
+
+
+def _heavyball_peers() -> list[Entry]:
+    return [
         Entry(
             f"HeavyBall AdamW, {name}",
             "heavyball",
@@ -257,10 +258,13 @@ def _torch_peers() -> list[Entry]:
             "ecc bf16+8": {"ecc": "bf16+8", "param_ecc": "bf16+8"},
         }.items()
     ]
+
+
+def _torch_peers() -> list[Entry]:
     return [
         Entry("torch AdamW(fused)", "torch", _made("torch.optim", "AdamW", fused=True)),
         Entry("torch Muon", "torch", _muon, rule="Muon", second=None),
-        *torchao,
+        *_torchao_peers(),
         Entry(
             "bitsandbytes AdamW8bit",
             "bitsandbytes",
@@ -276,7 +280,7 @@ def _torch_peers() -> list[Entry]:
             ),
             second=lambda run: run.state["exp_avg_sq"].double() * run.debiased,
         ),
-        *heavyball,
+        *_heavyball_peers(),
         Entry(
             "torchastic AdamW",
             "torchastic",
