@@ -1,22 +1,10 @@
 """Names of parameters decide their random words: order, groups, freezing and lists change no bit."""
 
-import numpy as np
 import pytest
 import torch
 
 import halfstep_torch as hs
 from on_torch.steps import assert_same_snapshots, snapshot
-
-
-def mlp(dtype=torch.bfloat16) -> torch.nn.Module:
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1)]
-    return torch.nn.Sequential(*layers).to(dtype)
-
-
-def inputs(step: int, dtype=torch.bfloat16) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn((16, 6), generator=generator).to(dtype)
 
 
 def named(shapes=((5, 4), (300,), (7, 3, 2))):
@@ -117,16 +105,6 @@ def test_parameters_of_equal_shape_and_gradient_get_their_own_noise():
         p.grad = torch.ones_like(p)
     hs.AdamW([("a", a), ("b", b)], lr=1e-3).step()
     assert (a != b).any()
-
-
-def test_a_step_leaves_the_global_generators_alone():
-    model = mlp()
-    optimizer = hs.AdamW(model.named_parameters())
-    model(inputs(0)).sum().backward()
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    optimizer.step()
-    assert torch.equal(before, torch.get_rng_state())
-    np.testing.assert_array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
 
 
 def test_names_can_be_given_beside_the_parameters():

@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -246,6 +247,16 @@ def test_clipping_gradients_by_torch_works():
     model(inputs(0)).sum().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
+
+
+def test_a_step_leaves_the_global_generators_alone():
+    model = mlp()
+    optimizer = hs.AdamW(model.named_parameters())
+    model(inputs(0)).sum().backward()
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    optimizer.step()
+    assert torch.equal(before, torch.get_rng_state())
+    np.testing.assert_array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
 
 
 # --- copies ---
