@@ -15,12 +15,12 @@ from halfstep_torch.checkpoint.float32_weights import float32_params, set_float3
 from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.description import describe
 from halfstep_torch.diagnosis import diagnose
-from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
 from halfstep_torch.memory_report import memory_report
 from halfstep_torch.numbers.random_words import random_words
 from halfstep_torch.numbers.rounding import round_to
+from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.rule_check import check_rule
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
 from halfstep_torch.rules.adan import scale_by_adan

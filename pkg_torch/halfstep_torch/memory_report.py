@@ -10,7 +10,7 @@ from torch import Tensor
 from halfstep.text_table import in_units, text_table
 from halfstep_torch.description import is_frozen, state_bytes
 from halfstep_torch.distributed.shards import window_of
-from halfstep_torch.engine.optimizer import Optimizer, check_optimizer
+from halfstep_torch.optimizer import Optimizer, check_optimizer
 
 FLOAT32_ADAMW = 16
 """Bytes per parameter of float32 weights, gradients and the two moments of AdamW."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
 from halfstep_torch.checkpoint.float32_state import decoded_states
 from halfstep_torch.description import describe
-from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.trial_steps import NARROW, copy_of, is_moment, take_step
 
 PAIRS = {"exp_avg_sq": "exp_avg"}

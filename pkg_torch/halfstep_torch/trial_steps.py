@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.float_formats import dtype_name
+from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.weights.weight_rule import NearestWeights
 
 NARROW = (torch.bfloat16, torch.float16)

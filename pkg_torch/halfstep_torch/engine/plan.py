@@ -101,7 +101,7 @@ class Plan:
     def within(self, window: Window, cut: bool = False) -> "Plan":
         """Return the plan of the elements in a window of the parameter.
 
-        The window cuts no block or, with `cut`, is one of the parts of `halfstep_torch.engine.cut_blocks`.
+        The window cuts no block or, with `cut`, is one of the parts of `halfstep_torch.sharded.cut_blocks`.
         """
         if window.is_full and not cut:
             return self

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.leaves import leaf_names
+from halfstep_torch.optimizer import Optimizer
 
 _TAKEN: WeakIdKeyDictionary = WeakIdKeyDictionary()
 

@@ -12,9 +12,9 @@ from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.link import checked_rule
 from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.optimizer_state.group_entries import check_torch_options
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights

@@ -15,8 +15,8 @@ from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
 from halfstep.rules.trust_ratio import unpaid
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.numbers.seeds import Seed
+from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.rules.adam import adam_of
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio

@@ -12,11 +12,11 @@ from halfstep.rules import muon as shared
 from halfstep.rules.muon import NS_COEFFS, MatrixAxes, matrices_of
 from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.engine.optimizer import Optimizer
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.link import Link, ParamInfo, checked_rule
 from halfstep_torch.numbers.newton_schulz import newton_schulz
 from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.optimizer_state.group_entries import parameter_names
 from halfstep_torch.rules.adam import adam_of
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate

@@ -10,8 +10,8 @@ from typing import Any
 from halfstep_torch.distributed.agreement import agree
 from halfstep_torch.distributed.shards import sharding
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.exchange import meshes_of, talking_meshes
 from halfstep_torch.engine.slots import Slot
+from halfstep_torch.sharded.exchange import meshes_of, talking_meshes
 
 
 class Agreement:

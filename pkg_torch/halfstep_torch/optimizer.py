@@ -10,7 +10,6 @@ from torch import Tensor
 from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.distributed.shards import check_not_replaced
-from halfstep_torch.engine.agreement import Agreement
 from halfstep_torch.engine.batches import (
     Batch,
     LastStep,
@@ -21,8 +20,6 @@ from halfstep_torch.engine.batches import (
     measure,
 )
 from halfstep_torch.engine.compiled_stage import compile_batch
-from halfstep_torch.engine.cut_blocks import CutBlocks
-from halfstep_torch.engine.exchange import exchanged, meshes_of, scatter
 from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.loss_scale import is_skipped
@@ -44,6 +41,9 @@ from halfstep_torch.optimizer_state.state_dict import (
     replace_groups,
 )
 from halfstep_torch.say_once import say_once
+from halfstep_torch.sharded.agreement import Agreement
+from halfstep_torch.sharded.cut_blocks import CutBlocks
+from halfstep_torch.sharded.exchange import exchanged, meshes_of, scatter
 
 
 class Optimizer(PlannedOptimizer):
