@@ -3,7 +3,8 @@
 Each is a mapping of keyword arguments of Adam, AdamW, LAMB and LAMB16, for bfloat16 weights:
 `adamw(1e-3, **recipes.eight_bit)`. Every optimizer takes the name too, and arguments that are given beside it
 win: `adamw(1e-3, recipe="eight_bit")`; so does every link with moments. Of Lion, SGD and Adan, whose first
-moments have no second one as a unit, it names what fits these.
+moments have no second one as a unit, it names what fits these. Of Muon it names the formats of what AdamW
+steps, and the momentum has 16 bits, as much as two moments of 8.
 
 >>> from halfstep import recipes
 >>> recipes.eight_bit["nu_dtype"].text
@@ -20,6 +21,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from halfstep.storage.moment_formats import AMPLIFIED
 from halfstep.storage.relative import relative
 from halfstep.storage.state_dtypes import scaled
 
@@ -57,6 +59,11 @@ _ALONE = {
     "sixteen_bit": "bfloat16",
     "eight_bit": scaled("float8_e4m3fn", 128),
 }
+# The argument for the dtype of the factor of Muon; and how its momentum is kept, whose errors that magnifies.
+_FACTOR = "ns_dtype"
+_MOMENTUM = {"full_precision": "float32"} | dict.fromkeys(
+    ("near_float32", "sixteen_bit", "one_pass", "eight_bit"), AMPLIFIED
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -108,6 +115,11 @@ def settings(caller: str, recipe: Any, parameters: Mapping[str, Any]) -> Mapping
         return chosen
     # Lion's update is not linear in its moment, so that nothing is paid.
     rest = {key: x for key, x in chosen.items() if key not in (*_FORMATS, "mu_rounding")}
+    if _has_factor(parameters):
+        of_adamw = {f"adam_{name}": chosen[name] for name in ("mu_dtype", "mu_rounding") if name in chosen}
+        of_adamw["nu_dtype"] = chosen["nu_dtype"]
+        given = {name: x for name, x in of_adamw.items() if name in parameters}
+        return {**rest, **given, "mu_dtype": _MOMENTUM[recipe]}
     return rest | {name: chosen[name] if name == "nu_dtype" else _ALONE[recipe] for name in moments}
 
 
@@ -119,12 +131,18 @@ def _known(parameters: Mapping[str, Any]) -> list[str]:
     """Return the names of the recipes that apply to such arguments."""
     stores, recipes = "param_storage" in parameters, _recipes()
     names = recipes if set(_moments(parameters)) == set(_FORMATS) else _ALONE
+    names = _MOMENTUM if _has_factor(parameters) else names
     return [name for name in names if stores or "param_storage" not in recipes[name]]
 
 
 def _moments(parameters: Mapping[str, Any]) -> list[str]:
     """Return the arguments that say how moments are stored."""
-    return [name for name in parameters if name.endswith("_dtype")]
+    return [name for name in parameters if name.endswith("_dtype") and name != _FACTOR]
+
+
+def _has_factor(parameters: Mapping[str, Any]) -> bool:
+    """Whether such arguments are Muon's."""
+    return _FACTOR in parameters
 
 
 def _refuse_storage(caller: str, given: str) -> None:

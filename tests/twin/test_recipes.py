@@ -137,6 +137,18 @@ ONE_MOMENT = r'Use "full_precision", "near_float32", "sixteen_bit" or "eight_bit
             r"SGD: recipe='one_pass' does not apply: .*" + ONE_MOMENT,
         ),
         (
+            lambda recipe: halfstep_jax.muon(1e-3, recipe="four_bit"),
+            r"muon: recipe='four_bit' does not apply: .* \"one_pass\" or \"eight_bit\"\.$",
+        ),
+        (
+            lambda recipe: halfstep_torch.Muon(P, **halfstep_torch.recipes.one_pass),
+            r"Muon: mu_dtype=.* is for Adam and LAMB\. Use mu_dtype=\.\.\., adam_mu_dtype=.* or recipe=",
+        ),
+        (
+            lambda recipe: halfstep_torch.scale_by_muon(recipe="near_float32"),
+            r"scale_by_muon: recipe='near_float32' says how weights are stored",
+        ),
+        (
             lambda recipe: halfstep_torch.AdamW(P, recipe=recipe + "x"),
             r"AdamW: recipe='one_passx' is not a recipe\. Use",
         ),
@@ -200,6 +212,28 @@ def test_recipes_of_one_moment_give_lion_and_sgd_the_same_formats_in_both_packag
         assert in_jax.of("w", moment).format == in_torch.moments[key].format
         expected = {"eight_bit": "float8_e4m3fn, blocks of 128", "full_precision": "float32"}
         assert in_torch.moments[key].format == expected.get(name, "bfloat16")
+
+
+@pytest.mark.parametrize("name", ["full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit"])
+def test_muon_takes_a_recipe_for_what_adamw_steps_and_keeps_its_momentum_in_as_many_bytes(name):
+    shape = (64, 128)
+    params = {"w": jax.ShapeDtypeStruct(shape, "bfloat16"), "head": jax.ShapeDtypeStruct(shape, "bfloat16")}
+    by_adamw = halfstep_jax.describe(halfstep_jax.adamw(1e-3, recipe=name), params)
+    in_jax = halfstep_jax.describe(halfstep_jax.muon(1e-3, recipe=name), params)
+    named = [(n, torch.nn.Parameter(torch.ones(shape).bfloat16())) for n in params]
+    described = halfstep_torch.describe(halfstep_torch.Muon(named, recipe=name)).leaves
+    in_torch = {leaf.name: leaf.moments for leaf in described}
+    for moment, key in (("mu", "exp_avg"), ("nu", "exp_avg_sq")):
+        due = by_adamw.of("head", moment)
+        found = in_jax.of("head", moment)
+        assert (found.format, found.rounding) == (due.format, due.rounding)
+        assert (in_torch["head"][key].format, in_torch["head"][key].rounding) == (
+            due.format,
+            {"none": "exact"}.get(due.rounding, due.rounding),
+        )
+    momentum = "float32" if name == "full_precision" else "float16, blocks of 128"
+    assert in_jax.of("w", "mu").format == in_torch["w"]["momentum_buffer"].format == momentum
+    assert in_jax.of("w").why == by_adamw.of("w").why
 
 
 @pytest.mark.parametrize("name", ["sixteen_bit", "eight_bit"])

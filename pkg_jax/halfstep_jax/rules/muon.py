@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from halfstep.recipes import takes_recipe
 from halfstep.rules import muon as shared
 from halfstep.rules.muon import NS_COEFFS, MatrixAxes, matrices_of
 from halfstep.rules.muon_split import MatrixChoice, announce, split
@@ -36,6 +37,7 @@ class ScaleByMuonState(NamedTuple):
     mu_scale: Any = optax.EmptyState()
 
 
+@takes_recipe
 def scale_by_muon(
     ns_coeffs: Any = NS_COEFFS,
     ns_steps: int = 5,
@@ -110,6 +112,7 @@ def scale_by_muon(
     return _of_matrices(axes, optax.chain(as_transform(momentum), as_transform(factor)))
 
 
+@takes_recipe
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: Any = NS_COEFFS,
@@ -134,7 +137,9 @@ def muon(
     adam_mu_dtype: StateDType | None = None,
     nu_dtype: StateDType | None = None,
     mu_rounding: str = "auto",
+    adam_mu_rounding: str = "auto",
     nu_rounding: str = "stochastic",
+    recipe: str | None = None,
     param_storage: str = "stochastic",
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -171,7 +176,10 @@ def muon(
         adam_mu_dtype: as there.
         nu_dtype: as there.
         mu_rounding: of the momentum.
+        adam_mu_rounding: as `mu_rounding` there.
         nu_rounding: as there.
+        recipe: the name of one of `recipes`, for what AdamW steps, and `param_storage`; the momentum is then
+            `scaled("float16", 128)`, as large as two moments of 8 bits, or float32 under "full_precision".
         param_storage: as there.
         seed: as there.
 
@@ -199,7 +207,7 @@ def muon(
     of_muon |= {"mu_rounding": mu_rounding, "seed": seed}
     adam = scale_by_adam(
         adam_b1, adam_b2, adam_eps, adam_eps_root, adam_mu_dtype,
-        nu_dtype=nu_dtype, nu_rounding=nu_rounding, seed=seed,
+        nu_dtype=nu_dtype, mu_rounding=adam_mu_rounding, nu_rounding=nu_rounding, seed=seed,
     )  # fmt: skip
     adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules import muon as shared
 from halfstep.rules.muon import NS_COEFFS, MatrixAxes, matrices_of
@@ -50,6 +51,7 @@ class Orthogonalize(shared.Orthogonalize, Link):
         return newton_schulz(x, matrices, coefficients, self.eps, self.ns_dtype)
 
 
+@takes_recipe
 def scale_by_muon(
     ns_coeffs: Any = NS_COEFFS,
     ns_steps: int = 5,
@@ -152,7 +154,7 @@ class Muon(Optimizer):
         ns_dtype: as there.
         bias_correction: as there.
         mu_dtype: as there.
-        mu_rounding: as there; in the groups of AdamW that of `exp_avg`.
+        mu_rounding: as there; an entry of a group of AdamW is that of `exp_avg`.
         adam_lr: the learning rate of AdamW; None: `lr`.
         betas: with `adam_eps`, `adam_weight_decay`, `adam_mu_dtype`, `nu_dtype` and `nu_rounding`, as in
             `AdamW`, for what AdamW steps.
@@ -160,7 +162,10 @@ class Muon(Optimizer):
         adam_weight_decay: as there; None: `weight_decay`.
         adam_mu_dtype: as there.
         nu_dtype: as there.
+        adam_mu_rounding: as `mu_rounding` there.
         nu_rounding: as there.
+        recipe: the name of one of `recipes`, for what AdamW steps, and `param_storage`; the momentum is then
+            `scaled("float16", 128)`, as large as two moments of 8 bits, or float32 under "full_precision".
         param_storage: as there.
         seed: as there.
         compile: as there; the factor is made of torch's own products of matrices.
@@ -181,6 +186,7 @@ class Muon(Optimizer):
     Source: as `scale_by_muon`; arguments are those of `torch.optim.Muon`.
     """
 
+    @takes_recipe
     def __init__(
         self,
         params: Iterable,
@@ -205,7 +211,9 @@ class Muon(Optimizer):
         adam_weight_decay: float | None = None,
         adam_mu_dtype: DType = None,
         nu_dtype: DType = None,
+        adam_mu_rounding: str = "auto",
         nu_rounding: str = "stochastic",
+        recipe: str | None = None,
         param_storage: str = "stochastic",
         seed: Seed = 0,
         compile: bool | str = "auto",
@@ -226,6 +234,7 @@ class Muon(Optimizer):
         options = {"use_muon": True, "output_axis": OUTPUT_AXIS, "reduction_axis": None}
         options |= {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
         of_adamw = {"lr": lr if adam_lr is None else adam_lr, "mu_dtype": adam_mu_dtype}
+        of_adamw["mu_rounding"] = adam_mu_rounding
         of_adamw["weight_decay"] = weight_decay if adam_weight_decay is None else adam_weight_decay
         names = None if names is None else list(names.items() if isinstance(names, Mapping) else names)
         groups = _split_groups(caller, params, matrices, names)
