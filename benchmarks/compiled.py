@@ -9,11 +9,12 @@ and written once and gradients read once; what the program moves; and its array-
 
 Nothing is run. What can be said about time spent on arithmetic is how many instructions there are: for the
 H100, where a step is one kernel, those of PTX per parameter, and of the machine's code where NVIDIA's
-assembler is found, with those apart that the integer pipe runs: twice these bound a step too. Such a kernel
-may have no product fused with a sum, in PTX or in machine code.
+assembler is found, with those apart that the integer pipe runs: twice these bound a step too. No kernel of
+any step may have a product fused with a sum, in PTX or in machine code.
 """
 
 import argparse
+import collections
 import dataclasses
 import json
 import math
@@ -37,7 +38,7 @@ os.environ |= {
 import jax
 import jax.numpy as jnp
 import optax
-from gpu_programs import bytes_stored, faults, instructions, machine_code
+from gpu_programs import bytes_stored, faults, has_products, instructions, machine_code
 from hbm_traffic import hbm_traffic
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
@@ -76,6 +77,7 @@ class Setting:
         shape: of the weights, bfloat16.
         temporaries: claim: bytes per parameter on the H100 at most. LAMB keeps its update for the norm.
         instructions: claim: machine instructions per parameter on the H100 at most, and those of integers.
+        exact: claim: bits are promised. LAMB16's power is compared within bounds (contract L4).
     """
 
     name: str
@@ -84,6 +86,7 @@ class Setting:
     shape: tuple[int, ...] = LARGE
     temporaries: float = 0.2
     instructions: tuple[int, int] | None = None
+    exact: bool = True
 
     @property
     def one_kernel(self) -> bool:
@@ -173,6 +176,7 @@ def _packed_and_whole_settings() -> list[Setting]:
             hs.lamb16(1e-3, weight_decay=0.1),
             {"v5e": 1.85, "v6e": 1.87, "h100": 2.65},
             temporaries=4.03,
+            exact=False,
         ),
         Setting(
             "8-bit codebooks",
@@ -189,11 +193,11 @@ def _packed_and_whole_settings() -> list[Setting]:
     ]
 
 
-def devices() -> dict:
-    """Return a device of each target."""
-    tpu = {name: topologies.get_topology_desc(f"{name}:2x2", "tpu").devices[0] for name in ("v5e", "v6e")}
-    cuda = topologies.get_topology_desc(platform="cuda", target_config=H100, topology="1x1x1")
-    return tpu | {"h100": cuda.devices[0]}
+def device_of(target: str):
+    """Return a device of a target. One process at a time can ask for a TPU's."""
+    if target == "h100":
+        return topologies.get_topology_desc(platform="cuda", target_config=H100, topology="1x1x1").devices[0]
+    return topologies.get_topology_desc(f"{target}:2x2", "tpu").devices[0]
 
 
 def compile_step(setting: Setting, device) -> dict:
@@ -222,23 +226,34 @@ def compile_step(setting: Setting, device) -> dict:
             "temporaries": compiled.memory_analysis().temp_size_in_bytes / n,
             "seconds": time.perf_counter() - start,
         }
-        if gpu and setting.one_kernel:
-            row |= _kernel(pathlib.Path(folder), (_bytes(params) + _bytes(state)) / n)
+        if gpu:
+            kernels = [path.read_text() for path in pathlib.Path(folder).glob("*.ptx")]
+            stored = (_bytes(params) + _bytes(state)) / n
+            row |= _kernels(kernels, stored if setting.one_kernel else None)
     return row
 
 
-def _kernel(folder: pathlib.Path, stored: float) -> dict:
-    """Return what is in the kernel that a step is, given how many bytes it writes per parameter."""
-    ptx = max((path.read_text() for path in folder.glob("*.ptx")), key=bytes_stored)
-    elements, code = bytes_stored(ptx) / stored, machine_code(ptx)
-    found = {name: count for name, count in faults(ptx).items() if name != "approximate"}
-    if code and code.spilled:
-        found["bytes spilled"] = code.spilled
-    if code and code.fused:
-        found["fused by ptxas"] = code.fused
-    counts = {"ptx": instructions(ptx) / elements, "faults": found}
-    if code:
-        counts |= {"machine": code.instructions / elements, "integer": code.integer / elements}
+def _kernels(kernels: list[str], stored: float | None) -> dict:
+    """Return what the kernels of a step may not do, and the instructions of the one that is a whole step.
+
+    Such a kernel stores `stored` bytes per parameter.
+    """
+    # Without a product there is nothing to fuse: most of the kernels prepare numbers and are short.
+    codes = [machine_code(ptx) for ptx in kernels if has_products(ptx)]
+    found = sum((collections.Counter(faults(ptx)) for ptx in kernels), collections.Counter())
+    # A quotient and a root are made of an approximation and its correction.
+    del found["approximate"]
+    found["bytes spilled"] = sum(code.spilled for code in codes if code)
+    found["fused by ptxas"] = sum(code.fused for code in codes if code)
+    if not all(codes):
+        found["kernels not read: NVIDIA's assembler is not here"] = codes.count(None)
+    counts = {"faults": {name: count for name, count in found.items() if count}}
+    if stored is not None:
+        ptx = max(kernels, key=bytes_stored)
+        elements, code = bytes_stored(ptx) / stored, machine_code(ptx)
+        counts["ptx"] = instructions(ptx) / elements
+        if code:
+            counts |= {"machine": code.instructions / elements, "integer": code.integer / elements}
     return counts
 
 
@@ -253,7 +268,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="these settings, by name")
     parser.add_argument("--targets", nargs="*", default=["v5e", "v6e", "h100"], help="for these devices")
     arguments = parser.parse_args()
-    targets = {name: device for name, device in devices().items() if name in arguments.targets}
+    targets = {name: device_of(name) for name in arguments.targets}
     rows, broken = [], []
     columns = [f"{name:>7}{'x':>6}{'temp':>6}" for name in targets]
     print(f"{'bytes per parameter':32}{'floor':>7}", *columns, "instructions: PTX / machine (integer)")
@@ -274,7 +289,8 @@ def main() -> None:
                 most = setting.instructions
                 if most and (machine > most[0] or integer > most[1]):
                     broken.append(f"{setting.name} on {name}: {machine:.0f} ({integer:.0f}) instructions")
-                broken += [f"{setting.name} on {name}: {row['faults']}"] if row["faults"] else []
+            if row.get("faults") and setting.exact:
+                broken.append(f"{setting.name} on {name}: {row['faults']}")
             if name == "h100" and setting.most and row["temporaries"] > setting.temporaries:
                 broken.append(f"{setting.name} on {name}: {row['temporaries']:.2f} bytes of temporaries")
         print(f"{setting.name:32}{rows[-1]['floor']:7.2f}", *line, flush=True)

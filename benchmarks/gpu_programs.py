@@ -53,6 +53,11 @@ class MachineCode(NamedTuple):
     fused: int
 
 
+def has_products(ptx: str) -> bool:
+    """Return whether a product of floats is in the text, which `ptxas` could fuse with a sum."""
+    return bool(re.search(r"\bmul\.[\w.]*f(?:16|32|64)", ptx))
+
+
 def faults(ptx: str) -> dict[str, int]:
     """Return what rounds otherwise than the contract has it, and how often."""
     found = {name: len(re.findall(pattern, ptx)) for name, pattern in _FAULTS.items()}
@@ -82,6 +87,7 @@ def bytes_stored(ptx: str) -> int:
     return sum(int(width or 1) * int(bits) // 8 for width, bits in _STORE.findall(ptx))
 
 
+@functools.cache
 def machine_code(ptx: str) -> MachineCode | None:
     """Return what `ptxas` makes of a program for its own target; None where there is no `ptxas`."""
     target = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)[0]
