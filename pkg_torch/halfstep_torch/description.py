@@ -16,10 +16,10 @@ from halfstep.storage.formats import Format
 from halfstep.text_table import text_table
 from halfstep_torch.distributed.shards import window_here
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.engine.slots import state_placements
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
+from halfstep_torch.sharded.slots import state_placements
 
 STEP_BYTES = 8
 """The count of a parameter, an int64."""

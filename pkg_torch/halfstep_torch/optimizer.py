@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.distributed.agreement import Attempt, any_of
 from halfstep_torch.distributed.replicas import check_replicas
-from halfstep_torch.distributed.shards import check_not_replaced
+from halfstep_torch.distributed.shards import check_not_replaced, is_sharded
 from halfstep_torch.engine.batches import (
     Batch,
     LastStep,
@@ -26,8 +25,7 @@ from halfstep_torch.engine.loss_scale import is_skipped
 from halfstep_torch.engine.packed_rows import for_each
 from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.engine.row_plan import RowSizes
-from halfstep_torch.engine.run import run_batch
-from halfstep_torch.engine.slots import state_placements
+from halfstep_torch.engine.whole_step import WholeStep
 from halfstep_torch.leaves import has_memory, parameters_by_leaf
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
@@ -41,9 +39,8 @@ from halfstep_torch.optimizer_state.state_dict import (
     replace_groups,
 )
 from halfstep_torch.say_once import say_once
-from halfstep_torch.sharded.agreement import Agreement
-from halfstep_torch.sharded.cut_blocks import CutBlocks
-from halfstep_torch.sharded.exchange import exchanged, meshes_of, scatter
+from halfstep_torch.sharded.slots import state_placements
+from halfstep_torch.sharded.step import ShardedStep
 
 
 class Optimizer(PlannedOptimizer):
@@ -262,35 +259,28 @@ class Optimizer(PlannedOptimizer):
             sizes: of rows; by default the fastest.
             may_make_state: do no more if all gradients are 0.
         """
-        parameters = list(parameters)
-        meshes, all_batches = self._agreement.begin(param for _, _, param in parameters), []
-        with Attempt() as attempt:
-            all_batches = make_batches(parameters, self._group, self.state, last)
+        parameters, all_batches = list(parameters), []
+        params = [param for _, _, param in parameters]
+        how = self._sharded_step if any(map(is_sharded, params)) else WholeStep()
+        with how.agreed_batches(params, all_batches):
+            all_batches += make_batches(parameters, self._group, self.state, last, how.slots_of)
             if not all_batches and not self.state:
                 check_not_replaced(self._name, {name: p for _, name, p in parameters}, parameters_by_leaf)
-        self._agreement.on_step(meshes, attempt.error, all_batches)
-        all_meshes = meshes_of(param for _, _, param in parameters)
-        if may_make_state and not any_of(all_meshes, any(_moves(batch) for batch in all_batches)):
+        if may_make_state and not how.any_of(any(_moves(batch) for batch in all_batches)):
             return
         # Of a dry run there is the state alone.
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
-        with exchanged(batches):
+        with how.exchanged(batches):
             show_rates, measured = [], measure(batches)
-            with Attempt() as attempt:
+            with how.agreed():
                 check_finite(self._name, batches)
                 attach_numbers(batches, measured, last)
                 self._compile_all(batches)
                 attach_row_plans(batches, last, sizes)
                 show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
                 self._look_around(batches)
-            self._agreement.on_success(meshes, attempt.error)
-            cut_blocks = CutBlocks(batches)
-            cut_blocks.agree()
             # Everything that can fail has been tried: from here on, weights change.
-            for batch in batches:
-                run_batch(batch)
-                scatter(batch.slots)
-            cut_blocks.share()
+            how.run(batches)
         counters = list(
             {id(slot.counter): slot.counter for batch in all_batches for slot in batch.slots}.values()
         )
@@ -333,8 +323,8 @@ class Optimizer(PlannedOptimizer):
         return LastStep()
 
     @functools.cached_property
-    def _agreement(self) -> Agreement:
-        return Agreement(self._name)
+    def _sharded_step(self) -> ShardedStep:
+        return ShardedStep(self._name)
 
 
 def _moves(batch: Batch) -> bool:

@@ -19,7 +19,7 @@ NARROW = (torch.bfloat16, torch.float16)
 # Parts of the names under which optimizers keep what rounding the weights loses.
 _KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
 # An optimizer's own memory of its last step, and what others have hung on it.
-_NOT_COPIED = ("_last_step", "_agreement", "_members", "release", "step", "grad_scale", "found_inf")
+_NOT_COPIED = ("_last_step", "_sharded_step", "_members", "release", "step", "grad_scale", "found_inf")
 
 Change = Callable[[Tensor], Tensor]
 

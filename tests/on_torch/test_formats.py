@@ -13,7 +13,7 @@ from backends.on_torch import from_torch, to_torch
 from compare import assert_same
 from halfstep_spec import SCALED_CODES
 from halfstep_spec.vectors import Array
-from halfstep_torch.engine.slots import new_state
+from halfstep_torch.sharded.slots import new_state
 from halfstep_torch.storage.formats import Encoded, Format
 from on_torch.steps import assert_same_snapshots, snapshot, step_in_pieces, values
 

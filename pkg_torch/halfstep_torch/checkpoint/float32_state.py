@@ -14,13 +14,13 @@ from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.checkpoint.other_libraries import in_torch_form
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.plan import Plan, stream_keys
-from halfstep_torch.engine.slots import new_state
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
 from halfstep_torch.optimizer_state.group_entries import check_decay
 from halfstep_torch.optimizer_state.state_dict import replace_groups
+from halfstep_torch.sharded.slots import new_state
 
 # What a param group says in torch's form; how state is stored is no part of it.
 _NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampening")

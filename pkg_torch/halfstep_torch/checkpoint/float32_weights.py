@@ -12,9 +12,9 @@ from torch import Tensor
 from halfstep_torch.distributed.placement import beside, placed_copy
 from halfstep_torch.distributed.shards import from_local, local_part, sharding
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.engine.slots import new_state
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
+from halfstep_torch.sharded.slots import new_state
 
 _LARGEST_HALF = 65504.0
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.norms import norm_of_shards
-from halfstep_torch.distributed.shards import check_sharding, local_part, sharding
+from halfstep_torch.distributed.shards import sharding
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
-from halfstep_torch.engine.slots import Slot, SlotColumns, new_state, slots_of, state_placements
+from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.step_numbers import StepNumbers
-from halfstep_torch.leaves import check_count, check_grad, check_leftovers, check_state_array
+from halfstep_torch.leaves import check_count, check_grad
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
 
@@ -82,7 +82,7 @@ class LastStep:
             most are one more than another's.
     """
 
-    slots: dict[Tensor, tuple[tuple, list[Slot]]] = dataclasses.field(default_factory=dict)
+    slots: dict[Tensor, tuple[tuple, Sequence[Slot]]] = dataclasses.field(default_factory=dict)
     plan_keys: dict[int, tuple] = dataclasses.field(default_factory=dict)
     row_plans: dict[tuple, RowPlan] = dataclasses.field(default_factory=dict)
     numbers: dict[tuple[int, int], tuple[Any, dict[int, Any]]] = dataclasses.field(default_factory=dict)
@@ -98,15 +98,16 @@ def make_batches(
     read_group: Callable[[int], ReadGroup],
     states: MutableMapping[Tensor, Any],
     last: LastStep,
+    slots_of: Callable[[ReadGroup, str, Tensor], Sequence[Slot]],
 ) -> list[Batch]:
     """Return the parameters that have a gradient, sorted; all that is read of them is checked.
 
     `parameters` are triples: the index of the group, leaf name, parameter. New ones get zeros in `states`.
-    `last`, of the step before, becomes that of this one.
+    `last`, of the step before, becomes that of this one. `slots_of` makes the slots of a parameter.
     """
     groups: dict[int, ReadGroup] = {}
     plan_keys: dict[int, tuple] = {}
-    slots: dict[Tensor, tuple[tuple, list[Slot]]] = {}
+    slots: dict[Tensor, tuple[tuple, Sequence[Slot]]] = {}
     kinds: dict[tuple, dict[int, list[Slot]]] = {}
     for i, name, param in parameters:
         grad = param.grad
@@ -121,15 +122,13 @@ def make_batches(
         key = (plan_keys[i], param.dtype, param.shape, param.device, name, sharding(param))
         known, of_param = last.slots.get(param, ((), []))
         if known != key:
-            check_sharding(group.caller, name, param)
-            of_param = slots_of(param, name, group.plan(name, param))
-        local = local_part(param)  # which `to_empty` and `load_state_dict(assign=True)` replace
+            of_param = slots_of(group, name, param)
         slots[param], state = (key, of_param), states.get(param)
         if state and state.get("step") is not of_param[0].counter:
             check_count(group.caller, name, state.get("step"))
         step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
         for slot in of_param:
-            slot.param, slot.step, slot.index = slot.local(local), step, len(slots)
+            slot.begin(step, len(slots))
             kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
             kinds.setdefault(kind, {}).setdefault(step, []).append(slot)
     made = []
@@ -138,7 +137,9 @@ def make_batches(
         together = [list(itertools.chain(*parts))] if len(parts) >= _MANY_COUNTS else parts
         made += [Batch(groups[i], alike[0].plan, device, grad_dtype, alike) for alike in together]
     last.slots, last.plan_keys = slots, plan_keys
-    _attach_state(made, states)
+    for batch in made:
+        for slot in batch.slots:
+            slot.attach(batch.group.caller, states[slot.owner])
     _attach_keys(made)
     return made
 
@@ -186,9 +187,8 @@ def _norm_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Callab
         slots = [slot for other in batches if _has(other, link) for slot in other.slots]
         slots.sort(key=lambda slot: slot.index)
         grads = [slot.grad for slot in slots]
-        # What was gathered is all of a gradient, the same in all processes.
-        owners = [slot.param if slot.gathered else slot.owner for slot in slots]
-        return norm_of_shards(grads if scale is None else Unscaled(grads, scale), owners, exact=exact)
+        held = [slot.held for slot in slots]
+        return norm_of_shards(grads if scale is None else Unscaled(grads, scale), held, exact=exact)
 
     return norm
 
@@ -219,44 +219,6 @@ def _step_numbers(
 
 def _has(batch: Batch, link: Any) -> bool:
     return any(batch.group.links[j] is link for j in batch.plan.rule_indices)
-
-
-def _attach_state(batches: Iterable[Batch], states: MutableMapping[Tensor, Any]) -> None:
-    """Give slots their state arrays: new parameters get zeros, those of others are checked."""
-    for batch in batches:
-        caller = batch.group.caller
-        for slot in batch.slots:
-            state = states[slot.owner]
-            if not (slot.arrays and _holds(state, slot.arrays)):  # as they were checked
-                _attach_new_state(caller, slot, state)
-            if slot.part:
-                slot.attach_part()
-            elif slot.param is slot.owner:
-                slot.state = slot.arrays
-            else:
-                slot.state = {key: local_part(array) for key, array in slot.arrays.items()}
-            slot.counter = state["step"]
-
-
-def _attach_new_state(caller: str, slot: Slot, state: MutableMapping[str, Any]) -> None:
-    param, plan = slot.owner, slot.whole_plan
-    if not state:
-        state.update(new_state(param, plan))
-    # A momentum that was 0 until now had no buffer.
-    state.update(new_state(param, plan, [key for key in plan.arrays if key not in state]))
-    check_leftovers(caller, slot.name, plan.arrays, state)
-    placements = state_placements(plan, param)
-    for key, spec in plan.arrays.items():
-        check_state_array(caller, slot.name, key, spec, state[key], param, placements.get(key))
-    slot.arrays = {key: state[key] for key in plan.arrays}
-
-
-def _holds(state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bool:
-    """Whether a state holds these very arrays."""
-    for key, array in arrays.items():
-        if state.get(key) is not array:
-            return False
-    return True
 
 
 def _attach_keys(batches: Iterable[Batch]) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.engine.batches import LastStep
-from halfstep_torch.engine.slots import exchanges
 from halfstep_torch.gradients.hooks import give_back, take
 from halfstep_torch.optimizer import Optimizer, check_optimizer
+from halfstep_torch.sharded.slots import exchanges
 
 _FUNCTION = "release_gradients"
 

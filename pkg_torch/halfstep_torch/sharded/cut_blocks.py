@@ -22,7 +22,7 @@ from halfstep_torch.distributed.collectives import by_mesh, reduce_max
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.run import row_step
-from halfstep_torch.engine.slots import Slot
+from halfstep_torch.sharded.slots import ShardedSlot
 from halfstep_torch.storage.stored_moment import scale_key
 
 
@@ -35,7 +35,7 @@ class _Leaf:
         scales: of each array of scales the bytes of all blocks, as processes are to share them.
     """
 
-    slots: list[Slot]
+    slots: list[ShardedSlot]
     scales: dict[str, Tensor]
 
 
@@ -43,17 +43,19 @@ class CutBlocks:
     """The scales of all cut blocks in a step."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
-        slots = [slot for batch in batches for slot in batch.slots if slot.part]
+        slots = [
+            slot for batch in batches for slot in batch.slots if isinstance(slot, ShardedSlot) and slot.part
+        ]
         self._batches = [batch for batch in batches if batch.slots[0].cuts]
         self._leaves: list[_Leaf] = []
         self._shared: list[tuple[Any, Tensor]] = []
-        by_index: dict[int, list[Slot]] = {}
-        for slot in sorted(slots, key=lambda slot: slot.index):
+        by_index: dict[int, list[ShardedSlot]] = {}
+        for slot in slots:
             by_index.setdefault(slot.index, []).append(slot)
         for mesh, leaves in by_mesh(by_index.values(), lambda parts: parts[0].owner).items():
             self._share(mesh, leaves)
 
-    def _share(self, mesh: Any, leaves: Sequence[list[Slot]]) -> None:
+    def _share(self, mesh: Any, leaves: Sequence[list[ShardedSlot]]) -> None:
         arrays = [(parts, key) for parts in leaves for key in parts[0].arrays if _is_scale(parts[0], key)]
         sizes = [parts[0].arrays[key].numel() for parts, key in arrays]
         shared = torch.zeros(sum(sizes), dtype=torch.uint8, device=leaves[0][0].param.device)
@@ -92,7 +94,7 @@ class CutBlocks:
                 array = local_part(leaf.slots[0].arrays[key])
                 array.copy_(scales.view(array.shape))
 
-    def _reduce(self, slots: Iterable[Slot]) -> None:
+    def _reduce(self, slots: Iterable[ShardedSlot]) -> None:
         leaves = {leaf.slots[0].index: leaf for leaf in self._leaves}
         for _, shared in self._shared:
             shared.zero_()
@@ -115,11 +117,11 @@ def _choose_scales(batch: Batch) -> None:
             rows.write_scales_back()
 
 
-def _is_scale(slot: Slot, key: str) -> bool:
+def _is_scale(slot: ShardedSlot, key: str) -> bool:
     return slot.whole_plan.arrays[key].scale_of is not None
 
 
-def _depths(slot: Slot) -> dict[str, int]:
+def _depths(slot: ShardedSlot) -> dict[str, int]:
     """Return of each array of scales how many others must be known before."""
     moments = [moment for rule in slot.whole_plan.rules for moment in rule.moments]
     scaled = {moment.name for moment in moments if moment.format.scaled}

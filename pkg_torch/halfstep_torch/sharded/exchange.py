@@ -7,7 +7,7 @@ from typing import Any
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole, reduce_together
 from halfstep_torch.distributed.shards import from_local, is_sharded, local_part, window_of
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.slots import Slot
+from halfstep_torch.sharded.slots import ShardedSlot, slots_in
 
 
 @contextlib.contextmanager
@@ -16,7 +16,7 @@ def exchanged(batches: Iterable[Batch]) -> Iterator[None]:
 
     On the way out gathered weights are forgotten; `scatter` brings them back to the parameters before.
     """
-    slots = _sharded_slots(batches)
+    slots = slots_in(batches)
     placed = _placed_grads([slot.owner for slot in slots])
     gathered = [slot for slot in slots if slot.gathered]
     for slot, grad in zip(slots, placed, strict=True):
@@ -42,7 +42,7 @@ def talking_meshes(batches: Sequence[Batch]) -> list[Any]:
     measured = {id(slot) for batch in batches if _measures(batch) for slot in batch.slots}
     talking = (
         slot.owner
-        for slot in _sharded_slots(batches)
+        for slot in slots_in(batches)
         if slot.gathered or slot.part or _is_elsewhere(slot.owner) or id(slot) in measured
     )
     return meshes_of(talking)
@@ -52,25 +52,19 @@ def _measures(batch: Batch) -> bool:
     return any(batch.group.links[j].measures for j in batch.plan.rule_indices)
 
 
-def _sharded_slots(batches: Iterable[Batch]) -> list[Slot]:
-    """Return the slots of sharded parameters, in an order that all processes share."""
-    slots = [slot for batch in batches for slot in batch.slots if slot.param is not slot.owner]
-    return sorted(slots, key=lambda slot: slot.index)
-
-
 def _is_elsewhere(param: Any) -> bool:
     """Whether the gradient of a DTensor is not placed as it is."""
     return tuple(param.placements) != tuple(param.grad.placements)
 
 
-def scatter(slots: Iterable[Slot]) -> None:
+def scatter(batches: Iterable[Batch]) -> None:
     """Write gathered weights, once they are stepped, to what this process has of the parameters."""
-    for slot in slots:
+    for slot in slots_in(batches):
         if slot.gathered:
             local_part(slot.owner).detach().copy_(slot.param[window_of(slot.owner).box])
 
 
-def _gather(slots: Sequence[Slot], placed: dict[int, Any]) -> None:
+def _gather(slots: Sequence[ShardedSlot], placed: dict[int, Any]) -> None:
     for of_mesh in by_mesh(slots, lambda slot: slot.owner).values():
         whole = gather_whole([tensor for slot in of_mesh for tensor in (slot.owner, placed[id(slot)])])
         for slot, param, grad in zip(of_mesh, whole[::2], whole[1::2], strict=True):

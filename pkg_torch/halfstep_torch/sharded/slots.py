@@ -1,0 +1,267 @@
+"""Sharded parameters in a step: which of their elements this process steps, and where their state is."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from halfstep.storage.blocks import block_layout
+from halfstep_torch.distributed.placement import array_placements, new_array
+from halfstep_torch.distributed.shards import is_sharded, local_part, replicated, window_of, windows_of_all
+from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.plan import Plan
+from halfstep_torch.engine.slots import Slot, new_count, whole_slot
+from halfstep_torch.engine.stage import LONGEST_BLOCK
+from halfstep_torch.storage.blocks import Blocks
+from halfstep_torch.storage.stored_moment import StoredMoment
+
+Layout = tuple[int, int, int]
+"""Of an array in blocks the number of leading axes, the length of a run, the elements of a block."""
+
+
+class Part(NamedTuple):
+    """Some elements of every run of a parameter that are in this process.
+
+    Attributes:
+        start: the first of them, of those that are.
+        stop: behind the last one.
+        length: of those that are.
+    """
+
+    start: int
+    stop: int
+    length: int
+
+
+@dataclasses.dataclass(eq=False)
+class ShardedSlot(Slot):
+    """A DTensor that is stepped; of a cut one each part is a slot.
+
+    It is `gathered` where a rule sees all of a parameter, or a border of a shard cuts a byte of two codes.
+
+    Attributes:
+        all_elements: the plan of the step of all of them.
+        part: which elements in this process are the slot's, where borders of shards cut blocks
+            (`cut_blocks.py`); None for all. The window is then in runs, an axis each.
+        placed_grad: the gradient here, where that is not what the parameter's own is.
+        scales: of a part the scales of its blocks, by the key of the array.
+    """
+
+    all_elements: Any = None
+    part: Part | None = None
+    placed_grad: Tensor | None = None
+    scales: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+
+    def local(self, x: Tensor) -> Tensor:
+        """Return what the slot has of what this process has of the parameter, or of an array like it."""
+        if self.part is None:
+            return x
+        runs, (start, stop, length) = self.window.shape[:-1], self.part
+        if x.numel() != math.prod(runs) * length:  # codes of 4 bits
+            length, start, stop = -(-length // 2), start // 2, -(-stop // 2)
+        return x.reshape(*runs, length)[..., start:stop]
+
+    def scales_in(self, key: str, x: Tensor) -> Tensor:
+        """Return the scales of the slot's blocks in an array of all scales of the parameter."""
+        whole, here = (_blocks(plan, key) for plan in (self.whole_plan, self.plan))
+        first, count = self.window.offset[-1] // whole.size, here.count(max(self.window.shape[-1], here.unit))
+        return x.view(*self.window.whole[:-1], -1)[(*self.window.box[:-1], slice(first, first + count))]
+
+    @property
+    def whole_plan(self) -> Plan:
+        """That of the step of all elements."""
+        return self.all_elements
+
+    @property
+    def placements(self) -> dict[str, tuple]:
+        """How state arrays are placed, by name."""
+        return state_placements(self.whole_plan, self.owner)
+
+    @property
+    def held(self) -> Tensor:
+        """What says which processes have the elements here: what was gathered, every process."""
+        return self.param if self.gathered else self.owner
+
+    @property
+    def grad(self) -> Tensor:
+        """The gradient here, detached."""
+        if self.placed_grad is not None:
+            return self.local(self.placed_grad)
+        assert self.owner.grad is not None
+        return self.local(local_part(self.owner.grad).detach())
+
+    def begin(self, step: int, index: int) -> None:
+        """Have the weights of a step, its count, and the place of the parameter in it."""
+        super().begin(step, index)
+        # `to_empty` and `load_state_dict(assign=True)` replace what is here.
+        self.param = self.local(local_part(self.owner))
+
+    def attach(self, caller: str, state: MutableMapping[str, Any]) -> None:
+        """Have what is here of the parameter's state; of a part, scales in memory of ours."""
+        super().attach(caller, state)
+        here = {key: local_part(array) for key, array in self.arrays.items()}
+        self.state = here if self.part is None else self._of_part(here)
+
+    def _of_part(self, here: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        state = {}
+        for key, x in here.items():
+            if self.whole_plan.arrays[key].scale_of is None:
+                state[key] = self.local(x)
+                continue
+            scales = self.scales_in(key, x)
+            for name in (key, *([f"{key}_least"] if self.cuts else [])):
+                if name not in self.scales:
+                    self.scales[name] = torch.zeros_like(scales, memory_format=torch.contiguous_format)
+            state[key] = self.scales[key].copy_(scales)
+        return state | self.scales
+
+    def new_arrays(self, keys: Iterable[str]) -> dict[str, Tensor]:
+        """Return some of the state arrays of a parameter that was never stepped, as DTensors."""
+        specs, placements = self.whole_plan.arrays, self.placements
+        return {key: new_array(specs[key], self.owner, placements[key]) for key in keys}
+
+
+def is_gathered(plan: Plan, param: Tensor) -> bool:
+    """Whether a step needs all of a sharded parameter in every process."""
+    if not is_sharded(param) or all(window.is_full for window in windows_of_all(param)):
+        return False
+    if any(rule.scope != "elementwise" for rule in plan.rules):
+        return True
+    if any(array_placements(spec, param) is None for spec in plan.arrays.values()):
+        return _cut_layout(plan, param) is None
+    return not all(_has_rows(plan.within(window), window) for window in windows_of_all(param))
+
+
+def exchanges(plan: Plan, param: Tensor) -> bool:
+    """Whether processes exchange anything in the steps of a sharded parameter."""
+    return any(slot.gathered or slot.part for slot in sharded_slots(param, "", plan))
+
+
+def _has_rows(plan: Plan, window: Window) -> bool:
+    """Whether a row of whole blocks always lies in one piece in the parameter."""
+    if window.is_empty or window.is_full:
+        return True
+    units = (
+        stage.width if stage.padded is stage else stage.blocks[0].unit
+        for stage in plan.stages
+        if stage.blocks
+    )
+    return all(window.run % unit == 0 for unit in units)
+
+
+def _blocks(plan: Plan, key: str) -> Blocks:
+    """Return the cut of an array of scales."""
+    fmt = plan.arrays[key].scale_of
+    assert fmt is not None
+    assert fmt.blocks is not None
+    return fmt.blocks
+
+
+def sharded_slots(param: Tensor, name: str, plan: Plan) -> list[ShardedSlot]:
+    """Return the slots of a DTensor, given the plan of all of it: mostly one."""
+
+    def slot(window: Window, cuts: bool = False, **others: Any) -> ShardedSlot:
+        here = plan.within(window, cuts)
+        return ShardedSlot(param, name, here, window, cuts=cuts, all_elements=plan, **others)
+
+    window = window_of(param)
+    if is_gathered(plan, param):
+        return [slot(Window.full(window.whole), gathered=True)]
+    layout = _cut_layout(plan, param)
+    if layout is None:
+        return [slot(window)]
+    axis, run, size = layout
+    leading = Window(window.whole[:axis], window.offset[:axis], window.shape[:axis])
+    rest = math.prod(window.whole[axis + 1 :])
+    start = window.offset[axis] * rest if window.whole[axis:] else 0
+    length = math.prod(window.shape[axis:])
+    slots = []
+    for first, last, cuts in _parts(start, start + length, run, size) if not window.is_empty else ():
+        box = (window.offset[:axis], first), (window.shape[:axis], last - first)
+        offset, shape = ((*axes, number) for axes, number in box)
+        part = Part(first - start, last - start, length)
+        slots.append(slot(Window((*leading.whole, run), offset, shape), cuts, part=part))
+    if slots:
+        return slots
+    empty = Window((*leading.whole, run), (*leading.offset, 0), (*leading.shape, length))
+    return [slot(empty, part=Part(0, length, length))]
+
+
+def _parts(start: int, stop: int, run: int, size: int) -> Iterator[tuple[int, int, bool]]:
+    """Yield (start, stop, whether it is a piece of a cut block) of a stretch of a run, cut at its blocks."""
+    first = -(-start // size) * size
+    last = stop if stop == run else stop // size * size
+    if first > last:
+        yield start, stop, True
+        return
+    if start < first:
+        yield start, first, True
+    if first < last:
+        yield first, last, False
+    if last < stop:
+        yield last, stop, True
+
+
+def _cut_layout(plan: Plan, param: Any) -> Layout | None:
+    """Return how blocks lie whose scales processes tell each other; None if none do, or it is too little.
+
+    It is enough where codes can be placed as the weights are, every process has one stretch of each run, and
+    the coarsest blocks hold whole ones of the others.
+    """
+    scales = [spec for spec in plan.arrays.values() if spec.scale_of]
+    others = [spec for spec in plan.arrays.values() if not spec.scale_of]
+    formats = [spec.scale_of for spec in scales if spec.scale_of and spec.scale_of.blocks]
+    moments = [moment for rule in plan.rules for moment in rule.moments]
+    if (
+        not any(array_placements(spec, param) is None for spec in scales)
+        or any(array_placements(spec, param) is None for spec in others)
+        or any(spec.shape_of for spec in scales)
+        or not param.is_contiguous()
+        or not all(isinstance(moment, StoredMoment) for moment in moments)
+        or any(getattr(moment, "keep_nonzero", "") == "where_nonnegative" for moment in moments)
+    ):
+        return None
+    layouts = {block_layout(tuple(param.shape), fmt.block_size)[:2] for fmt in formats}
+    sizes = {fmt.blocks.size for fmt in formats if fmt.blocks}
+    ((leading, run), *more), size = layouts, max(sizes)
+    axis = len(leading)
+    if size >= run:  # a piece is a row of its own, whatever its length
+        fits = len(sizes) == 1 and not any(fmt.dithered for fmt in formats)
+    else:
+        odd = any(fmt.packed and fmt.blocks.size % 2 for fmt in formats if fmt.blocks)
+        fits = size <= LONGEST_BLOCK and not odd and all(size % other == 0 for other in sizes)
+    in_one_stretch = all(
+        window.is_empty or window.shape[axis + 1 :] == window.whole[axis + 1 :]
+        for window in windows_of_all(param)
+    )
+    return (axis, run, size) if fits and not more and in_one_stretch else None
+
+
+def state_placements(plan: Plan, param: Any) -> dict[str, tuple]:
+    """Return how the state arrays of a sharded parameter are placed; nothing for one that is not."""
+    if not is_sharded(param):
+        return {}
+    if is_gathered(plan, param):
+        return dict.fromkeys(plan.arrays, replicated(param))
+    cut = _cut_layout(plan, param) is not None
+    placements = {
+        key: None if cut and spec.scale_of else array_placements(spec, param)
+        for key, spec in plan.arrays.items()
+    }
+    return {key: replicated(param) if where is None else where for key, where in placements.items()}
+
+
+def new_state(param: Tensor, plan: Plan) -> dict[str, Tensor]:
+    """Return the state of a parameter that was never stepped, given the plan of all of it."""
+    slot = sharded_slots(param, "", plan)[0] if is_sharded(param) else whole_slot(param, "", plan)
+    return {"step": new_count(), **slot.new_arrays(plan.arrays)}
+
+
+def slots_in(batches: Iterable[Batch]) -> list[ShardedSlot]:
+    """Return the slots of DTensors, in an order that all processes share."""
+    slots = [slot for batch in batches for slot in batch.slots if isinstance(slot, ShardedSlot)]
+    return sorted(slots, key=lambda slot: slot.index)
