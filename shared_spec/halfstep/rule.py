@@ -314,8 +314,11 @@ def _check_entries(rule: type[Rule], declarations: Declared) -> None:
         if entry is None:
             continue
         entry = entry or field
-        if owners.setdefault(entry, field) != field:
-            raise ValueError(
-                f"{rule.name}: the fields {owners[entry]!r} and {field!r} both own torch's group entry "
-                f"{entry!r}. Give one of them another torch=..."
-            )
+        for other, owner in owners.items():
+            whole = entry.partition("[")[0], other.partition("[")[0]
+            if entry == other or (whole[0] == whole[1] and {entry, other} & set(whole)):
+                raise ValueError(
+                    f"{rule.name}: the fields {owner!r} and {field!r} both own torch's group entry "
+                    f"{entry!r}. Give one of them another torch=..."
+                )
+        owners[entry] = field

@@ -21,6 +21,13 @@ def updated(rule: Rule, numbers: Any, g: Any, p: Any, op: Op, moments: Mapping[s
         if not met_a_number(error):
             raise
         raise TypeError(refusal(rule.name)) from error
+    except AttributeError as error:
+        if error.obj is not n:
+            raise
+        raise AttributeError(
+            f"{rule.name}: update reads n.{error.name}, which is no number of the rule. Declare it: "
+            f"{error.name} = number(...) or decay_rate(...), or return it from `numbers`."
+        ) from error
     for moment in moments.values():
         moment.check_rounded()
     if isinstance(g, tuple):

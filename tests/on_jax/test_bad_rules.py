@@ -85,6 +85,12 @@ BAD = [
         'Declare it: nu = moment(rate="...").',
     ),
     (
+        lambda: rule(first(lambda g, n, op: n.b2 * g)),
+        AttributeError,
+        "own: update reads n.b2, which is no number of the rule. "
+        "Declare it: b2 = number(...) or decay_rate(...), or return it from `numbers`.",
+    ),
+    (
         lambda: rule(lambda self, g, p, n, m, op: g),
         ValueError,
         "own: update never rounds mu, which so would stay zero. "
@@ -121,6 +127,12 @@ BAD = [
         lambda: rule(kept, b2=hs.decay_rate(0.9, torch="b1")),
         ValueError,
         "own: the fields 'b1' and 'b2' both own torch's group entry 'b1'. Give one of them another torch=...",
+    ),
+    (
+        lambda: rule(kept, b2=hs.decay_rate(0.9, torch="b1[0]")),
+        ValueError,
+        "own: the fields 'b1' and 'b2' both own torch's group entry 'b1[0]'. "
+        "Give one of them another torch=...",
     ),
     (
         lambda: rule(kept, trace=hs.moment(rate="b1")),

@@ -112,8 +112,8 @@ BAD_UPDATES = {
     ),
     "another number": (
         rounding(lambda g, n, op: n.b2 * g),
-        ValueError,
-        "mine: update fails on an update of shape (6,) (AttributeError: 'Numbers' object has no attribute",
+        AttributeError,
+        "mine: update reads n.b2, which is no number of the rule. Declare it: b2 = number(...) or",
     ),
     "a number of self": (
         lambda self, g, p, n, m, op: m.average.round(self.b1 * g),
