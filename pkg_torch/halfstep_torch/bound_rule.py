@@ -112,6 +112,11 @@ class BoundRule:
         """What `update` sees, as `Rule.scope` has it."""
         return self.rule.scope
 
+    @property
+    def by_norms(self) -> bool:
+        """Whether norms are all that `update` sees of other elements, as `Rule.by_norms` has it."""
+        return self.scope == "elementwise" or self.rule.by_norms
+
     @functools.cached_property
     def arrays(self) -> Mapping[str, StateArray]:
         """State arrays that the rule keeps, by torch's names for them."""
@@ -123,7 +128,7 @@ class BoundRule:
         return tuple(source for stored in self.moments for source in stored.sources)
 
     def update(
-        self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words]
+        self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words], op: Any = None
     ) -> tuple[Tensor, Arrays]:
         """Return the outgoing update and the rule's new state arrays.
 
@@ -135,12 +140,14 @@ class BoundRule:
                 "parameter", all in one row.
             numbers: what `Link.step_numbers` gave; in compiled code with 0-d tensors for floats.
             words: of each of the `sources`, from a shape to int32 words.
+            op: the operations; by default those of the scope.
         """
         shape = tuple(p.shape) if self.scope == "parameter" else None
         if self.tensor_numbers and not torch.compiler.is_compiling():
             numbers = tensor_numbers(numbers, u.device)
         moments = self.step_moments(state, words, shape, numbers)
-        u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments), STEP_OPS[self.scope])
+        op = op or STEP_OPS[self.scope]
+        u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments), op)
         return u, {key: array for moment in moments.values() for key, array in moment.arrays.items()}
 
     def step_moments(

@@ -165,6 +165,9 @@ class Rule:
         name: in messages, state dicts and files; the class's name in snake case unless given.
         scope: "elementwise"; "parameter", where the update of an element reads others of its array; or "all",
             where it reads other arrays (JAX alone; `update` then gets and returns tuples).
+        by_norms: of a rule of scope "parameter", whether `update` reads other elements through `op.norm`
+            alone: processes that have shards of the array then exchange norms, not the array. Such an
+            `update` keeps no moments, and asks for the same norms whatever their values.
         reads_params: the reason why `update` reads the weights, for the error about missing `params`; "" if
             it does not read them.
 
@@ -184,6 +187,7 @@ class Rule:
 
     name: ClassVar[str] = "rule"
     scope: ClassVar[str] = SCOPES[0]
+    by_norms: ClassVar[bool] = False
     reads_params: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:

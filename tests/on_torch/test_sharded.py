@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import halfstep_torch as hs
 from on_torch.processes import in_processes
-from on_torch.sharded import RECIPES, Run, assert_same_bits, gradients, layouts, same_bits, shard
+from on_torch.sharded import RECIPES, Run, assert_same_bits, gradients, layouts, same_bits, shard, weights
 
 STEPS = 2
 
@@ -236,6 +236,49 @@ def gradients_are_clipped_by_the_norm_of_one_process(rank: int) -> None:
             assert (norm - wanted).abs() <= 2 * 24 * 2.0**-23 * wanted
 
 
+LAMBS: dict[str, Callable[..., hs.Optimizer]] = {
+    "Lamb": functools.partial(hs.Lamb, lr=1e-2, weight_decay=0.1, exact=True, compile=False),
+    "Lamb, split16": functools.partial(hs.Lamb, exact=True, compile=False, param_storage="split16"),
+    "Lamb, blocks": functools.partial(hs.Lamb, exact=True, compile=False, **RECIPES["whole_rows"]),
+    "Lamb16": functools.partial(hs.Lamb16, exact=True, compile=False),
+}
+
+
+def trust_ratios_are_those_of_one_process(rank: int) -> None:
+    """With `exact`; each of ten leaves has two norms, and all take two collectives, beside two to agree."""
+    for name, make in LAMBS.items():
+        expected = Run(make).steps(1, STEPS)
+        for layout, mesh, placements in layouts():
+            place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
+            run = Run(make, place).steps(1, STEPS - 1)
+            with counted() as calls:
+                run.steps(STEPS, STEPS)
+            assert_same_bits(run, expected, f"{name}, {layout}")
+            if name == "Lamb":
+                # Two more at the first step of all would be those of gradients, which are zero no longer.
+                count = 0 if layout == "Replicate" else 4 * mesh.ndim
+                assert calls == ["all_reduce"] * count, f"{name}, {layout}: {calls}"
+
+
+def trust_ratios_lie_within_the_bound_of_those_of_one_process(rank: int) -> None:
+    """Without `exact`, in one collective: two sums of up to n numbers are n + 2 units apart."""
+    tx = hs.chain(hs.scale_by_trust_ratio(), hs.scale_by_learning_rate(1.0))
+    make = functools.partial(hs.Optimizer, tx=tx, compile=False)
+    for _, mesh, placements in layouts():
+        place = lambda x, mesh=mesh, at=placements: shard(x.float(), mesh, at(tuple(x.shape)))  # noqa: E731
+        expected, run = Run(make, lambda x: x.float()).steps(1, 1), Run(make, place)
+        with counted() as calls:
+            run.steps(1, 1)
+        assert calls.count("all_gather") == (0 if placements((8, 8)) == [Replicate()] else mesh.ndim)
+        for name, p in run.params.items():
+            whole = expected.params[name].detach()
+            here = shard(whole, mesh, p.placements).to_local()
+            # The ratio is a quotient of two norms. The step is the difference of weights before and after.
+            bound = 2 * (whole.numel() + 3) * 2.0**-23
+            steps = (here - place(weights()[name]).to_local()).abs()
+            assert ((p.to_local() - here).abs() <= bound * steps + 2.0**-23 * here.abs()).all(), name
+
+
 @contextlib.contextmanager
 def counted() -> Iterator[list[str]]:
     """Note every collective of this process."""
@@ -301,6 +344,8 @@ def test_the_mesh_changes_no_bit_of_two_processes(tmp_path: pathlib.Path):
         partial_gradients_are_summed,
         what_cannot_be_stepped_is_refused_by_name,
         gradients_are_clipped_by_the_norm_of_one_process,
+        trust_ratios_are_those_of_one_process,
+        trust_ratios_lie_within_the_bound_of_those_of_one_process,
         cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten,
         processes_that_disagree_are_all_told_of_it,
         an_error_in_one_process_is_one_in_all,

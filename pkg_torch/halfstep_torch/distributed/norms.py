@@ -1,5 +1,6 @@
 """The norm of tensors that lie in several processes: one collective per mesh, or two. Contract: N1, N2."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from halfstep_torch.distributed.collectives import gather, reduce_max, reduce_su
 from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.numbers.global_norm import global_norm, largest_pattern, root_of, sum_of_squares
 from halfstep_torch.numbers.norms import norm
+from halfstep_torch.numbers.op import InPlaceOp
 
 
 def norm_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: bool = False) -> Tensor:
@@ -51,3 +53,83 @@ def _counts_here(owner: Any) -> bool:
     """Whether this process counts its elements of a DTensor: the first one, of those that have the same."""
     places = zip(owner.placements, owner.device_mesh.get_coordinate(), strict=True)
     return all(place == 0 for placement, place in places if placement.is_replicate())
+
+
+@dataclasses.dataclass(eq=False)
+class Share:
+    """What this process brings to a norm of which others have parts.
+
+    Attributes:
+        kind: "norm"; or of an exact one "largest", its largest pattern, and then "sum", of squares.
+        key: the place of the parameter in the step, and of the norm in the update.
+        mesh: over which the parameter is sharded.
+        value: of the elements here; once it is exchanged, of all.
+    """
+
+    kind: str
+    key: tuple[int, int]
+    mesh: Any
+    value: Tensor
+
+
+class SharedNorms(InPlaceOp):
+    """Operations for a parameter of which other processes have parts.
+
+    An `update` that asks for norms is run several times, each time after `begin`: as long as that leaves
+    `shares`, which are then to be exchanged, its result is nothing.
+    """
+
+    def __init__(self, owner: Any, index: int) -> None:
+        self._owner, self._index, self._known = owner, index, {}
+        self._counts = _counts_here(owner)
+
+    def begin(self) -> None:
+        """Be ready for another run."""
+        self._asked = 0
+        self.shares: list[Share] = []
+
+    def norm(self, x: Tensor, exact: bool = False) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the norm of the whole array of which x is here; 0 as long as it is not known."""
+        key, here = (self._index, self._asked), [x] if self._counts else []
+        self._asked += 1
+        before: Share | None = self._known.get(key)
+        if before and before.kind == "norm":
+            return before.value
+        if before and before.kind == "sum":
+            return root_of(before.value, self._known[key, "largest"])
+        if before:
+            self._known[key, "largest"] = before.value
+            kind, value = "sum", sum_of_squares(here, before.value)
+        elif exact:
+            kind, value = "largest", largest_pattern(here, x.device)
+        else:
+            kind, value = "norm", norm(x if self._counts else x[:0])
+        self._known[key] = share = Share(kind, key, self._owner.device_mesh, value)
+        self.shares.append(share)
+        return torch.zeros((), dtype=torch.float32, device=x.device)
+
+    def scaled(self, x: Tensor, ratio: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return ratio x, in the memory of x, once all norms are known."""
+        return x if self.shares else x.mul_(ratio)
+
+
+def exchange(shares: Sequence[Share]) -> None:
+    """Make of shares what all processes have together: one collective for each kind, along a mesh."""
+    together: dict[tuple[Any, str], dict[tuple[int, int], list[Share]]] = {}
+    for share in sorted(shares, key=lambda share: share.key):
+        together.setdefault((share.mesh, share.kind), {}).setdefault(share.key, []).append(share)
+    for (mesh, kind), by_key in together.items():
+        for parts, value in zip(by_key.values(), _of_all(kind, mesh, list(by_key.values())), strict=True):
+            for share in parts:
+                share.value = value
+
+
+def _of_all(kind: str, mesh: Any, shares: list[list[Share]]) -> Tensor:
+    """Return the values of all processes together; of each, this process has a share or some."""
+    parts = [torch.stack([share.value for share in of_key]) for of_key in shares]
+    if kind == "largest":
+        return reduce_max(torch.stack([of_key.amax() for of_key in parts]), mesh)
+    if kind == "sum":
+        return reduce_sum(torch.stack([of_key.sum(0) for of_key in parts]), mesh)
+    gathered = gather(torch.stack([norm(of_key) for of_key in parts]), mesh)
+    return torch.stack([norm(of_key) for of_key in gathered.unbind(1)])

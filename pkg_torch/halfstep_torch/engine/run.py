@@ -1,6 +1,7 @@
 """Running the stages of a batch on its rows: by compiled kernels where there are any, else eagerly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,42 +12,69 @@ from halfstep_torch.engine.rows import Rows
 from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.step_numbers import number_places, unflat
 
+Leaving = Generator[Any, None, Mapping[int, Tensor]]
+"""What ends with the updates that parameters leave, by their places, and may wait for others on the way."""
+
 
 def run_batch(batch: Batch) -> None:
     """Step the slots of a batch in place."""
-    stages = batch.plan.padded_stages
-    steps = [row_step(batch, k) for k in range(len(stages))]
+    for walk in walks(batch, _step_arrays):
+        for _ in walk:
+            raise AssertionError("a parameter that is whole here waits for nothing")
+
+
+def walks(batch: Batch, step_arrays: Callable[..., Leaving]) -> Iterator[Iterator[Any]]:
+    """Yield what steps each group of slots through all stages, in place; it yields what it waits for.
+
+    `step_arrays` runs rules that see whole parameters.
+    """
+    steps = [row_step(batch, k) for k in range(len(batch.plan.padded_stages))]
     for places, stage_rows in batch.row_plan.groups:
-        arriving = {place: batch.slots[place].grad for place in places}
-        for k, (stage, step, all_rows) in enumerate(zip(stages, steps, stage_rows, strict=True)):
-            if stage.scope == "parameter":
-                arriving = {place: _step_array(batch, k, place, u) for place, u in arriving.items()}
-                continue
-            leaving = None if stage.lands else {place: _update_like(batch.slots[place]) for place in places}
-            for rows in all_rows:
-                rows.load(arriving, leaving)
-                step(rows)
-                rows.write_back(leaving)
-            arriving = leaving or {}
+        yield _walk(batch, places, steps, stage_rows, step_arrays)
     # Aliases have version counters of their own: autograd must learn that the weights changed.
     torch.autograd.graph.increment_version([slot.owner for slot in batch.slots])
+
+
+def _walk(
+    batch: Batch, places: Sequence[int], steps: Sequence, stage_rows: Sequence, step_arrays: Callable
+) -> Iterator[Any]:
+    arriving = {place: batch.slots[place].grad for place in places}
+    stages = batch.plan.padded_stages
+    for k, (stage, step, all_rows) in enumerate(zip(stages, steps, stage_rows, strict=True)):
+        if stage.scope == "parameter":
+            if not k:  # the rule may write into what it is given, and that is the gradient
+                arriving = {place: u.to(torch.float32, copy=True) for place, u in arriving.items()}
+            arriving = yield from step_arrays(batch, k, arriving)
+            continue
+        leaving = None if stage.lands else {place: _update_like(batch.slots[place]) for place in places}
+        for rows in all_rows:
+            rows.load(arriving, leaving)
+            step(rows)
+            rows.write_back(leaving)
+        arriving = leaving or {}
+
+
+def _step_arrays(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
+    """Run the k-th stage on parameters, each in its shape; return the updates that it leaves."""
+    yield from ()
+    return {place: step_array(batch, k, place, u) for place, u in arriving.items()}
 
 
 def _update_like(slot: Slot) -> Tensor:
     return torch.empty(slot.param.shape, dtype=torch.float32, device=slot.param.device)
 
 
-def _step_array(batch: Batch, k: int, place: int, u: Tensor) -> Tensor:
-    """Run the k-th stage on a full parameter, in its shape; return the update that it leaves."""
+def step_array(batch: Batch, k: int, place: int, u: Tensor, op: Any = None) -> Tensor:
+    """Run the k-th stage on what is here of a parameter, in its shape; return the update that it leaves."""
     stage, slot, keys = batch.plan.padded_stages[k], batch.slots[place], batch.keys.columns[:, place].tolist()
     numbers = batch.stage_numbers(k)[slot.step]
-    state = {name: slot.state[name].view(-1) for name in stage.arrays}
-    if not k:  # the rule may write into what it is given, and that is the gradient
-        u = u.to(torch.float32, copy=True)
+    state = {name: slot.state[name].reshape(-1) for name in stage.arrays}
     words = stage.array_words(keys, batch.device)
-    out, new_state = stage.run(slot.param.detach(), u, state, numbers, words)
+    out, new_state = stage.run(slot.param.detach(), u, state, numbers, words, op)
+    if op is not None and op.shares:
+        return u
     for name, array in new_state.items():
-        state[name].copy_(array.view(-1))
+        slot.state[name].copy_(array.view(slot.state[name].shape))
     if stage.lands:
         slot.param.detach().copy_(out)
     return out.contiguous()

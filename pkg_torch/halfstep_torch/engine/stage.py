@@ -113,7 +113,13 @@ class Stage:
         return _count(self.width, device)
 
     def run(
-        self, p: Tensor, u: Tensor, state: Mapping[str, Tensor], numbers: Sequence, words: Callable
+        self,
+        p: Tensor,
+        u: Tensor,
+        state: Mapping[str, Tensor],
+        numbers: Sequence,
+        words: Callable,
+        op: Any = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the new weights, or the float32 update if another stage follows, and the new state arrays.
 
@@ -123,17 +129,18 @@ class Stage:
             state: state arrays, in rows, scales in one; all in one row for a rule of scope "parameter".
             numbers: of each rule, by name.
             words: from what a source is to the `Words` of a rule.
+            op: the operations of the rules; by default those of their scope.
         """
         u, new_state = u.to(torch.float32), {}
         p32 = p.to(torch.float32) if self._reads_float32 else p
         if self.negates:
             u = -u
-        known = p32
+        known, ops = p32, () if op is None else (op,)
         if any(self.wrapped):
             known = self.weights.join(p32, state) if self.scope == "elementwise" else self._known(p, state)
         for rule, sources, wrapped, n in zip(self.rules, self.sources, self.wrapped, numbers, strict=True):
             drawn = [words(*source) for source in sources]
-            u, arrays = rule.update(u, known if wrapped else p32, state, n, drawn)
+            u, arrays = rule.update(u, known if wrapped else p32, state, n, drawn, *ops)
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
 

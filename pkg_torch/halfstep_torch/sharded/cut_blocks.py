@@ -109,7 +109,7 @@ class CutBlocks:
 def _choose_scales(batch: Batch) -> None:
     """Step pieces in memory of ours, and leave of that the scales."""
     step = row_step(batch, 0)
-    for places, (all_rows,) in batch.row_plan.groups:
+    for places, (all_rows, *_) in batch.row_plan.groups:
         grads = {place: batch.slots[place].grad for place in places}
         for rows in all_rows:
             rows.load(grads, None)

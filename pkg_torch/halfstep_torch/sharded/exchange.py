@@ -43,7 +43,7 @@ def talking_meshes(batches: Sequence[Batch]) -> list[Any]:
     talking = (
         slot.owner
         for slot in slots_in(batches)
-        if slot.gathered or slot.part or _is_elsewhere(slot.owner) or id(slot) in measured
+        if slot.exchanges or _is_elsewhere(slot.owner) or id(slot) in measured
     )
     return meshes_of(talking)
 

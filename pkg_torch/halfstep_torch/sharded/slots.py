@@ -1,6 +1,7 @@
 """Sharded parameters in a step: which of their elements this process steps, and where their state is."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
@@ -76,6 +77,17 @@ class ShardedSlot(Slot):
         """That of the step of all elements."""
         return self.all_elements
 
+    @functools.cached_property
+    def shares_norms(self) -> bool:
+        """Whether a rule reads norms of which other processes have a part."""
+        whole = self.gathered or all(window.is_full for window in windows_of_all(self.owner))
+        return not whole and any(rule.scope != "elementwise" for rule in self.plan.rules)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether processes exchange anything in every step of the slot."""
+        return self.gathered or self.part is not None or self.shares_norms
+
     @property
     def placements(self) -> dict[str, tuple]:
         """How state arrays are placed, by name."""
@@ -129,7 +141,7 @@ def is_gathered(plan: Plan, param: Tensor) -> bool:
     """Whether a step needs all of a sharded parameter in every process."""
     if not is_sharded(param) or all(window.is_full for window in windows_of_all(param)):
         return False
-    if any(rule.scope != "elementwise" for rule in plan.rules):
+    if not all(rule.by_norms for rule in plan.rules):
         return True
     if any(array_placements(spec, param) is None for spec in plan.arrays.values()):
         return _cut_layout(plan, param) is None
@@ -138,7 +150,7 @@ def is_gathered(plan: Plan, param: Tensor) -> bool:
 
 def exchanges(plan: Plan, param: Tensor) -> bool:
     """Whether processes exchange anything in the steps of a sharded parameter."""
-    return any(slot.gathered or slot.part for slot in sharded_slots(param, "", plan))
+    return any(slot.exchanges for slot in sharded_slots(param, "", plan))
 
 
 def _has_rows(plan: Plan, window: Window) -> bool:
@@ -223,6 +235,7 @@ def _cut_layout(plan: Plan, param: Any) -> Layout | None:
         or not param.is_contiguous()
         or not all(isinstance(moment, StoredMoment) for moment in moments)
         or any(getattr(moment, "keep_nonzero", "") == "where_nonnegative" for moment in moments)
+        or any(key not in plan.stages[0].arrays for key, spec in plan.arrays.items() if spec.scale_of)
     ):
         return None
     layouts = {block_layout(tuple(param.shape), fmt.block_size)[:2] for fmt in formats}

@@ -19,6 +19,7 @@ from halfstep_torch.engine.slots import Slot
 from halfstep_torch.engine.whole_step import WholeStep
 from halfstep_torch.sharded.cut_blocks import CutBlocks
 from halfstep_torch.sharded.exchange import exchanged, meshes_of, scatter, talking_meshes
+from halfstep_torch.sharded.norms import run_batches
 from halfstep_torch.sharded.slots import sharded_slots
 
 
@@ -71,7 +72,7 @@ class ShardedStep(WholeStep):
         """Step the batches, with one scale for every block, whatever processes have of it."""
         cut_blocks = CutBlocks(batches)
         cut_blocks.agree()
-        super().run(batches)
+        run_batches(batches)
         scatter(batches)
         cut_blocks.share()
 
