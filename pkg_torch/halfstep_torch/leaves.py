@@ -180,8 +180,10 @@ def check_state_array(
     array: Tensor,
     param: Tensor,
     placements: tuple | None = None,
+    home: torch.device | None = None,
 ) -> None:
     """Raise TypeError or ValueError unless a state array fits its parameter and format, and is so placed."""
+    home = param.device if home is None else home
     if is_sharded(array) or is_sharded(param):
         _check_placed(caller, name, key, array, param, placements)
     elif not isinstance(array, Tensor) or not _is_plain(array):
@@ -195,10 +197,10 @@ def check_state_array(
             f"{caller}: {key} of {name!r} is stored in {dtype_name(array.dtype)}, its group says "
             f"{dtype_name(spec.dtype)}. Set formats before the first step."
         )
-    if array.shape != spec.shape(param.shape) or array.device != param.device:
+    if array.shape != spec.shape(param.shape) or array.device != home:
         raise ValueError(
             f"{caller}: {key} of {name!r} has shape {tuple(array.shape)} on {array.device}, "
-            f"its weight {tuple(param.shape)} on {param.device}{_cut(spec)}. "
+            f"its weight {tuple(param.shape)} on {home}{_cut(spec)}. "
             "Make the optimizer once the model has its shape and device."
         )
     if not local_part(array).is_contiguous():

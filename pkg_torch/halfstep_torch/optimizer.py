@@ -41,6 +41,7 @@ from halfstep_torch.optimizer_state.state_dict import (
 from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.slots import state_placements
 from halfstep_torch.sharded.step import ShardedStep
+from halfstep_torch.streamed_state import StreamedStep, is_away, on_host
 
 
 class Optimizer(PlannedOptimizer):
@@ -74,6 +75,10 @@ class Optimizer(PlannedOptimizer):
             bits are the same.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
             names, or a share of them.
+        state_device: "cpu" keeps state on the host, and brings it to the device of its weights piece by piece
+            while a step runs: two pieces of 16 million elements, or the two longest parameters where a norm
+            is measured or rows are no whole blocks. The bits are the same. On CUDA this is unproven until
+            `make gpu` has run. None: state is where its weights are.
 
     Raises:
         TypeError: if an argument, a parameter or a group's value is of a wrong type.
@@ -173,7 +178,7 @@ class Optimizer(PlannedOptimizer):
         for show_rate in show_rates:
             show_rate()
         self._last_step.forget_state()
-        load_states(self.state, states)
+        load_states(self.state, states, self.at_home)
         for hook in self._hooks("_optimizer_load_state_dict_post_hooks"):
             hook(self)
 
@@ -261,7 +266,7 @@ class Optimizer(PlannedOptimizer):
         """
         parameters, all_batches = list(parameters), []
         params = [param for _, _, param in parameters]
-        how = self._sharded_step if any(map(is_sharded, params)) else WholeStep()
+        how = self._how(params)
         with how.agreed_batches(params, all_batches):
             all_batches += make_batches(parameters, self._group, self.state, last, how.slots_of)
             if not all_batches and not self.state:
@@ -290,6 +295,24 @@ class Optimizer(PlannedOptimizer):
             for_each("clamp_max_", counters, LAST_STEP)
         for show_rate in show_rates:
             show_rate()
+
+    def _how(self, params: Iterable[Tensor]) -> WholeStep:
+        """Return how parameters are stepped."""
+        sharded = any(map(is_sharded, params))
+        if sharded and self._state_on_host:
+            raise TypeError(
+                f"{self._name}: a parameter is a DTensor, whose state state_device does not move. Keep it "
+                "with the weights, by fully_shard(..., offload_policy=CPUOffloadPolicy()), or on the device."
+            )
+        if self._state_on_host:
+            return self._streamed_step
+        return self._sharded_step if sharded else WholeStep()
+
+    def at_home(self, param: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of a parameter with its arrays where this optimizer keeps them."""
+        if not (self._state_on_host and is_away(param.device)):
+            return state
+        return {key: x if key == "step" else on_host(x, param.device) for key, x in state.items()}
 
     def _compile_all(self, batches: Iterable[Batch]) -> None:
         """Compile what is to be compiled."""
@@ -321,6 +344,10 @@ class Optimizer(PlannedOptimizer):
     @functools.cached_property
     def _last_step(self) -> LastStep:
         return LastStep()
+
+    @functools.cached_property
+    def _streamed_step(self) -> StreamedStep:
+        return StreamedStep()
 
     @functools.cached_property
     def _sharded_step(self) -> ShardedStep:

@@ -19,7 +19,16 @@ NARROW = (torch.bfloat16, torch.float16)
 # Parts of the names under which optimizers keep what rounding the weights loses.
 _KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
 # An optimizer's own memory of its last step, and what others have hung on it.
-_NOT_COPIED = ("_last_step", "_sharded_step", "_members", "release", "step", "grad_scale", "found_inf")
+_NOT_COPIED = (
+    "_last_step",
+    "_sharded_step",
+    "_streamed_step",
+    "_members",
+    "release",
+    "step",
+    "grad_scale",
+    "found_inf",
+)
 
 Change = Callable[[Tensor], Tensor]
 
@@ -99,7 +108,7 @@ def weights_after_step(
         return x.to(torch.float32) if wide else x
 
     def state(p: Tensor, key: str, x: Tensor) -> Tensor:
-        return x.to(torch.float32) if wide and not ours and x.dim() and x.is_floating_point() else x
+        return x.to(torch.float32) if wide and not ours and x.is_floating_point() else x
 
     trial, copies = copy_of(optimizer, params, weight, weight, state)
     take_step(trial)

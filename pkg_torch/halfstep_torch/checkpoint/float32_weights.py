@@ -46,7 +46,11 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
     values: dict[Any, Tensor] = {}
     for key, param, plan in _parameters(optimizer):
         state, p32 = optimizer.state.get(param), local_part(param).detach().to(torch.float32).contiguous()
-        arrays = {name: beside(state[name], param) for name in plan.weights.arrays} if state else {}
+        arrays = (
+            {name: beside(state[name], param).to(param.device) for name in plan.weights.arrays}
+            if state
+            else {}
+        )
         known = plan.weights.join(p32, arrays) if state else p32
         value = known.detach().clone(memory_format=torch.contiguous_format)
         placed = sharding(param)
@@ -93,7 +97,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
         w = local_part(placed_copy(given[key].detach(), param, placed and placed[1]))
         p32, arrays = plan.weights.store(w)
         if arrays and not optimizer.state[param]:
-            optimizer.state[param].update(new_state(param, plan))
+            optimizer.state[param].update(optimizer.at_home(param, new_state(param, plan)))
         for name, array in arrays.items():
             state = optimizer.state[param][name]
             if placed:

@@ -46,6 +46,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         maximize: bool = False,
         compile: bool | str = "auto",
         names: Iterable | None = None,
+        state_device: str | torch.device | None = None,
         **others: Any,
     ) -> None:
         if tx is None or others:
@@ -59,6 +60,12 @@ class PlannedOptimizer(torch.optim.Optimizer):
         self._given_names = parameter_names(self._name, names)
         self._choices: list[GroupChoices] = []
         self._compared = False
+        if state_device is not None and str(state_device) != "cpu":
+            raise ValueError(
+                f"{self._name}: state_device={state_device!r} is no place for state. "
+                'Use "cpu", or None for the device of each weight.'
+            )
+        self._state_on_host = state_device is not None
         entries = {**self._tx.others, **self._tx.make(**self._tx.options).entries}
         entries |= {**self._tx.options, "maximize": maximize}
         self._schedule = entries["lr"] if callable(entries.get("lr")) else None
@@ -77,7 +84,10 @@ class PlannedOptimizer(torch.optim.Optimizer):
         return self._choices[0].chain
 
     def __getstate__(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in ("_tx", "_compile", "_schedule", "_choices")}
+        fields = {
+            name: getattr(self, name)
+            for name in ("_tx", "_compile", "_schedule", "_choices", "_state_on_host")
+        }
         return {**super().__getstate__(), **fields, "_given_names": None, "_compared": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -56,6 +56,11 @@ class Slot:
         return {}
 
     @property
+    def home(self) -> torch.device:
+        """Where its state arrays are kept."""
+        return self.owner.device
+
+    @property
     def held(self) -> Tensor:
         """What says which processes have the elements here."""
         return self.owner
@@ -84,7 +89,8 @@ class Slot:
         state.update(missing if state else {"step": new_count(), **missing})
         check_leftovers(caller, self.name, specs, state)
         for key, spec in specs.items():
-            check_state_array(caller, self.name, key, spec, state[key], self.owner, placements.get(key))
+            where = placements.get(key), self.home
+            check_state_array(caller, self.name, key, spec, state[key], self.owner, *where)
         self.arrays = {key: state[key] for key in specs}
 
     def new_arrays(self, keys: Iterable[str]) -> dict[str, Tensor]:

@@ -234,11 +234,13 @@ def check_saved_state(
 def load_states(
     states: MutableMapping[Tensor, Any],
     saved: Mapping[Tensor, tuple[Mapping[str, tuple | None], Mapping[str, Any]]],
+    home: Callable[[Tensor, dict[str, Any]], dict[str, Any]],
 ) -> None:
     """Copy saved arrays, in their own dtypes, to an optimizer's state, whose own go one by one.
 
     So old and new state do not stand in memory at once. `saved` has, of each parameter, how each array is to
-    be placed beside it (`placed_copy`), and its saved state.
+    be placed beside it (`placed_copy`), and its saved state. `home` brings the state
+    of one to where it is kept.
     """
     for param in [param for param in states if param not in saved]:
         del states[param]
@@ -247,4 +249,4 @@ def load_states(
         state: dict[str, Any] = {"step": torch.tensor(int(entry["step"]), dtype=torch.int64, device="cpu")}
         for key, where in placements.items():
             state[key] = placed_copy(entry[key], param, where)
-        states[param] = state
+        states[param] = home(param, state)

@@ -140,6 +140,7 @@ class Adam(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
+        state_device: str | None = None,
         foreach: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
@@ -154,7 +155,9 @@ class Adam(Optimizer):
         make = functools.partial(_adam_chain, type(self), adam, lr, weight_decay)
         options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
         tx = ChainByOptions(make, options)
-        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
+        super().__init__(
+            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
+        )
 
 
 class AdamW(Optimizer):
@@ -225,6 +228,7 @@ class AdamW(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
+        state_device: str | None = None,
         foreach: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
@@ -236,4 +240,6 @@ class AdamW(Optimizer):
         make = functools.partial(_adam_chain, type(self), adam, lr, weight_decay)
         options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
         tx = ChainByOptions(make, options)
-        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
+        super().__init__(
+            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
+        )

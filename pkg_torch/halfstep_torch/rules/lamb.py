@@ -78,6 +78,7 @@ class Lamb(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
+        state_device: str | None = None,
     ) -> None:
         caller = type(self).__name__
         formats = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
@@ -86,7 +87,9 @@ class Lamb(Optimizer):
         make = functools.partial(_lamb_chain, caller, adam, weight_decay, trust, lr)
         options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
         tx = ChainByOptions(make, options)
-        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
+        super().__init__(
+            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
+        )
 
 
 class Lamb16(Optimizer):
@@ -142,6 +145,7 @@ class Lamb16(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
+        state_device: str | None = None,
     ) -> None:
         caller = type(self).__name__
         formats = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
@@ -150,7 +154,9 @@ class Lamb16(Optimizer):
         make = functools.partial(_lamb_chain, caller, adam, weight_decay, trust, lr)
         options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
         tx = ChainByOptions(make, options)
-        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
+        super().__init__(
+            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
+        )
 
 
 def _lamb_chain(

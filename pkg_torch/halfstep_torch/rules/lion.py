@@ -88,6 +88,7 @@ class Lion(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
+        state_device: str | None = None,
     ) -> None:
         caller = type(self).__name__
         seed = as_seed(caller, seed)
@@ -95,7 +96,9 @@ class Lion(Optimizer):
         lion = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, seed=seed)
         make = functools.partial(_lion_chain, caller, lion, weight_decay, lr)
         tx = ChainByOptions(make, {"mu_rounding": mu_rounding, "param_storage": param_storage})
-        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
+        super().__init__(
+            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
+        )
 
 
 def _lion_chain(

@@ -218,6 +218,7 @@ class Muon(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
+        state_device: str | None = None,
     ) -> None:
         caller = type(self).__name__
         if adjust_lr_fn not in _SCALES:
@@ -240,7 +241,9 @@ class Muon(Optimizer):
         groups = _split_groups(caller, params, matrices, names)
         groups = [group if group["use_muon"] else {**of_adamw, **group} for group in groups]
         tx = ChainByOptions(make, options, others=chain(adam).entries)
-        super().__init__(groups, tx, maximize=maximize, compile=compile, names=names)
+        super().__init__(
+            groups, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
+        )
 
 
 def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[dict]:

@@ -104,6 +104,7 @@ class SGD(Optimizer):
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,
+        state_device: str | None = None,
         foreach: bool | None = None,
         differentiable: bool = False,
         fused: bool | None = None,
@@ -118,7 +119,9 @@ class SGD(Optimizer):
         if nesterov and not momentum:
             raise ValueError(f"{caller}: nesterov=True with momentum={momentum}. Use a momentum such as 0.9.")
         tx = ChainByOptions(make, options)
-        super().__init__(params, tx, maximize=maximize, compile=compile, names=names)
+        super().__init__(
+            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
+        )
 
 
 def _sgd_chain(
