@@ -5,6 +5,7 @@ gradients of zero. What they leave where it was is what would be lost.
 """
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
-from halfstep_torch.distributed.shards import refuse_shards
+from halfstep_torch.distributed.collectives import total_counts
+from halfstep_torch.distributed.norms import norm_of_shards
+from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.gradients.hooks import named_leaves, taken_by
 from halfstep_torch.moment_trials import PAIRS, diagnose_moments, float32_moments
-from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.say_once import say_once
 from halfstep_torch.trial_steps import (
     NARROW,
@@ -47,11 +49,11 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     """Say what rounding would lose in the next step of any `torch.optim.Optimizer`, of this package or not.
 
     Call it after backward (under a GradScaler after `unscale_`), before the step, best after some steps of
-    training. Copies of the 16-bit
-    parameters take steps, the optimizer's own ones with the same numbers: as they are; with weights (and, of
-    other packages, state) in float32; and with gradients of zero, from which decay and the rates of moments
-    show. Weights, state, gradients and random generators stay as they are; at the peak there are two copies
-    more of weights, gradients and state.
+    training. Where parameters are DTensors, all processes call it together, and all get the counts of the
+    whole model. Copies of the 16-bit parameters take steps, the optimizer's own ones with the same numbers:
+    as they are; with weights (and, of other packages, state) in float32; and with gradients of zero, from
+    which decay and the rates of moments show. Weights, state, gradients and random generators stay as they
+    are; at the peak there are two copies more of weights, gradients and state.
 
     An update counts as lost if the float32 step moves a weight and the step itself does not. Stochastic
     rounding moves few weights too, but by the right amount on average, and an optimizer that keeps what
@@ -80,7 +82,6 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     optimizer = _checked(optimizer)
     names = {id(param): name for name, param in named_leaves(_FUNCTION, params)}
     listed = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    refuse_shards(_FUNCTION, listed, "Diagnose the model in one process.")
     if not listed:
         raise ValueError(f"{_FUNCTION}: no parameter has a gradient. Call it after backward, before step.")
     narrow = [p for p in listed if p.dtype in NARROW]
@@ -92,36 +93,63 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
         counts |= _lost_by_compensation(optimizer, compensated(optimizer, narrow))
         decay = _decay_lost(optimizer, lossy)
         moments = diagnose_moments(optimizer, listed)
-    grads = [p.grad.detach() for p in listed if p.grad is not None]
+    grads = [_placed_grad(p) for p in listed]
     return diagnosis_of(
         _TERMS,
         updates={names.get(id(p), str(i)): counts[p] for i, p in enumerate(narrow)},
         decay=decay,
         moments=moments,
         sums_rounded=_sums_rounded(listed),
-        norm=float(global_norm(grads)),
-        plain_norm=float(torch.nn.utils.get_total_norm(grads)),
+        norm=float(norm_of_shards([local_part(g) for g in grads], listed)),
+        plain_norm=_plain_norm(grads),
         nonfinite={"weights": _nonfinite(listed), "gradients": _nonfinite(grads)}
         | {key: _nonfinite(arrays) for key, arrays in float32_moments(optimizer, listed).items()},
-        largest=max((float(g.abs().max()) for g in grads if g.numel()), default=0.0),
+        largest=max((_largest(g) for g in grads if g.numel()), default=0.0),
     )
+
+
+def _placed_grad(p: Tensor) -> Tensor:
+    """Return a gradient, placed as its weight: as shards of it may be summands."""
+    assert p.grad is not None
+    grad: Any = p.grad.detach()
+    return grad.redistribute(placements=p.placements) if is_sharded(p) else grad  # pyright: ignore
+
+
+def _plain_norm(grads: list[Tensor]) -> float:
+    """Return the norm by which torch clips; its function takes no shards beside whole tensors."""
+    kinds = [[g for g in grads if is_sharded(g) == sharded] for sharded in (False, True)]
+    norms: list[Any] = [torch.nn.utils.get_total_norm(of_kind) for of_kind in kinds if of_kind]
+    return math.hypot(*(float(x.full_tensor() if is_sharded(x) else x) for x in norms))
+
+
+def _largest(grad: Any) -> float:
+    largest = grad.abs().max()
+    return float(largest.full_tensor() if is_sharded(largest) else largest)
 
 
 def _nonfinite(arrays: Iterable[Tensor]) -> Count:
     """Return how many elements are infinite or NaN, of how many."""
-    counts = [(int((~torch.isfinite(x.detach())).sum()), x.numel()) for x in arrays]
+    arrays = list(arrays)
+    here = [local_part(x.detach()) for x in arrays]
+    counts = total_counts(arrays, [(int((~torch.isfinite(x)).sum()), x.numel()) for x in here])
     return sum(count for count, _ in counts), sum(size for _, size in counts)
 
 
 def _lost_by_compensation(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[Tensor, Count]:
     """Return how many updates Kahan's sum loses: those below 2^-18 of a weight (contract P4)."""
     due = weights_after_step(optimizer, params, True)
-    counts = {}
+    counts = []
     for p in params:
-        p32 = p.detach().to(torch.float32)
-        moved = (due[p] - p32).abs()
-        counts[p] = int(((moved > 0) & (moved < 2.0**-18 * p32.abs())).sum()), int((moved > 0).sum())
-    return counts
+        p32 = local_part(p.detach()).to(torch.float32)
+        moved = (local_part(due[p]) - p32).abs()
+        counts.append((int(((moved > 0) & (moved < 2.0**-18 * p32.abs())).sum()), int((moved > 0).sum())))
+    return _by_param(params, counts)
+
+
+def _by_param(params: list[Tensor], counts: list[Count]) -> dict[Tensor, Count]:
+    """Return of each parameter what all processes have counted of it."""
+    totals = total_counts(params, counts)
+    return {p: (lost, of_all) for p, (lost, of_all) in zip(params, totals, strict=True)}
 
 
 def _checked(optimizer: Any) -> torch.optim.Optimizer:
@@ -156,11 +184,12 @@ def _lost(
     params: list[Tensor], due: Mapping[Tensor, Tensor], real: Mapping[Tensor, Tensor]
 ) -> dict[Tensor, Count]:
     """Return how many weights stay where they are, of how many that float32 would move."""
-    counts = {}
+    counts = []
     for p in params:
-        moves = due[p] != p.detach().to(torch.float32)
-        counts[p] = int((moves & (real[p] == p.detach())).sum()), int(moves.sum())
-    return counts
+        here = local_part(p.detach())
+        moves = local_part(due[p]) != here.to(torch.float32)
+        counts.append((int((moves & (local_part(real[p]) == here)).sum()), int(moves.sum())))
+    return _by_param(params, counts)
 
 
 def _decay_lost(optimizer: torch.optim.Optimizer, lossy: list[Tensor]) -> list[Count] | None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
 from halfstep_torch.checkpoint.float32_state import decoded_states
 from halfstep_torch.description import describe
+from halfstep_torch.distributed.collectives import total_counts
+from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.trial_steps import NARROW, copy_of, is_moment, take_step
@@ -34,21 +36,34 @@ def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> 
     take_step(alone)
     others, formats = _kept_otherwise(optimizer, params), _formats(optimizer)
     tallies: dict[str, MomentTally] = defaultdict(MomentTally)
+    changed = _changed(alone, copies, narrow)
     for i, group in enumerate(optimizer.param_groups):
         for p in (p for p in group["params"] if p in copies):
-            kept, left = optimizer.state[p], alone.state[copies[p]]
+            kept = optimizer.state[p]
             for key, form in (formats[p] if formats else _dtypes(p, kept)).items():
                 if (p, key) in others:
                     tallies[key].otherwise[others[p, key]] += p.numel()
-                above = 1 + torch.finfo(kept[key].dtype).eps if (p, key) in narrow else 0
-                stays = (p, key) in narrow and not (left[key] != above).any()
                 # A group has one rate.
-                tallies[key].add(form, p.numel(), i, not stays)
-            for second_key, first_key in PAIRS.items():
-                first, second = kept.get(first_key), kept.get(second_key)
-                if is_moment(p, "", first) and is_moment(p, "", second) and first.is_floating_point():
-                    tallies[second_key].zero += int(((second == 0) & (first != 0)).sum())
+                tallies[key].add(form, p.numel(), i, changed.get((p, key), True))
+    for second_key, first_key in PAIRS.items():
+        pairs = [(p, optimizer.state[p].get(first_key), optimizer.state[p].get(second_key)) for p in copies]
+        pairs = [x for x in pairs if is_moment(x[0], "", x[1]) and is_moment(x[0], "", x[2])]
+        pairs = [x for x in pairs if x[1].is_floating_point()]
+        zeros = [((local_part(y) == 0) & (local_part(x) != 0)).sum() for _, x, y in pairs]
+        for (zero,) in total_counts([p for p, _, _ in pairs], [(int(count),) for count in zeros]):
+            tallies[second_key].zero += zero
     return {key: tally.diagnosis for key, tally in tallies.items()}
+
+
+def _changed(
+    alone: Any, copies: Mapping[Tensor, Tensor], narrow: set[tuple[Tensor, str]]
+) -> dict[tuple[Tensor, str], bool]:
+    """Return whether a step has changed an element, in any process, of moments that were just above 1."""
+    pairs = [(p, key) for p in copies for key in alone.state[copies[p]] if (p, key) in narrow]
+    left = [local_part(alone.state[copies[p]][key]) for p, key in pairs]
+    counts = [(int((x != 1 + torch.finfo(x.dtype).eps).sum()),) for x in left]
+    totals = total_counts([p for p, _ in pairs], counts)
+    return {pair: count > 0 for pair, (count,) in zip(pairs, totals, strict=True)}
 
 
 def float32_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, list[Tensor]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -70,6 +70,7 @@ def fully_sharded_models_train_as_one_process(rank: int) -> None:
         {},
         {"reshard_after_forward": False},
         {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)},
+        {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
     ):
         model, alone = net(), net()
         for layer in model.layers:
@@ -238,8 +239,9 @@ def gradients_are_clipped_by_the_norm_of_one_process(rank: int) -> None:
 
 LAMBS: dict[str, Callable[..., hs.Optimizer]] = {
     "Lamb": functools.partial(hs.Lamb, lr=1e-2, weight_decay=0.1, exact=True, compile=False),
-    "Lamb, split16": functools.partial(hs.Lamb, exact=True, compile=False, param_storage="split16"),
-    "Lamb, blocks": functools.partial(hs.Lamb, exact=True, compile=False, **RECIPES["whole_rows"]),
+    "Lamb, blocks": functools.partial(
+        hs.Lamb, exact=True, compile=False, param_storage="split16", **RECIPES["whole_rows"]
+    ),
     "Lamb16": functools.partial(hs.Lamb16, exact=True, compile=False),
 }
 
@@ -255,7 +257,6 @@ def trust_ratios_are_those_of_one_process(rank: int) -> None:
                 run.steps(STEPS, STEPS)
             assert_same_bits(run, expected, f"{name}, {layout}")
             if name == "Lamb":
-                # Two more at the first step of all would be those of gradients, which are zero no longer.
                 count = 0 if layout == "Replicate" else 4 * mesh.ndim
                 assert calls == ["all_reduce"] * count, f"{name}, {layout}: {calls}"
 
@@ -316,20 +317,47 @@ def cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten(rank: int) -> No
             assert calls == ["all_reduce"] * count, recipe
 
 
+def a_mesh_that_changed_beside_its_state_is_refused(rank: int) -> None:
+    mesh, ones = init_device_mesh("cpu", (torch.distributed.get_world_size(),)), torch.ones(8, 8)
+    params = [torch.nn.Parameter(shard(ones, mesh, [Shard(axis)])) for axis in (0, 1)]
+    optimizer = hs.AdamW([("w", params[0])])
+    params[0].grad = torch.ones_like(params[0])
+    optimizer.step()
+    optimizer.param_groups[0]["params"] = params[1:]
+    optimizer.state[params[1]] = optimizer.state.pop(params[0])
+    params[1].grad = torch.ones_like(params[1])
+    with pytest.raises((TypeError, ValueError), match=r"exp_avg of 'w' is a DTensor .*0.*, and would be .*1"):
+        optimizer.step()
+    assert (params[1].to_local() == 1).all()
+
+
+def a_group_that_is_gone_is_missed_before_anything_changes(rank: int) -> None:
+    """Where processes exchange anything; other steps go on."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for shape, axis in (((8, 256), 0), ((4, 200), 1)):
+        param = torch.nn.Parameter(shard(torch.ones(shape, dtype=torch.bfloat16), mesh, [Shard(axis)]))
+        optimizer = hs.AdamW([("w", param)], mu_dtype=hs.scaled("int8", 128, min_size=0), compile=False)
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        with unittest.mock.patch.object(type(mesh), "get_all_groups", side_effect=KeyError("gone")):
+            before = param.to_local().clone()
+            if axis:
+                with pytest.raises(RuntimeError, match=r"process groups of the mesh of shape .* are gone"):
+                    optimizer.step()
+                assert torch.equal(param.to_local(), before)
+            else:
+                optimizer.step()
+                assert not torch.equal(param.to_local(), before)
+
+
 def functions_without_shards_refuse_them(rank: int) -> None:
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     model = torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
     fully_shard(model, mesh=mesh)
     (param,) = model.parameters()
     param.grad = shard(torch.ones(8, 8, dtype=torch.bfloat16), mesh, [Shard(0)])
-    optimizer = hs.AdamW(model.named_parameters())
-    for call in (
-        lambda: hs.float32_state_dict(optimizer),
-        lambda: hs.diagnose(model, optimizer),
-        lambda: hs.accumulate_gradients(model),
-    ):
-        with pytest.raises(TypeError, match="is a DTensor, which it does not support"):
-            call()
+    with pytest.raises(TypeError, match="is a DTensor, which it does not support"):
+        hs.accumulate_gradients(model)
 
 
 @pytest.mark.slow
@@ -349,6 +377,8 @@ def test_the_mesh_changes_no_bit_of_two_processes(tmp_path: pathlib.Path):
         cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten,
         processes_that_disagree_are_all_told_of_it,
         an_error_in_one_process_is_one_in_all,
+        a_mesh_that_changed_beside_its_state_is_refused,
+        a_group_that_is_gone_is_missed_before_anything_changes,
         functions_without_shards_refuse_them,
     )
 
@@ -366,4 +396,4 @@ def test_the_mesh_changes_no_bit_of_compiled_steps(tmp_path: pathlib.Path, recip
 @pytest.mark.slow
 def test_the_mesh_changes_no_bit_of_four_processes(tmp_path: pathlib.Path):
     some = functools.partial(steps_have_the_bits_of_one_process, recipes=("default", "units", "float8"))
-    in_processes(tmp_path, 4, some)
+    in_processes(tmp_path, 4, some, trust_ratios_are_those_of_one_process)

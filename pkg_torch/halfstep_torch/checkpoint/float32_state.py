@@ -12,7 +12,9 @@ from torch import Tensor
 
 from halfstep_torch.bound_rule import BoundRule, StepMoment
 from halfstep_torch.checkpoint.other_libraries import in_torch_form
-from halfstep_torch.distributed.shards import refuse_shards
+from halfstep_torch.distributed.collectives import gather_whole
+from halfstep_torch.distributed.placement import placed_copy
+from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.engine.plan import Plan, stream_keys
 from halfstep_torch.leaves import leaf_names
 from halfstep_torch.numbers.random_words import as_int32
@@ -20,7 +22,7 @@ from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
 from halfstep_torch.optimizer_state.group_entries import check_decay
 from halfstep_torch.optimizer_state.state_dict import replace_groups
-from halfstep_torch.sharded.slots import new_state
+from halfstep_torch.sharded.slots import new_state, state_placements
 
 # What a param group says in torch's form; how state is stored is no part of it.
 _NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampening")
@@ -31,7 +33,8 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
     """Return the state in float32, as torch's own optimizers write it.
 
     `torch.optim.AdamW(...).load_state_dict` takes that of an `AdamW` and goes on, as `Adam` and `SGD` do. The
-    weights are apart: `float32_params`. Decodes; rounds nothing.
+    weights are apart: `float32_params`. Decodes; rounds nothing. Moments of a DTensor are DTensors placed as
+    it is: all processes call this together, and gather the state of one parameter after the other.
 
     Args:
         optimizer: whose state it is.
@@ -55,7 +58,7 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
 
     Source: ours.
     """
-    _check_optimizer("float32_state_dict", optimizer)
+    check_optimizer("float32_state_dict", optimizer)
     groups, state, index = [], {}, 0
     states = decoded_states(optimizer, {param for param, kept in optimizer.state.items() if kept})
     for i, group in enumerate(optimizer.param_groups):
@@ -119,7 +122,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
     Source: ours.
     """
     caller = "load_float32_state_dict"
-    _check_optimizer(caller, optimizer)
+    check_optimizer(caller, optimizer)
     way_out = "Pass what state_dict() of torch.optim.AdamW, or float32_state_dict, returned."
     check_form(caller, state_dict, way_out)
     saved_groups = list(state_dict["param_groups"])
@@ -139,7 +142,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
             states[param] = _encoded(optimizer, i, name, param, plan, saved) if saved else {}
     replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
     for param, state in states.items():
-        optimizer.state[param] = state
+        optimizer.state[param] = optimizer.at_home(param, state)
 
 
 def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, step: int) -> list[list]:
@@ -164,10 +167,13 @@ def _decoded(
     step = int(kept["step"])
     state: dict[str, Tensor] = {}
     # As the next step reads it.
-    words = _words(optimizer, group, name, param, plan, min(step + 1, LAST_STEP))
+    words, placed = _words(optimizer, group, name, param, plan, min(step + 1, LAST_STEP)), is_sharded(param)
+    kept = _whole({key: kept[key] for rule in plan.rules for key in rule.arrays})
+    kept = {key: x.to(param.device) for key, x in kept.items()}
     for rule, of_rule in zip(plan.rules, words, strict=True):
         for key, moment in _step_moments(rule, kept, of_rule).items():
-            state[key] = moment.value.clone().view(_shape(rule, key, param))
+            value = moment.value.clone().view(_shape(rule, key, param))
+            state[key] = placed_copy(value, param, param.placements) if placed else value  # pyright: ignore
     if set(state) == {"momentum_buffer"}:
         return state
     return {"step": torch.tensor(float(step), device="cpu"), **state}
@@ -181,19 +187,27 @@ def _encoded(
     beside = {
         key: array for key, array in optimizer.state.get(param, {}).items() if key in plan.weights.arrays
     }
-    state = {
-        **new_state(param, plan),
-        **beside,
-        "step": torch.tensor(step, dtype=torch.int64, device="cpu"),
-    }
+    count = {"step": torch.tensor(step, dtype=torch.int64, device="cpu")}
+    state, placements = {**new_state(param, plan), **beside, **count}, state_placements(plan, param)
     words = _words(optimizer, group, name, param, plan, max(step, 1))
     for rule, of_rule in zip(plan.rules, words, strict=True):
-        for key, moment in _step_moments(rule, state, of_rule).items():
-            x = saved[key].detach().to(param.device, torch.float32)
+        fresh = {
+            key: spec.new(torch.empty(param.shape, device=param.device)) for key, spec in rule.arrays.items()
+        }
+        for key, moment in _step_moments(rule, fresh, of_rule).items():
+            x = _whole({key: saved[key].detach()})[key].to(param.device, torch.float32)
             moment.round(x.contiguous().view(-1))
             for array_key, array in moment.arrays.items():
-                state[array_key] = array.view(state[array_key].shape)
+                whole = array.view(state[array_key].shape)
+                state[array_key] = placed_copy(whole, param, placements[array_key]) if placements else whole
     return state
+
+
+def _whole(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return all elements of arrays, those of DTensors brought from all processes."""
+    sharded = [key for key, array in arrays.items() if is_sharded(array)]
+    gathered = gather_whole([arrays[key] for key in sharded]) if sharded else []
+    return {**arrays, **dict(zip(sharded, gathered, strict=True))}
 
 
 def _shape(rule: BoundRule, key: str, param: Tensor) -> tuple[int, ...]:
@@ -222,11 +236,6 @@ def _taken(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> list[s
     return [
         key for key in _NUMBERS if key in saved and type(group.get(key)) in (int, float, bool, tuple, list)
     ]
-
-
-def _check_optimizer(caller: str, optimizer: Any) -> None:
-    check_optimizer(caller, optimizer)
-    refuse_shards(caller, (param for _, param, _ in optimizer.plans()), "Use torch.distributed.checkpoint.")
 
 
 def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mapping]) -> None:

@@ -12,29 +12,55 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from halfstep_torch.distributed.shards import local_part, mesh_sizes, windows_of_all
+from halfstep_torch.distributed.shards import counts_here, is_sharded, local_part, mesh_sizes, windows_of_all
 
 _ALIGNED = 16
 
 
+def groups_of(mesh: Any) -> list[Any]:
+    """Return the process groups of a mesh, one along each dimension; RuntimeError where they are gone."""
+    try:
+        return mesh.get_all_groups()
+    except Exception as error:
+        raise RuntimeError(
+            f"halfstep_torch: the process groups of the mesh of shape {mesh_sizes(mesh)} are gone, and its "
+            "shards exchange words. Call destroy_process_group when all steps are made. Nothing was changed."
+        ) from error
+
+
 def reduce_max(x: Tensor, mesh: Any) -> Tensor:
     """Make every element of a tensor the largest of all processes of a mesh, in place; return it."""
-    for group in mesh.get_all_groups():
+    for group in groups_of(mesh):
         dist.all_reduce(x, op=dist.ReduceOp.MAX, group=group)
     return x
 
 
 def reduce_sum(x: Tensor, mesh: Any) -> Tensor:
     """Make every element of a tensor the sum over all processes of a mesh, in place; return it."""
-    for group in mesh.get_all_groups():
+    for group in groups_of(mesh):
         dist.all_reduce(x, op=dist.ReduceOp.SUM, group=group)
     return x
+
+
+def total_counts(owners: Sequence[Any], counts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Return what all processes have counted of parameters: one collective for all that are on one mesh.
+
+    Of each of the `owners`, `counts` has some numbers, counted in what is here of it.
+    """
+    totals = [tuple(numbers) for numbers in counts]
+    places = [i for i, owner in enumerate(owners) if is_sharded(owner)]
+    for mesh, of_mesh in by_mesh(places, lambda i: owners[i]).items():
+        here = [counts[i] if counts_here(owners[i]) else [0] * len(counts[i]) for i in of_mesh]
+        told = torch.tensor(here, dtype=torch.int64, device=mesh.device_type)
+        for i, numbers in zip(of_mesh, reduce_sum(told, mesh).tolist(), strict=True):
+            totals[i] = tuple(numbers)
+    return totals
 
 
 def gather(x: Tensor, mesh: Any) -> Tensor:
     """Return the tensors of all processes, one row each, in row-major order of their coordinates."""
     rows = x.reshape(1, -1)
-    for size, group in reversed(list(zip(mesh_sizes(mesh), mesh.get_all_groups(), strict=True))):
+    for size, group in reversed(list(zip(mesh_sizes(mesh), groups_of(mesh), strict=True))):
         gathered = rows.new_empty(size, *rows.shape)
         dist.all_gather(list(gathered), rows, group=group)
         rows = gathered.flatten(0, 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.collectives import gather, reduce_max, reduce_sum
-from halfstep_torch.distributed.shards import is_sharded
+from halfstep_torch.distributed.shards import counts_here, is_sharded
 from halfstep_torch.numbers.global_norm import global_norm, largest_pattern, root_of, sum_of_squares
 from halfstep_torch.numbers.norms import norm
 from halfstep_torch.numbers.op import InPlaceOp
@@ -27,7 +27,7 @@ def norm_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: b
     by_mesh: dict[Any, list[Tensor]] = {}
     for i, owner in enumerate(owners):
         mesh = owner.device_mesh if is_sharded(owner) else None
-        counted = mesh is None or _counts_here(owner)
+        counted = counts_here(owner)
         by_mesh.setdefault(mesh, []).extend([tensors[i]] if counted else [])
     meshes = [mesh for mesh in by_mesh if mesh is not None]
     if not meshes:
@@ -47,12 +47,6 @@ def norm_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: b
         if mesh is not None:
             reduce_sum(sums[i], mesh)
     return root_of(sums.sum(0), largest)
-
-
-def _counts_here(owner: Any) -> bool:
-    """Whether this process counts its elements of a DTensor: the first one, of those that have the same."""
-    places = zip(owner.placements, owner.device_mesh.get_coordinate(), strict=True)
-    return all(place == 0 for placement, place in places if placement.is_replicate())
 
 
 @dataclasses.dataclass(eq=False)
@@ -81,7 +75,7 @@ class SharedNorms(InPlaceOp):
 
     def __init__(self, owner: Any, index: int) -> None:
         self._owner, self._index, self._known = owner, index, {}
-        self._counts = _counts_here(owner)
+        self._counts = counts_here(owner)
 
     def begin(self) -> None:
         """Be ready for another run."""

@@ -48,6 +48,14 @@ def mesh_sizes(mesh: Any) -> Shape:
     return tuple(mesh.size(i) for i in range(mesh.ndim))
 
 
+def counts_here(x: Any) -> bool:
+    """Whether this process counts its elements of a tensor: the first one, of those that have the same."""
+    if not is_sharded(x):
+        return True
+    places = zip(x.placements, x.device_mesh.get_coordinate(), strict=True)
+    return all(place == 0 for placement, place in places if placement.is_replicate())
+
+
 def window_of(x: Tensor) -> Window:
     """Return the window of a tensor that is in this process."""
     if (where := sharding(x)) is None:

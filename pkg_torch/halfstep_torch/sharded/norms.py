@@ -1,4 +1,4 @@
-"""Rules that read norms of parameters of which other processes have parts: all wait, then one exchange for all."""
+"""Rules that read norms of which other processes have parts: parameters wait, then norms are exchanged."""
 
 from collections.abc import Mapping, Sequence
 

@@ -238,9 +238,11 @@ def _cut_layout(plan: Plan, param: Any) -> Layout | None:
         or any(key not in plan.stages[0].arrays for key, spec in plan.arrays.items() if spec.scale_of)
     ):
         return None
-    layouts = {block_layout(tuple(param.shape), fmt.block_size)[:2] for fmt in formats}
+    layouts = [block_layout(tuple(param.shape), fmt.block_size) for fmt in formats]
     sizes = {fmt.blocks.size for fmt in formats if fmt.blocks}
-    ((leading, run), *more), size = layouts, max(sizes)
+    (leading, run, _), size = max(layouts, key=lambda layout: layout[1]), max(sizes)
+    # Where shorter runs end with a block, their blocks are those of the longest ones.
+    alike = all(shorter == run or shorter % of_block == 0 for _, shorter, of_block in layouts)
     axis = len(leading)
     if size >= run:  # a piece is a row of its own, whatever its length
         fits = len(sizes) == 1 and not any(fmt.dithered for fmt in formats)
@@ -251,7 +253,7 @@ def _cut_layout(plan: Plan, param: Any) -> Layout | None:
         window.is_empty or window.shape[axis + 1 :] == window.whole[axis + 1 :]
         for window in windows_of_all(param)
     )
-    return (axis, run, size) if fits and not more and in_one_stretch else None
+    return (axis, run, size) if fits and alike and in_one_stretch else None
 
 
 def state_placements(plan: Plan, param: Any) -> dict[str, tuple]:
