@@ -80,10 +80,13 @@ $(CLIENTS)/.ready: constraints.txt
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt torch
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt \
 		numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16
+	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt --no-deps torchtitan
 	@touch $@
 
 clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries
-	PYTHONPATH=$(CURDIR)/pkg_torch $(CLIENTS)/bin/python -m pytest -q -m clients tests/test_readme.py tests/on_torch/test_clients.py
+	PYTHONPATH=$(CURDIR)/pkg_torch:$(CURDIR)/shared_spec $(CLIENTS)/bin/python -m pytest -q -m clients \
+		tests/test_readme.py tests/on_torch/test_clients.py \
+		tests/on_torch/test_sharded_clients.py
 
 $(RELEASE)/.ready: constraints.txt
 	@echo "Setting up $(RELEASE)."
