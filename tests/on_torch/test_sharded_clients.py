@@ -189,7 +189,7 @@ def lightning_shards_in_configure_model(rank: int, folder: str) -> None:
             return loss(self.layers, self.current_epoch)
 
         def configure_optimizers(self):
-            return adamw(self, recipe="eight_bit")
+            return adamw(self.layers, recipe="eight_bit")
 
     def fit(steps: int, path: str | None = None):
         net = Net()
