@@ -41,7 +41,7 @@ test-exhaustive: setup  ## the tests that CI leaves out: every trajectory under 
 
 # CI takes 2,000 examples of the steps, and of the rest in proportion.
 hunt: setup  ## 100,000 drawn rules, formats, trees and numbers against the reference; lives, files
-	HUNT=$${HUNT:-100000} $(BIN)/python -m pytest -q -m "slow or not slow" tests/hunt --durations=10
+	$(BIN)/python benchmarks/hunt.py --json benchmarks/results/$$(date +%F)-hunt-cpu.json
 
 lint: setup  ## format and lint
 	$(BIN)/ruff format --check .

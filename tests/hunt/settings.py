@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,9 @@ from halfstep_spec import CODEBOOK_CODES, PARAM_STORAGES, PLAIN_CODES, SCALED_CO
 from halfstep_spec.storage.relative import LARGEST_BOUND, bound
 from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
 
+EXAMPLES = int(os.environ.get("HUNT", "2000"))
+"""Of the steps; lives, files and state dicts are taken in proportion."""
+SEED = int(os.environ.get("HUNT_SEED", "24"))
 SHAPES = (
     *((), (0,), (1,), (2,), (3, 0), (7,), (13,), (15,), (16,), (17,), (31, 2), (33,), (63,), (64,), (65,)),
     *((127,), (128,), (129,), (2, 3), (5, 7), (1, 129), (3, 1, 4), (2, 3, 11), (2, 1, 3, 2), (1, 2, 2, 1, 3)),

@@ -3,7 +3,6 @@
 import copy
 import functools
 import json
-import os
 import pathlib
 import tempfile
 from typing import Any
@@ -18,8 +17,9 @@ from hypothesis import strategies as st
 import halfstep_jax
 import halfstep_torch
 from halfstep.checkpoint import state_file
+from hunt.settings import EXAMPLES, SEED
 
-EXAMPLES = int(os.environ.get("HUNT", "2000")) // 20
+FILES = EXAMPLES // 20
 _HUNT = {"database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
 _SCALED = ("ufloat8_e5m3", 2, 0, 0)
 _SCALARS = (None, True, -1, 0, 1, 2**31, 2**70, 0.5, float("nan"), "", "x", "bfloat16", [], [0], {}, {"a": 1})
@@ -120,8 +120,8 @@ def load_in_both(content: bytes) -> None:
 
 
 @pytest.mark.slow
-@seed(24)
-@settings(max_examples=EXAMPLES, **_HUNT)
+@seed(SEED)
+@settings(max_examples=FILES, **_HUNT)
 @given(st.data())
 def test_a_header_with_anything_in_it_is_taken_or_refused_by_name(data):
     content = saved()
@@ -137,8 +137,8 @@ def test_a_header_with_anything_in_it_is_taken_or_refused_by_name(data):
 
 
 @pytest.mark.slow
-@seed(24)
-@settings(max_examples=EXAMPLES, **_HUNT)
+@seed(SEED)
+@settings(max_examples=FILES, **_HUNT)
 @given(st.data())
 def test_a_file_of_any_bytes_is_refused_by_name(data):
     content, where = saved(), st.integers(0, len(saved()))
@@ -147,8 +147,8 @@ def test_a_file_of_any_bytes_is_refused_by_name(data):
 
 
 @pytest.mark.slow
-@seed(24)
-@settings(max_examples=EXAMPLES * 5, **_HUNT)
+@seed(SEED)
+@settings(max_examples=EXAMPLES // 4, **_HUNT)
 @given(st.data())
 def test_a_state_dict_with_anything_in_it_is_taken_or_refused_by_name(data):
     _, optimizer = torch_run()
