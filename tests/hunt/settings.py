@@ -51,6 +51,11 @@ class Setting:
     decay: str
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
+    @property
+    def auto(self) -> bool:
+        """Whether a rounding depends on the rates."""
+        return "auto" in dict(self.options).values()
+
     def link(self, package: ModuleType, numbers: dict[str, Any], seed: Any) -> Any:
         """Return the rule of a package."""
         formats = {name: formatted(package, fmt) for name, fmt in self.formats}

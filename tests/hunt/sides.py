@@ -135,15 +135,19 @@ def _with_lists(tree: Any) -> Any:
 
 
 class Jax:
-    """halfstep_jax under jit, compiled once for a setting: numbers and seed are arguments."""
+    """halfstep_jax under jit, compiled once for a setting: numbers and seed are arguments.
+
+    Where a rounding is "auto", rates are constants: of traced ones it is always stochastic (contract F3).
+    """
 
     def __init__(self, setting: Setting, numbers: Numbers, weights: Patterns):
         self.setting = setting
         words = jnp.array([numbers.seed >> 32, numbers.seed & 0xFFFFFFFF], jnp.uint32)
         values = {**numbers.rule, "lr": numbers.learning_rate, "weight_decay": numbers.weight_decay}
+        self.known = tuple(numbers.rule.items()) if setting.auto else ()
         self.numbers = {name: np.float32(value) for name, value in values.items()}, words
         self.params = self.tree(weights)
-        self.state = _jitted(setting, "init")(*self.numbers, self.params)
+        self.state = _jitted(setting, self.known, "init")(*self.numbers, self.params)
 
     def tree(self, patterns: Patterns) -> Any:
         """Return the tree of a setting with these patterns."""
@@ -152,7 +156,7 @@ class Jax:
 
     def step(self, gradients: Patterns) -> None:
         """Take a step."""
-        step = _jitted(self.setting, "step")
+        step = _jitted(self.setting, self.known, "step")
         self.params, self.state = step(*self.numbers, self.params, self.state, self.tree(gradients))
 
     def arrays(self) -> Patterns:
@@ -183,12 +187,13 @@ def transform(setting: Setting, numbers: dict[str, Any], seed: Any) -> optax.Gra
 
 
 @functools.cache
-def _jitted(setting: Setting, which: str) -> Any:
+def _jitted(setting: Setting, known: tuple[tuple[str, float], ...], which: str) -> Any:
     def init(numbers, seed, params):
-        return transform(setting, numbers, seed).init(params)
+        return transform(setting, {**numbers, **dict(known)}, seed).init(params)
 
     def step(numbers, seed, params, state, gradients):
-        updates, state = transform(setting, numbers, seed).update(gradients, state, params)
+        tx = transform(setting, {**numbers, **dict(known)}, seed)
+        updates, state = tx.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
     return jax.jit({"init": init, "step": step}[which])

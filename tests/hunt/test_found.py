@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+from halfstep.checkpoint import header
+from halfstep.storage.state_dtypes import as_format
 from hunt.settings import Numbers, Setting
-from hunt.sides import Torch
+from hunt.sides import Jax, Torch
 from hunt.test_steps import follow
 
 _ADAM = Setting(
@@ -42,3 +44,26 @@ def test_a_moment_of_integers_has_one_zero_which_a_weight_of_minus_zero_shows(sc
     setting = Setting("trace", "float32", "stochastic", (("accumulator_dtype", kind),), options, "", shapes)
     for draw_seed in range(20):
         follow(Torch, setting, Numbers({"decay": 0.9}, 1e-3, 0.1, 0), draw_seed, ["special", "near 1"])
+
+
+def test_auto_rounds_as_the_reference_does_where_jax_knows_the_rate():
+    """The hunt traced the rates, and auto is stochastic then (F3); nearest falls short at none of these."""
+    kind = ("scaled", "float16", None, ())
+    formats = (*_ADAM.formats, ("diff_dtype", kind), ("grad_dtype", "float32"))
+    options = (("mu_rounding", "auto"), ("nu_rounding", "stochastic"))
+    setting = Setting("adan", "bfloat16", "stochastic", formats, options, "l2", (("w", (129,)),))
+    numbers = Numbers({"b1": 0.9, "b2": 0.5, "b3": 0.9, "eps": 1e-8}, 1e-3, 0.1, 0)
+    follow(Jax, setting, numbers, 0, ["near 1"] * 3)
+
+
+@pytest.mark.parametrize("dtype", [b"0\0", b",,"])
+def test_bytes_that_numpy_reads_as_fields_are_refused_by_name(dtype):
+    """NumPy raised ValueError and SyntaxError."""
+    with pytest.raises(TypeError, match=r"^AdamW: mu_dtype=b.* is not a state dtype\. Use"):
+        as_format("AdamW", "mu_dtype", dtype)
+
+
+def test_a_rounding_of_no_name_in_a_header_is_told():
+    """Joining it with names raised TypeError."""
+    array = {"format": {"dtype": "bfloat16"}, "rounding": None}
+    assert header._said(array) == "bfloat16 (None)"

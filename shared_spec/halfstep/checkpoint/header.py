@@ -179,9 +179,8 @@ def _said(value: Any) -> str:
         return repr(value)
     label = value["format"]
     extras = [f"{key} {label[key]}" for key in ("block_size", "scale") if key in label]
-    extras += ["relative"] * label.get("relative", False) + [
-        value[key] for key in ("rounding",) if key in value
-    ]
+    extras += ["relative"] * label.get("relative", False)
+    extras += [str(value["rounding"])] if "rounding" in value else []
     return f"{label['dtype']} ({', '.join(extras)})" if extras else label["dtype"]
 
 

@@ -162,7 +162,10 @@ def dtype_name(dtype: Any) -> str:
     framework, _, name = str(dtype).rpartition(".")
     if framework == "torch":
         return name
-    return np.dtype(getattr(dtype, "dtype", dtype)).name
+    try:
+        return np.dtype(getattr(dtype, "dtype", dtype)).name
+    except (ValueError, SyntaxError) as error:  # NumPy parses what may be a list of fields: b"0\0", b",,"
+        raise TypeError(f"{dtype!r} is not a dtype") from error
 
 
 def code_name(caller: str, dtype: Any, names: Iterable[str]) -> str:
