@@ -142,7 +142,7 @@ $(PEERS)/.ready: constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		numpy jax jaxlib ml_dtypes optax safetensors opt-einsum packaging
+		numpy jax jaxlib ml_dtypes optax safetensors scikit-learn opt-einsum packaging
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
 		torchao bitsandbytes torch-optimi heavyball torchastic adamw_bf16 flashoptim rollfast flashoptim-jax
 	touch $@

@@ -54,7 +54,9 @@ class Row:
         return {name: getattr(self, name) for name in ("key", "title", "text", "columns", "bounds")}
 
 
-def _row(title: str, columns: dict[str, str], bounds: Bounds, compare: Callable | None = None, moment=False):
+def experiment(
+    title: str, columns: dict[str, str], bounds: Bounds, compare: Callable | None = None, moment=False
+):
     """Make a row of a function of an entry or, with `compare`, of one that starts a run and drives it."""
 
     def register(function: Callable) -> Callable:
@@ -136,7 +138,7 @@ _RATES = (1e-5, 1e-6, 1e-7)
 _SIZES = (1e-8, 1e-2, 1e4)
 
 
-@_row(
+@experiment(
     "Small updates", dict.fromkeys(map(str, _RATES), ".3f"), dict.fromkeys(map(str, _RATES), _SHARE), _shares
 )
 def small(start: Callable) -> dict[str, np.ndarray]:
@@ -147,7 +149,7 @@ def small(start: Callable) -> dict[str, np.ndarray]:
     return {str(lr): _steady(start, pool()[0], 1000, lr=lr) for lr in _RATES}
 
 
-@_row("Weight decay", {"share": ".3f"}, {"share": _SHARE}, _shares)
+@experiment("Weight decay", {"share": ".3f"}, {"share": _SHARE}, _shares)
 def decay(start: Callable) -> dict[str, np.ndarray]:
     """No gradient, a learning rate of 1e-3 and a weight decay of 0.1, for 1,000 steps.
 
@@ -156,7 +158,7 @@ def decay(start: Callable) -> dict[str, np.ndarray]:
     return {"share": _steady(start, np.zeros(SHAPE), 1000, lr=1e-3, weight_decay=0.1)}
 
 
-@_row(
+@experiment(
     "The second moment after a tenfold drop",
     _SPREAD,
     {"median": (0.95, 1.05), "5 %": (0.5, 1.05), "95 %": (0.95, 2)},
@@ -175,7 +177,7 @@ def drop(start: Callable) -> np.ndarray:
     return run.second_moment()
 
 
-@_row("The second moment without gradients", _SPREAD, {"median": (0.9, 1.1)}, _ratio, moment=True)
+@experiment("The second moment without gradients", _SPREAD, {"median": (0.9, 1.1)}, _ratio, moment=True)
 def zeros(start: Callable) -> np.ndarray:
     """96 steps with gradients, then 2,000 steps in which they are 0.
 
@@ -190,7 +192,7 @@ def zeros(start: Callable) -> np.ndarray:
     return run.second_moment()
 
 
-@_row(
+@experiment(
     "Steady gradients, tiny and huge",
     dict.fromkeys(map(str, _SIZES), ".3f"),
     dict.fromkeys(map(str, _SIZES), _SHARE),
@@ -204,7 +206,7 @@ def sizes(start: Callable) -> dict[str, np.ndarray]:
     return {str(size): _steady(start, pool()[0] * (size / 0.01), 500, eps=1e-30) for size in _SIZES}
 
 
-@_row(
+@experiment(
     "One batch 100 and 10,000 times larger",
     {"x100": ".2f", "x10000": ".2f"},
     {"x100": (0, 1.2), "x10000": (0, 1.2)},
@@ -233,7 +235,7 @@ def spike(start: Callable) -> dict[str, float]:
     return largest
 
 
-@_row("Rows touched once in 1,000 steps", {"share": ".3f"}, {"share": (0.9, 1.1)}, _shares)
+@experiment("Rows touched once in 1,000 steps", {"share": ".3f"}, {"share": (0.9, 1.1)}, _shares)
 def once(start: Callable) -> dict[str, np.ndarray]:
     """Each row has a gradient in one step of 1,000, twice in all, like an embedding's.
 
@@ -250,7 +252,7 @@ def once(start: Callable) -> dict[str, np.ndarray]:
     return {"share": run.weight() - weights()}
 
 
-@_row(
+@experiment(
     "Idle weights beside live ones",
     {"rms": ".2f", "of float64's": ".2f"},
     {"of float64's": (0, 1.5)},
@@ -284,7 +286,7 @@ def _differ(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.mean(one.view(np.int16) != other.view(np.int16)))
 
 
-@_row(
+@experiment(
     "NaN",
     {"stays NaN": ".0f", "others NaN": ".0f", "0x7fffffff stays NaN": ".2f"},
     {"stays NaN": (1, 1), "0x7fffffff stays NaN": (1, 1)},
@@ -320,7 +322,7 @@ def _trained(run: Any, gradients: Iterable[np.ndarray]) -> Any:
     return run
 
 
-@_row("Compiled against eager", {"differ": ".1%"}, {"differ": (0, 0)})
+@experiment("Compiled against eager", {"differ": ".1%"}, {"differ": (0, 0)})
 def compiled(entry: Entry) -> Figures:
     """Ten steps from the same seed, compiled and not: the share of weights whose bits differ."""
     ends = []
@@ -330,7 +332,7 @@ def compiled(entry: Entry) -> Figures:
     return {"differ": _differ(*ends)}
 
 
-@_row(
+@experiment(
     "Resumed from a file",
     {"differ": ".1%", "generator kept": ".1%"},
     {"differ": (0, 0), "generator kept": (0, 0)},
@@ -389,7 +391,7 @@ def replica(entry: Entry, rank: int, device: Any = None) -> np.ndarray:
     return _bits(_trained(entry.start(weights(), **how), pool()[:10]))
 
 
-@_row("One and two processes", {"differ": ".1%"}, {"differ": (0, 0)})
+@experiment("One and two processes", {"differ": ".1%"}, {"differ": (0, 0)})
 def processes(entry: Entry) -> Figures:
     """Ten steps with the same gradients in two processes; each seeds torch's generator with its rank.
 
@@ -398,7 +400,7 @@ def processes(entry: Entry) -> Figures:
     return {"differ": _differ(replica(entry, 0), REPLICAS[entry.name])}
 
 
-@_row("Bytes of state", {"bytes per parameter": ".3f"}, {})
+@experiment("Bytes of state", {"bytes per parameter": ".3f"}, {})
 def state(entry: Entry) -> Figures:
     """The bytes of the optimizer's arrays for a weight of 1024 x 1024, without the weight, counted."""
     how = {"compiled": False} if entry.framework == "torch" else {}

@@ -1,11 +1,12 @@
 """What breaks in silence: ours and other libraries' optimizers, measured alike.
 
     make peers
-    python benchmarks/silent_failures.py [--only NAME ...] [--json benchmarks/results/NAME.json]
+    python benchmarks/silent_failures.py [--only NAME ...] [--rows KEY ...] [--json NAME.json]
 
-Every row of `failures.py` for every optimizer of `peers.py`, on a CPU. A figure is printed as it is measured,
-bold outside the bounds that its row gives. An optimizer that cannot run here is listed with the reason. The
-exit status is 1 where one of ours is outside a bound and `SHORTFALLS` does not say so, or says so wrongly.
+Every row of `failures.py` and of `small_network.py` for every optimizer of `peers.py`, on a CPU. A figure is
+printed as it is measured, bold outside the bounds that its row gives. An optimizer that cannot run here is
+listed with the reason. The exit status is 1 where one of ours is outside a bound and `SHORTFALLS` does not
+say so, or says so wrongly.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import failures
 import jax
 import numpy as np
 import peers
+import small_network  # noqa: F401 (it registers a row)
 import torch
 
 _RANGE = (
@@ -85,11 +87,10 @@ def read_replicas(names: list[str]) -> dict[str, np.ndarray]:
             return dict(bits)
 
 
-def measured(entries: list[peers.Entry]) -> dict[str, dict[str, dict]]:
-    """Return the figures of all rows, by key and name; of what failed, the reason."""
-    figures = {}
-    for row in failures.ROWS:
-        figures[row.key] = {}
+def measured(entries: list[peers.Entry], keys: list[str]) -> dict[str, dict[str, dict]]:
+    """Return the figures of the rows with these keys, by key and name; of what failed, the reason."""
+    figures = {row.key: {} for row in failures.ROWS}
+    for row in [row for row in failures.ROWS if row.key in keys]:
         for entry in entries:
             if row.moment and entry.second is None:
                 continue
@@ -117,13 +118,10 @@ def claims(record: dict) -> dict[str, bool]:
 
 
 def replaced(record: dict, newer: dict) -> dict:
-    """Return a record with the figures of a newer one for the optimizers that this one has."""
-    rows = {row["key"]: row for row in newer["rows"]}
-    kept = [
-        {**rows[row["key"]], "figures": row["figures"] | rows[row["key"]]["figures"]}
-        for row in record["rows"]
-    ]
-    return {**record, "shortfalls": newer["shortfalls"], "rows": kept}
+    """Return a record with the figures that a newer one has in their place."""
+    older = {row["key"]: row["figures"] for row in record["rows"]}
+    rows = [{**row, "figures": older.get(row["key"], {}) | row["figures"]} for row in newer["rows"]]
+    return {**record, "shortfalls": newer["shortfalls"], "rows": rows}
 
 
 def main() -> int:
@@ -131,7 +129,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what breaks in silence, beside other libraries.")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
     parser.add_argument("--only", nargs="+", help="names of optimizers, or beginnings of them")
-    parser.add_argument("--into", type=pathlib.Path, help="put the figures of --only into this record")
+    keys = [row.key for row in failures.ROWS]
+    parser.add_argument("--rows", nargs="+", choices=keys, default=keys, help="keys of experiments")
+    parser.add_argument("--into", type=pathlib.Path, help="put the figures into this record")
     parser.add_argument("--replica", type=pathlib.Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     # The libraries' own notes are not what is measured, and one thread suits arrays of this size.
@@ -146,8 +146,9 @@ def main() -> int:
         return 0
     start = time.perf_counter()
     kept, refused = runnable(entries)
-    failures.REPLICAS.update(read_replicas([entry.name for entry in kept]))
-    figures = measured(kept)
+    if "processes" in arguments.rows:
+        failures.REPLICAS.update(read_replicas([entry.name for entry in kept]))
+    figures = measured(kept, arguments.rows)
     record = {
         "date": datetime.date.today().isoformat(),
         "machine": {

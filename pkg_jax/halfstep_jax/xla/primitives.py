@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from halfstep.tested import say_if_newer
 from halfstep_jax.xla.shards import vary_together
 
 _Operation = Callable[..., jax.Array]
@@ -98,6 +99,7 @@ def stablehlo(name: str) -> Callable[..., Any] | None:
 
 def _primitive(name: str, type_of_result, derivative, implementation: _Operation) -> Any:
     """Return a new primitive that is not lowered yet."""
+    say_if_newer("jax", jax.__version__)
     primitive = importlib.import_module("jax.extend.core").Primitive(name)
     ad, batching = (importlib.import_module(f"jax.interpreters.{part}") for part in ("ad", "batching"))
     instantiate_zeros = ad.instantiate_zeros

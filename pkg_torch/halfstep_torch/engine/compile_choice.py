@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from halfstep.tested import say_if_newer
 from halfstep_torch.engine.inductor import find_cxx, missing_options
 from halfstep_torch.say_once import say_once
 
@@ -77,6 +78,7 @@ class CompileChoice:
                 f"{caller}: compiled steps on a CPU were held against the contract's vectors on Linux and "
                 f"x86-64, and never on {' and '.join(system)}. compile=False steps without a compiler."
             )
+        say_if_newer("torch", torch.__version__)
         try:
             make()
         except Exception as error:
