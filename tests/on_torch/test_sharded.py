@@ -384,11 +384,13 @@ def test_the_mesh_changes_no_bit_of_two_processes(tmp_path: pathlib.Path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("recipe", ["default", "eight_bit"])
-def test_the_mesh_changes_no_bit_of_compiled_steps(tmp_path: pathlib.Path, recipe: str):
+@pytest.mark.parametrize(
+    ("count", "recipe"), [(2, "default"), (2, "eight_bit"), (4, "default"), (4, "eight_bit")]
+)
+def test_the_mesh_changes_no_bit_of_compiled_steps(tmp_path: pathlib.Path, count: int, recipe: str):
     in_processes(
         tmp_path,
-        2,
+        count,
         functools.partial(steps_have_the_bits_of_one_process, recipes=(recipe,), compile=True),
     )
 

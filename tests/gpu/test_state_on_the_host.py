@@ -1,0 +1,47 @@
+"""State on the host, streamed to a device: the bits of state beside the weights, whatever overlaps."""
+
+import functools
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_torch import optimizer, streamed_state
+
+SHAPES = [(512, 1024), (300, 64), (9000,), (7,), ()]
+MAKES = {
+    "default": hs.AdamW,
+    "eight bits": functools.partial(hs.AdamW, **hs.recipes.eight_bit),
+    "master": functools.partial(hs.AdamW, param_storage="master"),
+}
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_streamed_state_has_the_bits_of_state_on_the_device(make, device, monkeypatch):
+    monkeypatch.setattr(streamed_state, "_PIECE", 1 << 16)
+    if device == "cpu":  # the same code, with one arena for the other
+        for module in (streamed_state, optimizer):
+            monkeypatch.setattr(module, "is_away", lambda device: True)
+    runs = []
+    for options in ({}, {"state_device": "cpu"}):
+        generator = torch.Generator().manual_seed(0)
+        params = [
+            torch.nn.Parameter(torch.randn(s, generator=generator).to(device).bfloat16()) for s in SHAPES
+        ]
+        ours = make([(f"w{i}", p) for i, p in enumerate(params)], compile=False, **options)
+        for _ in range(4):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator).to(device).bfloat16()
+            ours.step()
+        runs.append((params, [ours.state[p] for p in params]))
+    (params, states), (streamed, on_host) = runs
+    for p, q in zip(params, streamed, strict=True):
+        assert torch.equal(p.view(torch.int16), q.view(torch.int16))
+    for state, kept in zip(states, on_host, strict=True):
+        for key, x in kept.items():
+            assert x.device.type == "cpu"
+            assert key == "step" or x.is_pinned() == (device != "cpu")
+            assert torch.equal(
+                x.view(torch.uint8) if x.dim() else x,
+                state[key].cpu().view(torch.uint8) if x.dim() else state[key].cpu(),
+            )
