@@ -359,6 +359,10 @@ def functions_without_shards_refuse_them(rank: int) -> None:
     param.grad = shard(torch.ones(8, 8, dtype=torch.bfloat16), mesh, [Shard(0)])
     with pytest.raises(TypeError, match="is a DTensor, which it does not support"):
         hs.accumulate_gradients(model)
+    before = param.to_local().clone()
+    with pytest.raises(TypeError, match="is a DTensor, whose state state_device does not move"):
+        hs.AdamW(model.named_parameters(), state_device="cpu").step()
+    assert torch.equal(param.to_local(), before)
 
 
 @pytest.mark.slow

@@ -187,6 +187,7 @@ class AdamW(Optimizer):
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto", as in `Optimizer`.
         names: as in `Optimizer`.
+        state_device: None, or "cpu" for state on the host, as in `Optimizer`.
         foreach: of no effect, as `fused` is: all parameters are stepped together.
         capturable: False.
         differentiable: False.
