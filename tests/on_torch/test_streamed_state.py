@@ -109,3 +109,17 @@ def test_what_works_on_an_optimizer_finds_its_state_on_the_host():
 def test_state_has_no_place_but_the_host():
     with pytest.raises(ValueError, match=r"state_device='cuda' is no place for state. Use \"cpu\", or None"):
         hs.AdamW([torch.nn.Parameter(torch.zeros(2))], state_device="cuda")
+
+
+def test_gradients_that_are_released_find_their_state():
+    models = []
+    for options in ({}, {"state_device": "cpu"}):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(96, 200), torch.nn.Linear(200, 8)).bfloat16()
+        hs.release_gradients(
+            hs.AdamW(model.named_parameters(), compile=False, **hs.recipes.eight_bit, **options)
+        )
+        for step in range(3):
+            model(torch.full((2, 96), 0.5 + step).bfloat16()).square().sum().backward()
+        models.append(model)
+    assert all(torch.equal(p, q) for p, q in zip(*(model.parameters() for model in models), strict=True))
