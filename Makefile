@@ -94,8 +94,9 @@ $(RELEASE)/.ready: constraints.txt
 	@$(RELEASE)/bin/python $(PIP) -c constraints.txt build twine
 	@touch $@
 
-release-check: $(RELEASE)/.ready  ## build the release in dist/; install it into bare environments and try it
+release-check: $(RELEASE)/.ready  ## build the release in dist/; install it into bare environments and try it, under each Python here
 	$(RELEASE)/bin/python .ci/release.py
+	$(RELEASE)/bin/python .ci/release.py --pythons 3.10 3.12 3.13
 
 versions:  ## hold the oldest and the newest JAX and torch against the golden vectors
 	$(PYTHON) .ci/versions.py

@@ -1,13 +1,16 @@
 """Build what a release publishes, and try it where nothing else is installed.
 
     make release-check
+    python .ci/release.py --pythons 3.10 3.12 3.13
 
 Leaves in dist/: the wheel, the sdist, vectors.zip, and SHA256SUMS. `twine check` reads the metadata. Then
 each bare environment gets the wheel and one set of extras, or the sdist and none. In it `python -m halfstep`
 takes steps in the frameworks that are there and compares them with the reference, and
-`python -m halfstep_spec.check` holds a backend against vectors.zip.
+`python -m halfstep.check` holds a backend against vectors.zip. With --pythons the wheel of dist/ is tried
+under other Pythons too, with each set of extras; those that are not on this machine are named.
 """
 
+import argparse
 import hashlib
 import os
 import pathlib
@@ -24,6 +27,7 @@ DIST, VECTORS = ROOT / "dist", ROOT / "shared_spec" / "vectors"
 ADAPTER = ROOT / "examples" / "adapters" / "plain_python.py"
 BARE = {"jax": ("jax",), "torch": ("torch",), "all": ("jax", "torch"), "": ()}
 """Extras, and the frameworks that they bring; without extras the sdist is installed."""
+PINS = ROOT / "constraints.txt"
 
 
 def run(*command: object, folder: pathlib.Path = ROOT) -> str:
@@ -43,37 +47,59 @@ def write_vectors(archive: pathlib.Path) -> None:
             file.writestr(zipfile.ZipInfo(f"vectors/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
-def try_bare(extras: str, frameworks: tuple[str, ...], folder: pathlib.Path) -> str:
+def version_of(python: str) -> str:
+    """Return the version of a Python; "" where there is none."""
+    found = shutil.which(python)
+    if not found:
+        return ""
+    done = subprocess.run([found, "--version"], capture_output=True, text=True)
+    return "" if done.returncode else done.stdout.split()[1]
+
+
+def pins(version: str, folder: pathlib.Path) -> pathlib.Path:
+    """Return the constraints for a Python: for 3.10, which the pinned NumPy and JAX left, torch's alone."""
+    if not version.startswith("3.10."):
+        return PINS
+    path = folder / "constraints.txt"
+    path.write_text("\n".join(line for line in PINS.read_text().splitlines() if line.startswith("torch==")))
+    return path
+
+
+def try_bare(python: str, extras: str, frameworks: tuple[str, ...], folder: pathlib.Path) -> str:
     """Install into an environment of its own, take steps, ask the vectors; return what held."""
+    version = version_of(python)
+    run(python, "-m", "venv", folder)
     python = folder / "bin" / "python"
-    pip = (
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "-c",
-        ROOT / "constraints.txt",
-    )
-    run(sys.executable, "-m", "venv", folder)
+    install = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    install = (*install, "-c", pins(version, folder))
     if "torch" in frameworks:
-        run(*pip, "torch")  # first and alone, as in the Makefile
+        run(*install, "torch")  # first and alone, as in the Makefile
     (built,) = DIST.glob("*.whl" if extras else "*.tar.gz")
-    run(*pip, f"{built}[{extras}]" if extras else built)
+    run(*install, f"{built}[{extras}]" if extras else built)
     run(python, "-m", "pip", "check", "--disable-pip-version-check")
     printed = run(python, "-W", "error", "-m", "halfstep", folder=folder)
     held = len(re.findall("every bit is the bit of the reference", printed))
     missing = set(re.findall(r"^(\w+) is not installed$", printed, re.MULTILINE))
     if held != len(frameworks) or missing != {"jax", "torch"} - set(frameworks):
         sys.exit(f"With extras {extras or 'none'}, python -m halfstep prints\n{printed}")
-    check = (python, "-m", "halfstep_spec.check", ADAPTER, "--vectors", DIST / "vectors.zip")
+    versions = re.findall(r"^((?:jax|torch) [\d.]+)", printed, re.MULTILINE)
+    check = (python, "-m", "halfstep.check", ADAPTER, "--vectors", DIST / "vectors.zip")
     *_, summary = run(*check, folder=folder).splitlines()
-    return f"{built.name}, extras {extras or 'none'}: steps in {held} frameworks; vectors: {summary}"
+    about = ", ".join([f"Python {version}", f"extras {extras or 'none'}", *versions])
+    return f"{built.name}, {about}: steps in {held} frameworks; vectors: {summary}"
 
 
-def main() -> None:
-    """Build, check, install, try."""
+def try_python(python: str, sets: dict[str, tuple[str, ...]]) -> None:
+    """Print what held under a Python for each set of extras."""
+    for extras, frameworks in sets.items():
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            held = try_bare(python, extras, frameworks, pathlib.Path(folder))
+        print(f"{held} ({time.perf_counter() - start:.0f} s)", flush=True)
+
+
+def build() -> None:
+    """Build dist/ anew, and print the sums of its files."""
     shutil.rmtree(DIST, ignore_errors=True)
     run(sys.executable, "-m", "build", "--outdir", DIST, ROOT)
     write_vectors(DIST / "vectors.zip")
@@ -83,11 +109,21 @@ def main() -> None:
     sums = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
     (DIST / "SHA256SUMS").write_text(sums)
     print(sums, end="", flush=True)
-    for extras, frameworks in BARE.items():
-        start = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            held = try_bare(extras, frameworks, pathlib.Path(folder))
-        print(f"{held} ({time.perf_counter() - start:.0f} s)", flush=True)
+
+
+def main() -> None:
+    """Build, check, install, try; or try what is built under other Pythons."""
+    parser = argparse.ArgumentParser(description="Build what a release publishes, and try it.")
+    parser.add_argument("--pythons", nargs="+", help="such as 3.10: try the wheel of dist/ under these alone")
+    others = parser.parse_args().pythons
+    if not others:
+        build()
+        try_python(sys.executable, BARE)
+    for name in others or []:
+        if version_of(f"python{name}"):
+            try_python(f"python{name}", {extras: names for extras, names in BARE.items() if extras})
+        else:
+            print(f"Python {name} is not on this machine: not tried", flush=True)
 
 
 if __name__ == "__main__":
