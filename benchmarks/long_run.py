@@ -2,13 +2,14 @@
 
     python benchmarks/long_run.py [--only NAME ...] [--json benchmarks/results/NAME.json]
 
-4,096 elements. Gradients are normal, and elements differ in size by a lognormal factor of sigma 0.3. Moments
-are read every 10,000 steps: 20 readings, ten memories of nu apart. The error of mu is (mu - mu32) over the root
-of nu32; that of nu is what it does to the length of a step, sqrt(nu32 / nu) - 1.
+4,096 elements. Gradients are normal, and elements differ in size by a lognormal factor of sigma 0.3.
+Moments are read every 10,000 steps: 20 readings, ten memories of nu apart. The error of mu is (mu - mu32)
+over the root of nu32; that of nu is what it does to the length of a step, sqrt(nu32 / nu) - 1.
 
-Words of elements are independent. Therefore the mean of n errors of spread s has the standard error s / sqrt(n).
-*z* is the mean in standard errors, *drift* the difference between the two halves of the run in standard errors,
-*growth* the spread of the second half over that of the first. Two sentences about each format must hold:
+Words of elements are independent. Therefore the mean of n errors of spread s has the standard error
+s / sqrt(n). *z* is the mean in standard errors, *drift* the difference between the two halves of the run in
+standard errors, *growth* the spread of the second half over that of the first. Two sentences about each
+format must hold:
 
 - right on average: |z| <= 5 for mu. Rounding keeps the mean of nu or of its fourth root, and a step is a
   convex function of nu. So beyond 5 standard errors the mean step is off by at most 3/8 of nu's relative

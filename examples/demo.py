@@ -9,13 +9,18 @@ hold.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import importlib
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import platform
+import queue
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -35,21 +40,42 @@ PACKAGES = ("jax", "flax", "optax", "torch", "numpy")
 
 
 def run_all(recipe: Recipe, frameworks: Sequence[str]) -> list[Outcome]:
-    """Train every row in every framework, under one progress bar."""
-    scripts = {name: importlib.import_module(SCRIPTS[name]) for name in frameworks}
-    text, outcomes = load_text(), []
-    total = len(frameworks) * len(ROWS) * recipe.steps
-    with tqdm(total=total, unit="step", dynamic_ncols=True) as bar:
+    """Train every row in every framework: a process for each framework, under one progress bar."""
+    context = multiprocessing.get_context("spawn")
+    news, total = context.Queue(), len(frameworks) * len(ROWS) * recipe.steps
+    threads = max(1, (os.cpu_count() or 1) // len(frameworks))
+    begin = functools.partial(ProcessPoolExecutor, mp_context=context, initializer=_begin)
+    with (
+        begin(len(frameworks), initargs=(news, threads)) as pool,
+        tqdm(total=total, unit="step", dynamic_ncols=True) as bar,
+    ):
+        runs = [pool.submit(train_rows, framework, recipe) for framework in frameworks]
+        now = {}
+        while bar.n < total and not any(run.done() and run.exception() for run in runs):
+            with contextlib.suppress(queue.Empty):
+                framework, row, loss = news.get(timeout=1)
+                now[framework] = f"{framework} {row}, loss {loss:.2f}"
+                bar.set_description("; ".join(now.values()), refresh=False)
+                bar.update()
+        return [outcome for run in runs for outcome in run.result()]
 
-        def on_step(loss: float) -> None:
-            bar.set_postfix_str(f"validation loss {loss:.3f}", refresh=False)
-            bar.update()
 
-        for framework, script in scripts.items():
-            for row in ROWS:
-                bar.set_description(f"{framework}: {row.name}")
-                outcomes.append(script.train(recipe, row, text, on_step))
-    return outcomes
+def _begin(news: multiprocessing.Queue, threads: int) -> None:
+    """In a process for one framework: share the processors, and keep where to tell of steps."""
+    global _NEWS
+    # Before torch is imported, which reads it then.
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    _NEWS = news
+    news.cancel_join_thread()  # where the other framework failed, nobody reads any more
+
+
+def train_rows(framework: str, recipe: Recipe) -> list[Outcome]:
+    """Train every row in one framework, and tell of each step."""
+    script, text = importlib.import_module(SCRIPTS[framework]), load_text()
+    return [
+        script.train(recipe, row, text, lambda loss, row=row: _NEWS.put((framework, row.name, loss)))
+        for row in ROWS
+    ]
 
 
 def write_figures(path: Path, recipe: Recipe, outcomes: list[Outcome]) -> None:
