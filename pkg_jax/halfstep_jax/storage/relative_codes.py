@@ -99,10 +99,12 @@ class DitheredCodes(FineIntegerCodes):
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round x / s + d to nearest integers that stop at 7; near zero to zero itself."""
-        y = self._ratio(x, scale)
-        q = lax.round(y + _dither(words), lax.RoundingMethod.TO_NEAREST_EVEN)
+        unit = decode_unsigned(scale, _SCALES, _SCALES.fixed_base)
+        q = lax.round(divide(x, unit) + _dither(words), lax.RoundingMethod.TO_NEAREST_EVEN)
         codes = (jnp.clip(q, -self.largest, self.largest).astype(jnp.int32) + 8).astype(jnp.uint8)
-        is_zero = jnp.abs(y) <= np.float32(DEAD_ZONE)
+        # That is |x / s| <= 1/16: s has three bits, so that no x is so near above s/16 that x / s is 1/16. A
+        # quotient with two uses XLA on CPU keeps in float32.
+        is_zero = jnp.abs(x) <= unit * np.float32(DEAD_ZONE)
         return jnp.where(is_zero | (scale == NAN_SCALE), np.uint8(0), codes)
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
