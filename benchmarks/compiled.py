@@ -162,8 +162,8 @@ def _packed_and_whole_settings() -> list[Setting]:
             "four_bit (relative int4, uroot8)",
             _adamw(**hs.recipes.four_bit),
             # Two maxima of blocks, the second after the first; on a TPU blocks of 32 cross its tiles.
-            {"v5e": 11.5, "v6e": 11.3, "h100": 3.95},
-            temporaries=8.3,
+            {"v5e": 11.5, "v6e": 11.3, "h100": 2.32},
+            temporaries=2.0,
         ),
         Setting(
             "LAMB, bfloat16",

@@ -22,6 +22,7 @@ from halfstep_jax.numbers.op import Count, JaxOp
 from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.numbers.roots import divide
 from halfstep_jax.numbers.schedules import at_count
+from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.relative import into_unit, out_of_unit
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.xla.exact import straight_through
@@ -33,6 +34,18 @@ class StepKeys(NamedTuple):
     now: LeafKey
     before: LeafKey | None
     zero: jax.Array
+
+
+# What an earlier look at a step found of a moment: its scales, and then all that is stored.
+Known = Encoded | jax.Array
+
+
+class Found(Exception):
+    """What a look at a step was for: what comes next of what is stored of the moment `name`."""
+
+    def __init__(self, name: str, known: Known):
+        super().__init__(name)
+        self.name, self.known = name, known
 
 
 class StoredStepMoment(StepMoment):
@@ -51,7 +64,9 @@ class StoredStepMoment(StepMoment):
         op: JaxOp,
         numbers: Any,
         second: "StoredStepMoment | None",
+        known: Mapping[str, Known] | None = None,
     ):
+        self._known = known
         self._format = stored.format_of(encoded)
         unit = second if self._format.relative else None
         value = stored.decode(encoded, keys.before)
@@ -85,26 +100,45 @@ class StoredStepMoment(StepMoment):
         """Round to the format, keep the codes, and return the values that they hold."""
         nu, fmt = self._nu, self._format
         if nu is None or nu.rounded is None:
-            self.encoded, value = self._stored.round_trip(self.encoded, x, self._keys.now)
-            return straight_through(x, value)
+            return straight_through(x, self._round_trip(x))
         v = nu.rounded.value
-        z = into_unit(fmt, x, v, nu.encoded, self._keys.zero)
-        self.encoded, z = self._stored.round_trip(self.encoded, z, self._keys.now)
+        # Where what is stored is known, XLA drops the way into the unit.
+        z = self._round_trip(into_unit(fmt, x, v, nu.encoded, self._keys.zero))
         return straight_through(x, out_of_unit(fmt, z, v, nu.encoded))
+
+    def _round_trip(self, x: jax.Array) -> jax.Array:
+        """Return what is stored of x; where one looks at the step, what is known, or raise `Found`."""
+        stored, fmt, key = self._stored, self._format, self._keys.now
+        if self._known is None:
+            self.encoded, value = stored.round_trip(self.encoded, x, key)
+            return value
+        known = self._known.get(self.name)
+        if isinstance(known, Encoded):
+            self.encoded = known
+            return stored.decode(known, key)
+        if known is None and fmt.scaled:
+            raise Found(self.name, fmt.scale_of(x))
+        words = stored.words(fmt, x.shape, key)
+        raise Found(self.name, fmt.codes_of(x, words, known, keep_nonzero=stored.keep_nonzero))
 
 
 def step_moments(
-    stored: Mapping[str, StoredMoment], encoded: Sequence[Any], keys: StepKeys, op: JaxOp, numbers: Any
+    stored: Mapping[str, StoredMoment],
+    encoded: Sequence[Any],
+    keys: StepKeys,
+    op: JaxOp,
+    numbers: Any,
+    known: Mapping[str, Known] | None = None,
 ) -> dict[str, StoredStepMoment]:
     """Return the moments of one leaf during a step, those in units of another after that one.
 
-    Without `numbers` nothing is paid for.
+    Without `numbers` nothing is paid for. `known` is what earlier looks at the step found, if there are any.
     """
     moments: dict[str, StoredStepMoment] = {}
     rows = zip(stored.items(), encoded, strict=True)
     for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
         second = moments.get(moment.field.unit)
-        moments[name] = StoredStepMoment(moment, old, keys, op, numbers, second)
+        moments[name] = StoredStepMoment(moment, old, keys, op, numbers, second, known)
     return moments
 
 

@@ -1,5 +1,6 @@
 """An update rule as an Optax transform: trees to leaves, seeds to words, state in and out."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
@@ -7,6 +8,7 @@ from typing import Any, ParamSpec
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from halfstep.random_words import leaf_id
 from halfstep.rule import Rule, declared
@@ -20,6 +22,8 @@ from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.rule import (
+    Found,
+    Known,
     StepKeys,
     checked,
     numbers_at,
@@ -30,7 +34,7 @@ from halfstep_jax.rule import (
     with_fields,
 )
 from halfstep_jax.storage.stored_moment import StoredMoment
-from halfstep_jax.xla.exact import opaque_input, opaque_zero, stored_with
+from halfstep_jax.xla.exact import another_zero, opaque_bits, opaque_input, opaque_zero, stored_with
 from halfstep_jax.xla.shards import shards, told_shards
 
 _TRIAL_SHAPE = (8, 16)
@@ -179,18 +183,53 @@ def _step(
     static: tuple, keys: LeafKeys, before: LeafKeys | None, place, numbers, g: jax.Array, p, encoded: tuple
 ) -> tuple:
     """Take the step of a rule with moments on one leaf: return its update and what is stored."""
-    rule, stored = static
+    _, stored = static
     key = keys.of_leaf(place)
     zero = key.zero
-    op, step_keys = _op(rule, zero), StepKeys(key, None if before is None else before.of_leaf(place), zero)
-    moments = step_moments(dict(stored), encoded, step_keys, op, numbers)
-    g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
-    u = updated(rule, numbers, g, p, op, moments)
+    step_keys = StepKeys(key, None if before is None else before.of_leaf(place), zero)
+    formats = [moment.format_of(old) for (_, moment), old in zip(stored, encoded, strict=True)]
+    # Op by op nothing is kept that was not computed.
+    pays = [moment.pays(fmt) for (_, moment), fmt in zip(stored, formats, strict=True)]
+    if any(pays) and isinstance(zero, Tracer):
+        encoded = tuple(fmt.unpacked(old) for fmt, old in zip(formats, encoded, strict=True))
+        # XLA on a GPU has two passes of its own where only one moment has scales.
+        on_gpu = sum(fmt.scaled for fmt in formats) > 1
+        take = functools.partial(_take, static, step_keys, numbers, g, p, encoded)
+        u, moments = _look(take, zero, on_gpu)
+        rows = zip(stored, formats, strict=True)
+        return u, *(fmt.packed_up(moments[name].encoded) for (name, _), fmt in rows)
+    u, moments = _take(static, step_keys, numbers, g, p, encoded, zero, None)
     if any(moment.has_inverse_root for moment in moments.values()):
         # Made before moments are stored, u would have a pass of its own on a TPU.
         for name, moment in stored:
             u = stored_with(u, moments[name].encoded.codes, zero) if moment.field.unit else u
     return u, *(moments[name].encoded for name, _ in stored)
+
+
+def _take(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, encoded: tuple, zero, known):
+    """Take the step of one leaf from inputs behind a zero: return its update and its moments."""
+    rule, stored = static
+    op = _op(rule, zero)
+    if known is not None:
+        encoded = jax.tree.map(lambda x: opaque_bits(x, zero), encoded)
+    moments = step_moments(dict(stored), encoded, keys._replace(zero=zero), op, numbers, known)
+    g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
+    return updated(rule, numbers, g, p, op, moments), moments
+
+
+def _look(take: Callable, zero: jax.Array, on_gpu: bool) -> tuple:
+    """Take a step several times: once for each thing that is stored, in its order, and then for the update.
+
+    Where the zero is another one each time, XLA does not see that these are one step. It keeps in float32
+    what has a root in it and two uses; so nothing has two, and nothing but what is stored crosses memory.
+    """
+    known: dict[str, Known] = {}
+    while True:
+        zero = another_zero(zero, on_gpu=on_gpu)
+        try:
+            return take(zero, known)
+        except Found as found:
+            known[found.name] = found.known
 
 
 def _weights(rule: Rule, leaves: Leaves, params) -> list[Any]:

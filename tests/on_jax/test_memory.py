@@ -101,6 +101,15 @@ def test_block_scales_need_no_array_of_more_than_bytes(mu, nu):
     assert memory.temp_size_in_bytes < 1.25 * SIZE + SMALL
 
 
+@pytest.mark.parametrize(("recipe", "most"), [("eight_bit", 2), ("four_bit", 3)])
+def test_a_moment_that_is_paid_for_crosses_no_kernel_in_float32(recipe, most):
+    """Of codes, a byte each is kept: old ones, which are read when new ones are there, and unpacked ones."""
+    compiled = compile_step(hs.adamw(1e-3, recipe=recipe), "bfloat16")
+    text, scales = compiled.as_text(), SIZE // 16
+    assert compiled.memory_analysis().temp_size_in_bytes < most * SIZE + scales + SMALL
+    assert not re.findall(r"= f32\[512,512\]\S* fusion", text[text.index("\nENTRY") :])
+
+
 def test_one_compilation_serves_all_steps_and_learning_rates():
     traced = []
 

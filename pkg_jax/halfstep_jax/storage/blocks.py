@@ -147,6 +147,14 @@ def unpack(
     return runs[..., :run].reshape(shape)
 
 
+def kept_for_kernels(codes: jax.Array) -> jax.Array:
+    """Return codes that are unpacked, or not packed yet: on a CPU in memory, byte by byte.
+
+    There XLA takes elements one at a time wherever it packs or unpacks, with all that is in the same kernel.
+    """
+    return lax.platform_dependent(codes, cpu=keep_codes_for_kernels, default=lambda codes: codes)
+
+
 def _packed(runs: jax.Array) -> jax.Array:
     """Return 4-bit codes of runs of even length, two to a byte."""
     pairs = runs.reshape(*runs.shape[:-1], runs.shape[-1] // 2, 2).astype(jnp.uint4)
@@ -179,17 +187,15 @@ def _maximum(rows: jax.Array, block: int) -> jax.Array:
 
 
 def _of_maximum_by_halves(scale: Callable, rows: jax.Array, block: int) -> jax.Array:
-    """Return `scale` of the maximum of every block, a byte. The bytes of halves are kept, then those of few.
+    """Return `scale` of the maximum of every block, a byte: of the bytes of halves, which are kept.
 
-    Else XLA would compute the rows for each half of the halves, these an element at a time; and keep twice
-    as many as are few, in float32.
+    XLA leaves the maximum of bytes to a library, in front of which a kernel ends. Of float32 it would compute
+    the rows for each half of the halves, these an element at a time.
     """
     blocks = _cut(rows, block)
     if not _has_halves(blocks):
         return scale(_maximum_by_halves(blocks))
-    halves = keep_codes_for_kernels(scale(_halved(blocks))).astype(jnp.float32)
-    few = keep_codes_for_kernels(_by_halves(halves).astype(jnp.uint8)).astype(jnp.float32)
-    return jnp.max(few, axis=-1, initial=0).astype(jnp.uint8)
+    return jnp.max(scale(_halved(blocks)), axis=-1, initial=0)
 
 
 def _maximum_by_halves(blocks: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from halfstep.storage import formats as shared
 from halfstep_jax.placement import with_auto_axes
@@ -17,6 +18,7 @@ from halfstep_jax.storage.base_codes import Codes, Mask
 from halfstep_jax.storage.blocks import (
     block_maximum,
     first_elements,
+    kept_for_kernels,
     of_block_maximum,
     pack,
     per_element,
@@ -49,6 +51,16 @@ class Format(shared.Format):
         """What the codes are."""
         return CODES[self.family][self.dtype]
 
+    def problem_of(self, scale, shape: tuple[int, ...]) -> str | None:
+        """Return what is wrong with the scales of an array of `shape`, as far as it can be read now."""
+        expected = self.scale_shape(shape)
+        made = f"block_size={self.block_size!r} makes it uint8{list(expected)}"
+        if scale is None:
+            return f"is missing; {made}"
+        if scale.shape != expected or scale.dtype != jnp.uint8:
+            return f"is {scale.dtype}{list(scale.shape)}; {made}"
+        return None if isinstance(scale, Tracer) else self.problem_of_scale(np.asarray(scale))
+
     def zeros_like(self, p) -> Encoded:
         """Return the codes and scales of zeros, in the shape and with the sharding of `p`."""
         if not self.scaled:
@@ -78,6 +90,44 @@ class Format(shared.Format):
             return Encoded(self.codes.encode(x, None, words, keep_nonzero == "always"), None)
         return with_auto_axes(functools.partial(self._encode, keep_nonzero=keep_nonzero), x, words)
 
+    def scale_of(self, x: jax.Array) -> jax.Array:
+        """Return the scale bytes of the blocks of x."""
+        return with_auto_axes(self._scale_of, x)
+
+    def codes_of(
+        self, x: jax.Array, words: jax.Array | None, scale: jax.Array | None, *, keep_nonzero: str = "never"
+    ) -> Encoded:
+        """Return what `encode` returns, given what `scale_of` returned; not packed (see `packed_up`)."""
+        if not self.scaled:
+            return Encoded(self.codes.encode(x, None, words, keep_nonzero == "always"), None)
+        return with_auto_axes(functools.partial(self._codes_of, keep_nonzero=keep_nonzero), x, words, scale)
+
+    def _codes_of(self, x: jax.Array, words: jax.Array | None, scale: jax.Array, keep_nonzero: str):
+        codes, _ = self._codes_and_scale(x, words, keep_nonzero, scale)
+        return Encoded(kept_for_kernels(codes) if self.packed else codes, scale)
+
+    def unpacked(self, encoded: Encoded) -> Encoded:
+        """Return what is stored with a code for every element, whatever is packed."""
+        return with_auto_axes(self._unpacked, encoded) if encoded.shape is not None else encoded
+
+    def _unpacked(self, encoded: Encoded) -> Encoded:
+        assert encoded.shape is not None
+        codes = unpack(encoded.codes, encoded.shape, self.block_size)
+        return Encoded(kept_for_kernels(codes), encoded.scale)
+
+    def packed_up(self, encoded: Encoded) -> Encoded:
+        """Return what is stored in the form in which it is, given it in that of `unpacked`."""
+        if not self.packed:
+            return encoded
+        return with_auto_axes(lambda encoded: self._encoded(encoded.codes, encoded.scale), encoded)
+
+    def _scale_of(self, x: jax.Array) -> jax.Array:
+        # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
+        not_finite = np.inf if self.codes.nan_in_scale else 0.0
+        # The bytes of packed codes a TPU keeps in another order, so that bytes of scales do not join them.
+        packed = self.codes.packed
+        return of_block_maximum(self.codes.scale, x, self.block_size, not_finite, bytes_on_tpu=not packed)
+
     def round_trip(
         self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never"
     ) -> tuple[Encoded, jax.Array]:
@@ -100,14 +150,11 @@ class Format(shared.Format):
         return self._encoded(*self._codes_and_scale(x, words, keep_nonzero))
 
     def _codes_and_scale(
-        self, x: jax.Array, words: jax.Array | None, keep_nonzero: str
+        self, x: jax.Array, words: jax.Array | None, keep_nonzero: str, scale: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the code of every element, and the scale of every block."""
+        """Return the code of every element, and the scale of every block, if it is not known."""
         codes = self.codes
-        # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
-        not_finite = np.inf if codes.nan_in_scale else 0.0
-        # The bytes of packed codes a TPU keeps in another order, so that bytes of scales do not join them.
-        scale = of_block_maximum(codes.scale, x, self.block_size, not_finite, bytes_on_tpu=not codes.packed)
+        scale = self._scale_of(x) if scale is None else scale
         nonzero: Mask = keep_nonzero == "always"
         if keep_nonzero == "where_nonnegative":
             nonzero = self._without_negative(x)
@@ -128,8 +175,7 @@ class Format(shared.Format):
     def _decode(self, encoded: Encoded, words: jax.Array | None) -> jax.Array:
         codes, scale = encoded.codes, encoded.scale
         assert scale is not None
-        if self.packed:
-            assert encoded.shape is not None
+        if encoded.shape is not None:
             codes = unpack(codes, encoded.shape, self.block_size)
         return self.codes.decode(codes, per_element(scale, codes.shape, self.block_size), words)
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.core import Tracer
 
 from halfstep.random_words import role_of, word_role
 from halfstep.rule import Moment
@@ -177,20 +176,20 @@ class StoredMoment:
             key: of the leaf at the step that stored them, for dithered codes.
         """
         fmt, shape = self.format_of(encoded), encoded.codes.shape if encoded.shape is None else encoded.shape
-        return fmt.decode(encoded, self._words(fmt, shape, key) if fmt.dithered else None)
+        return fmt.decode(encoded, self.words(fmt, shape, key) if fmt.dithered else None)
 
     def round_trip(self, old: Encoded, moment: jax.Array, key: LeafKey) -> tuple[Encoded, jax.Array]:
         """Round the float32 `moment` to the format of `old`, with words of the leaf's key, and decode it."""
         fmt = self.format_of(old)
-        words = self._words(fmt, moment.shape, key)
-        return fmt.round_trip(moment, words, keep_nonzero="never" if self.field.signed else "always")
+        words = self.words(fmt, moment.shape, key)
+        return fmt.round_trip(moment, words, keep_nonzero=self.keep_nonzero)
 
     def round_with_inverse_root(
         self, old: Encoded, moment: jax.Array, key: LeafKey
     ) -> tuple[Encoded, jax.Array]:
         """Round as `round_trip` does; return what is stored, and about 1/sqrt of the moment as it is."""
         fmt = self.format_of(old)
-        codes, inverse = fmt.codes.with_inverse_root(moment, self._words(fmt, moment.shape, key), key.zero)
+        codes, inverse = fmt.codes.with_inverse_root(moment, self.words(fmt, moment.shape, key), key.zero)
         return Encoded(codes, None), inverse
 
     def split_tree(self, encoded):
@@ -234,7 +233,12 @@ class StoredMoment:
         """Whether decoding asks for the key of the step that stored."""
         return self.asked_for is not None and self.asked_for.dithered
 
-    def _words(self, fmt: Format, shape, key: LeafKey | None) -> jax.Array | None:
+    @property
+    def keep_nonzero(self) -> str:
+        """Whether what is not zero is not stored as zero: see `Format.encode`."""
+        return "never" if self.field.signed else "always"
+
+    def words(self, fmt: Format, shape, key: LeafKey | None) -> jax.Array | None:
         """Return one word per element, of dithered codes that of its block; to nearest None."""
         if not self._stochastic(fmt):
             return None
@@ -314,7 +318,7 @@ class StoredMoment:
 
     def _checked(self, leaf: str, shape: tuple[int, ...], fmt: Format | None, codes, scale) -> Encoded:
         fmt = fmt or as_format(self.caller, self.dtype_name, codes.dtype)
-        if fmt.scaled and (problem := _problem(fmt, shape, scale)):
+        if fmt.scaled and (problem := fmt.problem_of(scale, shape)):
             raise ValueError(
                 f"{self.caller}: the {self.name}_scale of '{leaf}' {problem}. "
                 "Pass the state that init made, and the block_size that it was made with."
@@ -340,14 +344,3 @@ def named_scales(has_scales: bool, scales: Mapping[str, jax.Array | None]) -> An
     if not has_scales:
         return optax.EmptyState()
     return {name: scale for name, scale in scales.items() if scale is not None} or jnp.zeros([], jnp.uint8)
-
-
-def _problem(fmt: Format, shape: tuple[int, ...], scale) -> str | None:
-    """Return what is wrong with the scales of an array of `shape`, as far as it can be read now."""
-    expected = fmt.scale_shape(shape)
-    if scale is None:
-        return f"is missing; block_size={fmt.block_size!r} makes it uint8{list(expected)}"
-    if scale.shape != expected or scale.dtype != jnp.uint8:
-        found, made = f"{scale.dtype}{list(scale.shape)}", f"uint8{list(expected)}"
-        return f"is {found}; block_size={fmt.block_size!r} makes it {made}"
-    return None if isinstance(scale, Tracer) else fmt.problem_of_scale(np.asarray(scale))

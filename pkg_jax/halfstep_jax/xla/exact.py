@@ -61,6 +61,14 @@ def opaque_input(x: jax.Array, zero: jax.Array) -> jax.Array:
     return _opaque(x, zero).astype(jnp.float32)
 
 
+def opaque_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
+    """Return an array of any dtype, such as codes, ORed with `zero`."""
+    if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize > 1:
+        return _opaque(x, zero)
+    bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    return lax.bitcast_convert_type(bits | zero.astype(bits.dtype), x.dtype)
+
+
 def straight_through(x: jax.Array, rounded: jax.Array) -> jax.Array:
     """Return `rounded`, which to a derivative is `x`: what a step rounds passes derivatives on as they are.
 
@@ -137,6 +145,36 @@ _straight_through = elementwise(
     lambda primals, tangents: tangents[0].astype(primals[1].dtype),
     lambda x, rounded: rounded,
     in_hlo={None: lambda x, rounded: rounded},
+)
+
+
+def another_zero(zero: jax.Array, *, on_gpu: bool) -> jax.Array:
+    """Return a zero behind which XLA takes an array for another one: on a CPU, and `on_gpu` if that is set.
+
+    On a TPU it is the zero itself: what is behind it twice is computed once.
+    """
+    return _another_zero(zero) if on_gpu else _another_zero_on_cpu(zero)
+
+
+def _three_times(zero: jax.Array) -> jax.Array:
+    return zero * np.uint32(3)
+
+
+def _as_it_is(zero: jax.Array) -> jax.Array:
+    return zero
+
+
+_another_zero = elementwise(
+    "another_zero", type_of_first, lambda primals, tangents: tangents[0], _three_times, tpu=_as_it_is
+)
+_another_zero_on_cpu = elementwise(
+    "another_zero_on_cpu",
+    type_of_first,
+    lambda primals, tangents: tangents[0],
+    _three_times,
+    tpu=_as_it_is,
+    cuda=_as_it_is,
+    rocm=_as_it_is,
 )
 
 
