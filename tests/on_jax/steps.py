@@ -98,3 +98,26 @@ def sharded(array, *axes):
 def default_adamw(**options):
     """Return the default recipe with a decay that shows."""
     return hs.adamw(1e-3, weight_decay=0.1, seed=7, **options)
+
+
+RULES = tuple(spec.PARAM_STORAGES)
+KEEPING = [name for name in spec.PARAM_STORAGES if name not in ("nearest", "stochastic")]
+W = {"w": jnp.ones(3, jnp.bfloat16)}
+G = {"w": jnp.ones(3, jnp.float32)}
+
+
+def update(tx, updates, params=W, seen=W):
+    """Take one update of a state that saw the params `seen`."""
+    return tx.update(updates, tx.init(seen), params)
+
+
+E4M3, E5M3 = hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")
+
+
+def assert_same_in_every_mode(tx) -> None:
+    """Hold steps op by op, and over devices, against those of one compiled function."""
+    p, g = {"w": weights((64, 200))}, {"w": gradients(3, (64, 200))}
+    expected = run(tx, p, g)
+    assert_trees_same(run(tx, p, g, compiled=False), expected, "op by op")
+    split = {"w": sharded(p["w"], ("x", "y"))}
+    assert_trees_same(run(tx, split, {"w": sharded(g["w"], None, ("x", "y"))}), expected, "over devices")

@@ -16,7 +16,15 @@ from halfstep.storage.tables import TABLES as SHARED_TABLES
 from halfstep_jax.storage import tables
 from halfstep_spec.storage.tables import TABLES, decode_table, encode_table
 from halfstep_spec.vectors import Array
-from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
+from on_jax.steps import (
+    assert_same_in_every_mode,
+    assert_trees_same,
+    gradients,
+    run,
+    sharded,
+    take_step,
+    weights,
+)
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 EIGHT = {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8")}
@@ -134,13 +142,7 @@ def test_steps_have_the_bits_of_the_reference(mu, nu, block_size):
     "formats", [pytest.param(EIGHT, id="8", marks=pytest.mark.slow), pytest.param(FOUR, id="4")]
 )
 def test_op_by_op_compiled_and_over_devices_give_the_same_bits(formats):
-    shape = (64, 200)
-    tx = hs.adamw(1e-3, weight_decay=0.1, seed=3, **formats)
-    p, g = {"w": weights(shape)}, {"w": gradients(3, shape)}
-    expected = run(tx, p, g)
-    assert_trees_same(run(tx, p, g, compiled=False), expected, "op by op")
-    split = {"w": sharded(p["w"], ("x", "y"))}
-    assert_trees_same(run(tx, split, {"w": sharded(g["w"], None, ("x", "y"))}), expected, "over devices")
+    assert_same_in_every_mode(hs.adamw(1e-3, weight_decay=0.1, seed=3, **formats))
 
 
 @pytest.mark.slow

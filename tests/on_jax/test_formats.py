@@ -1,4 +1,4 @@
-"""State formats: codes, scales and decoded values are those of the reference; what a state of them costs."""
+"""State formats: codes, scales and decoded values are those of the reference, under every weight rule."""
 
 import dataclasses
 import functools
@@ -20,21 +20,19 @@ from halfstep.storage.state_dtypes import SCALED_DTYPES
 from halfstep_jax.storage.float_codes import cast, decode_bits
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_spec.vectors import Array
-from on_jax.steps import assert_trees_same, gradients, run, sharded, take_step, weights
+from on_jax.steps import (
+    E4M3,
+    E5M3,
+    assert_same_in_every_mode,
+    assert_trees_same,
+    gradients,
+    run,
+    weights,
+)
 
 UNSIGNED = [name for name, codes in (spec.SCALED_CODES | spec.PLAIN_CODES).items() if not codes.signed]
-
-
 ALL = list(dict.fromkeys((*SCALED_DTYPES, *UNSIGNED)))
-
-
 PLAIN = [name for name, codes in spec.PLAIN_CODES.items() if codes.signed and name != "float32"]
-
-
-COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-
-
-E4M3, E5M3 = hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")
 
 
 def format_of(dtype, block_size=128):
@@ -185,14 +183,8 @@ def test_mean_over_evenly_spread_words_is_the_value(dtype):
     assert abs(decoded.mean() - float(x[1])) <= np.ptp(decoded) * 2.0**-16
 
 
-# --- whole steps -------------------------------------------------------------------------------------------
-
 RULES = tuple(spec.PARAM_STORAGES)
-
-
 MU = [*PLAIN, "float32", *(hs.scaled(d, 8, 0, 0) for d in SCALED_DTYPES if d not in UNSIGNED)]
-
-
 NU = ["bfloat16", "float32", "ufloat8_e6m2"]
 
 
@@ -273,110 +265,7 @@ def test_more_of_the_product_has_the_bits_of_the_reference(combination):
     ],
 )
 def test_op_by_op_compiled_and_over_devices_give_the_same_bits(mu, nu):
-    shape = (64, 200)
-    tx = hs.adamw(1e-3, weight_decay=0.1, mu_dtype=mu, nu_dtype=nu, seed=3)
-    p, g = {"w": weights(shape)}, {"w": gradients(3, shape)}
-    expected = run(tx, p, g)
-    assert_trees_same(run(tx, p, g, compiled=False), expected, "op by op")
-    split = {"w": sharded(p["w"], ("x", "y"))}
-    assert_trees_same(run(tx, split, {"w": sharded(g["w"], None, ("x", "y"))}), expected, "over devices")
-
-
-@pytest.mark.slow
-def test_blocks_of_leading_shards_stay_whole_and_send_nothing():
-    params = {"w": sharded(weights((64, 256)), ("x", "y")), "conv": sharded(weights((64, 32, 3, 3)), "x")}
-    tx = hs.adamw(1e-3, mu_dtype=E4M3, nu_dtype=E5M3)
-    state = tx.init(params)
-    adam = state[0]
-    for scale in (adam.mu_scale, adam.nu_scale):
-        assert scale["w"].shape == (64, 2)
-        assert scale["conv"].shape == (64, 3)
-        for name, p in params.items():
-            assert (
-                scale[name].sharding.shard_shape(scale[name].shape)[0] == p.sharding.shard_shape(p.shape)[0]
-            )
-    g = jax.tree.map(lambda p: (p * 0.1).astype(jnp.float32), params)
-    step = jax.jit(functools.partial(take_step, tx), donate_argnums=(0, 1))
-    text = step.lower(params, state, g).compile().as_text()
-    assert not [name for name in COLLECTIVES if name in text]
-    _, new = step(params, state, g)
-    assert new[0].nu_scale["w"].sharding.shard_shape((64, 2)) == (8, 2)
-
-
-# --- what it costs -----------------------------------------------------------------------------------------
-
-_D = 2048
-
-
-_BLOCK = [(_D,), (_D, _D), (_D, 512), (_D, 512), (_D, _D), (_D,), (_D, 5632), (_D, 5632), (5632, _D)]
-
-
-TRANSFORMER = [(32000, _D), *_BLOCK * 22, (_D,), (_D, 32000)]
-
-
-"""A Llama of 1.1 billion parameters."""
-
-
-_WIDTHS = [3, 64, 64, 128, 128, 256, 256, 256, *[512] * 6]
-
-
-_CONVOLUTIONS = [shape for a, b in itertools.pairwise(_WIDTHS) for shape in ((3, 3, a, b), (b,))]
-
-
-CNN = [*_CONVOLUTIONS, (25088, 4096), (4096,), (4096, 4096), (4096,), (4096, 1000), (1000,)]
-
-
-"""VGG-16."""
-
-
-@pytest.mark.parametrize("shapes", [TRANSFORMER, CNN], ids=["transformer", "cnn"])
-@pytest.mark.parametrize(
-    ("mu", "nu", "of_state", "in_all"),
-    [
-        ("bfloat16", "bfloat16", 4.0, 8.0),
-        ("bfloat16", hs.scaled("float16"), 4.02, 8.02),
-        (E4M3, E5M3, 2.02, 6.02),
-    ],
-    ids=["bf16", "bf16-scaled16", "fp8"],
-)
-def test_bytes_per_parameter(shapes, mu, nu, of_state, in_all):
-    """Of the state, and of all that training keeps: weights and gradients in bfloat16, and the state."""
-    params = {str(i): jax.ShapeDtypeStruct(shape, jnp.bfloat16) for i, shape in enumerate(shapes)}
-    state = jax.eval_shape(hs.adamw(1e-3, mu_dtype=mu, nu_dtype=nu).init, params)
-    size = sum(p.size for p in params.values())
-    used = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)) / size
-    gradients = jax.eval_shape(jax.grad(lambda tree: sum(p.sum() for p in tree.values())), params)
-    whole = used + sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((params, gradients))) / size
-    # Counts, seeds and the byte that stands for no scale: under 100 bytes a leaf.
-    assert used <= of_state + 100 * len(shapes) / size
-    assert whole <= in_all + 100 * len(shapes) / size
-
-
-def test_small_and_flat_leaves_are_kept_in_float32():
-    params = {"w": weights((64, 64)), "small": weights((64, 63)), "flat": weights((5000,))}
-    state = hs.scale_by_adam(mu_dtype=E4M3, nu_dtype=hs.scaled("float16", min_ndim=1)).init(params)
-    assert {name: str(x.dtype) for name, x in state.mu.items()} == {
-        "w": "float8_e4m3fn",
-        "small": "float32",
-        "flat": "float32",
-    }
-    assert state.nu["flat"].dtype == "float16"
-    assert state.nu_scale["flat"].shape == (40,)
-
-
-def test_a_state_without_scaled_formats_has_no_trees_of_scales():
-    state = hs.scale_by_adam(nu_dtype="ufloat8_e6m2").init({"w": weights((64, 64))})
-    assert jax.tree.leaves((state.mu_scale, state.nu_scale)) == []
-
-
-def test_map_params_meets_codes_with_their_params_and_no_scales():
-    params = {"w": weights((64, 64)), "b": weights((64,))}
-    tx = hs.adamw(1e-3, mu_dtype=E4M3, nu_dtype=E5M3)
-    state = tx.init(params)
-    seen = optax.tree.map_params(tx, lambda x, p: (x.dtype.name, p.shape), state, params)
-    assert seen[0].mu == {"w": ("float8_e4m3fn", (64, 64)), "b": ("float32", (64,))}
-    assert seen[0].nu_scale.keys() == {"w"}
-    assert seen[0].nu_scale["w"] is state[0].nu_scale["w"]
+    assert_same_in_every_mode(hs.adamw(1e-3, weight_decay=0.1, mu_dtype=mu, nu_dtype=nu, seed=3))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
@@ -400,6 +289,3 @@ def test_nearest_averages_of_one_stop_where_theory_says(dtype, b):
     nu = state.nu["w"] if dtype == "bfloat16" else fmt.decode(Encoded(state.nu["w"], state.nu_scale["w"]))
     nu = float(np.asarray(nu, np.float32)[0, 0])
     assert nu == stops[dtype][b] if dtype == "bfloat16" and b == 0.999 else nu <= stops[dtype][b]
-
-
-_BLOCK = 'Use a positive integer, "row" or None.'

@@ -161,3 +161,34 @@ def assert_same_snapshots(ours: list[np.ndarray], theirs: list[np.ndarray]) -> N
     assert len(ours) == len(theirs)
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         np.testing.assert_array_equal(a, b, err_msg=f"array {i}")
+
+
+UNIT = 2.0**-24
+
+
+def norm_bound(n: int) -> float:
+    """Return how far off a float32 norm of n elements is at most, relatively, in any order (contract L1)."""
+    return (n / 2 + 2) * UNIT
+
+
+def reals(shape, scale: float = 1.0, seed: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).float()
+
+
+def mlp(dtype=torch.bfloat16) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1)]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def inputs(step: int, dtype=torch.bfloat16) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn((16, 6), generator=generator).to(dtype)
+
+
+def train(model, optimizer, steps, dtype=torch.bfloat16):
+    for step in steps:
+        optimizer.zero_grad()
+        model(inputs(step, dtype)).square().mean().backward()
+        optimizer.step()

@@ -1,4 +1,4 @@
-"""LAMB: norms that do not under- or overflow, steps in stages, param groups and state dicts. Contract: L."""
+"""LAMB: steps in stages, param groups and state dicts. Contract: L."""
 
 import functools
 import math
@@ -10,98 +10,10 @@ import torch
 import halfstep_torch as hs
 from halfstep_spec import PARAM_STORAGES
 from halfstep_torch.engine.plan import make_plan
-from halfstep_torch.numbers.norms import norm
-from halfstep_torch.numbers.op import STEP_OPS
-from on_torch.steps import assert_same_snapshots, snapshot, step_in_pieces
+from on_torch.steps import UNIT, assert_same_snapshots, norm_bound, reals, snapshot, step_in_pieces
 
-UNIT = 2.0**-24
 LR = 1e-2
 SHAPES = ((40, 50), (7,), (), (0,), (300, 128), (3, 4, 5))
-
-
-def norm_bound(n: int) -> float:
-    """Return how far off a float32 norm of n elements is at most, relatively, in any order (contract L1)."""
-    return (n / 2 + 2) * UNIT
-
-
-def reals(shape, scale: float = 1.0, seed: int = 3) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).float()
-
-
-def exact_norm(x: torch.Tensor) -> float:
-    return torch.linalg.vector_norm(x.double()).item()
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30])
-def test_a_norm_neither_underflows_nor_overflows(scale):
-    x = reals(1000, scale)
-    assert norm(x).dtype == torch.float32
-    assert abs(norm(x).item() / exact_norm(x) - 1) < norm_bound(1000)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_norm_of_16_bit_weights_is_float32(dtype):
-    x = reals(1000).to(dtype)
-    assert norm(x).dtype == torch.float32
-    assert abs(norm(x).item() / exact_norm(x) - 1) < norm_bound(1000)
-    assert norm(x) != norm(x).to(dtype)
-
-
-def test_norms_of_nothing_zeros_and_what_is_no_number():
-    assert norm(torch.zeros(0)) == 0
-    assert norm(torch.zeros(3, 4)) == 0
-    assert norm(torch.tensor(-3.0)) == 3
-    assert norm(torch.tensor([1, -math.inf])) == math.inf
-    assert norm(torch.tensor([1, math.nan, math.inf])).isnan()
-    assert norm(torch.tensor([-math.nan, 1])).isnan()
-
-
-@pytest.mark.parametrize("piece", [1, 300, 999, 1000])
-def test_the_norm_of_pieces_is_that_of_the_whole(piece):
-    # One piece dwarfs the others, so that exponents differ.
-    x = reals(1000)
-    x[:100] *= 1e-15
-    assert abs(norm(x, piece).item() / exact_norm(x) - 1) < norm_bound(1000)
-
-
-@pytest.mark.slow
-def test_the_norm_of_a_large_layer_is_as_good_as_that_of_a_small_one():
-    # torch.linalg.vector_norm, which adds one square after the other, is 1 % off here.
-    x = torch.randn(10**8, generator=torch.Generator().manual_seed(0))
-    exact = math.sqrt(sum(part.double().square().sum().item() for part in x.split(10**6)))
-    assert abs(norm(x).item() / exact - 1) < 30 * UNIT
-
-
-def scaled_by_ratio(p, u, **options):
-    """Return ratio u, by a step of the public optimizer from weights that the update does not touch."""
-    link = hs.scale_by_trust_ratio(**options)
-    values = link.read("test", link.entries)
-    p, u = (torch.tensor(x, dtype=torch.float32) for x in (p, u))
-    n = link.step_numbers(values, 1)
-    return link.update(u, p, n, None, STEP_OPS["parameter"]).tolist()
-
-
-def test_tiny_and_huge_weights_have_the_ratio_of_others():
-    for size in (1e-20, 1.0, 1e20):
-        size = float(np.float32(size))
-        assert scaled_by_ratio([size] * 4, [1.0] * 4) == [size] * 4
-        assert scaled_by_ratio([1.0] * 4, [size] * 4) == [1.0] * 4
-
-
-def test_zeros_have_a_ratio_of_1_unless_min_norm_lifts_them():
-    assert scaled_by_ratio([0.0], [3.0]) == [3]
-    assert scaled_by_ratio([2.0], [0.0], eps=0.5) == [0]
-    assert scaled_by_ratio([0.0], [2.0], min_norm=0.5) == [0.5]
-
-
-def test_bounds_on_the_weights_norm_and_on_the_ratio():
-    assert scaled_by_ratio([8.0], [2.0]) == [8]
-    assert scaled_by_ratio([8.0], [2.0], max_norm=4.0) == [4]
-    assert scaled_by_ratio([8.0], [2.0], max_ratio=3.0) == [6]
-    assert scaled_by_ratio([8.0], [2.0], min_ratio=5.0) == [10]
-    assert scaled_by_ratio([0.0], [2.0], min_ratio=5.0) == [10]
-    assert math.isnan(scaled_by_ratio([math.nan], [2.0], max_norm=4.0)[0])
 
 
 def model(dtype=torch.bfloat16):
@@ -381,6 +293,8 @@ def lamb16(**options):
 
 
 POWER = "Use a number in (0, 1) such as 0.382, or None for LAMB's own ratio."
+
+
 BAD = [
     (lambda: hs.scale_by_trust_ratio(min_norm=2.0, max_norm=1.0), ValueError,
      "scale_by_trust_ratio: min_norm=2 is above max_norm=1. Use min_norm <= max_norm, or None for no bound."),

@@ -29,7 +29,7 @@ WITHOUT_VECTOR = {
         "twin/test_state_file.py::test_all_readers_find_what_was_written_and_so_does_safetensors",
     ),
     "T4": ("JSON text in a file", "twin/test_state_file.py::test_a_header_is_json_as_others_read_it"),
-    "T5": ("bad input", "twin/test_state_file.py::test_a_run_with_another_recipe_is_refused_by_both"),
+    "T5": ("bad input", "twin/test_refused_files.py::test_a_run_with_another_recipe_is_refused_by_both"),
     "C1": ("about all vectors", "test_vectors.py::test_backend_gives_the_golden_bits"),
     "C2": ("about devices", "gpu/test_vectors_on_device.py::test_a_device_gives_the_golden_bits"),
     "C3": (

@@ -120,3 +120,19 @@ class TorchSide:
         # As after a restart.
         self.start({name: np.ones(shape, np.float32) for name, shape in SHAPES.items()})
         halfstep_torch.load_state(path, self.model, self.optimizer)
+
+
+def assert_both_end_alike(make, draws: np.ndarray, **options) -> None:
+    """Step a bfloat16 matrix by what make(package, chain) returns, in both: from draws[0], by the others."""
+    tx = make(halfstep_jax, optax.chain)
+    params = {"w": jnp.asarray(draws[0], jnp.bfloat16)}
+    state, update = tx.init(params), jax.jit(tx.update)
+    p = torch.nn.Parameter(torch.from_numpy(draws[0]).bfloat16())
+    torch_tx = make(halfstep_torch, halfstep_torch.chain)
+    optimizer = halfstep_torch.Optimizer([("w", p)], torch_tx, **options)
+    for g in draws[1:]:
+        updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
+        params = optax.apply_updates(params, updates)
+        p.grad = torch.from_numpy(g).bfloat16()
+        optimizer.step()
+    np.testing.assert_array_equal(np.asarray(params["w"], np.float32), p.detach().float().numpy())

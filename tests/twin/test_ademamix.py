@@ -6,11 +6,10 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-import torch
 
 import halfstep_jax
 import halfstep_spec
-import halfstep_torch
+from twin.moving import assert_both_end_alike
 
 
 def test_the_reference_follows_the_paper():
@@ -83,14 +82,4 @@ def test_jax_and_torch_agree_to_the_bit(storage):
         return chain(package.scale_by_ademamix(**names), rate, package.round_stochastically(3))
 
     draws = np.random.default_rng(1).normal(size=(7, 16, 24)).astype(np.float32)
-    tx = make(halfstep_jax, optax.chain)
-    params = {"w": jnp.asarray(draws[0], jnp.bfloat16)}
-    state, update = tx.init(params), jax.jit(tx.update)
-    p = torch.nn.Parameter(torch.from_numpy(draws[0]).bfloat16())
-    optimizer = halfstep_torch.Optimizer([("w", p)], make(halfstep_torch, halfstep_torch.chain))
-    for g in draws[1:]:
-        updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
-        params = optax.apply_updates(params, updates)
-        p.grad = torch.from_numpy(g).bfloat16()
-        optimizer.step()
-    np.testing.assert_array_equal(np.asarray(params["w"], np.float32), p.detach().float().numpy())
+    assert_both_end_alike(make, draws)

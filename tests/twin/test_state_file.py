@@ -1,12 +1,10 @@
-"""A state file that is not whole, not ours or of another run is refused, and nothing has changed."""
+"""A state file is the same from both writers; one that is not whole, or not ours, is refused."""
 
 import hashlib
 import importlib.metadata
 import json
 import re
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -22,45 +20,12 @@ from halfstep.checkpoint import state_file
 from halfstep.checkpoint.header import SPEC_VERSION
 from halfstep_spec import inspect as spec_inspect
 from halfstep_spec.checkpoint import state_file as spec_file
+from twin.state_files import everything, torch_run, transform, weights
 
 _READERS = {
     "spec": spec_file.read_state_file,
     "packages": lambda path: state_file.read_state_file("load_state", path),
 }
-
-
-def transform(**options):
-    return halfstep_jax.adamw(1e-2, **{"seed": 3, "nu_dtype": "ufloat8_e6m2"} | options)
-
-
-def weights():
-    return {"w": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), "b": jnp.ones(2)}
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    """Write the file of a run of two steps."""
-    path, tx, params = tmp_path_factory.mktemp("run") / "run.safetensors", transform(), weights()
-    state = tx.init(params)
-    update = jax.jit(tx.update)
-    for _ in range(2):
-        updates, state = update(params, state, params)
-        params = optax.apply_updates(params, updates)
-    halfstep_jax.save_state(path, params, state, tx)
-    return path
-
-
-def torch_run(**options):
-    model = torch.nn.Module()
-    model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
-    model.b = torch.nn.Parameter(torch.zeros(2))
-    options = {"weight_decay": 1e-4, "nu_dtype": "ufloat8_e6m2", "compile": False} | options
-    return model, halfstep_torch.AdamW(model.named_parameters(), 1e-2, **options)
-
-
-def everything(model, optimizer):
-    state = [x for one in optimizer.state.values() for x in one.values()]
-    return [x.detach().clone() for x in (*model.parameters(), *state)], str(optimizer.state_dict())
 
 
 @pytest.mark.parametrize("reader", _READERS)
@@ -176,43 +141,6 @@ def test_versions_are_those_of_the_spec():
     assert spec_file.LAYOUT_VERSION == state_file.LAYOUT_VERSION
 
 
-@pytest.mark.parametrize("options", [{"nu_dtype": "bfloat16"}, {"b1": 0.8}, {"param_storage": "split16"}])
-def test_a_run_with_another_recipe_is_refused_by_both(options, file):
-    message = {"nu_dtype": "nu=ufloat8_e6m2", "b1": "b1=0.8", "param_storage": "split_params"}[min(options)]
-    with pytest.raises(ValueError, match=message):
-        halfstep_jax.load_state(file, weights(), transform(**options))
-    options = {"betas": (0.8, 0.999)} if "b1" in options else options
-    model, optimizer = torch_run(**options)
-    before = everything(model, optimizer)
-    with pytest.raises(ValueError, match=message):
-        halfstep_torch.load_state(file, model, optimizer)
-    after = everything(model, optimizer)
-    assert before[1] == after[1]
-    assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
-
-
-def test_a_run_with_other_norms_is_refused_by_both(tmp_path):
-    """The links that compute them keep nothing, and may be missing; but they say how they compute."""
-    path, params = tmp_path / "run", {"w": weights()["w"]}
-    tx = halfstep_jax.lamb(1e-2, exact=True)
-    halfstep_jax.save_state(path, params, tx.init(params), tx)
-    with pytest.raises(ValueError, match="scale_by_trust_ratio of 'w' had exact=True, here exact=False"):
-        halfstep_jax.load_state(path, params, halfstep_jax.lamb(1e-2))
-    model = torch.nn.Module()
-    model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
-    for exact in (False, True):
-        optimizer = halfstep_torch.Lamb(model.named_parameters(), 1e-2, exact=exact, compile=False)
-        before = everything(model, optimizer)
-        if exact:
-            halfstep_torch.load_state(path, model, optimizer)
-            assert torch.equal(model.w.float(), torch.arange(6.0).reshape(2, 3))
-            continue
-        with pytest.raises(ValueError, match="had exact=True, here exact=False"):
-            halfstep_torch.load_state(path, model, optimizer)
-        assert before[1] == everything(model, optimizer)[1]
-        assert not model.w.any()
-
-
 def test_a_header_is_json_as_others_read_it(tmp_path):
     """LAMB's ratio has no upper bound, and JSON no infinity."""
     path, params = tmp_path / "run", {"w": weights()["w"]}
@@ -228,68 +156,6 @@ def test_a_header_is_json_as_others_read_it(tmp_path):
             said = json.loads(file.metadata()["halfstep"], parse_constant=pytest.fail)
         (ratio,) = (link for link in said["recipes"][0] if link["name"] == "scale_by_trust_ratio")
         assert ratio["numbers"]["max_ratio"] is None
-
-
-def test_other_weights_are_refused_by_both(file):
-    for params in ({"w": weights()["w"]}, weights() | {"c": jnp.ones(1)}):
-        with pytest.raises(ValueError, match=r"the file (has|lacks) the weights"):
-            halfstep_jax.load_state(file, params, transform())
-    with pytest.raises(ValueError, match=r"'params/w' is BF16\[2, 3\] in the file, BF16\[3, 2\]"):
-        halfstep_jax.load_state(file, weights() | {"w": jnp.ones((3, 2), jnp.bfloat16)}, transform())
-    model, optimizer = torch_run()
-    model.c = torch.nn.Parameter(torch.zeros(1))
-    with pytest.raises(ValueError, match="lacks the weights 'c'"):
-        halfstep_torch.load_state(file, model, optimizer)
-
-
-def test_state_of_another_transform_is_kept_in_jax_and_refused_in_torch(tmp_path):
-    path, params = tmp_path / "run", weights()
-    tx = optax.chain(optax.scale_by_schedule(lambda count: 1.0), transform())
-    state = tx.init(params)
-    _, state = jax.jit(tx.update)(params, state, params)
-    halfstep_jax.save_state(path, params, state, tx)
-    _, found = halfstep_jax.load_state(path, params, tx)
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, state))
-    model, optimizer = torch_run()
-    with pytest.raises(ValueError, match=r"has the arrays 'optax/0/count'.*save what it wraps"):
-        halfstep_torch.load_state(path, model, optimizer)
-
-
-def test_what_a_transform_of_jax_alone_wraps_goes_to_torch(tmp_path):
-    path, params, inner = tmp_path / "run", weights(), transform()
-    tx = halfstep_jax.skip_nonfinite(inner)
-    updates, state = jax.jit(tx.update)(params, tx.init(params), params)
-    params = optax.apply_updates(params, updates)
-    halfstep_jax.save_state(path, params, state.inner_state, inner)
-    model, optimizer = torch_run()
-    halfstep_torch.load_state(path, model, optimizer)
-    assert [int(one["step"]) for one in optimizer.state.values()] == [1, 1]
-    halfstep_torch.save_state(path, model, optimizer)
-    _, found = halfstep_jax.load_state(path, params, inner)
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, state.inner_state))
-
-
-def test_parameters_at_different_steps_move_in_torch_alone(file, tmp_path):
-    model, optimizer = torch_run()
-    halfstep_torch.load_state(file, model, optimizer)
-    model.w.grad = torch.ones_like(model.w)
-    optimizer.step()
-    halfstep_torch.save_state(tmp_path / "run", model, optimizer)
-    with pytest.raises(ValueError, match="count=3 at 'w' and 2 at another weight"):
-        halfstep_jax.load_state(tmp_path / "run", weights(), transform())
-    again, other = torch_run()
-    halfstep_torch.load_state(tmp_path / "run", again, other)
-    assert [int(one["step"]) for one in other.state.values()] == [3, 2]
-
-
-def test_a_state_that_is_not_of_the_transform_is_refused(tmp_path):
-    params = weights()
-    with pytest.raises(ValueError, match="another structure"):
-        halfstep_jax.save_state(tmp_path / "run", params, transform().init(params), optax.sgd(1.0))
-    state = transform(nu_dtype="bfloat16").init(params)
-    with pytest.raises(ValueError, match="nu/b is bfloat16"):
-        halfstep_jax.save_state(tmp_path / "run", params, state, transform(nu_dtype="float32"))
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("main", [inspect.main, spec_inspect.main], ids=["packages", "spec"])
@@ -319,98 +185,6 @@ def test_a_file_is_written_where_nothing_is_installed(tmp_path, monkeypatch):
         assert said["writer"] == f"halfstep_{package} {halfstep.__version__}"
 
 
-@pytest.mark.slow
-def test_parts_of_a_jax_run_are_groups_in_torch(tmp_path):
-    """Each with its own formats, weight storage and seed."""
-    params, path = weights() | {"b": jnp.ones(4, jnp.bfloat16)}, tmp_path / "run"
-    parts = {"x": transform(seed=1), "y": transform(seed=2, nu_dtype="bfloat16", param_storage="split16")}
-    tx = optax.partition(parts, {"w": "x", "b": "y"})
-    update, state = jax.jit(tx.update), tx.init(params)
-    for _ in range(2):
-        updates, state = update(params, state, params)
-        params = optax.apply_updates(params, updates)
-        halfstep_jax.save_state(path, params, state, tx)
-    model = torch.nn.Module()
-    model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
-    model.b = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
-    groups = [
-        {"params": [("w", model.w)], "nu_dtype": "ufloat8_e6m2"},
-        {"params": [("b", model.b)], "nu_dtype": "bfloat16", "param_storage": "split16"},
-    ]
-    optimizer = halfstep_torch.AdamW(groups, 1e-2, weight_decay=1e-4, compile=False)
-    halfstep_torch.load_state(path, model, optimizer)
-    for p in model.parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    halfstep_torch.save_state(path, model, optimizer)
-    updates, state = update(jax.tree.map(jnp.ones_like, params), state, params)
-    params = optax.apply_updates(params, updates)
-    found = halfstep_jax.load_state(path, params, tx)
-    for mine, theirs in zip(jax.tree.leaves((params, state)), jax.tree.leaves(found), strict=True):
-        assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
-
-
-def test_links_at_different_counts_are_read_in_jax_and_refused_in_torch(tmp_path):
-    """As in a chain that was put together of two runs; in torch a parameter has one step."""
-    path, params, tx = tmp_path / "run", weights(), transform()
-    state = tx.init(params)
-    state = (*state[:-1], state[-1]._replace(count=jnp.int32(5)))
-    halfstep_jax.save_state(path, params, state, tx)
-    _, found = halfstep_jax.load_state(path, params, tx)
-    assert (int(found[0].count), int(found[-1].count)) == (0, 5)
-    model, optimizer = torch_run()
-    before = everything(model, optimizer)
-    with pytest.raises(ValueError, match=r"the links of 'w' stand at different counts, \[0, 5\]"):
-        halfstep_torch.load_state(path, model, optimizer)
-    after = everything(model, optimizer)
-    assert before[1] == after[1]
-    assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
-
-
-def rewritten(path, change):
-    """Let a function change the header of a file in place."""
-    header, arrays = state_file.read_state_file("test", path)
-    arrays = {name: array._replace(data=np.array(array.data)) for name, array in arrays.items()}
-    change(header)
-    state_file.write_state_file(path, header, arrays)
-    return path
-
-
-def test_counts_that_one_state_would_share_and_are_two_are_refused(tmp_path):
-    """`store_state` has one count for all the links that it wraps."""
-    params = {"w": weights()["w"]}
-    tx = halfstep_jax.store_state(
-        optax.chain(halfstep_jax.trace(0.9), halfstep_jax.scale_by_lion()), "bfloat16"
-    )
-    path = tmp_path / "run"
-    halfstep_jax.save_state(path, params, tx.init(params), tx)
-
-    def move_on(header):
-        (recipe,) = header["recipes"]
-        next(link for link in recipe if link["name"].startswith("store_state"))["count"] = 7
-
-    with pytest.raises(ValueError, match=r"the file has counts \[7, 0\] where one state holds one"):
-        halfstep_jax.load_state(rewritten(path, move_on), params, tx)
-
-
-def test_a_file_that_keeps_less_of_a_weight_than_its_links_say_is_refused_by_both(file, tmp_path):
-    path = tmp_path / "run"
-    path.write_bytes(file.read_bytes())
-
-    def forget(header):
-        for recipe in header["recipes"]:
-            del recipe[0]["arrays"]["nu"]
-
-    rewritten(path, forget)
-    model, optimizer = torch_run()
-    for load in (
-        lambda: halfstep_jax.load_state(path, weights(), transform()),
-        lambda: halfstep_torch.load_state(path, model, optimizer),
-    ):
-        with pytest.raises(ValueError, match=r"scale_by_adam of '[bw]' kept mu, here mu, nu"):
-            load()
-
-
 @pytest.mark.parametrize("offsets", [[0, 4], [-12, 0], [10**6, 10**6 + 12]])
 def test_an_array_that_is_not_where_the_header_says_is_refused(offsets, tmp_path):
     """The hash is right: someone wrote the file so."""
@@ -427,76 +201,3 @@ def test_an_array_that_is_not_where_the_header_says_is_refused(offsets, tmp_path
     path.write_bytes(whole.replace(b'"sha256":"' + b"0" * 64, b'"sha256":"' + digest))
     with pytest.raises(ValueError, match=r"bytes of 'params/w', due are 12"):
         state_file.read_state_file("test", path)
-
-
-def test_two_seeds_in_one_param_group_are_refused_in_torch(tmp_path):
-    params = {"w": weights()["w"], "b": jnp.ones(4, jnp.bfloat16)}
-    parts = {"x": transform(seed=1), "y": transform(seed=2)}
-    tx, path = optax.partition(parts, {"w": "x", "b": "y"}), tmp_path / "run"
-    halfstep_jax.save_state(path, params, tx.init(params), tx)
-    model = torch.nn.Module()
-    model.w = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
-    model.b = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
-    options = {"weight_decay": 1e-4, "nu_dtype": "ufloat8_e6m2", "compile": False}
-    optimizer = halfstep_torch.AdamW(model.named_parameters(), 1e-2, **options)
-    with pytest.raises(
-        ValueError, match=r"has the seed \[2\] at 'b' and \[1\] at another weight of the group"
-    ):
-        halfstep_torch.load_state(path, model, optimizer)
-    assert not model.w.any()
-
-
-def test_what_torch_cannot_put_into_a_file_is_refused(tmp_path):
-    model, optimizer = torch_run()
-    path, save = tmp_path / "run", halfstep_torch.save_state
-    with pytest.raises(TypeError, match=r"optimizer is AdamW\. Pass a halfstep_torch optimizer"):
-        save(path, model, torch.optim.AdamW(model.parameters()))
-    with pytest.raises(ValueError, match="the optimizer's parameter 'b' is not one of the model"):
-        save(path, torch.nn.ParameterDict({"w": model.w}), optimizer)
-    with pytest.raises(ValueError, match="two parameters have the name 'b'"):
-        save(path, model, halfstep_torch.AdamW([("b", model.w)]))
-    model.c = torch.nn.Parameter(torch.zeros(1, dtype=torch.complex64))
-    with pytest.raises(TypeError, match="'c' is complex64, which a file does not hold"):
-        save(path, model, optimizer)
-    assert not path.exists()
-
-
-def test_what_jax_cannot_put_into_a_file_is_refused(tmp_path):
-    path, params = tmp_path / "run", weights()
-    tx = optax.GradientTransformation(lambda _: jnp.ones(2, jnp.complex64), lambda u, s, p=None: (u, s))
-    with pytest.raises(TypeError, match="is complex64, which a file does not hold"):
-        halfstep_jax.save_state(path, params, tx.init(params), tx)
-    twins = {"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)}
-    with pytest.raises(ValueError, match="two weights have the name 'a/b'"):
-        halfstep_jax.save_state(path, twins, (), optax.identity())
-    assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: halfstep_jax.store_state(optax.yogi(1e-3), halfstep_jax.scaled("float8_e4m3fn")),
-        lambda: halfstep_jax.store_state(optax.adam(1e-3), halfstep_jax.scaled("float8_e5m2")),
-        lambda: optax.chain(halfstep_jax.adamw(1e-3), optax.add_noise(0.1, 0.1, jax.random.key(3))),
-        lambda: optax.chain(optax.sgd(1e-3), optax.add_noise(0.1, 0.1, jax.random.key(3, impl="rbg"))),
-    ],
-    ids=["e4m3fn", "e5m2", "key", "rbg"],
-)
-def test_a_file_holds_8_bit_floats_and_random_keys(make, tmp_path):
-    params, tx = {"w": jnp.full((64, 128), 0.5, jnp.bfloat16)}, make()
-    _, state = tx.update(params, tx.init(params), params)
-    halfstep_jax.save_state(tmp_path / "run", params, state, tx)
-    _, loaded = halfstep_jax.load_state(tmp_path / "run", params, tx)
-    for kept, again in zip(jax.tree.leaves(state), jax.tree.leaves(loaded), strict=True):
-        assert kept.dtype == again.dtype
-        is_key = jnp.issubdtype(kept.dtype, jax.dtypes.prng_key)
-        rows = [np.asarray(jax.random.key_data(x) if is_key else x) for x in (kept, again)]
-        assert rows[0].tobytes() == rows[1].tobytes()
-
-
-def test_weights_that_a_wrapper_renames_are_refused(tmp_path):
-    params, tx = {"w": jnp.ones(3, jnp.bfloat16)}, optax.flatten(halfstep_jax.adamw(1e-3))
-    with pytest.raises(
-        ValueError, match=r"scale_by_adam steps '', which is no weight of these params: a wrapper"
-    ):
-        halfstep_jax.save_state(tmp_path / "run", params, tx.init(params), tx)

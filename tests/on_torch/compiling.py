@@ -1,0 +1,46 @@
+"""What the tests of compiled steps share: models of many shapes, gradients, steps."""
+
+import itertools
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+# Inductor's modules warn, as they are imported, of what torch itself has deprecated.
+IMPORTS_INDUCTOR = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def shapes() -> list[tuple[int, ...]]:
+    """Return 30 distinct shapes of ranks 0 to 4."""
+    lengths = [(), (1,), (2,), (7,), (64,), (1000,)]
+    grids = [(a, b) for a, b in itertools.product((1, 3, 64, 130), (1, 5, 64))]
+    kernels = [(8, c, k, k) for c, k in itertools.product((1, 3, 8), (1, 3))]
+    return [*lengths, *grids, *kernels, (2, 3, 4), (5, 1, 7), (1, 1, 1), (16, 4, 4), (4, 4, 16), (70000,)]
+
+
+def model(count: int, dtype=torch.bfloat16) -> list[tuple[str, torch.nn.Parameter]]:
+    generator = torch.Generator().manual_seed(0)
+    cycle = itertools.cycle(shapes())
+    return [
+        (f"layer.{i}", torch.nn.Parameter(torch.randn(next(cycle), generator=generator).to(dtype)))
+        for i in range(count)
+    ]
+
+
+def give_gradients(params, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _, p in params:
+        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+
+
+def take_steps(optimizer, params, count: int) -> None:
+    """Step `count` times with the gradients of seeds 0, 1, ..."""
+    for step in range(count):
+        give_gradients(params, step)
+        optimizer.step()

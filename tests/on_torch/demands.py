@@ -1,0 +1,46 @@
+"""What the tests of PyTorch's demands share: every optimizer of ours, parameters, gradients, a run."""
+
+import functools
+
+import torch
+
+import halfstep_torch as hs
+
+
+def adan(params, lr=1e-3, weight_decay=0.0, maximize=False):
+    links = (hs.scale_by_adan(), hs.add_decayed_weights(weight_decay), hs.scale_by_learning_rate(lr))
+    return hs.Optimizer(params, hs.chain(*links, hs.round_stochastically()), maximize=maximize, compile=False)
+
+
+MAKERS = {
+    "AdamW": functools.partial(hs.AdamW, compile=False),
+    "SGD": functools.partial(hs.SGD, compile=False, momentum=0.9),
+    "Lion": functools.partial(hs.Lion, compile=False),
+    "Lamb": functools.partial(hs.Lamb, compile=False),
+    "Lamb16": functools.partial(hs.Lamb16, compile=False),
+    "Optimizer": adan,
+}
+
+
+def normal(shape, generator, dtype):
+    return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
+
+
+def parameters(dtype=torch.bfloat16):
+    """Return named parameters: a matrix, one that is not row-major, a scalar, one without elements."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = {shape: normal(shape, generator, dtype) for shape in [(4, 3), (3, 5), (), (0, 2)]}
+    of_names = zip(("w", "t", "scale", "none"), drawn.values(), strict=True)
+    return [(name, torch.nn.Parameter(x.T if name == "t" else x)) for name, x in of_names]
+
+
+def give_grads(params, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for _, p in params:
+        p.grad = normal(p.shape, generator, p.dtype)
+
+
+def run(params, optimizer, seeds):
+    for seed in seeds:
+        give_grads(params, seed)
+        optimizer.step()

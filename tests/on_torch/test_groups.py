@@ -1,0 +1,221 @@
+"""Param groups, and copies of an optimizer: each has its own numbers, and goes on with the same bits."""
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from on_torch.steps import assert_same_snapshots, mlp, snapshot, train
+
+
+def test_groups_have_their_own_numbers_and_formats():
+    a, b, c = (torch.nn.Parameter(torch.ones(50, dtype=torch.bfloat16)) for _ in range(3))
+    groups = [
+        {"params": [("a", a)], "lr": 0.1, "betas": (0.5, 0.9), "weight_decay": 0.0, "mu_dtype": "float32"},
+        {"params": [("b", b)], "nu_dtype": torch.float32, "eps": 1e-3},
+        {"params": [("c", c)], "maximize": True},
+    ]
+    optimizer = hs.AdamW(groups, lr=0.01)
+    alone = [
+        hs.AdamW(
+            [("a", a2 := copy.deepcopy(a))], lr=0.1, betas=(0.5, 0.9), weight_decay=0.0, mu_dtype="float32"
+        ),
+        hs.AdamW([("b", b2 := copy.deepcopy(b))], lr=0.01, nu_dtype="float32", eps=1e-3),
+        hs.AdamW([("c", c2 := copy.deepcopy(c))], lr=0.01, maximize=True),
+    ]
+    for step in range(5):
+        grad = torch.randn(50, generator=torch.Generator().manual_seed(step)).bfloat16()
+        for p in (a, b, c, a2, b2, c2):
+            p.grad = grad.clone()
+        for each in (optimizer, *alone):
+            each.step()
+    assert_same_snapshots(snapshot(optimizer), [x for each in alone for x in snapshot(each)])
+    dtypes = [(s["exp_avg"].dtype, s["exp_avg_sq"].dtype) for s in (optimizer.state[p] for p in (a, b, c))]
+    assert dtypes == [
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+    ]
+
+
+def test_a_group_added_later_counts_its_own_steps():
+    a, b = (torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = hs.AdamW([("a", a)])
+    for p in (a, b):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.add_param_group({"params": [("b", b)], "lr": 0.5})
+    optimizer.step()
+    assert optimizer.state[a]["step"] == 2
+    assert optimizer.state[b]["step"] == 1
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 0.5]
+
+
+def test_a_refused_group_is_not_added():
+    a, b = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = hs.AdamW([("a", a)])
+    with pytest.raises(ValueError, match="eps"):
+        optimizer.add_param_group({"params": [("b", b)], "eps": -1.0})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [("b", b)]})
+    assert len(optimizer.param_groups) == 2
+
+
+def test_the_group_the_caller_passes_is_not_written_to_when_lr_is_a_schedule():
+    group = {"params": [torch.nn.Parameter(torch.ones(3))], "lr": lambda step: 0.1}
+    optimizer = hs.AdamW([group])
+    assert callable(group["lr"])
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_deepcopy_goes_on_by_itself_with_the_same_bits():
+    model = mlp()
+    optimizer = hs.AdamW(model.named_parameters(), lr=1e-2)
+    train(model, optimizer, range(3))
+    model2, optimizer2 = copy.deepcopy((model, optimizer))
+    train(model, optimizer, range(3, 6))
+    train(model2, optimizer2, range(3, 6))
+    assert_same_snapshots(snapshot(optimizer), snapshot(optimizer2))
+    assert next(model.parameters()) is not next(model2.parameters())
+
+
+def test_a_pickle_goes_on_with_the_same_bits():
+    model = mlp()
+    optimizer = hs.AdamW([{"params": list(model.named_parameters()), "lr": 1e-2}], nu_dtype="float32", seed=4)
+    train(model, optimizer, range(3))
+    model2, optimizer2 = pickle.loads(pickle.dumps((model, optimizer)))
+    train(model, optimizer, range(3, 6))
+    train(model2, optimizer2, range(3, 6))
+    assert_same_snapshots(snapshot(optimizer), snapshot(optimizer2))
+
+
+def test_repr_shows_the_groups():
+    text = repr(hs.AdamW([torch.nn.Parameter(torch.ones(2))], lr=0.25))
+    assert text.startswith("AdamW (\nParameter Group 0\n")
+    assert "lr: 0.25" in text
+
+
+NOTHING_ASKED = {
+    "amsgrad": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": True,
+}
+
+
+@pytest.mark.parametrize("make", [hs.Adam, hs.AdamW])
+def test_arguments_of_torch_that_change_nothing_are_taken(make):
+    p, q = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    told, plain = make([("p", p)], 0.1, **NOTHING_ASKED), make([("p", q)], 0.1)
+    told.add_param_group({"params": [("other", torch.nn.Parameter(torch.ones(2)))], **NOTHING_ASKED})
+    p.grad = q.grad = torch.ones(3)
+    told.step()
+    plain.step()
+    assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "capturable", "differentiable"])
+def test_arguments_of_torch_that_would_change_something_are_refused_by_name(name):
+    message = rf"^AdamW: {name}=True is not supported\. Use {name}=False\.$"
+    with pytest.raises(ValueError, match=message):
+        hs.AdamW([torch.nn.Parameter(torch.ones(2))], **{name: True})
+    with pytest.raises(ValueError, match=message):
+        hs.AdamW([{"params": [torch.nn.Parameter(torch.ones(2))], name: True}])
+
+
+def test_groups_of_a_torch_optimizer_can_be_taken_over():
+    for theirs, ours in ((torch.optim.AdamW, hs.AdamW), (torch.optim.SGD, hs.SGD)):
+        optimizer = ours(theirs([torch.nn.Parameter(torch.ones(2))], lr=0.25).param_groups)
+        assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "decay", "way_out"),
+    [("Adam", hs.AdamW, "decoupled", "Use Adam"), ("AdamW", hs.Adam, "added to the gradient", "Use AdamW")],
+)
+def test_groups_and_states_of_another_kind_of_decay_are_refused(theirs, ours, decay, way_out):
+    p = torch.nn.Parameter(torch.ones(2))
+    other = getattr(torch.optim, theirs)([p], weight_decay=0.1)
+    message = rf"whose weight_decay is 0\.1; here decay is {decay}\. {way_out}, or weight_decay=0\.$"
+    with pytest.raises(ValueError, match=message):
+        ours(other.param_groups)
+    p.grad = torch.ones(2)
+    other.step()
+    with pytest.raises(ValueError, match=message):
+        hs.load_float32_state_dict(ours([p]), other.state_dict())
+    other.param_groups[0]["weight_decay"] = 0.0
+    hs.load_float32_state_dict(ours([p]), other.state_dict())
+    assert ours(other.param_groups).param_groups[0]["weight_decay"] == 0
+
+
+def test_groups_can_be_logged_as_json():
+    format = hs.scaled("ufloat8_e5m3", 64)
+    groups = [
+        {"params": [("a", torch.nn.Parameter(torch.ones(2)))], "nu_dtype": format},
+        {"params": [("b", torch.nn.Parameter(torch.ones(2)))], "mu_dtype": torch.bfloat16},
+    ]
+    optimizer = hs.AdamW(groups, lr=lambda count: 0.1, mu_dtype=hs.relative("int4", 32))
+    logged = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    again = json.loads(json.dumps(logged))
+    assert [group["lr"] for group in again] == [0.1, 0.1]
+    assert again[0]["nu_dtype"] == format.description
+    assert again[1]["mu_dtype"] == "bfloat16"
+
+
+def test_a_group_stores_its_weights_as_it_says():
+    """Exact weights for one group, rounded ones for the other: each as an optimizer of its own has them."""
+    own = {"a": {"param_storage": "split16"}, "b": {"nu_rounding": "nearest_unchecked"}, "c": {}}
+    params = {name: torch.nn.Parameter(torch.full((40,), 0.7).bfloat16()) for name in own}
+    copies = copy.deepcopy(params)
+    together = hs.AdamW(
+        [{"params": [(name, params[name])], **own[name]} for name in own], lr=1e-3, param_storage="stochastic"
+    )
+    alone = [hs.AdamW([(name, copies[name])], lr=1e-3, **own[name]) for name in own]
+    for step in range(3):
+        for name in own:
+            generator = torch.Generator().manual_seed(step)
+            params[name].grad = copies[name].grad = torch.randn(40, generator=generator).bfloat16()
+        for optimizer in (together, *alone):
+            optimizer.step()
+    assert_same_snapshots(snapshot(together), [x for each in alone for x in snapshot(each)])
+    assert [set(together.state[p]) - {"step", "exp_avg", "exp_avg_sq"} for p in params.values()] == [
+        {"extra_bits"},
+        set(),
+        set(),
+    ]
+    resumed = hs.AdamW([{"params": [(name, params[name])], **own[name]} for name in own])
+    resumed.load_state_dict(copy.deepcopy(together.state_dict()))
+    assert [group["param_storage"] for group in resumed.param_groups] == [
+        "split16",
+        "stochastic",
+        "stochastic",
+    ]
+    for p in params.values():
+        p.grad = torch.ones_like(p)
+    resumed.step()
+    assert all(state["step"] == 4 for state in resumed.state.values())
+
+
+def test_a_storage_that_is_written_into_a_group_later_is_refused():
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([("p", p)])
+    optimizer.param_groups[0]["param_storage"] = "master"
+    p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match="param_storage of param group 0 was 'stochastic' when it was added"):
+        optimizer.step()
+    assert (p == 1).all()
+
+
+def test_an_optimizer_can_be_pickled_and_copied():
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = hs.SGD([("p", p)], momentum=0.9, param_storage="master")
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    for again in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+        assert_same_snapshots(snapshot(optimizer), snapshot(again))
+        again.param_groups[0]["params"][0].grad = torch.ones_like(p)
+        again.step()
