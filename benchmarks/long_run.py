@@ -39,14 +39,13 @@ _ROOTS = "uroot4_e4m4"
 
 def settings() -> dict[str, dict]:
     """Return arguments for every format, by name: the other moment is in float32, but for fourth roots."""
-    plain = {name: name for name in PLAIN_CODES if name not in ("float32", _ROOTS)}
-    scaled = {f"scaled {name}": hs.scaled(name, min_size=0) for name in SCALED_CODES}
-    tables = {f"codebook {name}": hs.codebook(name, min_size=0) for name in CODEBOOK_CODES}
-    codes = [*plain.items(), *scaled.items(), *tables.items()]
-    kinds = {**PLAIN_CODES, **SCALED_CODES, **CODEBOOK_CODES}
+    plain = {name: (kind, name) for name, kind in PLAIN_CODES.items() if name not in ("float32", _ROOTS)}
+    scaled = {f"scaled {name}": (kind, hs.scaled(name, min_size=0)) for name, kind in SCALED_CODES.items()}
+    tables = {
+        f"codebook {name}": (kind, hs.codebook(name, min_size=0)) for name, kind in CODEBOOK_CODES.items()
+    }
     chosen = {}
-    for name, fmt in codes:
-        kind = kinds[name.split()[-1]]
+    for name, (kind, fmt) in {**plain, **scaled, **tables}.items():
         if kind.signed:
             chosen[f"mu {name}"] = {"mu_dtype": fmt, "nu_dtype": "float32"}
         if kind.for_second_moments:
