@@ -114,11 +114,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare moments after 200,000 steps with float32's.")
     parser.add_argument("--only", nargs="+", default=[""], help="names, or beginnings of them")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
+    parser.add_argument(
+        "--json", type=pathlib.Path, help="the record, read and written; its rows are not run again"
+    )
     arguments = parser.parse_args()
     rows = []
+    if arguments.json and arguments.json.exists():
+        rows = json.loads(arguments.json.read_text())
+    done = {row["name"] for row in rows}
     for name, options in settings().items():
-        if name.startswith(tuple(arguments.only)):
+        if name.startswith(tuple(arguments.only)) and name not in done:
             rows.append(figures(name, errors(name, train(options, arguments.steps))))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
             if arguments.json:

@@ -9,7 +9,7 @@ import pytest
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
-    *("transformer", "compile_time", "gpu", "bridge", "distributed"),
+    *("transformer", "compile_time", "gpu", "bridge", "distributed", "long_run"),
 )
 EXAMPLES = ("recipe", "text", "train_flax")
 pytestmark = pytest.mark.slow
@@ -175,3 +175,17 @@ def test_a_bit_that_differs_on_a_device_is_told(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "times", lambda *arguments, **options: [{"step": "copy", "ns": 1.0}])
     assert gpu.main(["--device", "cpu", "--small"]) == 1
     assert "1 of 7 cases" in capsys.readouterr().out
+
+
+def test_the_long_run_takes_every_format_and_does_not_run_a_row_again(run, monkeypatch):
+    import long_run
+
+    import halfstep_jax
+
+    for options in long_run.settings().values():
+        halfstep_jax.scale_by_adam(long_run.B1, long_run.B2, **options)
+    _, rows = run(long_run, "--steps", "40", "--only", "mu bfloat16")
+    assert [row["name"] for row in rows] == ["mu bfloat16"]
+    assert 0 < rows[0]["spread"] < 0.01
+    monkeypatch.setattr(long_run, "train", None)
+    assert run(long_run, "--steps", "40", "--only", "mu bfloat16")[1] == rows
