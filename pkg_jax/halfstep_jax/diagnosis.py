@@ -65,12 +65,14 @@ def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: A
     state = tx.init(params) if state is None else state
     landed = weights_that_links_store(tx, params)
     zeros = jax.tree.map(jnp.zeros_like, grads)
+    lost = _lost(params, tx.update(grads, state, params)[0], landed)
+    compensated = _lost_by_compensation(tx, params, grads, state)
     decay = _decay(tx, params, zeros)
     decays = any(bool((u != 0).any()) for u in jax.tree.leaves(decay))
     return diagnosis_of(
         _TERMS,
-        updates=_lost(params, tx.update(grads, state, params)[0], landed)
-        | _lost_by_compensation(tx, params, grads, state),
+        updates={name: x for name, x in lost.items() if name not in compensated},
+        compensated=compensated,
         decay=_lost(params, decay, landed).values() if decays else None,
         moments=diagnose_moments(tx, params, zeros, state),
         sums_rounded=_sums_rounded(state),

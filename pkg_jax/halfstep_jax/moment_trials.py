@@ -10,6 +10,7 @@ import optax
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
 from halfstep_jax.description import describe
 from halfstep_jax.leaves import HELD_BY_FLOAT32, named_leaves
+from halfstep_jax.storage.ends import count_at_ends
 
 NARROW = (jnp.bfloat16, jnp.float16)
 """Dtypes of 16 bits."""
@@ -35,7 +36,8 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
     tallies: dict[str, MomentTally] = collections.defaultdict(MomentTally)
     # Codes may be of another shape than their weight, and their dtype does not say the format.
     coded: dict[str, list] = collections.defaultdict(list)
-    for row in describe(tx, params).arrays:
+    rows = describe(tx, params).arrays
+    for row in rows:
         if row.name not in ("weight", "other") and row.format not in HELD_BY_FLOAT32:
             coded[row.name].append(row)
     for name, (path, x), is_narrow, now in zip(names, paths, narrow, left, strict=True):
@@ -43,17 +45,21 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
             shrinks = bool((now != _above_one(x)).any()) if is_narrow else True
             # The arrays of a state have one rate.
             tallies[name].add(x.dtype.name, x.size, jax.tree_util.keystr(path[:-1]), shrinks)
-    for row in (row for rows in coded.values() for row in rows):
+    for row in (row for of_name in coded.values() for row in of_name):
         tallies[row.name].add(row.format, math.prod(row.shape), "codes", True)
     for name, why, count in _kept_otherwise(tx, params, names, paths):
         tallies[name].otherwise[why] += count
-    by_path = dict(named_leaves(state))
+    by_path, texts = dict(named_leaves(state)), {(row.leaf, row.name): row.format for row in rows}
     for path, x in by_path.items():
         parts = path.split("/")
         for second, first in PAIRS.items():
             other = by_path.get("/".join(first if part == second else part for part in parts))
-            if second in parts and other is not None and jnp.issubdtype(other.dtype, jnp.floating):
+            if second not in parts or other is None:
+                continue
+            if jnp.issubdtype(other.dtype, jnp.floating):
                 tallies[second].zero += int(((x == 0) & (other != 0)).sum())
+            leaf = "/".join(parts[parts.index(second) + 1 :])
+            tallies[second].add_ends(count_at_ends(texts.get((leaf, second), ""), x, other))
     return {name: tally.diagnosis for name, tally in tallies.items()}
 
 

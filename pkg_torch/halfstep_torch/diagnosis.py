@@ -85,18 +85,20 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     if not listed:
         raise ValueError(f"{_FUNCTION}: no parameter has a gradient. Call it after backward, before step.")
     narrow = [p for p in listed if p.dtype in NARROW]
+    leaf_names = {p: names.get(id(p), str(i)) for i, p in enumerate(narrow)}
     with torch.random.fork_rng(devices={p.device for p in listed if p.device.type == "cuda"}):
         lossy = rounded_to_nearest(optimizer, narrow)
         counts = {p: (0, p.numel()) for p in narrow} | _lost(
             lossy, *(weights_after_step(optimizer, lossy, wide) for wide in (True, False))
         )
-        counts |= _lost_by_compensation(optimizer, compensated(optimizer, narrow))
+        kept = _lost_by_compensation(optimizer, compensated(optimizer, narrow))
         decay = _decay_lost(optimizer, lossy)
         moments = diagnose_moments(optimizer, listed)
     grads = [_placed_grad(p) for p in listed]
     return diagnosis_of(
         _TERMS,
-        updates={names.get(id(p), str(i)): counts[p] for i, p in enumerate(narrow)},
+        updates={leaf_names[p]: counts[p] for p in narrow if p not in kept},
+        compensated={leaf_names[p]: counts for p, counts in kept.items()},
         decay=decay,
         moments=moments,
         sums_rounded=_sums_rounded(listed),

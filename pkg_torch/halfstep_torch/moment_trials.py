@@ -1,7 +1,7 @@
 """How the moments of an optimizer fare: whether they can shrink, are zero, and are kept as was asked for."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from halfstep_torch.distributed.collectives import total_counts
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.storage.ends import count_at_ends
 from halfstep_torch.trial_steps import NARROW, copy_of, is_moment, take_step
 
 PAIRS = {"exp_avg_sq": "exp_avg"}
@@ -52,6 +53,7 @@ def diagnose_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> 
         zeros = [((local_part(y) == 0) & (local_part(x) != 0)).sum() for _, x, y in pairs]
         for (zero,) in total_counts([p for p, _, _ in pairs], [(int(count),) for count in zeros]):
             tallies[second_key].zero += zero
+    _count_ends(optimizer, copies, tallies)
     return {key: tally.diagnosis for key, tally in tallies.items()}
 
 
@@ -64,6 +66,24 @@ def _changed(
     counts = [(int((x != 1 + torch.finfo(x.dtype).eps).sum()),) for x in left]
     totals = total_counts([p for p, _ in pairs], counts)
     return {pair: count > 0 for pair, (count,) in zip(pairs, totals, strict=True)}
+
+
+def _count_ends(
+    optimizer: torch.optim.Optimizer, params: Collection[Tensor], tallies: Mapping[str, MomentTally]
+) -> None:
+    """Count second moments of ours that stand at the ends of what their codes hold, in all processes."""
+    found: list[tuple[Tensor, str, tuple[int, ...]]] = []
+    for _, param, plan in optimizer.plans() if isinstance(optimizer, Optimizer) else ():
+        here = {key: local_part(x) for key, x in optimizer.state[param].items()} if param in params else {}
+        for rule in plan.rules if here else ():
+            moments = {moment.name: moment for moment in rule.moments}
+            pairs = [(moments[x.second], x) for x in rule.moments if x.second in moments]
+            for second, first in pairs:
+                if (ends := count_at_ends(second, first, here)) is not None:
+                    found.append((param, second.key, tuple(map(int, ends))))
+    totals = total_counts([param for param, _, _ in found], [counts for _, _, counts in found])
+    for (_, key, _), counts in zip(found, totals, strict=True):
+        tallies[key].add_ends(counts)
 
 
 def float32_moments(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[str, list[Tensor]]:

@@ -19,10 +19,10 @@ from halfstep_torch.engine.batches import (
     measure,
 )
 from halfstep_torch.engine.compiled_stage import compile_batch
-from halfstep_torch.engine.first_step_warnings import warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.loss_scale import is_skipped
 from halfstep_torch.engine.packed_rows import for_each
 from halfstep_torch.engine.row_plan import RowSizes
+from halfstep_torch.engine.step_warnings import warn_at_ends, warn_at_first_step, warn_of_missing_links
 from halfstep_torch.engine.whole_step import WholeStep
 from halfstep_torch.leaves import has_memory, parameters_by_leaf
 from halfstep_torch.optimizer_state.form import LAST_STEP
@@ -221,12 +221,13 @@ class Optimizer(SavedOptimizer):
             self._compile.prepare(self._name, batch.device, elements, compile_stages)
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
-        """At the first step, say what the user should know, and compare replicas in other processes."""
+        """Say what the user should know, most of it at the first step; there compare replicas, too."""
         first = [batch for batch in batches if 1 in batch.numbers]
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
         if first:
             warn_at_first_step(self._name, first, nameless)
             warn_of_missing_links(self._name, first)
+        warn_at_ends(self._name, batches)
         if not self._compared:
             slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]

@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 Count = tuple[int, int]
 """How many elements are lost, of how many."""
@@ -24,6 +25,9 @@ class MomentDiagnosis:
         not_as_asked: share of them that is kept otherwise than was asked for: by halfstep, not in its format;
             by others, not in the dtype that a fresh state has.
         why: it is; "" where it is not.
+        lowest: of a second moment, the share that its codes keep at their smallest number, of weights that
+            move, and
+        highest: the share that they keep at their largest.
     """
 
     dtypes: dict[str, int]
@@ -31,11 +35,14 @@ class MomentDiagnosis:
     zero: float = 0.0
     not_as_asked: float = 0.0
     why: str = ""
+    lowest: float = 0.0
+    highest: float = 0.0
 
     def __str__(self) -> str:
         kinds = ", ".join(self.dtypes)
         asked = f"not as asked {self.not_as_asked:.1%}"
-        return f"{kinds}; frozen {self.frozen:.1%}; zero {self.zero:.1%}; {asked}"
+        ends = f"; at the ends {self.lowest:.1%}, {self.highest:.1%}" if self.lowest or self.highest else ""
+        return f"{kinds}; frozen {self.frozen:.1%}; zero {self.zero:.1%}; {asked}{ends}"
 
 
 class MomentTally:
@@ -44,10 +51,12 @@ class MomentTally:
     Attributes:
         zero: elements of a second moment that are zero where the first one is not.
         otherwise: elements that are kept otherwise than was asked for, by the reason.
+        ends: elements of a second moment at its smallest and at its largest number.
     """
 
     def __init__(self):
         self.zero = 0
+        self.ends = [0, 0]
         self.otherwise: dict[str, int] = collections.defaultdict(int)
         self._dtypes: dict[str, int] = collections.defaultdict(int)
         # Arrays of one rate and dtype stand together: of few elements that are rounded stochastically, none
@@ -68,7 +77,12 @@ class MomentTally:
         frozen = sum(size for key, size in self._sizes.items() if not self._shrinks[key])
         otherwise = sum(self.otherwise.values()) / total
         why = max(self.otherwise, key=self.otherwise.__getitem__, default="")
-        return MomentDiagnosis(dict(self._dtypes), frozen / total, self.zero / total, otherwise, why)
+        ends = (count / total for count in self.ends)
+        return MomentDiagnosis(dict(self._dtypes), frozen / total, self.zero / total, otherwise, why, *ends)
+
+    def add_ends(self, counts: Iterable[Any]) -> None:
+        """Count elements at the smallest and at the largest number."""
+        self.ends = [sum(both) for both in zip(self.ends, map(int, counts), strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +154,7 @@ class Terms:
 def diagnosis_of(
     terms: Terms,
     updates: Mapping[str, Count],
+    compensated: Mapping[str, Count],
     decay: Iterable[Count] | None,
     moments: Mapping[str, MomentDiagnosis],
     sums_rounded: float,
@@ -148,15 +163,21 @@ def diagnosis_of(
     nonfinite: Mapping[str, Count],
     largest: float,
 ) -> Diagnosis:
-    """Return the diagnosis of what was counted; `largest` is the largest magnitude of a gradient."""
+    """Return the diagnosis of what was counted.
+
+    `compensated` are the updates of compensated weights; `largest` is the largest magnitude of a gradient.
+    """
+    rounded_lost, compensation_lost = _share(updates.values()), _share(compensated.values())
+    updates = {**updates, **compensated}
     updates_lost = _share(updates.values())
     decay_lost = None if decay is None else _share(decay)
     broken = {what: _share([count]) for what, count in nonfinite.items()}
     advice = [
         *_advice_on_nonfinite(broken),
-        *_advice_on_updates(terms, updates_lost, decay_lost),
-        *(line for name, moment in moments.items() for line in _advice_on_moment(terms, name, moment)),
+        *_advice_on_updates(terms, rounded_lost, decay_lost),
+        *_advice_on_compensation(compensation_lost),
         *_advice_on_formats(terms, moments, largest),
+        *(line for name, moment in moments.items() for line in _advice_on_moment(terms, name, moment)),
         *_advice_on_gradients(terms, sums_rounded, norm, plain_norm),
     ]
     leaves = {name: _share([count]) for name, count in updates.items()}
@@ -201,6 +222,36 @@ def outside_range(dtype: str, largest: float) -> str:
     )
 
 
+END_CODES = {"uroot4_e4m4": (0, 254), "uroot8": (0, None)}
+"""Of second moments kept as roots: the code of the smallest and, where numbers stop there, of the largest."""
+
+
+def end_codes(dtype: str) -> tuple[int, int | None] | None:
+    """Return the end codes of a format, by its name or its text; None where nothing stops at a code.
+
+    Example:
+        >>> end_codes("uroot8, blocks of 128")
+        (0, None)
+    """
+    return END_CODES.get(dtype.split(",")[0])
+
+
+def at_ends(name: str, dtype: str, lowest: float, highest: float) -> str:
+    """Return what it means that such shares of a second moment stand at the ends; "" below 1 % at either."""
+    if end_codes(dtype) is None or max(lowest, highest) <= 0.01:
+        return ""
+    what = [f"{lowest:.0%} of {name} at the smallest number of {dtype}, so that steps are too short"] * (
+        lowest > 0.01
+    )
+    what += [f"{highest:.0%} of {name} at the largest, so that steps are too long"] * (highest > 0.01)
+    way_out = (
+        "Take the scale off the loss before the step, or use the recipe eight_bit, which scales blocks."
+        if dtype == "uroot4_e4m4"
+        else 'Their blocks hold 43 binades, and gradients spread over more: use nu_dtype="bfloat16".'
+    )
+    return f"{', and '.join(what)}. {way_out}"
+
+
 def _advice_on_nonfinite(shares: Mapping[str, float]) -> Iterable[str]:
     broken = [f"{share:.1%} of the {what}" for what, share in shares.items() if share]
     if broken:
@@ -237,6 +288,15 @@ def _advice_on_updates(terms: Terms, updates_lost: float, decay_lost: float | No
         )
 
 
+def _advice_on_compensation(lost: float) -> Iterable[str]:
+    if lost > 0.05:
+        yield (
+            f"{lost:.0%} of the updates of compensated weights are below 2^-18 of the weights, which a "
+            'compensation does not hold (contract P4). Use param_storage="split8": it loses no update, and '
+            "takes one byte per weight less."
+        )
+
+
 def _advice_on_moment(terms: Terms, name: str, moment: MomentDiagnosis) -> Iterable[str]:
     if moment.frozen > 0.05:
         yield (
@@ -249,6 +309,9 @@ def _advice_on_moment(terms: Terms, name: str, moment: MomentDiagnosis) -> Itera
             f"{moment.zero:.0%} of {name} is zero where {first} is not: such weights move by {first} / eps. "
             "Keep it in a dtype with the range of float32, such as bfloat16."
         )
+    for dtype in moment.dtypes:
+        if problem := at_ends(name, dtype, moment.lowest, moment.highest):
+            yield problem
     if moment.not_as_asked > 0.05:
         yield (
             f"{moment.not_as_asked:.0%} of {name} is not kept as was asked for: {moment.why}. "

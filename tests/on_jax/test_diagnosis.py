@@ -198,3 +198,32 @@ def test_what_is_not_finite_comes_first():
         "of the weights are infinite or NaN, and stay so. Go back to a checkpoint, and clip gradients."
     )
     assert found.advice[1].startswith("Gradients are so large that squares of them are above")
+
+
+ENDS = {1e-8: "at the smallest number of uroot4_e4m4, so that steps are too short", 1e5: "at the largest"}
+
+
+@pytest.mark.parametrize("scale", ENDS)
+def test_second_moments_at_the_ends_of_a_root_are_told(scale):
+    found = hs.diagnose(*_stepped(hs.adamw(1e-3, **hs.recipes.one_pass), scale))
+    moment = found.moments["nu"]
+    assert (moment.lowest > 0.9, moment.highest > 0.9) == (scale < 1, scale > 1)
+    assert any(ENDS[scale] in line and "use the recipe eight_bit" in line for line in found.advice)
+
+
+@pytest.mark.parametrize("recipe", ["one_pass", "eight_bit", "four_bit"])
+def test_weights_that_have_had_no_gradient_stand_at_no_end(recipe):
+    params = {"w": jax.random.normal(jax.random.key(0), (64, 128)).astype(jnp.bfloat16)}
+    tx = hs.adamw(1e-3, **getattr(hs.recipes, recipe))
+    grads = {"w": params["w"].at[:32].set(0)}
+    _, state = tx.update(grads, tx.init(params), params)
+    moment = hs.diagnose(tx, params, grads, state).moments["nu"]
+    assert (moment.lowest, moment.highest) == (0, 0)
+
+
+def test_updates_that_compensation_loses_have_an_advice_of_their_own():
+    tx = hs.adamw(1e-9, param_storage="compensated")
+    found = hs.diagnose(*_stepped(tx))
+    assert found.updates_lost > 0.9
+    assert [line for line in found.advice if "split8" in line and "2^-18" in line]
+    assert not any("rounds stochastically" in line for line in found.advice)

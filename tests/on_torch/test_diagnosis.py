@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_torch.say_once import say_once
 
 STEPS = 12
 
@@ -271,4 +272,40 @@ def test_a_second_moment_of_18_binades_is_told():
 def test_updates_that_compensation_loses_are_told():
     found = hs.diagnose(*_stepped(lr=1e-9, weight_decay=0.0, param_storage="compensated"))
     assert found.updates_lost > 0.9
+    assert [line for line in found.advice if "split8" in line and "2^-18" in line]
+    assert not any("rounds stochastically" in line for line in found.advice)
     assert hs.diagnose(*_stepped(lr=1e-4, param_storage="compensated")).updates_lost < 0.05
+
+
+ENDS = {1e-6: "at the smallest number of uroot4_e4m4, so that steps are too short", 1e7: "at the largest"}
+
+
+@pytest.mark.parametrize("scale", ENDS)
+def test_second_moments_at_the_ends_of_a_root_are_told(scale):
+    found = hs.diagnose(*_stepped(scale, **hs.recipes.one_pass))
+    moment = found.moments["exp_avg_sq"]
+    assert (moment.lowest > 0.9, moment.highest > 0.9) == (scale < 1, scale > 1)
+    assert any(ENDS[scale] in line and "use the recipe eight_bit" in line for line in found.advice)
+    assert "at the ends" in str(found)
+
+
+@pytest.mark.parametrize("recipe", ["one_pass", "eight_bit", "four_bit"])
+def test_weights_that_have_had_no_gradient_stand_at_no_end(recipe):
+    model, optimizer = _stepped(**getattr(hs.recipes, recipe))
+    model.weight.grad[:32] = 0
+    fresh = type(optimizer)(model.named_parameters(), lr=1e-3, **getattr(hs.recipes, recipe))
+    fresh.step()
+    moment = hs.diagnose(model, fresh).moments["exp_avg_sq"]
+    assert (moment.lowest, moment.highest) == (0, 0)
+
+
+def test_a_run_whose_second_moments_stand_at_an_end_is_warned_once(caplog):
+    say_once.cache_clear()
+    _, optimizer = _stepped(1e7, lr=1e-6, **hs.recipes.one_pass)
+    for _ in range(100):
+        optimizer.step()
+    told = [
+        line for line in caplog.messages if "exp_avg_sq at the largest, so that steps are too long" in line
+    ]
+    assert len(told) == 1
+    assert told[0].startswith("AdamW: 9")

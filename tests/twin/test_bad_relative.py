@@ -132,3 +132,36 @@ def test_the_count_stops_at_its_largest_value_in_both():
     saved["state"][0]["step"], header["counts"] = torch.tensor(last + 1), [last + 1]
     with pytest.raises(ValueError, match=r"step of .* is 2147483648, no whole number in \[0, 2\^31 - 1\]"):
         optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize("recipe", ["one_pass", "eight_bit"])
+@pytest.mark.parametrize("rates", [{"b1": 0.5, "b2": 0.999}, {"b1": 0.9, "b2": 0.9999}])
+def test_what_a_refusal_of_rates_advises_takes_them(name, recipe, rates):
+    recipes, relative = PACKAGES[name].recipes, PACKAGES[name].relative
+    advised = (
+        r'Use mu_dtype=relative\("int8", 128\) with nu_dtype=scaled\("uroot8"\), or the recipe four_bit or '
+        "sixteen_bit: these take any rates"
+    )
+    with pytest.raises(ValueError, match=advised):
+        build(name, "scale_by_adam", **_moments(getattr(recipes, recipe)), **rates)
+    for way_out in (recipes.eight_bit | {"mu_dtype": relative("int8", 128)}, recipes.four_bit):
+        build(name, "scale_by_adam", **_moments(way_out), **rates)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize("recipe", ["one_pass", "eight_bit", "four_bit"])
+def test_recipes_take_slow_first_moments(name, recipe):
+    build(name, "scale_by_adam", **_moments(getattr(PACKAGES[name].recipes, recipe)), b1=0.99, b2=0.999)
+
+
+def _moments(recipe):
+    return {key: x for key, x in recipe.items() if key != "param_storage"}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_second_moment_of_18_binades_is_warned_of(name):
+    fmt = PACKAGES[name].scaled("float8_e4m3fn")
+    with pytest.warns(UserWarning, match=r"nu_dtype=float8_e4m3fn holds 18 binades .* 28 % to over 4 times"):
+        build(name, "scale_by_adam", nu_dtype=fmt)
+    build(name, "scale_by_adam", mu_dtype=fmt)

@@ -1,16 +1,21 @@
-"""What a user should know at the first step, and no error says: each said once in a process."""
+"""What a user should know of a step, and no error says: each said once in a process."""
 
+import itertools
 import math
 from collections.abc import Iterable
 
 import torch
 
-from halfstep.diagnosis import RANGES, outside_range
+from halfstep.diagnosis import RANGES, at_ends, outside_range
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.link import is_ours
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.say_once import say_once
+from halfstep_torch.storage.ends import count_at_ends
 from halfstep_torch.weights.weight_rule import NearestWeights
+
+_COUNTS = (100, 1_000, 10_000)
+# At which second moments are looked at: a pass over them, and a wait for the device.
 
 
 def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int) -> None:
@@ -53,6 +58,25 @@ def warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
                 f"{caller}: the chain has no scale_by_learning_rate, so weights move by the whole update, "
                 "up the gradient. Put scale_by_learning_rate(1e-3) behind the update rule."
             )
+
+
+def warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
+    """Say at a few steps of a run where over 1 % of second moments stand at an end of their codes."""
+    counted: dict[tuple[str, str], list[int]] = {}
+    for batch in batches:
+        if not any(step in batch.numbers for step in _COUNTS):
+            continue
+        for rule in batch.plan.rules:
+            moments = {moment.name: moment for moment in rule.moments}
+            pairs = [(moments[x.second], x) for x in rule.moments if x.second in moments]
+            for (second, first), slot in itertools.product(pairs, batch.slots):
+                if (ends := count_at_ends(second, first, slot.state)) is not None:
+                    sums = counted.setdefault((second.key, second.format.dtype), [0, 0, 0])
+                    for i, count in enumerate((*ends, slot.param.numel())):
+                        sums[i] += int(count)
+    for (key, dtype), (low, high, size) in counted.items():
+        if problem := at_ends(key, dtype, low / max(size, 1), high / max(size, 1)):
+            say_once(f"{caller}: {problem}")
 
 
 def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:

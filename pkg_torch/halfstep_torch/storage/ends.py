@@ -1,0 +1,35 @@
+"""How many second moments stand at the ends of what their codes hold. Contract: F16, F17."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from halfstep.diagnosis import end_codes
+from halfstep_torch.storage.stored_moment import MomentStorage
+
+
+def count_at_ends(
+    second: MomentStorage, first: MomentStorage, state: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor] | None:
+    """Return how many elements stand at the smallest and at the largest number; None where nothing stops so,
+    or where the state is elsewhere.
+
+    At the smallest those count whose first moment is not zero: others have had no gradient yet.
+    """
+    ends = end_codes(second.format.dtype)
+    if ends is None or not {second.key, first.key} <= state.keys():
+        return None
+    lowest, highest = ends
+    codes, moves = state[second.key], _nonzero(first, state[first.key])
+    high = codes.new_zeros((), dtype=torch.int64) if highest is None else (codes == highest).sum()
+    return ((codes == lowest) & moves).sum() if moves.shape == codes.shape else torch.zeros_like(high), high
+
+
+def _nonzero(moment: MomentStorage, codes: Tensor) -> Tensor:
+    """Return where a moment with a sign is not zero, by its codes."""
+    if moment.format.packed:
+        return torch.stack([codes & 15, codes >> 4], -1).flatten(-2) != 0
+    if codes.element_size() > 1:
+        return codes != 0
+    return (codes.view(torch.uint8) & 127) != 0
