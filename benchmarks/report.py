@@ -8,15 +8,36 @@ import argparse
 import json
 import pathlib
 from collections.abc import Iterable, Mapping
+from typing import Protocol, TypeVar
 
 
-def arguments(description: str, steps: int | None = None) -> argparse.Namespace:
-    """Return the command line's arguments: `json`, and `steps` where a benchmark trains."""
+class Named(Protocol):
+    """A row of a table."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the first column."""
+        ...
+
+
+Row = TypeVar("Row", bound=Named)
+
+
+def arguments(description: str, steps: int | None = None, rows: bool = False) -> argparse.Namespace:
+    """Return the command line's arguments: `json`, `steps` of training, `only` of the rows of a table."""
     parser = argparse.ArgumentParser(description=description)
     if steps is not None:
         parser.add_argument("--steps", type=int, default=steps, help=f"of training, by default {steps}")
+    if rows:
+        parser.add_argument("--only", nargs="*", default=[""], help="rows in whose names one of these stands")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
     return parser.parse_args()
+
+
+def chosen(rows: Iterable[Row], only: Iterable[str]) -> list[Row]:
+    """Return the first row, which others are held against, and rows with one of some texts in their names."""
+    first, *others = rows
+    return [first, *(row for row in others if any(text in row.name for text in only))]
 
 
 def print_table(head: str, rows: Iterable[Iterable[object]]) -> None:

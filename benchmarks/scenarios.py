@@ -1,4 +1,4 @@
-"""How far weights end from float32's under 22 kinds of made-up gradients: ours, bitsandbytes, torchao.
+"""How far weights end from float32's under 23 kinds of made-up gradients: ours, bitsandbytes, torchao.
 
     make peers     # once: an environment that has the other libraries too
     .venv-peers/bin/python benchmarks/scenarios.py [--only NAME ...] [--json benchmarks/results/NAME.json]
@@ -61,6 +61,7 @@ def _touched(t: jax.Array, every: int, of: jax.Array) -> jax.Array:
 
 SCENARIOS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "healthy": _noisy,
+    "healthy, sizes alike": lambda t: 0.01 * (1 + _normal(t)),
     "spike 1e4x": lambda t: _noisy(t) * jnp.where(t == 1000, 1e4, 1),
     "spike 100x": lambda t: _noisy(t) * jnp.where(t == 1000, 100, 1),
     "zero 500 to 2,500": lambda t: jnp.where((t < 500) | (t >= 2500), _noisy(t), 0),
@@ -144,7 +145,9 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", help="these optimizers, by name")
-    parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
+    parser.add_argument(
+        "--json", type=pathlib.Path, help="also write the figures here, to those that stand there"
+    )
     arguments = parser.parse_args()
     truth = of_transform(optax.adam(LR))
     results = {"float32": figures(truth, truth)}
@@ -166,7 +169,10 @@ def main() -> None:
         for package in ("bitsandbytes", "torchao"):
             if any(name.startswith(package) for name in results):
                 versions[package] = importlib.metadata.version(package)
-        arguments.json.write_text(json.dumps({"versions": versions, "results": results}, indent=1) + "\n")
+        before = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+        figures_of = {"versions": versions, "results": results}
+        both = {key: before.get(key, {}) | new for key, new in figures_of.items()}
+        arguments.json.write_text(json.dumps(both, indent=1) + "\n")
 
 
 if __name__ == "__main__":

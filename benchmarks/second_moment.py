@@ -51,6 +51,7 @@ FORMATS = {
     "scaled ufloat8_e4m4": (_scaled("ufloat8_e4m4"), True),
     "ufloat8_e6m2": (_plain("ufloat8_e6m2"), True),
     "uroot4_e4m4": (_plain("uroot4_e4m4"), True),
+    "scaled uroot8": (_scaled("uroot8"), True),
     "scaled float8_e4m3fn": (_scaled("float8_e4m3fn"), True),
     "scaled float8_e4m3fn, nearest": (_scaled("float8_e4m3fn"), False),
     "scaled float8_e5m2": (_scaled("float8_e5m2"), True),
@@ -120,6 +121,9 @@ def claims(rows: list[dict]) -> dict[str, bool]:
         ),
         "ufloat8_e5m3, of those that a block holds, any sigma: 5 to 95 % within 0.5 and 2": all(
             0.5 < row["low"] and row["high held"] < 2 for row in e5m3
+        ),
+        "uroot4_e4m4: median within 0.988 and 1.012": all(
+            0.988 < by["uroot4_e4m4", s]["median"] < 1.012 for s in SIGMAS
         ),
         "ufloat8_e6m2 and uroot4_e4m4: median within 0.97 and 1.03": all(
             0.97 < by[name, s]["median"] < 1.03 for name in ("ufloat8_e6m2", "uroot4_e4m4") for s in SIGMAS

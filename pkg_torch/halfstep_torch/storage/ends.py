@@ -12,8 +12,9 @@ from halfstep_torch.storage.stored_moment import MomentStorage
 def count_at_ends(
     second: MomentStorage, first: MomentStorage, state: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return how many elements stand at the smallest and at the largest number; None where nothing stops so,
-    or where the state is elsewhere.
+    """Return how many elements stand at the smallest and at the largest number.
+
+    None where nothing stops so, or where the state is elsewhere.
 
     At the smallest those count whose first moment is not zero: others have had no gradient yet.
     """
