@@ -178,7 +178,7 @@ def diagnosis_of(
         *_advice_on_compensation(compensation_lost),
         *_advice_on_formats(terms, moments, largest),
         *(line for name, moment in moments.items() for line in _advice_on_moment(terms, name, moment)),
-        *_advice_on_gradients(terms, sums_rounded, norm, plain_norm),
+        *_advice_on_gradients(terms, sums_rounded, norm, plain_norm, largest),
     ]
     leaves = {name: _share([count]) for name, count in updates.items()}
     return Diagnosis(
@@ -319,7 +319,15 @@ def _advice_on_moment(terms: Terms, name: str, moment: MomentDiagnosis) -> Itera
         )
 
 
-def _advice_on_gradients(terms: Terms, sums_rounded: float, norm: float, plain_norm: float) -> Iterable[str]:
+def _advice_on_gradients(
+    terms: Terms, sums_rounded: float, norm: float, plain_norm: float, largest: float
+) -> Iterable[str]:
+    if math.isinf(norm) and math.isfinite(largest):
+        yield (
+            "The norm of the gradients is above float32's largest number, though every gradient is finite: "
+            "clipping by it makes every update zero. Scale the loss down first, or divide the gradients by "
+            "their largest."
+        )
     if sums_rounded > 0.05:
         yield (
             f"{sums_rounded:.0%} of the {terms.sums}: they lose what is small beside them. "

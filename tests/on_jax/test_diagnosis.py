@@ -227,3 +227,10 @@ def test_updates_that_compensation_loses_have_an_advice_of_their_own():
     assert found.updates_lost > 0.9
     assert [line for line in found.advice if "split8" in line and "2^-18" in line]
     assert not any("rounds stochastically" in line for line in found.advice)
+
+
+def test_a_norm_above_the_largest_float_is_told():
+    grads = {"w": jnp.full(8, 3e38)}
+    tx = optax.chain(hs.clip_by_global_norm(1.0), optax.scale(-1.0))
+    found = hs.diagnose(tx, {"w": jnp.zeros(8)}, grads)
+    assert any("finite: clipping by it makes every update zero" in line for line in found.advice)

@@ -35,7 +35,8 @@ def clip_by_global_norm(
             has them whole. Of no effect elsewhere: under `jax.jit` a sharded array is a whole one.
 
     Returns:
-        An Optax transform. Its updates are float32. A norm of NaN makes every update NaN.
+        An Optax transform. Its updates are float32. A norm of NaN makes every update NaN; a norm above
+        float32's largest number makes every update 0, which `diagnose` tells: scale the loss down first.
 
     Errors are those of `scale_by_adam`, and ValueError inside `jax.shard_map` without `axis_names`.
 

@@ -13,6 +13,7 @@ from halfstep_torch.distributed.shards import local_part, sharding
 from halfstep_torch.gradients.hooks import taken_by
 from halfstep_torch.link import Link, checked_rule
 from halfstep_torch.numbers import hyperparameters
+from halfstep_torch.say_once import say_once
 
 
 class ClipByGlobalNorm(Link):
@@ -24,7 +25,13 @@ class ClipByGlobalNorm(Link):
 
     def measure(self, h: Any, norm: Callable[[bool], Tensor]) -> Mapping[str, Any]:
         """Return the factor of all gradients."""
-        return {"factor": _factor(norm(self.exact), h.max_norm)}
+        total = norm(self.exact)
+        if total.isinf():
+            say_once(
+                "clip_by_global_norm: the norm of the gradients is above float32's largest number. Clipping "
+                "makes finite updates zero and infinite ones NaN. Scale the loss down first."
+            )
+        return {"factor": _factor(total, h.max_norm)}
 
     def update(self, g, p, n, m, op):
         """Return the clipped update."""
@@ -47,7 +54,8 @@ def clip_by_global_norm(max_norm: float, *, exact: bool = False) -> Rule:
             all gradients together, else once.
 
     Returns:
-        A transform, for `chain` and `Optimizer`. A norm of NaN makes every update NaN.
+        A transform, for `chain` and `Optimizer`. A norm of NaN makes every update NaN; a norm above
+        float32's largest number makes finite ones 0, of which the log warns once: scale the loss down first.
 
     Raises:
         TypeError: if `max_norm` is no number.
@@ -87,7 +95,8 @@ def clip_grad_norm_(
     Args:
         parameters: one, or many; those without a gradient are passed over.
         max_norm: the largest norm that is left as it is.
-        error_if_nonfinite: raise where the norm is NaN or infinite; else the gradients become NaN, or zero.
+        error_if_nonfinite: raise where the norm is NaN or infinite; else the gradients become NaN, or zero
+            where it is infinite.
         exact: add integers, so that the norm has the same bits in any order, on any number of devices, and in
             JAX; see `global_norm`. About five times the time on a CPU. Shards then exchange words twice, for
             all gradients together, else once.
