@@ -168,6 +168,8 @@ class Rule:
         by_norms: of a rule of scope "parameter", whether `update` reads other elements through `op.norm`
             alone: processes that have shards of the array then exchange norms, not the array. Such an
             `update` keeps no moments, and asks for the same norms whatever their values.
+        by_update: of a rule of scope "parameter", whether `update` reads its update alone, and keeps no
+            moments: of the processes that have shards of the array, any can compute it for all.
         reads_params: the reason why `update` reads the weights, for the error about missing `params`; "" if
             it does not read them.
 
@@ -188,6 +190,7 @@ class Rule:
     name: ClassVar[str] = "rule"
     scope: ClassVar[str] = SCOPES[0]
     by_norms: ClassVar[bool] = False
+    by_update: ClassVar[bool] = False
     reads_params: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -1,5 +1,7 @@
 """Parameters and steps on meshes, and the same ones in one process, whose bits they must have."""
 
+import contextlib
+import unittest.mock
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -127,3 +129,22 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
         return False
     x, y = (z.detach().contiguous().reshape(-1).view(torch.uint8) for z in (x, y))
     return torch.equal(x, y)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[str]]:
+    """Note every collective of this process."""
+    names, calls = ("all_reduce", "all_gather", "all_to_all_single"), []
+
+    def noted(name: str, collective: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return collective(*args, **kwargs)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            collective = noted(name, getattr(torch.distributed, name))
+            stack.enter_context(unittest.mock.patch.object(torch.distributed, name, collective))
+        yield calls

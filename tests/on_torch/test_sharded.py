@@ -1,12 +1,9 @@
 """Parameters that are DTensors: the mesh changes no bit of a step."""
 
-import contextlib
 import functools
 import pathlib
 import re
 import unittest.mock
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import halfstep_torch as hs
 from on_torch.processes import in_processes
-from on_torch.sharded import RECIPES, Run, assert_same_bits, gradients, layouts, same_bits, shard, weights
+from on_torch.sharded import RECIPES, Run, assert_same_bits, counted, layouts, same_bits, shard
 
 STEPS = 2
 
@@ -205,101 +202,6 @@ def an_error_in_one_process_is_one_in_all(rank: int) -> None:
     assert int(optimizer.state[param]["step"]) == 2
 
 
-def clipped(params, exact: bool, **options) -> hs.Optimizer:
-    links = hs.clip_by_global_norm(5.0, exact=exact), hs.scale_by_learning_rate(1e-2)
-    return hs.Optimizer(params, hs.chain(*links, hs.round_stochastically()), **options)
-
-
-def gradients_are_clipped_by_the_norm_of_one_process(rank: int) -> None:
-    """Exactly, by two collectives for all leaves along a mesh, or within a bound by one."""
-    expected = Run(functools.partial(clipped, exact=True)).steps(1, STEPS)
-    whole = list(gradients(1).values())
-    for layout, mesh, placements in layouts():
-        place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
-        run = Run(functools.partial(clipped, exact=True), place)
-        assert_same_bits(run.steps(1, STEPS), expected, f"clipped, {layout}")
-        for exact in (True, False):
-            alone, params = (
-                [torch.nn.Parameter(cut(x).clone()) for x in whole] for cut in (lambda x: x, place)
-            )
-            for p in (*alone, *params):
-                p.grad = p.detach().clone()
-            wanted = hs.clip_grad_norm_(alone, 5.0, exact=exact)
-            with counted() as calls:
-                norm = hs.clip_grad_norm_(params, 5.0, exact=exact)
-            assert len(calls) == (2 if exact else 1) * mesh.ndim
-            if exact:
-                assert torch.equal(norm, wanted)
-                for p, q in zip(params, alone, strict=True):
-                    grad = place(q.grad)
-                    assert same_bits(p.grad.to_local(), grad.to_local())
-            # Each of the two norms of norms is within n + 2 units, for the sums that it adds up at once.
-            assert (norm - wanted).abs() <= 2 * 24 * 2.0**-23 * wanted
-
-
-LAMBS: dict[str, Callable[..., hs.Optimizer]] = {
-    "Lamb": functools.partial(hs.Lamb, lr=1e-2, weight_decay=0.1, exact=True, compile=False),
-    "Lamb, blocks": functools.partial(
-        hs.Lamb, exact=True, compile=False, param_storage="split16", **RECIPES["whole_rows"]
-    ),
-    "Lamb16": functools.partial(hs.Lamb16, exact=True, compile=False),
-}
-
-
-def trust_ratios_are_those_of_one_process(rank: int, names=tuple(LAMBS)) -> None:
-    """With `exact`; each of ten leaves has two norms, and all take two collectives, beside two to agree."""
-    for name in names:
-        make = LAMBS[name]
-        expected = Run(make).steps(1, STEPS)
-        for layout, mesh, placements in layouts():
-            place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
-            run = Run(make, place).steps(1, STEPS - 1)
-            with counted() as calls:
-                run.steps(STEPS, STEPS)
-            assert_same_bits(run, expected, f"{name}, {layout}")
-            if name == "Lamb":
-                count = 0 if layout == "Replicate" else 4 * mesh.ndim
-                assert calls == ["all_reduce"] * count, f"{name}, {layout}: {calls}"
-
-
-def trust_ratios_lie_within_the_bound_of_those_of_one_process(rank: int) -> None:
-    """Without `exact`, in one collective: two sums of up to n numbers are n + 2 units apart."""
-    tx = hs.chain(hs.scale_by_trust_ratio(), hs.scale_by_learning_rate(1.0))
-    make = functools.partial(hs.Optimizer, tx=tx, compile=False)
-    for _, mesh, placements in layouts():
-        place = lambda x, mesh=mesh, at=placements: shard(x.float(), mesh, at(tuple(x.shape)))  # noqa: E731
-        expected, run = Run(make, lambda x: x.float()).steps(1, 1), Run(make, place)
-        with counted() as calls:
-            run.steps(1, 1)
-        assert calls.count("all_gather") == (0 if placements((8, 8)) == [Replicate()] else mesh.ndim)
-        for name, p in run.params.items():
-            whole = expected.params[name].detach()
-            here = shard(whole, mesh, p.placements).to_local()
-            # The ratio is a quotient of two norms. The step is the difference of weights before and after.
-            bound = 2 * (whole.numel() + 3) * 2.0**-23
-            steps = (here - place(weights()[name]).to_local()).abs()
-            assert ((p.to_local() - here).abs() <= bound * steps + 2.0**-23 * here.abs()).all(), name
-
-
-@contextlib.contextmanager
-def counted() -> Iterator[list[str]]:
-    """Note every collective of this process."""
-    names, calls = ("all_reduce", "all_gather"), []
-
-    def noted(name: str, collective: Callable) -> Callable:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            calls.append(name)
-            return collective(*args, **kwargs)
-
-        return call
-
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            collective = noted(name, getattr(torch.distributed, name))
-            stack.enter_context(unittest.mock.patch.object(torch.distributed, name, collective))
-        yield calls
-
-
 def cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten(rank: int) -> None:
     """Two to agree, one for the scales of pieces (two for units of each other), one for those of all."""
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
@@ -376,9 +278,6 @@ def test_the_mesh_changes_no_bit_of_two_processes(tmp_path: pathlib.Path):
         plain_and_sharded_parameters_step_in_one_group,
         partial_gradients_are_summed,
         what_cannot_be_stepped_is_refused_by_name,
-        gradients_are_clipped_by_the_norm_of_one_process,
-        trust_ratios_are_those_of_one_process,
-        trust_ratios_lie_within_the_bound_of_those_of_one_process,
         cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten,
         processes_that_disagree_are_all_told_of_it,
         an_error_in_one_process_is_one_in_all,
@@ -403,5 +302,4 @@ def test_the_mesh_changes_no_bit_of_compiled_steps(tmp_path: pathlib.Path, count
 @pytest.mark.slow
 def test_the_mesh_changes_no_bit_of_four_processes(tmp_path: pathlib.Path):
     some = functools.partial(steps_have_the_bits_of_one_process, recipes=("default", "units", "float8"))
-    lamb = functools.partial(trust_ratios_are_those_of_one_process, names=("Lamb, blocks",))
-    in_processes(tmp_path, 4, some, lamb)
+    in_processes(tmp_path, 4, some)

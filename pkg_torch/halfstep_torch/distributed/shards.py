@@ -65,7 +65,7 @@ def window_of(x: Tensor) -> Window:
 
 def window_here(shape: Shape, mesh: Any, placements: tuple) -> Window:
     """Return the window that this process holds of an array of such a shape, so placed."""
-    return windows(shape, mesh_sizes(mesh), placements)[_rank_in(mesh)]
+    return windows(shape, mesh_sizes(mesh), placements)[rank_in(mesh)]
 
 
 def windows_of_all(x: Any, shape: Shape | None = None) -> list[Window]:
@@ -76,7 +76,8 @@ def windows_of_all(x: Any, shape: Shape | None = None) -> list[Window]:
     return windows(tuple(x.shape) if shape is None else shape, mesh_sizes(x.device_mesh), tuple(x.placements))
 
 
-def _rank_in(mesh: Any) -> int:
+def rank_in(mesh: Any) -> int:
+    """Return the rank of this process in a mesh, in row-major order of coordinates."""
     rank = 0
     for size, place in zip(mesh_sizes(mesh), mesh.get_coordinate(), strict=True):
         rank = rank * size + place

@@ -66,6 +66,11 @@ class Stage:
         """What the rules see, as `Rule.scope` has it; a rule of another scope than "elementwise" is alone."""
         return self.rules[0].scope if self.rules else "elementwise"
 
+    @property
+    def by_update(self) -> bool:
+        """Whether nothing but the update is read and written, as `Rule.by_update` has it."""
+        return not self.lands and any(rule.rule.by_update for rule in self.rules)
+
     @functools.cached_property
     def arrays(self) -> dict[str, StateArray]:
         """State arrays of the rules, by name, and those that the weights are read from."""
@@ -143,6 +148,13 @@ class Stage:
             u, arrays = rule.update(u, known if wrapped else p32, state, n, drawn, *ops)
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
+
+    def run_alone(self, u: Tensor, numbers: Sequence) -> Tensor:
+        """Return the update that a stage which reads nothing else (`by_update`) makes of a whole one."""
+        u = -u if self.negates else u
+        for rule, n in zip(self.rules, numbers, strict=True):
+            u, _ = rule.update(u, u, {}, n, ())
+        return u
 
     @property
     def _reads_float32(self) -> bool:

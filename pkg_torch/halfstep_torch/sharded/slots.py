@@ -78,15 +78,15 @@ class ShardedSlot(Slot):
         return self.all_elements
 
     @functools.cached_property
-    def shares_norms(self) -> bool:
-        """Whether a rule reads norms of which other processes have a part."""
+    def waits(self) -> bool:
+        """Whether a rule needs what other processes have: norms of the parameter, or all of its update."""
         whole = self.gathered or all(window.is_full for window in windows_of_all(self.owner))
         return not whole and any(rule.scope != "elementwise" for rule in self.plan.rules)
 
     @property
     def exchanges(self) -> bool:
         """Whether processes exchange anything in every step of the slot."""
-        return self.gathered or self.part is not None or self.shares_norms
+        return self.gathered or self.part is not None or self.waits
 
     @property
     def placements(self) -> dict[str, tuple]:
@@ -141,7 +141,7 @@ def is_gathered(plan: Plan, param: Tensor) -> bool:
     """Whether a step needs all of a sharded parameter in every process."""
     if not is_sharded(param) or all(window.is_full for window in windows_of_all(param)):
         return False
-    if not all(rule.by_norms for rule in plan.rules):
+    if not all(stage.by_update or rule.by_norms for stage in plan.stages for rule in stage.rules):
         return True
     if any(array_placements(spec, param) is None for spec in plan.arrays.values()):
         return _cut_layout(plan, param) is None

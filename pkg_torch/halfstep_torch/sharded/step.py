@@ -19,7 +19,7 @@ from halfstep_torch.engine.slots import Slot
 from halfstep_torch.engine.whole_step import WholeStep
 from halfstep_torch.sharded.cut_blocks import CutBlocks
 from halfstep_torch.sharded.exchange import exchanged, meshes_of, scatter, talking_meshes
-from halfstep_torch.sharded.norms import run_batches
+from halfstep_torch.sharded.run import run_batches
 from halfstep_torch.sharded.slots import sharded_slots
 
 

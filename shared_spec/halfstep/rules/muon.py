@@ -54,6 +54,7 @@ class Orthogonalize(Rule):
 
     name = "scale_by_muon"
     scope = "parameter"
+    by_update = True
 
     reduction_axis: Any
     output_axis: Any

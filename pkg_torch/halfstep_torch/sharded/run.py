@@ -1,0 +1,106 @@
+"""Running batches with rules that see more of a parameter than is here: all wait for one exchange."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.distributed.norms import Share, SharedNorms, exchange
+from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.distributed.whole_arrays import Spread, map_whole
+from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.run import Leaving, step_array, walks
+from halfstep_torch.sharded.slots import ShardedSlot
+
+
+@dataclasses.dataclass(eq=False)
+class Piece:
+    """What a slot has of an update that a rule reads whole.
+
+    Attributes:
+        slot: whose it is.
+        u: the update that comes to the rule; once processes have exchanged it, the one that leaves it.
+        function: the rule, of the whole update.
+    """
+
+    slot: ShardedSlot
+    u: Tensor
+    function: Callable[[Tensor], Tensor]
+
+
+def run_batches(batches: Sequence[Batch]) -> None:
+    """Step the slots of batches in place.
+
+    Where a rule sees more than is here, parameters wait until all that do so have come to that rule. Their
+    updates stand in float32 meanwhile.
+    """
+    all_walks = (walk for batch in batches for walk in walks(batch, _step_arrays))
+    waiting = [(walk, asked) for walk in all_walks if (asked := next(walk, None))]
+    while waiting:
+        asked = [x for _, of_walk in waiting for x in of_walk]
+        exchange([x for x in asked if isinstance(x, Share)])
+        _map_whole(x for x in asked if isinstance(x, Piece))
+        waiting = [(walk, asked) for walk, _ in waiting if (asked := next(walk, None))]
+
+
+def _step_arrays(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
+    """Run the k-th stage on parameters, each in its shape; return the updates that it leaves."""
+    leaving: dict[int, Tensor] = {}
+    apart: dict[int, Tensor] = {}
+    for place, u in arriving.items():
+        slot = batch.slots[place]
+        if isinstance(slot, ShardedSlot) and slot.waits:
+            apart[place] = u
+        else:
+            leaving[place] = step_array(batch, k, place, u)
+    by_update = batch.plan.padded_stages[k].by_update
+    others = yield from (_step_whole if by_update else _step_by_norms)(batch, k, apart)
+    return leaving | others
+
+
+def _step_by_norms(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
+    """Run a stage on parameters of whose norms other processes have parts."""
+    leaving: dict[int, Tensor] = {}
+    shared: dict[int, tuple[SharedNorms, Tensor]] = {}
+    for place, u in arriving.items():
+        slot = batch.slots[place]
+        shared[place] = SharedNorms(slot.owner, slot.index), u
+    while shared:
+        for place, (op, u) in shared.items():
+            op.begin()
+            leaving[place] = step_array(batch, k, place, u, op)
+        shared = {place: (op, u) for place, (op, u) in shared.items() if op.shares}
+        if shared:
+            yield [share for op, _ in shared.values() for share in op.shares]
+    return leaving
+
+
+def _step_whole(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
+    """Run a stage that reads whole updates: each in one process, for all that have a part of it."""
+    stage, pieces = batch.plan.padded_stages[k], {}
+    for place, u in arriving.items():
+        slot = batch.slots[place]
+        function = functools.partial(stage.run_alone, numbers=batch.stage_numbers(k)[slot.step])
+        pieces[place] = Piece(slot, u, function)
+    if pieces:
+        yield list(pieces.values())
+    return {place: piece.u for place, piece in pieces.items()}
+
+
+def _map_whole(pieces: Iterable[Piece]) -> None:
+    """Run the functions of pieces on the whole updates; every process has the same parameters' pieces."""
+    of_params: dict[int, list[Piece]] = {}
+    for piece in sorted(pieces, key=lambda piece: piece.slot.index):
+        of_params.setdefault(piece.slot.index, []).append(piece)
+    arrays = []
+    for first, *others in of_params.values():
+        owner = first.slot.owner
+        local = torch.empty(local_part(owner).shape, dtype=torch.float32, device=owner.device)
+        for piece in (first, *others):
+            piece.slot.local(local).copy_(piece.u)
+        arrays.append(Spread(owner, local, first.function))
+    for local, of_param in zip(map_whole(arrays), of_params.values(), strict=True):
+        for piece in of_param:
+            piece.u = piece.slot.local(local).contiguous()

@@ -1,0 +1,166 @@
+"""Rules that see more of a sharded parameter than is here, and norms of all: the bits of one process."""
+
+import functools
+import pathlib
+import unittest.mock
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard, init_device_mesh
+
+import halfstep_torch as hs
+from halfstep_torch.rules import muon
+from on_torch.processes import in_processes
+from on_torch.sharded import (
+    RECIPES,
+    Run,
+    assert_same_bits,
+    counted,
+    gradients,
+    layouts,
+    same_bits,
+    shard,
+    weights,
+)
+
+STEPS = 2
+
+
+def clipped(params, exact: bool, **options) -> hs.Optimizer:
+    links = hs.clip_by_global_norm(5.0, exact=exact), hs.scale_by_learning_rate(1e-2)
+    return hs.Optimizer(params, hs.chain(*links, hs.round_stochastically()), **options)
+
+
+def gradients_are_clipped_by_the_norm_of_one_process(rank: int) -> None:
+    """Exactly, by two collectives for all leaves along a mesh, or within a bound by one."""
+    expected = Run(functools.partial(clipped, exact=True)).steps(1, STEPS)
+    whole = list(gradients(1).values())
+    for layout, mesh, placements in layouts():
+        place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
+        run = Run(functools.partial(clipped, exact=True), place)
+        assert_same_bits(run.steps(1, STEPS), expected, f"clipped, {layout}")
+        for exact in (True, False):
+            alone, params = (
+                [torch.nn.Parameter(cut(x).clone()) for x in whole] for cut in (lambda x: x, place)
+            )
+            for p in (*alone, *params):
+                p.grad = p.detach().clone()
+            wanted = hs.clip_grad_norm_(alone, 5.0, exact=exact)
+            with counted() as calls:
+                norm = hs.clip_grad_norm_(params, 5.0, exact=exact)
+            assert len(calls) == (2 if exact else 1) * mesh.ndim
+            if exact:
+                assert torch.equal(norm, wanted)
+                for p, q in zip(params, alone, strict=True):
+                    grad = place(q.grad)
+                    assert same_bits(p.grad.to_local(), grad.to_local())
+            # Each of the two norms of norms is within n + 2 units, for the sums that it adds up at once.
+            assert (norm - wanted).abs() <= 2 * 24 * 2.0**-23 * wanted
+
+
+LAMBS: dict[str, Callable[..., hs.Optimizer]] = {
+    "Lamb": functools.partial(hs.Lamb, lr=1e-2, weight_decay=0.1, exact=True, compile=False),
+    "Lamb, blocks": functools.partial(
+        hs.Lamb, exact=True, compile=False, param_storage="split16", **RECIPES["whole_rows"]
+    ),
+    "Lamb16": functools.partial(hs.Lamb16, exact=True, compile=False),
+}
+
+
+def trust_ratios_are_those_of_one_process(rank: int, names=tuple(LAMBS)) -> None:
+    """With `exact`; each of ten leaves has two norms, and all take two collectives, beside two to agree."""
+    for name in names:
+        make = LAMBS[name]
+        expected = Run(make).steps(1, STEPS)
+        for layout, mesh, placements in layouts():
+            place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
+            run = Run(make, place).steps(1, STEPS - 1)
+            with counted() as calls:
+                run.steps(STEPS, STEPS)
+            assert_same_bits(run, expected, f"{name}, {layout}")
+            if name == "Lamb":
+                count = 0 if layout == "Replicate" else 4 * mesh.ndim
+                assert calls == ["all_reduce"] * count, f"{name}, {layout}: {calls}"
+
+
+def trust_ratios_lie_within_the_bound_of_those_of_one_process(rank: int) -> None:
+    """Without `exact`, in one collective: two sums of up to n numbers are n + 2 units apart."""
+    tx = hs.chain(hs.scale_by_trust_ratio(), hs.scale_by_learning_rate(1.0))
+    make = functools.partial(hs.Optimizer, tx=tx, compile=False)
+    for _, mesh, placements in layouts():
+        place = lambda x, mesh=mesh, at=placements: shard(x.float(), mesh, at(tuple(x.shape)))  # noqa: E731
+        expected, run = Run(make, lambda x: x.float()).steps(1, 1), Run(make, place)
+        with counted() as calls:
+            run.steps(1, 1)
+        assert calls.count("all_gather") == (0 if placements((8, 8)) == [Replicate()] else mesh.ndim)
+        for name, p in run.params.items():
+            whole = expected.params[name].detach()
+            here = shard(whole, mesh, p.placements).to_local()
+            # The ratio is a quotient of two norms. The step is the difference of weights before and after.
+            bound = 2 * (whole.numel() + 3) * 2.0**-23
+            steps = (here - place(weights()[name]).to_local()).abs()
+            assert ((p.to_local() - here).abs() <= bound * steps + 2.0**-23 * here.abs()).all(), name
+
+
+MUONS = {
+    "momentum of 16 bits": {},
+    "fine int8, master": {"mu_dtype": hs.scaled("int8", 32, scale="fine"), "param_storage": "master"},
+}
+
+
+def factors_are_those_of_one_process_and_computed_once(rank: int, names=tuple(MUONS)) -> None:
+    """But two matrices narrower than a block, cut between columns, are gathered."""
+    for name in names:
+        make = functools.partial(hs.Muon, lr=1e-2, compile=False, **MUONS[name])
+        expected = Run(make).steps(1, STEPS)
+        for layout, mesh, placements in layouts():
+            place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
+            run = Run(make, place)
+            with unittest.mock.patch.object(muon, "newton_schulz", wraps=muon.newton_schulz) as factor:
+                run.steps(1, STEPS)
+            assert_same_bits(run, expected, f"Muon, {name}, {layout}")
+            computed = torch.tensor(factor.call_count // STEPS)
+            dist.all_reduce(computed)
+            count = dist.get_world_size()
+            most = 6 * count if layout == "Replicate" else 6 + 2 * (count - 1)
+            assert computed <= most, f"{name}, {layout}: {computed}"
+
+
+def a_gradient_that_is_not_finite_in_one_process_changes_nothing_in_any(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    param = torch.nn.Parameter(shard(torch.ones(8, 8, dtype=torch.bfloat16), mesh, [Shard(0)]))
+    optimizer = hs.Muon([("hidden.weight", param)])
+    for step in range(2):
+        grad = torch.ones(8, 8, dtype=torch.bfloat16)
+        grad[0] = torch.inf if step else 1.0
+        param.grad, before = shard(grad, mesh, [Shard(0)]), param.to_local().clone()
+        if not step:
+            optimizer.step()
+            continue
+        error = (ValueError, "hidden") if rank == 0 else (RuntimeError, "another process of the mesh")
+        with pytest.raises(error[0], match=error[1]):
+            optimizer.step()
+        assert torch.equal(param.to_local(), before)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_bits_of_one(tmp_path: pathlib.Path):
+    in_processes(
+        tmp_path,
+        2,
+        gradients_are_clipped_by_the_norm_of_one_process,
+        trust_ratios_are_those_of_one_process,
+        trust_ratios_lie_within_the_bound_of_those_of_one_process,
+        factors_are_those_of_one_process_and_computed_once,
+        a_gradient_that_is_not_finite_in_one_process_changes_nothing_in_any,
+    )
+
+
+@pytest.mark.slow
+def test_four_processes_have_the_bits_of_one(tmp_path: pathlib.Path):
+    lamb = functools.partial(trust_ratios_are_those_of_one_process, names=("Lamb, blocks",))
+    name, *_ = MUONS
+    factors = functools.partial(factors_are_those_of_one_process_and_computed_once, names=(name,))
+    in_processes(tmp_path, 4, lamb, factors)
