@@ -57,7 +57,7 @@ def _step_arrays(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leavin
             leaving[place] = step_array(batch, k, place, u)
     by_update = batch.plan.padded_stages[k].by_update
     others = yield from (_step_whole if by_update else _step_by_norms)(batch, k, apart)
-    return leaving | others
+    return {**leaving, **others}
 
 
 def _step_by_norms(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
@@ -82,6 +82,7 @@ def _step_whole(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving
     stage, pieces = batch.plan.padded_stages[k], {}
     for place, u in arriving.items():
         slot = batch.slots[place]
+        assert isinstance(slot, ShardedSlot)
         function = functools.partial(stage.run_alone, numbers=batch.stage_numbers(k)[slot.step])
         pieces[place] = Piece(slot, u, function)
     if pieces:
