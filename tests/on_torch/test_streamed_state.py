@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch import optimizer as optimizers
-from halfstep_torch import streamed_state
+from halfstep_torch import saved_optimizer, streamed_state
 from halfstep_torch.streamed_state import Arena
 from on_torch.sharded import SHAPES, Run, assert_same_bits, gradients
 
@@ -44,7 +43,7 @@ class PoisonedArena(Arena):
 
 @pytest.fixture(autouse=True)
 def _streams(monkeypatch):
-    for module in (streamed_state, optimizers):
+    for module in (streamed_state, saved_optimizer):
         monkeypatch.setattr(module, "is_away", lambda device: True)
     monkeypatch.setattr(streamed_state, "_PIECE", _PIECE)
     monkeypatch.setattr(streamed_state.StreamedStep, "arena", PoisonedArena)
