@@ -73,6 +73,25 @@ def test_a_sharded_step_sends_nothing(axes):
     assert not [name for name in COLLECTIVES if name in text]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [("x", "y"), (("x", "y"), None)], ids=str)
+def test_muon_over_devices_steps_within_the_bound_of_one_and_stays_sharded(axes):
+    """Momentum has its bits; the factor, of 16 rows, may be apart by the bound of contract A14."""
+    tx = optax.chain(hs.scale_by_muon(mu_dtype="bfloat16"), hs.scale_by_learning_rate(1.0))
+    ((gradient,), params) = gradients(1, SHAPE), weights(SHAPE, "float32")
+    step = jax.jit(functools.partial(take_step, tx), donate_argnums=(0, 1))
+    alone, state = step({"w": params}, tx.init({"w": params}), {"w": gradient})
+    placed = {"w": sharded(weights(SHAPE, "float32"), *axes)}
+    several, state_of_several = step(placed, tx.init(placed), {"w": sharded(gradient, *axes)})
+    assert several["w"].sharding.is_equivalent_to(sharded(gradient, *axes).sharding, 2)
+    momenta = optax.tree.get(state_of_several, "mu")["w"], optax.tree.get(state, "mu")["w"]
+    assert momenta[0].sharding.is_equivalent_to(several["w"].sharding, 2)
+    assert_trees_same(*momenta)
+    factor = np.asarray(alone["w"]) - np.asarray(weights(SHAPE, "float32"))
+    apart = np.linalg.norm(np.asarray(several["w"]) - np.asarray(alone["w"]))
+    assert apart <= 485 * 10 * 2.0**-24 * 4 * np.linalg.norm(factor) + 2.0**-23 * np.linalg.norm(alone["w"])
+
+
 def test_explicit_mesh_axes_keep_their_types():
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
     place = NamedSharding(mesh, P("x", "y"))

@@ -41,6 +41,12 @@ class Spread(NamedTuple):
         """What every process of the mesh has of it."""
         return windows_of_all(self.like)
 
+    @property
+    def cost(self) -> int:
+        """How much work it is, compared with others: products of the matrix with its transpose."""
+        rows, numel = max(self.like.shape[0], 1), self.like.numel()
+        return numel * min(rows, numel // rows)
+
     def has_first(self, holder: tuple, computing: tuple) -> bool:
         """Whether a process, by coordinates, sends to another: of those that have the same, the nearest."""
         places = zip(self.like.placements, holder, computing, strict=True)
@@ -54,20 +60,20 @@ def map_whole(arrays: Sequence[Spread]) -> list[Tensor]:
     """
     made: dict[int, Tensor] = {}
     for mesh, places in by_mesh(range(len(arrays)), lambda i: arrays[i].like).items():
-        for at_once in _rounds(places, [arrays[i].like.numel() for i in places], mesh.size()):
+        for at_once in _rounds(places, [arrays[i].cost for i in places], mesh.size()):
             parts = _map_round({rank: arrays[i] for rank, i in at_once.items()}, mesh)
             made.update((i, parts[rank]) for rank, i in at_once.items())
     return [made[i] for i in range(len(arrays))]
 
 
-def _rounds(places: Sequence[int], sizes: Sequence[int], count: int) -> Iterator[dict[int, int]]:
+def _rounds(places: Sequence[int], costs: Sequence[int], count: int) -> Iterator[dict[int, int]]:
     """Yield which array each of `count` processes computes: the next always goes to the least busy."""
     shares: list[list[int]] = [[] for _ in range(count)]
-    busy = [(0.0, rank) for rank in range(count)]
-    for size, i in sorted(zip(sizes, places, strict=True), key=lambda pair: (-pair[0], pair[1])):
+    busy = [(0, rank) for rank in range(count)]
+    for cost, i in sorted(zip(costs, places, strict=True), key=lambda pair: (-pair[0], pair[1])):
         work, rank = heapq.heappop(busy)
         shares[rank].append(i)
-        heapq.heappush(busy, (work + size**1.5, rank))  # as of a product of square matrices
+        heapq.heappush(busy, (work + cost, rank))
     for row in itertools.zip_longest(*shares):
         yield {rank: i for rank, i in enumerate(row) if i is not None}
 
