@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from halfstep import recipes, tested
+from halfstep import newest, recipes
 from halfstep.checkpoint.header import SPEC_VERSION
 from halfstep.version import __version__
 
@@ -146,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         machine: Any = importlib.import_module(f"{package}.machine")
         print(f"\n{versions(framework)}")
-        notes = [tested.note(framework, _version(framework))]
+        notes = [newest.note(framework, _version(framework))]
         print("\n".join(f"  {line}" for line in (*filter(None, notes), *machine.about())), flush=True)
         for device in machine.devices():
             for mode in machine.MODES:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from halfstep.tested import say_if_newer
+from halfstep.newest import say_if_newer
 from halfstep_jax.xla.shards import vary_together
 
 _Operation = Callable[..., jax.Array]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from halfstep.tested import say_if_newer
+from halfstep.newest import say_if_newer
 from halfstep_torch.engine.inductor import find_cxx, missing_options
 from halfstep_torch.say_once import say_once
 

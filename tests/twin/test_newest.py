@@ -10,7 +10,7 @@ import torch
 
 import halfstep.__main__ as command
 import halfstep_torch
-from halfstep import tested
+from halfstep import newest
 
 CONSTRAINTS = pathlib.Path(__file__).parents[2] / "constraints.txt"
 
@@ -18,31 +18,31 @@ CONSTRAINTS = pathlib.Path(__file__).parents[2] / "constraints.txt"
 @pytest.fixture(autouse=True)
 def fresh():
     """Forget what was said, before and after."""
-    tested.say_if_newer.cache_clear()
+    newest.say_if_newer.cache_clear()
     yield
-    tested.say_if_newer.cache_clear()
+    newest.say_if_newer.cache_clear()
 
 
 def test_the_newest_versions_are_those_that_are_pinned_and_run_here():
     pins = dict(re.findall(r"^(jax|torch)==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE))
-    assert pins == tested.NEWEST
+    assert pins == newest.NEWEST
     for module in (jax, torch):
-        assert tested.note(module.__name__, module.__version__) == ""
+        assert newest.note(module.__name__, module.__version__) == ""
 
 
 @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.9.1", "2.13.0a0", "unknown", "2.13"])
 def test_of_versions_up_to_the_newest_nothing_is_said(version):
-    assert tested.note("torch", version) == ""
+    assert newest.note("torch", version) == ""
 
 
 @pytest.mark.parametrize("version", ["2.13.1", "2.14.0+cu130", "2.14.0a1", "3.0"])
 def test_a_newer_version_is_told_with_what_to_do(version):
-    assert f"torch {version} is newer than 2.13.0" in tested.note("torch", version)
-    assert "python -m halfstep" in tested.note("torch", version)
+    assert f"torch {version} is newer than 2.13.0" in newest.note("torch", version)
+    assert "python -m halfstep" in newest.note("torch", version)
 
 
 def test_a_compiled_step_tells_of_a_newer_torch_once_and_an_eager_one_does_not(monkeypatch, caplog):
-    monkeypatch.setitem(tested.NEWEST, "torch", "2.0.0")
+    monkeypatch.setitem(newest.NEWEST, "torch", "2.0.0")
     for compile, count in ((False, 0), (True, 1), (True, 1)):
         p = torch.nn.Parameter(torch.ones(4))
         optimizer = halfstep_torch.SGD([p], lr=0.1, compile=compile)
@@ -55,7 +55,7 @@ def test_a_compiled_step_tells_of_a_newer_torch_once_and_an_eager_one_does_not(m
 def test_a_new_primitive_tells_of_a_newer_jax_once(monkeypatch, caplog):
     from halfstep_jax.xla import primitives
 
-    monkeypatch.setitem(tested.NEWEST, "jax", "0.1.0")
+    monkeypatch.setitem(newest.NEWEST, "jax", "0.1.0")
     with caplog.at_level(logging.WARNING, "halfstep_jax"):
         for name in ("told_a", "told_b"):
             primitives.elementwise(name, primitives.type_of_first, lambda p, t: t[0], lambda x: x)
@@ -64,6 +64,6 @@ def test_a_new_primitive_tells_of_a_newer_jax_once(monkeypatch, caplog):
 
 def test_the_command_line_tells_of_newer_frameworks(monkeypatch, capsys):
     monkeypatch.setattr(command, "verdict", lambda machine, device, mode: (True, "was run"))
-    monkeypatch.setitem(tested.NEWEST, "jax", "0.1.0")
+    monkeypatch.setitem(newest.NEWEST, "jax", "0.1.0")
     command.main([])
     assert f"jax {jax.__version__} is newer than 0.1.0" in capsys.readouterr().out
