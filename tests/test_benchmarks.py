@@ -34,6 +34,7 @@ def run(monkeypatch, tmp_path):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.exhaustive
 def test_quality_prints_paths_and_movements(run, monkeypatch, capsys):
     import gradients
     import quality
@@ -76,6 +77,7 @@ def test_where_a_second_moment_misses_the_aim_is_said(monkeypatch):
     assert second_moment.misses([row | {"high": 1.96}, row | {"format": "scaled int8"}]) == []
 
 
+@pytest.mark.exhaustive
 def test_a_transformer_is_trained(run, monkeypatch):
     import transformer
 
@@ -89,6 +91,7 @@ def test_a_transformer_is_trained(run, monkeypatch):
     assert one_pass["state"] < 2.1
 
 
+@pytest.mark.exhaustive
 def test_transforms_of_optax_are_trained(run, monkeypatch):
     import store_state
 
