@@ -12,7 +12,7 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-all gpu-bits bench peers peers-speed gpu check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed gpu check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -116,8 +116,14 @@ $(COMPILERS)/triton/.ready: constraints.txt | setup
 		-c constraints.txt --target $(COMPILERS)/triton triton
 	@touch $@
 
+# Each half takes one core.
 compiled: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## compile steps for TPU and CUDA, which are not here; count bytes and instructions
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target compiled-jax compiled-torch
+
+compiled-jax: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready
 	PYTHONPATH=pkg_jax:shared_spec:$(COMPILERS)/triton $(COMPILERS)/bin/python benchmarks/compiled.py --targets v5e h100
+
+compiled-torch: $(COMPILERS)/triton/.ready
 	PYTHONPATH=$(COMPILERS)/triton $(BIN)/python benchmarks/compiled_torch.py --targets sm_90 \
 		--only AdamW "AdamW, one_pass" "AdamW, e4m3fn, ufloat8_e5m3" Lion Lamb
 
