@@ -95,6 +95,22 @@ def sharded(array, *axes):
     return jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)))
 
 
+_COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "reduce-scatter",
+)
+
+
+def assert_no_collectives(compiled) -> None:
+    """Say which collectives stand in a compiled program."""
+    text = compiled.as_text()
+    assert not [name for name in _COLLECTIVES if name in text]
+
+
 def default_adamw(**options):
     """Return the default recipe with a decay that shows."""
     return hs.adamw(1e-3, weight_decay=0.1, seed=7, **options)
@@ -112,6 +128,9 @@ def update(tx, updates, params=W, seen=W):
 
 
 E4M3, E5M3 = hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3")
+FP8 = {"mu_dtype": E4M3, "nu_dtype": E5M3}
+EIGHT = {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8")}
+FOUR = {"mu_dtype": hs.codebook("dynamic4"), "nu_dtype": hs.codebook("ulinear4")}
 
 
 def assert_same_in_every_mode(tx) -> None:

@@ -17,18 +17,14 @@ from halfstep_jax.storage import tables
 from halfstep_spec.storage.tables import TABLES, decode_table, encode_table
 from halfstep_spec.vectors import Array
 from on_jax.steps import (
+    EIGHT,
+    FOUR,
     assert_same_in_every_mode,
     assert_trees_same,
     gradients,
     run,
-    sharded,
-    take_step,
     weights,
 )
-
-COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-EIGHT = {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8")}
-FOUR = {"mu_dtype": hs.codebook("dynamic4"), "nu_dtype": hs.codebook("ulinear4")}
 
 
 def near_every_number(name: str) -> np.ndarray:
@@ -145,24 +141,6 @@ def test_op_by_op_compiled_and_over_devices_give_the_same_bits(formats):
     assert_same_in_every_mode(hs.adamw(1e-3, weight_decay=0.1, seed=3, **formats))
 
 
-@pytest.mark.slow
-def test_packed_codes_are_sharded_as_their_leading_axes_and_send_nothing():
-    params = {"w": sharded(weights((64, 256)), ("x", "y")), "conv": sharded(weights((64, 32, 3, 3)), "x")}
-    tx = hs.adamw(1e-3, **FOUR)
-    state = tx.init(params)
-    for moment in (state[0].mu, state[0].nu):
-        assert {name: x.shape for name, x in moment.items()} == {"w": (64, 128), "conv": (64, 144)}
-        for name, p in params.items():
-            leading = moment[name].sharding.shard_shape(moment[name].shape)[0]
-            assert leading == p.sharding.shard_shape(p.shape)[0]
-    g = jax.tree.map(lambda p: (p * 0.1).astype(jnp.float32), params)
-    step = jax.jit(functools.partial(take_step, tx), donate_argnums=(0, 1))
-    text = step.lower(params, state, g).compile().as_text()
-    assert not [name for name in COLLECTIVES if name in text]
-    _, new = step(params, state, g)
-    assert new[0].nu["w"].sharding.shard_shape((64, 128)) == (8, 128)
-
-
 def test_small_and_flat_leaves_are_kept_in_float32():
     params = {"w": weights((64, 256)), "small": weights((64, 63)), "flat": weights((5000,))}
     state = hs.scale_by_adam(**FOUR).init(params)
@@ -184,30 +162,6 @@ def test_init_takes_shapes_alone():
     assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(
         lambda x: (x.shape, x.dtype), tx.init(params)
     )
-
-
-D = 512
-TRANSFORMER = [(4000, D), *[(3 * D, D), (D, D), (4 * D, D), (D, 4 * D), (D,), (D,), (4 * D,)] * 4, (D,)]
-CNN = [
-    (3, 3, 3, 64),
-    (3, 3, 64, 128),
-    (3, 3, 128, 256),
-    (3, 3, 256, 512),
-    (512, 1000),
-    (64,),
-    (128,),
-    (256,),
-    (512,),
-]
-
-
-@pytest.mark.parametrize("shapes", [TRANSFORMER, CNN], ids=["transformer", "cnn"])
-@pytest.mark.parametrize(("formats", "most"), [(EIGHT, 2.04), (FOUR, 1.04)], ids=["8", "4"])
-def test_bytes_of_state_per_parameter(shapes, formats, most):
-    params = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
-    state = jax.eval_shape(hs.scale_by_adam(**formats).init, params)
-    used = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-    assert used / sum(p.size for p in params) <= most
 
 
 def test_state_of_another_shape_is_refused():

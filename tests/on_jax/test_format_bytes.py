@@ -9,29 +9,30 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from on_jax.steps import E4M3, E5M3, sharded, take_step, weights
-
-COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+from on_jax.steps import E4M3, E5M3, EIGHT, FOUR, FP8, assert_no_collectives, sharded, take_step, weights
 
 
 @pytest.mark.slow
-def test_blocks_of_leading_shards_stay_whole_and_send_nothing():
+@pytest.mark.parametrize(("formats", "columns"), [(FP8, 256), (FOUR, 128)], ids=["fp8", "4"])
+def test_codes_and_scales_are_sharded_as_their_leading_axes_and_send_nothing(formats, columns):
+    """Codes of 4 bits stand two to a byte."""
     params = {"w": sharded(weights((64, 256)), ("x", "y")), "conv": sharded(weights((64, 32, 3, 3)), "x")}
-    tx = hs.adamw(1e-3, mu_dtype=E4M3, nu_dtype=E5M3)
+    tx = hs.adamw(1e-3, **formats)
     state = tx.init(params)
     adam = state[0]
-    for scale in (adam.mu_scale, adam.nu_scale):
+    for codes, scale in ((adam.mu, adam.mu_scale), (adam.nu, adam.nu_scale)):
+        assert codes["w"].shape == (64, columns)
         assert scale["w"].shape == (64, 2)
         assert scale["conv"].shape == (64, 3)
         for name, p in params.items():
-            assert (
-                scale[name].sharding.shard_shape(scale[name].shape)[0] == p.sharding.shard_shape(p.shape)[0]
-            )
+            leading = p.sharding.shard_shape(p.shape)[0]
+            assert codes[name].sharding.shard_shape(codes[name].shape)[0] == leading
+            assert scale[name].sharding.shard_shape(scale[name].shape)[0] == leading
     g = jax.tree.map(lambda p: (p * 0.1).astype(jnp.float32), params)
     step = jax.jit(functools.partial(take_step, tx), donate_argnums=(0, 1))
-    text = step.lower(params, state, g).compile().as_text()
-    assert not [name for name in COLLECTIVES if name in text]
+    assert_no_collectives(step.lower(params, state, g).compile())
     _, new = step(params, state, g)
+    assert new[0].nu["w"].sharding.shard_shape((64, columns)) == (8, columns)
     assert new[0].nu_scale["w"].sharding.shard_shape((64, 2)) == (8, 2)
 
 
@@ -54,8 +55,10 @@ CNN = [*_CONVOLUTIONS, (25088, 4096), (4096,), (4096, 4096), (4096,), (4096, 100
         ("bfloat16", "bfloat16", 4.0, 8.0),
         ("bfloat16", hs.scaled("float16"), 4.02, 8.02),
         (E4M3, E5M3, 2.02, 6.02),
+        (*EIGHT.values(), 2.02, 6.02),
+        (*FOUR.values(), 1.02, 5.02),
     ],
-    ids=["bf16", "bf16-scaled16", "fp8"],
+    ids=["bf16", "bf16-scaled16", "fp8", "codebook-8", "codebook-4"],
 )
 def test_bytes_per_parameter(shapes, mu, nu, of_state, in_all):
     """Of the state, and of all that training keeps: weights and gradients in bfloat16, and the state."""
@@ -95,6 +98,3 @@ def test_map_params_meets_codes_with_their_params_and_no_scales():
     assert seen[0].mu == {"w": ("float8_e4m3fn", (64, 64)), "b": ("float32", (64,))}
     assert seen[0].nu_scale.keys() == {"w"}
     assert seen[0].nu_scale["w"] is state[0].nu_scale["w"]
-
-
-_BLOCK = 'Use a positive integer, "row" or None.'

@@ -14,14 +14,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import halfstep_jax as hs
-from on_jax.steps import assert_trees_same, gradients, take_step, weights
-from on_jax.test_sharding import COLLECTIVES
+from on_jax.steps import FP8, assert_no_collectives, assert_trees_same, gradients, take_step, weights
 
 # A matrix cut both ways; one cut along its rows over both axes, whose shards would be too small for scales; a
 # kernel whose blocks run over three axes; a vector that is cut, and one that is not.
 SHAPES = {"w": (16, 512), "e": (64, 96), "k": (8, 32, 3, 3), "b": (48,), "n": (48,)}
 SPECS = {"w": P("x", "y"), "e": P(("y", "x")), "k": P("x"), "b": P("y"), "n": P()}
-FP8 = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
 # The leaves, and the transform.
 RECIPES = {
     "adamw": ("ebn", lambda: hs.adamw(1e-2, seed=3, weight_decay=0.1)),
@@ -68,7 +66,7 @@ def test_steps_in_shard_map_have_the_bits_of_whole_arrays(name):
     step, expected = jax.jit(functools.partial(take_step, tx)), (params, tx.init(params))
     inside, actual = in_shards(tx, params, specs, check_vma=name != "four_bit"), expected
     inside = inside.lower(*actual, g).compile()
-    assert not [collective for collective in COLLECTIVES if collective in inside.as_text()]
+    assert_no_collectives(inside)
     for _ in range(2):
         expected, actual = step(*expected, g), inside(*actual, g)
     assert_trees_same(actual, expected)
