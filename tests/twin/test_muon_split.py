@@ -198,3 +198,32 @@ def test_a_gradient_that_is_not_finite_is_refused_by_leaf_before_anything_change
     g = {"a": jnp.ones((4, 4)), "w": jnp.ones((4, 4)).at[2, 3].set(value)}
     with pytest.raises(ValueError, match=r"gradient of 'w' has an infinity or a NaN.*skip_nonfinite"):
         jax_step(g)
+
+
+FORMATS = {"float32": "float32", "float16": ("float16", 128, 0, 0), "int8": ("int8", 32, 0, 0)}
+
+
+@pytest.mark.filterwarnings("ignore:.*too coarse for the factor")
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_momentum_that_is_not_finite_is_refused_by_leaf_before_anything_changes(name):
+    """A finite gradient cannot cure it: int8 says so in the scale of a block."""
+
+    def fmt(package):
+        return FORMATS[name] if name == "float32" else package.scaled(*FORMATS[name])
+
+    p = torch.nn.Parameter(torch.ones(4, 64))
+    optimizer = halfstep_torch.Muon([("w", p)], mu_dtype=fmt(halfstep_torch))
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    state = optimizer.state[p]
+    bad, code = ("momentum_buffer_scale", 255) if name == "int8" else ("momentum_buffer", float("nan"))
+    state[bad].view(-1)[1] = code
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=rf"state '{bad}' of 'w' has an infinity or a NaN.*Nothing was"):
+        optimizer.step()
+    assert torch.equal(p, before)
+    assert state["step"] == 1
+    tx, g = halfstep_jax.scale_by_muon(mu_dtype=fmt(halfstep_jax)), {"w": jnp.ones((4, 64))}
+    _, after = jax.jit(tx.update)({"w": g["w"].at[2, 3].set(jnp.nan)}, tx.init(g))  # which cannot refuse it
+    with pytest.raises(ValueError, match=r"momentum of 'w' has an infinity or a NaN.*Go on from a state"):
+        tx.update(g, after)

@@ -64,7 +64,8 @@ def scale_by_muon(
 
     The factor is of five steps, in float32, in XLA's own order of sums: another backend's lies within a bound
     (contract A14). Given the factor, all else has the same bits everywhere. A zero matrix gives exactly 0. A
-    gradient with an infinity or a NaN makes the whole matrix NaN; outside of `jax.jit` it is refused by name.
+    gradient or a momentum with an infinity or a NaN makes the whole matrix NaN; outside of `jax.jit` it is
+    refused by name.
 
     Args:
         ns_coeffs: three numbers for all steps, or a row of three for each.
@@ -310,12 +311,16 @@ def _of_matrices(axes: MatrixAxes, tx: optax.GradientTransformationExtraArgs):
 
     def update(updates, state, params=None, **extra_args):
         check(updates)
-        for name, x in named_leaves(updates):
-            if not isinstance(x, Tracer) and not bool(jnp.isfinite(x).all()):
+        factors, after = tx.update(updates, state, params, **extra_args)
+        for (name, g), (_, factor) in zip(named_leaves(updates), named_leaves(factors), strict=True):
+            if not isinstance(factor, Tracer) and not bool(jnp.isfinite(factor).all()):
+                what, cure = "momentum", "Go on from a state from before it"
+                if not bool(jnp.isfinite(g).all()):
+                    what, cure = "gradient", "Leave the step out, as skip_nonfinite does"
                 raise ValueError(
-                    f"{_MUON}: the gradient of '{name}' has an infinity or a NaN, and the factor would make "
-                    "NaN of its whole matrix. Leave the step out, as skip_nonfinite does."
+                    f"{_MUON}: the {what} of '{name}' has an infinity or a NaN, and the factor would make "
+                    f"NaN of its whole matrix. {cure}."
                 )
-        return tx.update(updates, state, params, **extra_args)
+        return factors, after
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -23,6 +23,8 @@ from halfstep_torch.engine.step_numbers import StepNumbers
 from halfstep_torch.leaves import check_count, check_grad
 from halfstep_torch.numbers.random_words import as_int32
 from halfstep_torch.optimizer_state.form import LAST_STEP
+from halfstep_torch.storage.base_codes import NAN_SCALE
+from halfstep_torch.storage.state_array import StateArray
 
 # Counts from which slots that differ in them are stepped together: each of their rows then reads its numbers,
 # and the kernel that does so is compiled besides.
@@ -145,20 +147,35 @@ def make_batches(
 
 
 def check_finite(caller: str, batches: Sequence[Batch]) -> None:
-    """Raise ValueError for a gradient that is not finite, where a rule would spread that."""
+    """Raise ValueError for a gradient or a moment that is not finite, where a rule would spread that."""
     for batch in batches:
         links = [batch.group.links[j] for j in batch.plan.rule_indices]
         slots = [slot for slot in batch.slots if slot.grad.numel()]
         if not slots or not any(link.needs_finite for link in links):
             continue
+        marks = {(slot.name, "gradient"): torch.linalg.vector_norm(slot.grad, math.inf) for slot in slots}
+        for slot in slots:
+            moments = [moment for rule in slot.plan.rules for moment in rule.moments]
+            arrays = {key: spec for moment in moments for key, spec in moment.arrays.items()}
+            marks |= {(slot.name, f"state '{key}'"): _mark(arrays[key], slot.state[key]) for key in arrays}
         # The host waits once for all of a batch.
-        largest = torch.stack([torch.linalg.vector_norm(slot.grad, math.inf) for slot in slots])
-        for slot, finite in zip(slots, largest.isfinite().tolist(), strict=True):
-            if not finite:
+        finite = torch.stack([x.to(batch.device, torch.float32) for x in marks.values()]).isfinite().tolist()
+        for (name, what), is_finite in zip(marks, finite, strict=True):
+            if not is_finite:
+                cure = "or clip" if what == "gradient" else "or load a state from before it"
                 raise ValueError(
-                    f"{caller}: the gradient of '{slot.name}' has an infinity or a NaN, and the factor would "
-                    "make NaN of its whole matrix. Leave the step out, or clip. Nothing was changed."
+                    f"{caller}: the {what} of '{name}' has an infinity or a NaN, and the factor would make "
+                    f"NaN of its whole matrix. Leave the step out, {cure}. Nothing was changed."
                 )
+
+
+def _mark(spec: StateArray, x: Tensor) -> Tensor:
+    """Return a number that is finite if the codes of a moment, or its scales, are."""
+    if spec.scale_of is not None:
+        return torch.where((x == NAN_SCALE).any(), math.inf, 0.0)
+    if not x.is_floating_point():
+        return torch.zeros(())
+    return torch.linalg.vector_norm(x if x.itemsize > 1 else x.to(torch.float32), math.inf)
 
 
 def measure(batches: Sequence[Batch]) -> dict[tuple[int, int], Any]:

@@ -78,7 +78,7 @@ def scale_by_muon(
 
     The factor is of five steps, in float32, in torch's own order of sums: another backend's lies within a
     bound (contract A14). Given the factor, all else has the same bits everywhere. A zero matrix gives exactly
-    0. A gradient with an infinity or a NaN is refused by name, and no weight changes.
+    0. A gradient or a momentum with an infinity or a NaN is refused by name, and no weight changes.
 
     Group entries: `momentum`, `mu_dtype`. State: `momentum_buffer`, and of formats with scales
     `momentum_buffer_scale`.
@@ -106,7 +106,7 @@ def scale_by_muon(
     Raises:
         TypeError: for what is not a number.
         ValueError: for a number out of range, and 4 bits; by the optimizer, for a parameter that is no
-            matrix, or an empty one, and for a gradient that is not finite.
+            matrix, or an empty one, and for a gradient or a momentum that is not finite.
 
     Example:
         >>> import torch, halfstep_torch as hs
