@@ -146,13 +146,14 @@ bench: setup  ## speed of a step against peers, one run
 # An environment of its own. The libraries come without what they ask for: torch and jax are there, and an installer
 # would fetch builds for GPUs. opt-einsum and packaging are what HeavyBall and bitsandbytes import besides.
 $(PEERS)/.ready: constraints.txt
-	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	@echo "Setting up $(PEERS): torch, JAX and the other libraries, about 2 GB."
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python $(PIP) -c constraints.txt torch
+	@$(PEERS)/bin/python $(PIP) -c constraints.txt \
 		numpy jax jaxlib ml_dtypes optax safetensors scikit-learn opt-einsum packaging
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+	@$(PEERS)/bin/python $(PIP) -c constraints.txt --no-deps \
 		torchao bitsandbytes torch-optimi heavyball torchastic adamw_bf16 flashoptim rollfast flashoptim-jax
-	touch $@
+	@touch $@
 
 peers: $(PEERS)/.ready  ## what breaks in silence, in halfstep and in other libraries; writes README's table and docs/comparison.md
 	$(OURS) JAX_PLATFORMS=cpu $(PEERS)/bin/python benchmarks/silent_failures.py \

@@ -34,11 +34,11 @@ COLUMNS = {
     "HeavyBall AdamW, bfloat16 state": "HeavyBall",
 }
 _INTRODUCTION = """\
-What breaks in silence in low precision, in halfstep and in other libraries. Each failure is one experiment,
-the same for all optimizers. `make peers` runs the experiments and writes this page. Measured on {date} on a
-CPU ({processor}, {system}, Python {python}). Weights and gradients are bfloat16, of shape 128 x 128; betas
-are 0.9 and 0.999. A figure is **bold** where it is outside the bounds of its section. Where an optimizer
-keeps a part of each weight beside the model, that part is counted."""
+This page shows what breaks in silence in low precision, in halfstep and in other libraries. Each failure is
+one experiment, the same for all optimizers. `make peers` runs the experiments and writes this page. They
+ran on {date} on a CPU ({processor}, {system}, Python {python}). Weights and gradients are bfloat16, of
+shape 128 x 128; betas are 0.9 and 0.999. A figure is **bold** where it is outside the bounds of its
+section. Where an optimizer keeps a part of each weight beside the model, that part is counted."""
 _RIGHT = {"small": "1.00", "decay": "1.00", "drop": "1.00", "spike": "1.00", "nan": "1.00"}
 
 

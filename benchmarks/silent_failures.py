@@ -3,10 +3,10 @@
     make peers
     python benchmarks/silent_failures.py [--only NAME ...] [--rows KEY ...] [--json NAME.json]
 
-Every row of `failures.py` and of `small_network.py` for every optimizer of `peers.py`, on a CPU. A figure is
-printed as it is measured, bold outside the bounds that its row gives. An optimizer that cannot run here is
-listed with the reason. The exit status is 1 where one of ours is outside a bound and `SHORTFALLS` does not
-say so, or says so wrongly.
+Measures every row of `failures.py`, `same_bits.py` and `small_network.py` for every optimizer of `peers.py`,
+on a CPU. A figure is printed as it is measured, bold outside the bounds of its row. An optimizer that cannot
+run here is listed with the reason. The exit status is 1 if one of ours is outside a bound and `SHORTFALLS`
+does not say so, or if it says so wrongly.
 """
 
 import argparse
@@ -23,19 +23,26 @@ import time
 import warnings
 
 import comparison
-import failures
+import failures  # noqa: F401 (its rows are registered, as those of small_network)
 import jax
 import numpy as np
 import peers
-import small_network  # noqa: F401 (it registers a row)
+import same_bits
+import small_network  # noqa: F401
 import torch
+from experiments import ROWS, pool, weights
 
 _RANGE = (
-    "its second moment has no scale and stops at the ends of its range: gradients from 4e-8 to 130 are for it"
+    "its second moment has no scale and stops at the ends of its range, which suits gradients of 4e-8 to 130"
 )
-_PAID = "a step adds nine times what rounding its first moment lost, so that the largest movement is longer"
+_PAID = (
+    "a step takes back nine times the rounding error of its first moment, so the largest movement is longer"
+)
 SHORTFALLS = {
-    ("drop", "halfstep_torch, one_pass"): "neighbouring second moments are up to a quarter apart",
+    (
+        "drop",
+        "halfstep_torch, one_pass",
+    ): "neighbouring numbers of its second moment are up to a quarter apart",
     ("sizes", "halfstep_torch, one_pass"): _RANGE,
     ("spike", "halfstep_torch, one_pass"): _RANGE,
     ("spike", "halfstep_torch, eight_bit"): _PAID,
@@ -55,8 +62,8 @@ def runnable(entries: list[peers.Entry]) -> tuple[list[peers.Entry], dict[str, s
     kept, refused = [], {}
     for entry in entries:
         try:
-            run = entry.start(failures.weights())
-            run.step(run.native(failures.pool()[0]))
+            run = entry.start(weights())
+            run.step(run.native(pool()[0]))
             kept.append(entry)
         except Exception as error:
             refused[entry.name] = reason(error) + (f"; {entry.needs}" if entry.needs else "")
@@ -70,7 +77,7 @@ def write_replicas(entries: list[peers.Entry], path: pathlib.Path) -> None:
     bits = {}
     for entry in entries:
         try:
-            bits[entry.name] = failures.replica(entry, 1, rows).view(np.int16)
+            bits[entry.name] = same_bits.replica(entry, 1, rows).view(np.int16)
         except Exception as error:
             print(f"{entry.name}: {reason(error)}", file=sys.stderr)
     np.savez(path, **bits)
@@ -89,8 +96,8 @@ def read_replicas(names: list[str]) -> dict[str, np.ndarray]:
 
 def measured(entries: list[peers.Entry], keys: list[str]) -> dict[str, dict[str, dict]]:
     """Return the figures of the rows with these keys, by key and name; of what failed, the reason."""
-    figures = {row.key: {} for row in failures.ROWS}
-    for row in [row for row in failures.ROWS if row.key in keys]:
+    figures = {row.key: {} for row in ROWS}
+    for row in [row for row in ROWS if row.key in keys]:
         for entry in entries:
             if row.moment and entry.second is None:
                 continue
@@ -129,7 +136,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what breaks in silence, beside other libraries.")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
     parser.add_argument("--only", nargs="+", help="names of optimizers, or beginnings of them")
-    keys = [row.key for row in failures.ROWS]
+    keys = [row.key for row in ROWS]
     parser.add_argument("--rows", nargs="+", choices=keys, default=keys, help="keys of experiments")
     parser.add_argument("--into", type=pathlib.Path, help="put the figures into this record")
     parser.add_argument("--replica", type=pathlib.Path, help=argparse.SUPPRESS)
@@ -147,7 +154,7 @@ def main() -> int:
     start = time.perf_counter()
     kept, refused = runnable(entries)
     if "processes" in arguments.rows:
-        failures.REPLICAS.update(read_replicas([entry.name for entry in kept]))
+        same_bits.REPLICAS.update(read_replicas([entry.name for entry in kept]))
     figures = measured(kept, arguments.rows)
     record = {
         "date": datetime.date.today().isoformat(),
@@ -163,7 +170,7 @@ def main() -> int:
         ],
         "not run": refused,
         "shortfalls": [{"row": key, "name": name, "why": why} for (key, name), why in SHORTFALLS.items()],
-        "rows": [{**row.description, "figures": figures[row.key]} for row in failures.ROWS],
+        "rows": [{**row.description, "figures": figures[row.key]} for row in ROWS],
     }
     if arguments.into:
         record = replaced(json.loads(arguments.into.read_text()), record)

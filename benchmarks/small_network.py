@@ -1,4 +1,4 @@
-"""The row of `failures.py` that trains: a network of digits, and how far from float32 it ends."""
+"""The row that trains: a network of digits, and how far from float32 it ends."""
 
 import pathlib
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from failures import Figures, experiment
+from experiments import Figures, experiment
 from runs import Float32Run
 from torch.nn import functional
 
@@ -52,7 +52,7 @@ def _distances(ends: list[np.ndarray], truths: list[np.ndarray]) -> Figures:
 def network(start: Callable) -> list[np.ndarray]:
     """A network of 9,472 weights is trained on images of digits for 600 steps, at a learning rate of 1e-3.
 
-    The distance from the end of a float32 run, relative to the distance that this run moved; the mean of two
-    seeds. Other batches give 0.12 (notebook 5).
+    The figure is the distance from the end of a float32 run, relative to the distance that the float32 run
+    moved. It is a mean over two seeds. Other batches give 0.12 (notebook 5).
     """
     return [_trained(start, seed) for seed in SEEDS]

@@ -7,7 +7,10 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-MODULES = ("comparison", "digits", "failures", "peers", "runs", "silent_failures", "small_network")
+MODULES = (
+    *("comparison", "digits", "experiments", "failures", "peers", "runs", "same_bits"),
+    *("silent_failures", "small_network"),
+)
 STALE = "Run `make peers`, which measures anew and writes README.md and docs/comparison.md."
 
 
@@ -49,14 +52,14 @@ def test_versions_of_the_record_are_those_that_are_installed_now(record):
 
 
 def test_the_record_has_every_optimizer_and_every_row_of_today(record):
-    import failures
     import peers
-    import small_network  # noqa: F401 (its row is registered)
+    import silent_failures  # noqa: F401 (rows are registered)
+    from experiments import ROWS
 
     names = [entry["name"] for entry in record["entries"]]
     today = [entry.name for entry in peers.entries() if entry.name not in record["not run"]]
     assert names == today, STALE
-    assert [{**row.description, "figures": 0} for row in failures.ROWS] == [
+    assert [{**row.description, "figures": 0} for row in ROWS] == [
         {**row, "figures": 0, "bounds": {name: tuple(limits) for name, limits in row["bounds"].items()}}
         for row in record["rows"]
     ], STALE
@@ -98,10 +101,11 @@ def test_a_figure_outside_its_bounds_is_bold(benchmarks, value, text):
 )
 def test_our_figures_are_still_those_of_the_record(framework, record):
     """Bits are a function of the seed, and so are the figures: a change of bits makes the record stale."""
-    import failures
     import peers
+    import silent_failures  # noqa: F401 (rows are registered)
+    from experiments import ROWS
 
-    rows = {row.key: row for row in failures.ROWS}
+    rows = {row.key: row for row in ROWS}
     kept = {row["key"]: row["figures"] for row in record["rows"]}
     for entry in peers.entries():
         if entry.ours and entry.framework == framework:
@@ -118,10 +122,11 @@ def test_our_figures_are_still_those_of_the_record(framework, record):
 @pytest.mark.slow
 def test_torch_and_optax_are_measured_as_in_the_record(record):
     """Neither draws anything: the figures of a library follow from its version."""
-    import failures
     import peers
+    import silent_failures  # noqa: F401 (rows are registered)
+    from experiments import ROWS
 
-    rows = {row.key: row for row in failures.ROWS}
+    rows = {row.key: row for row in ROWS}
     for entry in peers.entries():
         if entry.name in ("torch AdamW(fused)", "optax.adamw"):
             for key in ("decay", "drop", "nan", "resume"):
