@@ -80,7 +80,7 @@ $(CLIENTS)/.ready: constraints.txt
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt torch
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt \
 		numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16
-	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt --no-deps torchtitan
+	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt --no-deps torchtitan torchastic labml labml-nn
 	@touch $@
 
 clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries

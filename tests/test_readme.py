@@ -23,7 +23,10 @@ def blocks_of(page: pathlib.Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-CLIENTS = ("transformers", "accelerate", "lightning", "torchao", "bitsandbytes", "adamw_bf16")
+CLIENTS = (
+    *("transformers", "accelerate", "lightning", "torchao"),
+    *("bitsandbytes", "adamw_bf16", "torchastic", "labml_nn"),
+)
 """Libraries that examples drive or come from, in an environment of their own (`make clients`)."""
 
 
