@@ -110,10 +110,12 @@ $(COMPILERS)/.ready: constraints.txt
 	@touch $@
 
 # Triton beside the torch that is there: it needs nothing of it, and torch's own wheel for a CPU brings none.
+# No constraint: torch's wheel for CUDA, which an index may give to `make setup`, pins another version of it.
+TRITON := triton==3.7.0
 $(COMPILERS)/triton/.ready: constraints.txt | setup
 	@echo "Setting up $(COMPILERS)/triton."
 	@$(BIN)/python $(PIP) --no-deps --upgrade \
-		-c constraints.txt --target $(COMPILERS)/triton triton
+		--target $(COMPILERS)/triton $(TRITON)
 	@touch $@
 
 # Each half takes one core.
