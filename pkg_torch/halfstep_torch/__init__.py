@@ -29,7 +29,8 @@ from halfstep_torch.rules.clip import clip_by_global_norm, clip_grad_norm_
 from halfstep_torch.rules.lamb import Lamb, Lamb16
 from halfstep_torch.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_torch.rules.lion import Lion, scale_by_lion
-from halfstep_torch.rules.muon import MatrixAxes, Muon, muon_groups, scale_by_muon
+from halfstep_torch.rules.muon import Muon, scale_by_muon
+from halfstep_torch.rules.muon_split import MatrixAxes, muon_groups
 from halfstep_torch.rules.store_state import store_state
 from halfstep_torch.rules.trace import SGD, trace
 from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio

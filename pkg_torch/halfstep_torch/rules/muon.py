@@ -10,22 +10,20 @@ from torch import Tensor
 from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules import muon as shared
-from halfstep.rules.muon import NS_COEFFS, MatrixAxes, matrices_of
-from halfstep.rules.muon_split import MatrixChoice, announce, split
+from halfstep.rules.muon import NS_COEFFS, matrices_of
+from halfstep.rules.muon_split import MatrixChoice
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.leaves import leaf_names
 from halfstep_torch.link import Link, ParamInfo, checked_rule
 from halfstep_torch.numbers.newton_schulz import newton_schulz
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.optimizer_state.group_entries import parameter_names
 from halfstep_torch.rules.adam import adam_of
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.muon_split import OUTPUT_AXIS, split_groups
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType
 from halfstep_torch.weights.weight_storage import with_param_storage
 
-OUTPUT_AXIS = 0
 MuonMomentum = shared.MuonMomentum
 _MUON = "scale_by_muon"
 _SCALES = {None: "original", "original": "original", "match_rms_adamw": "consistent_rms"}
@@ -238,92 +236,12 @@ class Muon(Optimizer):
         of_adamw["mu_rounding"] = adam_mu_rounding
         of_adamw["weight_decay"] = weight_decay if adam_weight_decay is None else adam_weight_decay
         names = None if names is None else list(names.items() if isinstance(names, Mapping) else names)
-        groups = _split_groups(caller, params, matrices, names)
+        groups = split_groups(caller, params, matrices, names)
         groups = [group if group["use_muon"] else {**of_adamw, **group} for group in groups]
         tx = ChainByOptions(make, options, others=chain(adam).entries)
         super().__init__(
             groups, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
         )
-
-
-def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[dict]:
-    """Return the param groups by which `Muon` splits named parameters, and print the split once.
-
-    Args:
-        params: pairs (name, parameter).
-        matrices: as in `Muon`.
-
-    Raises:
-        TypeError: if `matrices` is neither a function nor a mapping, or gives something else.
-        ValueError: if a pattern of it matches nothing, or nothing is left to Muon.
-
-    Example:
-        >>> import torch, halfstep_torch as hs
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8))
-        >>> groups = muon_groups(model.named_parameters())
-        >>> groups[1]["weight_decay"] = 0.0  # of what AdamW steps
-        >>> optimizer = hs.Muon(groups, lr=0.02)
-
-    Source: ours.
-    """
-    return _split_groups("muon_groups", params, matrices, None)
-
-
-def _split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: list | None) -> list[dict]:
-    """Return groups of which each has `use_muon`: those that have it stay, others become two or more."""
-    listed = list(params)
-    given = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
-    given = [{**group, "params": _as_list(group["params"])} for group in given]
-    known = parameter_names(caller, names) or {}
-    pairs = [_named(caller, known, x) for group in given if "use_muon" not in group for x in group["params"]]
-    if not pairs:
-        return given
-    named = list(zip(leaf_names([name for name, _ in pairs]), [param for _, param in pairs], strict=True))
-    twice = _tied(names or ())
-    tied = [leaf for leaf, param in named if id(param) in twice]
-    choices = split(caller, named, matrices, OUTPUT_AXIS, tied)
-    announce(caller, choices)
-    axes = {id(param): choice.axes for (_, param), choice in zip(named, choices, strict=True)}
-    groups: list[dict] = []
-    for group in given:
-        groups += [group] if "use_muon" in group else _parts(caller, group, known, axes)
-    return groups
-
-
-def _parts(caller: str, group: dict, known: Mapping, axes: Mapping[int, MatrixAxes | None]) -> list[dict]:
-    """Return the groups of one: one for each kind of matrix, and then one for AdamW."""
-    parts: dict[MatrixAxes | None, list] = {}
-    for name, param in (_named(caller, known, x) for x in group["params"]):
-        parts.setdefault(axes[id(param)], []).append((name, param))
-    made = []
-    for kind, params in sorted(parts.items(), key=lambda part: part[0] is None):
-        chosen: dict[str, Any] = {"params": params, "use_muon": kind is not None}
-        if kind is not None and tuple(kind) != (1 - OUTPUT_AXIS, OUTPUT_AXIS):
-            chosen |= kind._asdict()
-        made.append({**group, **chosen})
-    return made
-
-
-def _as_list(params: Any) -> list:
-    return [params] if isinstance(params, Tensor) else list(params)
-
-
-def _named(caller: str, known: Mapping, x: Any) -> tuple[str, Tensor]:
-    """Return a parameter with its name; raise ValueError for one that has none."""
-    if isinstance(x, tuple):
-        return x
-    if x in known:
-        return known[x], x
-    raise ValueError(
-        f"{caller}: a parameter of shape {tuple(x.shape)} has no name, and names tell embeddings and heads "
-        "from hidden matrices. Pass model.named_parameters(), or groups that say use_muon=True or False."
-    )
-
-
-def _tied(names: Iterable) -> set[int]:
-    """Return the parameters that stand under two names."""
-    seen: set[int] = set()
-    return {id(param) for _, param in names if id(param) in seen or seen.add(id(param))}
 
 
 def _muon_chain(

@@ -1,0 +1,93 @@
+"""The param groups of `Muon`: which parameters it steps, and which are left to AdamW."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from halfstep.rules.muon import MatrixAxes
+from halfstep.rules.muon_split import MatrixChoice, announce, split
+from halfstep_torch.leaves import leaf_names
+from halfstep_torch.optimizer_state.group_entries import parameter_names
+
+OUTPUT_AXIS = 0
+
+
+def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[dict]:
+    """Return the param groups by which `Muon` splits named parameters, and print the split once.
+
+    Args:
+        params: pairs (name, parameter).
+        matrices: as in `Muon`.
+
+    Raises:
+        TypeError: if `matrices` is neither a function nor a mapping, or gives something else.
+        ValueError: if a pattern of it matches nothing, or nothing is left to Muon.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8))
+        >>> groups = muon_groups(model.named_parameters())
+        >>> groups[1]["weight_decay"] = 0.0  # of what AdamW steps
+        >>> optimizer = hs.Muon(groups, lr=0.02)
+
+    Source: ours.
+    """
+    return split_groups("muon_groups", params, matrices, None)
+
+
+def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: list | None) -> list[dict]:
+    """Return groups of which each has `use_muon`: those that have it stay, others become two or more."""
+    listed = list(params)
+    given = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
+    given = [{**group, "params": _as_list(group["params"])} for group in given]
+    known = parameter_names(caller, names) or {}
+    pairs = [_named(caller, known, x) for group in given if "use_muon" not in group for x in group["params"]]
+    if not pairs:
+        return given
+    named = list(zip(leaf_names([name for name, _ in pairs]), [param for _, param in pairs], strict=True))
+    twice = _tied(names or ())
+    tied = [leaf for leaf, param in named if id(param) in twice]
+    choices = split(caller, named, matrices, OUTPUT_AXIS, tied)
+    announce(caller, choices)
+    axes = {id(param): choice.axes for (_, param), choice in zip(named, choices, strict=True)}
+    groups: list[dict] = []
+    for group in given:
+        groups += [group] if "use_muon" in group else _parts(caller, group, known, axes)
+    return groups
+
+
+def _parts(caller: str, group: dict, known: Mapping, axes: Mapping[int, MatrixAxes | None]) -> list[dict]:
+    """Return the groups of one: one for each kind of matrix, and then one for AdamW."""
+    parts: dict[MatrixAxes | None, list] = {}
+    for name, param in (_named(caller, known, x) for x in group["params"]):
+        parts.setdefault(axes[id(param)], []).append((name, param))
+    made = []
+    for kind, params in sorted(parts.items(), key=lambda part: part[0] is None):
+        chosen: dict[str, Any] = {"params": params, "use_muon": kind is not None}
+        if kind is not None and tuple(kind) != (1 - OUTPUT_AXIS, OUTPUT_AXIS):
+            chosen |= kind._asdict()
+        made.append({**group, **chosen})
+    return made
+
+
+def _as_list(params: Any) -> list:
+    return [params] if isinstance(params, Tensor) else list(params)
+
+
+def _named(caller: str, known: Mapping, x: Any) -> tuple[str, Tensor]:
+    """Return a parameter with its name; raise ValueError for one that has none."""
+    if isinstance(x, tuple):
+        return x
+    if x in known:
+        return known[x], x
+    raise ValueError(
+        f"{caller}: a parameter of shape {tuple(x.shape)} has no name, and names tell embeddings and heads "
+        "from hidden matrices. Pass model.named_parameters(), or groups that say use_muon=True or False."
+    )
+
+
+def _tied(names: Iterable) -> set[int]:
+    """Return the parameters that stand under two names."""
+    seen: set[int] = set()
+    return {id(param) for _, param in names if id(param) in seen or seen.add(id(param))}
