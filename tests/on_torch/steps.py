@@ -1,6 +1,7 @@
 """What the tests of this folder share: settings of a step, inputs with every kind of number, runs."""
 
 import dataclasses
+import io
 import itertools
 
 import numpy as np
@@ -161,6 +162,33 @@ def assert_same_snapshots(ours: list[np.ndarray], theirs: list[np.ndarray]) -> N
     assert len(ours) == len(theirs)
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         np.testing.assert_array_equal(a, b, err_msg=f"array {i}")
+
+
+def parameters(dtype=torch.bfloat16):
+    """Return named parameters: a matrix, a vector and a number."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a.w": (6, 5), "a.b": (5,), "scale": ()}
+    return [
+        (name, torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)))
+        for name, shape in shapes.items()
+    ]
+
+
+def run(params, optimizer, steps):
+    """Step named parameters by gradients that the number of the step decides."""
+    for step in steps:
+        for i, (_, p) in enumerate(params):
+            generator = torch.Generator().manual_seed(10 * step + i)
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
+
+
+def through_a_file(state_dict):
+    """Return what a file of torch's, read with care, has of a state dict."""
+    buffer = io.BytesIO()
+    torch.save(state_dict, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
 
 
 UNIT = 2.0**-24

@@ -1,26 +1,12 @@
 """Other libraries' training loops, unmodified, over our optimizers: `make clients`."""
 
-import importlib.util
 import pathlib
 
 import pytest
 import torch
 
 import halfstep_torch as hs
-
-
-def needs(client: str):
-    missing = importlib.util.find_spec(client) is None
-    skip = pytest.mark.skipif(missing, reason=f"{client} is not installed")
-    # Clients warn of what they do themselves.
-    marks = (pytest.mark.clients, skip, pytest.mark.filterwarnings("default"))
-
-    def mark(test):
-        for one in marks:
-            test = one(test)
-        return test
-
-    return mark
+from on_torch.clients import needs
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:

@@ -3,7 +3,6 @@
 import copy
 import gc
 import inspect
-import io
 import pickle
 import weakref
 
@@ -14,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import halfstep_torch as hs
 from on_torch.demands import give_grads, parameters, run
-from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.steps import assert_same_snapshots, snapshot, through_a_file
 
 
 @pytest.fixture
@@ -24,13 +23,6 @@ def clean():
     yield handles
     for handle in handles:
         handle.remove()
-
-
-def through_a_file(saved):
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def test_hooks_run_in_their_order_those_of_all_optimizers_outside(make, clean):

@@ -6,8 +6,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import halfstep_torch as hs
-from on_torch.steps import assert_same_snapshots, snapshot
-from on_torch.test_state_dict import parameters, run, through_a_file
+from on_torch.steps import assert_same_snapshots, parameters, run, snapshot, through_a_file
 
 MAKES = {
     "Lion": lambda params, **o: hs.Lion(params, lr=1e-2, weight_decay=0.1, mu_rounding="stochastic", **o),

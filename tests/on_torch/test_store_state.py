@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from on_torch.steps import assert_same_snapshots, snapshot
-from on_torch.test_state_dict import parameters, run, through_a_file
+from on_torch.steps import assert_same_snapshots, parameters, run, snapshot, through_a_file
 
 SMALL = {"block_size": 4, "min_size": 0, "min_ndim": 0}
 FP8 = hs.scaled("float8_e4m3fn", **SMALL)
