@@ -133,8 +133,8 @@ def train_apart_or_alike(rank: int) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_find_out_at_the_first_step(tmp_path):
-    in_processes(tmp_path, 2, train_apart_or_alike)
+def test_two_processes_find_out_at_the_first_step():
+    in_processes(2, train_apart_or_alike)
 
 
 def test_a_chain_that_stores_no_weights_or_has_no_rate_is_spoken_of_once(caplog):

@@ -1,7 +1,6 @@
 """Two processes: what torch's distributed wrappers do to our optimizers, and what they leave of our hooks."""
 
 import functools
-import pathlib
 
 import pytest
 import torch
@@ -91,9 +90,8 @@ def dcp_reads_state_by_name(rank: int) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_their_wrappers_promise(tmp_path: pathlib.Path):
+def test_two_processes_train_as_their_wrappers_promise():
     in_processes(
-        tmp_path,
         PROCESSES,
         accumulate_under_ddp,
         zero_steps_as_one_process,

@@ -126,13 +126,11 @@ def backward(model, alone, optimizers) -> None:
 def test_a_run_that_four_processes_saved_goes_on_in_two_in_one_and_along_another_axis(tmp_path: pathlib.Path):
     folder = str(tmp_path / "saved")
     in_processes(
-        tmp_path,
         4,
         functools.partial(save, folder=folder),
         functools.partial(load_and_go_on, folder=folder, axis=1),
     )
     in_processes(
-        tmp_path / "two",
         2,
         functools.partial(load_and_go_on, folder=folder, axis=0, after=1),
         state_moves_without_a_checkpointer,

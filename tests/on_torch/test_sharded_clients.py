@@ -5,7 +5,6 @@ import importlib.util
 import os
 import pathlib
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -13,23 +12,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import halfstep_torch as hs
-from on_torch.processes import in_processes
+from on_torch.clients import needs
+from on_torch.processes import in_fresh_processes
 
 STEPS, GOES_ON = 2, 2
-
-
-def needs(client: str):
-    missing = importlib.util.find_spec(client) is None
-    skip = pytest.mark.skipif(missing, reason=f"{client} is not installed")
-    # Clients warn of what they do themselves.
-    marks = (pytest.mark.clients, skip, pytest.mark.filterwarnings("default"))
-
-    def mark(test):
-        for one in marks:
-            test = one(test)
-        return test
-
-    return mark
 
 
 def as_launched(rank: int) -> None:
@@ -217,21 +203,21 @@ def lightning_shards_in_configure_model(rank: int, folder: str) -> None:
 
 @needs("accelerate")
 def test_accelerate_shards_a_model_and_its_optimizer(tmp_path):
-    in_processes(tmp_path, 2, functools.partial(accelerate_shards_what_it_is_given, folder=str(tmp_path)))
+    in_fresh_processes(2, functools.partial(accelerate_shards_what_it_is_given, folder=str(tmp_path)))
 
 
 @needs("transformers")
 def test_trainer_trains_and_resumes_to_the_bit_in_two_processes(tmp_path):
-    in_processes(tmp_path, 2, functools.partial(trainer_trains_two_processes, folder=str(tmp_path)))
+    in_fresh_processes(2, functools.partial(trainer_trains_two_processes, folder=str(tmp_path)))
 
 
 @needs("torchtitan")
 def test_torchtitan_saves_four_processes_and_goes_on_in_two(tmp_path):
     for count, loads in ((4, False), (2, True)):
         check = functools.partial(torchtitan_saves_and_loads, folder=str(tmp_path), loads=loads)
-        in_processes(tmp_path / str(count), count, check)
+        in_fresh_processes(count, check)
 
 
 @needs("lightning")
 def test_lightning_shards_a_model(tmp_path):
-    in_processes(tmp_path, 2, functools.partial(lightning_shards_in_configure_model, folder=str(tmp_path)))
+    in_fresh_processes(2, functools.partial(lightning_shards_in_configure_model, folder=str(tmp_path)))

@@ -1,7 +1,6 @@
 """What a step of shards costs: the memory that it takes, and the graphs that it compiles."""
 
 import functools
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -84,10 +83,10 @@ def ten_odd_shards_share_the_graphs_of_the_first_step(rank: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_of_shards_takes_the_memory_of_shards(tmp_path: pathlib.Path):
-    in_processes(tmp_path, 2, no_array_of_the_global_size_is_made)
+def test_a_step_of_shards_takes_the_memory_of_shards():
+    in_processes(2, no_array_of_the_global_size_is_made)
 
 
 @pytest.mark.slow
-def test_odd_shards_compile_once(tmp_path: pathlib.Path):
-    in_processes(tmp_path, 2, ten_odd_shards_share_the_graphs_of_the_first_step)
+def test_odd_shards_compile_once():
+    in_processes(2, ten_odd_shards_share_the_graphs_of_the_first_step)

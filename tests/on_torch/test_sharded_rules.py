@@ -1,7 +1,6 @@
 """Rules that see more of a sharded parameter than is here, and norms of all: the bits of one process."""
 
 import functools
-import pathlib
 import unittest.mock
 from collections.abc import Callable
 
@@ -146,9 +145,8 @@ def a_gradient_that_is_not_finite_in_one_process_changes_nothing_in_any(rank: in
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_bits_of_one(tmp_path: pathlib.Path):
+def test_two_processes_have_the_bits_of_one():
     in_processes(
-        tmp_path,
         2,
         gradients_are_clipped_by_the_norm_of_one_process,
         trust_ratios_are_those_of_one_process,
@@ -159,8 +157,8 @@ def test_two_processes_have_the_bits_of_one(tmp_path: pathlib.Path):
 
 
 @pytest.mark.slow
-def test_four_processes_have_the_bits_of_one(tmp_path: pathlib.Path):
+def test_four_processes_have_the_bits_of_one():
     lamb = functools.partial(trust_ratios_are_those_of_one_process, names=("Lamb, blocks",))
     name, *_ = MUONS
     factors = functools.partial(factors_are_those_of_one_process_and_computed_once, names=(name,))
-    in_processes(tmp_path, 4, lamb, factors)
+    in_processes(4, lamb, factors)

@@ -1,11 +1,8 @@
-"""What went wrong elsewhere in sharded training: the threads where it was told, and that it does not here.
-
-All run in one group of two processes; each leaves what it raised, and a test of its name looks.
-"""
+"""What went wrong elsewhere in sharded training: the threads where it was told, and that it does not here."""
 
 import functools
 import pathlib
-import traceback
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,6 +23,25 @@ from on_torch.sharded import same_bits, shard
 SHAPES = {"wide": (6, 4096), "odd": (1, 300), "bias": (3,)}
 ROWS = (Shard(0),)
 EIGHT_BIT = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
+
+
+THREADS: dict[str, Callable[[str], None]] = {}
+
+
+def thread(check: Callable[[str], None]) -> Callable[..., None]:
+    """Make a test of what two processes are to do, given a folder."""
+    name = check.__name__
+    THREADS[name] = check
+
+    @pytest.mark.slow
+    def test(tmp_path: pathlib.Path) -> None:
+        in_processes(2, functools.partial(run_thread, name=name, folder=str(tmp_path)))
+
+    return test
+
+
+def run_thread(rank: int, name: str, folder: str) -> None:
+    THREADS[name](folder)
 
 
 class Model(torch.nn.Module):
@@ -97,7 +113,8 @@ def dtypes(optimizer: hs.AdamW) -> list[dict]:
     return [{key: x.dtype for key, x in entry.items()} for entry in optimizer.state.values()]
 
 
-def flashoptim_3_a_resumed_run_goes_on_as_it_was(folder: str) -> None:
+@thread
+def test_flashoptim_3_a_resumed_run_goes_on_as_it_was(folder: str) -> None:
     """There the loss went from 2.4 to 1785."""
     for name, options in (("split8", {"param_storage": "split8"}), ("eight", EIGHT_BIT)):
         path, model, optimizer = saved(folder, name, **options)
@@ -106,13 +123,15 @@ def flashoptim_3_a_resumed_run_goes_on_as_it_was(folder: str) -> None:
         assert_same(again.train_to(optimizer, 3, 4), model)
 
 
-def flashoptim_6_an_axis_shorter_than_the_mesh_is_stepped(folder: str) -> None:
+@thread
+def test_flashoptim_6_an_axis_shorter_than_the_mesh_is_stepped(folder: str) -> None:
     model, alone = Model(ROWS), Model()
     assert model.get_parameter("odd").to_local().numel() == (300 if dist.get_rank() == 0 else 0)
     assert_same(model.train_to(adamw(model), 1, 2), alone.train_to(adamw(alone), 1, 2))
 
 
-def axolotl_2744_what_saves_at_the_end_saves_at_the_start(folder: str) -> None:
+@thread
+def test_axolotl_2744_what_saves_at_the_end_saves_at_the_start(folder: str) -> None:
     """There 8-bit state failed to save at the end of the run, after which nothing was left."""
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     for options in (EIGHT_BIT, {"param_storage": "split16"}, {"recipe": "eight_bit"}):
@@ -124,14 +143,16 @@ def axolotl_2744_what_saves_at_the_end_saves_at_the_start(folder: str) -> None:
             model.train_to(optimizer, step + 1, step + 1)
 
 
-def torchao_3314_codes_of_eight_bits_come_back_as_such(folder: str) -> None:
+@thread
+def test_torchao_3314_codes_of_eight_bits_come_back_as_such(folder: str) -> None:
     path, _, optimizer = saved(folder, "codes", **EIGHT_BIT)
     before = dtypes(optimizer)
     assert {torch.float8_e4m3fn, torch.uint8} <= {dtype for entry in before for dtype in entry.values()}
     assert dtypes(loaded(path, **EIGHT_BIT)[1]) == before
 
 
-def torchao_1189_bitsandbytes_1403_state_is_saved_under_fully_shard(folder: str) -> None:
+@thread
+def test_torchao_1189_bitsandbytes_1403_state_is_saved_under_fully_shard(folder: str) -> None:
     model = torch.nn.Linear(256, 64, dtype=torch.bfloat16)
     fully_shard(model)
     optimizer = hs.AdamW(model.named_parameters(), compile=False, **EIGHT_BIT)
@@ -141,7 +162,8 @@ def torchao_1189_bitsandbytes_1403_state_is_saved_under_fully_shard(folder: str)
         dcp.save(parts(model, optimizer, flat), checkpoint_id=f"{folder}/fsdp-{flat}")
 
 
-def torchao_4912_bitsandbytes_2080_formats_are_those_of_the_whole(folder: str) -> None:
+@thread
+def test_torchao_4912_bitsandbytes_2080_formats_are_those_of_the_whole(folder: str) -> None:
     """There a shard was small enough for 8 bits on one mesh, and not on another."""
     alone = hs.describe(adamw(Model(), **EIGHT_BIT)).leaves
     for placements in (ROWS, (Replicate(),)):
@@ -149,18 +171,21 @@ def torchao_4912_bitsandbytes_2080_formats_are_those_of_the_whole(folder: str) -
         assert [leaf.moments for leaf in leaves] == [leaf.moments for leaf in alone]
 
 
-def torchao_1505_2296_shards_round_as_the_whole_does(folder: str) -> None:
+@thread
+def test_torchao_1505_2296_shards_round_as_the_whole_does(folder: str) -> None:
     """There DTensors had no view(dtype), and every process rounded with the same noise."""
     model, alone = Model(ROWS), Model()
     assert_same(model.train_to(adamw(model, seed=3), 1, 3), alone.train_to(adamw(alone, seed=3), 1, 3))
 
 
-def torchtitan_4615_state_of_16_bits_stays_so(folder: str) -> None:
+@thread
+def test_torchtitan_4615_state_of_16_bits_stays_so(folder: str) -> None:
     path, _, _ = saved(folder, "bf16")
     assert all(entry["exp_avg_sq"] == torch.bfloat16 for entry in dtypes(loaded(path)[1]))
 
 
-def kempnerforge_114_a_fresh_optimizer_is_filled(folder: str) -> None:
+@thread
+def test_kempnerforge_114_a_fresh_optimizer_is_filled(folder: str) -> None:
     """There it had no state yet, so moments were reset and nobody said so."""
     path, _, optimizer = saved(folder, "fresh")
     _, again = loaded(path)
@@ -169,7 +194,8 @@ def kempnerforge_114_a_fresh_optimizer_is_filled(folder: str) -> None:
         assert same_bits(entry["exp_avg"].to_local(), other["exp_avg"].to_local())
 
 
-def opentau_184_master_weights_are_the_ones_that_were_saved(folder: str) -> None:
+@thread
+def test_opentau_184_master_weights_are_the_ones_that_were_saved(folder: str) -> None:
     """There they were made anew from bfloat16."""
     path, _, optimizer = saved(folder, "master", param_storage="master")
     values, again = (hs.float32_params(o) for o in (optimizer, loaded(path, param_storage="master")[1]))
@@ -179,13 +205,15 @@ def opentau_184_master_weights_are_the_ones_that_were_saved(folder: str) -> None
     )
 
 
-def opentau_185_state_is_not_cast_to_the_weights(folder: str) -> None:
+@thread
+def test_opentau_185_state_is_not_cast_to_the_weights(folder: str) -> None:
     options = {"mu_dtype": "float32", "nu_dtype": "float32"}
     path, _, optimizer = saved(folder, "float32", **options)
     assert dtypes(loaded(path, **options)[1]) == dtypes(optimizer)
 
 
-def speculators_899_a_file_whose_tensors_were_cast_is_refused(folder: str) -> None:
+@thread
+def test_speculators_899_a_file_whose_tensors_were_cast_is_refused(folder: str) -> None:
     """Step 301 is 300 in bfloat16: the count stands in the header, too."""
     model = Model(ROWS)
     optimizer = adamw(model)
@@ -202,7 +230,8 @@ def speculators_899_a_file_whose_tensors_were_cast_is_refused(folder: str) -> No
         loaded(f"{folder}/cast")
 
 
-def ultralytics_24085_small_second_moments_stay_above_zero(folder: str) -> None:
+@thread
+def test_ultralytics_24085_small_second_moments_stay_above_zero(folder: str) -> None:
     """There they were saved in float16, became 0, and the next step was infinite. Gradients are 1e-6 here."""
     path, _, _ = saved(folder, "small", scale=1e-6, **EIGHT_BIT)
     model, optimizer = loaded(path, scale=1e-6, **EIGHT_BIT)
@@ -212,7 +241,8 @@ def ultralytics_24085_small_second_moments_stay_above_zero(folder: str) -> None:
     assert all(torch.isfinite(p).all() for p in model.whole())
 
 
-def tt_metal_53212_the_bias_is_corrected_by_the_betas_that_were_saved(folder: str) -> None:
+@thread
+def test_tt_metal_53212_the_bias_is_corrected_by_the_betas_that_were_saved(folder: str) -> None:
     path, model, optimizer = saved(folder, "betas", betas=(0.5, 0.7))
     model.train_to(optimizer, 3, 3)
     again, optimizer = loaded(path)  # made with others
@@ -220,14 +250,36 @@ def tt_metal_53212_the_bias_is_corrected_by_the_betas_that_were_saved(folder: st
     assert_same(again.train_to(optimizer, 3, 3), model)
 
 
-def sana_260_eight_bits_step_dtensors(folder: str) -> None:
+@thread
+def test_sana_260_eight_bits_step_dtensors(folder: str) -> None:
     for placements in (ROWS, (Replicate(),)):
         model, alone = Model(placements), Model()
         optimizers = [adamw(m, recipe="eight_bit") for m in (model, alone)]
         assert_same(model.train_to(optimizers[0], 1, 2), alone.train_to(optimizers[1], 1, 2))
 
 
-def pytorch_async_save_has_the_state_of_its_call(folder: str) -> None:
+@thread
+def test_prime_rl_1075_a_trainer_signs_every_array_of_the_state(folder: str) -> None:
+    """There it read samples of each before saving and after loading, and arrays of 8 bits had no strides."""
+
+    def signature(entry) -> object:
+        if isinstance(entry, dict):
+            return {key: signature(value) for key, value in entry.items()}
+        if not isinstance(entry, torch.Tensor):
+            return str(entry)
+        x = entry.to_local() if isinstance(entry, DTensor) else entry
+        count = min(x.numel(), 1000)
+        samples = x.as_strided(size=(count,), stride=(max(x.numel() // 1000, 1),))
+        return x.dtype, x.shape, [f"{sample:.3e}" for sample in samples]
+
+    for name, options in (("signed", EIGHT_BIT), ("signed_split", {"param_storage": "split16"})):
+        path, _, optimizer = saved(folder, name, **options)
+        before = signature(optimizer.state_dict()["state"])
+        assert signature(loaded(path, **options)[1].state_dict()["state"]) == before
+
+
+@thread
+def test_pytorch_async_save_has_the_state_of_its_call(folder: str) -> None:
     """Given a process group of its own, as its collectives would else cross those of training."""
     group = dist.new_group(backend="gloo")
     path, (model, optimizer) = f"{folder}/async", saved(folder, "async_before")[1:]
@@ -237,36 +289,3 @@ def pytorch_async_save_has_the_state_of_its_call(folder: str) -> None:
     again, other = loaded(path)
     assert int(other.state[again.get_parameter("wide")]["step"]) == 2
     assert_same(again.train_to(other, 3, 4), model)
-
-
-THREADS = [
-    value
-    for name, value in list(globals().items())
-    if getattr(value, "__annotations__", {}).get("folder") is str
-]
-THREADS = [check for check in THREADS if check not in (saved, loaded)]
-
-
-def run_all(rank: int, folder: str) -> None:
-    for check in THREADS:
-        outcome = pathlib.Path(folder) / f"{check.__name__}-{rank}"
-        try:
-            check(folder)
-            outcome.write_text("")
-        except Exception:
-            outcome.write_text(traceback.format_exc())
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("threads")
-    in_processes(folder / "group", 2, functools.partial(run_all, folder=str(folder)))
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("thread", [check.__name__ for check in THREADS])
-def test_thread(outcomes, thread):
-    for rank in range(2):
-        problem = (outcomes / f"{thread}-{rank}").read_text()
-        assert not problem, problem

@@ -211,7 +211,6 @@ def parameters_that_fully_shard_replaced_are_missed_by_name(rank: int) -> None:
 @pytest.mark.slow
 def test_tools_treat_a_shard_as_it_is_in_the_whole(tmp_path: pathlib.Path):
     in_processes(
-        tmp_path,
         2,
         float32_weights_are_those_of_one_process,
         averages_are_those_of_one_process,

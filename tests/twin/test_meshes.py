@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import halfstep_torch
-from on_torch.processes import in_processes
+from on_torch.processes import in_fresh_processes
 from on_torch.sharded import shard
 
 # Rows that two processes share evenly, or not; blocks of 128 lie along rows.
@@ -88,7 +88,7 @@ def test_a_run_goes_from_a_jax_mesh_to_fully_sharded_torch_and_back(tmp_path: pa
                 halfstep_jax.save_state(tmp_path / f"{recipe}-jax", params, state, tx)
         assert len(params["dense/kernel"].sharding.device_set) == 4
         runs[recipe] = tx, params, state
-    in_processes(tmp_path / "group", 2, functools.partial(go_on_in_torch, folder=str(tmp_path)))
+    in_fresh_processes(2, functools.partial(go_on_in_torch, folder=str(tmp_path)))
     for recipe, (tx, *expected) in runs.items():
         like = {name: jnp.zeros(shape, jnp.bfloat16) for name, shape in SHAPES.items()}
         loaded = halfstep_jax.load_state(tmp_path / f"{recipe}-torch", like, tx)
