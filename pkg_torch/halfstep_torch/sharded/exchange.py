@@ -1,7 +1,7 @@
 """What processes exchange before a step of sharded parameters, and what they take from it after."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole, reduce_together
@@ -17,12 +17,14 @@ def exchanged(batches: Iterable[Batch]) -> Iterator[None]:
     On the way out gathered weights are forgotten; `scatter` brings them back to the parameters before.
     """
     slots = slots_in(batches)
-    placed = _placed_grads([slot.owner for slot in slots])
+    # Processes have different numbers of slots of a parameter, and the same parameters.
+    owners = list(dict.fromkeys(slot.owner for slot in slots))
+    placed = dict(zip(owners, _placed_grads(owners), strict=True))
     gathered = [slot for slot in slots if slot.gathered]
-    for slot, grad in zip(slots, placed, strict=True):
-        if grad is not slot.owner.grad:
-            slot.placed_grad = local_part(grad)
-    _gather(gathered, placed=dict(zip(map(id, slots), placed, strict=True)))
+    for slot in slots:
+        if placed[slot.owner] is not slot.owner.grad:
+            slot.placed_grad = local_part(placed[slot.owner])
+    _gather(gathered, placed)
     try:
         yield
     finally:
@@ -64,9 +66,9 @@ def scatter(batches: Iterable[Batch]) -> None:
             local_part(slot.owner).detach().copy_(slot.param[window_of(slot.owner).box])
 
 
-def _gather(slots: Sequence[ShardedSlot], placed: dict[int, Any]) -> None:
+def _gather(slots: Sequence[ShardedSlot], placed: Mapping[Any, Any]) -> None:
     for of_mesh in by_mesh(slots, lambda slot: slot.owner).values():
-        whole = gather_whole([tensor for slot in of_mesh for tensor in (slot.owner, placed[id(slot)])])
+        whole = gather_whole([tensor for slot in of_mesh for tensor in (slot.owner, placed[slot.owner])])
         for slot, param, grad in zip(of_mesh, whole[::2], whole[1::2], strict=True):
             slot.param, slot.placed_grad = param, grad
 
