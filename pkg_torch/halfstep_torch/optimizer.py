@@ -203,15 +203,9 @@ class Optimizer(SavedOptimizer):
 
     def _how(self, params: Iterable[Tensor]) -> WholeStep:
         """Return how parameters are stepped."""
-        sharded = any(map(is_sharded, params))
-        if sharded and self._state_on_host:
-            raise TypeError(
-                f"{self._name}: a parameter is a DTensor, whose state state_device does not move. Keep it "
-                "with the weights, by fully_shard(..., offload_policy=CPUOffloadPolicy()), or on the device."
-            )
         if self._state_on_host:
             return self._streamed_step
-        return self._sharded_step if sharded else WholeStep()
+        return self._sharded_step if any(map(is_sharded, params)) else WholeStep()
 
     def _compile_all(self, batches: Iterable[Batch]) -> None:
         """Compile what is to be compiled."""
@@ -236,7 +230,7 @@ class Optimizer(SavedOptimizer):
 
     @functools.cached_property
     def _streamed_step(self) -> StreamedStep:
-        return StreamedStep()
+        return StreamedStep(self._name)
 
     @functools.cached_property
     def _sharded_step(self) -> ShardedStep:

@@ -11,6 +11,7 @@ from halfstep_torch.engine.batches import (
     LastStep,
 )
 from halfstep_torch.engine.groups import plain_value
+from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import HEADER
@@ -25,7 +26,7 @@ from halfstep_torch.optimizer_state.state_dict import (
 )
 from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.slots import state_placements
-from halfstep_torch.streamed_state import is_away, on_host
+from halfstep_torch.streamed_state import is_streamed, on_host
 
 
 class SavedOptimizer(PlannedOptimizer):
@@ -70,11 +71,12 @@ class SavedOptimizer(PlannedOptimizer):
         check_counts(state_dict, ids)
         states: dict[Tensor, tuple[dict[str, tuple | None], Mapping[str, Any]]] = {}
         steps: list[tuple[int, int]] = []
+        plans: dict[Tensor, Plan] = {}
         group_of = functools.cache(self._group)
         for i, name, param in self._named():
             saved = state_dict["state"].get(ids[i][name])
             if saved:
-                plan = group_of(i).plan(name, param)
+                plan = plans[param] = group_of(i).plan(name, param)
                 saved = from_bytes(saved, {key: spec.dtype for key, spec in plan.arrays.items()})
                 saved_arrays = self._group(i, saved_groups[i]).plan(name, param).arrays
                 check_saved_state(name, param, plan.arrays, saved_arrays, saved)
@@ -93,7 +95,7 @@ class SavedOptimizer(PlannedOptimizer):
         for show_rate in show_rates:
             show_rate()
         self._last_step.forget_state()
-        load_states(self.state, states, self.at_home)
+        load_states(self.state, states, lambda param, state: self.at_home(param, plans[param], state))
         for hook in self._hooks("_optimizer_load_state_dict_post_hooks"):
             hook(self)
 
@@ -113,9 +115,9 @@ class SavedOptimizer(PlannedOptimizer):
         rows = zip((choices.chain for choices in self._choices), names, counts, strict=True)
         return [make_header(chain, leaves, sorted(of_group)) for chain, leaves, of_group in rows]
 
-    def at_home(self, param: Tensor, state: dict[str, Any]) -> dict[str, Any]:
+    def at_home(self, param: Tensor, plan: Plan, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a parameter with its arrays where this optimizer keeps them."""
-        if not (self._state_on_host and is_away(param.device)):
+        if not (self._state_on_host and is_streamed(plan, param)):
             return state
         return {key: x if key == "step" else on_host(x, param.device) for key, x in state.items()}
 

@@ -19,13 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep_torch.distributed.shards import check_sharding, is_sharded, local_part, window_of
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import Slot, SlotColumns
-from halfstep_torch.engine.whole_step import WholeStep
+from halfstep_torch.say_once import say_once
+from halfstep_torch.sharded.slots import ShardedSlot, exchanges
+from halfstep_torch.sharded.step import ShardedStep
 
 # Elements of a piece: enough for launching kernels to be a small part of running them.
 _PIECE = 1 << 24
@@ -39,28 +42,32 @@ def is_away(device: torch.device) -> bool:
 
 def on_host(x: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on the host, in memory from which a device of weights can copy while it computes."""
-    x = x.to("cpu")
-    return x.pin_memory() if device.type == "cuda" else x
+    x = x.to("cpu")  # a DTensor keeps its mesh and its placements
+    if device.type == "cuda":
+        local = local_part(x)
+        local.data = local.pin_memory()
+    return x
+
+
+def is_streamed(plan: Plan, param: Tensor) -> bool:
+    """Whether the state of a parameter is on the host, where that is asked for.
+
+    It stays beside shards whose steps exchange words: what they wait for stands between two reads of state.
+    """
+    return is_away(param.device) and not (is_sharded(param) and exchanges(plan, param))
 
 
 @dataclasses.dataclass(eq=False)
-class HostSlot(Slot):
-    """A parameter whose state is on the host, or some rows of its first axis.
+class HostSlot(ShardedSlot):
+    """A parameter, or a shard of one, whose state is on the host; or some rows of its first axis here.
 
     Attributes:
-        all_rows: the plan of the step of the whole parameter.
         rows: which are the slot's; None for all.
         host: of each state array what is the slot's, where it is kept; `state` is in an arena.
     """
 
-    all_rows: Any = None
     rows: slice | None = None
     host: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-
-    @property
-    def whole_plan(self) -> Plan:
-        """That of the step of all elements."""
-        return self.all_rows
 
     @property
     def home(self) -> torch.device:
@@ -75,19 +82,22 @@ class HostSlot(Slot):
     def begin(self, step: int, index: int) -> None:
         """Have the weights of a step, its count, and the place of the parameter in it."""
         super().begin(step, index)
-        self.param = self._here(self.owner.detach()) if self.rows else self.owner
+        self.param = self._here(self.param.detach()) if self.rows else self.param
 
     def attach(self, caller: str, state: MutableMapping[str, Any]) -> None:
         """Have the parameter's state, on the host."""
         super().attach(caller, state)
-        self.host = {key: self._here(x) for key, x in self.arrays.items()}
+        self.host = {key: self._here(x) for key, x in self.state.items()}
 
     def new_arrays(self, keys: Iterable[str]) -> dict[str, Tensor]:
-        """Return some of the state arrays of a parameter that was never stepped: none is on its device."""
+        """Return some of the state arrays of a parameter that was never stepped: on its device one by one."""
+        keys, device = list(keys), self.owner.device
+        if is_sharded(self.owner):
+            return {key: on_host(super(HostSlot, self).new_arrays([key])[key], device) for key in keys}
         specs = {key: self.whole_plan.arrays[key] for key in keys}
         copies = any(spec.copies_weights for spec in specs.values())
         like = self.owner.detach().to("cpu") if copies else torch.empty(self.owner.shape, device="cpu")
-        return {key: on_host(spec.new(like), self.owner.device) for key, spec in specs.items()}
+        return {key: on_host(spec.new(like), device) for key, spec in specs.items()}
 
     def _here(self, x: Tensor) -> Tensor:
         return x if self.rows is None else x[self.rows]
@@ -151,36 +161,54 @@ def _bytes(x: Tensor) -> int:
     return -(-x.numel() * x.element_size() // _ALIGNED) * _ALIGNED
 
 
-class StreamedStep(WholeStep):
+class StreamedStep(ShardedStep):
     """The steps of an optimizer whose state is on the host."""
 
     arena: type[Arena] = Arena
 
-    def __init__(self) -> None:
+    def __init__(self, caller: str) -> None:
+        super().__init__(caller)
         self._arenas: dict[torch.device, tuple[Arena, Arena]] = {}
         self._turns: list[tuple[Batch, Arena | None]] = []
+        self._told = False
 
     def slots_of(self, group: ReadGroup, name: str, param: Tensor) -> Sequence[Slot]:
         """Return the slots of a parameter of a group: of a long one, rows of it each."""
-        if not is_away(param.device):
+        plan = group.plan(name, param)
+        if is_sharded(param):
+            check_sharding(group.caller, name, param)
+        if not is_streamed(plan, param):
+            if is_away(param.device):
+                self._tell(name)
             return super().slots_of(group, name, param)
-        plan, whole = group.plan(name, param), tuple(param.shape)
+        window = window_of(param)
         # The norm of all gradients adds up those of whole parameters.
         cut = _has_rows(plan, param) and not any(link.measures for link in group.links)
-        if not cut or param.numel() <= _PIECE:
-            return [HostSlot(param, name, plan, Window.full(whole), all_rows=plan)]
-        length, slots = max(_PIECE // math.prod(whole[1:]), 1), []
-        for first in range(0, whole[0], length):
-            last = min(first + length, whole[0])
-            window = Window(whole, (first, *(0 for _ in whole[1:])), (last - first, *whole[1:]))
-            here = plan.within(window)
-            slots.append(HostSlot(param, name, here, window, all_rows=plan, rows=slice(first, last)))
+        if not cut or math.prod(window.shape) <= _PIECE:
+            return [HostSlot(param, name, plan.within(window), window, all_elements=plan)]
+        length, slots = max(_PIECE // math.prod(window.shape[1:]), 1), []
+        for first in range(0, window.shape[0], length):
+            last = min(first + length, window.shape[0])
+            offset, shape = (window.offset[0] + first, *window.offset[1:]), (last - first, *window.shape[1:])
+            rows = Window(window.whole, offset, shape)
+            here = plan.within(rows)
+            slots.append(HostSlot(param, name, here, rows, all_elements=plan, rows=slice(first, last)))
         return slots
+
+    def _tell(self, name: str) -> None:
+        if not self._told:
+            say_once(
+                f"{self._caller}: steps of some shards exchange words with other processes, that of {name!r} "
+                "among them, and their state stays beside their weights. To have it on the host, shard first "
+                "axes, take formats whose blocks no border cuts, or use CPUOffloadPolicy of fully_shard."
+            )
+        self._told = True
 
     @contextlib.contextmanager
     def agreed_batches(self, params: Iterable[Tensor], batches: Sequence[Batch]) -> Iterator[None]:
         """Make the batches of the context smaller: a piece each, with its place in an arena."""
-        yield
+        with super().agreed_batches(params, batches):
+            yield
         assert isinstance(batches, list)
         batches[:] = [piece for batch in batches for piece in _pieces(batch)]
         self._turns, pieces = [], {}
@@ -199,13 +227,11 @@ class StreamedStep(WholeStep):
     def run(self, batches: Sequence[Batch]) -> None:
         """Step the batches; while one is stepped, the state of the next one is on its way."""
         turns = [(batch, arena) for batch, arena in self._turns if any(batch is other for other in batches)]
-        for i, (batch, arena) in enumerate(turns):
-            for ahead, other in turns[i : i + 2] if not i else turns[i + 1 : i + 2]:
-                if other is not None:
-                    other.fetch(ahead.slots)  # pyright: ignore[reportArgumentType]
-            if arena is None:
-                run_batch(batch)
-                continue
+        super().run([batch for batch, arena in turns if arena is None])
+        streamed = [(batch, arena) for batch, arena in turns if arena is not None]
+        for i, (batch, arena) in enumerate(streamed):
+            for ahead, other in streamed[i : i + 2] if not i else streamed[i + 1 : i + 2]:
+                other.fetch(ahead.slots)  # pyright: ignore[reportArgumentType]
             arena.wait()
             run_batch(batch)
             arena.put(batch.slots)  # pyright: ignore[reportArgumentType]
@@ -224,7 +250,7 @@ def _has_rows(plan: Plan, param: Tensor) -> bool:
     shape = tuple(param.shape)
     return (
         param.dim() > 1
-        and param.is_contiguous()
+        and local_part(param).is_contiguous()
         and all(rule.scope == "elementwise" for rule in plan.rules)
         and all(
             not spec.shape_of and len(spec.shape(shape)) > 1 and spec.shape(shape)[0] == shape[0]
@@ -234,19 +260,17 @@ def _has_rows(plan: Plan, param: Tensor) -> bool:
 
 
 def _pieces(batch: Batch) -> Iterator[Batch]:
-    """Yield the slots of a batch some at a time, where their state is on the host."""
-    if not isinstance(batch.slots[0], HostSlot):
-        yield batch
-        return
-    places: list[list[int]] = []
-    room = 0
-    for place, slot in enumerate(batch.slots):
-        n = math.prod(slot.window.shape)
-        if not places or n > room:
-            places.append([])
+    """Yield the slots of a batch whose state is on the host some at a time, and the others together."""
+    streamed = [isinstance(slot, HostSlot) for slot in batch.slots]
+    pieces = [[place for place, is_host in enumerate(streamed) if not is_host]]
+    room = -1
+    for place in (place for place, is_host in enumerate(streamed) if is_host):
+        n = math.prod(batch.slots[place].window.shape)
+        if n > room:
+            pieces.append([])
             room = _PIECE
-        places[-1].append(place)
+        pieces[-1].append(place)
         room -= n
-    for some in places:
+    for some in filter(None, pieces):
         keys = SlotColumns(batch.keys.columns[:, some].contiguous())
         yield dataclasses.replace(batch, slots=[batch.slots[place] for place in some], keys=keys)

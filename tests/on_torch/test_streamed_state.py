@@ -4,16 +4,20 @@ Here host and device are one, and copies are copies: what is found is state that
 behind, or in the way of other state. Streams of a GPU are for `make gpu`.
 """
 
+import contextlib
 import copy
 import functools
+import unittest.mock
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch import saved_optimizer, streamed_state
+from halfstep_torch import streamed_state
 from halfstep_torch.streamed_state import Arena
-from on_torch.sharded import SHAPES, Run, assert_same_bits, gradients
+from on_torch.processes import in_processes
+from on_torch.sharded import RECIPES, SHAPES, Run, assert_same_bits, gradients, layouts, shard
 
 _PIECE = 5000
 
@@ -41,12 +45,23 @@ class PoisonedArena(Arena):
         self.piece = None
 
 
+@contextlib.contextmanager
+def streaming() -> Iterator[None]:
+    """Take the device of weights for another than the host."""
+    with contextlib.ExitStack() as stack:
+        for what, name, value in (
+            (streamed_state, "is_away", lambda device: True),
+            (streamed_state, "_PIECE", _PIECE),
+            (streamed_state.StreamedStep, "arena", PoisonedArena),
+        ):
+            stack.enter_context(unittest.mock.patch.object(what, name, value))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _streams(monkeypatch):
-    for module in (streamed_state, saved_optimizer):
-        monkeypatch.setattr(module, "is_away", lambda device: True)
-    monkeypatch.setattr(streamed_state, "_PIECE", _PIECE)
-    monkeypatch.setattr(streamed_state.StreamedStep, "arena", PoisonedArena)
+def _streams():
+    with streaming():
+        yield
 
 
 def clipped(params, **options) -> hs.Optimizer:
@@ -122,3 +137,32 @@ def test_gradients_that_are_released_find_their_state():
             model(torch.full((2, 96), 0.5 + step).bfloat16()).square().sum().backward()
         models.append(model)
     assert all(torch.equal(p, q) for p, q in zip(*(model.parameters() for model in models), strict=True))
+
+
+def shards_stream_with_the_bits_of_one_process(rank: int) -> None:
+    """But those whose steps exchange words: their state stays where it is, and both are in one group.
+
+    A state dict moves from shards that stream to shards that do not.
+    """
+    for recipe in ("default", "eight_bit", "split16"):
+        make = functools.partial(hs.AdamW, compile=False, **RECIPES[recipe])
+        expected = Run(make).steps(1, 3)
+        for layout, mesh, placements in layouts():
+            place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
+            run = Run(functools.partial(make, state_device="cpu"), place)
+            with streaming(), unittest.mock.patch.object(PoisonedArena, "sizes", sizes := []):
+                run.steps(1, 2)
+            assert max(sizes) > 0
+            again = Run(make, place)
+            again.optimizer.load_state_dict(run.optimizer.state_dict())
+            for name, p in again.params.items():
+                p.detach().copy_(run.params[name])
+            assert_same_bits(again.steps(3, 3), expected, f"{recipe}, {layout}, without")
+            with streaming():
+                run.optimizer.load_state_dict(run.optimizer.state_dict())
+                assert_same_bits(run.steps(3, 3), expected, f"{recipe}, {layout}")
+
+
+@pytest.mark.slow
+def test_shards_stream_with_the_bits_of_one_process():
+    in_processes(2, shards_stream_with_the_bits_of_one_process)

@@ -139,10 +139,10 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
             name, param, plan = next(plans)
             saved = in_torch_form(state_dict["state"].get(saved_id) or {}, list(_moment_keys(plan)))
             _check_saved(caller, name, param, plan, saved)
-            states[param] = _encoded(optimizer, i, name, param, plan, saved) if saved else {}
+            states[param] = plan, _encoded(optimizer, i, name, param, plan, saved) if saved else {}
     replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
-    for param, state in states.items():
-        optimizer.state[param] = optimizer.at_home(param, state)
+    for param, (plan, state) in states.items():
+        optimizer.state[param] = optimizer.at_home(param, plan, state)
 
 
 def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, step: int) -> list[list]:

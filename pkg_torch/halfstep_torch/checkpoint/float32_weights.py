@@ -97,7 +97,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
         w = local_part(placed_copy(given[key].detach(), param, placed and placed[1]))
         p32, arrays = plan.weights.store(w)
         if arrays and not optimizer.state[param]:
-            optimizer.state[param].update(optimizer.at_home(param, new_state(param, plan)))
+            optimizer.state[param].update(optimizer.at_home(param, plan, new_state(param, plan)))
         for name, array in arrays.items():
             state = optimizer.state[param][name]
             if placed:

@@ -279,4 +279,5 @@ def new_state(param: Tensor, plan: Plan) -> dict[str, Tensor]:
 def slots_in(batches: Iterable[Batch]) -> list[ShardedSlot]:
     """Return the slots of DTensors, in an order that all processes share."""
     slots = [slot for batch in batches for slot in batch.slots if isinstance(slot, ShardedSlot)]
+    slots = [slot for slot in slots if is_sharded(slot.owner)]
     return sorted(slots, key=lambda slot: slot.index)
