@@ -64,8 +64,9 @@ class Optimizer(SavedOptimizer):
             names, or a share of them.
         state_device: "cpu" keeps state on the host, and brings it to the device of its weights piece by piece
             while a step runs: two pieces of 16 million elements, or the two longest parameters where a norm
-            is measured or rows are no whole blocks. The bits are the same. On CUDA this is unproven until
-            `make gpu` has run. None: state is where its weights are.
+            is measured or rows are no whole blocks. The bits are the same. State of a shard whose step
+            exchanges words stays with its weights. On CUDA this is unproven until `make gpu` has run. None:
+            state is where its weights are.
 
     Raises:
         TypeError: if an argument, a parameter or a group's value is of a wrong type.
