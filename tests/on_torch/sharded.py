@@ -1,8 +1,9 @@
 """Parameters and steps on meshes, and the same ones in one process, whose bits they must have."""
 
 import contextlib
+import functools
 import unittest.mock
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,22 +52,27 @@ RECIPES: dict[str, dict[str, Any]] = {
 Tensors = dict[str, torch.Tensor]
 
 
-def layouts() -> Iterator[tuple[str, Any, Callable[[tuple[int, ...]], list]]]:
-    """Yield (name, mesh, placements of a shape) for the processes that there are."""
+def layouts() -> Iterator[tuple[str, Any, Callable[[torch.Tensor], DTensor]]]:
+    """Yield (name, mesh, what makes a DTensor of a tensor) for the processes that there are."""
     count = dist.get_world_size()
     line = init_device_mesh("cpu", (count,))
-    yield "Shard(0)", line, lambda shape: [_cut(shape, 0)]
-    yield "Shard(1)", line, lambda shape: [_cut(shape, 1)]
-    yield "Replicate", line, lambda shape: [Replicate()]
+    rows, columns, all_of_it = (functools.partial(_cut, axis=axis) for axis in (0, 1, None))
+    yield "Shard(0)", line, functools.partial(_placed, line, [rows])
+    yield "Shard(1)", line, functools.partial(_placed, line, [columns])
+    yield "Replicate", line, functools.partial(_placed, line, [all_of_it])
     if count == 4:
         square = init_device_mesh("cpu", (2, 2))
-        yield "2-D", square, lambda shape: [_cut(shape, 0), _cut(shape, 1)]
-        yield "one axis twice", square, lambda shape: [_cut(shape, 0), _cut(shape, 0)]
-        yield "HSDP", square, lambda shape: [Replicate(), _cut(shape, 0)]
+        yield "2-D", square, functools.partial(_placed, square, [rows, columns])
+        yield "one axis twice", square, functools.partial(_placed, square, [rows, rows])
+        yield "HSDP", square, functools.partial(_placed, square, [all_of_it, rows])
 
 
-def _cut(shape: tuple[int, ...], axis: int) -> Any:
-    return Shard(min(axis, len(shape) - 1)) if shape else Replicate()
+def _placed(mesh: Any, cuts: Sequence[Callable[[torch.Tensor], Any]], x: torch.Tensor) -> DTensor:
+    return shard(x, mesh, [cut(x) for cut in cuts])
+
+
+def _cut(x: torch.Tensor, axis: int | None) -> Any:
+    return Replicate() if axis is None or not x.dim() else Shard(min(axis, x.dim() - 1))
 
 
 def weights(dtype: torch.dtype = torch.bfloat16) -> Tensors:
@@ -106,6 +112,22 @@ class Run:
 
     def state(self, name: str) -> Mapping[str, Any]:
         return self.optimizer.state[self.params[name]]
+
+
+class Holder(torch.nn.Module):
+    """The parameters of a run as a model."""
+
+    def __init__(self, run: Run):
+        super().__init__()
+        for name, param in run.params.items():
+            self.register_parameter(name, param)
+
+
+def assert_meshes_change_no_bit(make: Callable[..., hs.Optimizer], steps: int, what: str) -> None:
+    """Compare some steps on every layout with those of one process."""
+    expected = Run(make).steps(1, steps)
+    for layout, _, place in layouts():
+        assert_same_bits(Run(make, place).steps(1, steps), expected, f"{what}, {layout}")
 
 
 def assert_same_bits(run: Run, expected: Run, what: str) -> None:

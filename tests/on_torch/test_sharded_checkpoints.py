@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard, init_device_mesh
 
 import halfstep_torch as hs
 from on_torch.processes import in_processes
-from on_torch.sharded import RECIPES, Run, assert_same_bits, shard
+from on_torch.sharded import RECIPES, Holder, Run, assert_same_bits, shard
 
 # Of each recipe whether the optimizer's state dict is flattened.
 CHECKED = {
@@ -27,15 +27,6 @@ CHECKED = {
     "float8": False,
 }
 SAVED, GOES_ON = 2, 2
-
-
-class Holder(torch.nn.Module):
-    """The parameters of a run as a model, for the state-dict functions of torch."""
-
-    def __init__(self, run: Run):
-        super().__init__()
-        for name, param in run.params.items():
-            self.register_parameter(name, param)
 
 
 def make(recipe: str):

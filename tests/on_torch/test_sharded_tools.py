@@ -10,20 +10,11 @@ from torch.optim.swa_utils import AveragedModel
 
 import halfstep_torch as hs
 from on_torch.processes import in_processes
-from on_torch.sharded import RECIPES, Run, assert_same_bits, layouts, same_bits, shard
+from on_torch.sharded import RECIPES, Holder, Run, assert_same_bits, layouts, same_bits, shard
 
 
 def adamw(params, **options) -> hs.Optimizer:
     return hs.AdamW(params, lr=1e-2, weight_decay=0.1, compile=False, **options)
-
-
-class Holder(torch.nn.Module):
-    """The parameters of a run as a model."""
-
-    def __init__(self, run: Run):
-        super().__init__()
-        for name, param in run.params.items():
-            self.register_parameter(name, param)
 
 
 def float32_weights_are_those_of_one_process(rank: int) -> None:
@@ -33,10 +24,8 @@ def float32_weights_are_those_of_one_process(rank: int) -> None:
         wanted = hs.float32_params(alone.optimizer)
         shifted = {name: value + 2.0**-10 * value for name, value in wanted.items()}
         hs.set_float32_params(alone.optimizer, shifted)
-        for layout, mesh, placements in layouts():
-            run = Run(make, lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))).steps(
-                1, 1
-            )
+        for layout, mesh, place in layouts():
+            run = Run(make, place).steps(1, 1)
             values = hs.float32_params(run.optimizer)
             assert all(
                 same_bits(values[name].to_local(), shard(wanted[name], mesh, p.placements).to_local())
@@ -52,8 +41,8 @@ def averages_are_those_of_one_process(rank: int) -> None:
     for t in range(3):
         alone.steps(t + 1, t + 1)
         whole.update_parameters(Holder(alone))
-    for layout, mesh, placements in layouts():
-        run = Run(adamw, lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape))))
+    for layout, mesh, place in layouts():
+        run = Run(adamw, place)
         averaged = AveragedModel(Holder(run), multi_avg_fn=hs.ema_params(Holder(run), 0.9))
         for t in range(3):
             run.steps(t + 1, t + 1)
@@ -94,10 +83,7 @@ def a_state_file_goes_from_any_mesh_to_any_other(rank: int, folder: str) -> None
         make = functools.partial(adamw, **RECIPES[recipe])
         expected = Run(make).steps(1, 4)
         placed = [lambda x: x]
-        placed += [
-            lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))
-            for _, mesh, placements in layouts()
-        ]
+        placed += [place for _, _, place in layouts()]
         for i, place in enumerate(placed):
             path = pathlib.Path(folder) / f"{recipe}{i}{f'-{rank}' if not i else ''}.safetensors"
             source = Run(make, place).steps(1, 2)
@@ -120,10 +106,8 @@ def diagnoses_are_those_of_one_process(rank: int) -> None:
         alone = Run(make).steps(1, 1)
         wanted = hs.diagnose(Holder(alone), alone.optimizer)
         assert wanted.norm > 0
-        for layout, mesh, placements in layouts():
-            run = Run(make, lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))).steps(
-                1, 1
-            )
+        for layout, _, place in layouts():
+            run = Run(make, place).steps(1, 1)
             before = local_copies(run)
             found = hs.diagnose(Holder(run), run.optimizer)
             assert all(same_bits(x, y) for x, y in zip(local_copies(run), before, strict=True))
@@ -145,8 +129,7 @@ def float32_state_is_that_of_one_process(rank: int) -> None:
     make = functools.partial(adamw, param_storage="split16", **RECIPES["units"])
     alone = Run(make).steps(1, 2)
     wanted = hs.float32_state_dict(alone.optimizer)
-    for layout, mesh, placements in layouts():
-        place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
+    for layout, mesh, place in layouts():
         run = Run(make, place).steps(1, 2)
         found = hs.float32_state_dict(run.optimizer)
         for i, p in enumerate(run.params.values()):

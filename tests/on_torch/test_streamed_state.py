@@ -17,7 +17,7 @@ import halfstep_torch as hs
 from halfstep_torch import streamed_state
 from halfstep_torch.streamed_state import Arena
 from on_torch.processes import in_processes
-from on_torch.sharded import RECIPES, SHAPES, Run, assert_same_bits, gradients, layouts, shard
+from on_torch.sharded import RECIPES, SHAPES, Run, assert_same_bits, gradients, layouts
 
 _PIECE = 5000
 
@@ -147,8 +147,7 @@ def shards_stream_with_the_bits_of_one_process(rank: int) -> None:
     for recipe in ("default", "eight_bit", "split16"):
         make = functools.partial(hs.AdamW, compile=False, **RECIPES[recipe])
         expected = Run(make).steps(1, 3)
-        for layout, mesh, placements in layouts():
-            place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
+        for layout, _, place in layouts():
             run = Run(functools.partial(make, state_device="cpu"), place)
             with streaming(), unittest.mock.patch.object(PoisonedArena, "sizes", sizes := []):
                 run.steps(1, 2)
