@@ -146,13 +146,14 @@ bench: setup  ## speed of a step against peers, one run
 	$(BIN)/python benchmarks/step.py
 
 # An environment of its own. The libraries come without what they ask for: torch and jax are there, and an installer
-# would fetch builds for GPUs. opt-einsum and packaging are what HeavyBall and bitsandbytes import besides.
+# would fetch builds for GPUs. opt-einsum and packaging are what HeavyBall and bitsandbytes import besides; flax and
+# tqdm are for benchmarks/muon.py.
 $(PEERS)/.ready: constraints.txt
 	@echo "Setting up $(PEERS): torch, JAX and the other libraries, about 2 GB."
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	@$(PEERS)/bin/python $(PIP) -c constraints.txt torch
 	@$(PEERS)/bin/python $(PIP) -c constraints.txt \
-		numpy jax jaxlib ml_dtypes optax safetensors scikit-learn opt-einsum packaging
+		numpy jax jaxlib ml_dtypes optax flax safetensors scikit-learn opt-einsum packaging tqdm
 	@$(PEERS)/bin/python $(PIP) -c constraints.txt --no-deps \
 		torchao bitsandbytes torch-optimi heavyball torchastic adamw_bf16 flashoptim rollfast flashoptim-jax
 	@touch $@

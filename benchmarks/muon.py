@@ -5,35 +5,31 @@
 The network and the figures of `quality.py`, four seeds, every kernel under Muon at a rate of 1e-2 on a
 cosine, biases under AdamW at the same. Weights are float32 but where the row says so; *dist* and *proj* are
 relative to the first row. `--transformer` trains the demo's character transformer as `transformer.py` does,
-its matrices under Muon at 3e-3 and the rest under AdamW at 3e-4, and compares validation losses. Times are
-of a step on matrices of 512 x 512, all libraries in turn in one run; HeavyBall is left out where it is not
-installed.
+its matrices under Muon at 3e-3 and the rest under AdamW at 3e-4, and compares validation losses. The other
+tables (`muon_peers.py`) are of several libraries: digits with bfloat16 weights, beside float32 weights of the
+same library; what bfloat16 weights at 2^-10 move in 50 steps at a rate of 1e-6; times of a step on matrices
+of 512 x 512, all libraries in turn in one run.
 """
 
 import argparse
 import dataclasses
-import importlib.metadata
 import pathlib
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import muon_peers
 import numpy as np
 import optax
 import optax.contrib
 import quality
-import torch
 from tqdm import tqdm
 
 import halfstep_jax as hs
-import halfstep_torch
 import report
 
-LR, SEEDS, RUNS, MATRICES = 1e-2, 4, 15, 4
+LR, SEEDS = 1e-2, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +60,7 @@ ROWS = (
     Row("float32, another batch order", F32, order=1),
     Row(INT8, _scaled("int8", 32, scale="fine")),
     Row("optax.contrib.muon, float32", None),
+    Row("optax.contrib.muon; bfloat16 weights", None, "bfloat16"),
     Row("float32, bias_correction", {**F32, "bias_correction": True}),
     Row("float32, products in bfloat16", {**F32, "ns_dtype": "bfloat16"}),
     Row(FP16, _scaled("float16")),
@@ -118,12 +115,8 @@ def on_digits(steps: int) -> list[dict[str, Any]]:
     for row in tqdm(ROWS, unit="row"):
         end, losses = train(row, steps, x, y)
         reference = end if reference is None else reference
-        moved = reference - start
-        length = np.linalg.norm(moved, axis=1)
-        dist = np.linalg.norm(end - reference, axis=1) / length
-        figures = {"dist": dist, "proj": ((end - start) * moved).sum(1) / length**2, "loss": losses}
-        results.append({"name": row.name} | {name: float(values.mean()) for name, values in figures.items()})
-        results[-1]["spread"] = float(dist.std())
+        named = {"name": row.name, "loss": float(losses.mean())}
+        results.append(named | quality.compare(end, reference, start))
         tqdm.write(str(results[-1]), file=sys.stderr)
     return results
 
@@ -145,75 +138,12 @@ def on_transformer(steps: int, seeds: int) -> list[dict[str, Any]]:
     return results
 
 
-def times(size: int = 512) -> dict[str, float]:
-    """Return the milliseconds of a step of each library, interleaved: medians."""
-    steps = {**_torch_steps(size), **_jax_steps(size)}
-    for step in steps.values():
-        step()
-        step()
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(RUNS):
-        for name, step in steps.items():
-            begin = time.perf_counter()
-            step()
-            taken[name].append(1e3 * (time.perf_counter() - begin))
-    return {name: statistics.median(values) for name, values in taken.items()}
-
-
-def _torch_steps(size: int) -> dict[str, Callable[[], Any]]:
-    makers = {
-        "halfstep_torch.Muon": lambda named: halfstep_torch.Muon(named, compile=False),
-        "halfstep_torch.Muon, ns_dtype=bfloat16": lambda named: halfstep_torch.Muon(
-            named, compile=False, ns_dtype="bfloat16"
-        ),
-        f"torch.optim.Muon {torch.__version__}": lambda named: torch.optim.Muon([p for _, p in named]),
-    }
-    try:
-        import heavyball
-
-        makers[f"heavyball.Muon {importlib.metadata.version('heavyball')}"] = lambda named: heavyball.Muon(
-            [p for _, p in named], compile_step=False
-        )
-    except ImportError:
-        print("HeavyBall is not installed: left out", file=sys.stderr)
-    steps = {}
-    for name, make in makers.items():
-        gen = torch.Generator().manual_seed(0)
-        named = [(f"w{i}", torch.nn.Parameter(torch.zeros(size, size).bfloat16())) for i in range(MATRICES)]
-        grads = [torch.randn(size, size, generator=gen).bfloat16() for _ in named]
-        steps[f"{name}, bfloat16 weights"] = _with_gradients(make(named), [p for _, p in named], grads)
-    return steps
-
-
-def _with_gradients(optimizer: torch.optim.Optimizer, params: list, grads: list) -> Callable[[], Any]:
-    """Return a step that sets the gradients first: HeavyBall drops them as it steps."""
-
-    def step() -> None:
-        for p, g in zip(params, grads, strict=True):
-            p.grad = g
-        optimizer.step()
-
-    return step
-
-
-def _jax_steps(size: int) -> dict[str, Callable[[], Any]]:
-    steps = {}
-    for name, tx in (
-        ("halfstep_jax.muon", hs.muon(1e-3)),
-        (f"optax.contrib.muon {optax.__version__}", optax.contrib.muon(1e-3)),
-    ):
-        params = {f"w{i}": jnp.zeros((size, size), jnp.bfloat16) for i in range(MATRICES)}
-        keys = jax.random.split(jax.random.key(0), MATRICES)
-        g = {f"w{i}": jax.random.normal(key, (size, size), jnp.bfloat16) for i, key in enumerate(keys)}
-        state, update = tx.init(params), jax.jit(tx.update)
-        step = lambda update=update, g=g, s=state, p=params: jax.block_until_ready(update(g, s, p))  # noqa: E731
-        steps[f"{name}, bfloat16 weights"] = step
-    return steps
-
-
-def claims(digits: list[dict], transformed: list[dict]) -> dict[str, bool]:
+def claims(
+    digits: list[dict], transformed: list[dict], peers: list[dict], moved: dict[str, float]
+) -> dict[str, bool]:
     """Return what the tables must show, by sentence."""
     row = {row["name"]: row for row in digits}
+    of_library = {row["name"]: row for row in peers}
     noise = row["float32, another batch order"]["dist"]
     held = {
         "scaled float16: dist <= 0.03 and |proj - 1| <= 0.002": row[FP16]["dist"] <= 0.03
@@ -223,6 +153,13 @@ def claims(digits: list[dict], transformed: list[dict]) -> dict[str, bool]:
         "int8 in 128 and float8: further than another batch order": noise
         < min(row["int8, 128"]["dist"], row["float8_e4m3fn, 128"]["dist"]),
         "optax.contrib.muon in float32: dist <= 0.03": row["optax.contrib.muon, float32"]["dist"] <= 0.03,
+        "bfloat16 weights: halfstep_torch has the least dist of all in torch": (
+            of_library[muon_peers.OURS]["dist"] == min(row["dist"] for row in peers)
+        ),
+        "at a rate of 1e-6 halfstep's bfloat16 weights move 0.98 to 1.02 of what float32's do": all(
+            abs(share - 1) <= 0.02 for name, share in moved.items() if name.startswith("halfstep")
+        ),
+        "at a rate of 1e-6 those of torch.optim.Muon stay where they are": moved[muon_peers.TORCH] == 0,
     }
     for figures in transformed:
         if figures["name"] in (FP16, INT8):
@@ -252,10 +189,20 @@ def main() -> int:
                 for r in transformed
             ),
         )
-    taken = times()
+    peers = muon_peers.on_digits(LR, arguments.steps, SEEDS)
+    report.print_table(
+        "<bfloat16 weights, in torch | training loss | dist | proj",
+        ((r["name"], f"{r['loss']:.5f}", f"{r['dist']:.4f}", f"{r['proj']:.4f}") for r in peers),
+    )
+    moved = muon_peers.small_updates()
+    report.print_table(
+        "<bfloat16 weights, rate 1e-6 | movement over float32's", ((x, f"{y:.3f}") for x, y in moved.items())
+    )
+    taken = muon_peers.times()
     report.print_table("<step of four matrices | ms", ((name, f"{ms:.1f}") for name, ms in taken.items()))
-    figures = {"digits": digits, "transformer": transformed, "milliseconds": taken}
-    return report.finish(claims(digits, transformed), figures, arguments.json)
+    figures = {"digits": digits, "transformer": transformed, "libraries": peers}
+    figures |= {"small updates": moved, "milliseconds": taken}
+    return report.finish(claims(digits, transformed, peers, moved), figures, arguments.json)
 
 
 if __name__ == "__main__":

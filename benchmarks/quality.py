@@ -179,15 +179,27 @@ def transform(row: Row, steps: int) -> optax.GradientTransformationExtraArgs:
 
 def train(row: Row, steps: int, x: jax.Array, y: jax.Array):
     """Train all seeds of a row; return float32 weights, training losses and bytes per parameter."""
-    tx = transform(row, steps)
+    return train_by(transform(row, steps), row.weights, row.order, steps, x, y, hs.float32_params)
+
+
+def train_by(
+    tx: optax.GradientTransformationExtraArgs,
+    weights: str,
+    shuffling: int,
+    steps: int,
+    x: jax.Array,
+    y: jax.Array,
+    known: Callable,
+):
+    """Train all seeds by a transform, weights of a dtype; `known` returns those that are judged."""
 
     def run(seed):
-        params = initial(seed, row.weights)
+        params = initial(seed, weights)
         state = tx.init(params)
-        if row.options is not None:
+        if optax.tree.get_all_with_path(state, "seed"):
             words = jnp.stack([jnp.uint32(0), seed.astype(jnp.uint32)])
             state = optax.tree.set(state, seed=words)
-        order = jax.random.key(1000 * row.order + seed + 1)
+        order = jax.random.key(1000 * shuffling + seed + 1)
 
         def step(carry, t):
             params, state = carry
@@ -196,7 +208,7 @@ def train(row: Row, steps: int, x: jax.Array, y: jax.Array):
             return (optax.apply_updates(params, updates), state), None
 
         (params, state), _ = jax.lax.scan(step, (params, state), jnp.arange(steps))
-        full = params if row.options is None else hs.float32_params(params, state)
+        full = known(params, state)
         return full, loss(full, x, y), params, state
 
     full, losses, params, state = jax.jit(jax.vmap(run))(jnp.arange(SEEDS))
@@ -219,21 +231,18 @@ def run_all(rows: list[Row], steps: int) -> list[dict]:
     for row in tqdm(rows, unit="row"):
         full, losses, stored = train(row, steps, x, y)
         reference = full if reference is None else reference
-        moved = reference - start
-        length = np.linalg.norm(moved, axis=1)
-        dist = np.linalg.norm(full - reference, axis=1) / length
-        proj = ((full - start) * moved).sum(1) / length**2
-        results.append(
-            {
-                "name": row.name,
-                "bytes": stored,
-                "loss": float(losses.mean()),
-                "dist": float(dist.mean()),
-                "spread": float(dist.std()),
-                "proj": float(proj.mean()),
-            }
-        )
+        named = {"name": row.name, "bytes": stored, "loss": float(losses.mean())}
+        results.append(named | compare(full, reference, start))
     return results
+
+
+def compare(full: np.ndarray, reference: np.ndarray, start: np.ndarray) -> dict[str, float]:
+    """Return dist, its spread over seeds, and proj of weights of every seed, relative to those of float32."""
+    moved = reference - start
+    length = np.linalg.norm(moved, axis=1)
+    dist = np.linalg.norm(full - reference, axis=1) / length
+    proj = ((full - start) * moved).sum(1) / length**2
+    return {"dist": float(dist.mean()), "spread": float(dist.std()), "proj": float(proj.mean())}
 
 
 FP8_ROW = "float32; fp8: mu e4m3fn, nu ufloat8_e5m3"

@@ -10,6 +10,7 @@ BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
     *("transformer", "compile_time", "gpu", "bridge", "distributed", "long_run"),
+    *("rules", "muon", "muon_peers"),
 )
 EXAMPLES = ("recipe", "text", "train_flax")
 pytestmark = pytest.mark.slow
@@ -89,6 +90,33 @@ def test_a_transformer_is_trained(run, monkeypatch):
     assert truth["dist"] == 0
     assert 0 < one_pass["dist"] < 0.1
     assert one_pass["state"] < 2.1
+
+
+@pytest.mark.exhaustive
+def test_rules_other_than_adam_are_trained(run, monkeypatch):
+    import rules
+
+    of_lion = [row for row in rules.ROWS if row.rule == "scale_by_lion"]
+    monkeypatch.setattr(rules, "ROWS", [of_lion[0], of_lion[1], of_lion[-1]])
+    _, (truth, other, coarse) = run(rules, "--steps", "3")
+    assert truth["dist"] == 0 < coarse["dist"] < other["dist"]
+    assert coarse["bytes"] < 4.6 < truth["bytes"]
+
+
+@pytest.mark.exhaustive
+def test_muon_is_trained_and_held_against_other_libraries(run, monkeypatch):
+    import muon
+    import muon_peers
+
+    monkeypatch.setattr(muon, "ROWS", muon.ROWS[:4])
+    monkeypatch.setattr(muon, "claims", lambda digits, *_: {"int8 differs": digits[2]["dist"] > 0})
+    for name, value in {"RUNS": 1, "SIZE": 32, "SMALL_STEPS": 4}.items():
+        monkeypatch.setattr(muon_peers, name, value)
+    status, figures = run(muon, "--steps", "2")
+    assert status == 0
+    assert figures["small updates"][muon_peers.TORCH] == 0
+    assert abs(figures["small updates"][muon_peers.OURS] - 1) < 0.1
+    assert [row["name"] for row in figures["libraries"]][:2] == [muon_peers.OURS, muon_peers.TORCH]
 
 
 @pytest.mark.exhaustive

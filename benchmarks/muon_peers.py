@@ -1,0 +1,206 @@
+"""Muon of several libraries: what bfloat16 weights cost a run, whether small updates arrive, time of a step.
+
+`muon.py` prints the tables. A run with bfloat16 weights is held against one of the same library with float32
+weights, as each has a rule of its own; HeavyBall is left out where it is not installed.
+"""
+
+import functools
+import importlib.metadata
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import quality
+import torch
+from torch.nn import functional
+
+import halfstep_jax as hs
+import halfstep_torch
+
+RUNS, MATRICES, SIZE = 15, 4, 512
+SMALL_LR, SMALL_STEPS, SMALL_START = 1e-6, 50, 2.0**-10
+Named = list[tuple[str, torch.nn.Parameter]]
+OURS, TORCH = "halfstep_torch.Muon", f"torch.optim.Muon {torch.__version__}"
+
+
+def _params(named: Named) -> list[torch.nn.Parameter]:
+    return [p for _, p in named]
+
+
+def in_torch() -> dict[str, Callable[..., torch.optim.Optimizer]]:
+    """Return what makes the optimizer of each library, from named matrices, lr and weight_decay."""
+    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        OURS: functools.partial(halfstep_torch.Muon, compile=False),
+        TORCH: lambda named, **options: torch.optim.Muon(_params(named), **options),
+    }
+    try:
+        import heavyball
+    except ImportError:
+        print("HeavyBall is not installed: left out", file=sys.stderr)
+        return makers
+    name = f"heavyball.Muon {importlib.metadata.version('heavyball')}"
+    return makers | {name: lambda named, **o: heavyball.Muon(_params(named), compile_step=False, **o)}
+
+
+IN_JAX = {
+    "halfstep_jax.muon": hs.muon,
+    f"optax.contrib.muon {optax.__version__}": optax.contrib.muon,
+}
+
+
+def on_digits(rate: float, steps: int, seeds: int) -> list[dict[str, Any]]:
+    """Train digits in torch as `muon.py` does in JAX; return loss, dist and proj of each library."""
+    x, y = (torch.from_numpy(np.array(array)) for array in quality.data())
+    starts = [jax.tree.map(np.array, quality.initial(seed, "float32")) for seed in range(seeds)]
+    results, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)  # of matrices as small as these more threads only wait
+    for name, make in in_torch().items():
+        ends, losses = {}, {}
+        for dtype in (torch.float32, torch.bfloat16):
+            trained = [_train(make, start, k, dtype, rate, steps, x, y) for k, start in enumerate(starts)]
+            ends[dtype], losses[dtype] = (np.stack(figures) for figures in zip(*trained, strict=True))
+        start = np.stack([_flat(_weights(start, torch.float32)) for start in starts])
+        figures = quality.compare(ends[torch.bfloat16], ends[torch.float32], start)
+        results.append({"name": name, "loss": float(losses[torch.bfloat16].mean()), **figures})
+    torch.set_num_threads(threads)
+    return results
+
+
+def _train(make: Callable, start: Any, seed: int, dtype: torch.dtype, rate: float, steps: int, x, y):
+    """Return weights and the loss of a run: matrices by Muon, biases in float32 by AdamW."""
+    named = _weights(start, dtype)
+    matrices = [(name, p) for name, p in named if p.ndim == 2]
+    rest = torch.optim.AdamW([p for _, p in named if p.ndim == 1], lr=rate, weight_decay=0.0)
+    optimizers = [make(matrices, lr=rate, weight_decay=0.0), rest]
+    order = jax.random.key(seed + 1)
+    draw = jax.vmap(lambda t: jax.random.randint(jax.random.fold_in(order, t), (quality.BATCH,), 0, len(x)))
+    batches = torch.from_numpy(np.array(draw(jnp.arange(steps)))).long()
+    for step, batch in enumerate(batches):
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * (1 + np.cos(np.pi * step / steps)) / 2
+        _loss(named, x[batch], y[batch]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    with torch.no_grad():
+        return _flat(named), float(_loss(named, x, y))
+
+
+def _weights(start: Any, dtype: torch.dtype) -> Named:
+    """Return the network's weights in torch's orientation: outputs by inputs."""
+    named = []
+    for layer, arrays in start.items():
+        kernel = torch.from_numpy(arrays["kernel"].T.copy()).to(dtype)
+        named += [(f"{layer}.weight", kernel), (f"{layer}.bias", torch.from_numpy(arrays["bias"].copy()))]
+    return [(name, torch.nn.Parameter(x)) for name, x in named]
+
+
+def _loss(named: Named, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    params = _params(named)
+    for i in range(0, len(params), 2):
+        x = functional.linear(x, params[i].float(), params[i + 1])
+        x = functional.gelu(x, approximate="tanh") if i < len(params) - 2 else x
+    return functional.cross_entropy(x, y.long())
+
+
+def _flat(named: Iterable[tuple[str, torch.Tensor]]) -> np.ndarray:
+    return np.concatenate([p.detach().double().numpy().ravel() for _, p in named])
+
+
+def small_updates() -> dict[str, float]:
+    """Return of each library what bfloat16 weights move at a low rate, over what float32 weights do."""
+    shares = {}
+    g = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for name, make in in_torch().items():
+        shares[name] = _share(functools.partial(_moved_in_torch, make, g), torch.bfloat16, torch.float32)
+    for name, make in IN_JAX.items():
+        gradient = jnp.asarray(g.float().numpy())
+        shares[name] = _share(functools.partial(_moved_in_jax, make, gradient), jnp.bfloat16, jnp.float32)
+    return shares
+
+
+def _share(moved: Callable[[Any], np.ndarray], narrow: Any, wide: Any) -> float:
+    truth = moved(wide)
+    return float((moved(narrow) * truth).sum() / (truth * truth).sum())
+
+
+def _moved_in_torch(make: Callable, g: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
+    p = torch.nn.Parameter(torch.full_like(g, SMALL_START, dtype=dtype))
+    optimizer = make([("w", p)], lr=SMALL_LR, weight_decay=0.0)
+    for _ in range(SMALL_STEPS):
+        p.grad = g.to(dtype, copy=True)
+        optimizer.step()
+    return p.detach().double().numpy() - SMALL_START
+
+
+def _moved_in_jax(make: Callable, g: jax.Array, dtype: Any) -> np.ndarray:
+    tx, params = make(SMALL_LR), {"w": jnp.full(g.shape, SMALL_START, dtype)}
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update({"w": g.astype(dtype)}, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    (params, _), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, None, SMALL_STEPS))(
+        (params, tx.init(params))
+    )
+    return np.asarray(params["w"], np.float64) - SMALL_START
+
+
+def times() -> dict[str, float]:
+    """Return the milliseconds of a step of each library, interleaved: medians."""
+    steps = {**_torch_steps(), **_jax_steps()}
+    for step in steps.values():
+        step()
+        step()
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(RUNS):
+        for name, step in steps.items():
+            begin = time.perf_counter()
+            step()
+            taken[name].append(1e3 * (time.perf_counter() - begin))
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def _torch_steps() -> dict[str, Callable[[], Any]]:
+    makers = in_torch()
+    makers[f"{OURS}, ns_dtype=bfloat16"] = functools.partial(makers[OURS], ns_dtype="bfloat16")
+    steps = {}
+    for name, make in makers.items():
+        gen = torch.Generator().manual_seed(0)
+        named = [(f"w{i}", torch.nn.Parameter(torch.zeros(SIZE, SIZE).bfloat16())) for i in range(MATRICES)]
+        grads = [torch.randn(SIZE, SIZE, generator=gen).bfloat16() for _ in named]
+        optimizer = make(named, lr=1e-3, weight_decay=0.0)
+        steps[f"{name}, bfloat16 weights"] = _with_gradients(optimizer, _params(named), grads)
+    return steps
+
+
+def _with_gradients(optimizer: torch.optim.Optimizer, params: list, grads: list) -> Callable[[], Any]:
+    """Return a step that sets the gradients first: HeavyBall drops them as it steps."""
+
+    def step() -> None:
+        for p, g in zip(params, grads, strict=True):
+            p.grad = g
+        optimizer.step()
+
+    return step
+
+
+def _jax_steps() -> dict[str, Callable[[], Any]]:
+    steps = {}
+    for name, make in IN_JAX.items():
+        tx, params = make(1e-3), {f"w{i}": jnp.zeros((SIZE, SIZE), jnp.bfloat16) for i in range(MATRICES)}
+        keys = jax.random.split(jax.random.key(0), MATRICES)
+        g = {f"w{i}": jax.random.normal(key, (SIZE, SIZE), jnp.bfloat16) for i, key in enumerate(keys)}
+        state, update = tx.init(params), jax.jit(tx.update)
+        step = lambda update=update, g=g, s=state, p=params: jax.block_until_ready(update(g, s, p))  # noqa: E731
+        steps[f"{name}, bfloat16 weights"] = step
+    return steps

@@ -1,0 +1,152 @@
+"""Which formats hold under rules other than Adam, judged by the path as `quality.py` judges Adam's.
+
+    python benchmarks/rules.py [--steps 1500] [--only TEXT ...] [--json benchmarks/results/NAME.json]
+
+The network, batches, decay and figures of `quality.py`, each rule at a rate of its own on a cosine. *dist*
+and *proj* are relative to the first row of the same rule, in float32 throughout. Muon has a table of its own,
+in `muon.py`. `--only` picks rows as in `quality.py`, by rule and name.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import quality
+from tqdm import tqdm
+
+import halfstep_jax as hs
+import report
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One setting of a rule.
+
+    Attributes:
+        rule: the name of what makes the transform, of `MAKE`.
+        name: of the setting, for the table.
+        options: of that function.
+        weights: dtype of the weights.
+        order: which shuffling of the batches.
+    """
+
+    rule: str
+    name: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    weights: str = "float32"
+    order: int = 0
+
+
+Made = tuple[optax.GradientTransformation, Callable]
+
+
+def _decayed(link: Callable, rate: float) -> Callable[..., Made]:
+    """Return what makes a chain of a rule, decay and rate, given steps and the rule's options."""
+
+    def make(steps: int, **options: Any) -> Made:
+        rates = hs.scale_by_learning_rate(optax.cosine_decay_schedule(rate, steps))
+        return optax.chain(link(**options), hs.add_decayed_weights(quality.DECAY), rates), hs.float32_params
+
+    return make
+
+
+MAKE: dict[str, Callable[..., Made]] = {
+    "scale_by_ademamix": _decayed(hs.scale_by_ademamix, quality.LR),
+    "scale_by_adan": _decayed(hs.scale_by_adan, quality.LR),
+    "scale_by_lion": _decayed(hs.scale_by_lion, quality.LR / 4),
+}
+"""By rule: what returns a transform of steps and options, and what returns the weights that are judged."""
+
+
+def _scaled(dtype: str, block_size: int = 128, **options: str) -> object:
+    return hs.scaled(dtype, block_size, 0, **options)
+
+
+FLOAT16, INT8, E4M3 = _scaled("float16"), _scaled("int8", 32, scale="fine"), _scaled("float8_e4m3fn")
+DYNAMIC4, UROOT8 = hs.codebook("dynamic4", block_size=128, min_size=0), _scaled("uroot8")
+
+
+def _rows(rule: str, *moments: str, nu: bool = True) -> tuple[Row, ...]:
+    """Return the rows of a rule whose moments with a sign are these: each format for all of them."""
+
+    def row(name: str, fmt: Any, fmt_of_nu: Any, order: int = 0, **options: Any) -> Row:
+        dtypes = {f"{moment}_dtype": fmt for moment in moments} | ({"nu_dtype": fmt_of_nu} if nu else {})
+        return Row(rule, name, {**dtypes, **options}, order=order)
+
+    return (
+        row("float32", "float32", "float32"),
+        row("float32, another batch order", "float32", "float32", order=1),
+        row("scaled float16; nu bfloat16" if nu else "scaled float16", FLOAT16, "bfloat16"),
+        row("bfloat16", "bfloat16", "bfloat16"),
+        row("int8 in 32, fine; nu uroot8" if nu else "int8 in 32, fine", INT8, UROOT8),
+        row("e4m3fn; nu uroot8" if nu else "e4m3fn", E4M3, UROOT8),
+        row("dynamic4; nu uroot8" if nu else "dynamic4", DYNAMIC4, UROOT8),
+    )
+
+
+ROWS = (
+    *_rows("scale_by_ademamix", "mu", "slow"),
+    *_rows("scale_by_adan", "mu", "diff", "grad"),
+    *_rows("scale_by_lion", "mu", nu=False),
+)
+
+
+def run_all(rows: list[Row], steps: int) -> list[dict[str, Any]]:
+    """Train rows and compare each with the first of its rule."""
+    x, y = quality.data()
+    start = quality.flat(jax.vmap(lambda seed: quality.initial(seed, "float32"))(jnp.arange(quality.SEEDS)))
+    results, references = [], {}
+    for row in tqdm(rows, unit="row"):
+        tx, known = MAKE[row.rule](steps, **row.options)
+        tx = optax.with_extra_args_support(tx)
+        full, losses, stored = quality.train_by(tx, row.weights, row.order, steps, x, y, known)
+        reference = references.setdefault(row.rule, full)
+        named = {"rule": row.rule, "name": row.name, "bytes": stored, "loss": float(losses.mean())}
+        results.append(named | quality.compare(full, reference, start))
+        tqdm.write(str(results[-1]), file=sys.stderr)
+    return results
+
+
+def claims(results: list[dict]) -> dict[str, bool]:
+    """Return what the table must show, by sentence, of the rules that it has."""
+    held = {}
+    for rule in dict.fromkeys(row["rule"] for row in results):
+        dist = {row["name"]: row["dist"] for row in results if row["rule"] == rule}
+        if noise := dist.get("float32, another batch order"):
+            sixteen = max((dist[name] for name in dist if "16" in name), default=0.0)
+            held[f"{rule}: 16 bits have under half of the dist of another batch order"] = sixteen < noise / 2
+    return held
+
+
+def main() -> int:
+    """Print the table, and whether it shows what it must."""
+    arguments = report.arguments("Train digits by rules other than Adam.", 1500, rows=True)
+    rows = [
+        row
+        for row in ROWS
+        if row.name == "float32" or any(text in f"{row.rule} {row.name}" for text in arguments.only)
+    ]
+    results = run_all(rows, arguments.steps)
+    report.print_table(
+        "<rule | <moments | bytes per parameter | training loss | dist | proj",
+        (
+            (
+                row["rule"],
+                row["name"],
+                f"{row['bytes']:.2f}",
+                f"{row['loss']:.5f}",
+                f"{row['dist']:.4f} ± {row['spread']:.4f}",
+                f"{row['proj']:.4f}",
+            )
+            for row in results
+        ),
+    )
+    return report.finish(claims(results), results, arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
