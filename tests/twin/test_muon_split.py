@@ -136,7 +136,12 @@ BAD = {
     "ns_coeffs=(1, 2) is neither three numbers": {"ns_coeffs": (1, 2)},
     "has a slope at 0 that is not positive": {"ns_coeffs": (-1.0, 2.0, 0.0)},
     "ns_coeffs=(nan, 0.0, 0.0) has a slope": {"ns_coeffs": (float("nan"), 0.0, 0.0)},
-    "takes a singular value of 1 to 30": {"ns_coeffs": (10.0, 10.0, 10.0)},
+    "1 of 5 steps with ns_coeffs=(10.0, 10.0, 10.0) take a singular value of 1 to 30": {
+        "ns_coeffs": (10.0, 10.0, 10.0)
+    },
+    "2 of 5 steps with ns_coeffs=(1.0, -4.0, 0.0) take a singular value of 1 to 105": {
+        "ns_coeffs": (1.0, -4.0, 0.0)
+    },
     "ns_coeffs has 2 rows for ns_steps=5": {"ns_coeffs": ((3.0, -3.0, 1.0),) * 2},
     "eps=0 is not a positive number": {"eps": 0},
     "ns_dtype='float16' is no dtype of the factor": {"ns_dtype": "float16"},
@@ -172,6 +177,8 @@ def test_a_split_that_cannot_be_meant_is_refused():
             with pytest.raises(ValueError) as error:  # noqa: PT011
                 split(matrices)
             assert message in str(error.value).replace("'b', 'w'", "'w', 'b'")
+    with pytest.raises(TypeError, match=r"use_muon='no' in a param group is neither.*Use False"):
+        halfstep_torch.Muon([{"params": named, "use_muon": "no"}])
     with pytest.raises(TypeError, match="matrices gives 'muon' for 'b'"):
         halfstep_jax.muon_labels(params, lambda name, x: "muon")
     with pytest.raises(TypeError, match="neither a function of"):

@@ -41,6 +41,12 @@ def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: l
     listed = list(params)
     given = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
     given = [{**group, "params": _as_list(group["params"])} for group in given]
+    for group in given:
+        if not isinstance(group.get("use_muon", True), bool):
+            raise TypeError(
+                f"{caller}: use_muon={group['use_muon']!r} in a param group is neither True (Muon) nor False "
+                "(AdamW). Use False, or leave it out, so that names and axes decide."
+            )
     known = parameter_names(caller, names) or {}
     pairs = [_named(caller, known, x) for group in given if "use_muon" not in group for x in group["params"]]
     if not pairs:

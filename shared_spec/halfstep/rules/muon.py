@@ -202,6 +202,7 @@ def check_factor(caller: str, ns_coeffs: Any, ns_steps: Any, eps: Any, ns_dtype:
             f"{caller}: ns_coeffs has {len(coefficients)} rows for ns_steps={steps}. "
             "Give a row per step, or three numbers for all."
         )
+    _check_convergence(caller, coefficients_of(coefficients, steps))
     if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0 < eps < math.inf:
         raise ValueError(f"{caller}: eps={eps!r} is not a positive number. Use 1e-7.")
     if ns_dtype not in NS_DTYPES:
@@ -230,10 +231,17 @@ def _checked_coefficients(caller: str, ns_coeffs: Any) -> tuple:
             f"{caller}: ns_coeffs={ns_coeffs!r} has a slope at 0 that is not positive, or no finite number: "
             f"no factor comes of it. Use {NS_COEFFS}."
         )
-    # One step must keep the largest singular value, 1 after the first division, within reach.
-    if (np.abs(np.atleast_2d(rows).sum(1)) > 3).any():
-        raise ValueError(
-            f"{caller}: ns_coeffs={ns_coeffs!r} takes a singular value of 1 to "
-            f"{np.abs(np.atleast_2d(rows).sum(1)).max():.3g}, and steps diverge. Use {NS_COEFFS}."
-        )
     return tuple(map(tuple, rows.tolist())) if rows.ndim == 2 else tuple(rows.tolist())
+
+
+def _check_convergence(caller: str, rows: tuple[tuple[float, float, float], ...]) -> None:
+    """Refuse steps that take a singular value, of 1 at most after the division by the norm, past 3."""
+    start = x = np.linspace(0, 1, 1001)
+    for step, (a, b, c) in enumerate(rows, 1):
+        x = x * (a + x * x * (b + c * x * x))
+        worst = int(np.abs(x).argmax())
+        if abs(x[worst]) > 3:
+            raise ValueError(
+                f"{caller}: {step} of {len(rows)} steps with ns_coeffs={rows[step - 1]} take a singular "
+                f"value of {start[worst]:.3g} to {x[worst]:.3g}, and steps diverge. Use {NS_COEFFS}."
+            )
