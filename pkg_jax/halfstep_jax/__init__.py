@@ -23,11 +23,14 @@ from halfstep_jax.rules.lamb import lamb, lamb16
 from halfstep_jax.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_jax.rules.lion import ScaleByLionState, lion, scale_by_lion
 from halfstep_jax.rules.muon import MatrixAxes, ScaleByMuonState, muon, muon_labels, scale_by_muon
+from halfstep_jax.rules.rms import scale_by_rms
+from halfstep_jax.rules.schedule_free import scale_by_schedule_free
 from halfstep_jax.rules.skip_nonfinite import SkipNonfiniteState, skip_nonfinite
 from halfstep_jax.rules.store_state import StoreStateState, store_state
 from halfstep_jax.rules.trace import TraceState, sgd, trace
 from halfstep_jax.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.schedule_free import schedule_free_adamw, schedule_free_eval_params
 from halfstep_jax.state_shardings import state_shardings
 from halfstep_jax.storage.formats import Format
 from halfstep_jax.storage.relative import relative
@@ -111,8 +114,12 @@ __all__ = [
     "scale_by_learning_rate",
     "scale_by_lion",
     "scale_by_muon",
+    "scale_by_rms",
+    "scale_by_schedule_free",
     "scale_by_trust_ratio",
     "scaled",
+    "schedule_free_adamw",
+    "schedule_free_eval_params",
     "set_float32_params",
     "sgd",
     "skip_nonfinite",

@@ -31,10 +31,13 @@ from halfstep_torch.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_torch.rules.lion import Lion, scale_by_lion
 from halfstep_torch.rules.muon import Muon, scale_by_muon
 from halfstep_torch.rules.muon_split import MatrixAxes, muon_groups
+from halfstep_torch.rules.rms import scale_by_rms
+from halfstep_torch.rules.schedule_free import scale_by_schedule_free
 from halfstep_torch.rules.store_state import store_state
 from halfstep_torch.rules.trace import SGD, trace
 from halfstep_torch.rules.trust_ratio import scale_by_trust_ratio
 from halfstep_torch.rules.weight_decay import add_decayed_weights
+from halfstep_torch.schedule_free import AdamWScheduleFree, schedule_free_eval_params
 from halfstep_torch.storage.relative import relative
 from halfstep_torch.storage.state_dtypes import codebook, scaled
 from halfstep_torch.weight_averages import ema_params
@@ -45,6 +48,7 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "AdamWScheduleFree",
     "Lamb",
     "Lamb16",
     "Lion",
@@ -90,8 +94,11 @@ __all__ = [
     "scale_by_learning_rate",
     "scale_by_lion",
     "scale_by_muon",
+    "scale_by_rms",
+    "scale_by_schedule_free",
     "scale_by_trust_ratio",
     "scaled",
+    "schedule_free_eval_params",
     "set_float32_params",
     "split_params",
     "store_state",

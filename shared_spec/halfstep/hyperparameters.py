@@ -36,6 +36,14 @@ def check_nonnegative(
         raise ValueError(f"{caller}: {name}={value} is infinite in float32. {hint}")
 
 
+def check_count(caller: str, name: str, value: Any, number: float) -> None:
+    """Refuse what is not a whole number >= 0, as a count of steps is."""
+    hint = "Use a whole number of steps, such as 1000, or 0."
+    check_nonnegative(caller, name, value, number, hint)
+    if number != math.floor(number):
+        raise ValueError(f"{caller}: {name}={value} is not whole. {hint}")
+
+
 def check_order(caller: str, low_name: str, low: float, high_name: str, high: float) -> None:
     """Refuse a lower bound above its upper bound."""
     if low > high:

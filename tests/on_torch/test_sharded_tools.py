@@ -53,6 +53,21 @@ def averages_are_those_of_one_process(rank: int) -> None:
             )
 
 
+def schedule_free_averages_are_those_of_one_process(rank: int) -> None:
+    """Steps, what `eval` puts into the model, and the weights that `train` gives back; blocks are cut."""
+    lead = hs.scaled("int8", 128, min_size=0)
+    make = functools.partial(hs.AdamWScheduleFree, warmup_steps=2, lead_dtype=lead, compile=False)
+    alone, averaged = (Run(make).steps(1, 2) for _ in range(2))
+    averaged.optimizer.eval()
+    for layout, mesh, placements in layouts():
+        run = Run(make, lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))).steps(1, 2)
+        assert_same_bits(run, alone, f"schedule-free, {layout}")
+        run.optimizer.eval()
+        assert_same_bits(run, averaged, f"averaged, {layout}")
+        run.optimizer.train()
+        assert_same_bits(run, alone, f"trained on, {layout}")
+
+
 def reports_tell_this_process_from_all(rank: int) -> None:
     """State per rank is the state over the ranks, to within a block per leaf, where no block is cut."""
     model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.Linear(64, 255)).to(torch.bfloat16)
@@ -197,6 +212,7 @@ def test_tools_treat_a_shard_as_it_is_in_the_whole(tmp_path: pathlib.Path):
         2,
         float32_weights_are_those_of_one_process,
         averages_are_those_of_one_process,
+        schedule_free_averages_are_those_of_one_process,
         reports_tell_this_process_from_all,
         diagnoses_are_those_of_one_process,
         float32_state_is_that_of_one_process,

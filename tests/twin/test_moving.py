@@ -47,6 +47,7 @@ _RUNS = {
     "lion": Run("lion", "float16", "split8", "fine int8/8"),
     "momentum": Run("sgd", "bfloat16", "nearest", "float8_e3m4/8"),
     "float32": Run("sgd", "float32", "stochastic", "bfloat16"),
+    "schedule-free": Run("schedule_free", "bfloat16", "split8", "int8/8", "uroot8/8"),
     "stored": Run("stored", "bfloat16", "stochastic", "int8/8"),
 }
 _CLASSES = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD"}
@@ -75,6 +76,8 @@ def jax_side(name):
         tx = hs.lion(1e-3, mu_dtype=mu, weight_decay=0.1, **common)
     elif rule == "sgd":
         tx = hs.sgd(1e-2, 0.9, accumulator_dtype=mu, **common)
+    elif rule == "schedule_free":
+        tx = hs.schedule_free_adamw(1e-2, 5, weight_decay=0.1, lead_dtype=mu, nu_dtype=nu, **common)
     elif rule in _LINKS:
         link = getattr(hs, f"scale_by_{rule}")(mu_dtype=mu, nu_dtype=nu, **_LINKS[rule], seed=SEED)
         chain = optax.chain(link, hs.scale_by_learning_rate(1e-2))
@@ -105,6 +108,9 @@ def torch_side(name):
             return hs.Lion(params, 1e-3, weight_decay=0.1, mu_dtype=mu, **common)
         if rule == "sgd":
             return hs.SGD(params, 1e-2, 0.9, accumulator_dtype=mu, **common)
+        if rule == "schedule_free":
+            options = {"weight_decay": 0.1, "warmup_steps": 5, "lead_dtype": mu, "nu_dtype": nu} | common
+            return hs.AdamWScheduleFree(params, 1e-2, **options)
         if rule in _LINKS:
             link = getattr(hs, f"scale_by_{rule}")(mu_dtype=mu, nu_dtype=nu, **_LINKS[rule])
             chain = hs.chain(link, hs.scale_by_learning_rate(1e-2))
@@ -129,8 +135,10 @@ def test_every_rule_format_and_storage_has_a_run_that_changes_framework():
     runs = _RUNS.values()
     assert {run.mu for run in runs} == firsts
     assert {run.nu for run in runs} - {None} == seconds
-    # Sums of products have an order of each framework's own, and so has Muon's factor.
-    assert {_RULE_OF.get(run.rule, run.rule) for run in runs} == {*RULES, *_LAMB, "store_state"} - {"muon"}
+    # Sums of products have an order of each framework's own, and so has Muon's factor; schedule-free runs
+    # begin with the second moment alone.
+    apart = {"muon", "rms"}
+    assert {_RULE_OF.get(run.rule, run.rule) for run in runs} == {*RULES, *_LAMB, "store_state"} - apart
     assert {run.storage for run in runs if run.dtype != "float32"} == set(PARAM_STORAGES)
     assert {run.dtype for run in runs} == set(HELD_BY_FLOAT32)
 

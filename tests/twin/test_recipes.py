@@ -214,6 +214,21 @@ def test_recipes_of_one_moment_give_lion_and_sgd_the_same_formats_in_both_packag
         assert in_torch.moments[key].format == expected.get(name, "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("name", "lead", "nu"),
+    [
+        ("near_float32", "float16, blocks of 128", "bfloat16"),
+        ("eight_bit", "int8, blocks of 32, fine scales", "uroot8, blocks of 128"),
+    ],
+)
+def test_schedule_free_runs_take_a_recipe_and_keep_a_fine_lead(name, lead, nu):
+    params = {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
+    in_jax = halfstep_jax.describe(halfstep_jax.schedule_free_adamw(recipe=name), params)
+    in_torch = halfstep_torch.describe(halfstep_torch.AdamWScheduleFree(P, recipe=name)).leaves[0].moments
+    assert in_jax.of("w", "lead").format == in_torch["lead"].format == lead
+    assert in_jax.of("w", "nu").format == in_torch["exp_avg_sq"].format == nu
+
+
 @pytest.mark.parametrize("name", ["full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit"])
 def test_muon_takes_a_recipe_for_what_adamw_steps_and_keeps_its_momentum_in_as_many_bytes(name):
     shape = (64, 128)

@@ -101,15 +101,10 @@ def to_optax(
     Source: ours.
     """
     caller = "to_optax"
-    treedef, places = _places(caller, tx, params)
-    try:
-        treedef.flatten_up_to(state)
-    except ValueError as error:
-        raise ValueError(f"{caller}: the state is not of tx: {error}. Pass the state and its tx.") from None
 
     def move(state, params):
         ours = _Moments(caller, "tx", "optax_tx")
-        for place, x in zip(places, treedef.flatten_up_to(state), strict=True):
+        for place, x in _placed(caller, state, tx, params):
             if isinstance(place, _Place):
                 check_state(caller, x, state_type(type(place.rule)))
                 ours.add(place.rule.name, x.count, place.decoded(x))
@@ -289,6 +284,33 @@ def _places(caller: str, tx, params) -> tuple[Any, list[_Place | str]]:
 
     jax.eval_shape(make, params)
     return walked[0]
+
+
+def decoded_moments(caller: str, rule: str, state, tx, params) -> dict[tuple[str, str], jax.Array]:
+    """Return the moments of the links of a rule in float32, by field and leaf.
+
+    Raises:
+        ValueError: if `state` is not of `tx`, or of other params.
+    """
+    moments = {}
+    try:
+        for place, x in _placed(caller, state, tx, params):
+            if isinstance(place, _Place) and place.rule.name == rule:
+                check_state(caller, x, state_type(type(place.rule)))
+                moments |= {(field, leaf): values for field, leaf, values in place.decoded(x)}
+    except ValueError as error:
+        raise ValueError(f"{caller}: the state is of other params: {error}") from None
+    return moments
+
+
+def _placed(caller: str, state, tx, params) -> list[tuple[_Place | str, Any]]:
+    """Return what stands at each place of a state of `tx` (`_places`), with the part of the state there."""
+    treedef, places = _places(caller, tx, params)
+    try:
+        parts = treedef.flatten_up_to(state)
+    except ValueError as error:
+        raise ValueError(f"{caller}: the state is not of tx: {error}. Pass the state and its tx.") from None
+    return list(zip(places, parts, strict=True))
 
 
 def _place(link: Link | None, path, x) -> _Place | str:

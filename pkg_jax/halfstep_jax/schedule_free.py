@@ -1,0 +1,119 @@
+"""`schedule_free_adamw` as an alias, and the averaged weights of any schedule-free run. Contract: A17."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from halfstep.recipes import takes_recipe
+from halfstep.rules.schedule_free import ScaleByScheduleFree
+from halfstep_jax.checkpoint.float32_weights import float32_params
+from halfstep_jax.checkpoint.optax_state import decoded_moments
+from halfstep_jax.leaves import named_leaves
+from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.rules.rms import scale_by_rms
+from halfstep_jax.rules.schedule_free import scale_by_schedule_free
+from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.storage.state_dtypes import StateDType
+from halfstep_jax.weights.weight_storage import with_param_storage
+
+
+def schedule_free_eval_params(state: Any, params: Any, tx: optax.GradientTransformation) -> Any:
+    """Return the averaged weights, in float32: the weights as precisely as they are known, less their lead.
+
+    For evaluation and for export; training goes on with `params`. As `optax.contrib`'s function of this
+    name, and with `tx`, which knows in which format the lead is kept. Decodes; rounds the difference alone.
+
+    Args:
+        state: of `tx`, which is `schedule_free_adamw` or has `scale_by_schedule_free` at any place.
+        params: the weights of the run.
+        tx: the transform. Weights that its link does not step, as in `optax.partition`, are not averaged.
+
+    Raises:
+        TypeError: if a leaf of `params` is not float32, bfloat16 or float16.
+        ValueError: if `tx` has no `scale_by_schedule_free`, or `state` is not of `tx` and these params.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from halfstep_jax import schedule_free_adamw
+        >>> params = {"w": jnp.ones(2, jnp.bfloat16)}
+        >>> tx = schedule_free_adamw(0.1, param_storage="split16")
+        >>> state = tx.init(params)
+        >>> for _ in range(2):
+        ...     updates, state = tx.update({"w": jnp.ones(2)}, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        >>> averaged = schedule_free_eval_params(state, params, tx)
+        >>> print(averaged["w"].round(3))  # the mean of 0.9 and 0.8
+        [0.85 0.85]
+
+    Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682 (contract A17).
+    """
+    caller = "schedule_free_eval_params"
+    leads = decoded_moments(caller, ScaleByScheduleFree.name, state, tx, params)
+    if not leads and jax.tree.leaves(params):
+        raise ValueError(
+            f"{caller}: tx averages no weights. Pass schedule_free_adamw(...), or a chain with "
+            "scale_by_schedule_free()."
+        )
+    weights = float32_params(params, state)
+    averaged = [x - leads.get(("lead", name), 0) for name, x in named_leaves(weights)]
+    return jax.tree.structure(weights).unflatten(averaged)
+
+
+@takes_recipe
+def schedule_free_adamw(
+    learning_rate: optax.ScalarOrSchedule = 0.0025,
+    warmup_steps: jax.typing.ArrayLike | None = None,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[Any], Any] | None = None,
+    *,
+    lead_dtype: StateDType | None = None,
+    nu_dtype: StateDType | None = None,
+    nu_rounding: str = "stochastic",
+    recipe: str | None = None,
+    param_storage: str = "stochastic",
+    seed: jax.typing.ArrayLike = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """Schedule-free AdamW for weights in bfloat16, float16 or float32: no schedule, and no end to choose.
+
+    Chains `scale_by_rms` with the bias correction of Adam, `add_decayed_weights`, `scale_by_learning_rate`,
+    `scale_by_schedule_free` and the weight storage, by default `round_stochastically`. The state is as large
+    as that of `adamw`, and 16-bit weights keep the average too: evaluate `schedule_free_eval_params`.
+
+    The first arguments are those of `optax.contrib.schedule_free_adamw`. Here the warm-up begins at
+    learning_rate / warmup_steps, as in the paper; in Optax at 0. `mask` is that of `add_decayed_weights`,
+    `lead_dtype` that of `scale_by_schedule_free`. Other arguments, result and errors are those of `adamw`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from halfstep_jax import schedule_free_eval_params
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = schedule_free_adamw(0.1, warmup_steps=2)
+        >>> state = tx.init(params)
+        >>> for _ in range(2):
+        ...     updates, state = tx.update(params, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        >>> schedule_free_eval_params(state, params, tx).dtype
+        dtype('float32')
+
+    Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1; contract A16, A17.
+    """
+    links = [
+        scale_by_rms(
+            b2,
+            eps,
+            eps_in_sqrt=False,
+            bias_correction=True,
+            nu_dtype=nu_dtype,
+            nu_rounding=nu_rounding,
+            seed=seed,
+        ),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+        scale_by_schedule_free(b1, warmup_steps, lead_dtype, seed=seed),
+    ]
+    return with_param_storage("schedule_free_adamw", param_storage, links, seed)

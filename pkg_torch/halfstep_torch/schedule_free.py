@@ -1,0 +1,225 @@
+"""`AdamWScheduleFree` as an optimizer, and the averaged weights of any schedule-free run. Contract: A17."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.hyperparameters import several
+from halfstep.recipes import takes_recipe
+from halfstep.rules.rms import ScaleByRms
+from halfstep.rules.schedule_free import ScaleByScheduleFree
+from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep_torch.checkpoint.float32_state import decoded_states
+from halfstep_torch.checkpoint.float32_weights import float32_params
+from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer import Optimizer, check_optimizer
+from halfstep_torch.optimizer_state.state_dict import read_groups
+from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.storage.state_dtypes import DType
+from halfstep_torch.weights.weight_storage import with_param_storage
+
+_TRAINED = "trained"
+"""In a state dict the weights of a parameter at which gradients are computed, where the model has others."""
+
+
+@torch.no_grad()
+def schedule_free_eval_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
+    """Return the averaged weights, in float32: the weights as precisely as they are known, less their lead.
+
+    For evaluation and for export; training goes on with the weights of the model. Decodes; rounds the
+    difference alone. With DTensors all processes call it together.
+
+    Args:
+        optimizer: an `AdamWScheduleFree`, or an `Optimizer` whose chain has `scale_by_schedule_free`.
+
+    Returns:
+        Copies, as `float32_params` returns them.
+
+    Raises:
+        TypeError: if it is not an `Optimizer`.
+        ValueError: if its chain has no `scale_by_schedule_free`.
+
+    Example:
+        >>> import halfstep_torch as hs
+        >>> w = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        >>> optimizer = hs.AdamWScheduleFree([("w", w)], lr=0.1, param_storage="split16")
+        >>> for _ in range(2):
+        ...     w.grad = torch.ones_like(w)
+        ...     optimizer.step()
+        >>> round(hs.schedule_free_eval_params(optimizer)["w"].item(), 6)  # the mean of 0.9 and 0.8
+        0.85
+
+    Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682 (contract A17).
+    """
+    caller = "schedule_free_eval_params"
+    check_optimizer(caller, optimizer)
+    links = [link for group in optimizer.bound_links() for link, _ in group]
+    if not any(link.name == ScaleByScheduleFree.name for link in links):
+        raise ValueError(
+            f"{caller}: the optimizer averages no weights. Pass an AdamWScheduleFree, or an Optimizer of a "
+            "chain with scale_by_schedule_free()."
+        )
+    weights = float32_params(optimizer)
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    leads = decoded_states(optimizer, {param for param in params if optimizer.state.get(param)})
+    keys = list(weights) if isinstance(weights, dict) else range(len(weights))
+    averaged: Any = dict(weights) if isinstance(weights, dict) else list(weights)
+    for key, param in zip(keys, params, strict=True):
+        if "lead" in leads.get(param, ()):
+            averaged[key] = averaged[key] - leads[param]["lead"]
+    return averaged
+
+
+class AdamWScheduleFree(Optimizer):
+    """Schedule-free AdamW, with weights of 16 bits: no schedule, and no end to choose.
+
+    `chain(scale_by_rms, add_decayed_weights, scale_by_learning_rate, scale_by_schedule_free,
+    round_stochastically)`, the first with the bias correction of Adam: all arithmetic in float32; rounds the
+    second moment and the lead to their dtypes, and the weight to its own, once per step.
+
+    The model has the weights at which gradients are computed. `eval()` puts the averaged ones there, rounded
+    to nearest, and `train()` puts the others back, to the bit; they are kept meanwhile. In between the
+    optimizer refuses to step, `model.state_dict()` is that of the averaged model, and `state_dict()` has the
+    others too, so that a run goes on from a checkpoint of either time.
+
+    The first arguments are those of the `schedulefree` package, and `warmup_steps` and `lead_dtype` as in
+    `scale_by_schedule_free`; other arguments and errors are those of `AdamW`. Entries of param groups are
+    `momentum` (betas[0]), `alpha` (betas[1]), `warmup_steps` and those of `AdamW`.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.AdamWScheduleFree(model.named_parameters(), lr=0.0025, warmup_steps=100)
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step(zero_grad=True)
+        >>> optimizer.eval()  # and model.eval()
+        >>> optimizer.train()
+
+    Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1. Contract A16, A17.
+    """
+
+    _trained: list[Tensor] | None = None
+
+    @takes_recipe
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 0.0025,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        warmup_steps: int = 0,
+        *,
+        maximize: bool = False,
+        lead_dtype: DType = None,
+        nu_dtype: DType = None,
+        nu_rounding: str = "stochastic",
+        recipe: str | None = None,
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+        names: Iterable | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        caller = type(self).__name__
+        seed = as_seed(caller, seed)
+        b1, b2 = several(caller, "betas", betas, 2)
+        rms = functools.partial(ScaleByRms, b2, eps, False, True, nu_dtype, seed=seed)
+        free = ScaleByScheduleFree(b1, warmup_steps, lead_dtype, seed=seed)
+        make = functools.partial(_chain, caller, rms, weight_decay, lr, free)
+        tx = ChainByOptions(make, {"nu_rounding": nu_rounding, "param_storage": param_storage})
+        super().__init__(
+            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
+        )
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Put the averaged weights into the model, rounded to nearest, for evaluation or export."""
+        if self._trained is not None:
+            return
+        averaged = schedule_free_eval_params(self)
+        values = averaged.values() if isinstance(averaged, dict) else averaged
+        params = [param for _, _, param in self._named()]
+        trained = [param.detach().clone() for param in params]
+        for param, value in zip(params, values, strict=True):
+            local_part(param).copy_(local_part(value))
+        self._trained = trained
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Put the weights back at which gradients are computed, as they were."""
+        trained, self._trained = self._trained, None
+        if trained is not None:
+            for (_, _, param), weights in zip(self._named(), trained, strict=True):
+                local_part(param).copy_(local_part(weights))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as `Optimizer` does; after `eval()` with the weights that `train()` puts back."""
+        trained, self._trained = self._trained, None
+        try:
+            state_dict = super().state_dict()
+        finally:
+            self._trained = trained
+        if trained is not None:
+            state = dict(state_dict["state"])
+            ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+            for i, weights in zip(ids, trained, strict=True):
+                state[i] = {**state.get(i, {}), _TRAINED: weights}
+            state_dict["state"] = state
+        return state_dict
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore as `Optimizer` does; a state of after `eval()` goes on with `train()`."""
+        trained, self._trained = self._trained, None
+        try:
+            rest, weights = _without_trained(state_dict)
+            super().load_state_dict(rest)
+            ids = read_groups(rest, self._headers())[1] if weights else []
+        except BaseException:
+            self._trained = trained
+            raise
+        if weights:
+            self._trained = [weights[ids[i][name]].to(p, copy=True) for i, name, p in self._named()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_trained": self._trained}
+
+    def _named(self) -> Iterator[tuple[int, str, Tensor]]:
+        if self._trained is not None:
+            raise RuntimeError(
+                f"{self._name}: the model has the averaged weights, of eval(), and a step needs those that "
+                "are trained. Call train() first."
+            )
+        return super()._named()
+
+
+def _without_trained(state_dict: Any) -> tuple[Any, dict[Any, Tensor]]:
+    """Return a state dict without the trained weights of after `eval`, and these by the ids of parameters."""
+    saved = state_dict.get("state") if isinstance(state_dict, Mapping) else None
+    saved = saved if isinstance(saved, Mapping) else {}
+    held = {i: kept for i, kept in saved.items() if isinstance(kept, Mapping) and _TRAINED in kept}
+    if not held:
+        return state_dict, {}
+    rest = {i: {key: x for key, x in kept.items() if key != _TRAINED} for i, kept in held.items()}
+    weights = {i: kept[_TRAINED] for i, kept in held.items()}
+    return {**state_dict, "state": {**saved, **rest}}, weights
+
+
+def _chain(
+    caller: str,
+    rms: Callable[..., ScaleByRms],
+    weight_decay: float,
+    lr: Any,
+    free: ScaleByScheduleFree,
+    *,
+    nu_rounding: str,
+    param_storage: str,
+) -> Chain:
+    links = [rms(nu_rounding=nu_rounding), AddDecayedWeights(weight_decay), ScaleByLearningRate(lr), free]
+    return with_param_storage(caller, chain(*links), param_storage, free.seed)

@@ -1,0 +1,44 @@
+"""The second moment alone (contract A16)."""
+
+from typing import Any
+
+from halfstep.rule import Rule, decay_rate, moment, number
+
+
+class ScaleByRms(Rule):
+    """Divide updates by the root of the average of their squares: RMSProp, and Adam without its first moment.
+
+    With t the count of steps, and r = 1 / (1 - decay^t) with `bias_correction`, else 1:
+
+        nu <- round((decay nu) + ((1 - decay) (g g)))
+        u = g / sqrt((nu r) + eps), or, without `eps_in_sqrt`, g / (sqrt(nu r) + eps)
+
+    All in float32, each operation rounded once; u reads what was stored. Arguments are those of
+    `optax.scale_by_rms`, but `initial_scale`, which is 0; `nu_dtype` and `nu_rounding` are as in
+    `scale_by_adam`, and so are errors. Group entries in torch: `alpha` (for `decay`), `eps`, `nu_dtype`.
+
+    Example:
+        >>> ScaleByRms(nu_dtype="bfloat16").name
+        'scale_by_rms'
+
+    Source: T. Tieleman and G. Hinton, "Lecture 6.5: RMSProp", COURSERA, 2012. Storage and rounding are ours
+        (contract A16, F).
+    """
+
+    decay: Any = decay_rate(0.9, torch="alpha")
+    eps: Any = number(1e-8)
+    eps_in_sqrt: bool = True
+    bias_correction: bool = False
+    nu_dtype: Any = None
+    nu_rounding: str = "stochastic"
+    seed: Any = 0
+    nu = moment(rate="decay", signed=False, torch="exp_avg_sq")
+
+    def numbers(self, h, t, op):
+        """Return the inverse bias correction."""
+        return {"r": op.unbias((h.decay, t))[0] if self.bias_correction else 1.0}
+
+    def update(self, g, p, n, m, op):
+        """Return g / sqrt((nu r) + eps), or g / (sqrt(nu r) + eps), of nu as stored."""
+        v = m.nu.round(op.ema(m.nu.value, g * g, n.decay)) * n.r
+        return g / (op.sqrt(v + n.eps) if self.eps_in_sqrt else op.sqrt(v) + n.eps)

@@ -1,0 +1,72 @@
+"""Schedule-free averaging behind any update (contract A17)."""
+
+from typing import Any
+
+from halfstep.hyperparameters import check_count
+from halfstep.rule import Rule, decay_rate, moment, number
+
+
+class ScaleByScheduleFree(Rule):
+    """Average the weights on the way, so that no schedule of the learning rate is needed.
+
+    It stands behind the learning rate, and steps in the paper's way: z by updates, x the average of z, and
+    the weights, at which gradients are computed, y = ((1 - b1) z) + (b1 x). Kept is the lead of the weights,
+    y - x. It starts at 0, and is as long as some steps; so its 16 bits, or 8, lose less than those of z
+    would, and no x is recovered by a division. With t the count of steps, W the larger of `warmup_steps`
+    and 1, k = min(t, W), and the weights of the average (k / W)^2:
+
+        c = 1 / (t - k + ((k + 1) (2 k + 1)) / (6 k))
+        d = ((1 - b1) (k / W)) g,  led = lead + d
+        lead <- round((1 - c) led)
+        u = d + ((b1 / (1 - b1)) c) led
+
+    All in float32, each operation rounded once; u is made before `lead` is stored. The averaged weights,
+    y - lead, are what to evaluate: `schedule_free_eval_params`. Warm up by `warmup_steps` alone: a rate that
+    rises otherwise is averaged as if it stood.
+
+    `b1` is how much of the average is in the weights, as a decay rate; `lead_dtype` a format with a sign, as
+    for the first moment of `scale_by_adam`. To nearest the lead would freeze, so it is rounded
+    stochastically. Group entries in torch: `momentum` (for `b1`), `warmup_steps`, `lead_dtype`.
+
+    Raises:
+        ValueError: as in `scale_by_adam`; if `warmup_steps` is not a whole number >= 0, or `lead_rounding`
+            is to nearest.
+
+    Example:
+        >>> ScaleByScheduleFree(warmup_steps=100, lead_dtype="bfloat16").name
+        'scale_by_schedule_free'
+
+    Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1, with the weights of
+        the authors' code, the square of the largest learning rate so far. Storage is ours (contract A17, F).
+    """
+
+    b1: Any = decay_rate(0.9, torch="momentum")
+    warmup_steps: Any = number(0, check=check_count, none=0.0)
+    lead_dtype: Any = None
+    lead_rounding: str = "stochastic"
+    seed: Any = 0
+    lead = moment(torch="lead")
+
+    def __post_init__(self) -> None:
+        """Refuse the roundings to nearest under which the average would stand still."""
+        if self.lead_rounding in ("nearest", "auto"):
+            raise ValueError(
+                f"{self.name}: lead_rounding={self.lead_rounding!r} freezes the average: step t moves it by "
+                'a share of 1/t. Use "stochastic", or "nearest_unchecked" all the same.'
+            )
+
+    def numbers(self, h, t, op):
+        """Return what a step adds of an update, keeps of the lead, and pulls the weights by it."""
+        t = op.float32(t)
+        w = op.maximum(h.warmup_steps, 1)
+        k = op.minimum(t, w)
+        c = 1 / ((t - k) + ((k + 1) * (2 * k + 1)) / (6 * k))
+        rest = 1 - h.b1
+        return {"ahead": rest * (k / w), "keep": 1 - c, "pull": (h.b1 / rest) * c}
+
+    def update(self, g, p, n, m, op):
+        """Return d + (pull led), of the lead before it is stored."""
+        d = n.ahead * g
+        led = m.lead.value + d
+        m.lead.round(n.keep * led)
+        return d + n.pull * led
