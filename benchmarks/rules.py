@@ -3,8 +3,9 @@
     python benchmarks/rules.py [--steps 1500] [--only TEXT ...] [--json benchmarks/results/NAME.json]
 
 The network, batches, decay and figures of `quality.py`, each rule at a rate of its own on a cosine. *dist*
-and *proj* are relative to the first row of the same rule, in float32 throughout. Muon has a table of its own,
-in `muon.py`. `--only` picks rows as in `quality.py`, by rule and name.
+and *proj* are relative to the first row of the same rule, in float32 throughout; schedule-free rules have a
+rate that stands, and are judged by their averaged weights. Muon has a table of its own, in `muon.py`.
+`--only` picks rows as in `quality.py`, by rule and name.
 """
 
 import dataclasses
@@ -15,11 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 import quality
 from tqdm import tqdm
 
 import halfstep_jax as hs
 import report
+
+FREE, FREE_LR, WARMUP = "schedule_free_adamw", 2.5e-3, 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +58,22 @@ def _decayed(link: Callable, rate: float) -> Callable[..., Made]:
     return make
 
 
+def _free(_: int, **options: Any) -> Made:
+    tx = hs.schedule_free_adamw(FREE_LR, WARMUP, weight_decay=quality.DECAY, **options)
+    return tx, lambda params, state: hs.schedule_free_eval_params(state, params, tx)
+
+
+def _free_of_optax(_: int) -> Made:
+    tx = optax.contrib.schedule_free_adamw(FREE_LR, WARMUP, weight_decay=quality.DECAY)
+    return tx, lambda params, state: optax.contrib.schedule_free_eval_params(state, params)
+
+
 MAKE: dict[str, Callable[..., Made]] = {
     "scale_by_ademamix": _decayed(hs.scale_by_ademamix, quality.LR),
     "scale_by_adan": _decayed(hs.scale_by_adan, quality.LR),
     "scale_by_lion": _decayed(hs.scale_by_lion, quality.LR / 4),
+    FREE: _free,
+    f"optax.contrib.{FREE}": _free_of_optax,
 }
 """By rule: what returns a transform of steps and options, and what returns the weights that are judged."""
 
@@ -88,10 +104,28 @@ def _rows(rule: str, *moments: str, nu: bool = True) -> tuple[Row, ...]:
     )
 
 
+def _lead(lead: Any, nu: Any, **options: Any) -> dict[str, Any]:
+    return {"lead_dtype": lead, "nu_dtype": nu, **options}
+
+
+F32, BF16 = _lead("float32", "float32"), _lead("bfloat16", "bfloat16")
 ROWS = (
     *_rows("scale_by_ademamix", "mu", "slow"),
     *_rows("scale_by_adan", "mu", "diff", "grad"),
     *_rows("scale_by_lion", "mu", nu=False),
+    Row(FREE, "float32", F32),
+    Row(FREE, "float32, another batch order", F32, order=1),
+    Row(FREE, "lead bf16; nu bf16", BF16),
+    Row(FREE, "lead scaled float16; nu bf16", _lead(FLOAT16, "bfloat16")),
+    Row(FREE, "lead int8 in 32, fine; nu uroot8", _lead(INT8, UROOT8)),
+    Row(FREE, "lead e4m3fn; nu ufloat8_e5m3", _lead(E4M3, _scaled("ufloat8_e5m3"))),
+    Row(FREE, "bf16 split16; float32", {**F32, "param_storage": "split16"}, "bfloat16"),
+    Row(FREE, "bf16 split8; bf16", {**BF16, "param_storage": "split8"}, "bfloat16"),
+    Row(FREE, "bf16 compensated; bf16", {**BF16, "param_storage": "compensated"}, "bfloat16"),
+    Row(FREE, "bf16 stochastic; bf16", BF16, "bfloat16"),
+    Row(FREE, "bf16 nearest; bf16", {**BF16, "param_storage": "nearest"}, "bfloat16"),
+    Row(f"optax.contrib.{FREE}", "float32"),
+    Row(f"optax.contrib.{FREE}", "bf16", weights="bfloat16"),
 )
 
 
@@ -106,6 +140,7 @@ def run_all(rows: list[Row], steps: int) -> list[dict[str, Any]]:
         full, losses, stored = quality.train_by(tx, row.weights, row.order, steps, x, y, known)
         reference = references.setdefault(row.rule, full)
         named = {"rule": row.rule, "name": row.name, "bytes": stored, "loss": float(losses.mean())}
+        named["weights"] = row.weights
         results.append(named | quality.compare(full, reference, start))
         tqdm.write(str(results[-1]), file=sys.stderr)
     return results
@@ -114,8 +149,13 @@ def run_all(rows: list[Row], steps: int) -> list[dict[str, Any]]:
 def claims(results: list[dict]) -> dict[str, bool]:
     """Return what the table must show, by sentence, of the rules that it has."""
     held = {}
+    narrow = {row["name"]: row["dist"] for row in results if row["weights"] == "bfloat16"}
+    for name, dist in narrow.items():
+        alone = name == "bf16" or "nearest" in name
+        held[f"{name}: dist {'over 0.3' if alone else 'under 0.1'}"] = dist > 0.3 if alone else dist < 0.1
     for rule in dict.fromkeys(row["rule"] for row in results):
-        dist = {row["name"]: row["dist"] for row in results if row["rule"] == rule}
+        wide = [row for row in results if row["rule"] == rule and row["weights"] == "float32"]
+        dist = {row["name"]: row["dist"] for row in wide}
         if noise := dist.get("float32, another batch order"):
             sixteen = max((dist[name] for name in dist if "16" in name), default=0.0)
             held[f"{rule}: 16 bits have under half of the dist of another batch order"] = sixteen < noise / 2
