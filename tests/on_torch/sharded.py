@@ -44,6 +44,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "mu_dtype": hs.relative("int4", 32, min_size=0),
         "nu_dtype": hs.scaled("uroot8", 128, min_size=0, min_ndim=0),
     },
+    # Of four processes with 16 columns each of 64 the last one has a whole block, the others pieces of one.
+    "short_ends": {"mu_dtype": hs.scaled("int8", 48, min_size=0)},
     "row": {
         "mu_dtype": hs.scaled("int8", block_size="row"),
         "nu_dtype": hs.scaled("float16", block_size=None),

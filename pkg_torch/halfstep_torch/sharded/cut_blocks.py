@@ -50,7 +50,8 @@ class CutBlocks:
         self._leaves: list[_Leaf] = []
         self._shared: list[tuple[Any, Tensor]] = []
         by_index: dict[int, list[ShardedSlot]] = {}
-        for slot in slots:
+        # In another process parts may come in other batches: parameters have one order everywhere.
+        for slot in sorted(slots, key=lambda slot: slot.index):
             by_index.setdefault(slot.index, []).append(slot)
         for mesh, leaves in by_mesh(by_index.values(), lambda parts: parts[0].owner).items():
             self._share(mesh, leaves)
