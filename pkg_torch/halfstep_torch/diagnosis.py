@@ -14,7 +14,7 @@ from torch import Tensor
 
 from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
 from halfstep_torch.distributed.collectives import total_counts
-from halfstep_torch.distributed.norms import norm_of_shards
+from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.gradients.hooks import named_leaves, taken_by
 from halfstep_torch.moment_trials import PAIRS, diagnose_moments, float32_moments
@@ -102,7 +102,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
         decay=decay,
         moments=moments,
         sums_rounded=_sums_rounded(listed),
-        norm=float(norm_of_shards([local_part(g) for g in grads], listed)),
+        norm=float(norms_of_shards([local_part(g) for g in grads], listed)[0]),
         plain_norm=_plain_norm(grads),
         nonfinite={"weights": _nonfinite(listed), "gradients": _nonfinite(grads)}
         | {key: _nonfinite(arrays) for key, arrays in float32_moments(optimizer, listed).items()},

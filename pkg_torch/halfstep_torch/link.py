@@ -72,11 +72,11 @@ class Link(Rule):
 
     # What a rule of torch may say of itself.
 
-    def measure(self, h: Any, norm: Callable[[bool], Tensor]) -> Mapping[str, Any]:
+    def measure(self, h: Any, norms: Callable[[bool], Tensor]) -> Mapping[str, Any]:
         """Return numbers of a step that depend on all gradients at once, such as their norm, for `update`.
 
-        `norm` is that of the gradients of all parameters that the rule touches, wherever they are: from
-        whether it is to be exact to a 0-d tensor. The numbers are float32 or 0-d tensors.
+        `norms` returns those of the gradients of all parameters that the rule touches, wherever they are: as
+        `numbers.norms.norms`, given whether they are to be exact. The numbers are float32 or 0-d tensors.
         """
         return {}
 

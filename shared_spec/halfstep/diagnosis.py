@@ -325,8 +325,7 @@ def _advice_on_gradients(
     if math.isinf(norm) and math.isfinite(largest):
         yield (
             "The norm of the gradients is above float32's largest number, though every gradient is finite: "
-            "clipping by it makes every update zero. Scale the loss down first, or divide the gradients by "
-            "their largest."
+            f"clipping by it makes every update zero, but for {terms.clip} of {terms.package}."
         )
     if sums_rounded > 0.05:
         yield (

@@ -9,6 +9,10 @@ from typing import Any, ClassVar
 
 from halfstep.numbers import Elsewhere, Made, Mask, Number
 
+LARGE_NORM = 2.0**100
+"""Above this, numbers are multiplied by 2^-64 before their norm divides anything (contract N3, L2)."""
+SCALE_BITS = 64
+
 
 class Op:
     """Operations on the numbers of a step. A framework completes it: what its arrays do, what protects them.
@@ -161,8 +165,13 @@ class Op:
         """Return the Euclidean norm of the array (contract L1); with `exact` by sums of integers (N2)."""
         raise NotImplementedError
 
-    def scaled(self, x: Any, ratio: Any) -> Number:
-        """Return ratio x. A framework may take the memory of x for it: x is not read again."""
+    def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
+        """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100 (N3)."""
+        raise NotImplementedError
+
+    def scaled(self, x: Any, ratio: Any, scale: Any = None) -> Number:
+        """Return ratio x, or ratio (scale x). A framework may take the memory of x: it is not read again."""
+        x = x if scale is None else self.multiply(scale, x)
         return self.wrap(self.opaque(self.multiply(ratio, x).value))
 
     def is_zero(self, field: Any) -> bool:

@@ -98,6 +98,10 @@ class Recorded(Op):
         """Return what the framework gives."""
         return self._kept(super().norm(x, exact))
 
+    def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
+        """Return what the framework gives."""
+        return tuple(map(self._kept, super().norm_in_range(x, exact)))  # pyright: ignore[reportReturnType]
+
     def matmul(self, x: Any, y: Any) -> Number:
         """Return what the framework gives."""
         return self._kept(super().matmul(x, y))
@@ -152,6 +156,10 @@ class NumpyOp(Recorded):
     def norm(self, x: Any, exact: bool = False) -> Number:
         """Return the framework's result."""
         return self._next()
+
+    def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
+        """Return the framework's result."""
+        return self._next(), self._next()
 
     def matmul(self, x: Any, y: Any) -> Number:
         """Return the framework's result."""

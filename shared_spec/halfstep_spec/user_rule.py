@@ -17,7 +17,7 @@ import numpy as np
 
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case, storage_clauses
-from halfstep_spec.numbers.global_norm import global_norm
+from halfstep_spec.numbers.global_norm import global_norm, norm_in_range
 from halfstep_spec.numbers.moments import bias_correction, ema
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rule import Moment, Rule
@@ -77,9 +77,14 @@ class NumpyOp:
         """Return the norm by sums of integers (contract N2)."""
         return global_norm([x], exact=True) if exact else self.__getattr__("norm(x) without exact=True")
 
-    def scaled(self, x: np.ndarray, ratio: Any) -> np.ndarray:
-        """Return ratio x."""
-        return ratio * x
+    def norm_in_range(self, x: np.ndarray, exact: bool = False) -> tuple[np.float32, np.float32]:
+        """Return the norm of s x by sums of integers, and s (contract N3)."""
+        self.norm(x[:0], exact)
+        return norm_in_range(x, exact=True)
+
+    def scaled(self, x: np.ndarray, ratio: Any, scale: Any = 1) -> np.ndarray:
+        """Return ratio (scale x)."""
+        return ratio * (np.float32(scale) * x)
 
     def is_zero(self, field: Any) -> bool:
         """Whether a field of the rule is 0."""

@@ -27,7 +27,7 @@ from backends.protocol import (
 )
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
-from halfstep_jax.numbers.norms import norm
+from halfstep_jax.numbers.norms import Norms, norm
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import leaf_keys, threefry2x32
 from halfstep_jax.rules.clip import clip
@@ -213,10 +213,15 @@ class JaxBackend(Backend):
         return {"norm": from_jax(self._compiled(functools.partial(global_norm, exact=exact))(arrays))}
 
     def clip(self, case: Case) -> dict[str, Array]:
-        def clipped(*operands):
+        def clipped(u, norm, max_norm):
             op = JaxOp("clip_by_global_norm", opaque_zero())
-            return op.bare(clip(*map(op.wrap, operands), op))
+            # Of a norm that is given alone nobody knows that of 2^-64 u: it is given as an infinite one.
+            (u,) = clip([op.wrap(u)], Norms(norm, jnp.float32(jnp.inf)), op.wrap(max_norm), op)
+            return op.bare(u)
 
+        if "norm" not in case.inputs:
+            tx = hs.clip_by_global_norm(scalar(case, "max_norm"), **case.arguments)
+            return {"u": self._link_alone(tx, case.inputs["u"])}
         operands = (self._put(case.inputs[name]) for name in ("u", "norm", "max_norm"))
         return {"u": from_jax(self._compiled(clipped)(*operands)[: case.inputs["u"].bits.size])}
 
@@ -249,6 +254,9 @@ class JaxBackend(Backend):
         return {"factor": from_jax(self._compiled(lambda x: tx.update(x, tx.init(x))[0])(x))}
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
+        if "u" in case.inputs:
+            tx = hs.scale_by_trust_ratio(**ratio_numbers(case), **case.arguments)
+            return {"u": self._link_alone(tx, case.inputs["u"], case.inputs["p"])}
         numbers = {name: np.float32(value) for name, value in ratio_numbers(case).items()}
         power = numbers.pop("power", None)
         rule = ScaleByTrustRatio() if power is None else ScaleByTemperedTrustRatio(power, 1.0)
@@ -258,10 +266,16 @@ class JaxBackend(Backend):
         def ratio(p_norm, u_norm):
             op = JaxOp(rule.name, opaque_zero())
             n = types.SimpleNamespace(**{name: op.number(x) for name, x in (unbounded | numbers).items()})
-            return op.bare(rule.ratio(op.wrap(p_norm), op.wrap(u_norm), n, op))
+            return op.bare(rule.ratio(op.wrap(p_norm), op.wrap(u_norm), op.wrap(jnp.float32(1)), n, op))
 
         norms = (jnp.asarray(to_numpy(case.inputs[name])) for name in ("p_norm", "u_norm"))
         return {"ratio": from_jax(self._compiled(ratio)(*norms))}
+
+    def _link_alone(self, tx: Any, u: Array, p: Array | None = None) -> Array:
+        """Return what a link makes of updates."""
+        size = u.bits.size
+        u, p = self._put(u), None if p is None else self._put(p)
+        return from_jax(self._compiled(lambda u, p: tx.update(u, tx.init(u), p)[0])(u, p)[:size])
 
     def store_state_step(self, case: Case) -> dict[str, Array]:
         """Take steps from a new state; scales stand where the state's own tree has its arrays."""

@@ -201,7 +201,13 @@ class TorchBackend(Backend):
         return {"norm": from_torch(global_norm(tensors, exact=case.arguments.get("exact", True)))}
 
     def clip(self, case: Case) -> dict[str, Array]:
-        return {"u": from_torch(clip(*(to_torch(case.inputs[name]) for name in ("u", "norm", "max_norm"))))}
+        u, max_norm = (to_torch(case.inputs[name]) for name in ("u", "max_norm"))
+        if "norm" not in case.inputs:
+            return {"u": self._link_alone(hs.clip_by_global_norm(max_norm.item(), **case.arguments), u)}
+        # Of a norm that is given alone nobody knows that of 2^-64 u: it is given as an infinite one.
+        norms = torch.stack([to_torch(case.inputs["norm"]), torch.tensor(math.inf)])
+        (clipped,) = clip([u], norms, max_norm)
+        return {"u": from_torch(clipped)}
 
     def accumulate(self, case: Case) -> dict[str, Array]:
         """By backward, whose gradients are the rows."""
@@ -246,11 +252,31 @@ class TorchBackend(Backend):
         return {"factor": from_torch(p)}
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
-        p_norm, u_norm = (to_torch(case.inputs[name]) for name in ("p_norm", "u_norm"))
         given = ratio_numbers(case)
+        if "u" in case.inputs:
+            p, u = (to_torch(case.inputs[name]) for name in ("p", "u"))
+            return {"u": self._link_alone(hs.scale_by_trust_ratio(**given, **case.arguments), u, p)}
+        p_norm, u_norm = (to_torch(case.inputs[name]) for name in ("p_norm", "u_norm"))
         n = types.SimpleNamespace(**UNBOUNDED | given, trust_power=given.get("power", 1.0))
         rule = ScaleByTemperedTrustRatio() if n.trust_power != 1 else ScaleByTrustRatio()
-        return {"ratio": from_torch(rule.ratio(p_norm, u_norm, n, STEP_OPS["parameter"]))}
+        one = torch.ones_like(u_norm)
+        return {"ratio": from_torch(rule.ratio(p_norm, u_norm, one, n, STEP_OPS["parameter"]))}
+
+    def _link_alone(self, link: hs.Rule, u: torch.Tensor, p: torch.Tensor | None = None) -> Array:
+        """Return what a link makes of updates, as the next one of its chain sees it."""
+        seen = []
+
+        class Seen(hs.Rule):
+            scope = "parameter"
+
+            def update(self, g, p, n, m, op):
+                seen.append(g.clone() if isinstance(g, torch.Tensor) else g)
+                return g
+
+        param = torch.nn.Parameter(torch.zeros_like(u) if p is None else p)
+        param.grad = u
+        hs.Optimizer([("w", param)], hs.chain(link, Seen()), compile=self.mode == "compile").step()
+        return from_torch(seen[-1])
 
 
 # Classes whose names do not say the rule and the kind of decay; `Lion` says "lion", decoupled.

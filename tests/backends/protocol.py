@@ -141,6 +141,10 @@ def unrefused(options: dict[str, Any]) -> dict[str, Any]:
     return {name: unchecked(v) if name.endswith("rounding") else v for name, v in options.items()}
 
 
+RATIO_ARRAYS = ("p_norm", "u_norm", "p", "u")
+"""Inputs of a trust ratio that are no numbers of it: norms that are given, or arrays whose norms it takes."""
+
+
 def ratio_numbers(case: Case) -> dict[str, float]:
     """Return the numbers of a trust ratio; those that are not given are not asked for."""
-    return {name: scalar(case, name) for name in case.inputs if name not in ("p_norm", "u_norm")}
+    return {name: scalar(case, name) for name in case.inputs if name not in RATIO_ARRAYS}

@@ -6,6 +6,7 @@ import numpy as np
 
 import halfstep_spec as spec
 from backends.protocol import (
+    RATIO_ARRAYS,
     Backend,
     codes_of,
     format_of,
@@ -19,7 +20,7 @@ from halfstep_spec.cases.steps import stored_arrays
 from halfstep_spec.numbers.global_norm import global_norm
 from halfstep_spec.numbers.newton_schulz import newton_schulz
 from halfstep_spec.numbers.random_words import next_step
-from halfstep_spec.rules.clip import clip
+from halfstep_spec.rules.clip import clip, clip_by_global_norm
 from halfstep_spec.storage.relative import to_unit
 from halfstep_spec.vectors import Array, Case
 
@@ -111,9 +112,11 @@ class SpecBackend(Backend):
             return {"norm": Array.of(global_norm(arrays, exact=exact))}
 
     def clip(self, case: Case) -> dict[str, Array]:
-        u, norm, max_norm = (case.inputs[name].bits.view(np.float32) for name in ("u", "norm", "max_norm"))
+        given = {name: x.bits.view(np.float32) for name, x in case.inputs.items()}
         with np.errstate(invalid="ignore"):
-            return {"u": Array.of(clip(u, norm, max_norm))}
+            if "norm" not in given:
+                return {"u": Array.of(clip_by_global_norm(given["u"], given["max_norm"], **case.arguments))}
+            return {"u": Array.of(clip(**given))}
 
     def accumulate(self, case: Case) -> dict[str, Array]:
         g, count, leaf = case.inputs["g"], int(case.inputs["count"].bits), case.arguments["leaf"]
@@ -141,8 +144,13 @@ class SpecBackend(Backend):
         return {"factor": Array.of(newton_schulz(x, a["reduction_axis"], a["output_axis"]))}
 
     def trust_ratio(self, case: Case) -> dict[str, Array]:
-        norms = (case.inputs[name].bits.view(np.float32) for name in ("p_norm", "u_norm"))
-        return {"ratio": Array.of(spec.ScaleByTrustRatio(**ratio_numbers(case)).ratio(*norms))}
+        arrays = [case.inputs[name].bits.view(np.float32) for name in RATIO_ARRAYS if name in case.inputs]
+        rule = spec.ScaleByTrustRatio(**ratio_numbers(case), **case.arguments)
+        if "u" in case.inputs:
+            p, u = arrays
+            with np.errstate(over="ignore"):
+                return {"u": Array.of(rule.update(u, p, None, None))}
+        return {"ratio": Array.of(rule.ratio(*arrays))}
 
 
 def _bits(inputs: dict[str, Array], name: str) -> np.ndarray | None:

@@ -10,7 +10,8 @@ import optax
 import pytest
 
 import halfstep_jax as hs
-from halfstep_jax.numbers.norms import _complex_sums, _squares_by_range, _sums, norm, power_of_two
+from halfstep_jax.numbers.norms import Norms, _complex_sums, _squares_by_range, _sums, norm
+from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio
 from halfstep_jax.storage.formats import Encoded
 from on_jax.steps import assert_trees_same, gradients, moments, run, sharded, take_step, weights
 
@@ -74,13 +75,15 @@ def test_the_norm_of_one_pass_is_that_of_two(shape, add_both):
     [
         ([[1, -np.inf], [1e30, 1e-30]], np.inf),
         ([[1, np.nan], [1e30, np.inf]], np.nan),
-        ([[3e38, 3e38], [1, 0]], np.inf),
+        ([[3e38] * 64, [1] * 64], np.inf),
     ],
     ids=["infinity", "nan", "too large"],
 )
 def test_what_is_no_number_is_seen_in_one_pass(rows, expected, add_both):
     total, field = _squares_by_range(jnp.array(rows, jnp.float32), add_both)
-    np.testing.assert_equal(float(power_of_two(field) * jnp.sqrt(total)), expected)
+    norms, are_large = Norms.of(jnp.sqrt(total), field), np.max(rows) > 1e38
+    np.testing.assert_equal(float(norms.whole), expected)
+    np.testing.assert_allclose(norms.moved, 2.0**-64 * 3e38 * 8 if are_large else expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -111,6 +114,11 @@ def test_tiny_and_huge_weights_have_the_ratio_of_others():
         p = np.full(4, size, np.float32)
         np.testing.assert_array_equal(scaled_by_ratio(hs.scale_by_trust_ratio(), p, u), p)
         np.testing.assert_array_equal(scaled_by_ratio(hs.scale_by_trust_ratio(), u, p), u)
+    # Elements are float32 numbers, and their norm of 2^128 is above the largest. At a power of a half the
+    # ratio is 2^-63.5.
+    huge, power = np.full(4, 2.0**127, np.float32), scale_by_tempered_trust_ratio(1e-3, 0.5)
+    np.testing.assert_array_equal(scaled_by_ratio(hs.scale_by_trust_ratio(), u, huge), u)
+    np.testing.assert_allclose(scaled_by_ratio(power, u, huge), 2.0**63.5, rtol=1e-5)
     theirs = scaled_by_ratio(optax.scale_by_trust_ratio(), np.full(4, 1e-20, np.float32), u)
     np.testing.assert_array_equal(theirs, u)
 

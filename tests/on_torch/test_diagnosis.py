@@ -310,13 +310,10 @@ def test_a_run_whose_second_moments_stand_at_an_end_is_warned_once(caplog):
     assert len(told) == 1
 
 
-def test_a_norm_above_the_largest_float_is_told_and_logged(caplog):
-    say_once.cache_clear()
+def test_a_norm_above_the_largest_float_is_told():
     p = torch.nn.Parameter(torch.zeros(8))
     p.grad = torch.full((8,), 3e38)
     optimizer = hs.Optimizer(
         [("w", p)], hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_learning_rate(1.0))
     )
     assert "finite: clipping by it makes every update zero" in hs.diagnose([p], optimizer).advice[-1]
-    optimizer.step()
-    assert any("is above float32's largest number" in line for line in caplog.messages)

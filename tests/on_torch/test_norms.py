@@ -70,6 +70,8 @@ def test_tiny_and_huge_weights_have_the_ratio_of_others():
         size = float(np.float32(size))
         assert scaled_by_ratio([size] * 4, [1.0] * 4) == [size] * 4
         assert scaled_by_ratio([1.0] * 4, [size] * 4) == [1.0] * 4
+    # Elements are float32 numbers, and their norm of 2^128 is above the largest.
+    assert scaled_by_ratio([1.0] * 4, [2.0**127] * 4) == [1.0] * 4
 
 
 def test_zeros_have_a_ratio_of_1_unless_min_norm_lifts_them():

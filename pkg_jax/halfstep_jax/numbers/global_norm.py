@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.numbers.norms import AxisNames, cut_axes, over_axes, power_of_two
+from halfstep_jax.numbers.norms import AxisNames, Norms, cut_axes, norms, over_axes, power_of_two
 from halfstep_jax.numbers.roots import sqrt
 from halfstep_jax.placement import with_auto_axes
 
@@ -40,9 +40,14 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names:
 
     Source: ours (contract N1, N2).
     """
+    return global_norms(arrays, exact=exact, axis_names=axis_names).whole
+
+
+def global_norms(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names: AxisNames = ()) -> Norms:
+    """Return the norm of all elements of all arrays, and that of 2^-64 times them."""
     arrays = [x.astype(jnp.float32) for x in map(jnp.asarray, arrays) if x.size]
     if not arrays:
-        return jnp.zeros([], jnp.float32)
+        return Norms(*jnp.zeros([2], jnp.float32))
     axes = [cut_axes(x, axis_names) for x in arrays]
     if exact:
         return with_auto_axes(functools.partial(_exact_norm, axes), arrays)
@@ -51,10 +56,19 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names:
     field = jnp.clip(lax.bitcast_convert_type(largest, jnp.uint32) >> np.uint32(23), 1, 253)
     scaled = [x * power_of_two(np.uint32(254) - field) for x in arrays]
     sums = [over_axes(lax.psum, jnp.sum(x * x), over) for x, over in zip(scaled, axes, strict=True)]
-    return power_of_two(field) * sqrt(sum(sums))
+    return Norms.of(sqrt(sum(sums)), field)
 
 
-def _exact_norm(axes: list[tuple[str, ...]], arrays: list[jax.Array]) -> jax.Array:
+def norm_in_range(
+    x: jax.Array, *, exact: bool = False, axis_names: AxisNames = ()
+) -> tuple[jax.Array, jax.Array]:
+    """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100."""
+    if exact:
+        return global_norms([x], exact=True, axis_names=axis_names).in_range()
+    return norms(x, axis_names).in_range()
+
+
+def _exact_norm(axes: list[tuple[str, ...]], arrays: list[jax.Array]) -> Norms:
     """Return the norm of float32 numbers by sums of integers; of each array over some mesh axes."""
     patterns = [lax.bitcast_convert_type(x, jnp.uint32) & np.uint32(0x7FFFFFFF) for x in arrays]
     tops = [over_axes(lax.pmax, jnp.max(bits), over) for bits, over in zip(patterns, axes, strict=True)]
@@ -67,10 +81,9 @@ def _exact_norm(axes: list[tuple[str, ...]], arrays: list[jax.Array]) -> jax.Arr
         chunks = [_chunks_of_squares(_integers(bits, field)) for bits in same]
         totals.append(over_axes(lax.psum, _total(jnp.concatenate(chunks, axis=1)), shared))
     root = sqrt(_as_float32(_carried(sum(totals[1:], totals[0]))))
-    norm = root * np.float32(2.0**-23) * power_of_two(field)
-    norm = jnp.where(field == 0, np.float32(0), norm)
     special = jnp.where(largest == _INFINITY, np.float32(np.inf), np.float32(np.nan))
-    return jnp.where(largest >= _INFINITY, special, norm)
+    root = jnp.where(largest >= _INFINITY, special, root * np.float32(2.0**-23))
+    return Norms.of(jnp.where(field == 0, np.float32(0), root), field)
 
 
 def _integers(bits: jax.Array, field: jax.Array) -> jax.Array:

@@ -6,12 +6,14 @@ Contract: L1.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from halfstep.op import LARGE_NORM, SCALE_BITS
 from halfstep_jax.numbers.roots import sqrt
 from halfstep_jax.xla.shards import manual_axes, varying
 
@@ -22,6 +24,25 @@ _PIECE = 128
 
 AxisNames = Sequence[str] | None
 """Mesh axes over which arrays are cut inside `jax.shard_map`."""
+
+
+class Norms(NamedTuple):
+    """The norm of x, and that of 2^-64 x, which is finite where every element of x is."""
+
+    whole: jax.Array
+    moved: jax.Array
+
+    @classmethod
+    def of(cls, root: jax.Array, field: jax.Array) -> "Norms":
+        """Return it of root 2^(field - 127), where the field may be past those of float32."""
+        moved = jnp.maximum(field, SCALE_BITS) - np.uint32(SCALE_BITS)
+        return cls(power_of_two(jnp.minimum(field, np.uint32(255))) * root, power_of_two(moved) * root)
+
+    def in_range(self) -> tuple[jax.Array, jax.Array]:
+        """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100."""
+        is_large = (self.whole > np.float32(LARGE_NORM)) & (self.moved < np.float32(np.inf))
+        scale = jnp.where(is_large, np.float32(2.0**-SCALE_BITS), np.float32(1))
+        return jnp.where(is_large, self.moved, self.whole), scale
 
 
 def norm(x: jax.Array, axis_names: AxisNames = ()) -> jax.Array:
@@ -38,9 +59,14 @@ def norm(x: jax.Array, axis_names: AxisNames = ()) -> jax.Array:
 
     Source: ours; the scaling is that of BLAS's `nrm2`, by a power of two (contract L1).
     """
+    return norms(x, axis_names).whole
+
+
+def norms(x: jax.Array, axis_names: AxisNames = ()) -> Norms:
+    """Return the norm of an array, and that of 2^-64 x."""
     x = jnp.asarray(x).astype(jnp.float32)
     if x.size == 0:
-        return jnp.zeros([], jnp.float32)
+        return Norms(*jnp.zeros([2], jnp.float32))
     by_range = functools.partial(_squares_by_range, add_both=_sums)
     by_range_on_gpu = functools.partial(_squares_by_range, add_both=_complex_sums)
     total, field = lax.platform_dependent(x, cpu=_squares, tpu=by_range, default=by_range_on_gpu)
@@ -49,7 +75,7 @@ def norm(x: jax.Array, axis_names: AxisNames = ()) -> jax.Array:
         # Exact, or below a rounding error: what is 2^-63 of the largest does not count.
         apart = jnp.minimum(field - field_here, np.uint32(63))
         total = lax.psum(total * power_of_two(np.uint32(127) - apart - apart), axes)
-    return power_of_two(field) * sqrt(total)
+    return Norms.of(sqrt(total), field)
 
 
 def _squares(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -97,7 +123,7 @@ def _squares_by_range(x: jax.Array, add_both: Callable) -> tuple[jax.Array, jax.
     for sums, exponent in ranges:
         factor = power_of_two((127 + jnp.clip(exponent - top, -126, 64)).astype(jnp.uint32))
         total += jnp.sum(sums * factor * factor)
-    return total, jnp.clip(127 + top, _LOWEST, 255).astype(jnp.uint32)
+    return total, jnp.maximum(127 + top, _LOWEST).astype(jnp.uint32)
 
 
 def _half_exponent(x: jax.Array) -> jax.Array:

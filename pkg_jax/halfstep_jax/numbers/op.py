@@ -15,7 +15,7 @@ from jax import lax
 from halfstep.numbers import Made, Mask, Number
 from halfstep.op import Op
 from halfstep_jax.numbers import moments, norms, roots
-from halfstep_jax.numbers.global_norm import global_norm
+from halfstep_jax.numbers.global_norm import global_norm, norm_in_range
 from halfstep_jax.numbers.schedules import is_zero
 from halfstep_jax.xla import exact
 
@@ -106,6 +106,12 @@ class JaxOp(Op):
         if exact:
             return self.wrap(global_norm([x], exact=True, axis_names=self._axis_names))
         return self.wrap(norms.norm(x, self._axis_names))
+
+    def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
+        """Return the norm of s x, likewise, and s."""
+        norms.check_axis_names(self.rule, self._axis_names)
+        norm, scale = norm_in_range(self.bare(x), exact=exact, axis_names=self._axis_names)
+        return self.wrap(norm), self.wrap(scale)
 
     def is_zero(self, field: Any) -> bool:
         """Whether a hyperparameter is the constant 0."""

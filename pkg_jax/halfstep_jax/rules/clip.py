@@ -9,8 +9,8 @@ import optax
 from halfstep.hyperparameters import check_bound
 from halfstep.numbers import Number
 from halfstep.rule import Rule, number
-from halfstep_jax.numbers.global_norm import global_norm
-from halfstep_jax.numbers.norms import check_axis_names
+from halfstep_jax.numbers.global_norm import global_norms
+from halfstep_jax.numbers.norms import Norms, check_axis_names
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.transform import as_transform
 
@@ -35,8 +35,9 @@ def clip_by_global_norm(
             has them whole. Of no effect elsewhere: under `jax.jit` a sharded array is a whole one.
 
     Returns:
-        An Optax transform. Its updates are float32. A norm of NaN makes every update NaN; a norm above
-        float32's largest number makes every update 0, which `diagnose` tells: scale the loss down first.
+        An Optax transform. Its updates are float32. Finite updates are clipped whatever their norm, which may
+        be above float32's largest number. A norm of NaN makes every update NaN; an infinite update makes
+        the others 0, and itself NaN.
 
     Errors are those of `scale_by_adam`, and ValueError inside `jax.shard_map` without `axis_names`.
 
@@ -67,11 +68,14 @@ class ClipByGlobalNorm(Rule):
         """Return the clipped updates of all leaves."""
         check_axis_names(self.name, self.axis_names)
         arrays = [op.bare(u) for u in g]
-        norm = op.wrap(global_norm(arrays, exact=self.exact, axis_names=self.axis_names))
-        return tuple(clip(u, norm, n.max_norm, op) for u in g)
+        norms = global_norms(arrays, exact=self.exact, axis_names=self.axis_names)
+        return clip(g, norms, n.max_norm, op)
 
 
-def clip(u: Number, norm: Number, max_norm: Number, op: JaxOp) -> Number:
-    """Return an update, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
+def clip(updates: Sequence[Number], norms: Norms, max_norm: Number, op: JaxOp) -> tuple[Number, ...]:
+    """Return updates, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
+    divisor, scale = map(op.wrap, norms.in_range())
+    passes = op.wrap(norms.whole) <= max_norm
     # A product with 1 keeps every bit.
-    return op.scaled(u, op.where(norm <= max_norm, 1.0, max_norm / norm))
+    factor, scale = op.where(passes, 1.0, max_norm / divisor), op.where(passes, 1.0, scale)
+    return tuple(op.scaled(u, factor, scale) for u in updates)

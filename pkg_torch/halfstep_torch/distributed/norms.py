@@ -9,13 +9,13 @@ from torch import Tensor
 
 from halfstep_torch.distributed.collectives import gather, reduce_max, reduce_sum
 from halfstep_torch.distributed.shards import counts_here, is_sharded
-from halfstep_torch.numbers.global_norm import global_norm, largest_pattern, root_of, sum_of_squares
-from halfstep_torch.numbers.norms import norm
+from halfstep_torch.numbers.global_norm import global_norms, largest_pattern, roots_of, sum_of_squares
+from halfstep_torch.numbers.norms import in_range, norms, norms_of_parts
 from halfstep_torch.numbers.op import InPlaceOp
 
 
-def norm_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: bool = False) -> Tensor:
-    """Return the norm of all elements of all tensors, the same in all processes that have some.
+def norms_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: bool = False) -> Tensor:
+    """Return the norm of all elements of all tensors, and that of 2^-64 times them: the same everywhere.
 
     `tensors` are in this process, and `owners` the parameters that they belong to: of a DTensor a shard, of a
     plain tensor all of it. An element that several processes have counts once.
@@ -31,12 +31,12 @@ def norm_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: b
         by_mesh.setdefault(mesh, []).extend([tensors[i]] if counted else [])
     meshes = [mesh for mesh in by_mesh if mesh is not None]
     if not meshes:
-        return global_norm(tensors, exact=exact)
+        return global_norms(tensors, exact=exact)
     device = tensors[0].device
     if not exact:
-        norms = [global_norm(of_mesh).to(device).view(1) for of_mesh in by_mesh.values()]
-        gathered = [x if mesh is None else gather(x, mesh) for x, mesh in zip(norms, by_mesh, strict=True)]
-        return norm(torch.cat([x.view(-1) for x in gathered]))
+        parts = [global_norms(of_mesh).to(device).view(1, 2) for of_mesh in by_mesh.values()]
+        gathered = [x if mesh is None else gather(x, mesh) for x, mesh in zip(parts, by_mesh, strict=True)]
+        return norms_of_parts(torch.cat(gathered))
     largest = torch.stack([largest_pattern(of_mesh, device) for of_mesh in by_mesh.values()])
     for i, mesh in enumerate(by_mesh):
         if mesh is not None:
@@ -46,7 +46,7 @@ def norm_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: b
     for i, mesh in enumerate(by_mesh):
         if mesh is not None:
             reduce_sum(sums[i], mesh)
-    return root_of(sums.sum(0), largest)
+    return roots_of(sums.sum(0), largest)
 
 
 @dataclasses.dataclass(eq=False)
@@ -84,27 +84,34 @@ class SharedNorms(InPlaceOp):
 
     def norm(self, x: Tensor, exact: bool = False) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the norm of the whole array of which x is here; 0 as long as it is not known."""
+        return self._norms(x, exact)[0]
+
+    def norm_in_range(self, x: Tensor, exact: bool = False) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the norm of s times the whole array, and s."""
+        return in_range(self._norms(x, exact))
+
+    def _norms(self, x: Tensor, exact: bool) -> Tensor:
         key, here = (self._index, self._asked), [x] if self._counts else []
         self._asked += 1
         before: Share | None = self._known.get(key)
         if before and before.kind == "norm":
             return before.value
         if before and before.kind == "sum":
-            return root_of(before.value, self._known[key, "largest"])
+            return roots_of(before.value, self._known[key, "largest"])
         if before:
             self._known[key, "largest"] = before.value
             kind, value = "sum", sum_of_squares(here, before.value)
         elif exact:
             kind, value = "largest", largest_pattern(here, x.device)
         else:
-            kind, value = "norm", norm(x if self._counts else x[:0])
+            kind, value = "norm", norms(x if self._counts else x[:0])
         self._known[key] = share = Share(kind, key, self._owner.device_mesh, value)
         self.shares.append(share)
-        return torch.zeros((), dtype=torch.float32, device=x.device)
+        return torch.zeros(2, dtype=torch.float32, device=x.device)
 
-    def scaled(self, x: Tensor, ratio: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return ratio x, in the memory of x, once all norms are known."""
-        return x if self.shares else x.mul_(ratio)
+    def scaled(self, x: Tensor, ratio: Any, scale: Any = 1.0) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return ratio (scale x), in the memory of x, once all norms are known."""
+        return x if self.shares else super().scaled(x, ratio, scale)
 
 
 def exchange(shares: Sequence[Share]) -> None:
@@ -125,5 +132,6 @@ def _of_all(kind: str, mesh: Any, shares: list[list[Share]]) -> Tensor:
         return reduce_max(torch.stack([of_key.amax() for of_key in parts]), mesh)
     if kind == "sum":
         return reduce_sum(torch.stack([of_key.sum(0) for of_key in parts]), mesh)
-    gathered = gather(torch.stack([norm(of_key) for of_key in parts]), mesh)
-    return torch.stack([norm(of_key) for of_key in gathered.unbind(1)])
+    here = torch.stack([norms_of_parts(of_key) for of_key in parts])
+    gathered = gather(here, mesh).view(-1, *here.shape)
+    return torch.stack([norms_of_parts(of_key) for of_key in gathered.unbind(1)])

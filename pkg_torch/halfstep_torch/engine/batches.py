@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep_torch.distributed.norms import norm_of_shards
+from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import sharding
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
@@ -189,25 +189,25 @@ def measure(batches: Sequence[Batch]) -> dict[tuple[int, int], Any]:
         for j in batch.plan.rule_indices:
             link, key = batch.group.links[j], (batch.group.index, j)
             if link.measures and key not in measured:
-                norm = norms.setdefault(
-                    (id(link), batch.group.scale), _norm_of(batches, link, batch.group.scale)
+                of_link = norms.setdefault(
+                    (id(link), batch.group.scale), _norms_of(batches, link, batch.group.scale)
                 )
-                measured[key] = link.measure(batch.group.values[j], norm)
+                measured[key] = link.measure(batch.group.values[j], of_link)
     return measured
 
 
-def _norm_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Callable[[bool], Tensor]:
-    """Return what computes, once, the norm of the gradients that a link is to see."""
+def _norms_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Callable[[bool], Tensor]:
+    """Return what computes, once, the `norms` of the gradients that a link is to see."""
 
     @functools.cache
-    def norm(exact: bool) -> Tensor:
+    def norms(exact: bool) -> Tensor:
         slots = [slot for other in batches if _has(other, link) for slot in other.slots]
         slots.sort(key=lambda slot: slot.index)
         grads = [slot.grad for slot in slots]
         held = [slot.held for slot in slots]
-        return norm_of_shards(grads if scale is None else Unscaled(grads, scale), held, exact=exact)
+        return norms_of_shards(grads if scale is None else Unscaled(grads, scale), held, exact=exact)
 
-    return norm
+    return norms
 
 
 def attach_numbers(batches: Sequence[Batch], measured: Mapping[tuple[int, int], Any], last: LastStep) -> None:

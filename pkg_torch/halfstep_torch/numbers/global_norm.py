@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.numbers.exact import sqrt
-from halfstep_torch.numbers.norms import norm
+from halfstep_torch.numbers.norms import in_range, norms, norms_of_parts, with_moved
 
 _INFINITY = 0x7F800000
 # Squares below 2^48, whose sum is below 2^63.
@@ -36,16 +36,26 @@ def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
 
     Source: ours (contract N1, N2).
     """
+    return global_norms(tensors, exact=exact)[0]
+
+
+def global_norms(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
+    """Return the norm of all elements of all tensors, and that of 2^-64 times them."""
     if not tensors:
-        return torch.zeros((), dtype=torch.float32)
+        return torch.zeros(2, dtype=torch.float32)
     device = tensors[0].device
     if not exact:
-        norms = torch.empty(len(tensors), dtype=torch.float32, device=device)
+        parts = torch.empty(len(tensors), 2, dtype=torch.float32, device=device)
         for i, x in enumerate(tensors):
-            norms[i] = norm(x)
-        return norm(norms)
+            parts[i] = norms(x)
+        return norms_of_parts(parts)
     largest = largest_pattern(tensors, device)
-    return root_of(sum_of_squares(tensors, largest), largest)
+    return roots_of(sum_of_squares(tensors, largest), largest)
+
+
+def norm_in_range(x: Tensor, *, exact: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100."""
+    return in_range(global_norms([x], exact=True) if exact else norms(x))
 
 
 def largest_pattern(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -62,15 +72,15 @@ def sum_of_squares(tensors: Sequence[Tensor], largest: Tensor) -> Tensor:
     return torch.stack([zero, *sums]).sum(0)
 
 
-def root_of(total: Tensor, largest: Tensor) -> Tensor:
-    """Return the norm, given the sum of squares and the bits of the largest magnitude."""
+def roots_of(total: Tensor, largest: Tensor) -> Tensor:
+    """Return both norms, given the sum of squares and the bits of the largest magnitude."""
     field = largest >> 23
     low, high = total.unbind()
     root = sqrt(_as_float32(high + (low >> 32), low & 0xFFFFFFFF))
-    norm = root * 2.0**-23 * (field << 23).view(torch.float32)
-    norm = torch.where(field == 0, 0.0, norm)
+    both = with_moved((field << 23).view(torch.float32), root * 2.0**-23)
+    both = torch.where(field == 0, 0.0, both)
     special = torch.where(largest == _INFINITY, torch.inf, torch.nan)
-    return torch.where(largest >= _INFINITY, special, norm)
+    return torch.where(largest >= _INFINITY, special, both)
 
 
 def _pattern(x: Tensor) -> Tensor:

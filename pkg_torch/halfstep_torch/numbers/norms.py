@@ -1,12 +1,16 @@
 """Norms of whole arrays, in float32, which neither underflow nor overflow. Contract: L1."""
 
+import math
+
 import torch
 from torch import Tensor
 
+from halfstep.op import LARGE_NORM, SCALE_BITS
 from halfstep_torch.numbers.exact import sqrt
 
 # Exponent fields between which both 2^e and 2^-e are normal numbers.
 _LOWEST, _HIGHEST = 1, 253
+_SCALE = 2.0**-SCALE_BITS
 
 
 def norm(x: Tensor, length: int | None = None) -> Tensor:
@@ -24,7 +28,15 @@ def norm(x: Tensor, length: int | None = None) -> Tensor:
 
     Source: ours; the scaling is that of BLAS's `nrm2`, by a power of two (contract L1).
     """
+    return norms(x, length)[0]
+
+
+def norms(x: Tensor, length: int | None = None) -> Tensor:
+    """Return the norm of an array, and that of 2^-64 x, which is finite where every element of x is."""
     pieces = x.reshape(-1).split(length or piece_length(x.device))
+    if len(pieces) == 1:
+        field, total = _squares(pieces[0].to(torch.float32))
+        return with_moved(_power_of_two(field), sqrt(total))
     # Made before the pieces are: small results between large temporaries keep a heap from shrinking.
     fields = torch.empty(len(pieces), dtype=torch.int32, device=x.device)
     sums = torch.empty(len(pieces), dtype=torch.float32, device=x.device)
@@ -33,7 +45,24 @@ def norm(x: Tensor, length: int | None = None) -> Tensor:
     field = fields.amax(0)
     # Exact, or below a rounding error: what is 2^-63 of the largest does not count.
     total = (sums * _power_of_two((127 + 2 * (fields - field)).clamp(min=0))).sum(0)
-    return _power_of_two(field) * sqrt(total)
+    return with_moved(_power_of_two(field), sqrt(total))
+
+
+def with_moved(unit: Tensor, root: Tensor) -> Tensor:
+    """Return `norms`, given a power of two and the norm in it as a unit."""
+    return torch.stack([unit, unit * _SCALE]) * root
+
+
+def norms_of_parts(parts: Tensor) -> Tensor:
+    """Return `norms` of an array, given those of its parts in rows."""
+    return torch.stack([norm(column) for column in parts.unbind(-1)])
+
+
+def in_range(norms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100 (contract N3)."""
+    whole, moved = norms.unbind()
+    is_large = (whole > LARGE_NORM) & (moved < math.inf)
+    return torch.where(is_large, moved, whole), torch.where(is_large, _SCALE, 1.0)
 
 
 def piece_length(device: torch.device) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from halfstep.numbers import Number
 from halfstep.op import Op
 from halfstep_torch.numbers import exact, moments
-from halfstep_torch.numbers.global_norm import global_norm
+from halfstep_torch.numbers.global_norm import global_norm, norm_in_range
 from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.norms import norm
 
@@ -68,9 +68,14 @@ class TorchOp:
         return global_norm([x], exact=True) if exact else norm(x)
 
     @staticmethod
-    def scaled(x: Tensor, ratio: Any) -> Tensor:
-        """Return ratio x."""
-        return x * ratio
+    def norm_in_range(x: Tensor, exact: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the norm of s x, and s."""
+        return norm_in_range(x, exact=exact)
+
+    @staticmethod
+    def scaled(x: Tensor, ratio: Any, scale: Any = 1.0) -> Tensor:
+        """Return ratio (scale x)."""
+        return (x if _is_one(scale) else x * scale) * ratio
 
     @staticmethod
     def is_zero(field: Any) -> bool:
@@ -87,13 +92,20 @@ class InPlaceOp(TorchOp):
     """The same for whole parameters, where the memory of the incoming update is the rule's to write."""
 
     @staticmethod
-    def scaled(x: Tensor, ratio: Any) -> Tensor:
-        """Return ratio x, in the memory of x: there is no second array of the size of a parameter."""
-        return x.mul_(ratio)
+    def scaled(x: Tensor, ratio: Any, scale: Any = 1.0) -> Tensor:
+        """Return ratio (scale x), in the memory of x: there is no second array of the size of a parameter."""
+        return (x if _is_one(scale) else x.mul_(scale)).mul_(ratio)
 
 
 STEP_OPS = {"elementwise": TorchOp(), "parameter": InPlaceOp()}
 """What `update` gets in a step, by the scope of its rule."""
+
+
+def _is_one(scale: Any) -> bool:
+    """Whether a number is seen to be 1, at no cost: a GPU's would have to be waited for."""
+    if isinstance(scale, Tensor):
+        return scale.device.type == "cpu" and not torch.compiler.is_compiling() and scale.item() == 1
+    return scale == 1
 
 
 def _extremum(function: Callable, bound: str, x: Any, y: Any) -> Tensor:
@@ -165,6 +177,11 @@ class GuardedOp(Op):
     def norm(self, x: Any, exact: bool = False) -> Number:
         """Return the norm of the whole array."""
         return self.wrap(TorchOp.norm(self.bare(x), exact))
+
+    def norm_in_range(self, x: Any, exact: bool = False) -> tuple[Number, Number]:
+        """Return the norm of s x, and s."""
+        norm, scale = TorchOp.norm_in_range(self.bare(x), exact)
+        return self.wrap(norm), self.wrap(scale)
 
 
 def tensor_numbers(numbers: Any, device: torch.device) -> Any:

@@ -1,6 +1,6 @@
 """Clipping by the norm of all gradients: as a link of a chain, and in place. Contract: N3."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -8,12 +8,13 @@ from torch import Tensor
 
 from halfstep.hyperparameters import check_bound
 from halfstep.rule import Rule, number
-from halfstep_torch.distributed.norms import norm_of_shards
+from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import local_part, sharding
 from halfstep_torch.gradients.hooks import taken_by
 from halfstep_torch.link import Link, checked_rule
 from halfstep_torch.numbers import hyperparameters
-from halfstep_torch.say_once import say_once
+from halfstep_torch.numbers.norms import in_range
+from halfstep_torch.numbers.op import TorchOp
 
 
 class ClipByGlobalNorm(Link):
@@ -23,19 +24,14 @@ class ClipByGlobalNorm(Link):
     max_norm: Any = number(torch=None, check=check_bound)  # the entry `max_norm` is LAMB's
     exact: bool = False
 
-    def measure(self, h: Any, norm: Callable[[bool], Tensor]) -> Mapping[str, Any]:
-        """Return the factor of all gradients."""
-        total = norm(self.exact)
-        if total.isinf():
-            say_once(
-                "clip_by_global_norm: the norm of the gradients is above float32's largest number. Clipping "
-                "makes finite updates zero and infinite ones NaN. Scale the loss down first."
-            )
-        return {"factor": _factor(total, h.max_norm)}
+    def measure(self, h: Any, norms: Callable[[bool], Tensor]) -> Mapping[str, Any]:
+        """Return the factors of all gradients."""
+        factor, scale = _factors(norms(self.exact), h.max_norm)
+        return {"factor": factor, "scale": scale}
 
     def update(self, g, p, n, m, op):
         """Return the clipped update."""
-        return n.factor * g
+        return op.scaled(g, n.factor, n.scale)
 
 
 def clip_by_global_norm(max_norm: float, *, exact: bool = False) -> Rule:
@@ -54,8 +50,9 @@ def clip_by_global_norm(max_norm: float, *, exact: bool = False) -> Rule:
             all gradients together, else once.
 
     Returns:
-        A transform, for `chain` and `Optimizer`. A norm of NaN makes every update NaN; a norm above
-        float32's largest number makes finite ones 0, of which the log warns once: scale the loss down first.
+        A transform, for `chain` and `Optimizer`. Finite gradients are clipped whatever their norm, which may
+        be above float32's largest number. A norm of NaN makes every update NaN; an infinite gradient makes
+        the other updates 0, and its own NaN.
 
     Raises:
         TypeError: if `max_norm` is no number.
@@ -95,8 +92,8 @@ def clip_grad_norm_(
     Args:
         parameters: one, or many; those without a gradient are passed over.
         max_norm: the largest norm that is left as it is.
-        error_if_nonfinite: raise where the norm is NaN or infinite; else the gradients become NaN, or zero
-            where it is infinite.
+        error_if_nonfinite: raise where the norm is NaN or infinite. Otherwise NaN makes every gradient NaN,
+            and an infinite gradient makes the others zero; finite ones are clipped whatever their norm.
         exact: add integers, so that the norm has the same bits in any order, on any number of devices, and in
             JAX; see `global_norm`. About five times the time on a CPU. Shards then exchange words twice, for
             all gradients together, else once.
@@ -130,25 +127,32 @@ def clip_grad_norm_(
         )
     owners = [p for p in listed if p.grad is not None]
     grads = [local_part(_checked(caller, p)) for p in owners]
-    norm = norm_of_shards(grads, owners, exact=exact)
+    norms = norms_of_shards(grads, owners, exact=exact)
+    norm = norms[0]
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(
             f"{caller}: the norm of the gradients is {norm.item()}. "
             "Skip the step, or pass error_if_nonfinite=False."
         )
-    for grad in grads:
-        grad.copy_(clip(grad.to(torch.float32), norm.to(grad.device), bound))
+    for grad, clipped in zip(grads, clip(grads, norms, bound), strict=True):
+        grad.copy_(clipped)
     return norm
 
 
-def clip(u: Tensor, norm: Tensor, max_norm: float | Tensor) -> Tensor:
-    """Return a float32 update, times max_norm / norm unless the norm is at most that (contract N3)."""
-    return _factor(norm, max_norm) * u
+def clip(updates: Iterable[Tensor], norms: Tensor, max_norm: float | Tensor) -> Iterator[Tensor]:
+    """Yield updates, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
+    of_device = {}
+    for u in updates:
+        if u.device not in of_device:
+            of_device[u.device] = _factors(norms.to(u.device), max_norm)
+        yield TorchOp.scaled(u.to(torch.float32), *of_device[u.device])
 
 
-def _factor(norm: Tensor, max_norm: float | Tensor) -> Tensor:
-    """Return what updates are scaled by: 1, in a product with which every bit stays, or the quotient."""
-    return torch.where(norm <= max_norm, 1.0, max_norm / norm)
+def _factors(norms: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return what updates are scaled by, quotient and scale, or 1 and 1, which keep every bit."""
+    norm, scale = in_range(norms)
+    passes = norms[0] <= max_norm
+    return torch.where(passes, 1.0, max_norm / norm), torch.where(passes, 1.0, scale)
 
 
 def _checked(caller: str, param: Tensor) -> Tensor:

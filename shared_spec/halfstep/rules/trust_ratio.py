@@ -28,19 +28,21 @@ class TrustRatio(Rule):
 
     def update(self, g, p, n, m, op):
         """Return the update times the ratio of the norms."""
-        p_norm, u_norm = op.norm(p, self.exact), op.norm(g, self.exact)
-        return op.scaled(g, self.ratio(p_norm, u_norm, n, op))
+        p_norm, (u_norm, scale) = op.norm(p, self.exact), op.norm_in_range(g, self.exact)
+        return op.scaled(g, self.ratio(p_norm, u_norm, scale, n, op), scale)
 
-    def ratio(self, p_norm, u_norm, n, op):
-        """Return the ratio, given both norms."""
+    def ratio(self, p_norm, u_norm, scale, n, op):
+        """Return the ratio, given both norms, the second one of the update times a scale: 1 or 2^-64."""
+        up = 1.0 / scale
         p_norm = op.clamp(p_norm, n.min_norm, n.max_norm)
-        u_norm = op.maximum(u_norm, n.min_norm)
-        ratio = self.tempered((n.trust_coefficient * p_norm) / (u_norm + n.eps), n, op)
+        u_norm = op.maximum(u_norm, scale * n.min_norm)
+        quotient = (n.trust_coefficient * p_norm) / (u_norm + scale * n.eps)
+        ratio = self.tempered(quotient, up, n, op)
         # Where a norm is 0 the quotient would freeze the leaf for ever.
-        ratio = op.where((p_norm == 0) | (u_norm == 0), 1.0, ratio)
-        return op.clamp(ratio, n.min_ratio, n.max_ratio)
+        ratio = op.where((p_norm == 0) | (u_norm == 0), up, ratio)
+        return op.clamp(ratio, up * n.min_ratio, up * n.max_ratio)
 
-    def tempered(self, quotient, n, op):
+    def tempered(self, quotient, up, n, op):
         """Return the quotient of the norms as it is."""
         return quotient
 
@@ -84,6 +86,6 @@ class ScaleByTemperedTrustRatio(TrustRatio):
         coefficient = TEMPERED_COEFFICIENT / h.learning_rate
         return lower | {"trust_coefficient": coefficient, "max_ratio": TEMPERED_MAX_RATIO}
 
-    def tempered(self, quotient, n, op):
-        """Return quotient^trust_power."""
-        return op.power(quotient, n.trust_power)
+    def tempered(self, quotient, up, n, op):
+        """Return (quotient / up)^trust_power up, in factors that are float32 numbers."""
+        return op.power(quotient, n.trust_power) * (up / op.power(up, n.trust_power))

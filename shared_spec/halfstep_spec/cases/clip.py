@@ -1,10 +1,12 @@
 """Norms of many arrays, added in integers, and updates clipped by a norm that is given."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.numbers.global_norm import global_norm
-from halfstep_spec.rules.clip import clip
+from halfstep_spec.rules.clip import clip, clip_by_global_norm
 from halfstep_spec.vectors import Array, Case
 
 NOTES = {
@@ -42,7 +44,8 @@ def cases() -> list[Case]:
     u = reals("updates", 24, (-4, 3))
     for norm in (0.5, 2.0, np.nextafter(np.float32(2), np.float32(3)), 7.0, 1e30, inf, nan):
         norm_cases.append(_clip_case(u, norm, 2.0))
-    return [*norm_cases, _clip_case(u, 3.0, 0.0), _clip_case(np.zeros(3), 0.0, 0.0)]
+    given = [*norm_cases, _clip_case(u, 3.0, 0.0), _clip_case(np.zeros(3), 0.0, 0.0)]
+    return [*given, *_own_norm_cases()]
 
 
 def _norm_case(comment: str, arrays, flags) -> Case:
@@ -75,3 +78,27 @@ def _clip_case(u: np.ndarray, norm: float, max_norm: float) -> Case:
     inputs = {"u": Array.of(u), "norm": Array.of(given), "max_norm": Array.of(np.float32(max_norm))}
     outputs = {"u": Array.of(clipped, compare="bits")}
     return Case("clip", f"norm {given:.8g} under {max_norm:.8g}", {}, inputs, outputs, (), ("N3",))
+
+
+def _own_norm_cases() -> Iterable[Case]:
+    """Return cases of the whole link, whose exact norm is above float32's largest number, or just below."""
+    past, mixed = (
+        np.full(16, 3e38),
+        np.concatenate([np.full(9, -2.9e38), reals("beside 1e38", 23, (90, 126))]),
+    )
+    rows = {
+        "finite, norm past the largest number": (past, 1.0),
+        "the same under a bound near the largest number": (past, 3e38),
+        "the same under no bound": (past, np.inf),
+        "elements of 36 binades": (mixed, 2.0),
+        "a quotient that would be subnormal": (past[:1], 1.0),
+        "norm of 2^100": (np.full(16, 2.0**98), 1.0),
+        "an infinity among them": (np.concatenate([past, [np.inf]]), 1.0),
+    }
+    for comment, (u, max_norm) in rows.items():
+        u = np.asarray(u, np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            clipped = clip_by_global_norm(u, max_norm, exact=True)
+        inputs = {"u": Array.of(u), "max_norm": Array.of(np.float32(max_norm))}
+        outputs = {"u": Array.of(clipped, compare="bits")}
+        yield Case("clip", comment, {"exact": True}, inputs, outputs, ("Range",), ("N2", "N3"))

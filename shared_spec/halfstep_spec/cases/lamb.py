@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ _UNIT = 2.0**-24
 def cases() -> list[Case]:
     """Return the cases of lamb.json."""
     steps = [*_given_cases(), *_exact_cases(), *_step_cases()]
-    return [*_norm_cases(), *_ratio_cases(), *_power_cases(), *steps]
+    return [*_norm_cases(), *_ratio_cases(), *_power_cases(), *steps, *_own_norm_cases()]
 
 
 def _norm_cases():
@@ -130,9 +131,7 @@ def _power_cases():
 def _ratio_case(comment: str, p_norm, u_norm, trust: ScaleByTrustRatio, flags=()) -> Case:
     p_norm, u_norm = (np.asarray(x, np.float32) for x in (p_norm, u_norm))
     ratio = trust.ratio(p_norm, u_norm)
-    values = {name: x for name, x in vars(trust).items() if x is not None and not isinstance(x, bool)}
-    inputs = {name: Array.of(np.float32(value)) for name, value in values.items()}
-    inputs |= {"p_norm": Array.of(p_norm), "u_norm": Array.of(u_norm)}
+    inputs = _numbers_of(trust) | {"p_norm": Array.of(p_norm), "u_norm": Array.of(u_norm)}
     compare = "bits"
     if trust.power is not None:
         # exp(y), y = power log(x), where the result is between 2^-12 and the bound of 2.
@@ -143,6 +142,28 @@ def _ratio_case(comment: str, p_norm, u_norm, trust: ScaleByTrustRatio, flags=()
     return Case(
         "trust_ratio", comment, {}, inputs, {"ratio": Array.of(ratio, compare=compare)}, flags, ("L2",)
     )
+
+
+def _numbers_of(trust: ScaleByTrustRatio) -> dict[str, Array]:
+    values = {name: x for name, x in vars(trust).items() if x is not None and not isinstance(x, bool)}
+    return {name: Array.of(np.float32(value)) for name, value in values.items()}
+
+
+def _own_norm_cases() -> Iterable[Case]:
+    """Return cases of the whole link, with exact norms, of which that of the update is past the largest."""
+    p, huge = reals("weights of huge updates", 16, (-3, 0)), np.asarray(np.full(16, -3e38), np.float32)
+    rows = {
+        "norm past the largest number": ScaleByTrustRatio(exact=True),
+        "the same, everything given": ScaleByTrustRatio(1.5, 1.3, 1e30, 2.0, 1e-30, 5.0, exact=True),
+        "the same, the ratio at its lower bound": ScaleByTrustRatio(min_ratio=1e-20, exact=True),
+        "the same, weights of 0": ScaleByTrustRatio(max_norm=0.0, exact=True),
+    }
+    for comment, trust in rows.items():
+        with np.errstate(over="ignore", under="raise"):
+            u = trust.update(huge, p, None, None)
+        inputs = _numbers_of(trust) | {"p": Array.of(p), "u": Array.of(huge)}
+        outputs = {"u": Array.of(u, compare="bits")}
+        yield Case("trust_ratio", comment, {"exact": True}, inputs, outputs, ("Range",), ("N2", "L2"))
 
 
 _SMALL: dict[str, Any] = {"block_size": 4, "min_size": 0, "min_ndim": 0}

@@ -9,14 +9,24 @@ from halfstep_spec.numbers.norms import norm
 _INFINITY = 0x7F800000
 
 
+@np.errstate(over="ignore")
 def global_norm(arrays: Sequence[np.ndarray], *, exact: bool = False) -> np.float32:
     """Return the Euclidean norm of all elements of all arrays, in float32.
 
     With `exact` integers are added (contract N2): the same bits in any order. Else as `norm`, of all arrays
-    end to end.
+    end to end. It is infinite where no float32 number is as large.
     """
     x = np.concatenate([np.zeros(0, np.float32), *(np.asarray(a, np.float32).reshape(-1) for a in arrays)])
     return _exact_norm(x) if exact else norm(x)
+
+
+def norm_in_range(x: np.ndarray, *, exact: bool = False) -> tuple[np.float32, np.float32]:
+    """Return the norm of s x, and s: 1; 2^-64 where x is finite and its norm above 2^100."""
+    norm = global_norm([x], exact=exact)
+    if not norm > np.float32(2.0**100) or not np.isfinite(x).all():
+        return norm, np.float32(1)
+    scale = np.float32(2.0**-64)
+    return global_norm([x * scale], exact=exact), scale
 
 
 def _exact_norm(x: np.ndarray) -> np.float32:

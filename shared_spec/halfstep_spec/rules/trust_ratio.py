@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from halfstep_spec.numbers.global_norm import global_norm
-from halfstep_spec.numbers.norms import norm
+from halfstep_spec.numbers.global_norm import global_norm, norm_in_range
 from halfstep_spec.rule import Rule
 
 TEMPERED_COEFFICIENT, TEMPERED_MAX_RATIO = np.float32(1e-3), 2.0
+_ONE = np.float32(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +41,11 @@ class ScaleByTrustRatio(Rule):
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
         """Return ratio g, rounded once."""
         assert p is not None
-        norms = [global_norm([x], exact=True) if self.exact else norm(x) for x in (p, g)]
-        return self.ratio(*norms) * g
+        p_norm = global_norm([p], exact=self.exact)
+        u_norm, scale = norm_in_range(g, exact=self.exact)
+        return self.ratio(p_norm, u_norm, scale) * (scale * g)
 
-    def ratio(self, p_norm, u_norm) -> np.ndarray:
+    def ratio(self, p_norm, u_norm, scale=_ONE) -> np.ndarray:
         """Return the float32 ratio of norms that are given (contract L2).
 
         (trust_coefficient |p|) / (|u| + eps) to the power, 1 where a norm is 0, within its bounds.
@@ -52,17 +53,22 @@ class ScaleByTrustRatio(Rule):
         Args:
             p_norm: of the weights, float32.
             u_norm: of the updates, float32.
+            scale: by which the updates were multiplied before: `norm_in_range` says why.
         """
         n = self.numbers(1)
         p_norm = np.minimum(np.maximum(p_norm, n.min_norm), n.max_norm)
-        u_norm = np.maximum(u_norm, n.min_norm)
+        u_norm = np.maximum(u_norm, scale * n.min_norm)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratio = (n.trust_coefficient * p_norm) / (u_norm + n.eps)
+            ratio = (n.trust_coefficient * p_norm) / (u_norm + scale * n.eps)
+            up = _ONE / scale
+            low, high = up * n.min_ratio, up * n.max_ratio
         if self.power is not None:
             # In float64, and rounded once: the same bits on every machine. Backends are allowed ulps.
-            ratio = np.power(ratio.astype(np.float64), np.float64(np.float32(self.power))).astype(np.float32)
-        ratio = np.where((p_norm == 0) | (u_norm == 0), np.float32(1), ratio)
-        return np.minimum(np.maximum(ratio, n.min_ratio), n.max_ratio)
+            power = np.float64(np.float32(self.power))
+            powers = np.power(ratio.astype(np.float64), power) * np.power(np.float64(scale), power - 1)
+            ratio = powers.astype(np.float32)
+        ratio = np.where((p_norm == 0) | (u_norm == 0), up, ratio)
+        return np.minimum(np.maximum(ratio, low), high)
 
 
 def scale_by_tempered_trust_ratio(
