@@ -15,6 +15,12 @@ from halfstep_jax.numbers.random_words import random_words
 from halfstep_jax.numbers.rounding import round_to
 from halfstep_jax.numbers.schedules import ScheduleState
 from halfstep_jax.rule_check import check_rule
+from halfstep_jax.rules.adafactor import (
+    adafactor,
+    clip_by_block_rms,
+    scale_by_factored_rms,
+    scale_by_param_block_rms,
+)
 from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
 from halfstep_jax.rules.adan import scale_by_adan
 from halfstep_jax.rules.ademamix import scale_by_ademamix
@@ -72,6 +78,7 @@ __all__ = [
     "StoreStateState",
     "TraceState",
     "accumulate_gradients",
+    "adafactor",
     "adam",
     "adamw",
     "add_decayed_weights",
@@ -79,6 +86,7 @@ __all__ = [
     "as_transform",
     "check_chain",
     "check_rule",
+    "clip_by_block_rms",
     "clip_by_global_norm",
     "codebook",
     "compensate",
@@ -111,9 +119,11 @@ __all__ = [
     "scale_by_adam",
     "scale_by_adan",
     "scale_by_ademamix",
+    "scale_by_factored_rms",
     "scale_by_learning_rate",
     "scale_by_lion",
     "scale_by_muon",
+    "scale_by_param_block_rms",
     "scale_by_rms",
     "scale_by_schedule_free",
     "scale_by_trust_ratio",

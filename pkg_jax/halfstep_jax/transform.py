@@ -11,7 +11,7 @@ import optax
 from jax.core import Tracer
 
 from halfstep.random_words import leaf_id
-from halfstep.rule import Rule, declared
+from halfstep.rule import Rule, declared, moments_of
 from halfstep.step import updated
 from halfstep.storage.moment_formats import check_payment, check_power_unit, check_saturation, check_unit
 from halfstep_jax.leaf_calls import call_per_shape
@@ -78,7 +78,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     Source: ours.
     """
     rule = checked(rule)
-    stored = {name: StoredMoment.of(rule, field) for name, field in declared(type(rule)).moments.items()}
+    stored = {name: StoredMoment.of(rule, field) for name, field in moments_of(rule).items()}
     _check_units(rule, stored)
     _try(rule, stored)
     words = seed_words(rule.name, getattr(rule, "seed", 0))

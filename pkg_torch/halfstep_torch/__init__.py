@@ -22,6 +22,12 @@ from halfstep_torch.numbers.random_words import random_words
 from halfstep_torch.numbers.rounding import round_to
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.rule_check import check_rule
+from halfstep_torch.rules.adafactor import (
+    Adafactor,
+    clip_by_block_rms,
+    scale_by_factored_rms,
+    scale_by_param_block_rms,
+)
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
 from halfstep_torch.rules.adan import scale_by_adan
 from halfstep_torch.rules.ademamix import scale_by_ademamix
@@ -46,6 +52,7 @@ from halfstep_torch.weights.wide_weights import keep_master_params, split_params
 
 __all__ = [
     "SGD",
+    "Adafactor",
     "Adam",
     "AdamW",
     "AdamWScheduleFree",
@@ -61,6 +68,7 @@ __all__ = [
     "add_decayed_weights",
     "chain",
     "check_rule",
+    "clip_by_block_rms",
     "clip_by_global_norm",
     "clip_grad_norm_",
     "codebook",
@@ -91,9 +99,11 @@ __all__ = [
     "scale_by_adam",
     "scale_by_adan",
     "scale_by_ademamix",
+    "scale_by_factored_rms",
     "scale_by_learning_rate",
     "scale_by_lion",
     "scale_by_muon",
+    "scale_by_param_block_rms",
     "scale_by_rms",
     "scale_by_schedule_free",
     "scale_by_trust_ratio",

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from halfstep.means import mean
 from halfstep.numbers import Elsewhere, Made, Mask, Number
 
 LARGE_NORM = 2.0**100
@@ -160,6 +161,10 @@ class Op:
     def matmul(self, x: Any, y: Any) -> Number:
         """Return the matrix product in float32; its sums are added in an order of the framework's."""
         return self.wrap(self.framework.matmul(self.bare(x), self.bare(y)))
+
+    def mean(self, x: Any, axis: int | None = None) -> Number:
+        """Return the mean along an axis, which stays with a size of 1, or of all; by halves (contract M3)."""
+        return self.wrap(self.opaque(mean(self.bare(x), axis, self.framework.concatenate)))
 
     def norm(self, x: Any, exact: bool = False) -> Number:
         """Return the Euclidean norm of the array (contract L1); with `exact` by sums of integers (N2)."""

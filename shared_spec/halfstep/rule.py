@@ -58,11 +58,12 @@ class Moment:
     signed: bool = True
     dtype: str = ""
     rounding: str = ""
-    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
+    shape: Any = None  # a function, or the name of one, or nothing; see `moments_of`
     unit: str = ""
     torch: str = ""
     linear: bool = False
     amplified: bool = False
+    always: str = ""
 
 
 def number(
@@ -121,11 +122,12 @@ def moment(
     signed: bool = True,
     dtype: str = "",
     rounding: str = "",
-    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None,
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]] | str | None = None,
     unit: str = "",
     torch: str = "",
     linear: bool = False,
     amplified: bool = False,
+    always: str = "",
 ) -> Any:
     """Declare an array that a rule keeps between steps; it starts as zeros.
 
@@ -140,7 +142,8 @@ def moment(
         dtype: the field that says how it is stored; `<name>_dtype` unless given. Without such a field the
             moment is bfloat16 for bfloat16 weights, else float32.
         rounding: the field that says how it is rounded; `<name>_rounding` unless given, "auto" without.
-        shape: from the shape of the weight to the shape of the array, for rules of scope "parameter".
+        shape: from the shape of the weight to the shape of the array, for rules of scope "parameter"; or the
+            name of a property of the rule that is such a function, the same object for equal options.
         unit: the second moment in whose root this moment may be kept, as `relative(...)`; `update` rounds the
             second moment first.
         torch: its key in the state of a torch optimizer, such as "exp_avg"; its name unless given.
@@ -148,8 +151,10 @@ def moment(
             the rate `rate`: then the rounding "paid" is offered (contract F19).
         amplified: whether the update magnifies errors of storing, as the factor of a matrix does: then "auto"
             is nearest where that does not freeze, and codes that are too coarse are refused (contract F20).
+        always: the plain dtype of a moment without a field for its format, such as "float32", whatever that
+            of the weights.
     """
-    return Moment("", rate, signed, dtype, rounding, shape, unit, torch, linear, amplified)
+    return Moment("", rate, signed, dtype, rounding, shape, unit, torch, linear, amplified, always)
 
 
 @dataclass_transform(frozen_default=True)
@@ -260,6 +265,16 @@ def declared(rule: type[Rule]) -> Declared:
     return declarations
 
 
+def moments_of(rule: Rule) -> dict[str, Moment]:
+    """Return the moments of a rule, by name, with shapes that are functions."""
+    return {
+        name: dataclasses.replace(moment, shape=getattr(rule, moment.shape))
+        if isinstance(moment.shape, str)
+        else moment
+        for name, moment in declared(type(rule)).moments.items()
+    }
+
+
 def _with_fields(moment: Moment, name: str, fields: set[str]) -> Moment:
     """Return a moment with its name, and with the fields that go by its name."""
     usual = {what: f"{name}_{what}" for what in ("dtype", "rounding")}
@@ -288,6 +303,11 @@ def _check(rule: type[Rule], declarations: Declared, fields: set[str]) -> None:
                 )
         if rule.scope == "all":
             raise ValueError(f'{rule.name}: a rule of scope "all" keeps no moments. Use scope = "parameter".')
+        if isinstance(moment.shape, str) and not hasattr(rule, moment.shape):
+            raise ValueError(
+                f"{rule.name}: the moment {name!r} has shape={moment.shape!r}, which is no property of the "
+                "rule. Define it, or pass a function of the shape of the weight."
+            )
         if moment.shape is not None and rule.scope == "elementwise":
             raise ValueError(
                 f"{rule.name}: the moment {name!r} has a shape of its own, and the rule is elementwise. "

@@ -16,7 +16,7 @@ import numpy as np
 from halfstep.moments import StepMoment
 from halfstep.numbers import Made, Mask, Number
 from halfstep.op import Op
-from halfstep.rule import Rule, declared
+from halfstep.rule import Rule, moments_of
 from halfstep.step import updated
 
 COUNT = 3
@@ -54,7 +54,7 @@ class Question(NamedTuple):
         g = (drawn(_SHAPE), drawn(_SHAPE[1:])) if several else drawn(_SHAPE)
         p = (drawn(_SHAPE), drawn(_SHAPE[1:])) if several else drawn(_SHAPE)
         moments = {}
-        for name, moment in declared(type(rule)).moments.items():
+        for name, moment in moments_of(rule).items():
             x = drawn(_SHAPE if moment.shape is None else moment.shape(_SHAPE))
             moments[name] = x if moment.signed else np.abs(x)
         return cls(g, p if rule.reads_params else None, moments)

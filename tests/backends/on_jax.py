@@ -13,7 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import halfstep_jax as hs
 from backends.protocol import (
+    MEANS,
     Backend,
+    adafactor_links,
     codes_of,
     format_of,
     link_of,
@@ -25,6 +27,7 @@ from backends.protocol import (
     stored_names,
     unrefused,
 )
+from halfstep.rules.adafactor import inverse_power
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
 from halfstep_jax.numbers.norms import Norms, norm
@@ -204,6 +207,22 @@ class JaxBackend(Backend):
         columns = zip(("p", *names), zip(*rows, strict=True), strict=True)
         return {name: from_jax(np.stack(column)) for name, column in columns}
 
+    def mean(self, case: Case) -> dict[str, Array]:
+        def means(x):
+            op = JaxOp("mean", opaque_zero())
+            return {n: op.bare(op.mean(op.wrap(x), axis)) for n, axis in MEANS.items()}
+
+        made = self._compiled(means)(self._split_rows(case.inputs["x"]))
+        return {n: from_jax(x) for n, x in made.items()}
+
+    def inverse_power(self, case: Case) -> dict[str, Array]:
+        def power(t, c):
+            op = JaxOp("inverse_power")
+            return op.bare(inverse_power(op.float32(t), op.wrap(c), op))
+
+        counts, powers = (jnp.asarray(to_numpy(case.inputs[n])) for n in ("count", "power"))
+        return {"y": from_jax(self._compiled(power)(counts[:, None], powers))}
+
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_jax(self._compiled(norm)(self._put(case.inputs["x"])))}
 
@@ -329,6 +348,8 @@ def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
     """
     a, options = case.arguments, unrefused(rule_arguments(case, hs))
     decay, rate, storage = scalar(case, "weight_decay"), scalar(case, "learning_rate"), a["param_storage"]
+    if case.op == "adafactor_step":
+        return _WRAPPERS[storage](optax.chain(*adafactor_links(case, hs)), seed_of(case))
     if case.op not in _ALIASES:
         chained = [link_of(case, hs), hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
         return _WRAPPERS[storage](optax.chain(*chained), seed_of(case))

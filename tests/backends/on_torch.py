@@ -12,7 +12,9 @@ import torch
 
 import halfstep_torch as hs
 from backends.protocol import (
+    MEANS,
     Backend,
+    adafactor_links,
     codes_of,
     format_of,
     given_factor,
@@ -26,12 +28,13 @@ from backends.protocol import (
     unrefused,
 )
 from halfstep.rule import declared
+from halfstep.rules.adafactor import inverse_power
 from halfstep_spec.vectors import WIDTHS, Array, Case
 from halfstep_torch.link import ParamInfo
 from halfstep_torch.numbers.global_norm import global_norm
 from halfstep_torch.numbers.moments import bias_correction
 from halfstep_torch.numbers.norms import norm
-from halfstep_torch.numbers.op import STEP_OPS
+from halfstep_torch.numbers.op import STEP_OPS, NumbersOp
 from halfstep_torch.numbers.random_words import fold, leaf_keys
 from halfstep_torch.rules.clip import clip
 from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
@@ -189,6 +192,18 @@ class TorchBackend(Backend):
             for name, x in columns.items()
         }
 
+    def mean(self, case: Case) -> dict[str, Array]:
+        x = to_torch(case.inputs["x"])
+        return {n: from_torch(STEP_OPS["parameter"].mean(x, axis)) for n, axis in MEANS.items()}
+
+    def inverse_power(self, case: Case) -> dict[str, Array]:
+        counts, powers = (case.inputs[n].bits for n in ("count", "power"))
+        table = [
+            [inverse_power(np.float32(t), c, NumbersOp()) for c in powers.view(np.float32)]
+            for t in counts.view(np.int32)
+        ]
+        return {"y": Array.of(np.array(table, np.float32))}
+
     def norm(self, case: Case) -> dict[str, Array]:
         return {"norm": from_torch(norm(to_torch(case.inputs["x"])))}
 
@@ -292,6 +307,9 @@ def _optimizer(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Opti
     rule, storage = unrefused(rule_arguments(case, hs)), case.arguments["param_storage"]
     decay, rate = scalar(case, "weight_decay"), scalar(case, "learning_rate")
     named = [(_parameter_name(case), p)]
+    if case.op == "adafactor_step":
+        links = hs.chain(*adafactor_links(case, hs))
+        return hs.Optimizer(named, with_param_storage("step", links, storage, seed_of(case)), **options)
     make = None if case.arguments.get("given") else _class(case, rule)
     given = _class_arguments(make, _link(case.op), rule) if make else None
     if given is not None:

@@ -29,8 +29,14 @@ _FUNCTIONS = (
     "ema_params",
     "trust_ratio",
     "newton_schulz",
+    "mean",
+    "inverse_power",
 )
 _STEPS = tuple(f"{name}_step" for name in (*RULES, "lamb", "store_state"))
+
+
+MEANS = {"rows": 1, "columns": 0, "all": None}
+"""Of a case of means: what is asked of, and the axis."""
 
 
 class Backend:
@@ -66,6 +72,19 @@ def link_of(case: Case, package: Any) -> Any:
     name = case.arguments.get("inner", case.op).removesuffix("_step")
     make = getattr(package, f"scale_by_{name}", None) or getattr(package, name)
     return make(**unrefused(rule_arguments(case, package)))
+
+
+def adafactor_links(case: Case, package: Any) -> list[Any]:
+    """Return the links of Adafactor that a case of steps asks for, in their order."""
+    options = unrefused(rule_arguments(case, package))
+    threshold, min_scale = options.pop("clipping_threshold"), options.pop("min_scale")
+    return [
+        package.scale_by_factored_rms(**options),
+        package.clip_by_block_rms(threshold),
+        package.scale_by_learning_rate(scalar(case, "learning_rate")),
+        package.scale_by_param_block_rms(min_scale),
+        package.add_decayed_weights(scalar(case, "weight_decay"), absolute=True),
+    ]
 
 
 def given_factor(options: dict[str, Any], package: Any) -> Any:

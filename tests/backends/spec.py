@@ -6,6 +6,7 @@ import numpy as np
 
 import halfstep_spec as spec
 from backends.protocol import (
+    MEANS,
     RATIO_ARRAYS,
     Backend,
     codes_of,
@@ -18,8 +19,10 @@ from backends.protocol import (
 )
 from halfstep_spec.cases.steps import stored_arrays
 from halfstep_spec.numbers.global_norm import global_norm
+from halfstep_spec.numbers.means import inverse_power, mean
 from halfstep_spec.numbers.newton_schulz import newton_schulz
 from halfstep_spec.numbers.random_words import next_step
+from halfstep_spec.rules.adafactor import Adafactor
 from halfstep_spec.rules.clip import clip, clip_by_global_norm
 from halfstep_spec.storage.relative import to_unit
 from halfstep_spec.vectors import Array, Case
@@ -82,16 +85,21 @@ class SpecBackend(Backend):
     def step(self, case: Case) -> dict[str, Array]:
         a, i = case.arguments, case.inputs
         options = rule_arguments(case, spec)
-        bounds = {n: options.pop(n) for n in ("max_norm", "trust_power", "exact") if n in options}
+        beside = ("max_norm", "trust_power", "exact", "clipping_threshold", "min_scale")
+        bounds = {n: options.pop(n) for n in beside if n in options}
         name = a.get("inner", case.op).removesuffix("_step")
         rule = spec.RULES["adam" if name == "lamb" else name](**options)
         if "inner" in a:
             select = a["select"] and tuple(a["select"])
             fmt = format_of(a["state_format"], spec)
             rule = spec.StoreState(rule, fmt, a["state_rounding"], select, rule.seed)
-        make = functools.partial(spec.Lamb, **bounds) if name == "lamb" else spec.Step
+        kinds = {"lamb": spec.Lamb, "adafactor": Adafactor}
+        make = functools.partial(kinds.get(name, spec.Step), **bounds)
         step = make(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
-        stored = {n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale"), i["p"].bits.shape) for n in rule.moments}
+        stored = {
+            n: spec.Encoded(i[n].bits, _bits(i, f"{n}_scale"), moment.shape(i["p"].bits.shape))
+            for n, moment in rule.moments.items()
+        }
         state = spec.StepState(spec.RuleState(int(i["count"].bits), stored), _bits(i, "extra"))
         p, rows = i["p"].bits, []
         with np.errstate(invalid="ignore", over="ignore"):
@@ -99,6 +107,15 @@ class SpecBackend(Backend):
                 p, state = step.step(p, g, state, a["leaf"], scalar(case, "learning_rate"))
                 rows.append(stored_arrays(step, p, state))
         return {n: Array.of(np.stack([row[n].bits for row in rows]), x.dtype) for n, x in rows[0].items()}
+
+    def mean(self, case: Case) -> dict[str, Array]:
+        x = case.inputs["x"].bits.view(np.float32)
+        return {n: Array.of(mean(x, axis)) for n, axis in MEANS.items()}
+
+    def inverse_power(self, case: Case) -> dict[str, Array]:
+        counts, powers = (case.inputs[n].bits for n in ("count", "power"))
+        table = [[inverse_power(t, c) for c in powers.view(np.float32)] for t in counts.view(np.int32)]
+        return {"y": Array.of(np.array(table, np.float32))}
 
     def norm(self, case: Case) -> dict[str, Array]:
         x = case.inputs["x"]

@@ -129,6 +129,14 @@ def factors_are_those_of_one_process_and_computed_once(rank: int, names=tuple(MU
             assert computed <= most, f"{name}, {layout}: {computed}"
 
 
+def rows_and_columns_are_those_of_one_process(rank: int) -> None:
+    make = functools.partial(hs.Adafactor, weight_decay=0.1, compile=False)
+    expected = Run(make).steps(1, STEPS)
+    for layout, mesh, placements in layouts():
+        place = lambda x, mesh=mesh, at=placements: shard(x, mesh, at(tuple(x.shape)))  # noqa: E731
+        assert_same_bits(Run(make, place).steps(1, STEPS), expected, f"Adafactor, {layout}")
+
+
 def a_gradient_that_is_not_finite_in_one_process_changes_nothing_in_any(rank: int) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     param = torch.nn.Parameter(shard(torch.ones(8, 8, dtype=torch.bfloat16), mesh, [Shard(0)]))
@@ -154,6 +162,7 @@ def test_two_processes_have_the_bits_of_one():
         trust_ratios_are_those_of_one_process,
         trust_ratios_lie_within_the_bound_of_those_of_one_process,
         factors_are_those_of_one_process_and_computed_once,
+        rows_and_columns_are_those_of_one_process,
         a_gradient_that_is_not_finite_in_one_process_changes_nothing_in_any,
     )
 

@@ -69,7 +69,7 @@ class StoredMoment:
             ValueError: if the format cannot hold a state, or nearest would freeze it.
         """
         rate = getattr(rule, field.rate) if field.rate else np.float32(0)
-        dtype = getattr(rule, field.dtype) if field.dtype else None
+        dtype = getattr(rule, field.dtype) if field.dtype else field.always or None
         asked_for = None if dtype is None else as_format(rule.name, field.dtype, dtype)
         # Known when the link is built, and the same under `jax.jit` as without it.
         constant = np.float32(rate) if isinstance(rate, np.floating | np.ndarray) else None

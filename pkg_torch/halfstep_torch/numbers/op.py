@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.means import mean
 from halfstep.numbers import Number
 from halfstep.op import Op
 from halfstep_torch.numbers import exact, moments
@@ -61,6 +62,11 @@ class TorchOp:
     def power(x: Any, y: Any) -> Tensor:
         """Return x^y."""
         return x if isinstance(y, float) and y == 1 else torch.pow(x, y)
+
+    @staticmethod
+    def mean(x: Tensor, axis: int | None = None) -> Tensor:
+        """Return the mean along an axis, or of all, by halves."""
+        return mean(x, axis, torch.cat)
 
     @staticmethod
     def norm(x: Tensor, exact: bool = False) -> Tensor:

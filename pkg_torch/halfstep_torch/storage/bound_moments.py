@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from halfstep.random_words import role_of
-from halfstep.rule import Moment, Rule, declared
+from halfstep.rule import Moment, Rule, declared, moments_of
 from halfstep.storage.moment_formats import (
     check_format,
     check_freezing,
@@ -21,6 +21,7 @@ from halfstep.storage.moment_formats import (
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape, WordSource
+from halfstep_torch.storage.state_dtypes import as_format
 from halfstep_torch.storage.stored_moment import StoredMoment
 
 
@@ -37,7 +38,7 @@ def bound_moments(
     caller: str, rule: Rule, h: Any, dtype: torch.dtype, shape: Shape
 ) -> tuple[StoredMoment, ...]:
     """Return how the moments of a parameter are stored, in the order of their declaration."""
-    moments = declared(type(rule)).moments.values()
+    moments = moments_of(rule).values()
     return tuple(_bound(caller, rule, moment, h, dtype, shape) for moment in moments)
 
 
@@ -88,7 +89,7 @@ def _shape(rule: Rule, moment: Moment, shape: Shape) -> Shape:
 
 def _format(moment: Moment, h: Any) -> Format | None:
     """Return the format that was asked for; None where the dtype of the weights decides."""
-    return getattr(h, moment.dtype) if moment.dtype else None
+    return getattr(h, moment.dtype) if moment.dtype else as_format("", moment.name, moment.always or None)
 
 
 def _rounding(rule: Rule, moment: Moment) -> str:

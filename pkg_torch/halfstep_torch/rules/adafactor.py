@@ -1,0 +1,177 @@
+"""Adafactor's links, and `Adafactor` as an optimizer. Contract: A18, A19."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from halfstep.hyperparameters import several
+from halfstep.rule import number
+from halfstep.rules import adafactor as shared
+from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.rules.learning_rate import LEARNING_RATE, ScaleByLearningRate
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.storage.state_dtypes import DType
+from halfstep_torch.weights.weight_storage import with_param_storage
+
+scale_by_factored_rms = shared.ScaleByFactoredRms
+clip_by_block_rms = shared.ClipByBlockRms
+scale_by_param_block_rms = shared.ScaleByParamBlockRms
+
+_EPS1 = 2.0**-23
+
+
+def _check_decay(caller: str, name: str, value: Any, decay: float) -> None:
+    """Refuse a power of the count outside [-1, 0]."""
+    if not -1 <= decay <= 0:
+        raise ValueError(
+            f"{caller}: {name}={value} is outside [-1, 0], so that 1 - t^{name} is no rate of an average. "
+            "Use a power such as -0.8."
+        )
+
+
+class ScaleByFactoredRms(shared.ScaleByFactoredRms):
+    """The rule under torch's entries: a decay below 0, and two epsilons, of which it keeps the second too."""
+
+    name = "scale_by_factored_rms"
+
+    decay_rate: Any = number(-0.8, torch="beta2_decay", check=_check_decay)
+    epsilon: Any = number(0.0, torch=None)
+    floor: Any = number(None, none=_EPS1, torch="eps[0]")
+    min_scale: Any = number(1e-3, torch="eps[1]")
+
+    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
+        """Return those of the rule, whose power is above 0."""
+        return super().numbers(h._replace(decay_rate=-h.decay_rate), t, op)
+
+
+class ClipByBlockRms(shared.ClipByBlockRms):
+    """The rule under torch's entry."""
+
+    name = "clip_by_block_rms"
+
+    threshold: Any = number(torch="d", check=shared.check_threshold)
+
+
+class ScaleByParamBlockRms(shared.ScaleByParamBlockRms):
+    """The rule under torch's entry, which the link of the second moment owns."""
+
+    name = "scale_by_param_block_rms"
+
+    floor: Any = number(None, none=_EPS1, torch="eps[0]", owned=False)
+    min_scale: Any = number(1e-3, torch="eps[1]", owned=False)
+
+
+class ScaleByRelativeStep(ScaleByLearningRate):
+    """Multiply the update by minus the relative step: the learning rate, or 1/sqrt(t) where that is less."""
+
+    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
+        """Return the step with its sign."""
+        return {"learning_rate": -op.minimum(h.learning_rate, 1.0 / op.sqrt(op.float32(t)))}
+
+
+class AddAbsoluteDecay(AddDecayedWeights):
+    """Subtract the share lr weight_decay of the weights, whatever the relative step."""
+
+    name = "add_decayed_weights"
+
+    learning_rate: Any = LEARNING_RATE(default=None, owned=False)
+    absolute: bool = True
+
+    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
+        """Return the share."""
+        return {"weight_decay": h.weight_decay * h.learning_rate}
+
+
+class Adafactor(Optimizer):
+    """Adafactor, whose second moment takes a row and a column of each matrix, with weights of 16 bits.
+
+    `chain(scale_by_factored_rms, clip_by_block_rms, the relative step, scale_by_param_block_rms,
+    add_decayed_weights, round_stochastically)`: all arithmetic in float32. With t the count of steps and u
+    the update of the first two links:
+
+        p <- round(p - (min(lr, 1/sqrt(t)) u max(rms(p), eps[1])) - lr weight_decay p)
+
+    In float32 throughout it is `torch.optim.Adafactor` to within rounding, but for arrays of three axes and
+    more: here, as in Optax, the two longest axes are factored, there the last two. `eps[0]=None` is 2^-23,
+    whatever the dtype of the weights; torch's is 0.0078 under bfloat16 weights.
+
+    Args:
+        params: as in `AdamW`.
+        lr: the largest relative step, and the rate of decay.
+        beta2_decay: minus `decay_rate` of `scale_by_factored_rms`: -1 to 0.
+        eps: `floor` there, and `min_scale` of `scale_by_param_block_rms`.
+        d: `threshold` of `clip_by_block_rms`.
+        weight_decay: as in `AdamW`.
+        maximize: ascend.
+        min_dim_size_to_factor: as there; torch factors every matrix.
+        nu_dtype: with `nu_rounding`, how the second moment is stored of what is not factored.
+        nu_rounding: as there.
+        param_storage: with the other arguments, as in `AdamW`.
+
+    Raises:
+        TypeError: if an argument is of a wrong type.
+        ValueError: if one is out of range.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(64, 32, dtype=torch.bfloat16)
+        >>> optimizer = hs.Adafactor(model.named_parameters())
+        >>> model(torch.ones(1, 64, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state[model.weight]["row_var"].shape
+        torch.Size([32, 1])
+
+    Source: as `scale_by_factored_rms`; arguments are those of `torch.optim.Adafactor`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor | Callable[[int], float] = 1e-2,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        min_dim_size_to_factor: int = 0,
+        nu_dtype: DType = None,
+        nu_rounding: str = "stochastic",
+        param_storage: str = "stochastic",
+        seed: Seed = 0,
+        compile: bool | str = "auto",
+        names: Iterable | None = None,
+        state_device: str | None = None,
+    ) -> None:
+        caller = type(self).__name__
+        floor, min_scale = several(caller, "eps", eps, 2)
+        rule = ScaleByFactoredRms(
+            decay_rate=beta2_decay, min_dim_size_to_factor=min_dim_size_to_factor, floor=floor,
+            nu_dtype=nu_dtype, seed=as_seed(caller, seed), min_scale=min_scale,
+        )  # fmt: skip
+        make = functools.partial(_adafactor_chain, caller, rule, d, lr, weight_decay)
+        tx = ChainByOptions(make, {"nu_rounding": nu_rounding, "param_storage": param_storage})
+        super().__init__(
+            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
+        )
+
+
+def _adafactor_chain(
+    caller: str,
+    rule: ScaleByFactoredRms,
+    d: Any,
+    lr: Any,
+    weight_decay: Any,
+    *,
+    param_storage: str,
+    **kept: str,
+) -> Chain:
+    """Return the links in Optax's order."""
+    links = [dataclasses.replace(rule, **kept), ClipByBlockRms(d), ScaleByRelativeStep(lr)]
+    links += [ScaleByParamBlockRms(), AddAbsoluteDecay(weight_decay, learning_rate=lr)]
+    return with_param_storage(caller, chain(*links), param_storage, rule.seed)

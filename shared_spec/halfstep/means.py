@@ -1,0 +1,36 @@
+"""Means whose bits no framework, device or mesh changes: sums by halves (contract M3).
+
+Slices and sums alone, so that arrays of every framework can be given.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def mean(x: Any, axis: int | None, concatenate: Callable) -> Any:
+    """Return the mean along an axis, which stays with a size of 1; of all elements, 0-d, without one.
+
+    With h = ceil(n / 2), the second half of n numbers is added to the first, element by element; of an odd
+    number that in the middle waits. What is left after ceil(log2 n) times is multiplied by float32(1/n).
+
+    Args:
+        x: float32, of at least one element along the axis.
+        axis: from 0 up, or None.
+        concatenate: the framework's.
+    """
+    flat = x.reshape(-1) if axis is None else x
+    along = axis or 0
+    size = n = flat.shape[along]
+    while n > 1:
+        half = n - n // 2
+        added = flat[_part(along, 0, n - half)] + flat[_part(along, half, n)]
+        waiting = flat[_part(along, n - half, half)]
+        flat, n = added if n == 2 * half else concatenate([added, waiting], along), half
+    flat = flat if size == 1 else flat * float(np.float32(1) / np.float32(size))
+    return flat.reshape(()) if axis is None else flat
+
+
+def _part(axis: int, start: int, stop: int) -> tuple:
+    return (*[slice(None)] * axis, slice(start, stop))
