@@ -189,7 +189,9 @@ class JaxBackend(Backend):
         put = self._put if i["p"].bits.ndim == 1 else self._split_rows
         names = stored_names(case)
         tx = _transform(case)
-        p, *stored = (_stored(case, name, put(i[name])) for name in ("p", *names))
+        # A row or a column that is not in use has one element, and nothing to divide.
+        placed = {name: self._split_rows for name in names if i[name].bits.size == 1}
+        p, *stored = (_stored(case, name, placed.get(name, put)(i[name])) for name in ("p", *names))
         fields = [_field(case, name) for name in names]
         given = dict(zip(fields, stored, strict=True))
         state = _with_fields(tx.init(p), {"count": jnp.int32(to_numpy(i["count"])), **given})

@@ -199,7 +199,8 @@ def inverse_power(t: Any, c: Any, op: Any) -> Any:
         power = op.where(bit, power * root, power)
         c = op.where(bit, c - 2.0**-k, c)
         root = op.sqrt(root)
-    return 1.0 / power
+    # Never below 1; seen through, the inverse of a single root would become another function.
+    return 1.0 / op.maximum(power, 1.0)
 
 
 def factored_axes(shape: Shape, factored: bool, min_dim_size_to_factor: int) -> tuple[int, int] | None:

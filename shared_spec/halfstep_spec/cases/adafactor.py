@@ -40,7 +40,7 @@ def _step_case(shape: tuple[int, ...], options: dict[str, Any], storage: str) ->
     step = Adafactor(rule, 0.1, "decoupled", "bfloat16", storage, 0.5)
     size = int(np.prod(shape))
     p = round_to(reals("adafactor weights", size, (-4, 0)).reshape(shape), step.param_dtype)
-    g = reals("adafactor gradients", 4 * size, (-5, 1)).reshape(4, *shape)
+    g = reals("adafactor gradients", 3 * size, (-5, 1)).reshape(3, *shape)
     first = step.init(p)
     state = StepState(RuleState(6, first.rule.moments), first.extra) if rule.step_offset else first
     comment = f"{list(shape)}, {step.param_dtype} {storage} weights, {describe(rule)}"
