@@ -75,6 +75,11 @@ class HostSlot(ShardedSlot):
         return torch.device("cpu")
 
     @property
+    def kept(self) -> Mapping[str, Tensor]:
+        """Of each state array what is the slot's, on the host: an arena has it while its piece is stepped."""
+        return self.host
+
+    @property
     def grad(self) -> Tensor:
         """The gradient of the rows, detached."""
         return self._here(super().grad)

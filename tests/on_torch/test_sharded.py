@@ -83,6 +83,11 @@ def fully_sharded_models_train_as_one_process(rank: int) -> None:
         fully_shard(model, **options)
         optimizers = [adamw(m.named_parameters(), **RECIPES["eight_bit"]) for m in (model, alone)]
         for step in range(STEPS):
+            # Gradients of the first batch wait for those of the second, as is recommended to accumulate them.
+            model.set_requires_gradient_sync(False)
+            backward(model, rank, 10 + step)
+            assert all(p.grad is None for p in model.parameters())
+            model.set_requires_gradient_sync(True)
             backward(model, rank, step)
             for p, q in zip(model.parameters(), alone.parameters(), strict=True):
                 q.grad = None if p.grad is None else p.grad.full_tensor()
@@ -179,9 +184,12 @@ def partial_gradients_are_summed(rank: int) -> None:
 
 
 def cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten(rank: int) -> None:
-    """Two to agree, one for the scales of pieces (two for units of each other), one for those of all."""
+    """Two to agree, one for the scales of pieces (two for units of each other), one for those of all.
+
+    Formats without scales take none.
+    """
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    for recipe, count in (("whole_rows", 4), ("units", 5)):
+    for recipe, count in (("default", 0), ("split16", 0), ("whole_rows", 4), ("units", 5)):
         for leaves in (1, 10):
             params = [
                 torch.nn.Parameter(shard(torch.ones(4, 200, dtype=torch.bfloat16), mesh, [Shard(1)]))

@@ -79,6 +79,8 @@ MAKES = {
     "lamb": functools.partial(hs.Lamb, compile=False, param_storage="compensated"),
     "momentum": functools.partial(hs.SGD, compile=False, momentum=0.9),
     "clipped": clipped,
+    # Its momentum is looked at before a step.
+    "muon": functools.partial(hs.Muon, compile=False),
 }
 
 

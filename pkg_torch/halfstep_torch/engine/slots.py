@@ -61,6 +61,11 @@ class Slot:
         return self.owner.device
 
     @property
+    def kept(self) -> Mapping[str, Tensor]:
+        """Of each state array what is here, where it is kept between steps."""
+        return self.state
+
+    @property
     def held(self) -> Tensor:
         """What says which processes have the elements here."""
         return self.owner

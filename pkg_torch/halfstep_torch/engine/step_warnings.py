@@ -70,7 +70,7 @@ def warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
             moments = {moment.name: moment for moment in rule.moments}
             pairs = [(moments[x.second], x) for x in rule.moments if x.second in moments]
             for (second, first), slot in itertools.product(pairs, batch.slots):
-                if (ends := count_at_ends(second, first, slot.state)) is not None:
+                if (ends := count_at_ends(second, first, slot.kept)) is not None:
                     sums = counted.setdefault((second.key, second.format.dtype), [0, 0, 0])
                     for i, count in enumerate((*ends, slot.param.numel())):
                         sums[i] += int(count)
