@@ -15,6 +15,7 @@ from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.checkpoint.float32_state import decoded_states
 from halfstep_torch.checkpoint.float32_weights import float32_params
 from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.numbers.hyperparameters import decay_rate
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.state_dict import read_groups
@@ -128,7 +129,8 @@ class AdamWScheduleFree(Optimizer):
     ) -> None:
         caller = type(self).__name__
         seed = as_seed(caller, seed)
-        b1, b2 = several(caller, "betas", betas, 2)
+        rates = enumerate(several(caller, "betas", betas, 2))
+        b1, b2 = (decay_rate(caller, f"betas[{i}]", rate) for i, rate in rates)
         rms = functools.partial(ScaleByRms, b2, eps, False, True, nu_dtype, seed=seed)
         free = ScaleByScheduleFree(b1, warmup_steps, lead_dtype, seed=seed)
         make = functools.partial(_chain, caller, rms, weight_decay, lr, free)

@@ -220,6 +220,13 @@ def test_a_number_out_of_range_is_refused_by_both(options, message):
         )
 
 
+def test_a_class_names_the_argument_that_it_was_given():
+    named = [("w", torch.nn.Parameter(torch.zeros(2)))]
+    for betas, message in (((1.0, 0.9), r"betas\[0\]=1.0 is outside"), ((0.9, -1), r"betas\[1\]=-1 is")):
+        with pytest.raises(ValueError, match="AdamWScheduleFree: " + message):
+            halfstep_torch.AdamWScheduleFree(named, betas=betas)
+
+
 def test_averages_of_another_run_are_refused():
     params = {"w": jnp.ones((4, 4))}
     tx = halfstep_jax.schedule_free_adamw(LR)
