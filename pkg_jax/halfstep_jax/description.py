@@ -70,8 +70,8 @@ class Description:
 def describe(tx: optax.GradientTransformation, params: Any) -> Description:
     """Say of every weight, and of what is kept for it, in what format it is kept, how it is rounded, and why.
 
-    A format that was asked for and is not used, since the array is too small for scales, shows here, as does
-    a weight that no link stores.
+    It shows where a format that you asked for is not used, because an array is too small for scales. It also
+    shows a weight that no link stores.
 
     Args:
         tx: any Optax transform; of links that are not of this package only shapes and dtypes are known.

@@ -17,10 +17,11 @@ _FUNCTION = "in_shard_map"
 def in_shard_map(inner: optax.GradientTransformation, specs: Any) -> optax.GradientTransformationExtraArgs:
     """Tell a transform how weights are cut, for steps inside `jax.shard_map`.
 
-    There every device sees its part of an array alone. Told which part that is, the links of this package
-    use the random words of those elements in the whole array, and the formats that it has (an array is not
-    small because its parts are), and the bits are those of one device. Nothing is sent. The state is that of
-    `inner`, so that it may be made outside, and a step outside is that of `inner`.
+    There every device sees its part of an array alone. Once the links of this package know which part that
+    is, they use the random words of these elements in the whole array. They also use the formats of the whole
+    array, which may be large enough for scales where its parts are not. So the bits are those of one device.
+    Nothing is sent. The state is that of `inner`, so that it may be made outside, and a step outside is that
+    of `inner`.
 
     Where a cut goes through blocks that share a scale, no device alone can find it: refused. So is, without
     this, whatever needs random words or blocks of an array of which it is not known that it is whole. Norms

@@ -13,10 +13,10 @@ from halfstep_jax.placement import placed_like
 def state_shardings(tx: optax.GradientTransformation, params: Any, shardings: Any) -> Any:
     """Return the sharding of every array of the state of any Optax transform.
 
-    What belongs to a weight lies where the weight lies: moments, their codes in any format, their scales,
-    what is kept beside the weight, copies and averages that other transforms keep. Scales and packed codes
-    have fewer columns than the weight; they are cut along the same mesh axes if these divide them, and are
-    whole on every device otherwise. Counts, seeds and all else are on every device.
+    All arrays of a weight are placed like the weight: moments, their codes in any format, their scales,
+    further bits of the weight, and copies and averages of other transforms. Scales and packed codes have
+    fewer columns than the weight. They are cut along the same mesh axes if these divide them, and are
+    replicated otherwise. Counts, seeds and all else are on every device.
 
     An array belongs to the weight whose name its own ends with: `0/mu/encoder/kernel` to `encoder/kernel`.
     Where the params are one array, without a name, what has its shape, or as many rows, belongs to it.

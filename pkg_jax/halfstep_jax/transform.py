@@ -49,14 +49,14 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
         rule: an instance of a class that derives from `halfstep.Rule`.
 
     Returns:
-        An Optax transform. Its updates are float32. Its state is the class's `State` where the rule has
-        moments, or a NamedTuple of `count`, `seed` and the moments; without moments a count or nothing.
+        An Optax transform. Its updates are float32. If the rule has moments, its state is the class's
+        `State`, or a NamedTuple of `count`, `seed` and the moments. Without moments it is a count, or empty.
 
     Raises:
         TypeError: if a hyperparameter or dtype is of the wrong type; from `init` and `update`, if a leaf is
             not float32, bfloat16 or float16.
-        ValueError: if a moment would freeze, or one step on zeros shows that the rule returns another shape
-            or dtype, reads a moment that it does not declare, or leaves one unrounded; from `update`, if
+        ValueError: if a moment would freeze. Also if a trial step shows that the rule returns another shape
+            or dtype, reads a moment that it does not declare, or leaves a moment unrounded. From `update`, if
             trees or shapes differ.
 
     Example:

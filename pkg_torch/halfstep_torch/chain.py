@@ -48,8 +48,8 @@ def chain(*links: Rule | Chain) -> Chain:
 
     Raises:
         TypeError: if something else than a transform is given.
-        ValueError: if a rule's declarations are wrong, two links own one param-group entry or state array,
-            or a link that lands on the weights is not the last.
+        ValueError: if a rule's declarations are wrong, if two links own the same param-group entry or state
+            array, or if a link that lands on the weights is not the last.
 
     Example:
         >>> import halfstep_torch as hs

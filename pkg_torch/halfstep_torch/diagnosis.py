@@ -50,10 +50,10 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
 
     Call it after backward (under a GradScaler after `unscale_`), before the step, best after some steps of
     training. Where parameters are DTensors, all processes call it together, and all get the counts of the
-    whole model. Copies of the 16-bit parameters take steps, the optimizer's own ones with the same numbers:
-    as they are; with weights (and, of other packages, state) in float32; and with gradients of zero, from
-    which decay and the rates of moments show. Weights, state, gradients and random generators stay as they
-    are; at the peak there are two copies more of weights, gradients and state.
+    whole model. Copies of the 16-bit parameters take trial steps with the optimizer's own numbers. One step
+    is as it would be. One has weights in float32, and for other packages state too. One has gradients of
+    zero, and shows the decay and the rates of moments. Weights, state, gradients and random generators stay
+    as they are; at the peak there are two copies more of weights, gradients and state.
 
     An update counts as lost if the float32 step moves a weight and the step itself does not. Stochastic
     rounding moves few weights too, but by the right amount on average, and an optimizer that keeps what

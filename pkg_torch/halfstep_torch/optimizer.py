@@ -34,17 +34,17 @@ from halfstep_torch.streamed_state import StreamedStep
 class Optimizer(SavedOptimizer):
     """A `torch.optim` optimizer that applies a chain of transforms.
 
-    At each step the gradient of every parameter that has one goes through the links of the chain, in float32,
-    and the weight becomes nearest(p + u) in its own dtype. Each link documents where it rounds. Weights and
-    state are changed in place. Gradients, state and numbers of all parameters are checked, and kernels
-    compiled, before any weight changes; what fails after that (no memory left, an interrupt, a user's own
+    At each step every gradient goes through the links of the chain, in float32, and the weight becomes
+    nearest(p + u) in its own dtype. Parameters without a gradient stay. Each link documents where it rounds.
+    Weights and state are changed in place. Gradients, state and numbers of all parameters are checked, and
+    kernels compiled, before any weight changes. A later failure (no memory left, an interrupt, a user's own
     rule) leaves some parameters stepped and others not.
 
     The links' numbers are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`, `mu_dtype`,
     ...): a group's own value wins, and lr schedulers may write them. So do `param_storage` and the roundings
     of the named classes: exact weights for norms and embeddings are a group with `param_storage="split16"`.
-    State per parameter is a flat dict: `step`, an int64 0-d tensor, and what the links keep (`exp_avg`,
-    `exp_avg_sq`), row-major, in its own dtypes, which `load_state_dict` keeps to the bit.
+    The state of a parameter is a flat dict. It has `step`, an int64 0-d tensor, and the arrays of the links
+    (`exp_avg`, `exp_avg_sq`), row-major, in their own dtypes. `load_state_dict` keeps every bit of them.
 
     Random words depend on (seed, step, name, element) alone: pass named parameters
     (`model.named_parameters()`); reordering, freezing or resuming then changes no bit.
@@ -107,8 +107,8 @@ class Optimizer(SavedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
         """Update every parameter that has a gradient.
 
-        `torch.amp.GradScaler` may call it: gradients of a scaled loss are unscaled in float32, float16 ones
-        too, and a step in which it found an infinity or a NaN changes nothing.
+        `torch.amp.GradScaler` may call it. Gradients of a scaled loss, also float16 gradients, are unscaled
+        in float32. A step in which the scaler found an infinity or a NaN changes nothing.
 
         Args:
             closure: re-evaluates the model and returns the loss.

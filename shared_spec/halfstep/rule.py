@@ -149,10 +149,10 @@ def moment(
         torch: its key in the state of a torch optimizer, such as "exp_avg"; its name unless given.
         linear: whether the update is linear in what `round` returns, and the moment an average, or a sum, of
             the rate `rate`: then the rounding "paid" is offered (contract F19).
-        amplified: whether the update magnifies errors of storing, as the factor of a matrix does: then "auto"
-            is nearest where that does not freeze, and codes that are too coarse are refused (contract F20).
-        always: the plain dtype of a moment without a field for its format, such as "float32", whatever that
-            of the weights.
+        amplified: whether the update magnifies errors of storing, as the factor of a matrix does. Then "auto"
+            is nearest if that does not freeze, and codes that are too coarse are refused (contract F20).
+        always: the plain dtype of a moment without a field for its format, such as "float32", whatever the
+            dtype of the weights.
     """
     return Moment("", rate, signed, dtype, rounding, shape, unit, torch, linear, amplified, always)
 
@@ -168,8 +168,8 @@ class Rule:
 
     Attributes:
         name: in messages, state dicts and files; the class's name in snake case unless given.
-        scope: "elementwise"; "parameter", where the update of an element reads others of its array; or "all",
-            where it reads other arrays (JAX alone; `update` then gets and returns tuples).
+        scope: "elementwise"; "parameter", if the update of an element reads other elements of its array; or
+            "all", if it reads other arrays (JAX alone; `update` then gets and returns tuples).
         by_norms: of a rule of scope "parameter", whether `update` reads other elements through `op.norm`
             alone: processes that have shards of the array then exchange norms, not the array. Such an
             `update` keeps no moments, and asks for the same norms whatever their values.

@@ -33,8 +33,8 @@ def float32_params(params: Any, state: Any) -> Any:
 
     Args:
         params: the weights of the model.
-        state: of the optimizer that trains them: any nesting of Optax states, or of mappings of their fields,
-            as a checkpoint restored without a target has them.
+        state: the state of the optimizer that trains them: any nesting of Optax states. A checkpoint that was
+            restored without a target has mappings in their place, which are read too.
 
     Raises:
         TypeError: if a leaf is not float32, bfloat16 or float16.

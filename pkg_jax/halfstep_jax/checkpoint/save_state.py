@@ -85,8 +85,8 @@ def load_state(
 ) -> tuple[Any, Any]:
     """Return the weights and the optimizer state of a file that `save_state` of either package wrote.
 
-    Counts and seeds are the file's; numbers, such as b1, are those of `tx`, and must be the file's, but for
-    learning rates and weight decay.
+    Counts and seeds come from the file. Numbers such as b1 come from `tx`, and must agree with the file;
+    learning rates and weight decay need not.
 
     Args:
         path: of the file.
@@ -96,7 +96,7 @@ def load_state(
 
     Raises:
         ValueError: if the file is no state file, damaged, of a later version, of other weights or of another
-            transform; with the first difference by name.
+            transform. The message names the first difference.
         OSError: if it cannot be read.
 
     Source: ours (contract T).

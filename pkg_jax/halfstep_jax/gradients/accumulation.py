@@ -52,9 +52,9 @@ def accumulate_gradients(
         sum <- stochastic(sum + g);  at every k-th: u = inner((1/k) sum), sum <- 0
 
     As `optax.MultiSteps`, with the sum in 16 bits: half the memory of its float32. Rounded to nearest in
-    bfloat16, a sum of 64 equal gradients is off by 3 %, the same way every time, and once it is 512 times a
-    gradient, that changes nothing; rounded stochastically it is right on average. Rounds the sum once per
-    micro-batch, and the mean to float32.
+    bfloat16, a sum of 64 equal gradients is off by 3 %, the same way every time. Once the sum is 512 times a
+    gradient, another gradient changes nothing. Rounded stochastically, the sum is right on average. Rounds
+    the sum once per micro-batch, and the mean to float32.
 
     Between the steps updates are -0.0, which moves no weight, and the state of `inner` stays as it is.
     `state.mini_step == 0` tells that a step was taken.
@@ -66,9 +66,9 @@ def accumulate_gradients(
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Raises:
-        TypeError: if `every_k` is no integer, `dtype` no dtype, `seed` no seed; from `init` and `update`, if
-            a leaf is not float32, bfloat16, float16 or float64.
-        ValueError: if `every_k` is below 1, there is no such dtype, or `seed` is out of range; from `update`,
+        TypeError: if `every_k` is no integer, `dtype` no dtype, or `seed` no seed. From `init` and `update`,
+            if a leaf is not float32, bfloat16, float16 or float64.
+        ValueError: if `every_k` is below 1, there is no such dtype, or `seed` is out of range. From `update`,
             if trees, shapes or the dtype of the sum differ.
 
     Example:

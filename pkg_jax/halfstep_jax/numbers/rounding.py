@@ -39,7 +39,7 @@ def round_to(
 ) -> jax.Array:
     """Round float32 `x` to `dtype`.
 
-    With s the significand of x and d the number of its low bits that `dtype` cannot hold, the magnitude of
+    Let s be the significand of x, and d the number of its low bits that `dtype` cannot hold. The magnitude of
     the result is (s >> d) + up, where
 
         nearest (`words` is None):  up = 1 if the discarded part exceeds one half,

@@ -27,8 +27,8 @@ class ScaleByAdamState(NamedTuple):
         seed: uint32[2], (high, low).
         mu: codes of the first moments, in the tree of the params.
         nu: codes of the second moments, likewise.
-        mu_scale: scales by the names of the leaves that have one; a byte without meaning where no leaf is
-            large enough for a scale, and `optax.EmptyState()` where none can have one.
+        mu_scale: scales by the names of the leaves that have one. If no leaf is large enough for a scale, a
+            byte without meaning; if the format has no scales, `optax.EmptyState()`.
         nu_scale: scales of `nu`, likewise.
     """
 
@@ -77,13 +77,14 @@ def scale_by_adam(
         eps_root: added under the root.
         mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `codebook`) for the first moment;
             None: bfloat16 for bfloat16 params, else float32.
-        nu_dtype: likewise for the second moment, which has no sign: also "ufloat8_e6m2", 8 bits without a
-            scale, and the unsigned scaled formats; and, beside mu_dtype=relative("mulaw8"), "uroot4_e4m4",
-            with which u is made of m and v before they are stored, and eps enters under the root.
-        mu_rounding: "stochastic", "paid" (stochastic, and the update takes back at once what the error of
-            storing m would add to later ones), "nearest", "nearest_unchecked" (nearest even where that
-            freezes it) or "auto" (nearest where that leaves an average within a thousandth of its truth, else
-            stochastic, as where `b1` is an array).
+        nu_dtype: the same for the second moment. It has no sign, so "ufloat8_e6m2", 8 bits without a scale,
+            and the unsigned scaled formats are allowed too. Beside mu_dtype=relative("mulaw8") it may be
+            "uroot4_e4m4". Then u is computed from m and v before they are stored, and eps enters under the
+            root.
+        mu_rounding: "stochastic", "paid", "nearest", "nearest_unchecked" (nearest even if that freezes m) or
+            "auto". "paid" is stochastic, and the update takes back at once what the error of storing m would
+            add to later updates. "auto" is nearest if that leaves an average within a thousandth of its true
+            value. Otherwise, and if `b1` is an array, it is stochastic.
         nu_rounding: likewise, but for "paid". Nearest freezes a bfloat16 second moment above b2 = 0.996.
         nesterov: as in Optax.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
@@ -97,7 +98,7 @@ def scale_by_adam(
         array gets the bits of a single device, and in `jax.shard_map` by `in_shard_map`.
 
     Raises:
-        TypeError: if an argument is of the wrong type, or an array of another dtype than float32; from `init`
+        TypeError: if an argument is of the wrong type, or an array of another dtype than float32. From `init`
             and `update`, if a leaf is not float32, bfloat16, float16 or float64.
         ValueError: if an argument is out of range, or a moment would freeze; from `update`, if trees or
             shapes differ.
@@ -143,10 +144,10 @@ def adam(
     `learning_rate` is a number >= 0, a float32 scalar array, or a schedule; `seed` is for moments and weights
     alike. `recipe` is the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they
     are not given. The other arguments are those of `scale_by_adam`, and `param_storage`: how 16-bit weights
-    are stored: "stochastic" rounds them stochastically; "nearest" lets `optax.apply_updates` round
-    them, which drops small updates; "compensated" keeps what is lost (see `compensate`); "split8" and
-    "split16" keep further bits (see `split_params`), "master" a float32 copy (see `keep_master_params`):
-    under these three the links see float32 weights, and so moments are float32 by default.
+    are stored. "stochastic" rounds them stochastically; "nearest" lets `optax.apply_updates` round them,
+    which drops small updates; "compensated" keeps the lost part (see `compensate`). "split8" and "split16"
+    keep further bits (see `split_params`), and "master" keeps a float32 copy (see `keep_master_params`).
+    Under these three the links see float32 weights, and moments are float32 by default.
 
     Returns:
         An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands

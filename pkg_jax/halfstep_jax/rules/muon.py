@@ -146,9 +146,9 @@ def muon(
 ) -> optax.GradientTransformationExtraArgs:
     """Muon for the hidden matrices of a model, AdamW for the rest, for weights in 16 bits or float32.
 
-    Partitions the params by `muon_labels`, which prints the split once: Muon steps what has two axes, unless
-    its name says that it is an embedding or a head; AdamW steps all else. Both chains end in decoupled decay
-    and the learning rate, and the weights are stored as `adamw` stores them. In float32 throughout, with
+    Partitions the params by `muon_labels`, which prints the split once. Muon steps arrays with two axes,
+    unless the name says embedding or head. AdamW steps all others. Both chains end in decoupled decay and the
+    learning rate, and the weights are stored as `adamw` stores them. In float32 throughout, with
     `bias_correction`, it is `optax.contrib.muon` to within rounding, but for embeddings and heads.
 
     Args:
@@ -165,9 +165,9 @@ def muon(
         bias_correction: as there.
         scale: as there.
         ns_dtype: as there.
-        matrices: what overrides the split: a function of leaf name ("layers/0/kernel") and array, or a
-            mapping from patterns of names, to True (Muon), False (AdamW), `MatrixAxes` (Muon, with these
-            axes) or None (as by default).
+        matrices: overrides the split. It is a function of leaf name ("layers/0/kernel") and array, or a
+            mapping from patterns of names. Values are True (Muon), False (AdamW), `MatrixAxes` (Muon, with
+            these axes) or None (as by default).
         adam_b1: with the other arguments `adam_...` and `nu_...`, as in `adamw`, for what AdamW steps.
         adam_b2: as there.
         adam_eps: as there.
@@ -179,8 +179,9 @@ def muon(
         mu_rounding: of the momentum.
         adam_mu_rounding: as `mu_rounding` there.
         nu_rounding: as there.
-        recipe: the name of one of `recipes`, for what AdamW steps, and `param_storage`; the momentum is then
-            `scaled("float16", 128)`, as large as two moments of 8 bits, or float32 under "full_precision".
+        recipe: the name of one of `recipes`, for the arrays that AdamW steps and for `param_storage`. The
+            momentum is then `scaled("float16", 128)`, as large as two moments of 8 bits; under
+            "full_precision" it is float32.
         param_storage: as there.
         seed: as there.
 

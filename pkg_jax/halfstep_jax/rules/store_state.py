@@ -41,9 +41,8 @@ class StoreStateState(NamedTuple):
         count: int32 scalar, steps taken.
         seed: uint32[2], (high, low).
         inner_state: of the wrapped transform, with codes in place of every array that is stored.
-        scale: scales of these, by the name of the array, such as "0/mu/encoder/kernel"; one byte that means
-            nothing where no array is large enough for a scale, and `optax.EmptyState()` where none can have
-            one.
+        scale: scales of these, by the name of the array, such as "0/mu/encoder/kernel". If no array is large
+            enough for a scale, a byte without meaning; if the format has no scales, `optax.EmptyState()`.
     """
 
     count: jax.Array
@@ -65,9 +64,9 @@ def store_state(
         s = decode(stored);  u, s <- inner.update(g, s);  stored <- encode(s)
 
     `inner` gets its arrays in the shapes and dtypes in which it made them. Rounds each array once a step,
-    after `inner`: the update is of the array before it was stored, so the bits are not those of `mu_dtype=`
-    or `nu_dtype=`, which it cannot have for transforms that are not ours. Under `jax.jit` nothing but the
-    codes is kept between steps.
+    after `inner`: the update comes from the array before it was stored. So the bits differ from those of
+    `mu_dtype=` or `nu_dtype=`, which only our own transforms have. Under `jax.jit` nothing but the codes is
+    kept between steps.
 
     Not stored: integers, random keys, booleans, scalars (arrays without an axis), 8-bit and 64-bit floats,
     and arrays below the format's `min_size` (see `scaled`). All other arrays are stored, whatever they mean
@@ -75,16 +74,17 @@ def store_state(
 
         store_state(tx, "ufloat8_e6m2", select=lambda name, array: "nu" in name.split("/"))
 
-    Only an array's name is known. In a format with a scale, what is not zero never becomes zero in a block
-    without a negative number, so second moments are safe in "float8_e4m3fn". Formats without a sign keep
+    Only an array's name is known. In a format with a scale, a nonzero number never becomes zero in a block
+    without negative numbers. So second moments are safe in "float8_e4m3fn". Formats without a sign keep
     magnitudes: select what has no sign. As no decay rate is known, freezing is not checked.
 
     Args:
         inner: any Optax transform.
         format: "float32", "bfloat16", "float16", "ufloat8_e6m2", or a format from `scaled` or `codebook`.
         rounding: "stochastic", or "nearest_unchecked", which freezes slow averages: see `scale_by_adam`.
-        select: from the name of an array in the state of `inner`, such as "0/mu/encoder/kernel", and its
-            shape and dtype (a `jax.ShapeDtypeStruct`) to whether it is stored; None stores all.
+        select: a function that says whether an array in the state of `inner` is stored. Its arguments are the
+            name, such as "0/mu/encoder/kernel", and shape and dtype as a `jax.ShapeDtypeStruct`. None stores
+            all.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:
@@ -95,9 +95,9 @@ def store_state(
     Raises:
         TypeError: if an argument is of the wrong type; from `init` and `update`, if the state of `inner`
             holds complex numbers.
-        ValueError: if there is no such format or rounding, or `seed` is out of range; from `init`, if
-            `select` chooses nothing, or a format without a sign is to hold what has one; from `update`, if
-            the state is not of `params`.
+        ValueError: if there is no such format or rounding, or `seed` is out of range. From `init`, if
+            `select` chooses nothing, or if an array with negative numbers would get a format without a sign.
+            From `update`, if the state is not of `params`.
 
     Example:
         >>> params = {"w": jnp.ones((64, 64))}

@@ -34,9 +34,9 @@ def scale_by_trust_ratio(
         ratio = (trust_coefficient |p|) / (|u| + eps), but 1 where |p| or |u| is 0
         u <- clamp(ratio, min_ratio, max_ratio) u
 
-    In float32, whatever the dtypes. The norms neither underflow nor overflow while the norm itself is a
-    float32 number (Optax's underflow to 0 where a weight's elements are 1e-20, and are in the weights'
-    dtype); they are sums, rounded in XLA's own order. Each operation after them is rounded once.
+    In float32, whatever the dtypes. The norms neither underflow nor overflow as long as the norm itself is a
+    float32 number. (Optax's norms are in the weights' dtype, and underflow to 0 if the elements are 1e-20.)
+    Their sums are rounded in XLA's own order. Each operation after them is rounded once.
 
     Args:
         min_norm: a lower bound on both norms.

@@ -47,19 +47,19 @@ class CompensateState(NamedTuple):
 def round_stochastically(seed: jax.typing.ArrayLike = 0) -> optax.GradientTransformationExtraArgs:
     """Round params + update stochastically to the dtype of the params: the last link of a chain.
 
-    With q = stochastic(float32(p) + u), the link returns q - p in float32, and -0.0 where q = p;
-    `optax.apply_updates`, and so Flax's `TrainState` and `nnx.Optimizer`, then land on q. Small updates,
+    With q = stochastic(float32(p) + u), the link returns q - p in float32, and -0.0 where q = p. Then
+    `optax.apply_updates`, and with it Flax's `TrainState` and `nnx.Optimizer`, land on q. Small updates,
     which nearest rounding would drop, survive on average. Rounds p + u to float32, then to the dtype of p.
     Updates of float32 weights pass as they are.
 
-    `optax.apply_updates` lands on nearest(p + (q - p)), which is q except in five corner cases: |q| below
-    about 2^-16 |p|; q - p past the range of float32; q - p or a weight subnormal; p infinite; q = -0
-    (contract P2).
+    `optax.apply_updates` lands on nearest(p + (q - p)), which is q except in five corner cases (contract P2).
+    |q| is below about 2^-16 |p|; q - p is past the range of float32; q - p or a weight is subnormal; p is
+    infinite; or q = -0.
 
-    Under `jax.jit` a sharded array gets the bits of a single device, and in `jax.shard_map`, where an array
-    is a shard, told by `in_shard_map` how it is cut. The updates are float32. Wrappers around `jax.lax.cond`,
-    such as `optax.apply_if_finite`, want updates in the dtype of the gradients: under bfloat16 gradients put
-    them around earlier links, not around this one.
+    Under `jax.jit` a sharded array gets the bits of a single device. In `jax.shard_map`, where an array is a
+    shard, it does so if `in_shard_map` says how the array is cut. The updates are float32. Wrappers around
+    `jax.lax.cond`, such as `optax.apply_if_finite`, want updates in the dtype of the gradients: under
+    bfloat16 gradients put them around earlier links, not around this one.
 
     Args:
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
@@ -91,10 +91,10 @@ def compensate() -> optax.GradientTransformationExtraArgs:
         n = nearest(float32(p) + s);  c <- nearest(s - (n - p))
 
     and the link returns n - p in float32, and -0.0 where n = p; `optax.apply_updates` lands on n. Rounds u +
-    c, p + s and c. What rounding c loses is gone; this sets the limit: in bfloat16, an equal update at every
-    step moves a weight as far as it should, to within 2 %, where it is at least 2^-12 of the weight; less and
-    less far below that; and not at all below 2^-18. For such updates use `split_params`. Updates of float32
-    weights pass as they are, and nothing is kept for them.
+    c, p + s and c. The error of rounding c is lost, and this sets a limit. Take bfloat16 and an equal update
+    at every step. An update of at least 2^-12 of the weight moves it as far as it should, to within 2 %.
+    Smaller updates move it less and less far, and below 2^-18 not at all. For such updates use
+    `split_params`. Updates of float32 weights pass as they are, and nothing is kept for them.
 
     Errors are those of `round_stochastically`.
 

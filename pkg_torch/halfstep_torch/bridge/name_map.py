@@ -65,11 +65,11 @@ class _Unit(NamedTuple):
 def name_map(params: Any, model: nn.Module, names: Mapping[str, str] | None = None) -> NameMap:
     """Propose which leaf is which parameter; print the result and read it before you use it.
 
-    Known are Flax (linen and nnx) Dense, DenseGeneral, Conv, Embed, LayerNorm and other norms, and attention
-    with split heads, against torch Linear, Conv, Embedding, norms and MultiheadAttention or four Linears;
-    layers stacked by `nn.scan` along the first axis; and Equinox's layers of the same kinds, whose `weight`
-    has torch's layout. Layers are paired by their path, else where just one of either fits the other.
-    Nothing is guessed from an order.
+    It knows these layers of Flax (linen and nnx): Dense, DenseGeneral, Conv, Embed, LayerNorm and other
+    norms, and attention with split heads. In torch they are Linear, Conv, Embedding, norms, and
+    MultiheadAttention or four Linears. It also knows layers that `nn.scan` stacks along the first axis, and
+    Equinox's layers of the same kinds, whose `weight` has torch's layout. Layers are paired by their path,
+    else where just one of either fits the other. Nothing is guessed from an order.
 
     Args:
         params: the tree of weights, or of their shapes: of Equinox, `eqx.filter(model, eqx.is_array)`.

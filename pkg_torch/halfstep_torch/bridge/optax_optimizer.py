@@ -25,13 +25,13 @@ class OptaxOptimizer(torch.optim.Optimizer):
     """A torch optimizer that steps parameters by an Optax transform, of this package's twin or any other.
 
     A step is one jitted program: `tx.update` and `optax.apply_updates` on the tree {leaf name: parameter}.
-    Weights and gradients are read by JAX where they are (over DLPack) if it sees their device and they are
-    row-major and aligned, else copied once; new weights are copied back once. `shares_memory` tells which.
-    The bits are those of the same transform in JAX, given the gradients; weights keep their dtype, and random
-    words follow the parameters' names.
+    JAX reads weights and gradients in place (over DLPack) if it sees their device and if they are row-major
+    and aligned. Otherwise they are copied once. New weights are copied back once. `shares_memory` tells
+    which. The bits are those of the same transform in JAX, given the gradients; weights keep their dtype, and
+    random words follow the parameters' names.
 
-    Schedules belong into the transform. Where it has `optax.inject_hyperparams` with a `learning_rate`, the
-    param group shows it as `lr`, and an `lr` that a scheduler writes is obeyed at the next step.
+    Schedules belong into the transform. If it has `optax.inject_hyperparams` with a `learning_rate`, the
+    param group shows this rate as `lr`. An `lr` that a scheduler writes is used from the next step on.
 
     Every parameter needs a gradient at every step: Optax knows no parameter that stays behind.
 

@@ -40,8 +40,9 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
         optimizer: whose state it is.
 
     Returns:
-        A state dict: of every parameter `step` (not for SGD, which has none) and its moments, float32 copies;
-        of every group its numbers, a learning rate that follows a function as the number of the last step.
+        A state dict. For every parameter it has `step` (except for SGD) and float32 copies of its moments.
+        For every group it has the numbers; a learning rate that follows a function stands as the number of
+        the last step.
 
     Raises:
         TypeError: if it is not an `Optimizer`.
@@ -95,11 +96,11 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
 
     Args:
         optimizer: that is to go on.
-        state_dict: of `torch.optim.AdamW`, `Adam` or `SGD`, in any floating dtype, or what
-            `float32_state_dict` returned; also of torchao's `AdamW8bit`, `AdamW4bit` and `AdamWFp8`, of
-            bitsandbytes' 8-bit optimizers, of adamw_bf16 (whose float32 weights, `p.float() + shift`,
-            `set_float32_params` takes) and of torchastic. Parameters are matched by name within their group
-            or, where either side has no names, by their place.
+        state_dict: of `torch.optim.AdamW`, `Adam` or `SGD`, in any floating dtype, or the result of
+            `float32_state_dict`. Also of torchao's `AdamW8bit`, `AdamW4bit` and `AdamWFp8`, of bitsandbytes'
+            8-bit optimizers, of torchastic, and of adamw_bf16. (`set_float32_params` takes the float32
+            weights of adamw_bf16, `p.float() + shift`.) Parameters are matched by name within their group or,
+            where either side has no names, by their place.
 
     Raises:
         TypeError: if it is not an `Optimizer`, or no state dict.

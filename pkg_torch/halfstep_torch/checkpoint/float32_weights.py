@@ -30,8 +30,8 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
         optimizer: whose parameters they are.
 
     Returns:
-        Copies, float32 and row-major, of a DTensor a DTensor that is placed as it is: in a dict by the
-        parameters' names or, where the optimizer was given none, in a list in its order.
+        Copies, float32 and row-major; the copy of a DTensor is a DTensor with the same placement. They are in
+        a dict by the parameters' names or, if the optimizer was given no names, in a list in its order.
 
     Example:
         >>> import halfstep_torch as hs
@@ -62,9 +62,9 @@ def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
 def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
     """Set the weights, and what is kept beside them, from float32: to continue from a float32 checkpoint.
 
-    Rounds each weight to its dtype as its storage does, and the rest to what is kept beside it: `compensate`
-    to bfloat16; `split_params` of 16 bits and bfloat16, and `keep_master_params`, keep all of it. Moments and
-    steps stay as they are. All weights are set or, if anything is wrong, none.
+    Rounds each weight to its dtype as its storage does. The rest goes to the array beside the weight:
+    `compensate` rounds it to bfloat16; `split_params` of 16 bits and bfloat16, and `keep_master_params`, keep
+    all of it. Moments and steps stay as they are. All weights are set or, if anything is wrong, none.
 
     Args:
         optimizer: whose parameters they are.

@@ -45,11 +45,12 @@ class _Stepped(NamedTuple):
 def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
     """Write weights and optimizer state to one file, from which either package goes on.
 
-    The file is safetensors: `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are stored,
-    under the names of the contract; its header says of every weight which links step it, with their counts,
-    seeds, numbers and formats. `docs/bridge.md` has the layout. Buffers of the model are not in it. A file of
-    that name is replaced once the new one is whole. With DTensors all processes call it together, gather one
-    array at a time, and the first process writes the file; any other mesh goes on from it, or none.
+    The file is safetensors. It has `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are
+    stored, under the names of the contract. Its header names the links that step each weight, with their
+    counts, seeds, numbers and formats. `docs/bridge.md` has the layout. Buffers of the model are not in it. A
+    file of that name is replaced once the new one is whole. With DTensors all processes call it together.
+    They gather one array at a time, and the first process writes the file. Any other mesh, or a single
+    process, can continue from it.
 
     Args:
         path: of the file.
@@ -96,8 +97,8 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
 def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: Optimizer) -> None:
     """Set weights and optimizer state from a file that `save_state` of either package wrote.
 
-    Steps and seeds are the file's; numbers, such as betas, are those of the optimizer, and must be the
-    file's, but for learning rates and weight decay. All is set or, if anything is wrong, nothing.
+    Steps and seeds come from the file. Numbers such as betas come from the optimizer, and must agree with the
+    file; learning rates and weight decay need not. All is set or, if anything is wrong, nothing.
 
     Args:
         path: of the file.
@@ -107,7 +108,8 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     Raises:
         TypeError: if it is not an `Optimizer`.
         ValueError: if the file is no state file, damaged, of a later version, of other weights or of another
-            chain, or holds state of transforms that are Optax's alone; with the first difference by name.
+            chain. Also if it holds state of transforms that only Optax has. The message names the first
+            difference.
         OSError: if it cannot be read.
 
     Source: ours (contract T).

@@ -31,10 +31,10 @@ def accumulate_gradients(
     """Round stochastically when backward adds a gradient to one that is there: grad <- stochastic(grad + g).
 
     Autograd adds in the dtype of the gradients. In bfloat16 the sum of 64 equal gradients is then off by 3 %,
-    the same way every time, and once it is 512 times a gradient, that changes nothing; rounded stochastically
-    it is right on average. It stands where autograd puts it, in `grad`: training loops, clipping, `zero_grad`
-    and any optimizer's `step` stay as they are, as does `torch.autograd.grad`. float32 gradients are added as
-    before.
+    the same way every time. Once the sum is 512 times a gradient, another gradient changes nothing. Rounded
+    stochastically it is right on average. The sum is in `grad`, where autograd puts it. Training loops,
+    clipping, `zero_grad`, `torch.autograd.grad` and any optimizer's `step` stay as they are. float32
+    gradients are added as before.
 
     Rounds the sum once per micro-batch, in the dtype of the parameter, in pieces: no memory but the gradient
     that arrives. Divide the loss by the number of micro-batches for their mean.
@@ -43,20 +43,20 @@ def accumulate_gradients(
     process a seed of its own, such as its rank: they round sums of their own.
 
     Args:
-        parameters: a module, an optimizer, `model.named_parameters()`, or parameters; of those without names
-            the index stands for the name. 16-bit ones get a hook; they need not all get a gradient.
+        parameters: a module, an optimizer, `model.named_parameters()`, or parameters, whose index then stands
+            for the name. 16-bit parameters get a hook; they need not all get a gradient.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: whether sums are rounded by a torch.compile'd kernel: True, False, or "auto", as `Optimizer`
             takes it. The bits are the same.
 
     Returns:
-        A handle: `remove()` takes the hooks away, which else keep the parameters in memory (those of a module
-        go with it); `state_dict()` and `load_state_dict()` save and restore how
-        many gradients each parameter has been given, of which the random words are a function.
+        A handle. `remove()` takes the hooks away, which otherwise keep the parameters in memory (hooks of a
+        module go with it). `state_dict()` and `load_state_dict()` save and restore the number of gradients
+        that each parameter has been given; the random words depend on these counts.
 
     Raises:
-        TypeError: if `parameters` are none, or the seed is no seed; from backward, if a gradient is sparse or
-            of a wrong dtype, and then `grad` is what it was.
+        TypeError: if `parameters` are no parameters, or the seed is no seed. From backward, if a gradient is
+            sparse or of a wrong dtype; `grad` is then unchanged.
         ValueError: if the seed is out of range, or a parameter has such hooks already.
         RuntimeError: from backward, if a parameter's data were replaced since, by `model.to(...)` for one.
 

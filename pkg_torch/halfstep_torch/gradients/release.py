@@ -20,13 +20,13 @@ def release_gradients(optimizer: Optimizer) -> "GradientRelease":
     """Step every parameter as soon as backward has its gradient, and free that.
 
     Gradients then never stand in memory all at once: of a bfloat16 model that saves up to 2 bytes per
-    parameter at the peak. The bits are those of `optimizer.step()` after backward, which now finds no
-    gradient and does nothing, so a training loop may keep it; schedulers work as they do.
+    parameter at the peak. The bits are the same as in a step after backward. `optimizer.step()` now finds no
+    gradient and does nothing, so a training loop may keep it. Schedulers work as before.
 
-    Every backward is a step. This cannot be combined with what needs all gradients before a step: adding them
-    up over micro-batches, clipping by their norm, `GradScaler`, or averaging them over processes.
-    Parameters are stepped one by one, at a cost of about a millisecond each on the host; an error in the
-    middle of backward leaves those before it stepped.
+    Every backward is a step. Some methods need all gradients before a step, and cannot be combined with it:
+    accumulation over micro-batches, clipping by their norm, `GradScaler`, and averages over processes.
+    Parameters are stepped one by one, at a cost of about a millisecond each on the host. After an error in
+    the middle of backward, the parameters before it have taken their step.
 
     Args:
         optimizer: of this package, with the parameters that are to be stepped.
@@ -38,10 +38,10 @@ def release_gradients(optimizer: Optimizer) -> "GradientRelease":
         TypeError: if it is not an `Optimizer`.
         ValueError: if a link of the chain reads all gradients, or a parameter has hooks of
             `accumulate_gradients` or of this function, or a gradient already.
-        RuntimeError: if several processes train together, unless `fully_shard` shards all parameters (FSDP2
-            calls hooks once it has reduced a gradient) and no border of a shard cuts a block; from
-            `optimizer.step()`, if a `GradScaler` calls it; from `clip_grad_norm_` of this package. (torch's
-            own finds no gradient, and returns 0.)
+        RuntimeError: if several processes train together. Allowed is `fully_shard` of all parameters, if no
+            border of a shard cuts a block (FSDP2 calls hooks once it has reduced a gradient). Also from
+            `optimizer.step()`, if a `GradScaler` calls it, and from `clip_grad_norm_` of this package.
+            (torch's own finds no gradient, and returns 0.)
 
     Example:
         >>> import torch, halfstep_torch as hs

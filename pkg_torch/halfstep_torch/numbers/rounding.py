@@ -25,8 +25,8 @@ _SIGN, _LARGEST, _INFINITY, _NAN = -(1 << 31), 0x7F7FFFFF, 0x7F800000, 0x7FC0000
 def round_to(x: Tensor, dtype, words: Tensor | None = None, *, saturate: bool = False) -> Tensor:
     """Round float32 `x` to `dtype`.
 
-    With s the significand of x and d the number of its low bits that `dtype` cannot hold, the result is
-    (s >> d) + up, in magnitude, where
+    Let s be the significand of x, and d the number of its low bits that `dtype` cannot hold. The magnitude of
+    the result is (s >> d) + up, where
 
         nearest (`words` is None):  up = 1 if the discarded part exceeds one half, or equals it and s >> d
                                     is odd

@@ -58,12 +58,12 @@ def scale_by_adam(
         eps_root: added inside it.
         mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
             or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
-        nu_dtype: how the second is stored: any of these, a `scaled` or `codebook` format without a sign, or
-            "ufloat8_e6m2"; or, beside mu_dtype=relative("mulaw8"), "uroot4_e4m4", with which u is made of
-            m and v before they are stored, and eps enters under the root.
-        mu_rounding: "stochastic", "paid" (stochastic, and the update takes back at once what the error of
-            storing m would add to later ones), "nearest", "nearest_unchecked" or "auto" (nearest where that
-            leaves an average within a thousandth of its truth, else stochastic).
+        nu_dtype: how the second moment is stored: any of these, a `scaled` or `codebook` format without a
+            sign, or "ufloat8_e6m2". Beside mu_dtype=relative("mulaw8") it may be "uroot4_e4m4". Then u is
+            computed from m and v before they are stored, and eps enters under the root.
+        mu_rounding: "stochastic", "paid", "nearest", "nearest_unchecked" or "auto". "paid" is stochastic, and
+            the update takes back at once what the error of storing m would add to later updates. "auto" is
+            nearest if that leaves an average within a thousandth of its true value, else stochastic.
         nu_rounding: likewise, for the second moment, but for "paid".
         nesterov: use Nesterov momentum.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.

@@ -104,10 +104,10 @@ class Lamb16(Optimizer):
     momentum of a large layer: it divides by the norm over n, where the block's largest magnitude is wanted.
     `docs/lamb16.md` has the figures.
 
-    Arguments and errors are those of `Lamb`, and `trust_power`: a number in (0, 1), by default that of the
-    published code, or None for LAMB's own ratio. Not 1: the learning rate would cancel, and a schedule do
-    nothing. The published code has no bias correction. With `exact` the power still differs from JAX's by
-    ulps, but for None.
+    Arguments and errors are the same as for `Lamb`. In addition there is `trust_power`: a number in (0, 1),
+    by default as in the published code, or None for LAMB's own ratio. Not 1: the learning rate would cancel,
+    and a schedule do nothing. The published code has no bias correction. With `exact` the power still differs
+    from JAX's by ulps, but for None.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -76,9 +76,9 @@ def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0
 def scale_by_learning_rate(learning_rate: float | Tensor | Schedule, *, flip_sign: bool = True) -> Rule:
     """Multiply the update by minus the learning rate: (-learning_rate) u, rounded once to float32.
 
-    Group entry: `lr`. Of a schedule the group shows the number of the last step (before the first, of that),
-    for loggers and state dicts. A 0 that is written there wins, as long as it stands; any other number that
-    is written there, as `torch.optim.lr_scheduler` does, changes nothing, which is said once in the log.
+    Group entry: `lr`. For a schedule the group shows the rate of the last step (before the first step, of the
+    first), for loggers and state dicts. A 0 that is written there is used, as long as it stands. Any other
+    number that is written there, as by `torch.optim.lr_scheduler`, changes nothing, and the log says so once.
 
     Args:
         learning_rate: a number, a tensor of one element (float32 or float64, read at every step), or a

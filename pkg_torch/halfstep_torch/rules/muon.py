@@ -103,8 +103,8 @@ def scale_by_muon(
 
     Raises:
         TypeError: for what is not a number.
-        ValueError: for a number out of range, and 4 bits; by the optimizer, for a parameter that is no
-            matrix, or an empty one, and for a gradient or a momentum that is not finite.
+        ValueError: for a number out of range, and for 4 bits. From the optimizer, for a parameter that is no
+            matrix or is empty, and for a gradient or a momentum that is not finite.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -128,11 +128,11 @@ def scale_by_muon(
 class Muon(Optimizer):
     """Muon for the hidden matrices of a model, AdamW for the rest, with weights of 16 bits or float32.
 
-    Every group of parameters becomes two, with the entry `use_muon`: Muon steps what has two axes, unless
-    its name says that it is an embedding or a head; AdamW steps all else. The split is printed once. A group
-    that has `use_muon` stays as it is. Chains are `scale_by_muon` or `scale_by_adam`, then decoupled decay,
-    the learning rate and the storage of weights, as in `AdamW`. In float32, with `ns_dtype="bfloat16"`, what
-    Muon steps is `torch.optim.Muon` to within the rounding of its factor.
+    Every group of parameters becomes two, with the entry `use_muon`. Muon steps parameters with two axes,
+    unless the name says embedding or head. AdamW steps all others. The split is printed once. A group that
+    has `use_muon` stays as it is. Chains are `scale_by_muon` or `scale_by_adam`, then decoupled decay, the
+    learning rate and the storage of weights, as in `AdamW`. In float32, with `ns_dtype="bfloat16"`, what Muon
+    steps is `torch.optim.Muon` to within the rounding of its factor.
 
     Args:
         params: pairs (name, parameter), or dicts of groups of them.
@@ -145,9 +145,9 @@ class Muon(Optimizer):
         eps: as there.
         ns_steps: as there.
         adjust_lr_fn: None or "original", or "match_rms_adamw": `scale="consistent_rms"`.
-        matrices: what overrides the split: a function of leaf name ("layers/0/weight") and parameter, or a
-            mapping from patterns of names, to True (Muon), False (AdamW), `MatrixAxes` (Muon, with these
-            axes) or None (as by default).
+        matrices: overrides the split. It is a function of leaf name ("layers/0/weight") and parameter, or a
+            mapping from patterns of names. Values are True (Muon), False (AdamW), `MatrixAxes` (Muon, with
+            these axes) or None (as by default).
         maximize: ascend.
         ns_dtype: as there.
         bias_correction: as there.
@@ -162,8 +162,9 @@ class Muon(Optimizer):
         nu_dtype: as there.
         adam_mu_rounding: as `mu_rounding` there.
         nu_rounding: as there.
-        recipe: the name of one of `recipes`, for what AdamW steps, and `param_storage`; the momentum is then
-            `scaled("float16", 128)`, as large as two moments of 8 bits, or float32 under "full_precision".
+        recipe: the name of one of `recipes`, for the arrays that AdamW steps and for `param_storage`. The
+            momentum is then `scaled("float16", 128)`, as large as two moments of 8 bits; under
+            "full_precision" it is float32.
         param_storage: as there.
         seed: as there.
         compile: as there; the factor is made of torch's own products of matrices.

@@ -172,8 +172,8 @@ def store_state(
 
         store_state(tx, "ufloat8_e6m2", select=lambda name, array: "nu" in name.split("/"))
 
-    Only an array's name is known. In a format with a scale, what is not zero never becomes zero
-    in a block without a negative number, so second moments are safe in "float8_e4m3fn". Formats without a
+    Only an array's name is known. In a format with a scale, a nonzero number never becomes zero in a block
+    without negative numbers. So second moments are safe in "float8_e4m3fn". Formats without a
     sign keep magnitudes: select what has no sign. Freezing is not checked.
 
     Group entries are those of `inner`. State: that of `inner` under the same keys, and of `scaled` formats
@@ -184,16 +184,17 @@ def store_state(
         format: "float32", "bfloat16", "float16", "ufloat8_e6m2", a torch dtype of these, or a format from
             `scaled` or `codebook`.
         rounding: "stochastic", or "nearest_unchecked", which freezes slow averages: see `scale_by_adam`.
-        select: from the name of an array, such as "mu/encoder/weight", in a chain "0/mu/encoder/weight", and
-            a meta tensor of its shape and dtype to whether it is stored; None stores all. The names are those
-            of the JAX package: `exp_avg` is "mu", `exp_avg_sq` "nu", `momentum_buffer` "trace".
+        select: a function that says whether an array is stored. Its arguments are the name, such as
+            "mu/encoder/weight" (in a chain "0/mu/encoder/weight"), and a meta tensor of its shape and dtype.
+            None stores all. The names are those of the JAX package: `exp_avg` is "mu", `exp_avg_sq` "nu",
+            `momentum_buffer` "trace".
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
 
     Raises:
         TypeError: if an argument is of a wrong type.
         ValueError: if there is no such format or rounding, `seed` is out of range, or `inner` lands on the
-            weights; from `Optimizer`, if `select` chooses nothing, or a format without a sign is to hold what
-            has one.
+            weights. From `Optimizer`, if `select` chooses nothing, or if an array with negative numbers would
+            get a format without a sign.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -58,9 +58,9 @@ def scale_by_trust_ratio(
         u <- clamp(ratio, min_ratio, max_ratio) u
 
     In float32, whatever the dtypes. The norms neither underflow nor overflow while the norm itself is a
-    float32 number; they are sums, rounded in torch's own order. Each operation after them is rounded once.
-    A step keeps the update of one parameter (of many short ones) in float32 until its norm is known; of
-    parameters that are sharded, all updates that are here. Norms of shards are brought together by one
+    float32 number; they are sums, rounded in torch's own order. Each operation after them is rounded once. A
+    step keeps the update of one parameter (or of many short ones) in float32 until its norm is known. Of
+    sharded parameters it keeps all updates of this process. Norms of shards are brought together by one
     collective for all parameters, two with `exact`.
 
     Group entries: all arguments but `eps`. A group with `min_ratio=1, max_ratio=1` skips the ratio, as is

@@ -72,8 +72,8 @@ class Format(shared.Format):
             x: float32; with a scale, whole runs of the array, in row-major order.
             words: int32 words for stochastic rounding, or None for nearest; where codes are dithered, they
                 are alike throughout a block.
-            keep_nonzero: whether what is not zero is not stored as zero: "always" (a second moment), "never",
-                or "where_nonnegative": in blocks without a negative number (contract S4).
+            keep_nonzero: when a nonzero number must not be stored as zero. "always" (a second moment),
+                "never", or "where_nonnegative": in blocks without a negative number (contract S4).
         """
         return self.round_trip(x, words, keep_nonzero=keep_nonzero)[0]
 

@@ -61,11 +61,11 @@ class Compensate(WeightRule):
 def round_stochastically(seed: Seed = 0) -> Rule:
     """Round the new weights stochastically; the last link of a chain.
 
-    q = stochastic(p + u) in the dtype of p; the link emits q - p in float32, and -0.0 where q = p, so that
-    nearest(p + u), which is how every weight is stored, gives q. float32 weights pass through.
+    q = stochastic(p + u) in the dtype of p. The link emits q - p in float32, and -0.0 where q = p. Every
+    weight is stored as nearest(p + u), which then is q. float32 weights pass through.
 
-    Rounds p + u to float32, then to the dtype of p: away from zero in magnitude with a probability of the
-    discarded fraction, so that updates far below the spacing of the weights arrive on average.
+    Rounds p + u to float32, then to the dtype of p: away from zero in magnitude, with the discarded fraction
+    as probability. So updates far below the spacing of the weights arrive on average.
 
     Args:
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).

@@ -112,9 +112,9 @@ def keep_master_params(inner: Chain | Rule) -> Chain:
     """Keep a float32 copy of the weights, step it by `inner`, and round it for the model.
 
     The model's weight is the copy rounded to nearest, ties away from zero: the same as `split_params` of 16
-    bits gives. Rounds nothing else. float32 weights pass through, and `inner` sees them. Where the model's
-    weight is not the copy rounded, it was changed since the last step (loaded, averaged, clamped): the step
-    goes on from that weight, and the copy follows.
+    bits gives. Rounds nothing else. float32 weights pass through, and `inner` sees them. If the model's
+    weight is not the rounded copy, the weight was changed since the last step (loaded, averaged, clamped).
+    Then the step continues from that weight, and the copy follows.
 
     What `inner` keeps by default follows the weights that it sees: its moments are float32 unless
     `mu_dtype` and `nu_dtype` say otherwise. State: `master`.

@@ -23,18 +23,19 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
 
         z = m / sqrt(v),   |z| <= (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)),   7.27 at b1 = 0.9, b2 = 0.999
 
-    and what a step goes on with is z sqrt(v). That is what an update is made of, so that an error of z is an
-    error of the update of the same size wherever the gradients are large or small. Because of the bound 8
-    bits need no scale at all. Rounds once, z; the quotient, the root and the product are float32's.
+    and what a step goes on with is z sqrt(v). The update is proportional to z, so an error of z is an error
+    of the update of the same size, whether gradients are large or small. Because of the bound 8 bits need no
+    scale at all. Rounds once, z; the quotient, the root and the product are float32's.
 
-    With "mulaw8" the unit is the power of two below sqrt(v), which takes no root and no quotient; it comes
-    out of the codes of nu_dtype="uroot4_e4m4", without which it is refused.
+    With "mulaw8" the unit is the power of two below sqrt(v), which takes no root and no quotient. It comes
+    from the codes of nu_dtype="uroot4_e4m4"; without these "mulaw8" is refused.
 
     Args:
-        dtype: without a block size "float8_e3m4" (in uint8), "int8", in steps of 1/16, or "mulaw8": a sign
-            and 128 magnitudes, floats of 7 bits less 1/16, as in the mu-law of telephones; with a block size
-            "int8" or "int4" (two to a byte, dithered: with one random number per block and step added before
-            rounding and subtracted after it; what is below 1/16 of a unit is stored as zero).
+        dtype: without a block size "float8_e3m4" (in uint8), "int8", in steps of 1/16, or "mulaw8". "mulaw8"
+            has a sign and 128 magnitudes, floats of 7 bits less 1/16, as in the mu-law of telephones. With a
+            block size "int8" or "int4". "int4" has two codes in a byte and a dither: one random number per
+            block and step is added before rounding and subtracted after it. Numbers below 1/16 of a unit are
+            stored as zero.
         block_size: None for no scales, also for small arrays; else as in `scaled`, elements of a block or
             "row". The scales have three significant bits.
         min_size: with scales, arrays of fewer elements are kept in float32.
@@ -45,7 +46,7 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
 
     Raises:
         TypeError: if an argument is of the wrong type.
-        ValueError: if there is no such format or block size; from a rule, if it has no second moment, or if
+        ValueError: if there is no such format or block size. From a rule, if it has no second moment, or if
             without scales its rates have no bound below 7.5.
 
     Example:

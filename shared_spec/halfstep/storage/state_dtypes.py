@@ -28,25 +28,26 @@ def scaled(
 ) -> Format:
     """Return the format of codes of `dtype` with one power-of-two scale per block, in one byte.
 
-    With s the smallest integer for which the block's largest magnitude, divided by 2^s, is a number of
-    `dtype`, x is stored as the codes of x / 2^s, rounded once, and s. Scaling rounds nothing. 8-bit codes
-    with blocks of 128 take 1.008 bytes per element. They save memory, not time: block maxima take a separate
-    pass over the array.
+    Let s be the smallest integer for which the block's largest magnitude, divided by 2^s, is a number of
+    `dtype`. x is stored as s and the codes of x / 2^s, rounded once. Scaling rounds nothing. 8-bit codes with
+    blocks of 128 take 1.008 bytes per element. They save memory, not time: block maxima take a separate pass
+    over the array.
 
     Blocks lie along the fewest trailing axes whose product reaches `block_size`; the last block of a run may
     be short. So sharding along leading axes keeps blocks whole.
 
     Args:
-        dtype: "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4" (4 bits of mantissa, 10 binades: for
-            the `mu` of blocks whose values lie close together) or "int8", or for second moments alone
-            "ufloat8_e5m3" or "ufloat8_e4m4", floats of 8 bits without a sign, or "uroot8", the 8-bit choice
-            for `nu`: eighth powers of evenly spaced numbers, steps of 3 % at the top, over 43 binades.
+        dtype: "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4" or "int8". ("float8_e3m4" has 4 bits
+            of mantissa and 10 binades, for the `mu` of blocks whose values lie close together.) For second
+            moments alone also "ufloat8_e5m3" and "ufloat8_e4m4", floats of 8 bits without a sign, and
+            "uroot8", the 8-bit choice for `nu`: eighth powers of evenly spaced numbers, steps of 3 % at the
+            top, over 43 binades.
         block_size: elements of a block; "row" for one block per last-axis row (inaccurate where a row spans
             many binades), None for a single block.
         min_size: arrays of fewer elements are kept in float32.
         min_ndim: so are arrays of fewer axes.
-        scale: "power_of_two", or, for int8, "fine": a byte with three significant bits, so that a block fills
-            its codes to four fifths at least, in place of a half.
+        scale: "power_of_two", or, for int8, "fine": a byte with three significant bits. Then a block uses at
+            least four fifths of its codes, where it may use only half under a power of two.
 
     Raises:
         TypeError: if an argument is of the wrong type.
@@ -73,16 +74,15 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
     """Return the format of codes of a table, of 8 or 4 bits, with one power-of-two scale per block.
 
     The tables are those of bitsandbytes and the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ..., the
-    last of them 1.
-    With s the smallest integer for which the block's largest magnitude fits the table with either sign (up to
-    2^s; in a signed table, which ends short of -1, to 0.993 2^s, of "dynamic4" 0.8875 2^s), y = x / 2^s is
-    rounded to a neighbour in the table and stored as that number's code, with s in one byte. It rounds up
-    from T_j if
+    last of them 1. Let s be the smallest integer for which the block's largest magnitude fits the table with
+    either sign. That is up to 2^s; signed tables end short of -1, at 0.993 2^s, and "dynamic4" at 0.8875 2^s.
+    y = x / 2^s is rounded to a neighbour in the table and stored as that number's code, with s in one byte.
+    It rounds up from T_j if
 
         h (T_(j+1) - T_j) < y - T_j      h from the random word, evenly spread over (0, 1); to nearest, 1/2
 
     so that the mean is y, to within 2^-22 of a gap. It rounds once, there; scaling rounds nothing. Blocks are
-    those of `scaled`. 8-bit tables follow float32 as well as 8-bit floats do; 4 bits are not enough, least of
+    as in `scaled`. 8-bit tables follow float32 as well as 8-bit floats do. 4 bits are not enough, least of
     all with nearest rounding.
 
     | table | bits | numbers |
