@@ -94,8 +94,8 @@ def check_memory(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
         for other in before:
             if _overlap(other, stretch):
                 raise ValueError(
-                    f"{caller}: the weights {other.name!r} and {stretch.name!r} lie over the same memory, "
-                    "and one update of the two would be lost. Pass one of them, or a clone."
+                    f"{caller}: the weights {other.name!r} and {stretch.name!r} share memory, and one of "
+                    "their updates would be lost. Pass one of them, or a clone."
                 )
         before.append(stretch)
 
@@ -249,9 +249,9 @@ def check_leftovers(
     for key in ("compensation", "extra_bits", "master"):
         if key in state and key not in arrays:
             raise ValueError(
-                f"{caller}: the state of {name!r} holds {key}, of a weight of 16 bits, which the weight no "
-                "longer is. Build a new optimizer once the model has its dtype; float32_params of this one "
-                "gave all bits before."
+                f"{caller}: the state of {name!r} holds {key}, which belongs to 16-bit weights, and the "
+                "weight has another dtype now. Build a new optimizer once the model has its dtype; before "
+                "the change float32_params gives all bits."
             )
 
 

@@ -66,7 +66,7 @@ def _update(bound: BoundRule, numbers: Any, g: Tensor, p: Tensor) -> Tensor:
             raise
         raise ValueError(
             f"{rule}: update fails on an update of shape {shape} ({type(error).__name__}: {error}). "
-            "Of its fields it knows the options; numbers are those of n, and state is in m."
+            "It may read options from its own fields, numbers from n, and state from m."
         ) from error
     if not bool(((u == bare) | (u.isnan() & bare.isnan())).all()):
         raise ValueError(

@@ -203,8 +203,8 @@ class StreamedStep(ShardedStep):
     def _tell(self, name: str) -> None:
         if not self._told:
             say_once(
-                f"{self._caller}: steps of some shards exchange words with other processes, that of {name!r} "
-                "among them, and their state stays beside their weights. To have it on the host, shard first "
+                f"{self._caller}: steps of some shards, such as {name!r}, exchange messages with other "
+                "processes, so their state stays beside their weights. To have it on the host, shard first "
                 "axes, take formats whose blocks no border cuts, or use CPUOffloadPolicy of fully_shard."
             )
         self._told = True

@@ -269,7 +269,7 @@ def _advice_on_formats(terms: Terms, moments: Mapping[str, MomentDiagnosis], lar
     for second in terms.pairs:
         if any(dtype.startswith("float8_e4m3fn") for dtype in kept.get(second, ())):
             yield (
-                f"{second} in float8_e4m3fn holds 18 binades of a block, and lifts what is smaller. "
+                f"{second} in float8_e4m3fn holds 18 binades of a block, and rounds smaller numbers up. "
                 'scaled("ufloat8_e5m3") holds 32, in as many bytes.'
             )
 
@@ -284,7 +284,7 @@ def _advice_on_updates(terms: Terms, updates_lost: float, decay_lost: float | No
         decay = f" and {decay_lost:.0%} of the decay" if decay_lost else ""
         yield (
             f"Rounding drops {updates_lost:.0%} of the updates{decay}. {terms.cure} A learning rate that was "
-            "tuned while weights stood still is too high without that: try a lower one."
+            "tuned while weights stood still may be too high once they move: try a lower rate."
         )
 
 
@@ -329,7 +329,7 @@ def _advice_on_gradients(
         )
     if sums_rounded > 0.05:
         yield (
-            f"{sums_rounded:.0%} of the {terms.sums}: they lose what is small beside them. "
+            f"{sums_rounded:.0%} of the {terms.sums}: they lose small addends. "
             f"Use accumulate_gradients of {terms.package}."
         )
     if abs(plain_norm - norm) > 0.01 * norm:

@@ -321,7 +321,7 @@ def _check_keys(rule: type[Rule], declarations: Declared) -> None:
     """Refuse moments whose arrays would share a name in a state, or random words (contract W6)."""
     if {"mu", "trace"} <= declarations.moments.keys():
         name, other = (name for name in declarations.moments if name in ("mu", "trace"))
-        raise ValueError(f"{rule.name}: the words of {name} are those of another moment, {other}. Rename it.")
+        raise ValueError(f"{rule.name}: {name} and {other} would share their random words. Rename one.")
     owners = {"step": "step", "count": "count", "seed": "seed"}
     for name, moment in declarations.moments.items():
         for key in (name, f"{name}_scale", moment.torch, f"{moment.torch}_scale"):

@@ -191,7 +191,7 @@ def compared(rule: Rule, question: Question, numbers: Any, eager: Answer, compil
         normal = _normal(ours.results)
     _compare(rule, eager, ours, normal, "from NumPy's")
     for how, theirs in compiled.items():
-        _compare(rule, theirs, eager, normal, f"{how} from the one of operations taken one by one")
+        _compare(rule, theirs, eager, normal, f"{how} from operations taken one by one")
 
 
 def _compare(rule: Rule, theirs: Answer, ours: Answer, normal: Mapping[tuple, np.ndarray], what: str) -> None:

@@ -83,8 +83,8 @@ _BLOCK = 'Use a positive integer, "row" or None.'
         (
             lambda: hs.scale_by_adam(nu_dtype=hs.scaled("int8")),
             ValueError,
-            "scale_by_adam: nu_dtype=int8 cannot hold a second moment: it loses small ones or lifts them by "
-            'orders, and steps are too long or too short. Use "bfloat16", scaled("float16"), '
+            "scale_by_adam: nu_dtype=int8 cannot hold a second moment: it rounds small ones to zero, or up "
+            'by orders of magnitude, and steps are too long or short. Use "bfloat16", scaled("float16"), '
             'scaled("ufloat8_e5m3") or codebook("udynamic8").',
         ),
         (

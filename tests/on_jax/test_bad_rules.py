@@ -137,7 +137,7 @@ BAD = [
     (
         lambda: rule(kept, trace=hs.moment(rate="b1")),
         ValueError,
-        "own: the words of mu are those of another moment, trace. Rename it.",
+        "own: mu and trace would share their random words. Rename one.",
     ),
     (
         lambda: rule(kept, scope="all"),

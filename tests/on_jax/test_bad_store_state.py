@@ -88,7 +88,7 @@ def copy_of_params():
                 P, hs.store_state(optax.sgd(1.0, 0.9), "bfloat16").init(P), P
             ),
             ValueError,
-            "store_state: the state holds 1 arrays, that of these params 3. Pass the tree that init saw.",
+            "store_state: the state holds 1 arrays, a state of these params 3. Pass the tree that init saw.",
         ),
         (
             lambda: hs.store_state(optax.adam(1.0), "bfloat16", seed=-1),

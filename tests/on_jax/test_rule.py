@@ -315,7 +315,7 @@ def test_the_line_whose_result_differs_under_jit_is_named(rule, line):
         ValueError, match=rf"^{rule.name}: test_rule\.py, line \d+: {re.escape(line)}: the"
     ) as caught:
         hs.check_rule(rule)
-    assert "differs under jax.jit from the one of operations taken one by one" in str(caught.value)
+    assert "differs under jax.jit from operations taken one by one" in str(caught.value)
 
 
 def test_the_operation_that_is_not_numpys_is_named(monkeypatch):

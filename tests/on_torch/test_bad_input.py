@@ -128,7 +128,8 @@ CALLS = [
     (
         lambda: hs.add_decayed_weights(0.1, mask={"w": True}),
         TypeError,
-        "add_decayed_weights: mask={'w': True} is not a function. Use one of (name, param), or param groups.",
+        "add_decayed_weights: mask={'w': True} is not a function. Use a function of (name, param), or param "
+        "groups.",
     ),
     (
         lambda: hs.scale_by_learning_rate(-0.1),

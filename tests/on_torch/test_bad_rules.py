@@ -52,7 +52,7 @@ BAD_DECLARATIONS = {
     ),
     "words of another": (
         {"mu": hs.moment(), "trace": hs.moment()},
-        "mine: the words of mu are those of another moment, trace. Rename it.",
+        "mine: mu and trace would share their random words. Rename one.",
     ),
     "one entry": (
         {"__annotations__": {"b1": float, "b2": float}, "b2": hs.decay_rate(0.9, torch="b1")},

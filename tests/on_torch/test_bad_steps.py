@@ -200,7 +200,7 @@ def test_two_parameters_of_one_name_are_refused(first, second):
     leaf = second.removeprefix("module.").replace(".", "/")
     with pytest.raises(ValueError, match="names decide the random words") as error:
         hs.AdamW([(first, parameter()), (second, parameter())])
-    assert f"the parameters {first!r} and {second!r} have one name, {leaf!r}" in str(error.value)
+    assert f"the parameters {first!r} and {second!r} have the same name, {leaf!r}" in str(error.value)
     groups = [{"params": [(name, parameter())]} for name in (first, second)]
     with pytest.raises(ValueError, match="names decide the random words"):
         hs.AdamW(groups)
@@ -208,7 +208,9 @@ def test_two_parameters_of_one_name_are_refused(first, second):
 
 @pytest.mark.parametrize("entry", ["seed", "compile", "names"])
 def test_what_holds_for_all_groups_is_refused_in_one(entry):
-    with pytest.raises(ValueError, match=f"^AdamW: {entry}='x' in a param group; it is one for all groups"):
+    with pytest.raises(
+        ValueError, match=f"^AdamW: {entry}='x' in a param group; it is the same for all groups"
+    ):
         hs.AdamW([{"params": [parameter()], entry: "x"}])
 
 
@@ -235,7 +237,7 @@ def test_an_entry_that_nothing_reads_is_refused(entry, way_out):
 def test_two_parameters_over_one_memory_are_refused():
     memory = torch.ones(12, dtype=torch.bfloat16)
     whole, part = torch.nn.Parameter(memory), torch.nn.Parameter(memory[4:8])
-    with pytest.raises(ValueError, match=r"^AdamW: the weights 'whole' and 'part' lie over the same memory"):
+    with pytest.raises(ValueError, match=r"^AdamW: the weights 'whole' and 'part' share memory"):
         hs.AdamW([("whole", whole), ("part", part)])
     halves = [torch.nn.Parameter(memory[:6]), torch.nn.Parameter(memory[6:])]
     columns = [torch.nn.Parameter(memory.view(6, 2)[:, k]) for k in range(2)]
@@ -286,5 +288,5 @@ def test_strided_weights_that_share_elements_are_refused_and_interleaved_ones_ar
     hs.AdamW([("even", torch.nn.Parameter(columns[:, ::2])), ("odd", torch.nn.Parameter(columns[:, 1::2]))])
     dense = torch.nn.Parameter(columns[1])
     for a, b in ((views[0], views[1]), (views[1], views[0]), (views[0], dense)):
-        with pytest.raises(ValueError, match=r"^AdamW: the weights '.' and '.' lie over the same memory"):
+        with pytest.raises(ValueError, match=r"^AdamW: the weights '.' and '.' share memory"):
             hs.AdamW([("a", a), ("b", b)])

@@ -143,14 +143,14 @@ EDITS = [
     (
         edit(HEADER, None),
         "load_state_dict: param group 0 was not written by halfstep_torch: it has no 'halfstep' entry. "
-        "Pass a state dict of the same optimizer class, or that of torch's to load_float32_state_dict.",
+        "Pass a state dict of the same optimizer class, or pass torch's own to load_float32_state_dict.",
     ),
     (
         edit((*HEADER, "spec_version"), 1),
         "load_state_dict: the state dict follows version 1 of the contract, this package version 2. "
-        "Load it with the halfstep that wrote it. To go on with this one, carry the run over in float32, in "
-        "torch: float32_params and float32_state_dict there, set_float32_params and load_float32_state_dict "
-        "here.",
+        "Load it with the halfstep that wrote it. To go on with this version, carry the run over in float32, "
+        "in torch: float32_params and float32_state_dict there, set_float32_params and "
+        "load_float32_state_dict here.",
     ),
     (
         edit((*HEADER, "links"), ["scale_by_lion"]),

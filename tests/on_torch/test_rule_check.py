@@ -87,7 +87,7 @@ def test_the_line_that_differs_from_numpy_is_named(monkeypatch):
         hs.check_rule(Everything(), compile=False)
 
 
-ONE_BY_ONE = "from the one of operations taken one by one"
+ONE_BY_ONE = "from operations taken one by one"
 
 
 def test_a_step_that_differs_from_its_operations_is_told(monkeypatch):

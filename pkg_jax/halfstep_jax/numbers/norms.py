@@ -147,7 +147,7 @@ def check_axis_names(caller: str, axis_names: AxisNames) -> None:
     manual = manual_axes()
     if manual and axis_names is None:
         raise ValueError(
-            f"{caller}: inside jax.shard_map over {manual} a norm would be that of a shard. Pass "
+            f"{caller}: inside jax.shard_map over {manual} a norm would be the norm of a shard. Pass "
             "axis_names=: the axes over which the arrays are cut, or () where every device has them whole."
         )
 

@@ -171,7 +171,7 @@ class _Storage:
         codes = [x for _, x in leaves] if stored is None else jax.tree.leaves(stored)
         if len(codes) != len(leaves):
             raise ValueError(
-                f"{_FUNCTION}: the state holds {len(codes)} arrays, that of these params {len(leaves)}. "
+                f"{_FUNCTION}: the state holds {len(codes)} arrays, a state of these params {len(leaves)}. "
                 "Pass the tree that init saw."
             )
         names = [name for name, _ in named_leaves(state)]

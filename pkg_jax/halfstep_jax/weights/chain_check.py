@@ -62,8 +62,9 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
         name = changed[0]
         raise ValueError(
             f"check_chain: {_culprit(tx, small, extra_args, name)} changes the updates that "
-            f"{trial.landings.by[name]} lands on '{name}', and what is rounded again is lost. Put it before: "
-            'store_params(optax.chain(..., param_storage="nearest" in an alias, ...), "stochastic").'
+            f"{trial.landings.by[name]} lands on '{name}', so they are rounded again and lost. "
+            'Put it before: store_params(optax.chain(..., param_storage="nearest" in an alias, ...), '
+            '"stochastic").'
         )
 
 

@@ -152,8 +152,8 @@ def _untold(caller: str, name: str, shape: tuple[int, ...], x) -> Shard | None:
     if isinstance(x, jax.Array) and varying(lax.axis_index(manual)) and not varying(x):
         return None
     problem = (
-        f"{caller}: inside jax.shard_map over {manual} '{name}' may be a shard, whose random words and "
-        "blocks are those of the whole array. Say how weights are cut: in_shard_map(tx, specs), or "
+        f"{caller}: inside jax.shard_map over {manual} '{name}' may be a shard, which needs the random "
+        "words and blocks of the whole array. Say how weights are cut: in_shard_map(tx, specs), or "
         "in_shard_map(tx, PartitionSpec()) where every device has them whole."
     )
     return Shard(tuple(shape), (1,) * len(shape), (np.uint32(0),) * len(shape), problem)

@@ -255,7 +255,8 @@ def _check_groups(caller: str, groups: Sequence[Mapping], saved: Sequence[Mappin
         if len(group["params"]) != len(saved_group["params"]):
             raise ValueError(
                 f"{caller}: param group {i} has {len(saved_group['params'])} parameters in the state dict, "
-                f"{len(group['params'])} here. Build the optimizer with those of the run that was saved."
+                f"{len(group['params'])} here. Build the optimizer with the parameters of the run that was "
+                "saved."
             )
 
 

@@ -144,8 +144,8 @@ def check_sharding(caller: str, name: str, x: Any) -> None:
         later = (i for i in range(dim + 1, mesh.ndim) if _axis(placements[i]) == _axis(placement))
         if _is_strided(placement) and placement.split_factor != math.prod(map(mesh.size, later)):
             raise ValueError(
-                f"{caller}: the weight {name!r} is placed as {placement} without the Shard of the same axis "
-                "that it belongs to, so its elements here are no stretch of the axis. Apply tensor "
+                f"{caller}: the weight {name!r} is placed as {placement} without the Shard of the same axis, "
+                "so its elements here are not consecutive on that axis. Apply tensor "
                 "parallelism and fully_shard to one 2-D mesh, and keep its placements."
             )
     here, wanted = tuple(local_part(x).shape), window_of(x).shape

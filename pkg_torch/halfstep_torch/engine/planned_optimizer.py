@@ -52,7 +52,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         if tx is None or others:
             problem = f"{next(iter(others))} is no argument" if others else "tx is missing"
             raise TypeError(
-                f"{self._name}: {problem}: what a step does, and its numbers, are those of a chain. Pass "
+                f"{self._name}: {problem}: a chain decides what a step does, and its numbers. Pass "
                 "chain(scale_by_adam(), scale_by_learning_rate(1e-3), round_stochastically()), or use AdamW."
             )
         self._tx = tx if isinstance(tx, ChainByOptions) else ChainByOptions(functools.partial(chain, tx), {})

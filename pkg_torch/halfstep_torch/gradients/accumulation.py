@@ -106,7 +106,7 @@ class GradientAccumulation:
         leaves = [_Leaf(name, p) for name, p in named if p.requires_grad and p.dtype != torch.float32]
         way_out = (
             "Call model.set_requires_gradient_sync(False) for all micro-batches but the last, under "
-            "MixedPrecisionPolicy(reduce_dtype=torch.float32): the sum is then one in float32."
+            "MixedPrecisionPolicy(reduce_dtype=torch.float32): the sum is then in float32."
         )
         refuse_shards(_FUNCTION, (leaf.param for leaf in leaves), way_out)
         self._compile = CompileChoice(_FUNCTION, compile)

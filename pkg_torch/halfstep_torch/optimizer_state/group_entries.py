@@ -154,7 +154,7 @@ def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], argu
         problem = f"{caller}: {key}={reprlib.repr(group[key])} in a param group"
         if key in arguments:
             raise ValueError(
-                f"{problem}; it is one for all groups. "
+                f"{problem}; it is the same for all groups. "
                 "Give it to the optimizer, or use an optimizer of its own for these parameters."
             )
         meant = difflib.get_close_matches(key, entries, 1, 0.85)
@@ -164,13 +164,13 @@ def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], argu
 
 
 def check_names(caller: str, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError if two parameters have one name: they would be rounded by the same words."""
+    """Raise ValueError if two parameters have the same name: the same words would round them."""
     names = [name for group in groups for name in group.get("param_names", ())]
     taken: dict[str, str] = {}
     for name, leaf in zip(names, leaf_names(names), strict=True):
         if leaf in taken:
             raise ValueError(
-                f"{caller}: the parameters {taken[leaf]!r} and {name!r} have one name, {leaf!r}, "
+                f"{caller}: the parameters {taken[leaf]!r} and {name!r} have the same name, {leaf!r}, "
                 "and names decide the random words. Put a prefix before the names of each model."
             )
         taken[leaf] = name

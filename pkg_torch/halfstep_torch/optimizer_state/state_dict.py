@@ -67,7 +67,7 @@ def read_groups(
         if saved is None:
             raise ValueError(
                 f"load_state_dict: param group {i} was not written by halfstep_torch: it has no {HEADER!r} "
-                "entry. Pass a state dict of the same optimizer class, or that of torch's to "
+                "entry. Pass a state dict of the same optimizer class, or pass torch's own to "
                 "load_float32_state_dict."
             )
         check_header("load_state_dict", i, saved)
@@ -139,7 +139,8 @@ def _match(
     if unnamed or all(isinstance(name, str) for name in ids):
         say_once(
             "load_state_dict: parameters have names on one side alone, and are matched by their place. Names "
-            "decide the random words: the run goes on with others than it would have had. Name them alike."
+            "decide the random words, so the run continues with other words. Use the same names on both "
+            "sides."
         )
         return dict(zip(names, ids, strict=True))
     name = next(name for name in names if name not in saved)

@@ -55,6 +55,6 @@ def add_decayed_weights(
     if mask is not None and not callable(mask):
         raise TypeError(
             f"add_decayed_weights: mask={mask!r} is not a function. "
-            "Use one of (name, param), or param groups."
+            "Use a function of (name, param), or param groups."
         )
     return tx

@@ -22,8 +22,8 @@ Recipe = list[dict[str, Any]]
 _HINT = "Build the optimizer of the run that was saved."
 _THAT_RUN = "Pass the model and the optimizer of that run."
 _IN_JAX = (
-    "Arrays called optax/ belong to transforms that only JAX has. Where such a transform wraps one of "
-    "halfstep's, save what it wraps: save_state(path, params, state.inner_state, inner)."
+    "Arrays called optax/ belong to transforms that only JAX has. If such a transform wraps one of "
+    "halfstep's, save the inner one: save_state(path, params, state.inner_state, inner)."
 )
 # What a run may change on its way: schedules do.
 _FREE = ("learning_rate", "lr", "weight_decay")
@@ -94,9 +94,9 @@ def check_spec_version(caller: str, what: str, version: Any) -> None:
     if version != SPEC_VERSION:
         raise ValueError(
             f"{caller}: the {what} follows version {version} of the contract, this package version "
-            f"{SPEC_VERSION}. Load it with the halfstep that wrote it. To go on with this one, carry the run "
-            "over in float32, in torch: float32_params and float32_state_dict there, set_float32_params and "
-            "load_float32_state_dict here."
+            f"{SPEC_VERSION}. Load it with the halfstep that wrote it. To go on with this version, carry "
+            "the run over in float32, in torch: float32_params and float32_state_dict there, "
+            "set_float32_params and load_float32_state_dict here."
         )
 
 

@@ -37,8 +37,8 @@ def check_rounding(caller: str, moment: Moment, rounding: Any) -> None:
         )
     if rounding == "paid" and not moment.linear:
         raise ValueError(
-            f'{caller}: {rounding_argument(moment)}="paid" takes an error of storing back in the same step, '
-            f"and the update is not linear in {moment.name}, so that it would take back another. "
+            f'{caller}: {rounding_argument(moment)}="paid" takes back the error of storing {moment.name}, '
+            "which needs an update that is linear in it. "
             'Use "stochastic".'
         )
 
@@ -64,15 +64,15 @@ def check_format(caller: str, moment: Moment, fmt: Format) -> None:
     if not moment.signed and not fmt.for_second_moments:
         raise ValueError(
             f"{caller}: {argument}={fmt.dtype} cannot hold a second moment: "
-            "it loses small ones or lifts them by orders, and steps are too long or too short. "
+            "it rounds small ones to zero, or up by orders of magnitude, and steps are too long or short. "
             'Use "bfloat16", scaled("float16"), scaled("ufloat8_e5m3") or codebook("udynamic8").'
         )
     if not moment.signed and fmt.scaled and fmt.dtype == "float8_e4m3fn":
         warnings.warn(
-            f"{caller}: {argument}={fmt.dtype} holds 18 binades of a block, and lifts second moments that "
-            "are smaller: 28 % to over 4 times their value where sizes of gradients in a block are lognormal "
-            'with a sigma of 2 (ufloat8_e5m3: 0.5 %). Use scaled("ufloat8_e5m3") or scaled("uroot8"), which '
-            "hold 32 and 43 binades in as many bytes.",
+            f"{caller}: {argument}={fmt.dtype} holds 18 binades of a block, and rounds smaller second "
+            "moments up. If sizes of gradients in a block are lognormal with a sigma of 2, 28 % of all get "
+            'over 4 times their value (ufloat8_e5m3: 0.5 %). Use scaled("ufloat8_e5m3") or scaled("uroot8"): '
+            "they hold 32 and 43 binades in as many bytes.",
             stacklevel=3,
         )
     if moment.amplified:
@@ -83,8 +83,8 @@ def _check_amplified(caller: str, argument: str, fmt: Format) -> None:
     """Refuse 4 bits for a moment whose errors an update magnifies, and warn of 8 bits that are too coarse."""
     if fmt.packed:
         raise ValueError(
-            f"{caller}: {argument}={fmt.dtype} has 4 bits. The factor of a matrix magnifies what is small in "
-            "it 485 times, errors of storing too, and such a run is another (dist 1.07 on digits). "
+            f"{caller}: {argument}={fmt.dtype} has 4 bits. The factor of a matrix magnifies errors of "
+            "storing up to 485 times, and the run ends far from float32's (dist 1.07 on digits). "
             'Use scaled("int8", 32, scale="fine").'
         )
     is_fine = fmt.family == "fine" and isinstance(fmt.block_size, int) and fmt.block_size <= 64
