@@ -266,7 +266,7 @@ def test_a_model_that_became_float32_is_refused_where_bits_are_kept_beside_it():
     model.float()
     model.weight.grad = torch.ones_like(model.weight)
     with pytest.raises(
-        ValueError, match=r"^AdamW: the state of 'weight' holds extra_bits, of a weight of 16"
+        ValueError, match=r"^AdamW: the state of 'weight' holds extra_bits, which belongs to 16-bit weights"
     ):
         optimizer.step()
 
