@@ -209,7 +209,7 @@ def test_norms_in_shard_map_are_those_of_whole_arrays(name, check_vma):
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_in_shard_map_without_axis_names_are_refused(name):
     p = {"w": weights((16, 24), "float32")}
-    with pytest.raises(ValueError, match=r"inside jax.shard_map over \('x', 'y'\) a norm would be the norm of a"):
+    with pytest.raises(ValueError, match=r"inside jax.shard_map over \('x', 'y'\) a norm would be "):
         in_shards(NORMS[name](), p, p, {"w": P("x", "y")})
     whole = in_shards(NORMS[name](axis_names=()), p, p, {"w": P()})
     assert_trees_same(whole, in_shards(NORMS[name](axis_names=("x", "y")), p, p, {"w": P()}))
