@@ -4,6 +4,8 @@ import functools
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 import halfstep_torch as hs
 from halfstep_torch import streamed_state
@@ -16,8 +18,25 @@ MAKES = {
 }
 
 
+@pytest.fixture(params=["plain", "shards"])
+def place(request, device, tmp_path):
+    """What makes a parameter of a tensor: itself, or a shard over one process."""
+    if request.param == "plain":
+        yield lambda x: x
+        return
+    backend = "gloo" if device == "cpu" else "nccl"
+    dist.init_process_group(backend, init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    mesh = init_device_mesh(device, (1,))
+    yield lambda x: DTensor.from_local(x, mesh, [Shard(0)] if x.dim() else None, run_check=False)
+    dist.destroy_process_group()
+
+
+def here(x: torch.Tensor) -> torch.Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-def test_streamed_state_has_the_bits_of_state_on_the_device(make, device, monkeypatch):
+def test_streamed_state_has_the_bits_of_state_on_the_device(make, place, device, monkeypatch):
     monkeypatch.setattr(streamed_state, "_PIECE", 1 << 16)
     if device == "cpu":  # the same code, with one arena for the other
         monkeypatch.setattr(streamed_state, "is_away", lambda device: True)
@@ -25,22 +44,24 @@ def test_streamed_state_has_the_bits_of_state_on_the_device(make, device, monkey
     for options in ({}, {"state_device": "cpu"}):
         generator = torch.Generator().manual_seed(0)
         params = [
-            torch.nn.Parameter(torch.randn(s, generator=generator).to(device).bfloat16()) for s in SHAPES
+            torch.nn.Parameter(place(torch.randn(s, generator=generator).to(device).bfloat16()))
+            for s in SHAPES
         ]
         ours = make([(f"w{i}", p) for i, p in enumerate(params)], compile=False, **options)
         for _ in range(4):
             for p in params:
-                p.grad = torch.randn(p.shape, generator=generator).to(device).bfloat16()
+                p.grad = place(torch.randn(p.shape, generator=generator).to(device).bfloat16())
             ours.step()
         runs.append((params, [ours.state[p] for p in params]))
     (params, states), (streamed, on_host) = runs
     for p, q in zip(params, streamed, strict=True):
-        assert torch.equal(p.view(torch.int16), q.view(torch.int16))
+        assert torch.equal(here(p).view(torch.int16), here(q).view(torch.int16))
     for state, kept in zip(states, on_host, strict=True):
-        for key, x in kept.items():
+        for key, array in kept.items():
+            x, expected = here(array), here(state[key]).cpu()
             assert x.device.type == "cpu"
             assert key == "step" or x.is_pinned() == (device != "cpu")
             assert torch.equal(
                 x.view(torch.uint8) if x.dim() else x,
-                state[key].cpu().view(torch.uint8) if x.dim() else state[key].cpu(),
+                expected.view(torch.uint8) if x.dim() else expected,
             )

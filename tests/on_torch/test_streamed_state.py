@@ -19,7 +19,7 @@ from halfstep_torch.streamed_state import Arena
 from on_torch.processes import in_processes
 from on_torch.sharded import RECIPES, SHAPES, Run, assert_same_bits, gradients, layouts
 
-_PIECE = 5000
+_PIECE = 12_000
 
 
 class PoisonedArena(Arena):
