@@ -164,7 +164,8 @@ peers: $(PEERS)/.ready  ## what breaks in silence, in halfstep and in other libr
 	$(PEERS)/bin/python benchmarks/comparison.py --write
 
 peers-speed: $(PEERS)/.ready  ## speed of a step beside other libraries, one run, for a quiet machine
-	$(OURS) $(PEERS)/bin/python benchmarks/peers_speed.py
+	$(OURS) JAX_PLATFORMS=cpu $(PEERS)/bin/python benchmarks/peers_speed.py \
+		--json benchmarks/results/$$(date +%F)-peers_speed-cpu.json
 
 gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: bits, and speed against peers
 	PYTHONPATH=pkg_jax:pkg_torch:shared_spec $(PYTHON) benchmarks/gpu.py --json gpu.json

@@ -16,7 +16,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 SETS = {
-    "oldest": "jax==0.6.2 jaxlib==0.6.2 optax==0.2.5 ml_dtypes==0.5.1 torch==2.9.0 numpy==1.26.4",
+    "oldest": "jax==0.6.2 jaxlib==0.6.2 optax==0.2.5 ml_dtypes==0.5.1 torch==2.9.0 numpy==2.0.2",
     "newest": "jax jaxlib optax ml_dtypes torch numpy",
 }
 """The floors of pyproject.toml, and whatever the index has; the pinned set is what the other targets use."""
