@@ -15,6 +15,7 @@ from on_torch.processes import in_processes
 from on_torch.sharded import (
     RECIPES,
     Run,
+    assert_meshes_change_no_bit,
     assert_same_bits,
     counted,
     gradients,
@@ -25,6 +26,31 @@ from on_torch.sharded import (
 )
 
 STEPS = 2
+
+
+def stored_again(params, **options) -> hs.Optimizer:
+    links = hs.store_state(hs.scale_by_adan(), "bfloat16"), hs.scale_by_learning_rate(1e-2)
+    return hs.Optimizer(params, hs.chain(*links, hs.round_stochastically()), **options)
+
+
+def averaged(params, **options) -> hs.Optimizer:
+    links = hs.scale_by_ademamix(), hs.scale_by_learning_rate(1e-2)
+    return hs.Optimizer(params, hs.chain(*links, hs.round_stochastically()), **options)
+
+
+OTHERS: dict[str, Callable[..., hs.Optimizer]] = {
+    "Lion": functools.partial(hs.Lion, recipe="eight_bit"),
+    "SGD": functools.partial(hs.SGD, lr=1e-2, momentum=0.9, nesterov=True, recipe="eight_bit"),
+    "Adan, stored again": stored_again,
+    "AdEMAMix": averaged,
+    "Adafactor": hs.Adafactor,
+    "schedule-free": hs.AdamWScheduleFree,
+}
+
+
+def other_rules_have_the_bits_of_one_process(rank: int) -> None:
+    for name, make in OTHERS.items():
+        assert_meshes_change_no_bit(functools.partial(make, compile=False), STEPS, name)
 
 
 def clipped(params, exact: bool, **options) -> hs.Optimizer:
@@ -157,6 +183,7 @@ def a_gradient_that_is_not_finite_in_one_process_changes_nothing_in_any(rank: in
 def test_two_processes_have_the_bits_of_one():
     in_processes(
         2,
+        other_rules_have_the_bits_of_one_process,
         gradients_are_clipped_by_the_norm_of_one_process,
         trust_ratios_are_those_of_one_process,
         trust_ratios_lie_within_the_bound_of_those_of_one_process,
