@@ -63,9 +63,12 @@ def _free(_: int, **options: Any) -> Made:
     return tx, lambda params, state: hs.schedule_free_eval_params(state, params, tx)
 
 
-def _free_of_optax(_: int) -> Made:
+def _free_of_optax(_: int, stored: str | None = None) -> Made:
+    averaged = optax.contrib.schedule_free_eval_params
     tx = optax.contrib.schedule_free_adamw(FREE_LR, WARMUP, weight_decay=quality.DECAY)
-    return tx, lambda params, state: optax.contrib.schedule_free_eval_params(state, params)
+    if stored is None:
+        return tx, lambda params, state: averaged(state, params)
+    return hs.store_state(tx, stored), lambda params, state: averaged(state.inner_state, params)
 
 
 MAKE: dict[str, Callable[..., Made]] = {
@@ -125,6 +128,7 @@ ROWS = (
     Row(FREE, "bf16 stochastic; bf16", BF16, "bfloat16"),
     Row(FREE, "bf16 nearest; bf16", {**BF16, "param_storage": "nearest"}, "bfloat16"),
     Row(f"optax.contrib.{FREE}", "float32"),
+    Row(f"optax.contrib.{FREE}", "z bf16; nu bf16, by store_state", {"stored": "bfloat16"}),
     Row(f"optax.contrib.{FREE}", "bf16", weights="bfloat16"),
 )
 
@@ -159,6 +163,9 @@ def claims(results: list[dict]) -> dict[str, bool]:
         if noise := dist.get("float32, another batch order"):
             sixteen = max((dist[name] for name in dist if "16" in name), default=0.0)
             held[f"{rule}: 16 bits have under half of the dist of another batch order"] = sixteen < noise / 2
+    dist = {row["name"]: row["dist"] for row in results}
+    if (lead := dist.get("lead bf16; nu bf16")) and (z := dist.get("z bf16; nu bf16, by store_state")):
+        held["a lead in bfloat16: under a third of the dist of z in bfloat16"] = lead < z / 3
     return held
 
 
