@@ -24,6 +24,7 @@ import halfstep_jax as hs
 import report
 
 FREE, FREE_LR, WARMUP = "schedule_free_adamw", 2.5e-3, 100
+ADA, MOMENTUM, RELATIVE = "adafactor", "adafactor, momentum", 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,15 @@ def _free_of_optax(_: int, stored: str | None = None) -> Made:
     return hs.store_state(tx, stored), lambda params, state: averaged(state.inner_state, params)
 
 
+def _adafactor(steps: int, **options: Any) -> Made:
+    """Return Adafactor that factors every kernel of the network, at the paper's relative step on a cosine."""
+    rates = optax.cosine_decay_schedule(RELATIVE, steps)
+    return hs.adafactor(rates, min_dim_size_to_factor=8, **options), hs.float32_params
+
+
 MAKE: dict[str, Callable[..., Made]] = {
+    ADA: _adafactor,
+    MOMENTUM: _adafactor,
     "scale_by_ademamix": _decayed(hs.scale_by_ademamix, quality.LR),
     "scale_by_adan": _decayed(hs.scale_by_adan, quality.LR),
     "scale_by_lion": _decayed(hs.scale_by_lion, quality.LR / 4),
@@ -112,10 +121,24 @@ def _lead(lead: Any, nu: Any, **options: Any) -> dict[str, Any]:
 
 
 F32, BF16 = _lead("float32", "float32"), _lead("bfloat16", "bfloat16")
+NU = {"nu_dtype": "float32"}
 ROWS = (
     *_rows("scale_by_ademamix", "mu", "slow"),
     *_rows("scale_by_adan", "mu", "diff", "grad"),
     *_rows("scale_by_lion", "mu", nu=False),
+    Row(ADA, "float32", NU),
+    Row(ADA, "float32, another batch order", NU, order=1),
+    Row(ADA, "float32, nothing factored", {**NU, "factored": False}),
+    Row(ADA, "nu of biases bf16", {"nu_dtype": "bfloat16"}),
+    Row(ADA, "nu of biases ufloat8_e5m3", {"nu_dtype": _scaled("ufloat8_e5m3")}),
+    Row(ADA, "bf16 split8; nu bf16", {"nu_dtype": "bfloat16", "param_storage": "split8"}, "bfloat16"),
+    Row(ADA, "bf16 stochastic; nu bf16", {"nu_dtype": "bfloat16"}, "bfloat16"),
+    Row(ADA, "bf16 nearest; nu bf16", {"nu_dtype": "bfloat16", "param_storage": "nearest"}, "bfloat16"),
+    Row(MOMENTUM, "float32", {**NU, "momentum": 0.9}),
+    Row(MOMENTUM, "float32, another batch order", {**NU, "momentum": 0.9}, order=1),
+    Row(MOMENTUM, "momentum bf16", {**NU, "momentum": 0.9, "dtype_momentum": "bfloat16"}),
+    Row(MOMENTUM, "momentum int8 in 32, fine", {**NU, "momentum": 0.9, "dtype_momentum": INT8}),
+    Row(MOMENTUM, "momentum e4m3fn", {**NU, "momentum": 0.9, "dtype_momentum": E4M3}),
     Row(FREE, "float32", F32),
     Row(FREE, "float32, another batch order", F32, order=1),
     Row(FREE, "lead bf16; nu bf16", BF16),
