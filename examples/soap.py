@@ -5,8 +5,7 @@
 A rule of scope "parameter" sees whole matrices. It keeps moments of other shapes than the weight (`left`,
 `right` and their bases), always in float32. A number of the step says when the bases are refreshed. Products,
 eigenvectors and QR are the framework's, so that the two packages agree within rounding, and not to the bit.
-`nu` is in any format, here in bfloat16, as the weights are. `mu` is turned into the bases at every step, which
-spreads errors of storing it over directions whose `nu` is small: it is declared `amplified`, as Muon's is.
+`mu` and `nu` are in any format, here in bfloat16, as the weights are.
 """
 
 import jax
@@ -31,7 +30,7 @@ class Soap(Rule):
     every: int = option(10)
     mu_dtype: object = None
     nu_dtype: object = None
-    mu = moment(rate="b1", torch="exp_avg", amplified=True)
+    mu = moment(rate="b1", torch="exp_avg")
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq")
     left = moment(rate="b2", shape=lambda shape: (shape[0],) * 2, always="float32")
     right = moment(rate="b2", shape=lambda shape: (shape[1],) * 2, always="float32")
@@ -63,7 +62,10 @@ class Soap(Rule):
         return turned(a, (mu * n.r1) / (op.sqrt(nu * n.r2) + n.eps), transposed(b, op))
 
     def basis(self, refresh, average, basis):
-        """Return the basis, or eigenvectors of the average, or one step towards them from the basis."""
+        """Return the basis, or eigenvectors of the average, or one step towards them from the basis.
+
+        The largest come first: there a step of QR leaves them, and `nu` keeps its meaning.
+        """
         raise NotImplementedError
 
 
@@ -74,7 +76,7 @@ class JaxSoap(Soap):
         """Choose by the number of the step."""
         ways = (
             lambda x, q: q,
-            lambda x, q: jnp.linalg.eigh(x)[1],
+            lambda x, q: jnp.flip(jnp.linalg.eigh(x)[1], 1),
             lambda x, q: jnp.linalg.qr(jnp.matmul(x, q, precision="highest"))[0],
         )
         return jax.lax.switch(refresh.astype(jnp.int32), ways, average, basis)
@@ -87,7 +89,7 @@ class TorchSoap(Soap):
         """Choose by the number of the step."""
         if refresh == 0:
             return basis
-        return torch.linalg.eigh(average)[1] if refresh == 1 else torch.linalg.qr(average @ basis)[0]
+        return torch.linalg.eigh(average)[1].flip(1) if refresh == 1 else torch.linalg.qr(average @ basis)[0]
 
 
 def transposed(x, op):
