@@ -18,6 +18,7 @@ import numpy as np
 from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import describe, step_case, storage_clauses
 from halfstep_spec.numbers.global_norm import global_norm, norm_in_range
+from halfstep_spec.numbers.means import mean
 from halfstep_spec.numbers.moments import bias_correction, ema
 from halfstep_spec.numbers.rounding import round_to
 from halfstep_spec.rule import Moment, Rule
@@ -55,7 +56,7 @@ _STORAGES = (
 class NumpyOp:
     """What `update` and `numbers` are given: operations on float32 arrays, each rounded once."""
 
-    ema = staticmethod(ema)
+    ema, mean = staticmethod(ema), staticmethod(mean)
     sqrt, abs, sign, isfinite = np.sqrt, np.abs, np.sign, np.isfinite
     maximum, minimum = np.maximum, np.minimum
 
