@@ -159,6 +159,16 @@ def test_bfloat16_weights_keep_rows_and_columns_in_float32_and_small_steps():
     assert abs(moved - 20 * 1e-4 * 1.25) < 4 * 2.0**-8 / math.sqrt(3072)
 
 
+def test_in_jax_too_rows_and_columns_are_float32_under_bfloat16_weights():
+    state = halfstep_jax.adafactor(1e-2).init({"w": jnp.zeros((128, 256), jnp.bfloat16)})
+    kinds = {name: optax.tree.get(state, name)["w"] for name in ("nu_row", "nu_col", "nu")}
+    assert {name: (x.shape, str(x.dtype)) for name, x in kinds.items()} == {
+        "nu_row": ((128, 1), "float32"),
+        "nu_col": ((1, 256), "float32"),
+        "nu": ((1,), "bfloat16"),
+    }
+
+
 def test_a_state_dict_goes_on_to_the_bit():
     def steps(optimizer, p, gradients):
         for g in gradients:
