@@ -120,8 +120,8 @@ BAD = [
     (
         lambda: rule(kept, scope="parameter", mu=hs.moment(rate="b1", shape="rows")),
         ValueError,
-        "own: the moment 'mu' has shape='rows', which is no property of the rule. Define it, or pass a function "
-        "of the shape of the weight.",
+        "own: the moment 'mu' has shape='rows', which is no property of the rule. Define it, or pass a "
+        "function of the shape of the weight.",
     ),
     (
         lambda: rule(kept, mu_scale=hs.moment(rate="b1")),
