@@ -1,11 +1,13 @@
-"""How far each storage moves weights under gradients that digits lack, as a share of float32's movement.
+"""How far each storage moves weights along float32's path, under gradients that digits lack.
 
     python benchmarks/quality.py
 
 prints this table after its own. Gradients of a real task are noisy and of one size, which hides two faults:
 noise shakes an average loose that nearest rounding would stop, and one size never leaves a format's range.
 So here gradients are made up, with a lognormal size per element (sigma 1), constant or as noisy as they are
-long; the optimizer is Adam at a constant rate of 1e-3 for 500 steps. In every column 1 is right:
+long; the optimizer is Adam at a constant rate of 1e-3 for 500 steps. A figure is the projection of the
+movement on float32's, so that noise across that path does not count (of `one_pass` under steady gradients
+the length is 1.004). In every column 1 is right:
 
 - *steady*: the same gradient of size 0.01 at every step;
 - *1e-8* to *1e4*: noisy gradients of this size;
@@ -189,15 +191,16 @@ def movement(tx: optax.GradientTransformation) -> np.ndarray:
 
 
 def run_all(rows: list[Row]) -> list[dict]:
-    """Return for rows the length of their movements over float32's, by column."""
+    """Return for rows the projection of their movements on float32's, by column."""
     results, truths = [], {}
     since = [int(column == "stopped") for column in COLUMNS]
     for row in tqdm(rows, unit="row"):
         kind = row.name.startswith("SGD")
         if kind not in truths:
-            truths[kind] = np.linalg.norm(movement(row.truth), axis=2)
-        lengths = np.linalg.norm(movement(row.tx), axis=2) / truths[kind]
-        results.append({"name": row.name} | {c: lengths[i, since[i]] for i, c in enumerate(COLUMNS)})
+            truths[kind] = movement(row.truth)
+        truth = truths[kind]
+        along = (movement(row.tx) * truth).sum(2) / (truth * truth).sum(2)
+        results.append({"name": row.name} | {c: along[i, since[i]] for i, c in enumerate(COLUMNS)})
     return results
 
 
@@ -216,8 +219,8 @@ CLAIMS: dict[str, Callable[[Figures], bool]] = {
     "8 bits, stochastic: within 2.5 % at every size": lambda by: _all_within(
         (by[name] for name in EIGHT_BITS), _IN_RANGE, 0.025
     ),
-    "one_pass, whose noise counts here: within 0.5 % of steady gradients": lambda by: _all_within(
-        [by["one_pass: mulaw8, uroot4_e4m4"]], ["steady"], 5e-3
+    "one_pass: within 0.1 % under steady gradients, and from 1e-4 to 1": lambda by: _all_within(
+        [by["one_pass: mulaw8, uroot4_e4m4"]], ("steady", "0.0001", "0.01", "1"), 1e-3
     ),
     "nearest bf16 mu falls 2 % short of steady gradients": lambda by: (
         0.97 < by[_NEAREST[0]]["steady"] < 0.985
@@ -225,8 +228,8 @@ CLAIMS: dict[str, Callable[[Figures], bool]] = {
     "nearest 8-bit mu falls over 15 % short of them": lambda by: all(
         by[name]["steady"] < 0.85 for name in _NEAREST[1:]
     ),
-    "noise hides that: within 2 % in the same rows at 0.01": lambda by: _all_within(
-        (by[name] for name in _NEAREST), ["0.01"], 0.02
+    "noise hides that: within 3 % in the same rows at 0.01": lambda by: _all_within(
+        (by[name] for name in _NEAREST), ["0.01"], 0.03
     ),
     "nearest nu ufloat8_e5m3 moves over 1.4 times too far": lambda by: (
         by["nu ufloat8_e5m3 nearest"]["0.01"] > 1.4
@@ -237,7 +240,7 @@ CLAIMS: dict[str, Callable[[Figures], bool]] = {
     "at 1e-8 it moves too little, at 1e4 it is NaN": lambda by: (
         by["mu bf16, nu ufloat8_e6m2"]["1e-08"] < 0.9 and np.isnan(by["mu bf16, nu ufloat8_e6m2"]["10000"])
     ),
-    "nu float16 explodes at 0.01: over 1000 times": lambda by: by["nu float16"]["0.01"] > 1000,
+    "nu float16 explodes at 0.01: over 500 times": lambda by: by["nu float16"]["0.01"] > 500,
     "nu scaled int8 moves over 20 % too little": lambda by: by["nu scaled int8"]["0.01"] < 0.8,
 }
 """By sentence: whether the table shows it, from the rows by name."""

@@ -336,7 +336,7 @@ def main() -> int:
     )
     moved = gradients.run_all(report.chosen(gradients.ROWS, arguments.only))
     report.print_table(
-        f"<movement over float32's | {' | '.join(gradients.COLUMNS)}", map(gradients.cells, moved)
+        f"<movement along float32's | {' | '.join(gradients.COLUMNS)}", map(gradients.cells, moved)
     )
     held = claims(results) | gradients.claims(moved)
     return report.finish(held, {"digits": results, "gradients": moved}, arguments.json)
