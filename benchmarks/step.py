@@ -1,6 +1,6 @@
 """Time an optimizer step against peers, and against copying the bytes that it must move.
 
-    python benchmarks/step.py [--rounds 15] [--many] [--threads 1] [--json benchmarks/results/NAME.json]
+    python benchmarks/step.py [--rounds 15] [--many] [--storages TEXT ...] [--threads 1] [--json NAME.json]
 
 Everything runs interleaved in one process. Prints the median nanoseconds per parameter and step, the
 processor time behind it (of all threads, divided by their number: steadier on a shared machine), and the
@@ -12,6 +12,7 @@ import argparse
 import json
 import pathlib
 import statistics
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -119,9 +120,9 @@ def storages(hs) -> dict[str, dict]:
         "nu scaled float16": bf16 | {"nu_dtype": hs.scaled("float16")},
         "nu ufloat8_e6m2": bf16 | {"nu_dtype": "ufloat8_e6m2"},
         "one_pass: mulaw8, uroot4_e4m4": hs.recipes.one_pass,
-        "eight_bit: relative e3m4, ufloat8_e5m3": hs.recipes.eight_bit,
-        "relative int8, ufloat8_e5m3": hs.recipes.eight_bit | {"mu_dtype": hs.relative("int8", 128)},
-        "four_bit: relative int4, ufloat8_e5m3": hs.recipes.four_bit,
+        "eight_bit: relative e3m4 paid, uroot8": hs.recipes.eight_bit,
+        "relative int8, ufloat8_e5m3": {"mu_dtype": hs.relative("int8", 128), "nu_dtype": fp8["nu_dtype"]},
+        "four_bit: relative int4 paid, uroot8": hs.recipes.four_bit,
         "fp8: e4m3fn, ufloat8_e5m3": fp8,
         "fp8 by row": by_row,
         "fp8: e5m2, e5m2": {name: hs.scaled("float8_e5m2") for name in fp8},
@@ -134,8 +135,11 @@ def storages(hs) -> dict[str, dict]:
     }
 
 
-def storage_contenders(package: str) -> list[Contender]:
-    """Return a contender for every way to store moments and weights."""
+def storage_contenders(package: str, only: Sequence[str] = ()) -> list[Contender]:
+    """Return a contender for every way to store moments and weights; or the first, and those `only` names."""
+    module = halfstep_jax if package == "JAX" else halfstep_torch
+    first, *others = storages(module).items()
+    chosen = [first, *(x for x in others if not only or any(text in x[0] for text in only))]
     if package == "JAX":
         return [
             jax_contender(
@@ -146,7 +150,7 @@ def storage_contenders(package: str) -> list[Contender]:
                 STORED,
                 0,
             )
-            for name, options in storages(halfstep_jax).items()
+            for name, options in chosen
         ]
 
     def make(options):
@@ -154,10 +158,7 @@ def storage_contenders(package: str) -> list[Contender]:
             params, lr=_LR, weight_decay=_DECAY, compile=True, **options
         )
 
-    return [
-        torch_contender(name, make(options), torch.bfloat16, [STORED], 0)
-        for name, options in storages(halfstep_torch).items()
-    ]
+    return [torch_contender(name, make(options), torch.bfloat16, [STORED], 0) for name, options in chosen]
 
 
 def storage_table(package: str, entries: list[Contender]) -> list[dict]:
@@ -226,27 +227,27 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
     parser.add_argument("--threads", type=int, default=threads, help="of torch; JAX takes all there are")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--storages", action="store_true", help="only the rows of every storage")
+    only.add_argument("--storages", nargs="*", help="only the rows of storages; of those with such a text")
     only.add_argument("--many", action="store_true", help="only the rows of 300 arrays")
     arguments = parser.parse_args()
-    threads = arguments.threads
+    threads, by_storage = arguments.threads, arguments.storages is not None
     torch.set_num_threads(threads)
     print(machine(threads))
     rows = []
-    for layout, (leaves, shape) in ({} if arguments.storages or arguments.many else LAYOUTS).items():
+    for layout, (leaves, shape) in ({} if by_storage or arguments.many else LAYOUTS).items():
         entries = contenders(layout)
         measure(entries, arguments.rounds, leaves * int(np.prod(shape)), threads)
         rows += table(layout, entries)
     if rows:
         ratios(rows)
-    for layout in () if arguments.storages else MANY:
+    for layout in () if by_storage else MANY:
         entries = many_contenders(layout)
         measure(entries, arguments.rounds, sum(lengths(layout)), threads)
         of_layout = table(layout, entries)
         against(of_layout, ("torch AdamW(foreach)", "torch AdamW(fused)"))
         rows += of_layout
     for package in () if arguments.many else ("JAX", "torch"):
-        entries = storage_contenders(package)
+        entries = storage_contenders(package, arguments.storages or ())
         measure(entries, arguments.rounds, int(np.prod(STORED)), threads)
         rows += storage_table(package, entries)
     if arguments.json:
