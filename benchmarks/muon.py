@@ -153,8 +153,8 @@ def claims(
         "int8 in 128 and float8: further than another batch order": noise
         < min(row["int8, 128"]["dist"], row["float8_e4m3fn, 128"]["dist"]),
         "optax.contrib.muon in float32: dist <= 0.03": row["optax.contrib.muon, float32"]["dist"] <= 0.03,
-        "bfloat16 weights: halfstep_torch has the least dist of all in torch": (
-            of_library[muon_peers.OURS]["dist"] == min(row["dist"] for row in peers)
+        "bfloat16 weights: halfstep_torch has under half of the dist of torch.optim.Muon": (
+            of_library[muon_peers.OURS]["dist"] < of_library[muon_peers.TORCH]["dist"] / 2
         ),
         "at a rate of 1e-6 halfstep's bfloat16 weights move 0.98 to 1.02 of what float32's do": all(
             abs(share - 1) <= 0.02 for name, share in moved.items() if name.startswith("halfstep")
