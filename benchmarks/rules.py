@@ -130,7 +130,6 @@ ROWS = (
     Row(ADA, "float32, another batch order", NU, order=1),
     Row(ADA, "float32, nothing factored", {**NU, "factored": False}),
     Row(ADA, "nu of biases bf16", {"nu_dtype": "bfloat16"}),
-    Row(ADA, "nu of biases ufloat8_e5m3", {"nu_dtype": _scaled("ufloat8_e5m3")}),
     Row(ADA, "bf16 split8; nu bf16", {"nu_dtype": "bfloat16", "param_storage": "split8"}, "bfloat16"),
     Row(ADA, "bf16 stochastic; nu bf16", {"nu_dtype": "bfloat16"}, "bfloat16"),
     Row(ADA, "bf16 nearest; nu bf16", {"nu_dtype": "bfloat16", "param_storage": "nearest"}, "bfloat16"),

@@ -42,6 +42,7 @@ _RUNS = {
     "sixteen": Run("adan", "bfloat16", "split8", "float16", "float16/8"),
     "eight": Run("adan", "bfloat16", "master", "float16/8", "float8_e3m4/8"),
     "slow average": Run("ademamix", "bfloat16", "split8", "bfloat16", "bfloat16"),
+    "rows and columns": Run("adafactor", "bfloat16", "split8", "float32", "bfloat16"),
     "lamb": Run("lamb", "bfloat16", "stochastic", "bfloat16", "bfloat16"),
     "lamb16": Run("lamb16", "bfloat16", "master", "float8_e4m3fn/8", "ufloat8_e5m3/8"),
     "lion": Run("lion", "float16", "split8", "fine int8/8"),
@@ -62,6 +63,12 @@ _LAMB = {"lamb": {"exact": True}, "lamb16": {"exact": True, "trust_power": None}
 _RULE_OF = {"adamw": "adam", "sgd": "trace", "stored": "store_state"}
 
 
+def _link(package, rule, mu, nu, **seed):
+    if rule == "adafactor":  # of two kernels, one is factored
+        return package.scale_by_factored_rms(min_dim_size_to_factor=4, nu_dtype=nu, **seed)
+    return getattr(package, f"scale_by_{rule}")(mu_dtype=mu, nu_dtype=nu, **_LINKS[rule], **seed)
+
+
 def jax_side(name):
     rule, dtype, storage, mu, nu = _RUNS[name]
     hs = halfstep_jax
@@ -78,8 +85,8 @@ def jax_side(name):
         tx = hs.sgd(1e-2, 0.9, accumulator_dtype=mu, **common)
     elif rule == "schedule_free":
         tx = hs.schedule_free_adamw(1e-2, 5, weight_decay=0.1, lead_dtype=mu, nu_dtype=nu, **common)
-    elif rule in _LINKS:
-        link = getattr(hs, f"scale_by_{rule}")(mu_dtype=mu, nu_dtype=nu, **_LINKS[rule], seed=SEED)
+    elif rule in _LINKS or rule == "adafactor":
+        link = _link(hs, rule, mu, nu, seed=SEED)
         chain = optax.chain(link, hs.scale_by_learning_rate(1e-2))
         tx = hs.split_params(chain, 8, seed=SEED)
     else:
@@ -111,8 +118,8 @@ def torch_side(name):
         if rule == "schedule_free":
             options = {"weight_decay": 0.1, "warmup_steps": 5, "lead_dtype": mu, "nu_dtype": nu} | common
             return hs.AdamWScheduleFree(params, 1e-2, **options)
-        if rule in _LINKS:
-            link = getattr(hs, f"scale_by_{rule}")(mu_dtype=mu, nu_dtype=nu, **_LINKS[rule])
+        if rule in _LINKS or rule == "adafactor":
+            link = _link(hs, rule, mu, nu)
             chain = hs.chain(link, hs.scale_by_learning_rate(1e-2))
             return hs.Optimizer(params, hs.split_params(chain, 8), compile=False)
         inner = hs.store_state(hs.chain(hs.trace(0.9), hs.scale_by_adam()), mu)
