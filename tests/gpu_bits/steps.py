@@ -18,6 +18,7 @@ from gpu_bits.moment_formats import as_spec, pairs, recipe_options, text
 from halfstep.storage.formats import Format
 from halfstep.storage.moment_formats import ROUNDINGS
 from halfstep_spec.cases.steps import step_case
+from halfstep_spec.rules.adafactor import Adafactor
 from halfstep_spec.vectors import Case
 
 SMALL, MIDDLE, LARGE = (40, 384), (256, 1024), (512, 1024)
@@ -46,6 +47,10 @@ def one_in(count: int, names: Iterable[str]) -> list[str]:
     return [name for name in names if zlib.crc32(name.encode()) % count == 0]
 
 
+_STEPS = {"adafactor": Adafactor}
+"""By rule: a step that is none of decay and learning rate alone."""
+
+
 @functools.cache
 def steps() -> dict[str, spec.Step]:
     """Return what is run, by name: the contract's steps."""
@@ -70,8 +75,9 @@ def steps() -> dict[str, spec.Step]:
             add(f"AdamW, {text(pair)}, {dtype} weights", _adam(*map(as_spec, pair)), dtype)
     for dtype in ("bfloat16", "float32"):
         for name, rule in _rules(dtype).items():
-            # SGD has no other decay.
-            add(f"{name}, {dtype}", rule, dtype, decay="l2" if name == "trace" else "decoupled")
+            # SGD has no other decay, and Adafactor links of its own.
+            decay, make = "l2" if name == "trace" else "decoupled", _STEPS.get(name, spec.Step)
+            add(f"{name}, {dtype}", rule, dtype, make=make, decay=decay)
         add(f"Adam, {dtype}", _adam(dtype, dtype), dtype, decay="l2")
         lamb = functools.partial(spec.Lamb, max_norm=10.0, exact=True)
         add(f"LAMB, {dtype}", _adam(dtype, dtype, eps=1e-6), dtype, make=lamb)
@@ -114,7 +120,8 @@ def case(name: str, shape: tuple[int, ...], count: int) -> Case:
     """Return so many steps of a name, with what the contract says they give."""
     p, gradients = numbers(shape, count)
     step = steps()[name]
-    if isinstance(step.rule, spec.RULES["muon"]):
+    # One infinity or NaN would spread over the whole matrix.
+    if isinstance(step.rule, (spec.RULES["muon"], spec.RULES["adafactor"])):
         gradients = np.where(np.isfinite(gradients), gradients, np.float32(0))
     return step_case(step, name, spec.round_to(p, step.param_dtype), gradients, None, _RATE, (), ())
 
