@@ -67,4 +67,12 @@ def _power_case() -> Case:
     powers = np.array([0.0, 0.5, 0.8, 0.95, 1.0], np.float32)
     table = np.array([[inverse_power(t, c) for c in powers] for t in counts], np.float32)
     inputs = {"count": Array.of(counts), "power": Array.of(powers)}
-    return Case("inverse_power", "t^-c", {}, inputs, {"y": Array.of(table, compare="bits")}, (), ("M4",))
+    return Case(
+        "inverse_power",
+        "t^-c of counts and powers",
+        {},
+        inputs,
+        {"y": Array.of(table, compare="bits")},
+        (),
+        ("M4",),
+    )
