@@ -172,7 +172,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train with every storage of Muon's momentum; time a step.")
     parser.add_argument("--steps", type=int, default=400, help="of training, by default 400")
     parser.add_argument("--transformer", action="store_true", help="train the transformer too")
-    parser.add_argument("--seeds", type=int, default=1, help="of the transformer, by default 1")
+    parser.add_argument("--seeds", type=int, default=3, help="of the transformer, by default 3")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")
     arguments = parser.parse_args()
     digits = on_digits(arguments.steps)
