@@ -10,7 +10,7 @@ BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
     *("transformer", "compile_time", "gpu", "bridge", "distributed", "long_run"),
-    *("rules", "muon", "muon_peers"),
+    *("rules", "muon", "muon_peers", "low_weights"),
 )
 EXAMPLES = ("recipe", "text", "train_flax")
 pytestmark = pytest.mark.slow
@@ -118,6 +118,27 @@ def test_muon_is_trained_and_held_against_other_libraries(run, monkeypatch):
     assert figures["small updates"][muon_peers.TORCH] == 0
     assert abs(figures["small updates"][muon_peers.OURS] - 1) < 0.1
     assert [row["name"] for row in figures["libraries"]][:2] == [muon_peers.OURS, muon_peers.TORCH]
+
+
+@pytest.mark.exhaustive
+def test_weights_of_8_bits_are_trained_without_a_copy(run, monkeypatch):
+    import low_weights
+
+    names = (low_weights.REFERENCE, "int8, stochastic", "int8, fed back into relative int8")
+    monkeypatch.setattr(low_weights, "ROWS", [row for row in low_weights.ROWS if row.name in names])
+    monkeypatch.setattr(low_weights, "RATES", low_weights.RATES[:1])
+    monkeypatch.setattr(low_weights.transformer, "SEEDS", 1)
+    monkeypatch.setattr(low_weights, "TRANSFORMER_STEPS", 3)
+    monkeypatch.setattr(
+        low_weights,
+        "claims",
+        lambda digits, transformed: {"three and two": (len(digits), len(transformed)) == (3, 2)},
+    )
+    status, figures = run(low_weights, "--steps", "3")
+    assert status == 0
+    # Steps are a third of the gap of a row: rounded at random they go astray.
+    assert figures["digits"][0]["dist"] == 0
+    assert all(row["dist"] > 0.5 for row in figures["digits"][1:])
 
 
 @pytest.mark.exhaustive

@@ -1,0 +1,213 @@
+"""Weights of 8 bits without a copy: how far they lead from float32, with and without their errors fed back.
+
+    python benchmarks/low_weights.py [--steps 1500] [--json benchmarks/results/NAME.json]
+
+AdamW in float32 whose matrices are stored after every step in rows, a scale each, as `scaled` stores moments.
+Rounded stochastically alone, small updates arrive in the mean, with the noise of 8 bits. *Fed back*: what
+rounding leaves out of the weights, e = w - stored(w), goes into the momentum, from which later steps add it:
+
+    m <- m + (1 - 1 / b1) c1 (sqrt(v / c2) + eps) e / max(lr, floor * its peak)
+
+with c1 and c2 the bias corrections. Later steps take b1 / (1 - b1) times what m has: e, once.
+With floor = 0 it is Algorithm 3 of M. Nikdan et al., "ECO: Quantized Training without Full-Precision Master
+Weights", arXiv:2601.22101. The floor is ours: a rate that falls to 0 would take m to infinity.
+
+Digits as in `quality.py`, at two rates, each beside float32 at that rate; and the character transformer of
+`transformer.py` for 400 steps, at three seeds. It is an experiment: no optimizer of the packages does this.
+"""
+
+import dataclasses
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import quality
+import transformer
+from tqdm import tqdm
+
+import halfstep_jax as hs
+import report
+
+B1, B2, EPS = 0.9, 0.999, 1e-8
+FLOOR = 0.1
+TRANSFORMER_STEPS = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One setting.
+
+    Attributes:
+        name: for the tables.
+        weights: how matrices are stored: a dtype, a format, or None: in float32.
+        feedback: whether errors go into the momentum.
+        nearest: whether weights are rounded to nearest.
+        floor: the least rate that errors are divided by, relative to the largest.
+        mu: how the momentum is stored: a dtype, or a format in units of sqrt(v); None: in float32.
+        order: which shuffling of the batches.
+    """
+
+    name: str
+    weights: Any = None
+    feedback: bool = False
+    nearest: bool = False
+    floor: float = FLOOR
+    mu: Any = None
+    order: int = 0
+
+
+INT8, E4M3 = hs.scaled("int8", "row", 0, scale="fine"), hs.scaled("float8_e4m3fn", "row", 0)
+REFERENCE, NOISE, BF16 = "float32", "float32, another batch order", "bfloat16, stochastic"
+ROWS = (
+    Row(REFERENCE),
+    Row(NOISE, order=1),
+    Row(BF16, "bfloat16"),
+    Row("int8, stochastic", INT8),
+    Row("int8, fed back", INT8, True),
+    Row("int8, nearest, fed back", INT8, True, nearest=True),
+    Row("int8, fed back, no floor", INT8, True, floor=0.0),
+    Row("int8, fed back into bfloat16", INT8, True, mu="bfloat16"),
+    Row("int8, fed back into relative int8", INT8, True, mu=hs.scaled("int8", 128, 0, scale="fine")),
+    Row("float8_e4m3fn, stochastic", E4M3),
+    Row("float8_e4m3fn, fed back", E4M3, True),
+)
+RATES = (quality.LR, quality.LR / 100)
+AT_EVERY_RATE = (REFERENCE, BF16, "int8, stochastic", "int8, fed back")
+ON_TRANSFORMER = (*AT_EVERY_RATE, NOISE, "float8_e4m3fn, fed back")
+
+
+class State(NamedTuple):
+    """State of `adamw`."""
+
+    count: jax.Array
+    seed: jax.Array
+    mu: Any
+    nu: Any
+
+
+def adamw(row: Row, schedule: optax.Schedule, decay: float) -> optax.GradientTransformationExtraArgs:
+    """Return AdamW with matrices stored as a row says; its updates lead from what is stored to what is."""
+
+    def init(params):
+        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return State(jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.uint32), mu, nu)
+
+    def update(updates, state, params=None, **extra_args):
+        count = state.count + 1
+        lr, peak, t = schedule(state.count), schedule(0), count.astype(jnp.float32)
+        (c1, c2), divisor = ((1 - b**t for b in (B1, B2)), jnp.maximum(lr, row.floor * peak))
+
+        def step(path, g, m, v, w):
+            name = jax.tree_util.keystr(path)
+            m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g * g
+            root = jnp.sqrt(v / c2) + EPS
+            exact = w - lr * (m / c1 / root + decay * w)
+            if w.ndim < 2 or row.weights is None:
+                return exact - w, m, v
+            words = [hs.random_words(state.seed, count, name, role, w.shape) for role in (0, 1)]
+            stored = _stored(exact, row.weights, None if row.nearest else words[0])
+            if row.feedback:
+                m = m + (1 - 1 / B1) * c1 * root * (exact - stored) / jnp.where(divisor > 0, divisor, 1)
+            if row.mu is not None:
+                unit = 1 if isinstance(row.mu, str) else root
+                m = _stored(m / unit, row.mu, words[1]) * unit
+            return stored - w, m, v
+
+        made = jax.tree_util.tree_map_with_path(step, updates, state.mu, state.nu, params)
+        u, mu, nu = jax.tree.transpose(jax.tree.structure(updates), jax.tree.structure((0, 0, 0)), made)
+        return u, State(count, state.seed, mu, nu)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _stored(x: jax.Array, fmt: Any, words: jax.Array | None) -> jax.Array:
+    """Return in float32 what is stored of x."""
+    if isinstance(fmt, str):
+        return hs.round_to(x, fmt, words).astype(jnp.float32)
+    return fmt.round_trip(x, words)[1]
+
+
+def on_digits(steps: int) -> list[dict[str, Any]]:
+    """Train at every rate, and compare each row with float32 at its rate."""
+    x, y = quality.data()
+    start = quality.flat(jax.vmap(lambda s: quality.initial(s, "float32"))(jnp.arange(quality.SEEDS)))
+    results = []
+    for rate in RATES:
+        reference, rows = None, [r for r in ROWS if rate == RATES[0] or r.name in AT_EVERY_RATE]
+        for row in tqdm(rows, unit="row"):
+            tx = adamw(row, optax.cosine_decay_schedule(rate, steps), quality.DECAY)
+            full, losses, _ = quality.train_by(tx, "float32", row.order, steps, x, y, lambda w, _: w)
+            reference = full if reference is None else reference
+            named = {"rate": rate, "name": row.name, "loss": float(losses.mean())}
+            results.append(named | quality.compare(full, reference, start))
+            tqdm.write(str(results[-1]), file=sys.stderr)
+    return results
+
+
+def on_transformer(steps: int) -> list[dict[str, Any]]:
+    """Train the character transformer at its own rate; compare each row with float32."""
+    setting, text = transformer.demo.Recipe(steps=steps), transformer.load_text()
+    results, truth = [], None
+    for row in tqdm([row for row in ROWS if row.name in ON_TRANSFORMER], unit="row"):
+        rate = optax.constant_schedule(setting.learning_rate)
+        transformer.transform = lambda _, __, row=row, rate=rate: adamw(row, rate, setting.weight_decay)
+        plain = transformer.Row(row.name, {}, transformer.OTHER_ORDER * row.order)
+        trained = transformer.train(plain, setting, text)
+        truth = trained if truth is None else truth
+        results.append({"name": row.name, **transformer.compare(trained, truth)})
+        tqdm.write(str(results[-1]), file=sys.stderr)
+    return results
+
+
+def claims(digits: list[dict], transformed: list[dict]) -> dict[str, bool]:
+    """Return what the tables must show, by sentence."""
+    dist = {(row["rate"], row["name"]): row["dist"] for row in digits}
+    text = {row["name"]: row for row in transformed}
+    first = RATES[0]
+    return {
+        "digits: int8 fed back has under half of the dist of int8, and less than bfloat16": (
+            dist[first, "int8, fed back"] < min(dist[first, "int8, stochastic"] / 2, dist[first, BF16])
+        ),
+        "digits: momentum in bfloat16 or relative int8 holds the errors": max(
+            dist[first, f"int8, fed back into {mu}"] for mu in ("bfloat16", "relative int8")
+        )
+        < dist[first, BF16],
+        "transformer: int8 fed back has less dist than bfloat16": (
+            text["int8, fed back"]["dist"] < text[BF16]["dist"]
+        ),
+        "transformer: float8_e4m3fn fed back has more dist than another batch order": (
+            text["float8_e4m3fn, fed back"]["dist"] > text[NOISE]["dist"]
+        ),
+    }
+
+
+def main() -> int:
+    """Print the tables, and whether they show what they must."""
+    arguments = report.arguments("Train with weights of 8 bits, without a copy.", 1500)
+    digits = on_digits(arguments.steps)
+    report.print_table(
+        "rate | <weights | training loss | dist | proj",
+        (
+            (
+                f"{row['rate']:.0e}",
+                row["name"],
+                f"{row['loss']:.5f}",
+                f"{row['dist']:.4f} ± {row['spread']:.4f}",
+                f"{row['proj']:.4f}",
+            )
+            for row in digits
+        ),
+    )
+    transformed = on_transformer(TRANSFORMER_STEPS)
+    report.print_table(
+        "<weights | loss over float32 | dist | proj",
+        ((name, *figures) for name, _, *figures in map(transformer.cells, transformed)),
+    )
+    figures = {"digits": digits, "transformer": transformed}
+    return report.finish(claims(digits, transformed), figures, arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
