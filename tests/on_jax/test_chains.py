@@ -112,8 +112,8 @@ def test_the_link_that_undoes_the_rounding_is_named(name):
     with pytest.raises(ValueError, match="check_chain: ") as caught:
         hs.check_chain(AFTER[name](hs.sgd(1e-3)), P, value=1.0)
     assert str(caught.value) == (
-        f"check_chain: {name} changes the updates that round_stochastically lands on 'w', and what is "
-        'rounded again is lost. Put it before: store_params(optax.chain(..., param_storage="nearest" in an '
+        f"check_chain: {name} changes the updates that round_stochastically lands on 'w', so they are "
+        'rounded again and lost. Put it before: store_params(optax.chain(..., param_storage="nearest" in an '
         'alias, ...), "stochastic").'
     )
 

@@ -35,7 +35,8 @@ def adan_in_torch(**options) -> halfstep_torch.Optimizer:
 )
 def test_what_no_update_is_linear_in_is_refused(make, name):
     with pytest.raises(
-        ValueError, match=f'_rounding="paid" takes .* not linear in {name}, .* Use "stochastic"'
+        ValueError,
+        match=f'_rounding="paid" takes back the error of storing {name}, .* linear in it. Use "stochastic"',
     ):
         make()
 

@@ -110,7 +110,7 @@ STEP_OPS = {"elementwise": TorchOp(), "parameter": InPlaceOp()}
 def _is_one(scale: Any) -> bool:
     """Whether a number is seen to be 1, at no cost: a GPU's would have to be waited for."""
     if isinstance(scale, Tensor):
-        return scale.device.type == "cpu" and not torch.compiler.is_compiling() and scale.item() == 1
+        return scale.device.type == "cpu" and not torch.compiler.is_compiling() and bool((scale == 1).all())
     return scale == 1
 
 
