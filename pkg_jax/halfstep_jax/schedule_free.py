@@ -9,7 +9,7 @@ import optax
 from halfstep.recipes import takes_recipe
 from halfstep.rules.schedule_free import ScaleByScheduleFree
 from halfstep_jax.checkpoint.float32_weights import float32_params
-from halfstep_jax.checkpoint.optax_state import decoded_moments
+from halfstep_jax.checkpoint.link_moments import decoded_moments
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.rms import scale_by_rms

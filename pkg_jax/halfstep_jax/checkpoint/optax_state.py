@@ -1,20 +1,15 @@
 """The state of an optimizer in the form of Optax: to move a run in and out."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from halfstep.random_words import leaf_id
-from halfstep_jax.leaves import HELD_BY_FLOAT32, Leaves, check_state, named_leaves
-from halfstep_jax.link_reports import Inside, Link, reported_links
-from halfstep_jax.numbers.op import JaxOp
-from halfstep_jax.numbers.random_words import leaf_keys
+from halfstep_jax.checkpoint.link_moments import LinkMoments, placed_moments, places_of
+from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves
 from halfstep_jax.numbers.schedules import ScheduleState
-from halfstep_jax.rule import StepKeys, StoredStepMoment, state_type, step_moments
-from halfstep_jax.weight_averages import EmaParamsState
+from halfstep_jax.rule import state_type
 
 _OF_OPTAX: dict[str, Any] = {
     "scale_by_adam": optax.ScaleByAdamState,
@@ -59,7 +54,7 @@ def from_optax(state: Any, tx: optax.GradientTransformation, params: Any) -> Any
 
     Source: ours.
     """
-    treedef, places = _places("from_optax", tx, params)
+    treedef, places = places_of("from_optax", tx, params)
 
     def move(state, first):
         theirs = _Theirs(state)
@@ -104,8 +99,8 @@ def to_optax(
 
     def move(state, params):
         ours = _Moments(caller, "tx", "optax_tx")
-        for place, x in _placed(caller, state, tx, params):
-            if isinstance(place, _Place):
+        for place, x in placed_moments(caller, state, tx, params):
+            if isinstance(place, LinkMoments):
                 check_state(caller, x, state_type(type(place.rule)))
                 ours.add(place.rule.name, x.count, place.decoded(x))
             elif place:
@@ -203,130 +198,9 @@ class _Theirs(_Moments):
                 )
 
 
-class _Place(NamedTuple):
-    """A link with moments within a transform.
-
-    Attributes:
-        rule: of the link.
-        moments: how each is stored.
-        leaves: the weights that it steps, as shapes.
-    """
-
-    rule: Any
-    moments: dict[str, Any]
-    leaves: Leaves
-
-    def encoded(self, theirs: _Moments, state):
-        """Return a state of the link with moments of another, each rounded once."""
-        rows = [
-            {field: theirs.take(self.rule.name, field, leaf, x.shape) for field in self.moments}
-            for leaf, x in zip(self.leaves.names, self.leaves.values, strict=True)
-        ]
-        counts = [count for row in rows for _, count in row.values() if count is not None]
-        count = jnp.asarray(counts[0] if counts else theirs.steps()).astype(state.count.dtype)
-        stored = []
-        for row, moments in zip(rows, self._step_moments(state, jnp.maximum(count, 1)), strict=True):
-            for name, moment in moments.items():
-                moment.round_array(row[name][0].astype(jnp.float32))
-            stored.append(tuple(moments[name].encoded for name in self.moments))
-        columns = self.leaves.unzip(len(self.moments), stored)
-        after: dict[str, Any] = {"count": count}
-        for (name, moment), column in zip(self.moments.items(), columns, strict=True):
-            after[name], after[f"{name}_scale"] = moment.split_tree(column)
-        return state._replace(**after)
-
-    def decoded(self, state) -> Iterator[tuple[str, str, jax.Array]]:
-        """Yield what a state of the link holds: field, leaf, and the values in float32."""
-        for leaf, moments in zip(self.leaves.names, self._step_moments(state, state.count), strict=True):
-            for name in self.moments:
-                yield name, leaf, moments[name].value.value
-
-    def _step_moments(self, state, count) -> Iterator[dict[str, StoredStepMoment]]:
-        """Yield the moments of every weight, under the words of the step that stored them."""
-        read = [
-            moment.read(
-                self.leaves,
-                getattr(state, name),
-                getattr(state, f"{name}_scale"),
-                [None] * len(self.leaves.names),
-            )
-            for name, moment in self.moments.items()
-        ]
-        roles = sorted({moment.key_role for moment in self.moments.values()})
-        keys = leaf_keys(state.seed, count, [leaf_id(name) for name in self.leaves.names], roles)
-        for place, *encoded in zip(keys.places(), *read, strict=True):
-            key = keys.of_leaf(place)
-            op = JaxOp(self.rule.name, key.zero)
-            yield step_moments(self.moments, encoded, StepKeys(key, key, key.zero), op, None)
-
-
-def _places(caller: str, tx, params) -> tuple[Any, list[_Place | str]]:
-    """Return the tree of a state of `tx` whose leaves are links with moments, and what stands at each.
-
-    That is a `_Place`, "count", "schedule", or "" for what stays as it is.
-    """
-    walked: list[tuple[Any, list[_Place | str]]] = []
-
-    def make(params):
-        with reported_links() as links:
-            state = tx.init(params)
-        if stored := [link for link in links if isinstance(link.inside, Inside)]:
-            raise ValueError(
-                f"{caller}: {stored[0].rule.name} keeps the state of any transform, which is not moved. Use "
-                "mu_dtype and nu_dtype of a transform of this package."
-            )
-        moved = {id(link.state): link for link in links if link.inside}
-        paths, treedef = jax.tree_util.tree_flatten_with_path(
-            state, lambda x: id(x) in moved or isinstance(x, ScheduleState | EmaParamsState)
-        )
-        walked.append((treedef, [_place(moved.get(id(x)), path, x) for path, x in paths]))
-        return state
-
-    jax.eval_shape(make, params)
-    return walked[0]
-
-
-def decoded_moments(caller: str, rule: str, state, tx, params) -> dict[tuple[str, str], jax.Array]:
-    """Return the moments of the links of a rule in float32, by field and leaf.
-
-    Raises:
-        ValueError: if `state` is not of `tx`, or of other params.
-    """
-    moments = {}
-    try:
-        for place, x in _placed(caller, state, tx, params):
-            if isinstance(place, _Place) and place.rule.name == rule:
-                check_state(caller, x, state_type(type(place.rule)))
-                moments |= {(field, leaf): values for field, leaf, values in place.decoded(x)}
-    except ValueError as error:
-        raise ValueError(f"{caller}: the state is of other params: {error}") from None
-    return moments
-
-
-def _placed(caller: str, state, tx, params) -> list[tuple[_Place | str, Any]]:
-    """Return what stands at each place of a state of `tx` (`_places`), with the part of the state there."""
-    treedef, places = _places(caller, tx, params)
-    try:
-        parts = treedef.flatten_up_to(state)
-    except ValueError as error:
-        raise ValueError(f"{caller}: the state is not of tx: {error}. Pass the state and its tx.") from None
-    return list(zip(places, parts, strict=True))
-
-
-def _place(link: Link | None, path, x) -> _Place | str:
-    if link is not None:
-        named = named_leaves(link.params)
-        shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for _, p in named]
-        names, treedef = [name for name, _ in named], jax.tree.structure(link.params)
-        return _Place(link.rule, link.inside, Leaves(link.rule.name, names, shapes, treedef))
-    if isinstance(x, ScheduleState):
-        return "schedule"
-    return "count" if path and path[-1] == jax.tree_util.GetAttrKey("count") else ""
-
-
-def _filled(theirs: _Theirs, place: _Place | str, x) -> Any:
+def _filled(theirs: _Theirs, place: LinkMoments | str, x) -> Any:
     """Return a part of a new state of ours with what is known of it."""
-    if isinstance(place, _Place):
+    if isinstance(place, LinkMoments):
         return place.encoded(theirs, x)
     if place == "schedule":
         return ScheduleState(jnp.asarray(theirs.next_schedule()).astype(x.count.dtype))
