@@ -193,9 +193,7 @@ def main() -> int:
             (
                 f"{row['rate']:.0e}",
                 row["name"],
-                f"{row['loss']:.5f}",
-                f"{row['dist']:.4f} ± {row['spread']:.4f}",
-                f"{row['proj']:.4f}",
+                *quality.cells(row),
             )
             for row in digits
         ),

@@ -315,6 +315,11 @@ def claims(results: list[dict]) -> dict[str, bool]:
     return held
 
 
+def cells(row: dict) -> tuple[str, str, str]:
+    """Return the training loss, dist and proj of a result, as tables show them."""
+    return f"{row['loss']:.5f}", f"{row['dist']:.4f} ± {row['spread']:.4f}", f"{row['proj']:.4f}"
+
+
 def main() -> int:
     """Print the table, and whether it shows what it must."""
     arguments = report.arguments(
@@ -327,9 +332,7 @@ def main() -> int:
             (
                 row["name"],
                 f"{row['bytes']:.2f}",
-                f"{row['loss']:.5f}",
-                f"{row['dist']:.4f} ± {row['spread']:.4f}",
-                f"{row['proj']:.4f}",
+                *cells(row),
             )
             for row in results
         ),

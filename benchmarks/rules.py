@@ -208,9 +208,7 @@ def main() -> int:
                 row["rule"],
                 row["name"],
                 f"{row['bytes']:.2f}",
-                f"{row['loss']:.5f}",
-                f"{row['dist']:.4f} ± {row['spread']:.4f}",
-                f"{row['proj']:.4f}",
+                *quality.cells(row),
             )
             for row in results
         ),

@@ -118,80 +118,65 @@ def test_a_count_that_no_step_can_add_to_is_refused_before_anything_moves(count,
     assert_same_snapshots(before, snapshot(optimizer))
 
 
-def edit(path, value):
-    """Return an edit of a state dict: set the entry at `path`, or remove it where value is None."""
-
-    def apply(saved):
-        *way, last = path
-        for key in way:
-            saved = saved[key]
-        if value is None:
-            del saved[last]
-        else:
-            saved[last] = value
-
-    return apply
-
-
 HEADER = ("param_groups", 0, "halfstep")
 EDITS = [
     (
-        edit(("param_groups",), []),
+        (("param_groups",), []),
         "load_state_dict: the state dict has 0 param groups, this optimizer 1. "
         "Build it with the groups of the run that was saved.",
     ),
     (
-        edit(HEADER, None),
+        (HEADER, DELETED),
         "load_state_dict: param group 0 was not written by halfstep_torch: it has no 'halfstep' entry. "
         "Pass a state dict of the same optimizer class, or pass torch's own to load_float32_state_dict.",
     ),
     (
-        edit((*HEADER, "spec_version"), 1),
+        ((*HEADER, "spec_version"), 1),
         "load_state_dict: the state dict follows version 1 of the contract, this package version 2. "
         "Load it with the halfstep that wrote it. To go on with this version, carry the run over in float32, "
         "in torch: float32_params and float32_state_dict there, set_float32_params and "
         "load_float32_state_dict here.",
     ),
     (
-        edit((*HEADER, "links"), ["scale_by_lion"]),
+        ((*HEADER, "links"), ["scale_by_lion"]),
         "load_state_dict: the state dict is of the chain scale_by_lion, this optimizer of scale_by_adam, "
         "add_decayed_weights, scale_by_learning_rate, round_stochastically. "
         "Build the chain of the run that was saved.",
     ),
     (
-        edit((*HEADER, "names"), ["a/w", "a/b"]),
+        ((*HEADER, "names"), ["a/w", "a/b"]),
         "load_state_dict: param group 0 has 2 parameters in the state dict, 3 here. "
         "Build the optimizer with the parameters of the run that was saved.",
     ),
     (
-        edit((*HEADER, "names"), ["a/w", "a/bias", "scale"]),
+        ((*HEADER, "names"), ["a/w", "a/bias", "scale"]),
         "load_state_dict: parameter 'a/b' is not in group 0 of the state dict, and names decide the random "
         "words. Pass the parameters with the names of the run that was saved.",
     ),
     (
-        edit(("state", 0, "exp_avg"), None),
+        (("state", 0, "exp_avg"), DELETED),
         "load_state_dict: the state of 'a/w' holds exp_avg_sq, step; this optimizer keeps exp_avg, "
         "exp_avg_sq, step. Build the chain of the run that was saved, or move its float32_state_dict here by "
         "load_float32_state_dict.",
     ),
     (
-        edit(("state", 1, "exp_avg_sq"), torch.zeros(5)),
+        (("state", 1, "exp_avg_sq"), torch.zeros(5)),
         "load_state_dict: exp_avg_sq of 'a/b' is float32 in the state dict, bfloat16 here. "
         "Build the optimizer with the dtypes of the run that was saved, or move its float32_state_dict here "
         "by load_float32_state_dict.",
     ),
     (
-        edit(("state", 1, "exp_avg"), torch.zeros(6, dtype=torch.bfloat16)),
+        (("state", 1, "exp_avg"), torch.zeros(6, dtype=torch.bfloat16)),
         "load_state_dict: exp_avg of 'a/b' has shape (6,) in the state dict, (5,) here. "
         "Build the model of the run that was saved.",
     ),
     (
-        edit(("state", 7), {"step": torch.tensor(1)}),
+        (("state", 7), {"step": torch.tensor(1)}),
         "load_state_dict: the state dict holds state of 7, which is no parameter of its groups. "
         "Pass what state_dict() returned.",
     ),
     (
-        edit(("param_groups", 0, "lr"), -1.0),
+        (("param_groups", 0, "lr"), -1.0),
         "AdamW: lr=-1.0 is negative. Use a number >= 0, or maximize=True to ascend.",
     ),
 ]
@@ -203,8 +188,7 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(change, message):
     optimizer, other = hs.AdamW(params, seed=3), hs.AdamW(others, seed=4)
     run(params, optimizer, range(2))
     run(others, other, range(3))
-    saved = copy.deepcopy(optimizer.state_dict())
-    change(saved)
+    saved = with_(optimizer.state_dict(), *change)
     before, groups = snapshot(other), copy.deepcopy(other.state_dict()["param_groups"])
     with pytest.raises(ValueError, match=r"load_state_dict|AdamW") as error:
         other.load_state_dict(saved)
