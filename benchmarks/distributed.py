@@ -30,7 +30,7 @@ import report
 PROCESSES = (1, 2, 4)
 # Blocks of 128 lie along rows, so borders between rows cut none, and those between columns cut some:
 # 1376 / 2 = 5 3/8 blocks.
-LEAVES, SHAPE = 4, (128, 1376)
+LEAVES, SHAPE = 4, (1024, 1376)
 AXES = {"rows": 0, "columns": 1}
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "torch AdamW, fused": functools.partial(torch.optim.AdamW, fused=True),
