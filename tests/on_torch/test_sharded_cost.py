@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from torch.distributed.tensor import Shard, init_device_mesh
 
 import halfstep_torch as hs
-from on_torch.processes import in_processes
+from on_torch.processes import in_fresh_processes, in_processes
 from on_torch.sharded import RECIPES, shard
 
 # A border between columns cuts blocks: 1000 is no multiple of 32 or 128.
@@ -89,4 +89,5 @@ def test_a_step_of_shards_takes_the_memory_of_shards():
 
 @pytest.mark.slow
 def test_odd_shards_compile_once():
-    in_processes(2, ten_odd_shards_share_the_graphs_of_the_first_step)
+    # A process that stays has graphs of other tests.
+    in_fresh_processes(2, ten_odd_shards_share_the_graphs_of_the_first_step)
