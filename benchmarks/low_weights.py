@@ -152,9 +152,8 @@ def on_transformer(steps: int) -> list[dict[str, Any]]:
     results, truth = [], None
     for row in tqdm([row for row in ROWS if row.name in ON_TRANSFORMER], unit="row"):
         rate = optax.constant_schedule(setting.learning_rate)
-        transformer.transform = lambda _, __, row=row, rate=rate: adamw(row, rate, setting.weight_decay)
-        plain = transformer.Row(row.name, {}, transformer.OTHER_ORDER * row.order)
-        trained = transformer.train(plain, setting, text)
+        tx, order = adamw(row, rate, setting.weight_decay), transformer.OTHER_ORDER * row.order
+        trained = transformer.train(tx, order, setting, text)
         truth = trained if truth is None else truth
         results.append({"name": row.name, **transformer.compare(trained, truth)})
         tqdm.write(str(results[-1]), file=sys.stderr)

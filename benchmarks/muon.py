@@ -129,9 +129,8 @@ def on_transformer(steps: int, seeds: int) -> list[dict[str, Any]]:
     setting, text = transformer.demo.Recipe(steps=steps), transformer.load_text()
     results, truth = [], None
     for row in (row for row in ROWS if row.name in ON_TRANSFORMER):
-        transformer.transform = lambda _, __, row=row: transform(row, 3e-3, 3e-4)
-        plain = transformer.Row(row.name, None, transformer.OTHER_ORDER * row.order)
-        trained = transformer.train(plain, setting, text)
+        order = transformer.OTHER_ORDER * row.order
+        trained = transformer.train(transform(row, 3e-3, 3e-4), order, setting, text)
         truth = trained if truth is None else truth
         results.append({"name": row.name, **transformer.compare(trained, truth)})
         tqdm.write(str(results[-1]), file=sys.stderr)

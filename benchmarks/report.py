@@ -23,11 +23,19 @@ class Named(Protocol):
 Row = TypeVar("Row", bound=Named)
 
 
-def arguments(description: str, steps: int | None = None, rows: bool = False) -> argparse.Namespace:
-    """Return the command line's arguments: `json`, `steps` of training, `only` of the rows of a table."""
+def arguments(
+    description: str, steps: int | None = None, rows: bool = False, transformer: int | None = None
+) -> argparse.Namespace:
+    """Return the command line's arguments: `json`, `only` of the rows of a table, and steps of training.
+
+    `transformer` is 0 unless it is asked for in place of the usual model.
+    """
     parser = argparse.ArgumentParser(description=description)
     if steps is not None:
         parser.add_argument("--steps", type=int, default=steps, help=f"of training, by default {steps}")
+    if transformer is not None:
+        what = f"train the transformer instead, by default for {transformer} steps"
+        parser.add_argument("--transformer", type=int, nargs="?", const=transformer, default=0, help=what)
     if rows:
         parser.add_argument("--only", nargs="*", default=[""], help="rows in whose names one of these stands")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures here")

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -88,9 +88,18 @@ def first_weights(setting: demo.Recipe, vocabulary: int):
     return nnx.split(train_flax.make_model(setting, demo.FLOAT32, vocabulary))
 
 
-def train(row: Row, setting: demo.Recipe, text: Text) -> list[dict[str, Any]]:
-    """Train all seeds of a row; return of each the first and last weights, the loss and bytes of state."""
-    tx = transform(row, setting)
+def train(
+    tx: optax.GradientTransformationExtraArgs,
+    order: int,
+    setting: demo.Recipe,
+    text: Text,
+    known: Callable[[Any, Any], Any] = lambda weights, _: weights,
+) -> list[dict[str, Any]]:
+    """Train all seeds by a transform; return of each the first and last weights, the loss, bytes of state.
+
+    `order` is added to the seed of the batches; `known` returns the weights that are judged, of the model's
+    and the state.
+    """
     structure, _ = first_weights(setting, len(text.vocabulary))
     held_out = jnp.asarray(np.stack(text.validation_windows(setting.validation_windows, setting.context)))
 
@@ -105,6 +114,7 @@ def train(row: Row, setting: demo.Recipe, text: Text) -> list[dict[str, Any]]:
             return (optax.apply_updates(weights, updates), state), None
 
         (weights, state), _ = jax.lax.scan(step, (weights, state), batches)
+        weights = known(weights, state)
         return weights, loss(weights, held_out)
 
     results = []
@@ -112,9 +122,9 @@ def train(row: Row, setting: demo.Recipe, text: Text) -> list[dict[str, Any]]:
         of_seed = dataclasses.replace(setting, seed=seed)
         _, start = first_weights(of_seed, len(text.vocabulary))
         state = tx.init(start)
-        if row.options is not None:
+        if optax.tree.get_all_with_path(state, "seed"):
             state = optax.tree.set(state, seed=jnp.array([0, seed], jnp.uint32))
-        weights, last = run(start, state, windows(text, of_seed, row.order))
+        weights, last = run(start, state, windows(text, of_seed, order))
         kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         results.append({"start": flat(start), "end": flat(weights), "loss": float(last), "state": kept})
     return results
@@ -144,7 +154,7 @@ def run_all(rows: Iterable[Row], steps: int) -> list[dict]:
     setting, text = demo.Recipe(steps=steps), load_text()
     results, truth = [], None
     for row in tqdm(rows, unit="row"):
-        trained = train(row, setting, text)
+        trained = train(transform(row, setting), row.order, setting, text)
         truth = trained if truth is None else truth
         results.append({"name": row.name, **compare(trained, truth)})
         tqdm.write(str(cells(results[-1])), file=sys.stderr)

@@ -102,6 +102,11 @@ def test_rules_other_than_adam_are_trained(run, monkeypatch):
     _, (truth, other, coarse, own) = run(rules, "--steps", "3")
     assert truth["dist"] == own["dist"] == 0 < coarse["dist"] < other["dist"]
     assert coarse["bytes"] < 4.6 < truth["bytes"]
+    monkeypatch.setattr(rules, "ROWS", [of_lion[0], of_lion[1], of_lion[-1]])
+    monkeypatch.setattr(rules.transformer, "SEEDS", 1)
+    _, (truth, other, coarse) = run(rules, "--transformer", "3")
+    assert truth["dist"] == 0 < coarse["dist"] < other["dist"]
+    assert coarse["state"] < 0.6 < truth["state"]
 
 
 @pytest.mark.exhaustive
