@@ -8,7 +8,7 @@ from halfstep.checkpoint import header
 from halfstep.storage.state_dtypes import as_format
 from hunt.settings import Numbers, Setting
 from hunt.sides import Jax, Torch
-from hunt.test_steps import follow
+from hunt.test_steps import LEAST, follow
 
 _ADAM = Setting(
     "adam",
@@ -54,6 +54,16 @@ def test_auto_rounds_as_the_reference_does_where_jax_knows_the_rate():
     setting = Setting("adan", "bfloat16", "stochastic", formats, options, "l2", (("w", (129,)),))
     numbers = Numbers({"b1": 0.9, "b2": 0.5, "b3": 0.9, "eps": 1e-8}, 1e-3, 0.1, 0)
     follow(Jax, setting, numbers, 0, ["near 1"] * 3)
+
+
+def test_a_first_infinite_gradient_of_adan_makes_its_difference_nan():
+    """XLA took the product with 0 or 1, made of a bool, for a choice; 0 times an infinity is NaN (A11)."""
+    kinds = {"mu_dtype": "float32", "diff_dtype": "float32", "nu_dtype": "float32", "grad_dtype": "float32"}
+    options = (("mu_rounding", "stochastic"), ("nu_rounding", "stochastic"))
+    setting = Setting("adan", "float32", "stochastic", tuple(kinds.items()), options, "", (("w", ()),))
+    numbers = Numbers({"b1": 0.9, "b2": 0.9, "b3": 0.9, "eps": 1e-8}, 1e-3, 0.1, 0)
+    for draw_seed in range(20):
+        follow(Jax, setting, numbers, draw_seed, ["near 1", "special"], LEAST)
 
 
 @pytest.mark.parametrize("dtype", [b"0\0", b",,"])

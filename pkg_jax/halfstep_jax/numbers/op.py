@@ -130,8 +130,12 @@ class JaxOp(Op):
 
     def float32(self, x: Any) -> Number:
         """Return a count, or the truth of a comparison, as a number."""
-        x = x.value if isinstance(x, Count | Mask) else x
-        return self.wrap(jnp.asarray(x).astype(jnp.float32))
+        x = jnp.asarray(x.value if isinstance(x, Count | Mask) else x)
+        if x.dtype == jnp.bool_:
+            # XLA takes a product with a converted bool for a choice, and 0 times an infinity is NaN.
+            one = np.float32(1).view(np.uint32)
+            return self.wrap(lax.bitcast_convert_type(x.astype(jnp.uint32) * one, jnp.float32))
+        return self.wrap(x.astype(jnp.float32))
 
 
 class Count:
