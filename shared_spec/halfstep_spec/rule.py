@@ -57,6 +57,7 @@ class Moment:
         shape: of the moment, from that of the weights.
         unit: the second moment whose root may be its unit; "" for none.
         linear: whether the update is linear in it, so that an error of it can be paid back at once.
+        amplified: whether the update magnifies errors of storing it (contract F20).
     """
 
     rate: str | None
@@ -66,6 +67,7 @@ class Moment:
     shape: Callable[[_Shape], _Shape]
     unit: str
     linear: bool
+    amplified: bool
 
 
 def moment(
@@ -77,9 +79,10 @@ def moment(
     shape: Callable[[_Shape], _Shape] = tuple,
     unit: str = "",
     linear: bool = False,
+    amplified: bool = False,
 ) -> Any:
     """Return the field by which a rule declares a moment; the arguments are those of `Moment`."""
-    declared = Moment(rate, signed, dtype, rounding, shape, unit, linear)
+    declared = Moment(rate, signed, dtype, rounding, shape, unit, linear, amplified)
     return dataclasses.field(init=False, repr=False, compare=False, default=declared)
 
 
@@ -251,6 +254,7 @@ class Rule:
                 self.seed,
                 getattr(self, d.rate) if d.rate else None,
                 d.shape,
+                d.amplified,
             )
             for name, d in declared.items()
         }

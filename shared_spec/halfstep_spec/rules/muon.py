@@ -36,7 +36,7 @@ class ScaleByMuon(Rule):
     scale: str | None = "original"
     given: bool = False
     seed: int = 0
-    mu: Moment = moment("beta")
+    mu: Moment = moment("beta", amplified=True)
 
     def corrections(self, count: int) -> Mapping[str, Any]:
         """Return the reciprocals of the bias corrections at this step and the next."""

@@ -26,6 +26,7 @@ class StoredMoment:
         seed: of its random words.
         b: the decay rate; None where it is no average, and nothing falls short.
         shape: of the moment, from that of the weights.
+        amplified: whether "auto" asks if the average freezes, instead of whether it falls short.
     """
 
     dtype: str | Format
@@ -35,6 +36,7 @@ class StoredMoment:
     seed: int = 0
     b: float | None = None
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple
+    amplified: bool = False
 
     def __post_init__(self):
         fmt = as_format(self.dtype)
@@ -79,9 +81,11 @@ class StoredMoment:
         return stored, fmt.decode(stored, words)
 
     def rounds_stochastically(self, fmt: Format) -> bool:
-        """Whether words are used: contract F3, where `rounding` is "auto"."""
-        falls_short = self.b is not None and fmt.falls_short(self.b)
-        return {"nearest": False, "stochastic": True, "paid": True, "auto": falls_short}[self.rounding]
+        """Whether words are used: contract F3 and F20, where `rounding` is "auto"."""
+        if self.rounding == "auto":
+            stops = fmt.freezes if self.amplified else fmt.falls_short
+            return self.b is not None and stops(self.b)
+        return {"nearest": False, "stochastic": True, "paid": True}[self.rounding]
 
     def _words(self, fmt: Format, shape, step: int, leaf: str) -> np.ndarray | None:
         """Return one word per element, of dithered codes one per block (F15); to nearest None."""
