@@ -16,7 +16,7 @@ def mean(x: Any, axis: int | None, concatenate: Callable) -> Any:
     number that in the middle waits. What is left after ceil(log2 n) times is multiplied by float32(1/n).
 
     Args:
-        x: float32, of at least one element along the axis.
+        x: float32. The mean of no numbers is 0.
         axis: from 0 up, or None.
         concatenate: the framework's.
     """
@@ -28,7 +28,10 @@ def mean(x: Any, axis: int | None, concatenate: Callable) -> Any:
         added = flat[_part(along, 0, n - half)] + flat[_part(along, half, n)]
         waiting = flat[_part(along, n - half, half)]
         flat, n = added if n == 2 * half else concatenate([added, waiting], along), half
-    flat = flat if size == 1 else flat * float(np.float32(1) / np.float32(size))
+    if size == 0:
+        flat = flat.sum(along).reshape((*flat.shape[:along], 1, *flat.shape[along + 1 :]))
+    elif size > 1:
+        flat = flat * float(np.float32(1) / np.float32(size))
     return flat.reshape(()) if axis is None else flat
 
 

@@ -10,7 +10,7 @@ def mean(x: np.ndarray, axis: int | None = None) -> np.ndarray:
     first half has no partner and stays. The sum is multiplied by 1/n, rounded once.
 
     Args:
-        x: float32, with elements along the axis.
+        x: float32. The mean of no numbers is 0.
         axis: one, or None.
     """
     rows = x.reshape(1, -1) if axis is None else np.moveaxis(x, axis, -1)
@@ -20,7 +20,10 @@ def mean(x: np.ndarray, axis: int | None = None) -> np.ndarray:
         total = rows[..., :half].copy()
         total[..., : rows.shape[-1] - half] += rows[..., half:]
         rows = total
-    rows = rows * (np.float32(1) / np.float32(size))
+    if size == 0:
+        rows = np.zeros((*rows.shape[:-1], 1), np.float32)
+    else:
+        rows = rows * (np.float32(1) / np.float32(size))
     return rows.reshape(()) if axis is None else np.moveaxis(rows, -1, axis)
 
 
