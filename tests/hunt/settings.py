@@ -14,6 +14,7 @@ import halfstep_spec as spec
 from halfstep_spec import CODEBOOK_CODES, PARAM_STORAGES, PLAIN_CODES, SCALED_CODES
 from halfstep_spec.storage.relative import LARGEST_BOUND, bound
 from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
+from hunt import rules
 
 EXAMPLES = int(os.environ.get("HUNT", "2000"))
 """Of the steps; lives, files and state dicts are taken in proportion."""
@@ -23,6 +24,8 @@ SHAPES = (
     *((127,), (128,), (129,), (2, 3), (5, 7), (1, 129), (3, 1, 4), (2, 3, 11), (2, 1, 3, 2), (1, 2, 2, 1, 3)),
 )
 """From no axis to five; no element, primes, and powers of two with their neighbours."""
+MATRICES = ((1, 1), (2, 3), (31, 2), (5, 7), (1, 129), (16, 17))
+"""Two axes and some elements, as Muon asks for."""
 PATHS = (("w",), ("b", "w"), ("blocks/0/w", "blocks/1/w"), ("a/kernel", "a/bias", "head/kernel"))
 """Names of the arrays of a tree; a number is a place in a list."""
 _BLOCKS = (2, 4, 16, 128, "row", None)
@@ -34,7 +37,7 @@ class Setting:
     """All that a step is compiled for.
 
     Attributes:
-        rule: a key of `halfstep_spec.RULES`.
+        rule: a key of `halfstep_spec.RULES`, or "lamb"; "muon" has the factor given (A14).
         dtype: of the weights.
         storage: of the weights.
         formats: of the moments, by argument: (function of the packages, its arguments), or a name.
@@ -56,24 +59,19 @@ class Setting:
         """Whether a rounding depends on the rates."""
         return "auto" in dict(self.options).values()
 
-    def link(self, package: ModuleType, numbers: dict[str, Any], seed: Any) -> Any:
-        """Return the rule of a package."""
+    def _arguments(self, package: ModuleType, seed: Any) -> dict[str, Any]:
         formats = {name: formatted(package, fmt) for name, fmt in self.formats}
-        arguments = {**formats, **dict(self.options), **numbers, "seed": seed}
-        if package is spec:
-            return spec.RULES[self.rule](**arguments)
-        unchecked = {"nearest": "nearest_unchecked"}
-        arguments = {
-            name: unchecked.get(value, value) if name.endswith("rounding") else value
-            for name, value in arguments.items()
-        }
-        return getattr(package, self.rule if self.rule == "trace" else f"scale_by_{self.rule}")(**arguments)
+        return {**formats, **dict(self.options), "seed": seed}
+
+    def links(self, package: ModuleType, numbers: dict[str, Any], seed: Any) -> list[Any]:
+        """Return the links of a package; numbers may be traced."""
+        return rules.links(package, self.rule, self.decay, {**self._arguments(package, seed), **numbers})
 
     def reference(self, numbers: "Numbers") -> spec.Step:
         """Return the step of the reference."""
-        rule = self.link(spec, numbers.rule, numbers.seed)
-        decay = numbers.weight_decay if self.decay else 0.0
-        return spec.Step(rule, decay, self.decay or "decoupled", self.dtype, self.storage)
+        arguments = {**self._arguments(spec, numbers.seed), **numbers.rule}
+        decay = (numbers.weight_decay, self.decay) if self.decay else (0.0, "decoupled")
+        return rules.reference(self.rule, arguments, decay, self.dtype, self.storage)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +82,11 @@ class Numbers:
     learning_rate: float
     weight_decay: float
     seed: int
+
+    @property
+    def of_links(self) -> dict[str, float]:
+        """All but the seed, by the names of `Setting.links`."""
+        return {**self.rule, "lr": self.learning_rate, "weight_decay": self.weight_decay}
 
 
 def formatted(package: ModuleType, fmt: Any) -> Any:
@@ -122,74 +125,132 @@ ROOTS = [(mu, "uroot4_e4m4") for mu in (*FIXED, ("relative", "mulaw8", None, ())
 _ROUNDINGS = ("stochastic", "nearest", "auto")
 
 
+_KINDS_OF = {
+    "trace": {"accumulator_dtype": SIGNED},
+    "lion": {"mu_dtype": SIGNED},
+    "muon": {"mu_dtype": formats(lambda codes: codes.signed and not codes.packed)},
+    "adan": {"mu_dtype": SIGNED, "diff_dtype": SIGNED, "nu_dtype": SECOND, "grad_dtype": SIGNED},
+    "ademamix": {"mu_dtype": SIGNED, "slow_dtype": SIGNED, "nu_dtype": SECOND},
+    "rms": {"nu_dtype": SECOND},
+    "adafactor": {"nu_dtype": SECOND},
+    "schedule_free": {"nu_dtype": SECOND, "lead_dtype": SIGNED},
+}
+"""Of rules whose formats do not depend on each other; Adam's do, and LAMB's."""
+_BOTH, _SECOND_ROUNDINGS = (True, False), ("stochastic", "nearest")
+_OPTIONS_OF = {
+    "trace": {"rounding": (*_ROUNDINGS, "paid"), "nesterov": _BOTH},
+    "lion": {"mu_rounding": _ROUNDINGS},
+    "muon": {
+        "mu_rounding": _ROUNDINGS,
+        "nesterov": _BOTH,
+        "bias_correction": _BOTH,
+        "output_axis": (0, 1),
+        "scale": ("original", "consistent_rms", None),
+        "given": (True,),
+    },
+    "adan": {"mu_rounding": _ROUNDINGS, "nu_rounding": _SECOND_ROUNDINGS},
+    "ademamix": {
+        "mu_rounding": _ROUNDINGS,
+        "slow_rounding": _ROUNDINGS,
+        "nu_rounding": _SECOND_ROUNDINGS,
+    },
+    "rms": {"nu_rounding": _SECOND_ROUNDINGS, "eps_in_sqrt": _BOTH, "bias_correction": _BOTH},
+    "adafactor": {
+        "nu_rounding": _SECOND_ROUNDINGS,
+        "factored": (True, True, False),
+        "step_offset": (0, 2),
+        "min_dim_size_to_factor": (2, 0, 5, 128),
+    },
+    "schedule_free": {
+        "nu_rounding": _SECOND_ROUNDINGS,
+        "eps_in_sqrt": _BOTH,
+        "bias_correction": _BOTH,
+        "lead_rounding": _SECOND_ROUNDINGS,
+    },
+}
+RULES = ("trace", "lion", "adam", "adan", "ademamix", "rms", "adafactor", "muon", "schedule_free", "lamb")
+
+
+def _drawn(draw, choices: dict[str, Any]) -> tuple:
+    return tuple((name, draw(st.sampled_from(some))) for name, some in choices.items())
+
+
 @st.composite
 def _moments(draw, rule: str) -> tuple[tuple, tuple]:
     """Return formats and other arguments of a rule."""
-    signed, roundings = st.sampled_from(SIGNED), st.sampled_from(_ROUNDINGS)
-    if rule == "trace":
-        kept = {"accumulator_dtype": draw(signed), "rounding": draw(roundings)}
-        return (("accumulator_dtype", kept["accumulator_dtype"]),), (
-            ("rounding", kept["rounding"]),
-            ("nesterov", draw(st.booleans())),
-        )
-    if rule == "lion":
-        return (("mu_dtype", draw(signed)),), (("mu_rounding", draw(roundings)),)
-    second = st.sampled_from(SECOND)
-    if rule == "adan":
-        kinds = {"mu_dtype": signed, "diff_dtype": signed, "nu_dtype": second, "grad_dtype": signed}
-        chosen = {name: draw(kind) for name, kind in kinds.items()}
-        return tuple(chosen.items()), (("mu_rounding", draw(roundings)), ("nu_rounding", "stochastic"))
+    if rule in _KINDS_OF:
+        return _drawn(draw, _KINDS_OF[rule]), _drawn(draw, _OPTIONS_OF[rule])
     kind = draw(st.sampled_from(("apart", "relative", "roots")))
     if kind == "roots":
         mu, nu = draw(st.sampled_from(ROOTS))
     else:
-        mu, nu = draw(signed if kind == "apart" else st.sampled_from(FIXED + FINE)), draw(second)
+        firsts = SIGNED if kind == "apart" else FIXED + FINE
+        mu, nu = draw(st.sampled_from(firsts)), draw(st.sampled_from(SECOND))
     paid = () if kind == "roots" else ("paid",)
     options = {
-        "mu_rounding": draw(st.sampled_from((*_ROUNDINGS, *paid))),
-        "nu_rounding": draw(st.sampled_from(("stochastic", "nearest"))),
-        "nesterov": draw(st.booleans()),
-        "bias_correction": draw(st.booleans()),
+        "mu_rounding": (*_ROUNDINGS, *paid),
+        "nu_rounding": _SECOND_ROUNDINGS,
+        "nesterov": _BOTH,
+        "bias_correction": _BOTH,
     }
-    return (("mu_dtype", mu), ("nu_dtype", nu)), tuple(options.items())
+    return (("mu_dtype", mu), ("nu_dtype", nu)), _drawn(draw, options)
 
 
 @st.composite
 def settings_of_steps(draw) -> Setting:
     """Draw a setting."""
-    rule = draw(st.sampled_from(("trace", "lion", "adam", "adam", "adam", "adan")))
+    rule = draw(st.sampled_from((*RULES, "adam", "adam")))
     kinds, options = draw(_moments(rule))
     names = draw(st.sampled_from(PATHS))
+    shapes = MATRICES if rule == "muon" else SHAPES
     return Setting(
         rule,
         draw(st.sampled_from(("float32", "bfloat16", "bfloat16", "float16"))),
         draw(st.sampled_from(tuple(PARAM_STORAGES))),
         kinds,
         options,
-        draw(st.sampled_from(("", "decoupled", "l2"))),
-        tuple((name, draw(st.sampled_from(SHAPES))) for name in names),
+        draw(st.sampled_from(("", "decoupled") if rule == "adafactor" else ("", "decoupled", "l2"))),
+        tuple((name, draw(st.sampled_from(shapes))) for name in names),
     )
 
 
 _RATES = (0.9, 0.0, 0.5, 0.8, 0.95, 0.98, 0.99, 0.999, 0.9999)
 _PAIRS = [pair for pair in itertools.product(_RATES, _RATES[1:]) if bound(*pair) <= LARGEST_BOUND]
 _TINY = (1e-8, 1e-30, 1e-6, 1e-3, 1.0)
+_RMS = {"decay": _RATES, "eps": _TINY}
+_NUMBERS_OF = {
+    "trace": {"decay": _RATES},
+    "lion": {"b1": _RATES, "b2": _RATES},
+    "muon": {"beta": _RATES},
+    "adan": {"b1": _RATES, "b2": _RATES, "b3": _RATES, "eps": _TINY},
+    "ademamix": {
+        **{name: _RATES for name in ("b1", "b2", "b3")},
+        **{"alpha": (5.0, 0.0, 1e-3, 8.0), "eps": _TINY, "eps_root": (0.0, 1e-16)},
+    },
+    "rms": _RMS,
+    "adafactor": {
+        **{
+            "decay_rate": (0.8, 0.0, 0.5, 0.95, 1.0),
+            "epsilon": (1e-30, 0.0, 1e-8),
+            "floor": (0.0, 2.0**-23, 1e-3),
+        },
+        **{"clipping_threshold": (1.0, 0.5, 3.0), "min_scale": (1e-3, 0.0, 1.0)},
+    },
+    "schedule_free": {**_RMS, "b1": _RATES, "warmup_steps": (0.0, 1.0, 3.0, 1000.0)},
+}
+"""Of rules whose rates do not depend on each other; Adam's do, and LAMB's."""
 
 
 @st.composite
 def numbers_of(draw, setting: Setting) -> Numbers:
     """Draw hyperparameters that the setting takes."""
-    rate = st.sampled_from(_RATES)
-    if setting.rule == "trace":
-        rule = {"decay": draw(rate)}
-    elif setting.rule == "lion":
-        rule = {"b1": draw(rate), "b2": draw(rate)}
-    elif setting.rule == "adan":
-        rule = {name: draw(rate) for name in ("b1", "b2", "b3")} | {"eps": draw(st.sampled_from(_TINY))}
+    if setting.rule in _NUMBERS_OF:
+        rule = dict(_drawn(draw, _NUMBERS_OF[setting.rule]))
     else:
         b1, b2 = draw(st.sampled_from(_PAIRS))
-        rule = {"b1": b1, "b2": b2, "eps": draw(st.sampled_from(_TINY))}
-        rule["eps_root"] = draw(st.sampled_from((0.0, 1e-16)))
+        rule = {"b1": b1, "b2": b2} | dict(_drawn(draw, {"eps": _TINY, "eps_root": (0.0, 1e-16)}))
+        if setting.rule == "lamb":
+            rule["max_norm"] = draw(st.sampled_from((10.0, 0.0, 1e-3, 1e30)))
     return Numbers(
         rule,
         # Not 0: a first step at 0 without gradients makes state alone, for torch.distributed.checkpoint.
@@ -203,6 +264,12 @@ _KINDS = ("near 1", "any", "special", "tiny", "huge", "zero")
 _SPECIAL = (0, 1, 0x80000000, 0x007FFFFF, 0x00800000, 0x3F800000, 0xBF800000, 0x7F7FFFFF, 0x7F800000)
 _SPECIALS = np.array([*_SPECIAL, 0xFF800000, 0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32)
 kinds_of_numbers = st.sampled_from(_KINDS)
+_FINITE = st.sampled_from(("near 1", "tiny", "zero"))
+
+
+def kinds_for(setting: Setting) -> st.SearchStrategy[str]:
+    """Return the kinds of numbers that a setting takes: Muon refuses infinities, also those of a format."""
+    return _FINITE if setting.rule == "muon" else kinds_of_numbers
 
 
 def patterns(seed: int, kind: str, shape: tuple[int, ...], dtype: str, least: float = 0.0) -> np.ndarray:

@@ -19,6 +19,7 @@ from halfstep.rule import declared
 from halfstep_spec.vectors import Array
 from halfstep_torch.storage.stored_moment import scale_key
 from halfstep_torch.weights.weight_storage import with_param_storage
+from hunt.rules import moment_names, stored
 from hunt.settings import Numbers, Setting
 
 Patterns = dict[str, np.ndarray]
@@ -31,6 +32,7 @@ class Reference:
     def __init__(self, setting: Setting, numbers: Numbers, weights: Patterns):
         self.setting, self.rate = setting, np.float32(numbers.learning_rate)
         self.step_of_leaf, self.params = setting.reference(numbers), dict(weights)
+        self.stored = stored(self.step_of_leaf)
         self.states = {name: self.step_of_leaf.init(p) for name, p in weights.items()}
 
     def step(self, gradients: Patterns) -> None:
@@ -46,11 +48,11 @@ class Reference:
         arrays = {}
         for name, state in self.states.items():
             arrays[f"{name} p"] = Array(self.setting.dtype, np.asarray(self.params[name]))
-            for moment, stored in state.rule.moments.items():
-                fmt = self.step_of_leaf.rule.moments[moment].format(stored.array_shape)
-                arrays[f"{name} {moment}"] = Array(fmt.dtype, np.asarray(stored.codes))
-                if stored.scale is not None:
-                    arrays[f"{name} {moment}_scale"] = Array("uint8", np.asarray(stored.scale))
+            for moment, kept in state.rule.moments.items():
+                fmt = self.stored[moment].format(kept.array_shape)
+                arrays[f"{name} {moment}"] = Array(fmt.dtype, np.asarray(kept.codes))
+                if kept.scale is not None:
+                    arrays[f"{name} {moment}_scale"] = Array("uint8", np.asarray(kept.scale))
             if state.extra is not None:
                 extra = np.asarray(state.extra)
                 dtype = self.step_of_leaf.storage.extra_dtype
@@ -77,10 +79,7 @@ class Torch:
         hs = halfstep_torch
         self.setting = setting
         self.params = {name: torch.nn.Parameter(tensor(p, setting.dtype)) for name, p in weights.items()}
-        decay = [hs.add_decayed_weights(numbers.weight_decay)] if setting.decay else []
-        rule = setting.link(hs, numbers.rule, numbers.seed)
-        links = [*decay, rule] if setting.decay == "l2" else [rule, *decay]
-        chain = hs.chain(*links, hs.scale_by_learning_rate(numbers.learning_rate))
+        chain = hs.chain(*setting.links(hs, numbers.of_links, numbers.seed))
         storage = "nearest" if setting.dtype == "float32" else setting.storage
         chain = with_param_storage("hunt", chain, storage, numbers.seed)
         named = [(name.replace("/", "."), p) for name, p in self.params.items()]
@@ -94,24 +93,22 @@ class Torch:
 
     def arrays(self) -> Patterns:
         """Return the arrays as the reference names them."""
-        arrays = {}
+        arrays, keys = {}, _torch_keys(tuple(type(link.rule) for link in self.optimizer._chain.links))
         for name, p in self.params.items():
             state, arrays[f"{name} p"] = self.optimizer.state[p], patterns_of(p)
-            for key, moment in _torch_keys(self.setting).items():
+            for key, moment in keys.items():
                 if key in state:
                     arrays[f"{name} {moment}"] = patterns_of(state[key])
         return arrays
 
 
 @functools.cache
-def _torch_keys(setting: Setting) -> dict[str, str]:
-    rule = {"trace": halfstep_torch.trace(0.9)}.get(setting.rule)
-    rule = rule or getattr(halfstep_torch, f"scale_by_{setting.rule}")()
-    kind = type(getattr(rule, "rule", rule))
-    keys = {}
-    for name, moment in declared(kind).moments.items():
-        keys |= {moment.torch: name, scale_key(moment.torch): f"{name}_scale"}
-    return keys | {key: "extra" for key in EXTRA.values()}
+def _torch_keys(rules: tuple[type, ...]) -> dict[str, str]:
+    keys = {key: "extra" for key in EXTRA.values()}
+    for rule in rules:
+        for name, moment in declared(rule).moments.items():
+            keys |= {moment.torch: name, scale_key(moment.torch): f"{name}_scale"}
+    return keys
 
 
 def nested(arrays: dict[str, Any]) -> Any:
@@ -143,9 +140,8 @@ class Jax:
     def __init__(self, setting: Setting, numbers: Numbers, weights: Patterns):
         self.setting = setting
         words = jnp.array([numbers.seed >> 32, numbers.seed & 0xFFFFFFFF], jnp.uint32)
-        values = {**numbers.rule, "lr": numbers.learning_rate, "weight_decay": numbers.weight_decay}
         self.known = tuple(numbers.rule.items()) if setting.auto else ()
-        self.numbers = {name: np.float32(value) for name, value in values.items()}, words
+        self.numbers = {name: np.float32(value) for name, value in numbers.of_links.items()}, words
         self.params = self.tree(weights)
         self.state = _jitted(setting, self.known, "init")(*self.numbers, self.params)
 
@@ -162,7 +158,7 @@ class Jax:
     def arrays(self) -> Patterns:
         """Return the arrays as the reference names them."""
         arrays = {f"{name} p": np.asarray(x) for name, x in _leaves(self.params).items()}
-        moments = [*spec.RULES[self.setting.rule].declared()]
+        moments = moment_names(self.setting.rule)
         fields = {f"{name}{end}": f"{name}{end}" for name in moments for end in ("", "_scale")}
         fields |= dict.fromkeys(("compensation", "master", "extra"), "extra")
         for field, kind in fields.items():
@@ -179,10 +175,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
 def transform(setting: Setting, numbers: dict[str, Any], seed: Any) -> optax.GradientTransformationExtraArgs:
     """Return the setting as an Optax transform; numbers and seed may be traced."""
     hs = halfstep_jax
-    decay = [hs.add_decayed_weights(numbers["weight_decay"])] if setting.decay else []
-    rule = setting.link(hs, {n: x for n, x in numbers.items() if n not in ("lr", "weight_decay")}, seed)
-    links = [*decay, rule] if setting.decay == "l2" else [rule, *decay]
-    chain = optax.chain(*links, hs.scale_by_learning_rate(numbers["lr"]))
+    chain = optax.chain(*setting.links(hs, numbers, seed))
     return hs.store_params(chain, "nearest" if setting.dtype == "float32" else setting.storage, seed=seed)
 
 

@@ -66,6 +66,27 @@ def test_a_first_infinite_gradient_of_adan_makes_its_difference_nan():
         follow(Jax, setting, numbers, draw_seed, ["near 1", "special"], LEAST)
 
 
+@pytest.mark.parametrize("run", [Torch, Jax])
+@pytest.mark.parametrize("shape", [(0,), (3, 0)])
+def test_adafactor_steps_a_weight_without_elements(run, shape):
+    """The mean of no numbers could not be reshaped, in either package or in the reference (M3)."""
+    options = (("factored", True), ("step_offset", 0), ("min_dim_size_to_factor", 2))
+    setting = Setting("adafactor", "bfloat16", "split16", (), options, "decoupled", (("w", shape),))
+    rates = {"decay_rate": 0.8, "epsilon": 1e-30, "floor": 0.0, "clipping_threshold": 1.0, "min_scale": 1e-3}
+    follow(run, setting, Numbers(rates, 1e-3, 0.1, 0), 0, ["near 1"] * 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*too coarse for the factor of a matrix")
+@pytest.mark.parametrize("run", [Torch, Jax])
+def test_auto_rounds_the_momentum_of_muon_to_nearest_unless_that_freezes(run):
+    """The reference asked whether the average falls short; that of Muon is amplified (F20)."""
+    options = (("mu_rounding", "auto"), ("nesterov", True), ("bias_correction", False), ("given", True))
+    options += (("output_axis", 1), ("scale", None))
+    kinds = (("mu_dtype", ("scaled", "float8_e3m4", 2, ())),)
+    setting = Setting("muon", "float32", "nearest", kinds, options, "", (("w", (5, 7)),))
+    follow(run, setting, Numbers({"beta": 0.9}, 1e-3, 0.1, 7), 0, ["near 1"] * 3)
+
+
 @pytest.mark.parametrize("dtype", [b"0\0", b",,"])
 def test_bytes_that_numpy_reads_as_fields_are_refused_by_name(dtype):
     """NumPy raised ValueError and SyntaxError."""

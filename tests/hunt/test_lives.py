@@ -175,8 +175,7 @@ class Life(RuleBasedStateMachine):
                 halfstep_torch.load_state(path, self._model(self.run), self.run.optimizer)
 
     def _transform(self) -> Any:
-        numbers = {**_RATES, "lr": self.numbers.learning_rate, "weight_decay": self.numbers.weight_decay}
-        return transform(self.setting, numbers, self.numbers.seed)
+        return transform(self.setting, self.numbers.of_links, self.numbers.seed)
 
     def _in_jax(self, path: pathlib.Path) -> Jax:
         zeros = {name: np.zeros_like(p) for name, p in self.due.params.items()}

@@ -4,6 +4,7 @@ Contract: section W. Vectors: random_words. Nothing is drawn and nothing is kept
 """
 
 import enum
+import functools
 
 import numpy as np
 
@@ -88,6 +89,7 @@ def next_step(count: int) -> int:
     return min(count + 1, LAST_STEP)
 
 
+@functools.lru_cache(4096)
 def leaf_key(seed: int, step: int, leaf: int, role: int):
     """Return (k0, k1): k0, odd, is shared by all roles of a leaf and step, k1 is the role's own.
 
