@@ -27,6 +27,14 @@ def test_a_weight_without_elements_is_stepped():
     follow(Torch, _ADAM, _NUMBERS, 0, ["near 1", "near 1"])
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 8, 256)])
+def test_codes_of_a_weight_without_elements_have_no_tiles(shape):
+    """JAX cut no elements into a number of tiles that it divided by: ZeroDivisionError while tracing."""
+    formats = (("mu_dtype", ("codebook", "dynamic4", "row", ())), ("nu_dtype", ("scaled", "uroot8", 128, ())))
+    setting = dataclasses.replace(_ADAM, formats=formats, shapes=(("w", shape),))
+    follow(Jax, setting, _NUMBERS, 0, ["near 1", "near 1"])
+
+
 @pytest.mark.parametrize("name", ["float8_e3m4", "int8"])
 def test_a_weight_without_axes_has_moments_in_units_of_a_root(name):
     """The reference raised ValueError."""

@@ -15,12 +15,17 @@ ROWS, COLUMNS = 8, 128
 
 def cut_by_blocks(shape: tuple[int, ...], block: int) -> bool:
     """Whether rows of this shape are cut between tiles, or could be: a row that is one block needs no cut."""
-    return len(shape) > 1 and block > 0 and block % COLUMNS == 0 and (block < shape[-1] or filled(shape))
+    return _in_plane(shape) and block % COLUMNS == 0 and (block < shape[-1] or filled(shape))
 
 
 def has_columns(shape: tuple[int, ...], tiles: int = 1) -> bool:
     """Whether rows of this shape are as long as so many tiles are wide, or a multiple of that."""
-    return len(shape) > 1 and shape[-1] % (tiles * COLUMNS) == 0
+    return _in_plane(shape) and shape[-1] % (tiles * COLUMNS) == 0
+
+
+def _in_plane(shape: tuple[int, ...]) -> bool:
+    """Whether tiles hold anything: arrays of one axis have none, nor have those without elements."""
+    return len(shape) > 1 and 0 not in shape
 
 
 def filled(shape: tuple[int, ...]) -> bool:
