@@ -2,13 +2,13 @@
 
     python benchmarks/store_state.py [--steps 400] [--json benchmarks/results/NAME.json]
 
-The network, data and measures of benchmarks/quality.py, float32 weights, two seeds. Each transform is trained
-with its state as it is, with `store_state(..., "bfloat16")` and with `store_state` in float8_e4m3fn, in
-blocks of 128, and once more with another order of the batches, which says what dist is noise. Bytes are those
-of the state, counted from the arrays, per parameter.
+The network, data and measures of benchmarks/quality.py, float32 weights, two seeds. Each transform is
+trained with its state as it is, with `store_state(..., "bfloat16")`, and with `store_state` in
+float8_e4m3fn in blocks of 128. It is trained once more with another order of the batches, which shows how
+much of dist is noise. Bytes are optimizer state per parameter, counted from the arrays.
 
-Muon is the exception: it makes all directions of its momentum equally long, those too that are little but
-rounding. In 8 bits it goes another way.
+Muon is the exception. It makes all directions of its momentum equally long, also directions that are mostly
+rounding errors. In 8 bits its run goes another way.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """What both training scripts share: the model's shape, its first weights, the rows, what a run reports.
 
 NumPy alone. The two frameworks start from the same weights, see the same batches and use the same
-hyperparameters, so that a row of one can be laid beside the same row of the other.
+hyperparameters. So a row of JAX can be compared with the same row of torch.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 What to look at: `make_transform`. The model, `nnx.Optimizer` and the training step are what any nnx project
 has; nothing in them knows of halfstep. Weights are stored in the row's dtype and widened to float32 where
-they are used (`param_dtype`, `dtype`), so that the rows differ in how weights are kept and in nothing else;
-their gradients arrive in the weights' own dtype.
+they are used (`param_dtype`, `dtype`). So the rows differ in how weights are kept and in nothing else.
+Gradients arrive in the dtype of the weights.
 """
 
 from __future__ import annotations

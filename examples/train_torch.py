@@ -1,8 +1,8 @@
 """Train the same small character transformer in PyTorch, with an optimizer of halfstep.
 
 What to look at: `make_optimizer`. The model is plain `torch.nn`. Weights are stored in the row's dtype and
-widened to float32 where they are used (`loss_of`), so that the rows differ in how weights are kept and in
-nothing else; their gradients arrive in the weights' own dtype.
+widened to float32 where they are used (`loss_of`). So the rows differ in how weights are kept and in nothing
+else. Gradients arrive in the dtype of the weights.
 """
 
 from __future__ import annotations

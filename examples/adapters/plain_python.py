@@ -2,8 +2,9 @@
 
 python -m halfstep_spec.check examples/adapters/plain_python.py
 
-A Python float is a double. A sum, product, quotient or square root of float32 numbers, computed in double and
-then rounded to float32, is right as if it were rounded once: a double has more than twice the bits.
+A Python float is a double. A sum, product, quotient or square root of float32 numbers may be computed in
+double and then rounded to float32. The result is as if rounded once, because a double has more than twice the
+bits.
 """
 
 import math

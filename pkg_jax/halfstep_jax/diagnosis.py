@@ -35,15 +35,14 @@ _TERMS = Terms(
 def diagnose(tx: optax.GradientTransformation, params: Any, grads: Any, state: Any = None) -> Diagnosis:
     """Say what rounding would lose in the next step of any Optax transform, of this package or not.
 
-    Best after some steps of training, with their state. The transform takes three trial steps: one with these
-    gradients, and two with gradients of zero, from a fresh state and from a state of ones. The last two show
-    the decay and the rates of moments. Not under `jax.jit`.
+    Best after some steps of training, with their state. The transform takes three trial steps. The first has
+    these gradients; two have gradients of zero and begin with a fresh state and a state of ones. The last two
+    show the decay and the rates of moments. Not under `jax.jit`.
 
     An update counts as lost if it is not zero and `optax.apply_updates` leaves the weight where it is.
-    Stochastic rounding moves few weights too, but by the right amount on average, and `split_params` and
-    `keep_master_params` add later what rounding loses: their updates are not lost. `compensate` does so too,
-    and loses those below 2^-18 of a weight.
-    Float32 weights lose nothing.
+    Stochastic rounding moves few weights too, but by the right amount on average. `split_params` and
+    `keep_master_params` add later what rounding loses. So these three lose no updates. `compensate` loses
+    updates below 2^-18 of a weight. Float32 weights lose nothing.
 
     Args:
         tx: the transform that trains.

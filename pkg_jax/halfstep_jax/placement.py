@@ -14,10 +14,10 @@ def placed_like(
 ) -> NamedSharding:
     """Return the sharding of an array that belongs to a weight.
 
-    An array of the weight's shape lies as the weight does. What has other axes keeps the leading ones that
-    are equal as they are; an axis that stands where the weight has one keeps that one's mesh axes, if they
-    divide it (blocks lie along trailing axes, so scales and packed codes are cut where the weight is); the
-    rest is on every device.
+    An array shaped like the weight gets the weight's sharding. Other arrays keep the mesh axes of their
+    leading axes that are equal to the weight's. The first axis of another size keeps the mesh axes of the
+    weight's axis in its place, if they divide it. Blocks lie along trailing axes, so scales and packed codes
+    are cut where the weight is. All further axes are replicated.
 
     Example:
         >>> mesh = jax.make_mesh((1, 1), ("x", "y"))

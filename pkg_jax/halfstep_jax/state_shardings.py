@@ -13,9 +13,9 @@ from halfstep_jax.placement import placed_like
 def state_shardings(tx: optax.GradientTransformation, params: Any, shardings: Any) -> Any:
     """Return the sharding of every array of the state of any Optax transform.
 
-    All arrays of a weight are placed like the weight: moments, their codes in any format, their scales,
-    further bits of the weight, and copies and averages of other transforms. Scales and packed codes have
-    fewer columns than the weight. They are cut along the same mesh axes if these divide them, and are
+    All arrays of a weight are placed like the weight. These are moments, their codes and scales in any
+    format, further bits of the weight, and copies and averages of other transforms. Scales and packed codes
+    have fewer columns than the weight. They are cut along the same mesh axes if these divide them, and are
     replicated otherwise. Counts, seeds and all else are on every device.
 
     An array belongs to the weight whose name its own ends with: `0/mu/encoder/kernel` to `encoder/kernel`.

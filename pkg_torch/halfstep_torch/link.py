@@ -50,8 +50,8 @@ class Link(Rule):
     A `Rule` of both frameworks needs none of what stands here: `chain` makes a link of it (`RuleLink`).
 
     Attributes:
-        wide_weights: whether `update` gets the weights in float32. False, for a rule of scope "parameter": as
-            they are stored where nothing more is known of them, which saves a copy.
+        wide_weights: whether `update` receives float32 weights. A rule of scope "parameter" may set False to
+            receive them in their stored dtype and save a copy.
         last: whether the rule must be the last of its chain, or of what another such rule wraps.
         wrapped_links: how many rules before this one see the float32 weights that it keeps.
         seed: of the words that the rule's moments read; a tuple where they read several (`WordSource`).

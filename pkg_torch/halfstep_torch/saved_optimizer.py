@@ -52,8 +52,8 @@ class SavedOptimizer(PlannedOptimizer):
         """Restore from a state dict, bit for bit.
 
         Numbers of the param groups and the seeds are taken from the state dict; state arrays are copied.
-        Parameters are matched by name within their group or, where either side has no names, by their place;
-        random words then follow the names of this optimizer. State of a parameter that is a DTensor becomes
+        Parameters are matched by name within their group or, where either side has no names, by their place.
+        Random words then follow the names of this optimizer. State of a parameter that is a DTensor becomes
         DTensors, from arrays that are sharded in any way, or whole in every process.
 
         Args:

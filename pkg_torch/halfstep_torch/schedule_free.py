@@ -80,8 +80,8 @@ class AdamWScheduleFree(Optimizer):
     """Schedule-free AdamW, with weights of 16 bits: no schedule, and no end to choose.
 
     `chain(scale_by_rms, add_decayed_weights, scale_by_learning_rate, scale_by_schedule_free,
-    round_stochastically)`, the first with the bias correction of Adam: all arithmetic in float32; rounds the
-    second moment and the lead to their dtypes, and the weight to its own, once per step.
+    round_stochastically)`, the first with the bias correction of Adam. All arithmetic is in float32. A step
+    rounds the second moment, the lead and the weight to their dtypes, once each.
 
     The model has the weights at which gradients are computed. `eval()` puts the averaged ones there, rounded
     to nearest, and `train()` puts the others back, to the bit; they are kept meanwhile. In between the

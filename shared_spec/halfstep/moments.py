@@ -108,7 +108,7 @@ class StepMoment:
         """Refuse a step that left the moment as it was."""
         if self.rounded is None:
             raise ValueError(
-                f"{self._op.rule}: update never rounds {self.name}, which so would stay zero. "
+                f"{self._op.rule}: update never rounds {self.name}, so it would stay zero. "
                 f"Call m.{self.name}.round(...) once, or do not declare it."
             )
 

@@ -1,6 +1,6 @@
 """Golden vectors for a rule of a user's own: its declarations and arithmetic, with the storage of the spec.
 
-The user's file imports `halfstep`, and the spec does not: it reads what a rule declares by the names of its
+The user's file imports `halfstep`, and the spec does not. It reads what a rule declares by the names of its
 attributes, runs `update` on NumPy arrays, and rounds moments itself.
 """
 

@@ -93,7 +93,7 @@ BAD = [
     (
         lambda: rule(lambda self, g, p, n, m, op: g),
         ValueError,
-        "own: update never rounds mu, which so would stay zero. "
+        "own: update never rounds mu, so it would stay zero. "
         "Call m.mu.round(...) once, or do not declare it.",
     ),
     (

@@ -97,7 +97,7 @@ def test_a_moment_with_block_scales_is_computed_once_for_its_maxima_and_once_for
 def test_block_scales_need_no_array_of_more_than_bytes(mu, nu):
     tx = hs.adamw(1e-3, mu_dtype=hs.scaled(mu), nu_dtype=hs.scaled(nu))
     memory = compile_step(tx, "bfloat16").memory_analysis()
-    # Bytes of half the elements of each moment, and of an eighth; codes are written where they stay.
+    # Bytes of half the elements of each moment, and of an eighth; codes are written directly to the output.
     assert memory.temp_size_in_bytes < 1.25 * SIZE + SMALL
 
 

@@ -39,7 +39,7 @@ def add_up(p: torch.nn.Parameter, rows: torch.Tensor) -> torch.Tensor:
 
 
 def test_sums_of_64_gradients_are_unbiased_where_plain_sums_are_off(accumulate):
-    """A hundred elements of each value: by nearest all err alike, stochastically each in its own way."""
+    """A hundred elements of each value: nearest errs alike in all, stochastic rounding does not."""
     values = gradients(1, 40).reshape(40, 1).expand(40, 100).contiguous()
     rows = values.expand(64, 40, 100)
     errors = []

@@ -98,7 +98,7 @@ BAD_UPDATES = {
     "never rounded": (
         lambda self, g, p, n, m, op: g,
         ValueError,
-        "mine: update never rounds average, which so would stay zero. Call m.average.round(...) once",
+        "mine: update never rounds average, so it would stay zero. Call m.average.round(...) once",
     ),
     "rounded twice": (
         lambda self, g, p, n, m, op: m.average.round(m.average.round(g)),

@@ -1,7 +1,7 @@
 """How an array is cut into blocks that share a scale.
 
-Contract: F4, F11. A block never leaves the trailing axes that it runs along, so an array that is sharded
-along leading axes keeps its blocks whole, each on one device.
+Contract: F4, F11. A block never leaves the trailing axes that it runs along. So an array that is sharded
+along leading axes keeps each block whole on one device.
 """
 
 import functools

@@ -90,7 +90,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
 
     Each moment is rounded once, to the format that this optimizer keeps it in, by the words of the step that
     the state dict is of: stochastically, if steps do so. Numbers of the groups (`lr`, `betas`, `eps`,
-    `weight_decay`, ...) are taken from the state dict, as torch takes them; seeds, formats, and what is kept
+    `weight_decay`, ...) are taken from the state dict, as torch takes them. Seeds, formats, and arrays kept
     beside the weights stay. Weights are apart: load the model, or call `set_float32_params`. Everything is
     read or, if anything is wrong, nothing.
 

@@ -1,9 +1,9 @@
 """Replicas of one model in several processes: they must agree in seed and step, or they drift apart unseen.
 
-Two processes hold replicas if their parameters have the same names and shapes, and the same gradients, as
-DistributedDataParallel leaves them; processes that train models of their own are not compared. The first of
-them to make a step leaves its seeds and steps in the store of the process group, and each later one compares
-its own: nobody waits for anybody.
+Two processes hold replicas if their parameters have the same names, shapes and gradients, as under
+DistributedDataParallel. Processes that train different models are not compared. The first of them to make a
+step leaves its seeds and steps in the store of the process group, and each later one compares its own: nobody
+waits for anybody.
 """
 
 import collections

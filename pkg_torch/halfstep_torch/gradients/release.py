@@ -36,7 +36,7 @@ def release_gradients(optimizer: Optimizer) -> "GradientRelease":
 
     Raises:
         TypeError: if it is not an `Optimizer`.
-        ValueError: if a link of the chain reads all gradients, or a parameter has hooks of
+        ValueError: if a link of the chain needs all gradients, or a parameter has hooks of
             `accumulate_gradients` or of this function, or a gradient already.
         RuntimeError: if several processes train together. Allowed is `fully_shard` of all parameters, if no
             border of a shard cuts a block (FSDP2 calls hooks once it has reduced a gradient). Also from
@@ -106,8 +106,8 @@ def _checked(optimizer: Any) -> Optimizer:
     check_optimizer(_FUNCTION, optimizer)
     if readers := [link.name for links in optimizer.bound_links() for link, _ in links if link.measures]:
         raise ValueError(
-            f"{_FUNCTION}: {readers[0]} reads all gradients before a step, and they are never there at once. "
-            "Leave it out of the chain, or step after backward."
+            f"{_FUNCTION}: {readers[0]} needs all gradients before the step, but gradient release frees them "
+            "one by one. Leave it out of the chain, or step after backward."
         )
     for name, param, _ in optimizer.plans():
         if param.grad is not None:

@@ -1,8 +1,8 @@
 """Random words: one uint32 per element, a pure function of (seed, step, leaf, role, index).
 
-Contract: section W. Keys are few and made with NumPy on the host; words are many and made with torch, on the
-device, in int32 (torch has no uint32 arithmetic; the wrap gives the same bits). Nothing is drawn and nothing
-is kept: torch's own generators are never read or moved.
+Contract: section W. Keys are few and made with NumPy on the host. Words are many and made with torch, on the
+device, in int32: torch has no uint32 arithmetic, and the wrap gives the same bits. Nothing is drawn and
+nothing is kept: torch's own generators are never read or moved.
 """
 
 import math

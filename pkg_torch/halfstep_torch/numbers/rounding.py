@@ -1,8 +1,8 @@
 """Rounding from float32 to a narrower format, the random words given by the caller.
 
-Contract: section R. Every decision is made on bit patterns in int32, so that eager and compiled code, on any
-device, decide alike; the cast at the end only ever sees values that the target holds, infinity or NaN.
-Nothing here draws random numbers, and nothing here knows what an optimizer is.
+Contract: section R. Every decision is made on bit patterns in int32, so that eager and compiled code decide
+alike on any device. The cast at the end only sees values that the target holds, infinity or NaN. Nothing here
+draws random numbers, and nothing here knows what an optimizer is.
 """
 
 import math

@@ -69,8 +69,8 @@ def with_names(caller: str, params: Any, names: Mapping[Tensor, str]) -> list:
 class NamedMembers:
     """The names of the parameters of all groups, kept by parameter.
 
-    A list of parameters may be filtered, sorted or replaced in place; torch's list of their names beside it
-    is read by position, and is set here to what the parameters are called.
+    A list of parameters may be filtered, sorted or replaced in place. torch reads its list of names by
+    position, so that list is set here to the names of the parameters.
     """
 
     def __init__(self):

@@ -1,10 +1,10 @@
 """What a state dict of an `Optimizer` holds, and what one must hold to be loaded.
 
-torch's own loader casts every state array to the dtype of its parameter. This one keeps every bit and dtype,
-and loads nothing that would go on with other numbers: another chain, other names, shapes or formats are
-refused, before anything is changed. Numbers of the param groups (`lr`, `betas`, ...) and seeds are taken from
-the state dict, as torch takes them; how state is stored (`mu_dtype`, `nu_dtype`) is not a number, and must
-agree.
+torch's own loader casts every state array to the dtype of its parameter. This one keeps every bit and dtype.
+It refuses another chain, other names, shapes or formats, because the run would go on with other numbers. It
+refuses them before anything is changed. Numbers of the param groups (`lr`, `betas`, ...) and seeds are taken
+from the state dict, as torch takes them. How state is stored (`mu_dtype`, `nu_dtype`) is not a number, and
+must agree.
 """
 
 import copy

@@ -102,8 +102,8 @@ def clip_grad_norm_(
         The norm before, a float32 0-d tensor.
 
     Raises:
-        TypeError: if `max_norm` is no number, or a gradient is sparse, of a dtype that float32 does not hold,
-            or a DTensor with another placement than its weight.
+        TypeError: if `max_norm` is no number. Also if a gradient is sparse, of a dtype that float32 does not
+            hold, or a DTensor with another placement than its weight.
         ValueError: if `max_norm` is negative.
         RuntimeError: if the norm is not finite and `error_if_nonfinite` is set, or `release_gradients` frees
             the gradients.

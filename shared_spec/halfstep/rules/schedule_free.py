@@ -11,9 +11,9 @@ class ScaleByScheduleFree(Rule):
 
     It stands behind the learning rate, and steps in the paper's way: z by updates, x the average of z, and
     the weights, at which gradients are computed, y = ((1 - b1) z) + (b1 x). Kept is the lead of the weights,
-    y - x. It starts at 0, and is as long as some steps; so its 16 bits, or 8, lose less than those of z
-    would, and no x is recovered by a division. With t the count of steps, W the larger of `warmup_steps`
-    and 1, k = min(t, W), and the weights of the average (k / W)^2:
+    y - x. It starts at 0, and is as long as some steps. So its 16 or 8 bits lose less than 16 or 8 bits of z
+    would, and no x is recovered by a division. With t the count of steps, W the larger of `warmup_steps` and
+    1, k = min(t, W), and the weights of the average (k / W)^2:
 
         c = 1 / (t - k + ((k + 1) (2 k + 1)) / (6 k))
         d = ((1 - b1) (k / W)) g,  led = lead + d

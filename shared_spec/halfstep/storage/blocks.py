@@ -1,7 +1,7 @@
 """How an array is cut into blocks that share a scale: shapes alone.
 
-Contract: F4, F11. A block never leaves the trailing axes that it runs along, so an array that is sharded
-along leading axes keeps its blocks whole, each on one device.
+Contract: F4, F11. A block never leaves the trailing axes that it runs along. So an array that is sharded
+along leading axes keeps each block whole on one device.
 """
 
 import math
@@ -14,7 +14,7 @@ def block_layout(shape: tuple[int, ...], block_size: BlockSize) -> tuple[tuple[i
     """Return (leading shape, length of a run, block size) of an array.
 
     A run is the shortest run of trailing axes whose product reaches `block_size`, or all axes where none
-    does; blocks stand along it, and the last one of a run may be short.
+    does. Blocks stand along it, and the last block of a run may be short.
 
     Example:
         >>> block_layout((64, 32, 3, 3), 128)

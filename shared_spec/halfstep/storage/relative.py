@@ -23,9 +23,9 @@ def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min
 
         z = m / sqrt(v),   |z| <= (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)),   7.27 at b1 = 0.9, b2 = 0.999
 
-    and what a step goes on with is z sqrt(v). The update is proportional to z, so an error of z is an error
-    of the update of the same size, whether gradients are large or small. Because of the bound 8 bits need no
-    scale at all. Rounds once, z; the quotient, the root and the product are float32's.
+    and what a step goes on with is z sqrt(v). The update is proportional to z. So an error of z is an equal
+    error of the update, whether gradients are large or small. Because of the bound 8 bits need no scale at
+    all. Rounds once, z; the quotient, the root and the product are float32's.
 
     With "mulaw8" the unit is the power of two below sqrt(v), which takes no root and no quotient. It comes
     from the codes of nu_dtype="uroot4_e4m4"; without these "mulaw8" is refused.

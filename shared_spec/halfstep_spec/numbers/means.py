@@ -6,8 +6,8 @@ import numpy as np
 def mean(x: np.ndarray, axis: int | None = None) -> np.ndarray:
     """Return the mean along an axis, which stays with a size of 1, or of all elements, 0-d.
 
-    The second half of the numbers is added to the first until one is left; of an odd number the last of the
-    first half has no partner and stays. The sum is multiplied by 1/n, rounded once.
+    The second half of the numbers is added to the first until a single number is left. Of an odd number the
+    last of the first half has no partner and stays. The sum is multiplied by 1/n, rounded once.
 
     Args:
         x: float32. The mean of no numbers is 0.

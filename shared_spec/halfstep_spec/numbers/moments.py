@@ -15,10 +15,10 @@ def ema(average: np.ndarray, value: np.ndarray, b) -> np.ndarray:
 def bias_correction(b, count: int) -> np.float32:
     """Return 1 - b^count by the complement binary power, in float32.
 
-    q_0 = 1 - b and q_(k+1) = 2 q_k - q_k q_k are the complements of b^(2^k); starting from q = 0, each set
-    bit k of `count`, lowest first, gives q = q + q_k (1 - q). Every operation is rounded once to float32.
-    The relative error stays under 1e-6 for b in [0.5, 0.999999] and count up to 2e6, where
-    `1 - b**count` in float32 is off by 1.3e-5 at b = 0.999, count = 1.
+    q_0 = 1 - b and q_(k+1) = 2 q_k - q_k q_k are the complements of b^(2^k). Starting from q = 0, each set
+    bit k of `count`, lowest first, gives q = q + q_k (1 - q). Every operation is rounded once to float32. The
+    relative error stays under 1e-6 for b in [0.5, 0.999999] and count up to 2e6. In float32
+    `1 - b**count` is off by 1.3e-5 at b = 0.999, count = 1.
 
     Args:
         b: decay rate in [0, 1), becomes float32.
