@@ -5,6 +5,7 @@ Pages stay plain files that read well on a code host. The site shows each under 
 
 import ast
 import functools
+import html as entities
 import pathlib
 import posixpath
 import re
@@ -13,6 +14,7 @@ from html.parser import HTMLParser
 
 import tomllib
 import yaml
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
@@ -21,7 +23,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONTRACT = "shared_spec/README.md"
-PAGES = ("*.md", CONTRACT, "notebooks/*.ipynb", "docs/**/*.md", "docs/images/**/*.*")
+PAGES = ("*.md", CONTRACT, "notebooks/*.ipynb", "docs/**/*.md", "docs/images/**/*.*", "docs/site/*.css")
 PACKAGES = {"JAX": "halfstep_jax", "PyTorch": "halfstep_torch"}
 BRIDGE = "halfstep_torch.bridge"
 
@@ -60,7 +62,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Link the clauses that a page or a docstring names: "contract L1, N1", "clause F3"."""
+    """Link the clauses that a page or a docstring names: "contract L1, N1", "clause F3". Draw formulas."""
+    if page.file.src_uri.endswith(".ipynb"):
+        html = with_formulas(html)
     contract = files.get_file_from_path(CONTRACT)
     assert contract is not None
     if page.file is contract:
@@ -71,6 +75,22 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         return match[1] + re.sub(r"[A-Z]\d+", rf'<a href="{url}#\g<0>">\g<0></a>', match[2])
 
     return re.sub(r"(\b(?:[Cc]lauses?|[Cc]ontract:?) )([A-Z]\d+(?:(?:,| and| to) [A-Z]\d+)*)", clauses, html)
+
+
+def with_formulas(html: str) -> str:
+    """Turn $...$ and $$...$$ outside of code into MathML, which browsers draw without a script."""
+
+    def formula(match: re.Match[str]) -> str:
+        block, inline = match["block"], match["inline"]
+        if block is None and inline is None:
+            return match[0]
+        return convert(entities.unescape(block or inline), display="block" if block else "inline")
+
+    code = r"<(?P<tag>pre|code|script|style|svg)\b.*?</(?P=tag)>"
+    html = re.sub(rf"{code}|\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^$<>]+)\$", formula, html, flags=re.DOTALL)
+    if "$" in re.sub(code, "", html, flags=re.DOTALL):
+        raise PluginError("A formula of a notebook begins with $ and does not end with it.")
+    return html
 
 
 def with_source_links(markdown: str, path: str, files: Files, source: str) -> str:
