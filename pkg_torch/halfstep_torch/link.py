@@ -53,7 +53,7 @@ class Link(Rule):
         wide_weights: whether `update` receives float32 weights. A rule of scope "parameter" may set False to
             receive them in their stored dtype and save a copy.
         last: whether the rule must be the last of its chain, or of what another such rule wraps.
-        wrapped_links: how many rules before this one see the float32 weights that it keeps.
+        wrapped_links: how many rules before this rule see the float32 weights that it keeps.
         seed: of the words that the rule's moments read; a tuple where they read several (`WordSource`).
         reads_names: whether what it does depends on the name of the parameter.
         measures: whether it has numbers that depend on all gradients at once (`measure`); it is then the

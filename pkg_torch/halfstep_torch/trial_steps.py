@@ -69,7 +69,7 @@ def copy_of(
 
 
 def _like(optimizer: Any, groups: list[dict[str, Any]], states: Any) -> Any:
-    """Return an optimizer like another one, with other parameters and state, and without hooks."""
+    """Return an optimizer like another, with other parameters and state, and without hooks."""
     defaults = dict(optimizer.defaults)
     trial = copy.copy(optimizer)
     for name in optimizer.defaults.keys() - defaults.keys():

@@ -21,9 +21,9 @@ class MomentDiagnosis:
         dtypes: how many elements are kept in each dtype.
         frozen: share of them that cannot shrink: one step without a gradient takes nothing off them. (Of
             codes with scales nothing is said.)
-        zero: of a second moment, the share that is zero where the first one is not.
-        not_as_asked: share of them that is kept otherwise than was asked for: by halfstep, not in its format;
-            by others, not in the dtype that a fresh state has.
+        zero: of a second moment, the share that is zero where the first moment is not.
+        not_as_asked: share that is not stored as was asked for: in halfstep, not in its format; in other
+            libraries, not in the dtype of a fresh state.
         why: it is; "" where it is not.
         lowest: of a second moment, the share that its codes keep at their smallest number, of weights that
             move, and
@@ -49,7 +49,7 @@ class MomentTally:
     """Counts of one kind of moment.
 
     Attributes:
-        zero: elements of a second moment that are zero where the first one is not.
+        zero: elements of a second moment that are zero where the first moment is not.
         otherwise: elements that are kept otherwise than was asked for, by the reason.
         ends: elements of a second moment at its smallest and at its largest number.
     """
@@ -136,7 +136,7 @@ class Terms:
         package: the package of halfstep.
         cure: for updates that are lost.
         rate: of a moment.
-        pairs: the names of second moments, and of the first ones beside them.
+        pairs: the names of second moments, and of the first moments beside them.
         sums: of sums of gradients that are rounded, how they came to be.
         plain_norm: whose norm the framework's is.
         clip: what to clip by.

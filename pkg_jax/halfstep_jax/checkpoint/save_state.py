@@ -35,7 +35,7 @@ def save_state(
     The file is safetensors: `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are stored.
     Its header says of every weight which links step it, with their counts, seeds, numbers and formats. State
     of transforms that are not of this package goes into it too, by its place, for JAX alone. `docs/bridge.md`
-    has the layout. A file of that name is replaced once the new one is whole.
+    has the layout. A file of that name is replaced once the new file is whole.
 
     Args:
         path: of the file.

@@ -59,7 +59,7 @@ def round_stochastically(seed: jax.typing.ArrayLike = 0) -> optax.GradientTransf
     Under `jax.jit` a sharded array gets the bits of a single device. In `jax.shard_map`, where an array is a
     shard, it does so if `in_shard_map` says how the array is cut. The updates are float32. Wrappers around
     `jax.lax.cond`, such as `optax.apply_if_finite`, want updates in the dtype of the gradients: under
-    bfloat16 gradients put them around earlier links, not around this one.
+    bfloat16 gradients put them around earlier links, not around this link.
 
     Args:
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).

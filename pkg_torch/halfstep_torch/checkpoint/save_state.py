@@ -48,7 +48,7 @@ def save_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     The file is safetensors. It has `params/<leaf>`, `mu/<leaf>`, `nu_scale/<leaf>` and so on, as they are
     stored, under the names of the contract. Its header names the links that step each weight, with their
     counts, seeds, numbers and formats. `docs/bridge.md` has the layout. Buffers of the model are not in it. A
-    file of that name is replaced once the new one is whole. With DTensors all processes call it together.
+    file of that name is replaced once the new file is whole. With DTensors all processes call it together.
     They gather one array at a time, and the first process writes the file. Any other mesh, or a single
     process, can continue from it.
 

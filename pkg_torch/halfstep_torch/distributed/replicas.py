@@ -2,8 +2,8 @@
 
 Two processes hold replicas if their parameters have the same names, shapes and gradients, as under
 DistributedDataParallel. Processes that train different models are not compared. The first of them to make a
-step leaves its seeds and steps in the store of the process group, and each later one compares its own: nobody
-waits for anybody.
+step leaves its seeds and steps in the store of the process group, and each later process compares its values:
+nobody waits.
 """
 
 import collections

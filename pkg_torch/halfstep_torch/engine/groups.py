@@ -64,7 +64,7 @@ class GroupChoices:
             if group.get(option, chosen) != chosen:
                 raise ValueError(
                     f"{caller}: {option} of param group {index} was {chosen!r} when it was added, and is "
-                    f"{group[option]!r} now. Build a new optimizer, and load the state of this one."
+                    f"{group[option]!r} now. Build a new optimizer, and load this state."
                 )
 
     def show(self, caller: str, index: int, group: dict[str, Any], step: int) -> Callable[[], None]:

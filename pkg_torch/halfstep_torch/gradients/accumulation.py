@@ -1,4 +1,4 @@
-"""Gradients of micro-batches, added up in 16 bits without losing the small ones. Contract: G1, G2."""
+"""Gradients of micro-batches, added up in 16 bits without losing small gradients. Contract: G1, G2."""
 
 import dataclasses
 import functools

@@ -92,8 +92,8 @@ def scale_by_muon(
         nesterov: whether h is one step ahead, in the form of torch and Jordan; else h = m.
         bias_correction: Optax's form: both terms are divided by 1 - beta^t, that of m at t + 1.
         output_axis: the axis, or axes, of the outputs of the layer: 0 for weights of outputs by inputs.
-        reduction_axis: those of its inputs; of arrays of two axes the other one. Axes that are neither count
-            matrices: a stack of layers (layers, out, in) has output_axis=1, reduction_axis=2.
+        reduction_axis: the axes of its inputs; of arrays of two axes the other axis. Axes that are neither
+            count matrices: a stack of layers (layers, out, in) has output_axis=1, reduction_axis=2.
         scale: s: "original", sqrt(max(1, outputs / inputs)); "consistent_rms", 0.2 sqrt(max(inputs,
             outputs)), with which learning rate and decay are AdamW's; None, 1.
         ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32

@@ -17,7 +17,7 @@ import numpy as np
 from halfstep.checkpoint.header_form import check_entry, check_header
 
 LAYOUT_VERSION = 1
-"""Of the layout; a reader refuses a later one."""
+"""Of the layout; a reader refuses a later layout."""
 
 DTYPES = {
     "float32": "F32",

@@ -39,7 +39,7 @@ class ScaleByFactoredRms(Rule):
         root = sqrt(row / max(mean(row, second), floor)) sqrt(col)
         u = g / max(root, floor)
 
-    An array whose second longest axis is shorter than `min_dim_size_to_factor`, and every one without
+    An array whose second longest axis is shorter than `min_dim_size_to_factor`, and every array without
     `factored`, keeps the whole average, and root is that of it:
 
         nu <- round(((1 - w) nu) + (w s));  root = sqrt(nu)

@@ -8,7 +8,7 @@ from halfstep.rule import Rule, decay_rate, moment, number
 class ScaleByAdan(Rule):
     """Rescale updates by Adan: Adam with an average of the differences between gradients.
 
-    With t the count of steps, d the gradient less the last one as it was stored (0 at t = 1), and
+    With t the count of steps, d the gradient less the last gradient as it was stored (0 at t = 1), and
     r_i = 1 / (1 - b_i^t):
 
         grad <- round(g)

@@ -33,7 +33,7 @@ class Codes:
             `Table`; None: float32.
         half_gap: half the largest relative gap between codes, above the subnormal range (F3); 0 for float32.
         signed: whether negative values can be stored.
-        for_second_moments: whether small positive numbers are held well enough beside large ones.
+        for_second_moments: whether small positive numbers are held well enough beside large numbers.
         packed: whether codes are of 4 bits, two of them kept in a byte; they are packed by who calls.
         nan_in_scale: whether a NaN marks its block, since there is no code for it.
         dithered: whether one word serves a block, and is asked for again by `decode`.

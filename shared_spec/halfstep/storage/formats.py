@@ -105,7 +105,7 @@ class Format:
 
     @property
     def for_second_moments(self) -> bool:
-        """Whether small positive numbers are held well enough beside large ones."""
+        """Whether small positive numbers are held well enough beside large numbers."""
         return self.codes.for_second_moments
 
     @property

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LAYOUT_VERSION = 1
-"""Of the layout; a reader refuses a later one."""
+"""Of the layout; a reader refuses a later layout."""
 
 DTYPES = {
     "BF16": "uint16",
