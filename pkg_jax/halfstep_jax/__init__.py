@@ -58,6 +58,7 @@ from halfstep_jax.weights.wide_weights import (
     keep_master_params,
     split_params,
 )
+from halfstep_jax.weights_in_codes import StoredParam, decode_params, stored_params
 
 __all__ = [
     "AccumulateGradientsState",
@@ -76,6 +77,7 @@ __all__ = [
     "SkipNonfiniteState",
     "SplitParamsState",
     "StoreStateState",
+    "StoredParam",
     "TraceState",
     "accumulate_gradients",
     "adafactor",
@@ -91,6 +93,7 @@ __all__ = [
     "codebook",
     "compensate",
     "decay_rate",
+    "decode_params",
     "describe",
     "diagnose",
     "ema_params",
@@ -137,6 +140,7 @@ __all__ = [
     "state_shardings",
     "store_params",
     "store_state",
+    "stored_params",
     "to_optax",
     "trace",
 ]

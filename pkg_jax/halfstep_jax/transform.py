@@ -189,8 +189,11 @@ def _step(
     step_keys = StepKeys(key, None if before is None else before.of_leaf(place), zero)
     formats = [moment.format_of(old) for (_, moment), old in zip(stored, encoded, strict=True)]
     # Op by op nothing is kept that was not computed.
-    pays = [moment.pays(fmt) for (_, moment), fmt in zip(stored, formats, strict=True)]
-    if any(pays) and isinstance(zero, Tracer):
+    used_again = [
+        moment.pays(fmt) or moment.field.copies_weights
+        for (_, moment), fmt in zip(stored, formats, strict=True)
+    ]
+    if any(used_again) and isinstance(zero, Tracer):
         encoded = tuple(fmt.unpacked(old) for fmt, old in zip(formats, encoded, strict=True))
         # XLA on a GPU has two passes of its own where only one moment has scales.
         on_gpu = sum(fmt.scaled for fmt in formats) > 1

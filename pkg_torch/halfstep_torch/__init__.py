@@ -49,6 +49,7 @@ from halfstep_torch.storage.state_dtypes import codebook, scaled
 from halfstep_torch.weight_averages import ema_params
 from halfstep_torch.weights.narrow_weights import compensate, round_stochastically
 from halfstep_torch.weights.wide_weights import keep_master_params, split_params
+from halfstep_torch.weights_in_codes import StoredParam, stored_params
 
 __all__ = [
     "SGD",
@@ -64,6 +65,7 @@ __all__ = [
     "Optimizer",
     "Role",
     "Rule",
+    "StoredParam",
     "accumulate_gradients",
     "add_decayed_weights",
     "chain",
@@ -112,5 +114,6 @@ __all__ = [
     "set_float32_params",
     "split_params",
     "store_state",
+    "stored_params",
     "trace",
 ]

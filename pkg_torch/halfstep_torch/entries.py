@@ -47,9 +47,10 @@ class Entry:
 def entries_of(rule: type[Rule]) -> tuple[Entry, ...]:
     """Return what a class of rules reads, in the order of its fields."""
     declarations = declared(rule)
-    formats = [moment.dtype for moment in declarations.moments.values() if moment.dtype]
+    # Weights are kept in one format, which is no choice of groups: other chains do not know it.
+    formats = {m.dtype: None if m.copies_weights else "" for m in declarations.moments.values() if m.dtype}
     places: dict[str, str | None] = {field: number.torch for field, number in declarations.numbers.items()}
-    places |= dict.fromkeys(formats, "")
+    places |= formats
     keys = {
         field: "" if place is None else (place or field).partition("[")[0] for field, place in places.items()
     }

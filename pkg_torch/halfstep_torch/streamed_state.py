@@ -100,7 +100,7 @@ class HostSlot(ShardedSlot):
         if is_sharded(self.owner):
             return {key: on_host(super(HostSlot, self).new_arrays([key])[key], device) for key in keys}
         specs = {key: self.whole_plan.arrays[key] for key in keys}
-        copies = any(spec.copies_weights for spec in specs.values())
+        copies = any(spec.copies_weights or spec.copied_as for spec in specs.values())
         like = self.owner.detach().to("cpu") if copies else torch.empty(self.owner.shape, device="cpu")
         return {key: on_host(spec.new(like), device) for key, spec in specs.items()}
 

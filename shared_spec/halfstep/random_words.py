@@ -19,7 +19,7 @@ class Role(enum.IntEnum):
 FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
 """The roles that share a leaf's word, and how far below the top of it their field of 16 bits begins."""
 
-_MOMENT_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
+_MOMENT_ROLES = {"param": Role.PARAM, "mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -39,7 +39,7 @@ def leaf_id(name: str) -> int:
 
 
 def role_of(name: str) -> int:
-    """Return the role of a moment's words: of mu, trace and nu a `Role`, of any other the hash of its name.
+    """Return the role of a moment's words: a `Role`, or the hash of its name.
 
     Example:
         >>> role_of("trace") == Role.MU, role_of("a") == leaf_id("a")

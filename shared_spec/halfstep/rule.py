@@ -64,6 +64,8 @@ class Moment:
     linear: bool = False
     amplified: bool = False
     always: str = ""
+    copies_weights: bool = False
+    of_any_size: bool = False
 
 
 def number(
@@ -128,6 +130,8 @@ def moment(
     linear: bool = False,
     amplified: bool = False,
     always: str = "",
+    copies_weights: bool = False,
+    of_any_size: bool = False,
 ) -> Any:
     """Declare an array that a rule keeps between steps; it starts as zeros.
 
@@ -153,8 +157,25 @@ def moment(
             is nearest if that does not freeze, and codes that are too coarse are refused (contract F20).
         always: the plain dtype of a moment without a field for its format, such as "float32", whatever the
             dtype of the weights.
+        copies_weights: whether it is the weight: it starts as the weight, rounded to nearest, and weights of
+            the model are float32.
+        of_any_size: whether its numbers may be of any size, so that formats of a fixed range are refused.
     """
-    return Moment("", rate, signed, dtype, rounding, shape, unit, torch, linear, amplified, always)
+    return Moment(
+        "",
+        rate,
+        signed,
+        dtype,
+        rounding,
+        shape,
+        unit,
+        torch,
+        linear,
+        amplified,
+        always,
+        copies_weights,
+        of_any_size,
+    )
 
 
 @dataclass_transform(frozen_default=True)

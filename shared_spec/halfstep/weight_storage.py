@@ -1,10 +1,25 @@
 """How weights are stored, by name: the argument `param_storage` of the aliases. Contract: section P."""
 
+from typing import Any
+
 PARAM_STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+IN_CODES = "int8"
+"""Of AdamW alone: float32 weights are kept in 8 bits, and what rounding leaves out is fed back."""
 
 
-def check_param_storage(caller: str, param_storage: str) -> None:
-    """Raise ValueError for what is no weight storage."""
+def check_param_storage(caller: str, param_storage: Any) -> None:
+    """Raise ValueError for what is no weight storage of any chain."""
+    if param_storage == IN_CODES:
+        raise ValueError(
+            f'{caller}: param_storage="int8" is for AdamW alone, whose first moment takes what rounding '
+            'leaves out of weights. Use adamw (in torch AdamW), or "stochastic".'
+        )
+    if isinstance(param_storage, str) and param_storage.startswith("float8"):
+        raise ValueError(
+            f'{caller}: param_storage="{param_storage}" would end as far from float32 as another order of '
+            "the batches does (dist on a transformer 0.352 and 0.346, where int8 has 0.119). "
+            'Use "int8" of AdamW.'
+        )
     if param_storage not in PARAM_STORAGES:
         names = [f'"{name}"' for name in PARAM_STORAGES]
         raise ValueError(

@@ -28,6 +28,7 @@ from backends.protocol import (
     unrefused,
 )
 from halfstep.rules.adafactor import inverse_power
+from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
 from halfstep_jax.numbers.norms import Norms, norm
@@ -352,6 +353,8 @@ def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
     decay, rate, storage = scalar(case, "weight_decay"), scalar(case, "learning_rate"), a["param_storage"]
     if case.op == "adafactor_step":
         return _WRAPPERS[storage](optax.chain(*adafactor_links(case, hs)), seed_of(case))
+    if case.op == "adamw_in_codes_step":
+        return hs.as_transform(AdamWInCodes(rate, **options, weight_decay=decay))
     if case.op not in _ALIASES:
         chained = [link_of(case, hs), hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
         return _WRAPPERS[storage](optax.chain(*chained), seed_of(case))

@@ -29,6 +29,7 @@ from backends.protocol import (
 )
 from halfstep.rule import declared
 from halfstep.rules.adafactor import inverse_power
+from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_spec.vectors import WIDTHS, Array, Case
 from halfstep_torch.link import ParamInfo
 from halfstep_torch.numbers.global_norm import global_norm
@@ -310,6 +311,8 @@ def _optimizer(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Opti
     if case.op == "adafactor_step":
         links = hs.chain(*adafactor_links(case, hs))
         return hs.Optimizer(named, with_param_storage("step", links, storage, seed_of(case)), **options)
+    if case.op == "adamw_in_codes_step":
+        return hs.Optimizer(named, hs.chain(AdamWInCodes(rate, **rule, weight_decay=decay)), **options)
     make = None if case.arguments.get("given") else _class(case, rule)
     given = _class_arguments(make, _link(case.op), rule) if make else None
     if given is not None:

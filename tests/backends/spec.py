@@ -23,6 +23,7 @@ from halfstep_spec.numbers.means import inverse_power, mean
 from halfstep_spec.numbers.newton_schulz import newton_schulz
 from halfstep_spec.numbers.random_words import next_step
 from halfstep_spec.rules.adafactor import Adafactor
+from halfstep_spec.rules.adamw_in_codes import InCodes
 from halfstep_spec.rules.clip import clip, clip_by_global_norm
 from halfstep_spec.storage.relative import to_unit
 from halfstep_spec.vectors import Array, Case
@@ -93,7 +94,7 @@ class SpecBackend(Backend):
             select = a["select"] and tuple(a["select"])
             fmt = format_of(a["state_format"], spec)
             rule = spec.StoreState(rule, fmt, a["state_rounding"], select, rule.seed)
-        kinds = {"lamb": spec.Lamb, "adafactor": Adafactor}
+        kinds = {"lamb": spec.Lamb, "adafactor": Adafactor, "adamw_in_codes": InCodes}
         make = functools.partial(kinds.get(name, spec.Step), **bounds)
         step = make(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
         stored = {

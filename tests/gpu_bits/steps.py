@@ -19,6 +19,7 @@ from halfstep.storage.formats import Format
 from halfstep.storage.moment_formats import ROUNDINGS
 from halfstep_spec.cases.steps import step_case
 from halfstep_spec.rules.adafactor import Adafactor
+from halfstep_spec.rules.adamw_in_codes import InCodes
 from halfstep_spec.vectors import Case
 
 SMALL, MIDDLE, LARGE = (40, 384), (256, 1024), (512, 1024)
@@ -47,7 +48,7 @@ def one_in(count: int, names: Iterable[str]) -> list[str]:
     return [name for name in names if zlib.crc32(name.encode()) % count == 0]
 
 
-_STEPS = {"adafactor": Adafactor}
+_STEPS = {"adafactor": Adafactor, "adamw_in_codes": InCodes}
 """By rule: a step that is none of decay and learning rate alone."""
 
 
@@ -77,6 +78,9 @@ def steps() -> dict[str, spec.Step]:
         for name, rule in _rules(dtype).items():
             # SGD has no other decay, and Adafactor links of its own.
             decay, make = "l2" if name == "trace" else "decoupled", _STEPS.get(name, spec.Step)
+            if name == "adamw_in_codes":  # its weights are float32; what it keeps may be of 16 bits
+                add(f"{name}, {dtype} moments", rule, "float32", "nearest", make)
+                continue
             add(f"{name}, {dtype}", rule, dtype, make=make, decay=decay)
         add(f"Adam, {dtype}", _adam(dtype, dtype), dtype, decay="l2")
         lamb = functools.partial(spec.Lamb, max_norm=10.0, exact=True)
@@ -107,7 +111,9 @@ def _adam(mu: str | spec.Format, nu: str | spec.Format, **options: Any) -> spec.
 def _with_moments(kind: type[spec.Rule], dtype: str) -> spec.Rule:
     """Return a rule all of whose moments have a dtype and are rounded stochastically, its factor given."""
     names = [field.name for field in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
-    options = {name: dtype for name in names if name.endswith("_dtype")}
+    options: dict[str, Any] = {name: dtype for name in names if name.endswith("_dtype")}
+    if "param_dtype" in options:
+        options["param_dtype"] = spec.scaled("int8", "row", 0, 0, scale="fine")
     options |= {name: "stochastic" for name in names if name.endswith("rounding")}
     return kind(**options, **dict.fromkeys({"given"}.intersection(names), True))
 

@@ -133,9 +133,9 @@ EIGHT = {"mu_dtype": hs.codebook("dynamic8"), "nu_dtype": hs.codebook("udynamic8
 FOUR = {"mu_dtype": hs.codebook("dynamic4"), "nu_dtype": hs.codebook("ulinear4")}
 
 
-def assert_same_in_every_mode(tx) -> None:
+def assert_same_in_every_mode(tx, dtype: str = "bfloat16") -> None:
     """Hold steps op by op, and over devices, against those of one compiled function."""
-    p, g = {"w": weights((64, 200))}, {"w": gradients(3, (64, 200))}
+    p, g = {"w": weights((64, 200), dtype)}, {"w": gradients(3, (64, 200))}
     expected = run(tx, p, g)
     assert_trees_same(run(tx, p, g, compiled=False), expected, "op by op")
     split = {"w": sharded(p["w"], ("x", "y"))}

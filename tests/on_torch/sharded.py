@@ -100,15 +100,20 @@ def shard(x: torch.Tensor, mesh: Any, placements: Any) -> DTensor:
 class Run:
     """Some steps of an optimizer: in one process, or on a mesh."""
 
-    def __init__(self, make: Callable[..., hs.Optimizer], place: Callable = lambda x: x):
-        self._place = place
-        self.params = {name: torch.nn.Parameter(place(x)) for name, x in weights().items()}
+    def __init__(
+        self,
+        make: Callable[..., hs.Optimizer],
+        place: Callable = lambda x: x,
+        dtype: torch.dtype = torch.bfloat16,
+    ):
+        self._place, self._dtype = place, dtype
+        self.params = {name: torch.nn.Parameter(place(x)) for name, x in weights(dtype).items()}
         self.optimizer = make(list(self.params.items()))
 
     def steps(self, first: int, last: int) -> "Run":
         for t in range(first, last + 1):
             for name, grad in gradients(t).items():
-                self.params[name].grad = self._place(grad)
+                self.params[name].grad = self._place(grad.to(self._dtype))
             self.optimizer.step()
         return self
 

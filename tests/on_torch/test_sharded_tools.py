@@ -35,6 +35,22 @@ def float32_weights_are_those_of_one_process(rank: int) -> None:
             assert_same_bits(run, alone, f"{recipe}, {layout}")
 
 
+def weights_in_codes_are_those_of_one_process(rank: int) -> None:
+    """New codes, and those of after two steps: in the state, and as they are read. Borders cut rows, too."""
+    make = functools.partial(adamw, param_storage="int8", mu_dtype=hs.relative("int4", 32, min_size=0))
+    run_of = functools.partial(Run, make, dtype=torch.float32)
+    expected = [run_of().steps(1, last) for last in (0, 2)]
+    for layout, _, place in layouts():
+        for last, alone in zip((0, 2), expected, strict=True):
+            run = run_of(place).steps(1, last)
+            found, wanted = (hs.stored_params(x.optimizer) for x in (run, alone))
+            assert found.keys() == wanted.keys() == run.params.keys()
+            for name, stored in wanted.items():
+                assert same_bits(found[name].codes, stored.codes), f"{layout}, {last}: {name}"
+                assert same_bits(found[name].decode(), stored.decode()), f"{layout}, {last}: {name}"
+        assert_same_bits(run, alone, layout)
+
+
 def averages_are_those_of_one_process(rank: int) -> None:
     alone = Run(adamw)
     whole = AveragedModel(Holder(alone), multi_avg_fn=hs.ema_params(Holder(alone), 0.9))
@@ -211,6 +227,7 @@ def test_tools_treat_a_shard_as_it_is_in_the_whole(tmp_path: pathlib.Path):
     in_processes(
         2,
         float32_weights_are_those_of_one_process,
+        weights_in_codes_are_those_of_one_process,
         averages_are_those_of_one_process,
         schedule_free_averages_are_those_of_one_process,
         reports_tell_this_process_from_all,

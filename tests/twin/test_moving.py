@@ -10,6 +10,7 @@ import pytest
 
 import halfstep_jax
 import halfstep_torch
+from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_jax.leaves import HELD_BY_FLOAT32
 from halfstep_spec import CODEBOOK_CODES, PARAM_STORAGES, PLAIN_CODES, RULES, SCALED_CODES
 from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
@@ -49,6 +50,7 @@ _RUNS = {
     "momentum": Run("sgd", "bfloat16", "nearest", "float8_e3m4/8"),
     "float32": Run("sgd", "float32", "stochastic", "bfloat16"),
     "schedule-free": Run("schedule_free", "bfloat16", "split8", "int8/8", "uroot8/8"),
+    "in codes": Run("adamw_in_codes", "float32", "int8", "relative int8/8", "uroot8/8"),
     "stored": Run("stored", "bfloat16", "stochastic", "int8/8"),
 }
 _CLASSES = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD"}
@@ -69,6 +71,12 @@ def _link(package, rule, mu, nu, **seed):
     return getattr(package, f"scale_by_{rule}")(mu_dtype=mu, nu_dtype=nu, **_LINKS[rule], **seed)
 
 
+def _in_codes(package, mu, nu, **seed):
+    rows = package.scaled("int8", "row", 0, 0, scale="fine")
+    options = {"mu_dtype": mu, "nu_dtype": nu, "mu_rounding": "stochastic", "param_dtype": rows}
+    return AdamWInCodes(1e-2, weight_decay=0.1, **options, **seed)
+
+
 def jax_side(name):
     rule, dtype, storage, mu, nu = _RUNS[name]
     hs = halfstep_jax
@@ -85,6 +93,8 @@ def jax_side(name):
         tx = hs.sgd(1e-2, 0.9, accumulator_dtype=mu, **common)
     elif rule == "schedule_free":
         tx = hs.schedule_free_adamw(1e-2, 5, weight_decay=0.1, lead_dtype=mu, nu_dtype=nu, **common)
+    elif rule == "adamw_in_codes":
+        tx = hs.as_transform(_in_codes(hs, mu, nu, seed=SEED))
     elif rule in _LINKS or rule == "adafactor":
         link = _link(hs, rule, mu, nu, seed=SEED)
         chain = optax.chain(link, hs.scale_by_learning_rate(1e-2))
@@ -118,6 +128,8 @@ def torch_side(name):
         if rule == "schedule_free":
             options = {"weight_decay": 0.1, "warmup_steps": 5, "lead_dtype": mu, "nu_dtype": nu} | common
             return hs.AdamWScheduleFree(params, 1e-2, **options)
+        if rule == "adamw_in_codes":
+            return hs.Optimizer(params, hs.chain(_in_codes(hs, mu, nu)), compile=False)
         if rule in _LINKS or rule == "adafactor":
             link = _link(hs, rule, mu, nu)
             chain = hs.chain(link, hs.scale_by_learning_rate(1e-2))

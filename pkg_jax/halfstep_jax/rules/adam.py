@@ -12,6 +12,8 @@ import optax
 
 from halfstep.recipes import takes_recipe
 from halfstep.rules import adam as adam_rule
+from halfstep.rules.adamw_in_codes import in_codes
+from halfstep.weight_storage import IN_CODES
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.storage.state_dtypes import StateDType
@@ -197,6 +199,9 @@ def adamw(
     `round_stochastically`. The learning rate scales the decay too, as in Optax.
 
     Arguments, result and errors are those of `adam`, with `weight_decay` and `mask` of `add_decayed_weights`.
+    One weight storage more is an experiment: `param_storage="int8"` keeps float32 weights in 8 bits in the
+    state, and feeds what rounding leaves out into the first moment. `stored_params` reads them from there. It
+    has neither `mask` nor `nesterov`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -207,8 +212,11 @@ def adamw(
         dtype(bfloat16)
 
     Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019; the order of the
-    links is contract A6.
+    links is contract A6. Weights in 8 bits: contract A20 and P8, after M. Nikdan et al., "ECO: Quantized
+    Training without Full-Precision Master Weights", arXiv:2601.22101.
     """
+    if param_storage == IN_CODES:
+        return as_transform(in_codes("adamw", locals()))
     links = [
         adam_of(locals()),
         add_decayed_weights(weight_decay, mask),

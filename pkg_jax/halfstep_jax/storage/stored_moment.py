@@ -20,6 +20,7 @@ from halfstep.storage.moment_formats import (
     check_format,
     check_freezing,
     check_rounding,
+    check_weight_dtype,
     dtype_argument,
     is_stochastic,
     pays,
@@ -259,7 +260,11 @@ class StoredMoment:
             p = jnp.zeros(self._shape(p.shape), p.dtype)
         fmt = self._format_here(name, p.shape, shard, p.dtype != jnp.bfloat16) or default_format(p)
         self._refuse_freezing(fmt)
-        return fmt.zeros_like(p)
+        if not self.field.copies_weights:
+            return fmt.zeros_like(p)
+        check_weight_dtype(self.caller, self.field, name, p.dtype.name)
+        # A copy: what is donated with the weights is not given twice.
+        return fmt.encode(jnp.array(p, jnp.float32), None)
 
     def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the moment of a weight."""
@@ -297,6 +302,8 @@ class StoredMoment:
     def _check_dtype(self, leaf: str, fmt: Format | None, codes, weight_dtype: str | None) -> None:
         """Refuse codes of a dtype that the format does not have; without one, of none that `init` makes."""
         what, dtype = f"the {self.name} of '{leaf}'", getattr(codes, "dtype", None)
+        if weight_dtype is not None:
+            check_weight_dtype(self.caller, self.field, leaf, weight_dtype)
         refuse_raw_bytes(self.caller, what, codes)
         if fmt is None and dtype is not None and dtype not in _DEFAULTS:
             raise TypeError(

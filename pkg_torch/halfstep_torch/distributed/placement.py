@@ -69,7 +69,10 @@ def _fits(window: Window, entries: Window, axis: int, run: int, unit: int, per_e
 def new_array(spec: StateArray, param: Any, placements: tuple) -> Tensor:
     """Return the state array of a sharded parameter that was never stepped, as a DTensor so placed."""
     shape = spec.shape(tuple(param.shape))
-    if spec.copies_weights:
+    if spec.copied_as is not None:
+        here = window_here(shape, param.device_mesh, placements)
+        local = spec.new(gather_whole([param])[0])[here.box].clone()
+    elif spec.copies_weights:
         weights = (
             local_part(param).detach() if placements == tuple(param.placements) else gather_whole([param])[0]
         )

@@ -11,6 +11,8 @@ from halfstep.hyperparameters import several
 from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
+from halfstep.rules.adamw_in_codes import in_codes
+from halfstep.weight_storage import IN_CODES
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.link import checked_rule
 from halfstep_torch.numbers.seeds import Seed, as_seed
@@ -91,11 +93,13 @@ def adam_of(caller: str, betas: tuple[float, float], *, seed: Seed, **options: A
 def _adam_chain(
     optimizer: type[Optimizer], adam: ScaleByAdam, lr, weight_decay, *, param_storage: str, **roundings: str
 ) -> Chain:
+    caller = optimizer.__name__
+    if optimizer.decoupled_decay and param_storage == IN_CODES:
+        given = vars(adam) | roundings | {"learning_rate": lr, "weight_decay": weight_decay}
+        return chain(in_codes(caller, given))
     links = [dataclasses.replace(adam, **roundings), AddDecayedWeights(weight_decay)]
     links = links if optimizer.decoupled_decay else links[::-1]
-    return with_param_storage(
-        optimizer.__name__, chain(*links, ScaleByLearningRate(lr)), param_storage, adam.seed
-    )
+    return with_param_storage(caller, chain(*links, ScaleByLearningRate(lr)), param_storage, adam.seed)
 
 
 class Adam(Optimizer):
@@ -183,7 +187,9 @@ class AdamW(Optimizer):
         recipe: the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they are
             not given.
         param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
-            (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
+            (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`). An
+            experiment of `AdamW` alone is "int8": the state has float32 weights in 8 bits, `stored_params`
+            reads them, and what rounding leaves out goes into the first moment (contract A20, P8).
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto", as in `Optimizer`.
         names: as in `Optimizer`.

@@ -14,6 +14,7 @@ from halfstep.storage.moment_formats import (
     check_rounding,
     check_saturation,
     check_unit,
+    check_weight_dtype,
     default_of,
     is_stochastic,
     pays,
@@ -44,6 +45,7 @@ def bound_moments(
 
 def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, shape: Shape) -> StoredMoment:
     fmt = _format(moment, h) or Format.of(default_of(moment, dtype_name(dtype)))
+    check_weight_dtype(caller, moment, "", dtype_name(dtype))
     check_rounding(caller, moment, _rounding(rule, moment))
     _check(caller, rule, moment, fmt, h, _rate_name(rule, moment))
     fmt = fmt.for_shape(_shape(rule, moment, shape))
@@ -59,6 +61,7 @@ def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, 
         unit=moment.unit if fmt.relative else "",
         paid=pays(fmt, _rounding(rule, moment)),
         second=moment.unit,
+        copies_weights=moment.copies_weights,
     )
 
 

@@ -39,6 +39,7 @@ class StateArray:
         scale_of: the format whose scales it holds, one byte per block; None: one entry per element.
         packed_of: the format whose codes it holds, two to a byte; None where no byte is shared.
         copies_weights: it starts as the weights; else as zeros, scales as those of zeros.
+        copied_as: the format in which it, or its scales, start as the weights, rounded to nearest.
         shape_of: from the shape of the parameter to that of what is stored; None where they are the same.
     """
 
@@ -46,6 +47,7 @@ class StateArray:
     scale_of: Format | None = None
     packed_of: Format | None = None
     copies_weights: bool = False
+    copied_as: Format | None = None
     shape_of: Callable[[Shape], Shape] | None = None
 
     def values_shape(self, shape: Shape) -> Shape:
@@ -67,6 +69,11 @@ class StateArray:
 
     def new(self, param: Tensor) -> Tensor:
         """Return the array of a parameter that was never stepped; row-major, whatever the layout of that."""
+        if self.copied_as is not None:
+            encoded = self.copied_as.for_shape(tuple(param.shape)).encode(param.detach().contiguous(), None)
+            start = encoded.codes if self.scale_of is None else encoded.scale
+            assert start is not None
+            return start.view(self.shape(param.shape)).clone()
         if self.copies_weights:
             return param.detach().to(self.dtype, memory_format=torch.contiguous_format, copy=True)
         return torch.full(self.shape(param.shape), self.start, dtype=self.dtype, device=param.device)

@@ -97,6 +97,7 @@ class StoredMoment:
         paid: whether a step pays for storing it.
         second: the name of the second moment whose root bounds what is paid; "" for no bound.
         cut: whether blocks have elements elsewhere, whose scale is in the array `least_key`.
+        copies_weights: whether it is the weight, from which it starts.
     """
 
     name: str
@@ -109,6 +110,7 @@ class StoredMoment:
     paid: bool = False
     second: str = ""
     cut: bool = False
+    copies_weights: bool = False
 
     @property
     def rounding(self) -> str:
@@ -119,9 +121,13 @@ class StoredMoment:
     def arrays(self) -> Mapping[str, StateArray]:
         """The codes, and the scales where there are any."""
         packed_of = self.format if self.format.packed else None
-        arrays = {self.key: StateArray(self.format.torch_dtype, packed_of=packed_of, shape_of=self.shape_of)}
+        copied_as = self.format if self.copies_weights else None
+        codes = StateArray(
+            self.format.torch_dtype, packed_of=packed_of, copied_as=copied_as, shape_of=self.shape_of
+        )
+        arrays = {self.key: codes}
         if self.format.scaled:
-            scale = StateArray(torch.uint8, scale_of=self.format, shape_of=self.shape_of)
+            scale = StateArray(torch.uint8, self.format, copied_as=copied_as, shape_of=self.shape_of)
             arrays |= dict.fromkeys(
                 [scale_key(self.key), *([least_key(self.key)] if self.cut else [])], scale
             )

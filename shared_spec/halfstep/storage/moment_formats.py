@@ -15,6 +15,9 @@ from halfstep.storage.state_dtypes import default_format, scaled
 AMPLIFIED = scaled("float16", 128)
 """What an amplified moment is kept in by default under bfloat16 weights: an eighth of bfloat16's error."""
 
+INT8 = scaled("int8", "row", scale="fine")
+"""Weights of 8 bits: a scale of three significant bits for every row (contract P8)."""
+
 ROUNDINGS = ("stochastic", "paid", "nearest", "auto", "nearest_unchecked")
 
 
@@ -77,6 +80,32 @@ def check_format(caller: str, moment: Moment, fmt: Format) -> None:
         )
     if moment.amplified:
         _check_amplified(caller, argument, fmt)
+    if moment.copies_weights:
+        check_codes(caller, argument, fmt)
+    if moment.of_any_size and (fmt.family == "fixed" or (fmt.dtype == "float16" and not fmt.scaled)):
+        raise ValueError(
+            f"{caller}: {argument}={fmt.text} holds numbers of a fixed range, and {moment.name} has the size "
+            'of updates of weights. Use "float32", "bfloat16" or relative("int8", 128).'
+        )
+
+
+def check_codes(caller: str, argument: str, fmt: Format) -> None:
+    """Raise ValueError for a format of weights that is not `INT8`, sizes of small arrays aside."""
+    if fmt.label != INT8.label or not fmt.scaled:
+        raise ValueError(
+            f"{caller}: {argument}={fmt.text} is not a format that weights are kept in. "
+            'Use scaled("int8", "row", scale="fine").'
+        )
+
+
+def check_weight_dtype(caller: str, moment: Moment, leaf: str, dtype: str) -> None:
+    """Raise ValueError for model weights of 16 bits, if the moment holds them in codes."""
+    if moment.copies_weights and dtype in ("bfloat16", "float16"):
+        of_leaf = f"the weight '{leaf}' is {dtype}" if leaf else f"weights are {dtype}"
+        raise ValueError(
+            f'{caller}: {of_leaf}, and param_storage="int8" keeps the numbers of float32 weights, which 16 '
+            "bits do not hold. Pass float32 weights, and cast them in the forward pass."
+        )
 
 
 def _check_amplified(caller: str, argument: str, fmt: Format) -> None:

@@ -21,7 +21,7 @@ class Role(enum.IntEnum):
     STATE = 4
 
 
-_ROLES = {"mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
+_ROLES = {"param": Role.PARAM, "mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 
 FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
 """The roles that share a leaf's word, and by how many bits it is turned to the left for each."""

@@ -1,0 +1,87 @@
+"""Weights that the state of an optimizer holds in 8 bits: read, and decoded.
+
+Contract: P8.
+"""
+
+import dataclasses
+import itertools
+
+import torch
+from torch import Tensor
+
+from halfstep.rules.adamw_in_codes import AdamWInCodes
+from halfstep.storage.moment_formats import INT8
+from halfstep_torch.distributed.collectives import gather_whole
+from halfstep_torch.distributed.shards import is_sharded
+from halfstep_torch.optimizer import Optimizer, check_optimizer
+from halfstep_torch.sharded.slots import new_state
+from halfstep_torch.storage.formats import Encoded, Format
+from halfstep_torch.storage.stored_moment import scale_key
+
+_CODES, _SCALE = "param", scale_key("param")
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredParam:
+    """A weight as the state holds it.
+
+    Attributes:
+        codes: int8, in the shape of the weight; float32 where that is too small for codes.
+        scale: uint8, one for each row; None where codes are float32.
+    """
+
+    codes: Tensor
+    scale: Tensor | None = None
+
+    @torch.no_grad()
+    def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the weight, a copy: exact in float32, rounded to nearest in another `dtype`."""
+        if self.scale is None:
+            return self.codes.to(dtype, copy=True)
+        fmt = Format.of(INT8).replace(min_size=0, min_ndim=0).for_shape(tuple(self.codes.shape))
+        return fmt.decode(Encoded(self.codes, self.scale.reshape(-1))).to(dtype)
+
+
+@torch.no_grad()
+def stored_params(optimizer: Optimizer) -> dict[str, StoredParam]:
+    """Return the weights that the state of `AdamW(..., param_storage="int8")` holds, by parameter names.
+
+    `stored_params(optimizer)[name].decode()` is the weight. Codes and scales share memory with the state.
+    Those of a DTensor are gathered, so all processes call this together. A parameter that was never stepped
+    has the codes from which it would start.
+
+    Args:
+        optimizer: with `param_storage="int8"`, of all param groups or of some.
+
+    Returns:
+        A dict by the names that the optimizer was given; without names by the places of parameters, "0", "1".
+
+    Raises:
+        TypeError: if it is not an `Optimizer`.
+        ValueError: if it holds no weights in codes.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(64, 64)
+        >>> optimizer = hs.AdamW(model.named_parameters(), param_storage="int8")
+        >>> stored = hs.stored_params(optimizer)
+        >>> print(stored["weight"].codes.dtype, stored["bias"].codes.dtype)
+        torch.int8 torch.float32
+        >>> stored["weight"].decode(torch.bfloat16).shape
+        torch.Size([64, 64])
+
+    Source: ours (contract P8).
+    """
+    check_optimizer("stored_params", optimizer)
+    given = (group.get("param_names", [""] * len(group["params"])) for group in optimizer.param_groups)
+    stored = {}
+    for name, (leaf, param, plan) in zip(itertools.chain(*given), optimizer.plans(), strict=True):
+        if any(rule.rule.name == AdamWInCodes.name for rule in plan.rules):
+            state = optimizer.state.get(param) or new_state(param, plan)
+            arrays = [state[key] for key in (_CODES, _SCALE) if key in state]
+            stored[name or leaf] = StoredParam(*(gather_whole(arrays) if is_sharded(param) else arrays))
+    if not stored:
+        raise ValueError(
+            'stored_params: the optimizer holds no weights in codes. Pass AdamW(..., param_storage="int8").'
+        )
+    return stored

@@ -1,0 +1,101 @@
+"""AdamW whose weights are kept in codes of 8 bits, and nowhere else (contract A20, P8)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.rules.trust_ratio import unpaid
+from halfstep.storage.moment_formats import INT8
+
+_TINY = 2.0**-100  # in place of a decay rate of 0, which carries nothing on
+
+
+class AdamWInCodes(Rule):
+    """The whole step of AdamW, to weights that it rounds to codes, with what rounding leaves out fed back.
+
+    With t the count of steps, r_i = 1 / (1 - b_i^t), lr the learning rate, and p the weight:
+
+        nu <- round((b2 nu) + ((1 - b2) (g g)))
+        v = (b1 mu) + (((1 - b1) lr) g);  root = sqrt((nu r2) + eps_root) + eps
+        w = p - (((v r1) / root) + ((lr weight_decay) p))
+        param <- q = round(w);  e = w - q
+        mu <- round(v - (back (root e))),  back = ((1 - b1) / b1) / r1
+
+    In float32, each operation rounded once. Later steps add b1 / (1 - b1) times what `mu` has: here e, once.
+
+    The learning rate stands within the average, so that `mu` is in units of weights. A rate that changes
+    then reaches updates some 1 / (1 - b1) steps later; under a constant rate it is AdamW. In AdamW's own
+    order e would be divided by the rate, so that a rate which rises again from near 0 would blow up what was
+    fed back; and a bound on that would be a bias, as stochastic errors of w are small one way and large the
+    other way.
+
+    The update leads from p to q: the float32 weights of the model are the numbers of the codes.
+    """
+
+    name = "adamw_in_codes"
+    reads_params = "the link steps the params and stores them in 8 bits"
+
+    learning_rate: Any = number(schedule=True, torch="lr")
+    b1: Any = decay_rate(0.9, torch="betas[0]")
+    b2: Any = decay_rate(0.999, torch="betas[1]")
+    eps: Any = number(1e-8)
+    eps_root: Any = number(0.0)
+    weight_decay: Any = number(0.0, schedule=True)
+    mu_dtype: Any = None
+    nu_dtype: Any = None
+    param_dtype: Any = INT8
+    mu_rounding: str = "auto"
+    nu_rounding: str = "stochastic"
+    param_rounding: str = "stochastic"
+    seed: Any = 0
+    mu = moment(rate="b1", unit="nu", torch="lr_exp_avg", of_any_size=True)
+    nu = moment(rate="b2", signed=False, torch="exp_avg_sq")
+    param = moment(copies_weights=True)
+
+    def __post_init__(self) -> None:
+        """Refuse other roundings of weights: errors of nearest are no noise, and feedback is not enough."""
+        if self.param_rounding in ("nearest", "nearest_unchecked", "auto"):
+            raise ValueError(
+                f"{self.name}: param_rounding={self.param_rounding!r} loses small updates (dist on digits "
+                '0.24, where stochastic rounding has 0.055). Use "stochastic".'
+            )
+
+    def numbers(self, h, t, op):
+        """Return the inverse corrections of bias, the rate of new gradients, of decay, and of errors."""
+        r1, r2 = op.unbias((h.b1, t), (h.b2, t))
+        rest = 1 - h.b1
+        return {
+            "r1": r1,
+            "r2": r2,
+            "ahead": rest * h.learning_rate,
+            "decayed": h.learning_rate * h.weight_decay,
+            "back": (rest / op.maximum(h.b1, _TINY)) / r1,
+        }
+
+    def update(self, g, p, n, m, op):
+        """Return q - p; where nothing is left out w - p, of which p + u makes w; -0.0 where q is p."""
+        root = op.sqrt(m.nu.round(op.ema(m.nu.value, g * g, n.b2)) * n.r2 + n.eps_root) + n.eps
+        v = n.b1 * m.mu.value + n.ahead * g
+        down = (v * n.r1) / root + n.decayed * p
+        w = p - down
+        q = m.param.round(w)
+        m.mu.round(v - n.back * (root * (w - q)))
+        return op.where(q == w, -down, op.where(q == p, -0.0, q - p))
+
+
+def in_codes(caller: str, arguments: Mapping[str, Any]) -> AdamWInCodes:
+    """Return the rule of an alias of AdamW, from the arguments of the alias.
+
+    Raises:
+        ValueError: for a mask of the decay, or for Nesterov's momentum, which the rule has not.
+    """
+    for name in ("mask", "nesterov"):
+        if arguments.get(name):
+            raise ValueError(
+                f'{caller}: param_storage="int8" takes the whole step of AdamW by one rule, without {name}. '
+                "Leave it out, or partition the params."
+            )
+    fields = {field.name for field in dataclasses.fields(AdamWInCodes)} & arguments.keys()
+    chosen = {name: arguments[name] for name in fields}
+    return AdamWInCodes(**chosen | {"mu_rounding": unpaid(arguments["mu_rounding"])})

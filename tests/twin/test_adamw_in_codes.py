@@ -1,0 +1,315 @@
+"""AdamW whose weights are kept in codes: against its formula, in both packages, and what it refuses."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+import halfstep_jax
+import halfstep_spec
+import halfstep_torch
+from halfstep.rules.adamw_in_codes import AdamWInCodes
+from halfstep_spec.rules.adamw_in_codes import InCodes
+
+B1, B2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.1
+SHAPE = (64, 96)
+
+
+def formula(gradients, p, rates):
+    """Return the weights in float64: AdamW with the learning rate within the average."""
+    b1, b2 = (float(np.float32(b)) for b in (B1, B2))
+    mu = nu = np.zeros_like(p)
+    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), 1):
+        mu, nu = b1 * mu + (1 - b1) * rate * g, b2 * nu + (1 - b2) * g**2
+        p = p - mu / (1 - b1**t) / (np.sqrt(nu / (1 - b2**t)) + EPS) - rate * DECAY * p
+    return p
+
+
+def adamw(gradients, p, rate):
+    """Return the weights in float64: AdamW of the paper, under one learning rate."""
+    b1, b2 = (float(np.float32(b)) for b in (B1, B2))
+    mu = nu = np.zeros_like(p)
+    for t, g in enumerate(gradients, 1):
+        mu, nu = b1 * mu + (1 - b1) * g, b2 * nu + (1 - b2) * g**2
+        p = p - rate * (mu / (1 - b1**t) / (np.sqrt(nu / (1 - b2**t)) + EPS) + DECAY * p)
+    return p
+
+
+def draws(steps: int, shape=SHAPE, seed: int = 0):
+    """Return weights near 0.05, and a gradient for each step, in float32."""
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=shape) * 0.05).astype(np.float32), rng.normal(size=(steps, *shape)).astype("f4")
+
+
+def on_grid(p):
+    """Return the numbers of codes that are nearest to weights."""
+    state = halfstep_jax.adamw(0.0, param_storage="int8").init(jnp.asarray(p))
+    return np.asarray(halfstep_jax.decode_params(halfstep_jax.stored_params(state)))
+
+
+def jax_run(p, gradients, rate=1e-3, compiled=True, **options):
+    """Return weights and state after steps in JAX."""
+    tx = halfstep_jax.adamw(rate, weight_decay=DECAY, param_storage="int8", seed=7, **options)
+    update = jax.jit(tx.update) if compiled else tx.update
+    params, state = {"w": jnp.asarray(p)}, tx.init({"w": jnp.asarray(p)})
+    for g in gradients:
+        updates, state = update({"w": jnp.asarray(g)}, state, params)
+        params = optax.apply_updates(params, updates)
+    return np.asarray(params["w"]), state
+
+
+def torch_run(p, gradients, rate=1e-3, **options):
+    """Return weights and state after steps in torch."""
+    w = torch.nn.Parameter(torch.from_numpy(p.copy()))
+    options = {"compile": False, "param_storage": "int8", "seed": 7, "weight_decay": DECAY} | options
+    optimizer = halfstep_torch.AdamW([("w", w)], rate, **options)
+    for g in gradients:
+        w.grad = torch.from_numpy(g)
+        optimizer.step()
+    return w.detach().numpy(), optimizer.state[w]
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_in_float32_it_is_adamw_under_a_constant_rate_and_its_own_formula_under_any(constant):
+    """An array too small for codes. 30 steps round p, below 4, and what is added, by 2^-24 of 4 each."""
+    rng = np.random.default_rng(0)
+    gradients, start = rng.normal(size=(30, 50)), rng.normal(size=50)
+    rates = np.full(30, np.float32(1e-2)) if constant else np.float32(1e-2) * np.linspace(0, 1, 30) ** 2
+    rule = halfstep_spec.RULES["adamw_in_codes"](b1=B1, b2=B2, eps=EPS)
+    step = InCodes(rule, DECAY, "decoupled", "float32", "nearest")
+    p = start.astype(np.float32).view(np.uint32)
+    state = step.init(p)
+    for g, rate in zip(gradients, rates, strict=True):
+        p, state = step.step(p, g.astype(np.float32), state, "w", np.float32(rate))
+    np.testing.assert_array_equal(state.rule.moments["param"].codes, p)
+    decay = float(np.float32(DECAY)) / DECAY  # of the formula's 0.1, which float32 does not hold
+    assert abs(decay - 1) < 2.0**-24
+    due = adamw(gradients, start, float(rates[0])) if constant else formula(gradients, start, rates)
+    np.testing.assert_allclose(p.view(np.float32), due, rtol=0, atol=30 * 2 * 4 * 2.0**-24)
+
+
+def test_errors_are_fed_back_once():
+    """One gradient, and then none: codes, less what the average still owes, are weights that nothing rounds.
+
+    After 10,000 steps corrections of bias are 1. The root falls by a factor of 0.9995 a step, and so errors
+    that are paid some 10 steps later are up to half a hundredth off: at most 21 of them, of a gap each.
+    """
+    p, (g,) = draws(1)
+    p, late = on_grid(p), 10_000
+    tx = halfstep_jax.adamw(1e-3, weight_decay=0.0, param_storage="int8")
+    params, state = jnp.asarray(p), tx.init(jnp.asarray(p))._replace(count=jnp.int32(late))
+    update, unrounded, average, square = jax.jit(tx.update), p.astype(np.float64), 0.0, 0.0
+    for t in range(21):
+        now = g if t == 0 else np.zeros_like(g)
+        updates, state = update(jnp.asarray(now), state, params)
+        params = optax.apply_updates(params, updates)
+        average, square = B1 * average + (1 - B1) * 1e-3 * now, B2 * square + (1 - B2) * now**2.0
+        unrounded = unrounded - average / (np.sqrt(square) + EPS)
+    mu, nu, later = np.asarray(state.mu, np.float64), np.asarray(state.nu, np.float64), range(1, 400)
+    coming = sum(B1**k * average / (np.sqrt(square * B2**k) + EPS) for k in later)
+    owed = sum(B1**k * mu / (np.sqrt(nu * B2**k) + EPS) for k in later)
+    gap = np.abs(p).max(1, keepdims=True) / 127 * 1.25
+    paid, unpaid = (
+        np.abs(np.asarray(params) - x - (unrounded - y)) / gap for x, y in ((owed, coming), (0.0, 0.0))
+    )
+    assert paid.max() < 21 * 0.005
+    assert np.median(unpaid) > 0.2
+
+
+@pytest.mark.slow
+def test_movement_at_a_rate_far_below_a_gap_is_that_of_float32():
+    """300 steps of 1e-6 are a fifth of a gap, which nearest rounding would not take at all.
+
+    Errors of 262,144 elements are at most two gaps of 1.6e-3 each, and their mean is within 5 2 gap / 512.
+    """
+    p, (g,) = draws(1, (512, 512))
+    p, steps = on_grid(p), 300
+    tx = halfstep_jax.adamw(1e-6, weight_decay=0.0, param_storage="int8")
+    g = jnp.asarray(np.abs(g))
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update(g, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    start = jnp.asarray(p), tx.init(jnp.asarray(p))
+    params, _ = jax.jit(lambda start: jax.lax.scan(step, start, None, steps)[0])(start)
+    moved = float(np.mean(np.asarray(params, np.float64) - p))
+    assert abs(moved + steps * 1e-6) < 5 * 2 * 2e-3 / 512
+    assert len(np.unique(np.asarray(params)[0])) <= 255
+
+
+FORMATS = {
+    "float32": lambda package: {},
+    "bfloat16": lambda package: {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"},
+    "four bits": lambda package: {
+        "mu_dtype": package.relative("int4", 32),
+        "nu_dtype": package.scaled("uroot8"),
+    },
+    "paid": lambda package: {"mu_dtype": package.relative("int8", 128), "mu_rounding": "paid"},
+    "recipe": lambda package: {"recipe": "four_bit", "param_storage": "int8"},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "bfloat16" else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS]
+)
+def test_alias_and_class_agree_to_the_bit_and_weights_are_the_numbers_of_the_codes(name):
+    p, gradients = draws(4)
+    p = on_grid(p)
+    options, others = (FORMATS[name](x) for x in (halfstep_jax, halfstep_torch))
+    options.pop("param_storage", None)
+    w, state = jax_run(p, gradients, **options)
+    again, same = jax_run(p, gradients[:1], compiled=False, **options)
+    first, compiled = jax_run(p, gradients[:1], **options)
+    np.testing.assert_array_equal(again, first)
+    assert all(np.array_equal(*x) for x in zip(*map(jax.tree.leaves, (same, compiled)), strict=True))
+    theirs, kept = torch_run(p, gradients, **others)
+    np.testing.assert_array_equal(w, theirs)
+    np.testing.assert_array_equal(state.param["w"], kept["param"].numpy())
+    np.testing.assert_array_equal(state.param_scale["w"], kept["param_scale"].numpy().reshape(64, 1))
+    np.testing.assert_array_equal(w, halfstep_jax.decode_params(halfstep_jax.stored_params(state))["w"])
+    assert not np.array_equal(w, p)
+
+
+def test_a_state_alone_goes_on_as_a_state_with_weights_does():
+    p, gradients = draws(4)
+    tx = halfstep_jax.adamw(1e-3, param_storage="int8", seed=7, weight_decay=DECAY)
+
+    @jax.jit
+    def step(state, g):
+        params = halfstep_jax.decode_params(halfstep_jax.stored_params(state))
+        return tx.update({"w": g}, state, params)[1]
+
+    state = tx.init({"w": jnp.asarray(p)})
+    for g in gradients:
+        state = step(state, jnp.asarray(g))
+    w, expected = jax_run(on_grid(p), gradients)
+    assert all(np.array_equal(*x) for x in zip(*map(jax.tree.leaves, (state, expected)), strict=True))
+    np.testing.assert_array_equal(halfstep_jax.decode_params(halfstep_jax.stored_params(state))["w"], w)
+
+
+def test_a_weight_that_is_changed_from_outside_wins():
+    p, gradients = draws(2)
+    w, _ = torch_run(on_grid(p), gradients[:1])
+    tx = halfstep_jax.adamw(1e-3, param_storage="int8", seed=7, weight_decay=DECAY)
+    _, kept = jax_run(on_grid(p), gradients[:1])
+    moved = {"w": jnp.asarray(on_grid(w + 1))}
+    updates, kept = tx.update({"w": jnp.asarray(gradients[1])}, kept, moved)
+    decoded = halfstep_jax.decode_params(halfstep_jax.stored_params(kept))["w"]
+    np.testing.assert_array_equal(optax.apply_updates(moved, updates)["w"], decoded)
+    assert float(jnp.abs(decoded - moved["w"]).max()) < 0.05
+
+
+REFUSED = {
+    "others": (lambda hs, params: hs["lion"](params), "is for AdamW alone, whose first moment"),
+    "L2 decay": (lambda hs, params: hs["adam"](params), "is for AdamW alone, whose first moment"),
+    "floats": (
+        lambda hs, params: hs["adamw"](params, param_storage="float8_e4m3fn"),
+        r'param_storage="float8_e4m3fn" would end as far from float32 .*0\.352',
+    ),
+    "16-bit weights": (
+        lambda hs, params: hs["adamw"](params, narrow=True),
+        'bfloat16, and param_storage="int8" keeps the numbers of float32.*Pass float32 weights',
+    ),
+    "a fixed range": (
+        lambda hs, params: hs["adamw"](params, mu_dtype="float16"),
+        'mu_dtype=float16 holds numbers of a fixed range.*Use "float32", "bfloat16" or relative',
+    ),
+    "a recipe of a fixed range": (
+        lambda hs, params: hs["adamw"](params, recipe="eight_bit"),
+        "mu_dtype=relative float8_e3m4 holds numbers of a fixed range",
+    ),
+    "another recipe": (
+        lambda hs, params: hs["adamw"](params, recipe="one_pass"),
+        "mu_dtype=relative mulaw8 holds numbers of a fixed range",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_cannot_do_is_refused_by_both(name):
+    make, message = REFUSED[name]
+
+    def of_jax(alias):
+        def call(params, narrow=False, **options):
+            dtype = jnp.bfloat16 if narrow else jnp.float32
+            return alias(1e-3, **{"param_storage": "int8"} | options).init({"w": jnp.ones(SHAPE, dtype)})
+
+        return call
+
+    def of_torch(optimizer):
+        def call(params, narrow=False, **options):
+            w = torch.nn.Parameter(torch.ones(SHAPE, dtype=torch.bfloat16 if narrow else torch.float32))
+            w.grad = torch.ones_like(w)
+            optimizer([("w", w)], **{"param_storage": "int8", "compile": False} | options).step()
+
+        return call
+
+    for package, of in ((halfstep_jax, of_jax), (halfstep_torch, of_torch)):
+        names = ("lion", "adam", "adamw") if package is halfstep_jax else ("Lion", "Adam", "AdamW")
+        made = {name.lower(): of(getattr(package, name)) for name in names}
+        with pytest.raises(ValueError, match=message):
+            make(made, None)
+
+
+def test_what_the_whole_step_has_not_is_refused():
+    for options in ({"nesterov": True}, {"mask": {"w": True}}):
+        (name,) = options
+        with pytest.raises(ValueError, match=f'adamw: param_storage="int8" takes the whole .*without {name}'):
+            halfstep_jax.adamw(1e-3, param_storage="int8", **options)
+    with pytest.raises(ValueError, match=r"param_rounding='nearest' loses small updates"):
+        AdamWInCodes(1e-3, param_rounding="nearest")
+    with pytest.raises(ValueError, match="param_dtype=bfloat16 is not a format that weights are kept in"):
+        halfstep_jax.as_transform(AdamWInCodes(1e-3, param_dtype="bfloat16"))
+
+
+def test_torch_reads_codes_by_the_names_of_parameters_and_decodes_them():
+    p, (g,) = draws(1)
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(96, 64), "b": torch.nn.Linear(96, 64)})
+    model["a"].weight.data, model["b"].weight.data = (torch.from_numpy(x.copy()) for x in (on_grid(p), p))
+    model["a"].weight.grad = torch.from_numpy(g)
+    optimizer = halfstep_torch.AdamW(model.named_parameters(), 1e-3, param_storage="int8", compile=False)
+    optimizer.step()
+    stored = halfstep_torch.stored_params(optimizer)
+    assert stored.keys() == dict(model.named_parameters()).keys()
+    w = model["a"].weight.detach()
+    assert torch.equal(stored["a.weight"].decode(), w)
+    assert torch.equal(stored["a.weight"].decode(torch.bfloat16), w.bfloat16())
+    assert torch.equal(stored["a.bias"].decode(), model["a"].bias)
+    # Never stepped: the codes nearest to the weights.
+    np.testing.assert_array_equal(stored["b.weight"].decode().numpy(), on_grid(p))
+    assert sum(x.nbytes for x in (stored["b.weight"].codes, stored["b.weight"].scale)) == p.size + len(p)
+
+
+def test_a_param_group_alone_may_have_weights_in_codes():
+    p, (g,) = draws(1)
+    coded, plain, alone = (torch.nn.Parameter(torch.from_numpy(on_grid(p).copy())) for _ in range(3))
+    groups = [{"params": [("a", coded)], "param_storage": "int8"}, {"params": [("b", plain)]}]
+    mixed, other = (halfstep_torch.AdamW(x, 1e-3, compile=False) for x in (groups, [("b", alone)]))
+    for param in (coded, plain, alone):
+        param.grad = torch.from_numpy(g)
+    mixed.step()
+    other.step()
+    assert halfstep_torch.stored_params(mixed).keys() == {"a"}
+    assert torch.equal(plain, alone)
+    assert not torch.equal(coded, plain)
+
+
+def test_a_state_without_codes_is_refused():
+    params = {"w": jnp.ones(SHAPE)}
+    with pytest.raises(ValueError, match="stored_params: the state has no parts that hold weights in codes"):
+        halfstep_jax.stored_params(halfstep_jax.adamw(1e-3).init(params))
+    tx = halfstep_jax.adamw(1e-3, param_storage="int8")
+    with pytest.raises(ValueError, match="the state has 2 parts"):
+        halfstep_jax.stored_params((tx.init(params), tx.init(params)))
+    linear = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"stored_params: .* holds no weights in codes\. Pass AdamW"):
+        halfstep_torch.stored_params(halfstep_torch.AdamW(linear.named_parameters()))
+    other: Any = torch.optim.AdamW(linear.parameters())
+    with pytest.raises(TypeError, match=r"stored_params: optimizer is AdamW\. Pass a halfstep_torch"):
+        halfstep_torch.stored_params(other)
