@@ -4,16 +4,18 @@
 
 AdamW in float32 whose matrices are stored after every step in rows, a scale each, as `scaled` stores moments.
 Rounded stochastically alone, small updates arrive in the mean, with the noise of 8 bits. *Fed back*: what
-rounding leaves out of the weights, e = w - stored(w), goes into the momentum, from which later steps add it:
+rounding leaves out of the weights, e = w - stored(w), goes into the momentum, from which later steps add it.
+Rows "int8, fed back" are `adamw(..., param_storage="int8")` of the library (contract A20), where the learning
+rate stands within the momentum. Rows "by ECO" have it outside of it, and divide by it:
 
-    m <- m + (1 - 1 / b1) c1 (sqrt(v / c2) + eps) e / max(lr, floor * its peak)
+    m <- m + (1 - 1 / b1) c1 (sqrt(v / c2) + eps) e / lr
 
-with c1 and c2 the bias corrections. Later steps take b1 / (1 - b1) times what m has: e, once.
-With floor = 0 it is Algorithm 3 of M. Nikdan et al., "ECO: Quantized Training without Full-Precision Master
-Weights", arXiv:2601.22101. The floor is ours: a rate that falls to 0 would take m to infinity.
+with c1 and c2 the bias corrections: Algorithm 3 of M. Nikdan et al., "ECO: Quantized Training without
+Full-Precision Master Weights", arXiv:2601.22101. A rate that rises again then blows up what was fed back; and
+a bound on it ("at most 4 roots") is a bias, as stochastic errors are small one way and large the other way.
 
-Digits as in `quality.py`, at two rates, each beside float32 at that rate; and the character transformer of
-`transformer.py` for 400 steps, at three seeds. It is an experiment: no optimizer of the packages does this.
+Digits as in `quality.py`, at two rates, and at the first one falling to 0 and starting again, twice; each
+beside float32 at that rate. And the character transformer of `transformer.py` for 400 steps, at three seeds.
 """
 
 import dataclasses
@@ -29,9 +31,10 @@ from tqdm import tqdm
 
 import halfstep_jax as hs
 import report
+from halfstep.rules.adamw_in_codes import AdamWInCodes
 
 B1, B2, EPS = 0.9, 0.999, 1e-8
-FLOOR = 0.1
+TINY = 2.0**-100
 TRANSFORMER_STEPS = 400
 
 
@@ -42,19 +45,19 @@ class Row:
     Attributes:
         name: for the tables.
         weights: how matrices are stored: a dtype, a format, or None: in float32.
-        feedback: whether errors go into the momentum.
+        feedback: whether errors go into the momentum: "ours", "ECO" or "".
         nearest: whether weights are rounded to nearest.
-        floor: the least rate that errors are divided by, relative to the largest.
-        mu: how the momentum is stored: a dtype, or a format in units of sqrt(v); None: in float32.
+        bound: how many roots of v are fed back at most.
+        mu: of "ours", how the momentum is stored.
         order: which shuffling of the batches.
     """
 
     name: str
     weights: Any = None
-    feedback: bool = False
+    feedback: str = ""
     nearest: bool = False
-    floor: float = FLOOR
-    mu: Any = None
+    bound: float = float("inf")
+    mu: Any = "float32"
     order: int = 0
 
 
@@ -65,17 +68,26 @@ ROWS = (
     Row(NOISE, order=1),
     Row(BF16, "bfloat16"),
     Row("int8, stochastic", INT8),
-    Row("int8, fed back", INT8, True),
-    Row("int8, nearest, fed back", INT8, True, nearest=True),
-    Row("int8, fed back, no floor", INT8, True, floor=0.0),
-    Row("int8, fed back into bfloat16", INT8, True, mu="bfloat16"),
-    Row("int8, fed back into relative int8", INT8, True, mu=hs.scaled("int8", 128, 0, scale="fine")),
+    Row("int8, fed back", INT8, "ours"),
+    Row("int8, fed back into bfloat16", INT8, "ours", mu="bfloat16"),
+    Row("int8, fed back into relative int8", INT8, "ours", mu=hs.relative("int8", 128, 0, 0)),
+    Row("int8, fed back by ECO", INT8, "ECO"),
+    Row("int8, fed back by ECO, at most 4 roots", INT8, "ECO", bound=4.0),
+    Row("int8, fed back by ECO, nearest", INT8, "ECO", nearest=True),
     Row("float8_e4m3fn, stochastic", E4M3),
-    Row("float8_e4m3fn, fed back", E4M3, True),
+    Row("float8_e4m3fn, fed back by ECO", E4M3, "ECO"),
 )
 RATES = (quality.LR, quality.LR / 100)
-AT_EVERY_RATE = (REFERENCE, BF16, "int8, stochastic", "int8, fed back")
-ON_TRANSFORMER = (*AT_EVERY_RATE, NOISE, "float8_e4m3fn, fed back")
+AT_EVERY_RATE = (REFERENCE, BF16, "int8, stochastic", "int8, fed back", "int8, fed back by ECO")
+ON_TRANSFORMER = (
+    REFERENCE,
+    NOISE,
+    BF16,
+    "int8, stochastic",
+    "int8, fed back",
+    "float8_e4m3fn, fed back by ECO",
+)
+BOUNDED, RESTARTS = "int8, fed back by ECO, at most 4 roots", 3
 
 
 class State(NamedTuple):
@@ -89,6 +101,9 @@ class State(NamedTuple):
 
 def adamw(row: Row, schedule: optax.Schedule, decay: float) -> optax.GradientTransformationExtraArgs:
     """Return AdamW with matrices stored as a row says; its updates lead from what is stored to what is."""
+    if row.feedback == "ours":
+        options = {"param_dtype": row.weights, "mu_dtype": row.mu, "mu_rounding": "stochastic"}
+        return hs.as_transform(AdamWInCodes(schedule, B1, B2, EPS, weight_decay=decay, **options))
 
     def init(params):
         mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
@@ -96,23 +111,20 @@ def adamw(row: Row, schedule: optax.Schedule, decay: float) -> optax.GradientTra
 
     def update(updates, state, params=None, **extra_args):
         count = state.count + 1
-        lr, peak, t = schedule(state.count), schedule(0), count.astype(jnp.float32)
-        (c1, c2), divisor = ((1 - b**t for b in (B1, B2)), jnp.maximum(lr, row.floor * peak))
+        lr, t = schedule(state.count), count.astype(jnp.float32)
+        c1, c2 = (1 - b**t for b in (B1, B2))
 
         def step(path, g, m, v, w):
-            name = jax.tree_util.keystr(path)
             m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g * g
             root = jnp.sqrt(v / c2) + EPS
             exact = w - lr * (m / c1 / root + decay * w)
             if w.ndim < 2 or row.weights is None:
                 return exact - w, m, v
-            words = [hs.random_words(state.seed, count, name, role, w.shape) for role in (0, 1)]
-            stored = _stored(exact, row.weights, None if row.nearest else words[0])
+            words = hs.random_words(state.seed, count, jax.tree_util.keystr(path), 0, w.shape)
+            stored = _stored(exact, row.weights, None if row.nearest else words)
             if row.feedback:
-                m = m + (1 - 1 / B1) * c1 * root * (exact - stored) / jnp.where(divisor > 0, divisor, 1)
-            if row.mu is not None:
-                unit = 1 if isinstance(row.mu, str) else root
-                m = _stored(m / unit, row.mu, words[1]) * unit
+                z = (1 - 1 / B1) * (exact - stored) / jnp.maximum(lr, TINY)
+                m = m + c1 * root * jnp.clip(z, -row.bound, row.bound)
             return stored - w, m, v
 
         made = jax.tree_util.tree_map_with_path(step, updates, state.mu, state.nu, params)
@@ -130,14 +142,22 @@ def _stored(x: jax.Array, fmt: Any, words: jax.Array | None) -> jax.Array:
 
 
 def on_digits(steps: int) -> list[dict[str, Any]]:
-    """Train at every rate, and compare each row with float32 at its rate."""
+    """Train at every rate, and at one that restarts; compare each row with float32 at its rate."""
     x, y = quality.data()
     start = quality.flat(jax.vmap(lambda s: quality.initial(s, "float32"))(jnp.arange(quality.SEEDS)))
+    once = {rate: optax.cosine_decay_schedule(rate, steps) for rate in RATES}
+    part = steps // RESTARTS
+    again = [optax.cosine_decay_schedule(RATES[0], part)] * RESTARTS
+    schedules = {
+        f"{RATES[0]:.0e}": (once[RATES[0]], ROWS),
+        f"{RATES[1]:.0e}": (once[RATES[1]], _named(*AT_EVERY_RATE, BOUNDED)),
+        "restarts": (optax.join_schedules(again, [part, 2 * part]), _named(*AT_EVERY_RATE)),
+    }
     results = []
-    for rate in RATES:
-        reference, rows = None, [r for r in ROWS if rate == RATES[0] or r.name in AT_EVERY_RATE]
+    for rate, (schedule, rows) in schedules.items():
+        reference = None
         for row in tqdm(rows, unit="row"):
-            tx = adamw(row, optax.cosine_decay_schedule(rate, steps), quality.DECAY)
+            tx = adamw(row, schedule, quality.DECAY)
             full, losses, _ = quality.train_by(tx, "float32", row.order, steps, x, y, lambda w, _: w)
             reference = full if reference is None else reference
             named = {"rate": rate, "name": row.name, "loss": float(losses.mean())}
@@ -146,11 +166,15 @@ def on_digits(steps: int) -> list[dict[str, Any]]:
     return results
 
 
+def _named(*names: str) -> list[Row]:
+    return [row for row in ROWS if row.name in names]
+
+
 def on_transformer(steps: int) -> list[dict[str, Any]]:
     """Train the character transformer at its own rate; compare each row with float32."""
     setting, text = transformer.demo.Recipe(steps=steps), transformer.load_text()
     results, truth = [], None
-    for row in tqdm([row for row in ROWS if row.name in ON_TRANSFORMER], unit="row"):
+    for row in tqdm(_named(*ON_TRANSFORMER), unit="row"):
         rate = optax.constant_schedule(setting.learning_rate)
         tx, order = adamw(row, rate, setting.weight_decay), transformer.OTHER_ORDER * row.order
         trained = transformer.train(tx, order, setting, text)
@@ -164,20 +188,24 @@ def claims(digits: list[dict], transformed: list[dict]) -> dict[str, bool]:
     """Return what the tables must show, by sentence."""
     dist = {(row["rate"], row["name"]): row["dist"] for row in digits}
     text = {row["name"]: row for row in transformed}
-    first = RATES[0]
+    first, low = (f"{rate:.0e}" for rate in RATES)
+    ours, e4m3 = "int8, fed back", "float8_e4m3fn, fed back by ECO"
     return {
         "digits: int8 fed back has under half of the dist of int8, and less than bfloat16": (
-            dist[first, "int8, fed back"] < min(dist[first, "int8, stochastic"] / 2, dist[first, BF16])
+            dist[first, ours] < min(dist[first, "int8, stochastic"] / 2, dist[first, BF16])
         ),
         "digits: momentum in bfloat16 or relative int8 holds the errors": max(
-            dist[first, f"int8, fed back into {mu}"] for mu in ("bfloat16", "relative int8")
+            dist[first, f"{ours} into {mu}"] for mu in ("bfloat16", "relative int8")
         )
         < dist[first, BF16],
-        "transformer: int8 fed back has less dist than bfloat16": (
-            text["int8, fed back"]["dist"] < text[BF16]["dist"]
+        "digits: a rate that restarts changes nothing of it, and blows up what ECO feeds back": (
+            dist["restarts", ours] < dist["restarts", BF16]
+            and not dist["restarts", "int8, fed back by ECO"] < 1
         ),
-        "transformer: float8_e4m3fn fed back has more dist than another batch order": (
-            text["float8_e4m3fn, fed back"]["dist"] > text[NOISE]["dist"]
+        "digits: a bound on what ECO feeds back is a bias at a low rate": dist[low, BOUNDED] > 1,
+        "transformer: int8 fed back has less dist than bfloat16": text[ours]["dist"] < text[BF16]["dist"],
+        "transformer: float8_e4m3fn fed back has more dist than another order of the batches": (
+            text[e4m3]["dist"] > text[NOISE]["dist"]
         ),
     }
 
@@ -190,7 +218,7 @@ def main() -> int:
         "rate | <weights | training loss | dist | proj",
         (
             (
-                f"{row['rate']:.0e}",
+                row["rate"],
                 row["name"],
                 *quality.cells(row),
             )

@@ -131,19 +131,18 @@ def test_weights_of_8_bits_are_trained_without_a_copy(run, monkeypatch):
 
     names = (low_weights.REFERENCE, "int8, stochastic", "int8, fed back into relative int8")
     monkeypatch.setattr(low_weights, "ROWS", [row for row in low_weights.ROWS if row.name in names])
-    monkeypatch.setattr(low_weights, "RATES", low_weights.RATES[:1])
     monkeypatch.setattr(low_weights.transformer, "SEEDS", 1)
     monkeypatch.setattr(low_weights, "TRANSFORMER_STEPS", 3)
     monkeypatch.setattr(
         low_weights,
         "claims",
-        lambda digits, transformed: {"three and two": (len(digits), len(transformed)) == (3, 2)},
+        lambda digits, transformed: {"seven and two": (len(digits), len(transformed)) == (7, 2)},
     )
     status, figures = run(low_weights, "--steps", "3")
     assert status == 0
     # Steps are a third of the gap of a row: rounded at random they go astray.
     assert figures["digits"][0]["dist"] == 0
-    assert all(row["dist"] > 0.5 for row in figures["digits"][1:])
+    assert all(row["dist"] > 0.5 for row in figures["digits"] if row["name"] != low_weights.REFERENCE)
 
 
 @pytest.mark.exhaustive
