@@ -67,7 +67,7 @@ $(DOCS)/.ready: constraints.txt
 	@echo "Setting up $(DOCS)."
 	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
 	@$(DOCS)/bin/python $(PIP) -c constraints.txt \
-		mkdocs-material mkdocs-jupyter "mkdocstrings[python]" ruff
+		mkdocs-material mkdocs-jupyter "mkdocstrings[python]" latex2mathml ruff
 	@touch $@
 
 docs: $(DOCS)/.ready  ## build the documentation site in out/site; a warning or a broken link is an error
@@ -163,9 +163,10 @@ peers: $(PEERS)/.ready  ## what breaks in silence, in halfstep and in other libr
 		--json benchmarks/results/$$(date +%F)-silent_failures-cpu.json
 	$(PEERS)/bin/python benchmarks/comparison.py --write
 
-peers-speed: $(PEERS)/.ready  ## speed of a step beside other libraries, one run, for a quiet machine
+peers-speed: $(PEERS)/.ready  ## speed of a step beside other libraries, one run, for a quiet machine; writes docs/comparison.md
 	$(OURS) JAX_PLATFORMS=cpu $(PEERS)/bin/python benchmarks/peers_speed.py \
 		--json benchmarks/results/$$(date +%F)-peers_speed-cpu.json
+	$(PEERS)/bin/python benchmarks/comparison.py --write
 
 gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: bits, and speed against peers
 	PYTHONPATH=pkg_jax:pkg_torch:shared_spec $(PYTHON) benchmarks/gpu.py --json gpu.json

@@ -1,4 +1,4 @@
-"""What `silent_failures.py` measured, as pages: the table of README.md, and docs/comparison.md.
+"""What `silent_failures.py` and `peers_speed.py` measured: the table of README.md, and docs/comparison.md.
 
 python benchmarks/comparison.py           # prints the README's table
 python benchmarks/comparison.py --write   # writes it into README.md, and docs/comparison.md
@@ -39,12 +39,21 @@ one experiment, the same for all optimizers. `make peers` runs the experiments a
 ran on {date} on a CPU ({processor}, {system}, Python {python}). Weights and gradients are bfloat16, of
 shape 128 x 128; betas are 0.9 and 0.999. A figure is **bold** where it is outside the bounds of its
 section. Where an optimizer keeps a part of each weight beside the model, that part is counted."""
+_SPEED = """\
+How long a step takes on a CPU ({processor}, {threads} threads), with bfloat16 weights and gradients: in
+one array of 16 million parameters, and in 300 arrays of 8 to 64 thousand. `make peers-speed` ran on
+{date}, with the versions above. It takes a step of each optimizer in turn, {rounds} rounds in one
+process, so that other work on the machine slows all of them. The copy took {busy:.1f} times its processor
+time; on a quiet machine it takes 1.1. [Performance](cost.md#time-on-a-cpu) has a quiet run of halfstep,
+Optax and torch. Figures are medians: nanoseconds per parameter, and the time relative to a copy of 14
+bytes per parameter and to torch's fused AdamW. halfstep's and torchao's steps are compiled in torch, and
+all steps in JAX are jitted; each other optimizer steps as it comes."""
 _RIGHT = {"small": "1.00", "decay": "1.00", "drop": "1.00", "spike": "1.00", "nan": "1.00"}
 
 
-def newest() -> dict:
-    """Return the newest record."""
-    return json.loads(max((ROOT / "benchmarks" / "results").glob("*-silent_failures-cpu.json")).read_text())
+def newest(command: str = "silent_failures") -> dict:
+    """Return the newest record of a command."""
+    return json.loads(max((ROOT / "benchmarks" / "results").glob(f"*-{command}-cpu.json")).read_text())
 
 
 def outside(row: dict, figures: dict) -> list[str]:
@@ -120,8 +129,34 @@ def _section(record: dict, row: dict) -> str:
     )
 
 
-def page(record: dict) -> str:
-    """Return docs/comparison.md."""
+def _speed(record: dict) -> str:
+    """Return the section on speed: a line for each optimizer, three columns for each layout."""
+    rows = {(row["name"], row["layout"]): row for row in record["rows"]}
+    names, layouts = (list(dict.fromkeys(row[key] for row in record["rows"])) for key in ("name", "layout"))
+    keys = ("ns", "x copy", "x fused")
+
+    def cells(name: str) -> list[str]:
+        return [
+            f"{rows[name, layout][key]:.2f}" if key in rows[name, layout] else "-"
+            for layout in layouts
+            for key in keys
+        ]
+
+    head = ["", *(f"{layout}: {key}" if key == "ns" else key for layout in layouts for key in keys)]
+    table = _table(head, [[name, *cells(name)] for name in names if set(cells(name)) != {"-"}])
+    failed = [
+        f"- {row['name']}, {row['layout']}: {row['does not run']}."
+        for row in record["rows"]
+        if "does not run" in row
+    ]
+    notes = ["Not timed:", "\n".join(_note(line) for line in failed)] if failed else []
+    copy = record["rows"][0]
+    text = _prose(_SPEED.format(**record, **record["machine"], busy=copy["ns"] / copy["cpu"]))
+    return "\n\n".join(["## Time of a step", text, table, *notes])
+
+
+def page(record: dict, speed: dict) -> str:
+    """Return docs/comparison.md: what breaks in silence, and the time of a step."""
     versions = [[entry["name"], entry["package"]] for entry in record["entries"]]
     refused = [_note(f"- {name}: {why}.") for name, why in record["not run"].items()]
     parts = [
@@ -130,6 +165,7 @@ def page(record: dict) -> str:
         _table(["optimizer", "version"], versions, texts=2),
         *(["Not run:\n\n" + "\n".join(refused)] if refused else []),
         *(_section(record, row) for row in record["rows"]),
+        _speed(speed),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -143,11 +179,11 @@ def placed(readme: str, table: str) -> str:
 
 def main() -> None:
     """Print the README's table, or write both pages."""
-    parser = argparse.ArgumentParser(description="Make pages of the newest record of silent_failures.py.")
+    parser = argparse.ArgumentParser(description="Make pages of the newest records.")
     parser.add_argument("--write", action="store_true", help="write README.md and docs/comparison.md")
     record = newest()
     if parser.parse_args().write:
-        (ROOT / "docs" / "comparison.md").write_text(page(record))
+        (ROOT / "docs" / "comparison.md").write_text(page(record, newest("peers_speed")))
         path = ROOT / "README.md"
         path.write_text(placed(path.read_text(), readme_table(record)))
     else:

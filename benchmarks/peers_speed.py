@@ -6,17 +6,20 @@
 Weights and gradients are bfloat16, in one array of 16 million parameters, and in 300 arrays of 8 to 64
 thousand. Prints median nanoseconds per parameter, processor time, and ratios to a copy of 14 bytes per
 parameter and to torch's fused AdamW, which both move 14. Run it on a machine that does nothing else.
+`comparison.py --write` makes a table of the newest record.
 """
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
 import logging
 import pathlib
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +35,7 @@ LAYOUTS = {
     "300 x 8k to 64k": [(64, 128), (128, 256), (256, 256)] * 100,
 }
 _NUMBERS = {"lr": 1e-4, "eps": 1e-8, "weight_decay": 0.1}
+LIMIT = 120  # HeavyBall compiles 300 arrays into a single program, which takes many minutes.
 COPY, FUSED = "copy of 14 bytes", "torch AdamW(fused)"
 
 
@@ -61,7 +65,10 @@ def jax_contender(entry: peers.Entry, shapes: Sequence[tuple[int, ...]]) -> Cont
     grads = {name: p * jnp.bfloat16(1e-2) for name, p in params.items()}
     init, update = entry.make(**_NUMBERS)
     update = jax.jit(update, donate_argnums=(0, 1))
-    held = [params, init(params)]
+    held = [
+        params,
+        jax.tree.map(jnp.copy, init(params)),
+    ]  # a library may put a key of its own into each state
 
     def step():
         held[:] = update(*held, grads)
@@ -70,24 +77,46 @@ def jax_contender(entry: peers.Entry, shapes: Sequence[tuple[int, ...]]) -> Cont
     return Contender(entry.name, 14, step)
 
 
-def contenders(shapes: Sequence[tuple[int, ...]]) -> list[Contender]:
-    """Return a copy and every optimizer that takes a step; say what does not."""
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError once what is inside has taken so many seconds of processor time."""
+    stopped = TimeoutError(f"no step within {seconds} s of processor time")
+
+    def stop(*_):
+        raise stopped
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    except Exception as error:
+        # A compiler raises another error from this one.
+        raise stopped if stopped.__traceback__ else error from None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def contenders(shapes: Sequence[tuple[int, ...]]) -> tuple[list[Contender], dict[str, str]]:
+    """Return a copy and every optimizer that takes a step, and why the others take none."""
     size = sum(map(np.prod, shapes))
-    entries = [copy_contender(14, 1, (1, int(size)))]
+    entries, failed = [copy_contender(14, 1, (1, int(size)))], {}
     for entry in peers.entries():
         make = torch_contender if entry.framework == "torch" else jax_contender
         try:
-            contender = make(entry, shapes)
-            contender.prepare()
-            contender.step()
+            with limited(LIMIT):
+                contender = make(entry, shapes)
+                contender.prepare()
+                contender.step()
             entries.append(contender)
         except Exception as error:
-            print(f"{entry.name} does not run: {type(error).__name__}: {error}", file=sys.stderr)
-    return entries
+            first_line = str(error).strip().split("\n")[0][:160]
+            failed[entry.name] = f"{type(error).__name__}: {first_line}"
+            print(f"{entry.name} does not run: {failed[entry.name]}", file=sys.stderr)
+    return entries, failed
 
 
-def table(layout: str, entries: list[Contender]) -> list[dict]:
-    """Print the rows of a layout, and return them."""
+def table(layout: str, entries: list[Contender], failed: dict[str, str]) -> list[dict]:
+    """Print the rows of a layout, and return them, with those of what does not run."""
     figures = {entry.name: entry.figures for entry in entries}
     rows = [
         {
@@ -104,7 +133,7 @@ def table(layout: str, entries: list[Contender]) -> list[dict]:
         f"<{layout} | ns | least | processor | x copy | x fused",
         ((row["name"], *(f"{row[key]:.2f}" for key in keys)) for row in rows),
     )
-    return rows
+    return rows + [{"layout": layout, "name": name, "does not run": why} for name, why in failed.items()]
 
 
 def main() -> None:
@@ -120,14 +149,15 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows = []
     for layout, shapes in LAYOUTS.items():
-        entries = contenders(shapes)
+        entries, failed = contenders(shapes)
         measure(entries, arguments.rounds, int(sum(map(np.prod, shapes))), threads)
-        rows += table(layout, entries)
+        rows += table(layout, entries, failed)
     if arguments.json:
         packages = sorted({entry.distribution for entry in peers.entries()} - {"halfstep"})
         about = machine(threads)
         about["versions"] |= {name: importlib.metadata.version(name) for name in packages}
-        record = {"date": datetime.date.today().isoformat(), "machine": about, "rows": rows}
+        record = {"date": datetime.date.today().isoformat(), "machine": about, "rounds": arguments.rounds}
+        record["rows"] = rows
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -11,6 +11,7 @@ MODULES = (
     *("comparison", "digits", "experiments", "failures", "peers", "runs", "same_bits"),
     *("silent_failures", "small_network"),
 )
+STALE_TIMES = "Run `make peers-speed`, which measures anew and writes docs/comparison.md."
 STALE = "Run `make peers`, which measures anew and writes README.md and docs/comparison.md."
 
 
@@ -30,6 +31,13 @@ def record(benchmarks):
     return comparison.newest()
 
 
+@pytest.fixture
+def speed(benchmarks):
+    import comparison
+
+    return comparison.newest("peers_speed")
+
+
 def test_the_readme_has_the_table_of_the_newest_record(record):
     import comparison
 
@@ -38,10 +46,10 @@ def test_the_readme_has_the_table_of_the_newest_record(record):
     assert len(comparison.LINES) <= 8
 
 
-def test_the_page_is_that_of_the_newest_record(record):
+def test_the_page_is_that_of_the_newest_records(record, speed):
     import comparison
 
-    assert (ROOT / "docs" / "comparison.md").read_text() == comparison.page(record), STALE
+    assert (ROOT / "docs" / "comparison.md").read_text() == comparison.page(record, speed), STALE
 
 
 def test_versions_of_the_record_are_those_that_are_installed_now(record):
@@ -63,6 +71,18 @@ def test_the_record_has_every_optimizer_and_every_row_of_today(record):
         {**row, "figures": 0, "bounds": {name: tuple(limits) for name, limits in row["bounds"].items()}}
         for row in record["rows"]
     ], STALE
+
+
+def test_the_times_are_those_of_the_versions_and_optimizers_above(record, speed):
+    import peers
+
+    versions = {entry.name: entry.distribution for entry in peers.entries() if not entry.ours}
+    for entry in record["entries"]:
+        if entry["name"] in versions:
+            package, version = entry["package"].split()
+            assert speed["machine"]["versions"][package] == version, STALE_TIMES
+    timed = {row["name"] for row in speed["rows"]} - {"copy of 14 bytes"}
+    assert timed == {entry.name for entry in peers.entries()}, STALE_TIMES
 
 
 def test_ours_are_right_or_the_row_says_what_falls_short(record):
