@@ -26,7 +26,7 @@ SMALL, MIDDLE, LARGE = (40, 384), (256, 1024), (512, 1024)
 """XLA makes other programs for other shapes."""
 
 # No power of two, and large: a small one hides the last place of an update as 16 bits do.
-_RATE = 0.3
+_RATE, _DECAY = 0.3, 0.1
 
 NOT_EXECUTED = {
     "torch: norms of whole parameters (LAMB, clipping)": "eager, by torch's own kernels; the CPU's are used",
@@ -61,7 +61,7 @@ def steps() -> dict[str, spec.Step]:
         name: str, rule: spec.Rule, dtype: str, storage: str = "stochastic", make: Callable = spec.Step,
         decay: str = "decoupled",
     ) -> None:  # fmt: skip
-        step = make(rule, 0.1, decay, dtype, storage)
+        step = make(rule, _DECAY, decay, dtype, storage)
         if step not in made.values():
             made[name] = step
 
@@ -112,8 +112,9 @@ def _with_moments(kind: type[spec.Rule], dtype: str) -> spec.Rule:
     """Return a rule all of whose moments have a dtype and are rounded stochastically, its factor given."""
     names = [field.name for field in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
     options: dict[str, Any] = {name: dtype for name in names if name.endswith("_dtype")}
-    if "param_dtype" in options:
-        options["param_dtype"] = spec.scaled("int8", "row", 0, 0, scale="fine")
+    if "param_dtype" in options:  # a rule that takes the whole step has the numbers of all of it
+        codes = spec.scaled("int8", "row", 0, 0, scale="fine")
+        options |= {"param_dtype": codes, "learning_rate": _RATE, "weight_decay": _DECAY}
     options |= {name: "stochastic" for name in names if name.endswith("rounding")}
     return kind(**options, **dict.fromkeys({"given"}.intersection(names), True))
 
