@@ -5,6 +5,7 @@ Contract: F16.
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,8 @@ from halfstep.storage.unsigned_roots import FIELDS, GUESS, LEAST, PLACE_BITS, ST
 from halfstep_torch.storage.base_codes import NAN_SCALE, Codes
 
 _ONE = 1 << PLACE_BITS
+# Patterns of the smallest number whose root is taken, and of 4.
+_LEAST, _MOST = np.array([LEAST, 4.0], np.float32).view(np.int32).tolist()
 
 
 class RootCodes(Codes):
@@ -21,8 +24,9 @@ class RootCodes(Codes):
         """Return codes of the root, rounded; there is no zero."""
         assert scale is not None
         y = x * ((254 - scale) << 23).view(torch.float32)
+        # As integers: NaN becomes a number; a clamp of floats, which keeps NaN, takes far longer on a CPU.
         # What is not finite marks its block, where codes are 0.
-        root = eighth_root(y.clamp(LEAST, 4.0).nan_to_num(1.0))
+        root = eighth_root(y.view(torch.int32).clamp(_LEAST, _MOST).view(torch.float32))
         place = (root * float(self.numbers.top * _ONE)).to(torch.int32) - self.numbers.above * _ONE
         drawn = _ONE // 2 if words is None else (words >> 16 & 0xFFFF).clamp(*FIELDS) * 2 + 1
         return (place + drawn >> PLACE_BITS).clamp(0, 255)
