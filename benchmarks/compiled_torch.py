@@ -110,6 +110,7 @@ def as_on_gpu(compile: Callable, run: Callable, compiling: Callable | None = Non
         # What in a step depends on the device.
         (compiled_stage, "compile_options", lambda device: of_gpu),
         (compiled_stage, "kinds", lambda stage, device: (False,) if stage.blocks else (False, True)),
+        (compiled_stage, "in_blocks", lambda stage, device: False),
         (stage, "_in_rows", lambda p, first: p),
         *((module, "kernel_dtype", lambda dtype, device: dtype) for module in (packed_rows, row_plan, rows)),
         *([(inductor, "compiling", _both(inductor.compiling, compiling))] if compiling else []),

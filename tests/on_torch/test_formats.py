@@ -156,11 +156,57 @@ def test_two_cuts_are_one_kernel_where_blocks_are_whole_ones_of_the_other(shape,
     assert [stage.compiles for stage in plan.padded_stages] == [compiles]
 
 
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_a_block_along_two_axes_is_stored_as_along_one(dtype):
+    fmt = hs.relative(dtype, 128, 0, 0).for_shape((6, 128))
+    x = torch.from_numpy(values("two axes", 0, 6 * 128, 8).copy()).view(6, 128)
+    words = to_torch(Array.of(spec.random_words(1, 1, "w", 1, (6, 128)))).view(torch.int32)
+    one, two = (fmt.encode(x.view(shape), words.view(shape)) for shape in ((6, 128), (6, 4, 32)))
+    assert torch.equal(one.scale, two.scale)
+    assert torch.equal(one.codes.view(-1), two.codes.view(-1))
+
+
+NESTED = {
+    "four_bit": hs.recipes.four_bit,
+    "one dither for four blocks": hs.recipes.four_bit
+    | {"mu_dtype": hs.relative("int4", 128), "nu_dtype": hs.scaled("uroot8", 32)},
+    "tables": {"mu_dtype": hs.codebook("dynamic4", 64), "nu_dtype": hs.codebook("ulinear4", 128)},
+    "words cross blocks": {"mu_dtype": hs.codebook("dynamic4", 36), "nu_dtype": hs.codebook("ulinear4", 12)},
+}
+
+
 @pytest.mark.slow
-def test_blocks_within_blocks_are_stepped_by_a_kernel_with_the_bits_of_eager_steps():
-    shapes = ((64, 256), (40, 200), (40, 133), (10, 64, 3, 3), (300, 1024), (70, 100))
-    eager = snapshot(run(weights(shapes), **hs.recipes.four_bit))
-    assert_same_snapshots(eager, snapshot(run(weights(shapes), compile=True, **hs.recipes.four_bit)))
+@pytest.mark.parametrize("formats", NESTED.values(), ids=NESTED)
+def test_blocks_within_blocks_are_stepped_by_a_kernel_with_the_bits_of_eager_steps(formats):
+    shapes = ((64, 256), (40, 200), (40, 133), (10, 64, 3, 3), (300, 1024), (70, 100), (6, 32, 32))
+    runs = []
+    for compile in (False, True):
+        params = weights(shapes)
+        optimizer = run(params, steps=2, compile=compile, **formats)
+        for p in params.values():
+            p.grad.view(-1)[[0, 130, 700]] = torch.tensor([math.nan, math.inf, 1e38]).to(p.dtype)
+        optimizer.step()
+        runs.append(snapshot(optimizer))
+    assert_same_snapshots(*runs)
+
+
+@pytest.mark.slow
+def test_codes_that_begin_within_a_word_are_stepped_as_others_are():
+    runs = []
+    for compile, skipped in ((False, 0), (True, 0), (True, 1), (True, 2)):
+        params = weights([(256, 256)])
+        optimizer = run(params, steps=1, compile=compile, **hs.recipes.four_bit)
+        state = optimizer.state[params["w0"]]
+        codes = state["exp_avg"]
+        assert codes.dtype == torch.uint8
+        moved = torch.zeros(codes.numel() + skipped, dtype=torch.uint8)[skipped:].view(codes.shape)
+        state["exp_avg"] = moved.copy_(codes)
+        optimizer.step()
+        assert state["exp_avg"] is moved
+        assert not torch.equal(moved, codes)
+        runs.append(snapshot(optimizer))
+    for other in runs[1:]:
+        assert_same_snapshots(runs[0], other)
 
 
 @pytest.mark.slow

@@ -55,6 +55,16 @@ def kinds(stage: Stage, device: torch.device) -> tuple[bool, ...]:
     return (False,) if device.type == "cpu" or stage.blocks else (False, True)
 
 
+def in_blocks(stage: Stage, device: torch.device) -> bool:
+    """Return whether a kernel sees rows with one more axis, so that their finest blocks are the last axis.
+
+    On a CPU Inductor writes a loop for each axis. If it is given rows alone, it divides indices to find
+    blocks within blocks, and codes that share a byte. Then it reads one element at a time.
+    """
+    packs = any(spec.packed_of for spec in stage.arrays.values())
+    return device.type == "cpu" and (len(stage.blocks) > 1 or packs) and stage.blocks[-1].size % 8 == 0
+
+
 @functools.cache
 def compiled_stage(
     stage: Stage,
@@ -85,17 +95,28 @@ def compiled_stage(
     Raises:
         Exception: whatever torch.compile raises where it cannot compile.
     """
+    nested = in_blocks(stage, device)
 
     def step_in_place(*tensors: Tensor) -> None:
         p, g, *rest, numbers, first, keys, column = tensors
         u, state = (None, rest) if stage.lands else (rest[0], rest[1:])
-        rule_numbers = unflat(places, (numbers[:, :, None] if by_row else numbers).unbind())
         if alone:
             first = first + stage.width * torch.arange(p.shape[0], dtype=torch.int32, device=p.device)
-        stage.step_rows(p, g, u, state, rule_numbers, first[:, None], keys[:, :, None], column)
+        numbers, first, keys = numbers[:, :, None] if by_row else numbers, first[:, None], keys[:, :, None]
+        if nested:
+            p, g, u, *state = (None if x is None else _in_blocks(stage, x) for x in (p, g, u, *state))
+            numbers, first, keys = (x[..., None] if x.dim() > 1 else x for x in (numbers, first, keys))
+            # Both summands are read from memory, or else Inductor makes one loop of these two axes.
+            column = column.view(p.shape[1:])[:, :1] + column[: p.shape[2]]
+        stage.step_rows(p, g, u, state, unflat(places, numbers.unbind()), first, keys, column)
 
     calls = list(_scratch(stage, len(flat(places)), by_row, device, grad_dtype, alone))
     return compile_rows(step_in_place, compile_options(device), calls)
+
+
+def _in_blocks(stage: Stage, x: Tensor) -> Tensor:
+    """Return rows with their finest blocks as the last axis of three; scales stay as they are."""
+    return x if x.dim() == 1 else x.view(x.shape[0], stage.width // stage.blocks[-1].size, -1)
 
 
 def _scratch(

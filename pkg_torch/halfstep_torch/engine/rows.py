@@ -30,6 +30,7 @@ from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.numbers.random_words import GOLDEN_RATIO
 from halfstep_torch.storage.blocks import Blocks
+from halfstep_torch.storage.state_array import StateArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _high_halves(firsts: Tensor, width: int, device: torch.device) -> Tensor | N
 
 
 class AliasedRows(Rows):
-    """Rows of one slot, in its own memory, but for state that a kernel wants in another dtype."""
+    """Rows of one slot, in its own memory, but for state that a kernel wants copied."""
 
     def __init__(self, stage: Stage, span: Span, slot: Slot, wide: bool) -> None:
         super().__init__(stage, [span], slot.param.device)
@@ -180,8 +181,8 @@ class AliasedRows(Rows):
             self._alias(slot.state[name], spec.size(stage.width), flat=spec.scale_of is not None)
             for name, spec in stage.arrays.items()
         ]
-        dtypes = [kernel_dtype(x.dtype, x.device) for x in self.state]
-        self._narrow = {i: x for i, x in enumerate(self.state) if wide and x.dtype != dtypes[i]}
+        specs = zip(self.state, stage.arrays.values(), strict=True)
+        self._narrow = {i: x for i, (x, spec) in enumerate(specs) if wide and _is_copied(x, spec)}
 
     def _alias(self, x: Tensor, per_row: int, flat: bool = False) -> Tensor:
         (span,), rows = self.spans, len(self)
@@ -195,7 +196,7 @@ class AliasedRows(Rows):
         self.g = g.as_strided(shape, self.p.stride(), g.storage_offset() + self.spans[0].start)
         self.u = None if outgoing is None else self._alias(outgoing[slot], self.stage.width)
         for i, x in self._narrow.items():
-            self.state[i] = x.to(kernel_dtype(x.dtype, x.device))
+            self.state[i] = x.to(kernel_dtype(x.dtype, x.device), copy=True)
 
     def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
         """Nothing else is elsewhere. Forget the gradient, which others may want to free."""
@@ -204,6 +205,15 @@ class AliasedRows(Rows):
             self.state[i] = x
         del self.g
         self.u = None
+
+
+def _is_copied(x: Tensor, spec: StateArray) -> bool:
+    """Return whether a kernel wants a copy of a state array, for another dtype or another place in memory.
+
+    On a CPU a kernel reads codes that share a byte by words of four bytes, and memory must begin with a word.
+    """
+    split = spec.packed_of is not None and x.device.type == "cpu" and x.storage_offset() % 4 > 0
+    return split or kernel_dtype(x.dtype, x.device) != x.dtype
 
 
 def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -5,6 +5,7 @@ Everything here works on row-major order, on an array or on any stretch of it th
 
 import dataclasses
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -60,6 +61,8 @@ class Blocks:
         `codes` are whole units, in row-major order. The result has one row, or as many as `codes` if each
         holds whole units.
         """
+        if _in_words(codes):
+            return _pack_words(codes)
         units = codes.reshape(-1, self.unit)
         pairs = torch.nn.functional.pad(units, (0, self.unit % 2)).view(-1, self.packed, 2)
         packed = pairs[..., 0] | (pairs[..., 1] << 4)
@@ -67,6 +70,8 @@ class Blocks:
 
     def unpack(self, packed: Tensor) -> Tensor:
         """Return the codes, in one row or in as many as their bytes."""
+        if _in_words(packed):
+            return _unpack_words(packed)
         units = packed.reshape(-1, self.packed)
         # Not torch.stack: where runs are odd, Inductor then reads codes that are not there.
         halves = torch.tensor([0, 4], dtype=torch.uint8, device=packed.device)
@@ -78,17 +83,53 @@ class Blocks:
         return (*shape[:-1], shape[-1] // self.packed * self.unit)
 
     def cut(self, x: Tensor) -> Tensor:
-        """Return x in the shape (blocks, size), short blocks filled up with zeros."""
+        """Return x in the shape (blocks, size), short blocks filled up with zeros.
+
+        If the last axis of x is a block, or the last two axes are, x stays as it is.
+        """
         if self.run is None:
-            return x.reshape(-1, self.size)
+            return x if self.axes(x) else x.reshape(-1, self.size)
         runs, rest = x.reshape(-1, self.run), self.padded - self.lead - self.run
         return torch.nn.functional.pad(runs, (self.lead, rest)).reshape(-1, self.size)
+
+    def axes(self, x: Tensor) -> tuple[int, ...]:
+        """Return the axes of x along which a block lies: the last, the last two, or none if x is not cut."""
+        if x.dim() > 1 and x.shape[-1] == self.size:
+            return (-1,)
+        return (-2, -1) if x.dim() > 2 and x.shape[-2] * x.shape[-1] == self.size else ()
+
+    def firsts(self, cut: Tensor) -> Tensor:
+        """Return the first element of each block of an array that is cut, along as many axes."""
+        for axis in self.axes(cut):
+            cut = cut.narrow(axis, 0, 1)
+        return cut
 
     def join(self, blocks: Tensor, shape: torch.Size) -> Tensor:
         """Return what `cut` was given, in its shape."""
         if self.run is None:
             return blocks.reshape(shape)
         return blocks.reshape(-1, self.padded)[:, self.lead : self.lead + self.run].reshape(shape)
+
+
+def _in_words(x: Tensor) -> bool:
+    """Return whether codes are packed eight at a time: in a kernel that sees blocks as an axis."""
+    return x.dim() > 2 and torch.compiler.is_compiling() and sys.byteorder == "little"
+
+
+def _pack_words(codes: Tensor) -> Tensor:
+    """Return codes two to a byte: the low halves of the eight bytes of a word come next to each other."""
+    words = codes.view(torch.int64)
+    for shift, kept in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
+        words = (words | (words >> shift)) & kept
+    return words.to(torch.int32).view(torch.uint8)
+
+
+def _unpack_words(packed: Tensor) -> Tensor:
+    """Return the codes that `_pack_words` was given."""
+    words = packed.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    for shift, kept in ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0F0F0F)):
+        words = (words | (words << shift)) & kept
+    return words.view(torch.uint8)
 
 
 def _rows(x: Tensor, unit: int, becomes: int) -> tuple[int, ...]:

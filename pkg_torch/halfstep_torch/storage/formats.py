@@ -91,14 +91,14 @@ class Format(shared.Format):
         y, cut_words = self.blocks.cut(x), self._words(words)
         # What is not finite does not count for the maximum, or marks its block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)
-        block_max = magnitude.amax(1, keepdim=True)
+        block_max = magnitude.amax(self.blocks.axes(y), keepdim=True)
         scale = self.codes.scale(block_max)
         if least is not None:
-            least = least.to(torch.int32).view(-1, 1)
+            least = least.to(torch.int32).view(block_max.shape)
             scale = torch.maximum(scale, least)
         nonzero: bool | Tensor = keep_nonzero == "always"
         if keep_nonzero == "where_nonnegative":
-            nonzero = ~(y < 0).any(1, keepdim=True)
+            nonzero = ~(y < 0).any(self.blocks.axes(y), keepdim=True)
         wide = self.codes.encode(y, scale, cut_words, nonzero)
         if self.codes.nan_in_scale:
             finite = block_max < math.inf
@@ -124,8 +124,9 @@ class Format(shared.Format):
         if self.blocks is None:
             return self.codes.decode(wide, None)
         assert encoded.scale is not None
-        scale = encoded.scale.to(torch.int32)[:, None]
-        values = self.codes.decode(self.blocks.cut(wide), scale, self._words(words))
+        cut = self.blocks.cut(wide)
+        scale = encoded.scale.to(torch.int32).view(self.blocks.firsts(cut).shape)
+        values = self.codes.decode(cut, scale, self._words(words))
         return self.blocks.join(values, codes.shape)
 
     def _words(self, words: Tensor | None) -> Tensor | None:
@@ -133,7 +134,7 @@ class Format(shared.Format):
         if words is None or self.blocks is None:
             return words
         cut = self.blocks.cut(words)
-        return cut[:, :1] if self.codes.dithered else cut
+        return self.blocks.firsts(cut) if self.codes.dithered else cut
 
     def decoded_shape(self, codes: Tensor) -> tuple[int, ...]:
         """Return the shape of what codes decode to: two to a byte make twice as many, less ends of runs."""
