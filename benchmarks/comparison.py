@@ -40,14 +40,14 @@ ran on {date} on a CPU ({processor}, {system}, Python {python}). Weights and gra
 shape 128 x 128; betas are 0.9 and 0.999. A figure is **bold** where it is outside the bounds of its
 section. Where an optimizer keeps a part of each weight beside the model, that part is counted."""
 _SPEED = """\
-How long a step takes on a CPU ({processor}, {threads} threads), with bfloat16 weights and gradients: in
-one array of 16 million parameters, and in 300 arrays of 8 to 64 thousand. `make peers-speed` ran on
+`make peers-speed` times a step on a CPU ({processor}, {threads} threads), with bfloat16 weights and
+gradients. There is one array of 16 million parameters, or 300 arrays of 8 to 64 thousand. This run is of
 {date}, with the versions above. It takes a step of each optimizer in turn, {rounds} rounds in one
 process, so that other work on the machine slows all of them. The copy took {busy:.1f} times its processor
 time; on a quiet machine it takes 1.1. [Performance](cost.md#time-on-a-cpu) has a quiet run of halfstep,
-Optax and torch. Figures are medians: nanoseconds per parameter, and the time relative to a copy of 14
-bytes per parameter and to torch's fused AdamW. halfstep's and torchao's steps are compiled in torch, and
-all steps in JAX are jitted; each other optimizer steps as it comes."""
+Optax and torch. Figures are medians: nanoseconds per parameter, then the time relative to a copy of 14
+bytes per parameter and to torch's fused AdamW. The steps of halfstep and torchao are compiled in torch,
+and all steps in JAX are jitted. Each other optimizer steps as it comes."""
 _RIGHT = {"small": "1.00", "decay": "1.00", "drop": "1.00", "spike": "1.00", "nan": "1.00"}
 
 
