@@ -65,6 +65,7 @@ def test_a_state_is_a_byte_per_weight_and_its_moments():
     assert size - FLOAT32 // 4 * (1 + 2 + 2) == LAYERS * WIDTH + 4 + 8  # scales, count and seed
 
 
+@pytest.mark.slow
 def test_a_forward_pass_that_decodes_by_layer_keeps_no_float32_weights():
     """One layer and some activations, where decoding first keeps all layers."""
     _, state = state_of_layers()
@@ -80,6 +81,7 @@ def test_a_forward_pass_that_decodes_by_layer_keeps_no_float32_weights():
     ) > (0.9 * FLOAT32)
 
 
+@pytest.mark.slow
 def test_gradients_by_layer_keep_no_float32_weights_and_are_those_of_decoded_weights():
     _, state = state_of_layers()
     x = jnp.ones((8, WIDTH))
