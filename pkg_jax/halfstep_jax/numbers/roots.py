@@ -20,6 +20,7 @@ _MANTISSA = np.uint32(0x7FFFFF)
 _HIDDEN = np.uint32(0x800000)
 _EXPONENT = np.uint32(0x7F800000)
 _ONE = np.uint32(0x3F800000)
+_SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 def sqrt(x: jax.typing.ArrayLike) -> jax.Array:
@@ -73,8 +74,8 @@ def corrected_root(x: jax.Array, about: jax.Array) -> jax.Array:
     remainder, s = _signed(bits * (_HIDDEN + (twice & _HIDDEN)) - s * s), _signed(s)
     # A sign, shifted, is -1 or 0.
     root = _signed(root) - (s - remainder >> 31) + (remainder + (s - 1) >> 31)
-    is_normal = bits - _HIDDEN < _EXPONENT - _HIDDEN
-    return jnp.where(is_normal, lax.bitcast_convert_type(root, jnp.float32), about)
+    # Not a subnormal number, nor NaN; infinity has no remainder.
+    return jnp.where(x >= _SMALLEST_NORMAL, lax.bitcast_convert_type(root, jnp.float32), about)
 
 
 def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Array:
@@ -88,21 +89,21 @@ def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Arra
     Source: ours.
     """
     x_bits, y_bits = _bits(x), _bits(y)
-    m, d = x_bits & _MANTISSA, y_bits & _MANTISSA
-    less = m < d
+    d = y_bits & _MANTISSA | _HIDDEN
+    is_less = (x_bits & _MANTISSA | _HIDDEN) - d >> np.uint32(31)
     # The power of two below the quotient: Q is in its unit, also where `about` is on its other side, of which
     # two units are four numbers. Of a subnormal `x` it is too large. Signs are where they belong: that of
-    # `about`, too.
-    base = (x_bits - m) - (y_bits - d) + jnp.where(less, _ONE - _HIDDEN, _ONE)
+    # `about`, too. Where Y is the larger mantissa, it borrows from the exponent.
+    base = (x_bits - y_bits + _ONE) & ~_MANTISSA
     quotient = jnp.maximum(_bits(about), jnp.minimum(base, _bits(about) + np.uint32(4)))
-    d = d | _HIDDEN
-    q = quotient - (base - _HIDDEN)
-    place = jnp.where(less, _MANTISSA_BITS + np.uint32(1), _MANTISSA_BITS)
-    remainder, d = _signed((x_bits << place) - q * d), _signed(d)
-    half = d >> 1
-    size, sign = jnp.abs(remainder), remainder >> 31
-    units = jnp.where(size > half, jnp.where(size > d + half, 2, 1), 0)
-    quotient = _signed(quotient) + (units ^ sign) - sign
+    minus_q = (base - _HIDDEN) - quotient
+    remainder, d = _signed((x_bits << (_MANTISSA_BITS + is_less)) + minus_q * d), _signed(d)
+    twice, twice_d = remainder << 1, d << 1
+    # Negative where the quotient is a unit above, and below; two units with 2 Y added. A sign, shifted,
+    # is -1 or 0.
+    above, below = d - twice, d + twice
+    quotient = _signed(quotient) - (above >> 31) - (above + twice_d >> 31)
+    quotient = quotient + (below >> 31) + (below + twice_d >> 31)
     # Without its sign.
     is_normal = (_bits(about) << np.uint32(1)) - np.uint32(3 << 24) < np.uint32(251 << 24)
     return jnp.where(is_normal, lax.bitcast_convert_type(quotient, jnp.float32), about)
