@@ -20,6 +20,7 @@ _SIGN = np.uint32(0x80000000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 _NAN = np.uint32(0x7FC00000)
+_QUIET = np.uint32(0x00400000)
 _HALF = np.uint32(0x80000000)
 _ONE = np.uint32(1)
 # Random bits of a rounding: a field of a word (contract W6).
@@ -110,9 +111,12 @@ def _round_in_float32(target: tuple[str, bool, bool], x: jax.Array, words: jax.A
     if name == "float32":
         return jnp.where(is_nan, np.float32(np.nan), x) if saturate else x
     fmt = FLOAT_FORMATS[name]
-    if name == "bfloat16" and quiet and not saturate:
-        # Infinity has nothing to carry; a quiet NaN, cut to the least of its kind, does not carry.
-        result = _add_to_kept(jnp.minimum(magnitude, _NAN), fmt, words) | (bits & _SIGN)
+    if name == "bfloat16" and (quiet or saturate):
+        # The sign stands above all that carries. Of a state, what is past the largest number is cut to that,
+        # which has the bit of a quiet NaN already, and infinity becomes NaN by it.
+        is_rounded = jnp.abs(x) <= np.float32(fmt.max) if saturate else x == x
+        kept = bits | _QUIET if saturate else lax.full_like(bits, _NAN)
+        result = jnp.where(is_rounded, _add_to_kept(bits, fmt, words), kept)
         return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
     result = _add_to_kept(magnitude, fmt, words)
     if fmt.min_exponent > 1 - _EXPONENT_BIAS:
