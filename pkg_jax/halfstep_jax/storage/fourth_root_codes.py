@@ -17,6 +17,7 @@ from halfstep_jax.xla.exact import opaque_product, opaque_zero
 
 _MAGNITUDE, _SIGN = np.uint32(0x7FFFFFFF), np.uint32(0x80000000)
 _DROP = np.uint32(DROP)
+_MINUS_INFINITY = np.float32(-np.inf).view(np.int32)
 
 
 class FourthRootCodes(Codes):
@@ -62,11 +63,11 @@ class MuLawCodes(Codes):
         """Round the magnitude; NaN has the largest one, and no sign."""
         del scale, nonzero
         base, last = self.numbers.base, self.numbers.base + self.numbers.last
-        bits = _bits(jnp.abs(x) + np.float32(self.numbers.offset)) & _MAGNITUDE
-        code = _cut(jnp.minimum(bits, np.uint32(last << DROP)), words) - np.uint32(base)
-        # The sum passes the sign on up to infinity, and of no NaN.
-        sign = _bits(x) & (_bits(x) + np.uint32(0x7FFFFF)) & _SIGN
-        return (code | (sign >> np.uint32(24))).astype(jnp.uint8)
+        bits = _bits(jnp.abs(x) + np.float32(self.numbers.offset))
+        code = _cut(jnp.minimum(bits, np.uint32(last << DROP)), words)
+        # As integers negative numbers are up to minus infinity, and NaN are above it.
+        negative = lax.bitcast_convert_type(x, jnp.int32) <= _MINUS_INFINITY
+        return (code - jnp.where(negative, np.uint32(base - 128), np.uint32(base))).astype(jnp.uint8)
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
         """Return the numbers: exact."""
