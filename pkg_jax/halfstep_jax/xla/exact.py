@@ -56,9 +56,10 @@ def opaque(x: jax.typing.ArrayLike, zero: jax.Array) -> jax.Array:
 def opaque_input(x: jax.Array, zero: jax.Array) -> jax.Array:
     """Return in float32, opaque, what another link or the caller gave.
 
-    In 16 bits too: a product in bfloat16 that is then cast to float32 would not be rounded to bfloat16.
+    In 16 bits too: a product in bfloat16 that is then cast to float32 would not be rounded to bfloat16. Its
+    pattern, shifted, is that number in float32, which no compiler takes for a cast; the shift costs nothing.
     """
-    return _opaque(x, zero).astype(jnp.float32)
+    return _widened(x, zero) if x.dtype == jnp.bfloat16 else _opaque(x, zero).astype(jnp.float32)
 
 
 def opaque_bits(x: jax.Array, zero: jax.Array) -> jax.Array:
@@ -125,6 +126,21 @@ _opaque = elementwise(
     type_of_first,
     lambda primals, tangents: tangents[0],
     _with_zero_bits,
+)
+
+
+def _shifted(x: jax.Array, zero: jax.Array) -> jax.Array:
+    bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16)
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+_widened = elementwise(
+    "opaque_widened",
+    lambda x, zero: type_of_first(x).update(dtype=np.dtype(np.float32)),
+    lambda primals, tangents: tangents[0].astype(jnp.float32),
+    _shifted,
+    op_by_op=lambda x, zero: x.astype(jnp.float32),
+    tpu=lambda x, zero: _with_zero_bits(x, zero).astype(jnp.float32),
 )
 
 
