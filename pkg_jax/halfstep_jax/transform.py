@@ -21,6 +21,7 @@ from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
+from halfstep_jax.numbers.shared_keys import keep_keys, kept_zero
 from halfstep_jax.rule import (
     Found,
     Known,
@@ -34,7 +35,7 @@ from halfstep_jax.rule import (
     with_fields,
 )
 from halfstep_jax.storage.stored_moment import StoredMoment
-from halfstep_jax.xla.exact import another_zero, opaque_bits, opaque_input, opaque_zero, stored_with
+from halfstep_jax.xla.exact import another_zero, opaque_bits, opaque_input, stored_with
 from halfstep_jax.xla.shards import shards, told_shards
 
 _TRIAL_SHAPE = (8, 16)
@@ -128,7 +129,7 @@ def transform_of(rule: Callable[P, Rule]) -> Callable[P, optax.GradientTransform
 
 
 def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):
-    zero, form = opaque_zero(), static_form(rule)
+    zero, form = kept_zero(), static_form(rule)
     if rule.scope == "all":
         here = [i for i, g in enumerate(leaves.values) if g is not None]
         gs, ps = (tuple(column[i] for i in here) for column in (leaves.values, weights))
@@ -150,6 +151,7 @@ def _with_moments(
     if any(moment.dithered for moment in stored.values()):
         before = leaf_keys(state.seed, state.count, ids, roles)
     static = static_form(rule), tuple(stored.items())
+    keep_keys(ids, keys)
     places = keys.places(shards(rule.name, leaves.names, leaves.values))
     rows = [
         (None, *encoded)

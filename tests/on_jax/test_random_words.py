@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from halfstep_jax import Role
 from halfstep_jax.numbers.random_words import _index, leaf_keys, threefry2x32
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_spec.numbers.random_words import unmixed_words
-from on_jax.steps import sharded
+from on_jax.steps import assert_trees_same, sharded, take_step
 
 WORD = st.integers(0, 2**32 - 1)
 
@@ -117,6 +118,23 @@ def test_words_of_blocks_are_those_of_the_reference(shape, block_size):
     keys = leaf_keys(seed_words("f", 2**40), 7, [spec.leaf_id("w")], (Role.PARAM,))
     key = keys.of_leaf(keys.places()[0])
     np.testing.assert_array_equal(key.block_words(Role.MU, shape, block_size), due)
+
+
+def test_the_links_of_an_alias_make_the_keys_of_a_step_once():
+    params = {"w": jnp.ones(3, jnp.bfloat16)}
+    for storage in ("stochastic", "split8", "compensated"):
+        tx = hs.lion(1e-3, weight_decay=0.1, param_storage=storage)
+        step = str(jax.make_jaxpr(tx.update)(params, tx.init(params), params))
+        assert step.count(" = scan[") == 1, storage
+
+
+def test_a_storage_behind_links_of_another_seed_has_words_of_its_own():
+    params, gradient = {"w": jnp.full(64, 0.3, jnp.bfloat16)}, {"w": jnp.linspace(-1, 1, 64)}
+    links = hs.scale_by_lion(seed=1), hs.scale_by_learning_rate(1e-3)
+    stored = hs.store_params(optax.chain(*links), seed=2)
+    chained = optax.chain(*links, hs.round_stochastically(2))
+    weights = [take_step(tx, params, tx.init(params), gradient)[0] for tx in (stored, chained)]
+    assert_trees_same(*weights)
 
 
 def test_fold_is_fold_in_of_jax():

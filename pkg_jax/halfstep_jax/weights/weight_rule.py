@@ -22,7 +22,8 @@ from halfstep_jax.link_reports import report
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.xla.exact import opaque_input, opaque_zero, straight_through
+from halfstep_jax.numbers.shared_keys import kept_keys, kept_zero
+from halfstep_jax.xla.exact import opaque_input, straight_through
 from halfstep_jax.xla.shards import shards
 
 
@@ -173,12 +174,13 @@ def weight_transform(
 
 def param_keys(leaves: Leaves, seed: jax.Array | np.ndarray, count) -> LeafKeys:
     """Return the keys of the words that round the weights of `leaves`."""
-    return leaf_keys(seed, count, [leaf_id(name) for name in leaves.names], (Role.PARAM,))
+    ids = [leaf_id(name) for name in leaves.names]
+    return kept_keys(ids, Role.PARAM) or leaf_keys(seed, count, ids, (Role.PARAM,))
 
 
 def land(rule: WeightRule, leaves: Leaves, weights: list, extras: list, keys: LeafKeys | None):
     """Return the tree of updates that land on the new weights, and that of what is kept beside those."""
-    zero = opaque_zero() if keys is None else None
+    zero = kept_zero() if keys is None else None
     parts = shards(rule.name, leaves.names, leaves.values)
     places = [None] * len(weights) if keys is None else keys.places(parts)
     rows = [

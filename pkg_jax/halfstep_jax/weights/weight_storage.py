@@ -6,6 +6,7 @@ import jax
 import optax
 
 from halfstep.weight_storage import check_param_storage
+from halfstep_jax.numbers.shared_keys import with_shared_keys
 from halfstep_jax.weights.narrow_weights import compensate, round_stochastically
 from halfstep_jax.weights.wide_weights import keep_master_params, split_params
 
@@ -67,4 +68,6 @@ def with_param_storage(
         "split16": lambda: split_params(optax.chain(*links), 16, seed=seed),
         "master": lambda: keep_master_params(optax.chain(*links)),
     }
-    return storages[param_storage]()
+    tx = storages[param_storage]()
+    # Links that a client gives may have other seeds.
+    return tx if caller == "store_params" else with_shared_keys(tx)

@@ -1,0 +1,50 @@
+"""The keys of random words, made once for all links of an alias.
+
+Its links have one seed and one count, so their keys are equal, which XLA does not see. Where the last link
+reads the keys of the first, the word that moments and weight share (contract W6) is mixed once.
+"""
+
+import contextvars
+from collections.abc import Callable, Sequence
+
+import jax
+import optax
+
+from halfstep_jax.numbers.random_words import LeafKeys
+from halfstep_jax.xla.exact import opaque_zero
+
+_kept: contextvars.ContextVar[dict[tuple[int, ...], LeafKeys] | None] = contextvars.ContextVar(
+    "kept", default=None
+)
+
+
+def keep_keys(ids: Sequence[int], keys: LeafKeys) -> None:
+    """Keep the keys of leaves for the links that follow; outside of an alias they are not kept."""
+    if (kept := _kept.get()) is not None:
+        kept[tuple(ids)] = keys
+
+
+def kept_keys(ids: Sequence[int], role: int) -> LeafKeys | None:
+    """Return the keys of these leaves that an earlier link made for that role, if there are any."""
+    keys = (_kept.get() or {}).get(tuple(ids))
+    return keys if keys is not None and role in keys.roles else None
+
+
+def kept_zero() -> jax.Array:
+    """Return a zero for `exact.opaque`: that of keys that an earlier link made, or a new one."""
+    keys = next(iter((_kept.get() or {}).values()), None)
+    return opaque_zero() if keys is None else keys.zero
+
+
+def with_shared_keys(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """Return the same transform. Its links have one seed and one count, and so may read each other's keys."""
+    update: Callable = tx.update
+
+    def update_with_shared_keys(updates, state, params=None, **extra_args):
+        token = _kept.set({})
+        try:
+            return update(updates, state, params, **extra_args)
+        finally:
+            _kept.reset(token)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update_with_shared_keys)
