@@ -106,14 +106,14 @@ def _one_pass_settings() -> list[Setting]:
     bf16 = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
     storages = [name for name in PARAM_STORAGES if name != "stochastic"]
     return [
-        Setting("AdamW, bfloat16 (default)", _adamw(), _ONE_PASS, instructions=(158, 88)),
+        Setting("AdamW, bfloat16 (default)", _adamw(), _ONE_PASS, instructions=(130, 65)),
         *(Setting(f"bfloat16, {name}", _adamw(**bf16, param_storage=name), _ONE_PASS) for name in storages),
         Setting("nu ufloat8_e6m2", _adamw(nu_dtype="ufloat8_e6m2"), _ONE_PASS),
         Setting(
             "one_pass (mulaw8, uroot4_e4m4)",
             _adamw(**hs.recipes.one_pass),
             _ONE_PASS,
-            instructions=(146, 70),
+            instructions=(125, 60),
         ),
         Setting("Lion, bfloat16", hs.lion(1e-4), _ONE_PASS),
         Setting("momentum, bfloat16", hs.sgd(1e-2, momentum=0.9), _ONE_PASS),
