@@ -61,8 +61,10 @@ def in_blocks(stage: Stage, device: torch.device) -> bool:
     On a CPU Inductor writes a loop for each axis. If it is given rows alone, it divides indices to find
     blocks within blocks, and codes that share a byte. Then it reads one element at a time.
     """
+    if device.type != "cpu" or not stage.blocks:
+        return False
     packs = any(spec.packed_of for spec in stage.arrays.values())
-    return device.type == "cpu" and (len(stage.blocks) > 1 or packs) and stage.blocks[-1].size % 8 == 0
+    return stage.blocks[-1].size % 8 == 0 and (packs or len(stage.blocks) > 1)
 
 
 @functools.cache
@@ -104,7 +106,8 @@ def compiled_stage(
             first = first + stage.width * torch.arange(p.shape[0], dtype=torch.int32, device=p.device)
         numbers, first, keys = numbers[:, :, None] if by_row else numbers, first[:, None], keys[:, :, None]
         if nested:
-            p, g, u, *state = (None if x is None else _in_blocks(stage, x) for x in (p, g, u, *state))
+            p, g, *state = (_in_blocks(stage, x) for x in (p, g, *state))
+            u = None if u is None else _in_blocks(stage, u)
             numbers, first, keys = (x[..., None] if x.dim() > 1 else x for x in (numbers, first, keys))
             # Both summands are read from memory, or else Inductor makes one loop of these two axes.
             column = column.view(p.shape[1:])[:, :1] + column[: p.shape[2]]
