@@ -9,8 +9,10 @@ import numpy as np
 
 import halfstep_spec as spec
 from backends.protocol import given_factor, unrefused
+from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_spec.numbers.random_words import Role, random_words
 from halfstep_spec.rules.adafactor import Adafactor
+from halfstep_spec.rules.adamw_in_codes import InCodes
 
 BASES = {"lamb": "adam", "schedule_free": "rms"}
 """The rules of more than one link, by that which divides by a root; others stand for themselves."""
@@ -28,6 +30,9 @@ def links(package: ModuleType, rule: str, decay: str, arguments: dict[str, Any])
         arguments: of all links, by name; `lr` and `weight_decay` among them.
     """
     own = unrefused(arguments)
+    if rule == "adamw_in_codes":
+        whole = AdamWInCodes(own.pop("lr"), **own)
+        return [package.as_transform(whole) if hasattr(package, "as_transform") else whole]
     rate, share = package.scale_by_learning_rate(own.pop("lr")), own.pop("weight_decay")
     beside = {name: own.pop(name) for name in _BESIDE.get(rule, ())}
     lead = _lead(rule, own)
@@ -71,6 +76,8 @@ def reference(rule: str, arguments: dict[str, Any], decay: tuple[float, str], *w
     common = spec.RULES[BASES.get(rule, rule)](**own), *decay, *weights
     if rule == "adafactor":
         return Adafactor(*common, **beside)
+    if rule == "adamw_in_codes":
+        return InCodes(*common)
     if rule == "lamb":
         return spec.Lamb(*common, **beside, exact=True)
     return ScheduleFree(*common, spec.RULES[rule](**lead)) if lead else spec.Step(*common)

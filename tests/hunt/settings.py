@@ -37,7 +37,8 @@ class Setting:
     """All that a step is compiled for.
 
     Attributes:
-        rule: a key of `halfstep_spec.RULES`, or "lamb"; "muon" has the factor given (A14).
+        rule: a key of `halfstep_spec.RULES`, or "lamb"; "muon" has the factor given (A14), and
+            "adamw_in_codes" float32 weights, which it stores itself.
         dtype: of the weights.
         storage: of the weights.
         formats: of the moments, by argument: (function of the packages, its arguments), or a name.
@@ -134,6 +135,11 @@ _KINDS_OF = {
     "rms": {"nu_dtype": SECOND},
     "adafactor": {"nu_dtype": SECOND},
     "schedule_free": {"nu_dtype": SECOND, "lead_dtype": SIGNED},
+    "adamw_in_codes": {
+        "mu_dtype": [fmt for fmt in (*SIGNED, *FINE) if fmt != "float16"],
+        "nu_dtype": SECOND,
+        "param_dtype": [("scaled", "int8", "row", (("scale", "fine"),))],
+    },
 }
 """Of rules whose formats do not depend on each other; Adam's do, and LAMB's."""
 _BOTH, _SECOND_ROUNDINGS = (True, False), ("stochastic", "nearest")
@@ -167,8 +173,16 @@ _OPTIONS_OF = {
         "bias_correction": _BOTH,
         "lead_rounding": _SECOND_ROUNDINGS,
     },
+    "adamw_in_codes": {"mu_rounding": _ROUNDINGS, "nu_rounding": _SECOND_ROUNDINGS},
 }
-RULES = ("trace", "lion", "adam", "adan", "ademamix", "rms", "adafactor", "muon", "schedule_free", "lamb")
+RULES = (
+    *("trace", "lion", "adam", "adan", "ademamix", "rms", "adafactor", "muon", "schedule_free", "lamb"),
+    "adamw_in_codes",
+)
+
+
+_DECAYS = {"adafactor": ("", "decoupled"), "adamw_in_codes": ("decoupled",)}
+"""Of rules that do not take every kind."""
 
 
 def _drawn(draw, choices: dict[str, Any]) -> tuple:
@@ -203,13 +217,16 @@ def settings_of_steps(draw) -> Setting:
     kinds, options = draw(_moments(rule))
     names = draw(st.sampled_from(PATHS))
     shapes = MATRICES if rule == "muon" else SHAPES
+    dtypes, storages = ("float32", "bfloat16", "bfloat16", "float16"), tuple(PARAM_STORAGES)
+    if rule == "adamw_in_codes":
+        dtypes, storages = ("float32",), ("nearest",)
     return Setting(
         rule,
-        draw(st.sampled_from(("float32", "bfloat16", "bfloat16", "float16"))),
-        draw(st.sampled_from(tuple(PARAM_STORAGES))),
+        draw(st.sampled_from(dtypes)),
+        draw(st.sampled_from(storages)),
         kinds,
         options,
-        draw(st.sampled_from(("", "decoupled") if rule == "adafactor" else ("", "decoupled", "l2"))),
+        draw(st.sampled_from(_DECAYS.get(rule, ("", "decoupled", "l2")))),
         tuple((name, draw(st.sampled_from(shapes))) for name in names),
     )
 
