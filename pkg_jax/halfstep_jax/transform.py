@@ -21,7 +21,7 @@ from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shared_keys import keep_keys, kept_zero
+from halfstep_jax.numbers.shared_keys import keep_keys, kept_zero, unshared_keys
 from halfstep_jax.rule import (
     Found,
     Known,
@@ -294,5 +294,5 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
         state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
         return _with_moments(tried, stored, leaves, [p], [None], numbers, state, count)
 
-    with told_shards({}):  # The rule may be made inside `jax.shard_map`.
+    with told_shards({}), unshared_keys():  # The rule may be made inside `jax.shard_map`, or an alias.
         jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight, given)

@@ -53,6 +53,7 @@ def stored_params(state: Any) -> Any:
         ValueError: if there is no such state, or there are several.
 
     Example:
+        >>> import jax, jax.numpy as jnp
         >>> from halfstep_jax import adamw
         >>> tx = adamw(1e-3, param_storage="int8")
         >>> state = tx.init({"w": jnp.ones((64, 64)), "b": jnp.zeros(64)})
@@ -92,6 +93,7 @@ def decode_params(stored: Any, dtype: Any = "float32") -> Any:
         dtype: of the arrays.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from halfstep_jax import adamw
         >>> state = adamw(1e-3, param_storage="int8").init({"w": jnp.full((64, 64), 0.5)})
         >>> decode_params(stored_params(state), "bfloat16")["w"].dtype

@@ -4,8 +4,9 @@ Its links have one seed and one count, so their keys are equal, which XLA does n
 reads the keys of the first, the word that moments and weight share (contract W6) is mixed once.
 """
 
+import contextlib
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import optax
@@ -34,6 +35,16 @@ def kept_zero() -> jax.Array:
     """Return a zero for `exact.opaque`: that of keys that an earlier link made, or a new one."""
     keys = next(iter((_kept.get() or {}).values()), None)
     return opaque_zero() if keys is None else keys.zero
+
+
+@contextlib.contextmanager
+def unshared_keys() -> Iterator[None]:
+    """Keep and find no keys meanwhile: for a trial inside of an alias, whose tracers must not leave it."""
+    token = _kept.set(None)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
 
 
 def with_shared_keys(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
