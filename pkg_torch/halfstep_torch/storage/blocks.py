@@ -61,7 +61,7 @@ class Blocks:
         `codes` are whole units, in row-major order. The result has one row, or as many as `codes` if each
         holds whole units.
         """
-        if _in_words(codes):
+        if self._in_words(codes, 8):
             return _pack_words(codes)
         units = codes.reshape(-1, self.unit)
         pairs = torch.nn.functional.pad(units, (0, self.unit % 2)).view(-1, self.packed, 2)
@@ -70,13 +70,18 @@ class Blocks:
 
     def unpack(self, packed: Tensor) -> Tensor:
         """Return the codes, in one row or in as many as their bytes."""
-        if _in_words(packed):
+        if self._in_words(packed, 4):
             return _unpack_words(packed)
         units = packed.reshape(-1, self.packed)
         # Not torch.stack: where runs are odd, Inductor then reads codes that are not there.
         halves = torch.tensor([0, 4], dtype=torch.uint8, device=packed.device)
         codes = ((units[:, :, None] >> halves) & 15).view(-1, 2 * self.packed)[:, : self.unit]
         return codes.reshape(_rows(packed, self.packed, self.unit))
+
+    def _in_words(self, x: Tensor, per_word: int) -> bool:
+        """Return whether codes are packed eight at a time: in a kernel that sees blocks as an axis."""
+        whole = x.dim() > 2 and self.unit % 8 == 0 and x.shape[-1] % per_word == 0
+        return whole and torch.compiler.is_compiling() and sys.byteorder == "little"
 
     def unpacked_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of what `unpack` returns, given that of the bytes."""
@@ -109,11 +114,6 @@ class Blocks:
         if self.run is None:
             return blocks.reshape(shape)
         return blocks.reshape(-1, self.padded)[:, self.lead : self.lead + self.run].reshape(shape)
-
-
-def _in_words(x: Tensor) -> bool:
-    """Return whether codes are packed eight at a time: in a kernel that sees blocks as an axis."""
-    return x.dim() > 2 and torch.compiler.is_compiling() and sys.byteorder == "little"
 
 
 def _pack_words(codes: Tensor) -> Tensor:
