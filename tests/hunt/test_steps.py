@@ -22,7 +22,14 @@ from hunt.settings import (
     patterns,
     settings_of_steps,
 )
-from hunt.sides import Jax, Reference, Torch, assert_same_arrays
+from hunt.sides import (
+    Jax,
+    Reference,
+    Torch,
+    assert_same_arrays,
+    differ_by_subnormals,
+    subnormals_are_zeros,
+)
 
 LEAST = 2.0**-40
 """From here up no intermediate is subnormal in float32; XLA on a CPU takes those for zero (contract A8)."""
@@ -50,7 +57,10 @@ def one_thread():
 def follow(
     run: type, setting: Setting, numbers: Numbers, draw_seed: int, kinds: list[str], least: float = 0.0
 ) -> None:
-    """Take a step per kind of gradient beside the reference, and compare after each."""
+    """Take a step per kind of gradient beside the reference, and compare after each.
+
+    Where JAX differs because XLA on a CPU takes subnormals for zeros (contract A8), the run ends.
+    """
     shapes = dict(setting.shapes)
 
     def arrays(step, kind):
@@ -63,10 +73,17 @@ def follow(
     with np.errstate(all="ignore"):
         due, given = Reference(setting, numbers, weights), run(setting, numbers, weights)
         for t, kind in enumerate(kinds[1:], 1):
-            gradients = arrays(t, kind)
-            due.step(gradients)
+            gradients, before = arrays(t, kind), due
+            due = before.after(gradients)
             given.step(gradients)
-            assert_same_arrays(given.arrays(), due.arrays(), f"step {t}")
+            try:
+                assert_same_arrays(given.arrays(), due.arrays(), f"step {t}")
+            except AssertionError:
+                with subnormals_are_zeros():
+                    without = before.after(gradients)
+                if run is Jax and differ_by_subnormals(given.arrays(), due.arrays(), without.arrays()):
+                    return
+                raise
 
 
 @st.composite
