@@ -56,9 +56,9 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
     Raises:
         TypeError: if a hyperparameter or dtype is of the wrong type; from `init` and `update`, if a leaf is
             not float32, bfloat16 or float16.
-        ValueError: if a moment would freeze. Also if a trial step shows that the rule returns another shape
-            or dtype, reads a moment that it does not declare, or leaves a moment unrounded. From `update`, if
-            trees or shapes differ.
+        ValueError: if a moment would freeze. Also if, in a trial step, the rule returns another shape or
+            dtype, reads an undeclared moment, or leaves a moment unrounded. From `update`, if trees or shapes
+            differ.
 
     Example:
         >>> from halfstep_jax import Rule, as_transform, decay_rate, moment

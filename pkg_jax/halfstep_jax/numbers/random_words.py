@@ -181,9 +181,9 @@ def leaf_keys(seed: jax.Array | np.ndarray, step, leaves: Sequence[int], roles: 
 
     (k, kx) = fold(fold(seed, step), leaf); k0 = k | 1; k1 = the second word of fold((k, kx), role).
 
-    One rolled loop of three turns over small vectors. Rolled, because XLA would fuse an unrolled Threefry
-    into every kernel that uses a word, and because the result of a loop is not folded (`exact.opaque_zero`);
-    over vectors, because a fold per leaf takes minutes to compile.
+    They come from one rolled loop of three turns over small vectors. XLA would fuse an unrolled Threefry into
+    every kernel that uses a word. The result of a rolled loop is also not folded, which `exact.opaque_zero`
+    needs. The loop works on vectors, because a fold for each leaf takes minutes to compile.
 
     Args:
         seed: uint32[2], (high, low).

@@ -1,11 +1,12 @@
 """Square roots and quotients, correctly rounded on CPUs and GPUs.
 
-Contract: A3, C3, C5. On a CPU, XLA's own are correctly rounded. On a GPU they are approximate, and no option
-changes that: there the remainder tells how far off they are. A remainder of integer mantissas, taken modulo
-2^32, is exact, because it is small. It takes integer operations alone, which are the same everywhere.
+Contract: A3, C3, C5. On a CPU, XLA rounds roots and quotients correctly. On a GPU they are approximate, and
+no option changes that: there the remainder tells how far off they are. A remainder of integer mantissas,
+taken modulo 2^32, is exact, because it is small. It takes integer operations alone, which are the same
+everywhere.
 
-On a TPU they are left as they are: how far off they may be is not stated, and XLA would take a second pass
-over memory for steps that keep something beside the weights.
+On a TPU they are left as they are: no document says how far off they may be. With a correction, XLA would
+also take a second pass over memory for steps that keep something beside the weights.
 """
 
 import jax
@@ -56,11 +57,11 @@ def _corrected_divide(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def corrected_root(x: jax.Array, about: jax.Array) -> jax.Array:
-    """Return the root of float32 `x`, correctly rounded, given that or a number next to it.
+    """Return the root of float32 `x`, correctly rounded, given the root or a number next to it.
 
-    With S the mantissa of `about`, an integer of 24 bits, and N that of `x` moved to where S^2 is, R = N -
-    S^2 is exact. The root is past S + 1/2 if R > S, and below S - 1/2 if R <= -S: it is never halfway between
-    numbers. Where `x` is not a positive normal number, `about` is returned.
+    Let S be the mantissa of `about`, an integer of 24 bits, and N the mantissa of `x`, moved to where S^2 is.
+    Then R = N - S^2 is exact. The root is past S + 1/2 if R > S, and below S - 1/2 if R <= -S: it is never
+    halfway between numbers. Where `x` is not a positive normal number, `about` is returned.
 
     Source: ours.
     """
@@ -79,12 +80,13 @@ def corrected_root(x: jax.Array, about: jax.Array) -> jax.Array:
 
 
 def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Array:
-    """Return the quotient of float32 `x` and `y`, correctly rounded, given a number at most two from that.
+    """Return the quotient of float32 `x` and `y`, correctly rounded, given a number at most two away from it.
 
-    With Q and Y the mantissas of `about` and `y`, integers of 24 bits, and N that of `x` moved to where Q Y
-    is, R = N - Q Y is exact. The quotient is one unit away if |R| > Y / 2, and two if |R| > 3 Y / 2: a normal
-    one is never halfway between numbers. `about` is returned unless its magnitude is in [2^-124, 2^127). A
-    subnormal `x` may move the result by six numbers, and a subnormal `y` by two.
+    Let Q and Y be the mantissas of `about` and `y`, integers of 24 bits. Let N be the mantissa of `x`, moved
+    to where Q Y is. Then R = N - Q Y is exact. The quotient is one unit away if |R| > Y / 2, and two units if
+    |R| > 3 Y / 2: a normal quotient is never halfway between numbers. `about` is returned unless its
+    magnitude is in [2^-124, 2^127). A subnormal `x` may move the result by six numbers, and a subnormal `y`
+    by two.
 
     Source: ours.
     """
@@ -117,7 +119,7 @@ def _signed(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, jnp.int32)
 
 
-# Patterns have no derivative: it is that of XLA's own.
+# Bit patterns have no derivative. The derivative of XLA's operation stands for it.
 _sqrt = elementwise(
     "correct_sqrt",
     type_of("sqrt"),

@@ -2,9 +2,9 @@
 
 Contract: section R. Nothing here draws random numbers, and nothing here knows what an optimizer is.
 Everything is decided on the bit patterns of float32; the cast at the end meets only values that the target
-represents, and decides nothing. It is a cast, and not a bitcast of shifted patterns, because XLA on CPU takes
-a cast to bfloat16 for expensive and so computes a stored moment once; what ends in a bitcast it computes
-again wherever it is used.
+represents, and decides nothing. It is a cast, and not a bitcast of shifted patterns. XLA on CPU treats a cast
+to bfloat16 as expensive, and so computes a stored moment once. It computes a value that ends in a bitcast
+anew wherever the value is used.
 """
 
 import jax
@@ -112,8 +112,8 @@ def _round_in_float32(target: tuple[str, bool, bool], x: jax.Array, words: jax.A
         return jnp.where(is_nan, np.float32(np.nan), x) if saturate else x
     fmt = FLOAT_FORMATS[name]
     if name == "bfloat16" and (quiet or saturate):
-        # The sign stands above all that carries. Of a state, what is past the largest number is cut to that,
-        # which has the bit of a quiet NaN already, and infinity becomes NaN by it.
+        # The sign stands above all that carries. In a state, a number past the largest number is cut to the
+        # largest number, which already has the bit of a quiet NaN. With this bit, infinity becomes NaN.
         is_rounded = jnp.abs(x) <= np.float32(fmt.max) if saturate else x == x
         kept = bits | _QUIET if saturate else lax.full_like(bits, _NAN)
         result = jnp.where(is_rounded, _add_to_kept(bits, fmt, words), kept)
@@ -128,11 +128,11 @@ def _round_in_float32(target: tuple[str, bool, bool], x: jax.Array, words: jax.A
 
 
 def round_to_code(x: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
-    """Return the code of the magnitude of `round_to` with `saturate`, in int32; of what is not finite, any.
+    """Return the code of the magnitude of `round_to` with `saturate`, in int32; any code if it is not finite.
 
-    For every `fmt` whose exponents are fewer than those of float32, the integers up to 127 among them. Below
-    the smallest normal number a code counts multiples of the smallest one, and the pattern of a number there,
-    cut as that of a normal one, would be a lower code; above it, it is the other way round.
+    For every `fmt` that has fewer exponents than float32, the integers up to 127 among them. Below the
+    smallest normal number, a code counts multiples of the smallest number. There, a pattern that is cut as
+    the pattern of a normal number gives a lower code. Above it, the count of multiples is the lower code.
     """
     magnitude = lax.bitcast_convert_type(x, jnp.uint32) & _MAGNITUDE
     drop = np.uint32(_MANTISSA_BITS - fmt.mantissa_bits)
@@ -146,9 +146,9 @@ def round_and_cast(x: jax.Array, name: str, words: jax.Array | None, *, saturate
     """Return `round_to` of arguments that need no checks.
 
     The last operation decides whether XLA on CPU updates a donated moment in place. Where a later link reads
-    the new moment, XLA either keeps it or computes it twice, and then copies the old one first. It keeps the
-    result of a cast to bfloat16 (which it takes for expensive) and of a select, but not of a bitcast or of
-    other casts.
+    the new moment, XLA either keeps it or computes it twice. If it computes it twice, it first copies the old
+    moment. XLA keeps the result of a select, and of a cast to bfloat16, which it treats as expensive. It does
+    not keep the result of a bitcast or of other casts.
     """
     rounded = round_in_float32(x, name, words, saturate=saturate)
     if name in ("float32", "bfloat16"):
@@ -166,9 +166,9 @@ def _add_to_kept(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None
 
 
 def draw(words: jax.Array, bits: int) -> jax.Array:
-    """Return what is added to `bits` bits that are cut off: the top 16 of a word, as the top of these.
+    """Return what is added to `bits` bits that are cut off: the top 16 bits of a word, as the top of these.
 
-    Below them stands half a unit of theirs, where there is room.
+    Below them stands half a unit of the lowest of the 16 bits, where there is room.
     """
     if bits <= _DRAWN:
         return words >> np.uint32(32 - bits)
@@ -185,8 +185,8 @@ def _round_subnormal(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | 
 def multiple_of_smallest(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
     """Return which multiple of the smallest number of `fmt` patterns below its normal ones round to.
 
-    In float32: the products and the difference are exact. What the arithmetic of XLA on CPU takes for zero,
-    numbers that are subnormal in float32, has a fraction below 2^-17 in any `fmt` that comes here.
+    In float32: the products and the difference are exact. XLA on CPU computes with zero in place of numbers
+    that are subnormal in float32. In any `fmt` that comes here, such a number has a fraction below 2^-17.
     """
     bounded = jnp.minimum(magnitude, np.float32(2.0**fmt.min_exponent).view(np.uint32))
     ratio = lax.bitcast_convert_type(bounded, jnp.float32) * np.float32(1 / fmt.smallest)

@@ -120,11 +120,12 @@ def _computed(index: jax.Array, table: Table) -> jax.Array:
 def _of_places(place: jax.Array, table: Table) -> jax.Array:
     """Return the numbers that stand so far behind zero in a dynamic map, int32 from 0 to its end.
 
-    With n the numbers of the first decade, the float (2 place + 2n - 1) / n has the decade in its exponent,
-    from one up, and for its mantissa 1 + (k + 1/2) / N: so 1 + 9 (k + 1/2) / N is exact. Powers of ten for
-    the two low bits of the decade keep it exact. That for the high one, 10^-7 or 10^-3, is a sum of two: the
-    first product is rounded little or not at all, and the second so small that their sum is the quotient,
-    rounded once. So it is for all numbers of the tables, whether products and sum are fused or not.
+    Let the first decade have n numbers, and let the number be the k-th of N in its decade, from k = 0. The
+    float (2 place + 2n - 1) / n has the decade in its exponent, from 1 up. Its mantissa is 1 + (k + 1/2) / N,
+    so 1 + 9 (k + 1/2) / N is exact. It stays exact after the powers of ten for the two low bits of the
+    decade. The power of ten for the high bit, 10^-7 or 10^-3, is a sum of two numbers. The first product is
+    rounded little or not at all. The second product is so small that the sum of both is the quotient, rounded
+    once. This holds for all numbers of the tables, whether products and sum are fused or not.
     """
     n = 1 if table.signed else 2
     middle = place.astype(jnp.float32) * np.float32(2 / n) + np.float32((2 * n - 1) / n)

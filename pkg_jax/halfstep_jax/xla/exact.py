@@ -1,10 +1,10 @@
 """What keeps a compiler from changing a rounding: no product fused with a sum, no factors gathered.
 
-Contract: A1, A2. Under `jax.jit`, XLA on CPU turns `a * b + c` into a fused multiply-add, `(x * c1) * c2`
-into `x * (c1 * c2)`, and `a / sqrt(b)` into `a * rsqrt(b)`; run op by op it does nothing of the kind, so the
-bits would depend on how a step is compiled. `lax.optimization_barrier`, `lax.reduce_precision` and round
-trips through integers do not stop it. An OR with a zero that no compiler can prove to be zero does, for one
-instruction: the value becomes opaque.
+Contract: A1, A2. Under `jax.jit`, XLA on CPU turns `a * b + c` into a fused multiply-add. It turns
+`(x * c1) * c2` into `x * (c1 * c2)`, and `a / sqrt(b)` into `a * rsqrt(b)`. Op by op it does nothing of the
+kind, so the bits would depend on how a step is compiled. `lax.optimization_barrier`, `lax.reduce_precision`
+and round trips through integers do not stop it. An OR with a zero that no compiler can prove to be zero stops
+it, and takes one instruction: the value becomes opaque.
 
 What to make opaque: a product that feeds a sum; an array that arrives from another link, which may be a
 product; a constant that could vanish if it were seen.

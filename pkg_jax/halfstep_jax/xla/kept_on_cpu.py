@@ -16,9 +16,9 @@ _ONE = np.float32(1).view(np.uint32)
 def keep_for_kernels(x: jax.Array) -> jax.Array:
     """Return float32 `x` as a quotient by an opaque 1, which XLA on CPU keeps for all kernels that read it.
 
-    What is cheap it computes anew in each of them, with all that is in front, and so it copies donated inputs
-    that one kernel overwrites and another reads. A quotient it takes for expensive. Not for other devices. A
-    subnormal number may become zero.
+    XLA computes a cheap value anew in each of these kernels, with everything that leads to it. So it copies
+    donated inputs that one kernel overwrites and another kernel reads. It treats a quotient as expensive, and
+    keeps it. Not for other devices. A subnormal number may become zero.
 
     Example:
         >>> keep_for_kernels(jnp.array([0.5, -0.0, jnp.inf])).tolist()
@@ -33,8 +33,8 @@ def keep_for_kernels(x: jax.Array) -> jax.Array:
 def keep_codes_for_kernels(x: jax.Array) -> jax.Array:
     """Return codes as XLA on CPU keeps them for all kernels that read them: out of a loop that never turns.
 
-    It fuses nothing across a loop. Bytes are a quarter of what `keep_for_kernels` keeps, and a kernel that
-    writes them is made of vectors twice as wide as one that writes numbers of 16 or 32 bits.
+    XLA fuses nothing across a loop. Codes of one byte are a quarter of what `keep_for_kernels` keeps. The
+    kernel that writes them has vectors twice as wide as a kernel that writes numbers of 16 or 32 bits.
 
     Example:
         >>> keep_codes_for_kernels(jnp.array([0, 200], jnp.uint8)).tolist()
