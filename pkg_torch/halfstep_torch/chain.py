@@ -48,8 +48,8 @@ def chain(*links: Rule | Chain) -> Chain:
 
     Raises:
         TypeError: if something else than a transform is given.
-        ValueError: if a rule's declarations are wrong, if two links own the same param-group entry or state
-            array, or if a link that lands on the weights is not the last.
+        ValueError: if a rule's declarations are wrong, or two links have the same param-group entry or state
+            array. Also if a link that lands on the weights is not the last link.
 
     Example:
         >>> import halfstep_torch as hs

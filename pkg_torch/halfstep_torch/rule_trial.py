@@ -17,12 +17,12 @@ _ELEMENTS = 6
 
 
 def try_rule(caller: str, link: Link, h: Any, info: ParamInfo) -> None:
-    """Raise an error unless a rule's update of a parameter is one that steps can be made of.
+    """Raise an error unless steps can use a rule's update of a parameter.
 
-    Its `update` is run on a few numbers that protect themselves: it has to compute by operators and `op`, to
-    return float32 in the shape of what comes in, to round each moment once, to read nothing that the rule
-    does not declare and, where its scope is "elementwise", to give every element the same whatever stands
-    beside it.
+    Its `update` is run on a few numbers that refuse other operations than operators and `op`. It must return
+    float32 in the shape of the update that it gets. It must round each moment once, and read nothing that the
+    rule does not declare. Where the scope is "elementwise", the result of an element must not depend on the
+    elements beside it.
     """
     bound = link.bind(caller, h, info)
     if bound is None:

@@ -35,9 +35,9 @@ class SavedOptimizer(PlannedOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
 
-        That entry, `halfstep`, holds the spec version, the links of the chain, their seeds and the
-        parameters' leaf names and the distinct counts of their steps. All of it loads with
-        `torch.load(weights_only=True)`. State arrays are not copied; those of a dtype that checkpointers
+        That entry, `halfstep`, holds the spec version, the links of the chain, and their seeds. It also holds
+        the leaf names of the parameters, and the distinct counts of their steps. All of it loads with
+        `torch.load(weights_only=True)`. State arrays are not copied. Arrays of a dtype that checkpointers
         cannot gather (int16, 8-bit floats) are shown as their bytes, uint8.
         """
         headers = self._headers()

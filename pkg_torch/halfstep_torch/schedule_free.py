@@ -83,10 +83,10 @@ class AdamWScheduleFree(Optimizer):
     round_stochastically)`, the first with the bias correction of Adam. All arithmetic is in float32. A step
     rounds the second moment, the lead and the weight to their dtypes, once each.
 
-    The model has the weights at which gradients are computed. `eval()` puts the averaged ones there, rounded
-    to nearest, and `train()` puts the others back, to the bit; they are kept meanwhile. In between the
-    optimizer refuses to step, `model.state_dict()` is that of the averaged model, and `state_dict()` has the
-    others too, so that a run goes on from a checkpoint of either time.
+    The model has the weights at which gradients are computed. `eval()` puts the averaged weights there,
+    rounded to nearest, and keeps the weights that were there. `train()` puts these back, to the bit. Between
+    `eval()` and `train()` the optimizer refuses to step, and `model.state_dict()` has the averaged weights.
+    The optimizer's `state_dict()` then has the others too. So a run goes on from a checkpoint of either time.
 
     The first arguments are those of the `schedulefree` package, and `warmup_steps` and `lead_dtype` as in
     `scale_by_schedule_free`; other arguments and errors are those of `AdamW`. Entries of param groups are

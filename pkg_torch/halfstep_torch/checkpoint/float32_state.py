@@ -88,19 +88,19 @@ def decoded_states(optimizer: Optimizer, params: Collection[Tensor]) -> dict[Ten
 def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
     """Go on from a state in torch's form: of `torch.optim.AdamW`, or of a float32 run of ours.
 
-    Each moment is rounded once, to the format that this optimizer keeps it in, by the words of the step that
-    the state dict is of: stochastically, if steps do so. Numbers of the groups (`lr`, `betas`, `eps`,
-    `weight_decay`, ...) are taken from the state dict, as torch takes them. Seeds, formats, and arrays kept
-    beside the weights stay. Weights are apart: load the model, or call `set_float32_params`. Everything is
-    read or, if anything is wrong, nothing.
+    Each moment is rounded once, to the format in which this optimizer keeps it, stochastically if steps round
+    it so. The words are those of the step at which the state dict was saved. Numbers of the groups (`lr`,
+    `betas`, `eps`, `weight_decay`, ...) are taken from the state dict, as torch takes them. Seeds, formats,
+    and arrays kept beside the weights stay. Weights are apart: load the model, or call `set_float32_params`.
+    Everything is read or, if anything is wrong, nothing.
 
     Args:
         optimizer: that is to go on.
         state_dict: of `torch.optim.AdamW`, `Adam` or `SGD`, in any floating dtype, or the result of
             `float32_state_dict`. Also of torchao's `AdamW8bit`, `AdamW4bit` and `AdamWFp8`, of bitsandbytes'
-            8-bit optimizers, of torchastic, and of adamw_bf16. (`set_float32_params` takes the float32
-            weights of adamw_bf16, `p.float() + shift`.) Parameters are matched by name within their group or,
-            where either side has no names, by their place.
+            8-bit optimizers, of torchastic, and of adamw_bf16. `set_float32_params` takes the float32 weights
+            of adamw_bf16, `p.float() + shift`. Parameters are matched by name within their group or, where
+            either side has no names, by their place.
 
     Raises:
         TypeError: if it is not an `Optimizer`, or no state dict.

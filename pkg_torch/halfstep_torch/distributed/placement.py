@@ -27,8 +27,8 @@ from halfstep_torch.storage.state_array import StateArray
 def array_placements(spec: StateArray, param: Any) -> tuple | None:
     """Return the placements of a state array whose shards are those of the weights; None if there are none.
 
-    There are where no border of a shard cuts a block, or a byte of two codes, and the shards of the array, as
-    torch cuts them, are the blocks of the shards of the weights.
+    There are such placements under two conditions. No border of a shard cuts a block, or a byte of two codes.
+    The shards of the array, as torch cuts them, are the blocks of the shards of the weights.
     """
     placements, shape = tuple(param.placements), tuple(param.shape)
     if spec.shape_of is not None and spec.values_shape(shape) != shape:

@@ -1,9 +1,9 @@
 """Replicas of one model in several processes: they must agree in seed and step, or they drift apart unseen.
 
 Two processes hold replicas if their parameters have the same names, shapes and gradients, as under
-DistributedDataParallel. Processes that train different models are not compared. The first of them to make a
-step leaves its seeds and steps in the store of the process group, and each later process compares its values:
-nobody waits.
+DistributedDataParallel. Processes that train different models are not compared. The first process to make a
+step leaves its seeds and steps in the store of the process group. Each later process compares its values with
+these, so no process waits.
 """
 
 import collections

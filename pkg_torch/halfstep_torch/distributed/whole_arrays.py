@@ -1,11 +1,11 @@
 """Functions of whole arrays whose elements lie in several processes: every process computes its share.
 
-    round    process 0   process 1   process 2      of seven arrays, the dearest first
-      0          a           b           c          all processes send each its array's elements,
-      1          f           e           d          it computes, and sends all of them theirs
+    round    process 0   process 1   process 2      of seven arrays, the most costly first
+      0          a           b           c          each process gets the elements of its array from all,
+      1          f           e           d          computes, and sends all processes their elements
       2                                  g
 
-So nowhere is more than one whole array at a time, and none is computed twice.
+So no process has more than one whole array at a time, and no array is computed twice.
 """
 
 import heapq

@@ -90,9 +90,10 @@ def compiled_stage(
         threads: of the CPU.
 
     Returns:
-        The function, compiled already: arguments as of `Stage.step_rows`, but no `u` where the stage changes
-        the weights, state arrays in their `kernel_dtype`, `numbers` a float32 vector of the numbers of all
-        rules, or of each number a row, `first` in one row, `keys` a row for every column. From two rows up.
+        The function, compiled already, for two rows or more. Its arguments are those of `Stage.step_rows`,
+        with these differences. There is no `u` where the stage changes the weights. State arrays are in their
+        `kernel_dtype`. `numbers` is a float32 vector of the numbers of all rules or, if `by_row`, a matrix
+        with a row for each number. `first` is a row. `keys` has a row for every column of `keys` there.
 
     Raises:
         Exception: whatever torch.compile raises where it cannot compile.

@@ -17,8 +17,8 @@ from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.random_words import as_int32, leaf_keys, mix, whole_words, words_at
 from halfstep_torch.numbers.rounding import round_value
 
-# Elements of a piece: on a CPU few enough for the temporaries of one to stay in a cache, elsewhere enough for
-# launching its kernels to be a small part of running them.
+# Elements of a piece. On a CPU, the temporaries of a piece must stay in a cache. Elsewhere, launching the
+# kernels of a piece must be a small part of running them.
 _PIECE, _PIECE_ELSEWHERE = 1 << 17, 1 << 22
 # Fewer elements than these are no work for a kernel; nor are more, whose indices have two halves.
 _SMALLEST, _LARGEST = 1 << 12, 1 << 31

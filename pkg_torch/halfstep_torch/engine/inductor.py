@@ -194,18 +194,19 @@ def compile_options(device: torch.device) -> dict:
     options: dict[str, Any] = {name: value for name, value in exact.items() if _has(config, name)}
     if device.type != "cpu":
         return options
-    # Past that many operations Inductor gives a value a loop body of its own, of 50 on a CPU: random words of
-    # three roles then cut a bf16 step into bodies of float32 and int32, which it vectorises by half as many
-    # elements at a time. At 60 the default step takes two thirds of the time; at 200 compiling takes minutes.
+    # Past this many operations, 50 on a CPU, Inductor gives a value a separate loop body. Random words of
+    # three roles then cut a bf16 step into bodies of float32 and int32. Inductor vectorises these by half as
+    # many elements at a time. At 60 the default step takes two thirds of the time; at 200 compiling takes
+    # minutes.
     if _has(config, "realize_opcount_threshold"):
         options["realize_opcount_threshold"] = 60
     if platform.machine() != "x86_64" or sys.platform != "linux":
         return options
     if not hasattr(config.cpp, "march") or config.cpp.march is not None or "clang" in (find_cxx() or ""):
         return options
-    # Inductor passes -fno-tree-loop-vectorize to g++, which leaves its bit casts (float32 to int32 and back)
-    # as scalar loops and makes this kernel more than twice as slow. This is the one option that can carry the
-    # flag that undoes it; it changes no bit.
+    # Inductor passes -fno-tree-loop-vectorize to g++. That leaves its bit casts (float32 to int32 and back)
+    # as scalar loops, and makes this kernel more than twice as slow. This is the only option that can carry
+    # the flag that undoes it; it changes no bit.
     march = "native -ftree-loop-vectorize"
     # A step has more constants than there are registers; g++ makes the others anew in every turn, by two
     # instructions each, unless it is told to read them from memory, which takes none.

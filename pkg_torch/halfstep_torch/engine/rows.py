@@ -1,13 +1,13 @@
 """Rows: parameters, their gradients and their state as matrices whose rows are whole blocks.
 
     parameter   its elements in row-major order, whatever its layout in memory: index 0 to n - 1
-    window      those that this process has: a box, of which the parameter that is not sharded is one
-    span        a stretch of it, or a box of its leading axes
+    window      the elements that this process has: a box, or the whole parameter if it is not sharded
+    span        a stretch of a window, or a box of its leading axes
     row         a block of a span; `_WIDTH` elements of it where no format has blocks
     keys        of each row: the index of its first element, and k0, k1, ... of its parameter
     aliased     a span that is rows in its own memory: nothing is copied
-    packed      many spans end to end, in memory of ours (`packed_rows.py`): what is short is filled up, and
-                what fills it up is not written back
+    packed      many spans end to end, in memory of ours (`packed_rows.py`): a short row is filled up, and
+                the filling is not written back
 
                     parameter a               b           c              rows 0 to 2 of a could be aliased
                 |-----|-----|-----|---  |  |-----|--   |  |---   |

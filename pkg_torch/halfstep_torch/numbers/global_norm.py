@@ -22,13 +22,13 @@ def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
     """Return the Euclidean norm of all elements of all tensors, on the device of the first.
 
     In float32, whatever the dtypes: the norm of the norms, which neither underflows nor overflows while the
-    result is a float32 number. The sums are torch's: rounded in an order of its own. 0 where there is no
-    element or all are zero, NaN where an element is NaN, infinity where one is infinite.
+    result is a float32 number. torch computes the sums, and rounds them in its own order. 0 where there is no
+    element or all are zero, NaN where an element is NaN, infinity where an element is infinite.
 
-    With `exact` the sum is one of integers: |x| is rounded to a multiple of 2^(e - 23), e the exponent of the
-    largest magnitude of all, and the squares of these multiples are added without rounding. Any order, any
-    partition over devices and either framework then gives the same bits. Elements below 2^-25 of the largest
-    count as 0, as do subnormal ones.
+    With `exact` the sum is a sum of integers. Let e be the exponent of the largest magnitude of all. Each |x|
+    is rounded to a multiple of 2^(e - 23), and the squares of these multiples are added without rounding. Any
+    order, any partition over devices and either framework then gives the same bits. Elements below 2^-25 of
+    the largest count as 0, and so do subnormal elements.
 
     Example:
         >>> global_norm([torch.tensor([3e-30]), torch.tensor([[-4e-30]])], exact=True).item()

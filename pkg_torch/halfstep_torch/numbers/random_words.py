@@ -86,8 +86,8 @@ def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[
     and below it is anything.
 
     Args:
-        index: int32, the low half of the row-major index. Whoever cuts an array sees to it that the high half
-            is the same for all of `index`, and adds 0x9E3779B9 times that half to every k1.
+        index: int32, the low half of the row-major index. The caller cuts an array so that the high half is
+            the same for all of `index`. It adds 0x9E3779B9 times the high half to every k1.
         k0: int32 number or 0-d tensor, odd.
         keys: the k1 of each `word_role`.
     """

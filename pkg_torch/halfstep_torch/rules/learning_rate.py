@@ -82,7 +82,7 @@ def scale_by_learning_rate(learning_rate: float | Tensor | Schedule, *, flip_sig
 
     Args:
         learning_rate: a number, a tensor of one element (float32 or float64, read at every step), or a
-            function from the parameter's count of steps so far (0 at the first) to a number.
+            function. The function maps the parameter's count of steps so far (0 at the first) to a number.
         flip_sign: True to descend.
 
     Raises:

@@ -1,14 +1,15 @@
-"""Blocks that borders of shards cut: their scale is that of the whole block, though no process has all of it.
+"""Blocks that borders of shards cut: each has the scale of the whole block, though no process has all of it.
 
     a run of a parameter     | block | block | block | block |-
     two processes            |-----------------|--------------|
-    parts of the first one   | whole blocks  |a|
-    parts of the second one                    |b| whole blocks
+    parts of the first       | whole blocks  |a|
+    parts of the second                        |b| whole blocks
 
-The scale byte of a block is the largest of those that its pieces would choose, whatever the format. So pieces
-(`a`, `b`) are stepped twice. Once for their bytes, of which all processes take the largest, by one collective
-for all leaves of a mesh; nothing is written. Then as the whole blocks are, with these bytes. Codes lie beside
-the weights; every process has all scales, a byte per block: one more collective brings it the new ones.
+The scale byte of a block is the largest byte that its pieces would choose, whatever the format. So pieces
+(`a`, `b`) are stepped twice. The first time is for their bytes, of which all processes take the largest, by
+one collective for all leaves of a mesh; nothing is written. The second time, pieces are stepped with these
+bytes, as the whole blocks are. Codes lie beside the weights. Every process has all scales, a byte per block:
+one more collective brings it the new scales.
 """
 
 import dataclasses

@@ -219,10 +219,10 @@ def _parts(start: int, stop: int, run: int, size: int) -> Iterator[tuple[int, in
 
 
 def _cut_layout(plan: Plan, param: Any) -> Layout | None:
-    """Return how blocks lie whose scales processes tell each other; None if none do, or it is too little.
+    """Return the layout of blocks whose scales processes exchange; None if that is needless or not enough.
 
-    It is enough where codes can be placed as the weights are, every process has one stretch of each run, and
-    the coarsest blocks hold whole ones of the others.
+    An exchange of scales is enough under three conditions. Codes can be placed as the weights are. Every
+    process has one stretch of each run. The coarsest blocks hold whole blocks of the other formats.
     """
     scales = [spec for spec in plan.arrays.values() if spec.scale_of]
     others = [spec for spec in plan.arrays.values() if not spec.scale_of]

@@ -1,8 +1,8 @@
-"""How parameters are stepped where some are DTensors: what processes exchange around the step of each.
+"""How parameters are stepped where some are DTensors: what processes exchange around their steps.
 
-They talk of errors and of what is to be the same at the first step on a mesh, and before every step in which
-they exchange anything anyhow. Other steps of shards need no word: what was the same once stays so, as all
-processes do the same.
+At the first step on a mesh, processes exchange errors, and compare everything that must be the same. They do
+this again before every step in which they exchange anything. Other steps of shards need no exchange: what was
+the same once stays so, as all processes do the same.
 """
 
 import contextlib

@@ -58,9 +58,9 @@ def _uncut(x: Tensor, words: Tensor | None, fmt: UnsignedFloat) -> tuple[Tensor,
 def _root_term(bits: Tensor, fmt: UnsignedFloat) -> Tensor:
     """Return what rounding adds so that it keeps the mean of x^(1/4), and not of x.
 
-    A step divides by the root of a second moment, so it is E[x^(-1/2)] that must be right. With f the
-    fraction that is cut off, the chance of the next number is f + k f (1 - f), k = 3/8 of the gap over the
-    number kept; eleven bits of f are enough, and a straight line for one over the mantissa (contract F6).
+    A step divides by the root of a second moment, so E[x^(-1/2)] must be right. Let f be the fraction that is
+    cut off, and k 3/8 of the gap, divided by the number that is kept. The chance of the next number is
+    f + k f (1 - f). Eleven bits of f are enough, and a straight line instead of 1 / mantissa (contract F6).
     """
     m, drop = fmt.mantissa_bits, 23 - fmt.mantissa_bits
     kept, cut = bits >> drop & (1 << m) - 1, bits >> (drop - 11) & 2047

@@ -106,8 +106,8 @@ class BoundWeights(BoundRule):
 
 def apply_updates(p: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
     """Return nearest(p + u) in `dtype`: the weight as it is stored, in every backend (contract P1)."""
-    # Here a cast may decide: nearest even, and infinity past the largest finite value, is what IEEE 754 asks
-    # of one, what the contract says (R2, R5), and, in compiled code, part of the store.
+    # Here a cast may decide. IEEE 754 and the contract (R2, R5) ask for nearest even, and for infinity past
+    # the largest finite value. In compiled code the cast is part of the store.
     return (p + u).to(dtype)
 
 
