@@ -136,9 +136,9 @@ def moment(
     """Declare an array that a rule keeps between steps; it starts as zeros.
 
     Its name is the attribute's: the name of its field in an Optax state, and of its random words. In
-    `update`, `m.<name>.value` is the array as the step before stored it, and `m.<name>.round(x)` rounds x to
-    the format, once, keeps it as the new state and returns what the update goes on with: the stored values,
-    or, where the rounding is "paid", x less what storing it would add to later updates.
+    `update`, `m.<name>.value` is the array as the step before stored it. `m.<name>.round(x)` rounds x to the
+    format, once, and keeps it as the new state. It returns the values that the update goes on with. These are
+    the stored values or, where the rounding is "paid", x less what storing it would add to later updates.
 
     Args:
         rate: the field of its decay rate: a rounding to nearest that would freeze the moment is refused.

@@ -60,9 +60,13 @@ def _refuse(caller: str, path: Any, place: str | None) -> None:
 def _misfit(value: Any, form: Any, place: str) -> str | None:
     """Return the first place where a value is of another form; None where there is none.
 
-    A form is a type, None, a function that tells, a tuple of forms of which one fits, a list of the form of
-    all items, a dict of forms by key, or a dict {...: form} of any keys. A dict may have more keys than its
-    form.
+    A form is one of these:
+
+    - a type, or None;
+    - a function that tells whether a value fits;
+    - a tuple of forms, one of which must fit;
+    - a list of the form of all items;
+    - a dict of forms by key, or a dict {...: form} for any keys. A dict may have more keys than its form.
     """
     if isinstance(form, tuple):
         return None if any(_misfit(value, kind, place) is None for kind in form) else place

@@ -17,13 +17,13 @@ def round_to(
 ) -> np.ndarray:
     """Round float32 `x` to `dtype` and return the patterns of the result.
 
-    With s the significand of x and d the number of its low bits that `dtype` cannot hold, the result
-    is (s >> d) + up, in magnitude, where
+    Let s be the significand of x, and d the number of its low bits that `dtype` cannot hold. The magnitude of
+    the result is (s >> d) + up, where
 
         nearest (`words` is None):  up = 1 if f exceeds one half, or equals it and s >> d is odd
         stochastic:                 up = 1 if F + (word >> 16) >= 2^16
 
-    f is the discarded bits as a fraction of the last bit that is kept, F is 2^16 f, rounded to an integer, a
+    f is the discarded bits, as a fraction of the last bit that is kept. F is 2^16 f, rounded to an integer, a
     half upwards. Rounds once, here.
 
     Args:

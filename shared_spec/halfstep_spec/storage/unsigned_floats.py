@@ -72,10 +72,10 @@ def encode_unsigned(x: np.ndarray, words: np.ndarray | None, fmt: UnsignedFloat,
 def _root_term(bits: np.ndarray, fmt: UnsignedFloat) -> np.ndarray:
     """Return what rounding adds so that it keeps the mean of x^(1/4), and not of x.
 
-    A step divides by the root of a second moment, so it is E[x^(-1/2)] that must be right; by Jensen's
-    inequality that calls for 1/4. With f the fraction that is cut off, the chance of the next number is
-    f + k f (1 - f), k = 3/8 of the gap over the number kept, whose reciprocal 1 / (1 + u) is taken as
-    0.96 - u / 2.
+    A step divides by the root of a second moment, so E[x^(-1/2)] must be right; by Jensen's inequality that
+    calls for 1/4. Let f be the fraction that is cut off, and k 3/8 of the gap, divided by the number that is
+    kept. The chance of the next number is f + k f (1 - f). The reciprocal of the mantissa of the number that
+    is kept, 1 / (1 + u), is taken as 0.96 - u / 2.
     """
     M, drop = fmt.mantissa_bits, 23 - fmt.mantissa_bits
     kept, cut = bits >> drop & 2**M - 1, (bits & 2**drop - 1) >> drop - 11
