@@ -4,10 +4,10 @@
     python .ci/release.py --pythons 3.10 3.12 3.13
 
 Leaves in dist/: the wheel, the sdist, vectors.zip, and SHA256SUMS. `twine check` reads the metadata. Then
-each bare environment gets the wheel and one set of extras, or the sdist and none. In it `python -m halfstep`
-takes steps in the frameworks that are there and compares them with the reference, and
-`python -m halfstep.check` holds a backend against vectors.zip. With --pythons the wheel of dist/ is tried
-under other Pythons too, with each set of extras; those that are not on this machine are named.
+each bare environment gets the wheel and one set of extras, or the sdist and no extras. In the environment,
+`python -m halfstep` takes steps in the frameworks that are there, and compares them with the reference.
+`python -m halfstep.check` checks a backend against vectors.zip. With --pythons the wheel of dist/ is tried
+under other Pythons too, with each set of extras. Pythons that are not on this machine are named.
 """
 
 import argparse

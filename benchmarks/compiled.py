@@ -2,15 +2,15 @@
 
     make compiled          # in an environment of its own, with the compilers for TPU and CUDA
 
-XLA compiles the whole step (our transform and `optax.apply_updates`, donated) for a TPU v5e, a TPU v6e and
-an H100 on any x86 Linux machine, ahead of time. For each setting: the floor, that is weights and state read
-and written once and gradients read once; what the program moves; and its array-sized temporaries. Exits with
-1 if a setting moves more than it claims.
+XLA compiles the whole step (our transform and `optax.apply_updates`, donated) ahead of time, on any x86 Linux
+machine. The targets are a TPU v5e, a TPU v6e and an H100. For each setting: the floor, that is weights and
+state read and written once and gradients read once; what the program moves; and its array-sized temporaries.
+Exits with 1 if a setting moves more than it claims.
 
-Nothing is run. What can be said about time spent on arithmetic is how many instructions there are: for the
-H100, where a step is one kernel, those of PTX per parameter, and of the machine's code where NVIDIA's
-assembler is found, with those apart that the integer pipe runs: twice these bound a step too. No kernel of
-any step may have a product fused with a sum, in PTX or in machine code.
+Nothing is run, so counts of instructions stand for the time of arithmetic. For the H100, where a step is one
+kernel, PTX instructions per parameter are counted. Where NVIDIA's assembler is found, instructions of machine
+code are counted too. Instructions of the integer pipe are also counted apart: twice their number bounds a
+step too. No kernel of any step may have a product fused with a sum, in PTX or in machine code.
 """
 
 import argparse

@@ -39,8 +39,8 @@ TARGETS = {
     **{"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32)},
     "gfx942": ("hip", "gfx942", 64),  # an MI300
 }
-# Of steps of more than one: codes that share a byte are packed by a kernel of their own, blocks of blocks are
-# reduced by another, and LAMB needs norms of whole parameters between its two.
+# The number of kernels, where it is not 1. Codes that share a byte are packed by a separate kernel. Blocks of
+# blocks are reduced by another kernel. LAMB needs norms of whole parameters between its two kernels.
 KERNELS = {
     "AdamW, four_bit": 4,
     **{"AdamW, relative int4 by block": 2, "AdamW, ulinear4": 2, "AdamW, 4-bit codebooks": 3},

@@ -5,8 +5,9 @@
 
 First the bits, by `tests/gpu`: the golden vectors in both packages on the device, its roots and quotients,
 and training in both packages, on the device and on the CPU. That needs pytest, and with pytest-xdist it takes
-several processes. Then the time: each step against a plain copy of the default's bytes, the seconds that the
-first step takes, whether later ones compile anew, and the memory at its peak. Exits with 1 if a bit differs.
+several processes. Then the time: each step against a plain copy of the default's bytes. It also prints the
+seconds that the first step takes, whether later steps compile anew, and the memory at its peak. Exits with 1
+if a bit differs.
 """
 
 import argparse

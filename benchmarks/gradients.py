@@ -6,8 +6,8 @@ prints this table after its own. Gradients of a real task are noisy and of one s
 noise shakes an average loose that nearest rounding would stop, and one size never leaves a format's range.
 So here gradients are made up, with a lognormal size per element (sigma 1), constant or as noisy as they are
 long; the optimizer is Adam at a constant rate of 1e-3 for 500 steps. A figure is the projection of the
-movement on float32's, so that noise across that path does not count (of `one_pass` under steady gradients
-the length is 1.004). In every column 1 is right:
+movement on float32's movement. So noise across that path does not count. (For `one_pass` under steady
+gradients, the length is 1.004.) In every column 1 is right:
 
 - *steady*: the same gradient of size 0.01 at every step;
 - *1e-8* to *1e4*: noisy gradients of this size;

@@ -3,9 +3,9 @@
     python benchmarks/killed_run.py
 
 takes 400 AdamW steps with 8-bit moments and split weights, and writes its state file after every step. Then
-the same run is killed 20 times by SIGKILL, while it starts, steps or writes, and goes on each time from the
-file that it finds. The script fails if both do not end with the same bytes of weights and state, or if a kill
-left a file that cannot be read.
+the same run is killed 20 times by SIGKILL, while it starts, steps or writes. Each time it goes on from the
+file that it finds. The script fails if the two runs do not end with the same bytes of weights and state. It
+also fails if a kill left a file that cannot be read.
 """
 
 import argparse

@@ -5,13 +5,13 @@
 First, a 64-128-128-10 network on scikit-learn's bundled digits, LAMB from a learning rate of 1e-2 (cosine),
 eight seeds: bytes of state per parameter, and the training loss, as mean and standard deviation over seeds.
 
-Then one layer, of 400,000 and of 1e7 elements, that gets gradients of standard deviation 0.1 for 30 steps:
-how the first moment that is stored compares with the average in float32 (its length, and its projection on
-it), and the cosine between the Adam update that follows from what is stored and the true one.
+Then one layer, of 400,000 and of 1e7 elements, gets gradients of standard deviation 0.1 for 30 steps. The
+stored first moment is compared with the average in float32: its length, and its projection on the average.
+The last figure is the cosine between the Adam update of the stored moments and the true Adam update.
 
 LAMB16 as published keeps m / s in float8_e4m3fn, clipped to 15, and v / s in float8_e5m2, both rounded to
-nearest, where s = sqrt(sum(min(x^2, 10))) / n + 1e-6 for n elements: the norm over n, so that the elements
-of m / s are about sqrt(n), and all but the smallest are clipped in layers above 15^2 elements.
+nearest. Here s = sqrt(sum(min(x^2, 10))) / n + 1e-6 for n elements: the norm over n. So the elements of m / s
+are about sqrt(n), and in layers above 15^2 elements all but the smallest are clipped.
 
 Last, a constant rate (`epochs.py`), at which LAMB's steps grow with the weights.
 """

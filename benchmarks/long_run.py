@@ -7,9 +7,9 @@ Moments are read every 10,000 steps: 20 readings, ten memories of nu apart. The 
 over the root of nu32; that of nu is what it does to the length of a step, sqrt(nu32 / nu) - 1.
 
 Words of elements are independent. Therefore the mean of n errors of spread s has the standard error
-s / sqrt(n). *z* is the mean in standard errors, *drift* the difference between the two halves of the run in
-standard errors, *growth* the spread of the second half over that of the first. Two sentences about each
-format must hold:
+s / sqrt(n). *z* is the mean in standard errors. *drift* is the difference between the two halves of the run,
+in standard errors. *growth* is the spread of the second half over the spread of the first half. Two sentences
+about each format must hold:
 
 - right on average: |z| <= 5 for mu. Rounding keeps the mean of nu or of its fourth root, and a step is a
   convex function of nu. So beyond 5 standard errors the mean step is off by at most 3/8 of nu's relative

@@ -2,13 +2,13 @@
 
     python benchmarks/muon.py [--steps 400] [--transformer] [--json benchmarks/results/NAME.json]
 
-The network and the figures of `quality.py`, four seeds, every kernel under Muon at a rate of 1e-2 on a
-cosine, biases under AdamW at the same. Weights are float32 but where the row says so; *dist* and *proj* are
-relative to the first row. `--transformer` trains the demo's character transformer as `transformer.py` does,
-its matrices under Muon at 3e-3 and the rest under AdamW at 3e-4, and compares validation losses. The other
-tables (`muon_peers.py`) are of several libraries: digits with bfloat16 weights, beside float32 weights of the
-same library; what bfloat16 weights at 2^-10 move in 50 steps at a rate of 1e-6; times of a step on matrices
-of 512 x 512, all libraries in turn in one run.
+The network and the figures are those of `quality.py`, with four seeds. Every kernel is under Muon at a rate
+of 1e-2 on a cosine, and biases are under AdamW at the same rate. Weights are float32 unless the row names
+another dtype; *dist* and *proj* are relative to the first row. `--transformer` trains the demo's character
+transformer as `transformer.py` does, and compares validation losses. Its matrices are under Muon at 3e-3, and
+the rest is under AdamW at 3e-4. The other tables (`muon_peers.py`) are of several libraries: digits with
+bfloat16 weights, beside float32 weights of the same library; what bfloat16 weights at 2^-10 move in 50 steps
+at a rate of 1e-6; times of a step on matrices of 512 x 512, all libraries in turn in one run.
 """
 
 import argparse

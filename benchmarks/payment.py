@@ -2,9 +2,10 @@
 
     python benchmarks/payment.py
 
-Gradients are normal and independent, so that a moment is all noise: the hardest case. Of AdamW's updates on
-16,384 elements, with mu in four formats, the root mean square of the distance between the sum of the updates
-and that of float32, in learning rates. Prints it after 100 and 2,000 steps; draws docs/images/payment.png.
+Gradients are normal and independent, so that a moment is all noise: the hardest case. Adam's updates on
+16,384 elements are summed, with mu in float32 and in four formats. The figure is the root mean square of the
+distance between a format's sum and float32's sum, in learning rates. Prints it after 100 and 2,000 steps;
+draws docs/images/payment.png.
 """
 
 import pathlib

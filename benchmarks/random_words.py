@@ -5,8 +5,9 @@
 
 A row is a statistic over steps and elements of a leaf: for the word of the contract (W8); for one with a mix
 of two multiplications, and one with two of these, the second under a key of its own; and for JAX's Threefry.
-A number says how many standard deviations a figure is from that of independent uniform numbers, for the worst
-of the three fields of a word. Every statistic is roughly normal; 5 is the limit that is claimed.
+A number says how many standard deviations a figure is from the figure of independent uniform numbers. It is
+the number of the worst of the three fields of a word. Every statistic is roughly normal; 5 is the limit that
+is claimed.
 
 - mean; bytes: chi-square of the four bytes of a word; pairs: of the top and of the lowest bytes of neighbours
 - time: the variance of each element's sum over all steps, and of each step's sum over all elements

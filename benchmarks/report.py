@@ -1,6 +1,6 @@
 """The end that the benchmarks of quality share: print tables, say which claims hold, write the record.
 
-A benchmark calls `arguments` first and `finish` last. Its exit status is 1 where a claim fails, so every
+A benchmark calls `arguments` first and `finish` last. Its exit status is 1 where a claim fails. So every
 sentence of the documents that rests on a table is checked whenever the table is printed.
 """
 

@@ -2,10 +2,10 @@
 
     python benchmarks/roots.py --json benchmarks/results/DATE-roots.json
 
-An approximate result is imitated by the right one, moved to a number beside it, up to one away for a root and
-up to two for a quotient, as NVIDIA states of the instructions that XLA uses. Roots are counted of all
-mantissas and both parities of the exponent, which is all that they depend on; quotients of random mantissas,
-a third of which are near a power of two. Exits with 1 if one is wrong.
+The right result, moved to a number beside it, imitates an approximate result. A root is at most one number
+away, and a quotient at most two, as NVIDIA states for the instructions that XLA uses. Roots are computed for
+all mantissas and both parities of the exponent; a root depends on nothing else. Quotients are computed for
+random mantissas, a third of which are near a power of two. Exits with 1 if a result is wrong.
 """
 
 import argparse

@@ -4,8 +4,8 @@
 
 Everything runs interleaved in one process. Prints the median nanoseconds per parameter and step, the
 processor time behind it (of all threads, divided by their number: steadier on a shared machine), and the
-ratio to a copy of as many bytes. Then torch's steps of 300 short arrays, and a row for every way to store a
-moment or a weight, against the default of the same package: what saves memory costs time.
+ratio to a copy of as many bytes. Then torch's steps of 300 short arrays. The last table has a row for every
+way to store a moment or a weight, against the default of the same package: what saves memory costs time.
 """
 
 import argparse

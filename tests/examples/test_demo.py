@@ -73,7 +73,7 @@ def test_all_runs_start_from_the_same_loss(ran):
 
 
 def test_float32_training_is_the_same_in_both_frameworks(ran):
-    # Adam turns a gradient into its sign at first, so a weight whose gradient is rounding noise (about 1e-8)
+    # At first, Adam turns a gradient into its sign. So a weight whose gradient is rounding noise (about 1e-8)
     # may step the other way in the other framework. That moves the loss by 2 lr |gradient|, 1e-11 for one
     # weight and 1e-7 for all of them over all steps; the rest is the bound of the test above, four times.
     flax, torch = (run.losses[-1] for run in ran.outcomes if run.row == recipe.FLOAT32.name)

@@ -6,11 +6,11 @@ import numpy as np
 
 How = Literal["exact", "up", "down", "random", "wild"]
 HOWS: tuple[How, ...] = get_args(How)
-# How many numbers a result may be from the correctly rounded one. NVIDIA's PTX ISA states two ulps of
-# `div.full`, one of `rcp.approx`, and of `sqrt.approx` "the maximum relative error over the entire positive
-# finite floating-point range is 2^-23": that is two ulps where the mantissa is large, and one is assumed, as
-# JAX measured on an H100 and a B200, over all inputs (https://docs.jax.dev/en/latest/accuracy.html: 1.0 ulp
-# of `sqrt` and of `reciprocal`). Of `ex2.approx` and `lg2.approx` it is 2^-22 or so.
+# How many numbers a result may be from the correctly rounded result. NVIDIA's PTX ISA states two ulps for
+# `div.full` and one ulp for `rcp.approx`. For `sqrt.approx` it states "the maximum relative error over the
+# entire positive finite floating-point range is 2^-23". That is two ulps where the mantissa is large. One ulp
+# is assumed, because JAX measured 1.0 ulp for `sqrt` and for `reciprocal` on an H100 and a B200, over all
+# inputs (https://docs.jax.dev/en/latest/accuracy.html). For `ex2.approx` and `lg2.approx` it is 2^-22 or so.
 BOUNDS = {"div": 2, "rcp": 1, "sqrt": 1, "ex2": 4, "lg2": 4}
 
 

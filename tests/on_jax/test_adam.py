@@ -181,7 +181,7 @@ def test_l2_decay_stands_before_adam():
 @pytest.mark.slow
 def test_float32_follows_optax_for_100_steps():
     # Two float32 Adams in different orders of operation. What they may differ by, relative to an update: -
-    # Bias correction. b2^t carries t half ulps of 1 (a power by squaring), and 1 - b2^t is about 0.001 t, so
+    # Bias correction. b2^t carries t half ulps of 1 (a power by squaring), and 1 - b2^t is about 0.001 t. So
     # Optax's is off by some 6e-8 / 1e-3 = 6e-5, half of that after the root; float32(0.999) is not 0.999, as
     # much again. Ours is good to 1e-6. - Moments. Sums of 100 positive terms, three roundings each at most:
     # 300 half ulps, 2e-5. Together under 1e-4 of what the updates sum up to. And each rounds a weight below 2

@@ -165,8 +165,9 @@ def test_float32_lamb_follows_optax_for_100_steps(weight_decay):
     steps, n = 100, 1000
     p, rows = {"w": weights((20, 50), "float32")}, {"w": gradients(steps, (20, 50))}
     ours, theirs = (run(m.lamb(LR, weight_decay=weight_decay), p, rows)[0]["w"] for m in (hs, optax))
-    # A step is lr |p| times a unit vector; of either side's vector an element errs by 8 roundings and Optax's
-    # 1.3e-5 of 1 - b^t, so does its norm, and both norms by the bound of any order.
+    # A step is lr |p| times a unit vector. On either side, an element of the vector errs by 8 roundings and
+    # by the 1.3e-5 of Optax's 1 - b^t. So does the norm of the vector. Both norms also err by the bound for
+    # any order of a sum.
     largest = float(jnp.linalg.norm(p["w"])) * (1 + LR) ** steps
     relative = 2 * (8 * UNIT + 1.3e-5) + 4 * norm_bound(n)
     bound = steps * (LR * largest * relative + 2 * UNIT * float(jnp.abs(theirs).max()))

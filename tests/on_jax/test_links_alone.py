@@ -1,7 +1,7 @@
 """Every link by itself, straight before `optax.apply_updates` and before a link of Optax: jit changes no bit.
 
 What comes after a link adds its updates to weights. Where a link's last product is not protected, XLA fuses
-product and sum, and some weights differ from those of a step that is taken op by op.
+product and sum. Some weights then differ from the weights of a step that is taken op by op.
 """
 
 import functools

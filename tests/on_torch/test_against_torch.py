@@ -35,10 +35,10 @@ def test_a_hundred_float32_steps_are_torchs(name, weight_decay, betas, maximize)
     ours, state = run(getattr(hs, name), **options)
     theirs, reference = run(getattr(torch.optim, name), foreach=False, **options)
     largest_p = max(theirs.abs().max().item(), 4.0)
-    # Weights: p + u rounds once on our side; on torch's 1 - lr wd, its product with p, and the sum. The
-    # update is m / sqrt(v): m errs by 3 roundings of at most max |g| on either side, remembered for n steps,
-    # and as v >= (1 - b2) b2^100 max g^2 that is at most 6 n units over sqrt((1 - b2) b2^100). Corrections:
-    # 1e-6 each.
+    # Weights: p + u rounds once on our side; torch rounds 1 - lr wd, its product with p, and the sum. The
+    # update is m / sqrt(v). On either side m errs by 3 roundings of at most max |g|, remembered for n steps.
+    # Because v >= (1 - b2) b2^100 max g^2, that is at most 6 n units over sqrt((1 - b2) b2^100).
+    # Corrections: 1e-6 each.
     n = min(STEPS, 1 / (1 - b1))
     of_update = 2e-6 + 6 * n * UNIT / math.sqrt((1 - b2) * b2**STEPS)
     bound = STEPS * (4 * UNIT * largest_p + lr * of_update)

@@ -82,8 +82,8 @@ def test_steps_in_pieces_are_those_of_a_whole(storage):
     whole = run(hs.Lamb16, param_storage=storage, trust_power=0.382)
     pieces = run(hs.Lamb16, param_storage=storage, trust_power=0.382, piece=1000)
     for a, b in zip(float32_of(whole), float32_of(pieces), strict=True):
-        # The order of a sum may decide a rounding, to one more unit of what holds the weight, and it changes
-        # the way of a step by roundings.
+        # The order of a sum may decide a rounding. A weight then moves by one more unit of its storage. The
+        # order also changes the length of a step by roundings.
         unit = {"split8": 2.0**-15, "split16": 2.0**-22, "master": 2.0**-22}.get(storage, 2.0**-7)
         assert ((a - b).abs() <= 3 * (unit * a.abs() + 8 * UNIT * LR * torch.linalg.vector_norm(a))).all()
         if storage in ("stochastic", "nearest") and a.numel():

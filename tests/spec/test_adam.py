@@ -6,9 +6,9 @@ import pytest
 import halfstep_spec as spec
 
 _STEPS = 100
-# Per step, the update of either side is off by at most about 8 roundings of 2^-24 (two in each moment, both
-# corrections, root, sum, quotient) plus 1.3e-5 of Optax's own 1 - b^t; their sum over the steps bounds the
-# path, and each weight adds one rounding of itself a step.
+# Per step, the update of either side is off by at most about 8 roundings of 2^-24: two in each moment, both
+# corrections, root, sum, quotient. Optax's 1 - b^t adds 1.3e-5. The sum over the steps bounds the path, and
+# each weight adds one rounding of itself a step.
 _PER_STEP = 8 * 2.0**-24 + 1.3e-5
 
 

@@ -43,9 +43,9 @@ def test_float32_lion_follows_optax(problem):
     # 2^-25 of 1; all remembered for at most a hundred steps, of values up to the largest gradient.
     largest = np.abs(gradients).max()
     assert np.abs(mu - optax.tree.get(state, "mu")).max() <= _STEPS * 8 * _UNIT * largest
-    # The weights: equal signs (for one to differ, a sum must be within 2e-6 of zero: one in four that any of
-    # 51,200 is, and here none is), then two roundings of the update and one of the weight a step, on either
-    # side.
+    # The weights: equal signs. For a sign to differ, a sum must be within 2e-6 of zero. With 51,200 sums, the
+    # chance of this is one in four, and here there is none. Then, on either side, each step has two roundings
+    # of the update and one of the weight.
     bound = _STEPS * (4 * _UNIT * np.abs(p0).max() + 4 * _UNIT * _LR)
     assert np.abs(p - theirs).max() <= bound
 
