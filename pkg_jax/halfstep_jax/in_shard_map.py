@@ -19,9 +19,9 @@ def in_shard_map(inner: optax.GradientTransformation, specs: Any) -> optax.Gradi
 
     There every device sees its part of an array alone. Once the links of this package know which part that
     is, they use the random words of these elements in the whole array. They also use the formats of the whole
-    array, which may be large enough for scales where its parts are not. So the bits are those of one device.
-    Nothing is sent. The state is that of `inner`, so that it may be made outside, and a step outside is that
-    of `inner`.
+    array, which may be large enough for scales where its parts are not. So the bits are the same as on one
+    device. Nothing is sent. The state is the state of `inner`, so that it may be made outside. A step outside
+    is a step of `inner`.
 
     Where a cut goes through blocks that share a scale, no device alone can find it: refused. So is, without
     this, whatever needs random words or blocks of an array of which it is not known that it is whole. Norms

@@ -82,7 +82,7 @@ def schedule_free_adamw(
 
     Chains `scale_by_rms` with the bias correction of Adam, `add_decayed_weights`, `scale_by_learning_rate`,
     `scale_by_schedule_free` and the weight storage, by default `round_stochastically`. The state is as large
-    as that of `adamw`, and 16-bit weights keep the average too: evaluate `schedule_free_eval_params`.
+    as the state of `adamw`, and 16-bit weights keep the average too: evaluate `schedule_free_eval_params`.
 
     The first arguments are those of `optax.contrib.schedule_free_adamw`. Here the warm-up begins at
     learning_rate / warmup_steps, as in the paper; in Optax at 0. `mask` is that of `add_decayed_weights`,

@@ -92,7 +92,7 @@ def load_state(
         path: of the file.
         params: weights of the run's names, shapes and dtypes, or `jax.ShapeDtypeStruct`s. Arrays of a
             weight's shape are placed as it is.
-        tx: the transform, built as that of the run.
+        tx: the transform, built as in the run.
 
     Raises:
         ValueError: if the file is no state file, damaged, of a later version, of other weights or of another

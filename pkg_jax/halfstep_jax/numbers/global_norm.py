@@ -27,12 +27,13 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names:
     """Return the Euclidean norm of all elements of all arrays.
 
     In float32, whatever the dtypes, and scaled by a power of two as `norm` is: n = 2^e sqrt(sum((x 2^-e)^2)),
-    e the exponent of the largest magnitude of all. The sum is XLA's: rounded in an order of its own. 0 where
-    there is no element or all are zero, NaN where an element is NaN, infinity where one is infinite.
+    e the exponent of the largest magnitude of all. XLA computes the sum, and rounds it in its own order. 0
+    where there is no element or all are zero, NaN where an element is NaN, infinity where an element is
+    infinite.
 
-    With `exact` the sum is one of integers: |x| is rounded to a multiple of 2^(e - 23), and the squares of
+    With `exact` the sum is a sum of integers: |x| is rounded to a multiple of 2^(e - 23), and the squares of
     these multiples are added without rounding. Any order, any partition over devices and either framework
-    then gives the same bits. Elements below 2^-25 of the largest count as 0, as do subnormal ones.
+    then gives the same bits. Elements below 2^-25 of the largest count as 0, and so do subnormal elements.
 
     Example:
         >>> print(global_norm([jnp.array([3e-30]), jnp.array([[-4e-30]])], exact=True))
@@ -44,7 +45,7 @@ def global_norm(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names:
 
 
 def global_norms(arrays: Sequence[jax.Array], *, exact: bool = False, axis_names: AxisNames = ()) -> Norms:
-    """Return the norm of all elements of all arrays, and that of 2^-64 times them."""
+    """Return the norm of all elements of all arrays, and the norm of 2^-64 times them."""
     arrays = [x.astype(jnp.float32) for x in map(jnp.asarray, arrays) if x.size]
     if not arrays:
         return Norms(*jnp.zeros([2], jnp.float32))

@@ -27,7 +27,7 @@ AxisNames = Sequence[str] | None
 
 
 class Norms(NamedTuple):
-    """The norm of x, and that of 2^-64 x, which is finite where every element of x is."""
+    """The norm of x, and the norm of 2^-64 x, which is finite where every element of x is."""
 
     whole: jax.Array
     moved: jax.Array
@@ -63,7 +63,7 @@ def norm(x: jax.Array, axis_names: AxisNames = ()) -> jax.Array:
 
 
 def norms(x: jax.Array, axis_names: AxisNames = ()) -> Norms:
-    """Return the norm of an array, and that of 2^-64 x."""
+    """Return the norm of an array x, and the norm of 2^-64 x."""
     x = jnp.asarray(x).astype(jnp.float32)
     if x.size == 0:
         return Norms(*jnp.zeros([2], jnp.float32))
@@ -89,10 +89,11 @@ def _squares(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _squares_by_range(x: jax.Array, add_both: Callable) -> tuple[jax.Array, jax.Array]:
     """Do as `_squares` in a single pass over memory, which knows no largest magnitude before it ends.
 
-    Two sums are taken of each piece of the array, of some trailing axes: of squares of what is below 2^b,
-    moved up by a power of two, and of the rest, moved down; `add_both` adds both. Both powers are chosen so
-    that neither sum overflows, and that a number from 2^-104 up counts in full, in pieces of up to 2^20
-    elements: what is below concerns A8. Then e is that of the largest norm of a piece, roughly.
+    Two sums are taken of each piece of the array, of some trailing axes. The first sum has the squares of
+    numbers below 2^b, moved up by a power of two. The second sum has the other squares, moved down.
+    `add_both` adds both. Both powers are chosen so that neither sum overflows in pieces of up to 2^20
+    elements, and that a number from 2^-104 up counts in full. Smaller numbers concern A8. Then e is roughly
+    the exponent of the largest norm of a piece.
 
     Not on a CPU, where each sum is a pass of its own.
 

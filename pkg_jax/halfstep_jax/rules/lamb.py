@@ -50,13 +50,13 @@ def lamb(
     weight storage, by default `round_stochastically`. In float32 throughout, and with `max_norm=None`, it is
     `optax.lamb` to within rounding. A step moves a leaf by about the share `learning_rate` of its norm, and
     the decay is part of the update whose norm is taken. `mu_rounding="paid"`, which recipes have, is
-    "stochastic" here: the norm would be that of what is paid too.
+    "stochastic" here: the norm would count what is paid too.
 
     Arguments, result and errors are those of `adamw`, with `max_norm`, `exact` and `axis_names` of
     `scale_by_trust_ratio`. Without `max_norm`, steps at a constant rate grow with the weights; None is no
     bound, as `optax.lamb` has it. `bias_correction` is present in v1 and the final paper, absent in v3;
     without decay and `eps` the ratio cancels it up to rounding. Under "split8", "split16" and "master" norms
-    too are those of the float32 weights.
+    too are taken of the float32 weights.
 
     Example:
         >>> import jax.numpy as jnp

@@ -76,7 +76,8 @@ def scale_by_muon(
             float32. The factor magnifies errors of storing 485 times: of 8 bits use `scaled("int8", 32,
             scale="fine")`; others are warned of, and 4 bits refused.
         nesterov: whether h is one step ahead, in the form of torch and Jordan; else h = m.
-        bias_correction: Optax's form: both terms are divided by 1 - beta^t, that of m at t + 1.
+        bias_correction: Optax's form: g is divided by 1 - beta^t, and m by 1 - beta^(t + 1), or by 1 - beta^t
+            without `nesterov`.
         output_axis: the axis, or axes, of the outputs of the layer: 1 for kernels of inputs by outputs.
         reduction_axis: the axes of its inputs; of arrays of two axes the other axis. Axes that are neither
             count matrices: a stack of layers (layers, in, out) has reduction_axis=1, output_axis=2.
@@ -88,7 +89,7 @@ def scale_by_muon(
         seed: of the random words.
 
     Returns:
-        An Optax transform. Its updates are float32. Its state is that of the momentum and an empty one.
+        An Optax transform. Its updates are float32. Its state has the momentum's state and an empty state.
 
     Raises:
         TypeError: for what is not a number.

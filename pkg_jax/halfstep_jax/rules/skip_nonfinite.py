@@ -12,7 +12,7 @@ from halfstep_jax.numbers.schedules import next_count
 
 
 class SkipNonfiniteState(NamedTuple):
-    """State of `skip_nonfinite`: the fields of that of `optax.apply_if_finite`.
+    """State of `skip_nonfinite`: the fields of the state of `optax.apply_if_finite`.
 
     Attributes:
         notfinite_count: int32 scalar, steps left out one after another up to now.
@@ -37,8 +37,9 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
     `update` as a further argument: a step that the caller has reason to leave out, such as a spike of the
     loss.
 
-    In place of `optax.apply_if_finite`, which wants updates in the dtype of the gradients: those of this
-    package are float32. It gives up after a number of such steps; here `notfinite_count` shows them.
+    In place of `optax.apply_if_finite`, which wants updates in the dtype of the gradients: updates of this
+    package are float32. Optax's transform gives up after a number of such steps; here `notfinite_count` shows
+    them.
 
     Under `jax.jit` a sharded gradient is looked at as a whole. In `jax.shard_map` every shard would decide
     for itself: give `skip` there, made of all shards, as by `jax.lax.pmax`.

@@ -90,7 +90,7 @@ def store_state(
     Returns:
         An Optax transform, with the updates of `inner`. Give it `params` where `inner` makes its state from
         them: without, dtypes are taken from the updates. The bits are the same with and without `jax.jit`
-        where those of `inner` are, as those of the transforms of this package.
+        where the bits of `inner` are the same, as for the transforms of this package.
 
     Raises:
         TypeError: if an argument is of the wrong type; from `init` and `update`, if the state of `inner`

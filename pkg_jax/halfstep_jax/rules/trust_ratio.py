@@ -86,8 +86,8 @@ def scale_by_tempered_trust_ratio(
         ratio = clamp((((1e-3 / learning_rate) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
 
     In float32, each operation rounded once, and the power to within units in the last place. `learning_rate`
-    is that of the link after this one, `trust_power` a number in (0, 1); the other arguments, result and
-    errors are those of `scale_by_trust_ratio`.
+    is the learning rate of the next link, and `trust_power` a number in (0, 1). The other arguments, result
+    and errors are those of `scale_by_trust_ratio`.
 
     Source: the ratio of LAMB16's published code, of norms in place of its own measure (contract L4).
     """

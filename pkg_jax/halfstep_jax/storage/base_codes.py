@@ -45,7 +45,7 @@ class Codes(shared.Codes):
         raise NotImplementedError
 
     def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
-        """Return the float32 values of codes; `words`: with which dithered ones were made."""
+        """Return the float32 values of codes; `words`: with which dithered codes were made."""
         raise NotImplementedError
 
 

@@ -23,10 +23,10 @@ _INTEGERS = IntegerCodes.of(SCALED_CODES["int8"])
 
 
 class FixedCodes(Codes):
-    """Floats of 8 bits under one scale, that of a block whose largest magnitude is 7.5: none is stored.
+    """Floats of 8 bits under the scale of a block whose largest magnitude is 7.5: no scale is stored.
 
-    Their codes are uint8, and the last operation on them a select, which XLA on CPU keeps; what ends in a
-    bitcast to a float8 dtype it computes again wherever it is used.
+    Their codes are uint8. The last operation on them is a select, which XLA on CPU keeps. XLA computes a
+    value that ends in a bitcast to a float8 dtype anew wherever the value is used.
     """
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:

@@ -20,7 +20,7 @@ from halfstep_jax.storage.tables import decode_table, encode_table
 
 
 class TableCodes(Codes):
-    """Numbers of a table: that of a code stands for number 2^(byte - 127)."""
+    """Numbers of a table: the number of a code stands for number 2^(byte - 127)."""
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
         """Round, and mark what is not finite."""

@@ -15,7 +15,7 @@ class UnsignedCodes(Codes):
     """Unsigned floats whose base is their block's, or of a fixed base."""
 
     def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
-        """Round, and mark what is not finite; they never store as zero what is not."""
+        """Round, and mark what is not finite; a number that is not zero is never stored as zero."""
         del nonzero
         codes = encode_unsigned(x, words, self.numbers, self._base(scale))
         if scale is None:

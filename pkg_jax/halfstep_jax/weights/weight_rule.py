@@ -179,7 +179,7 @@ def param_keys(leaves: Leaves, seed: jax.Array | np.ndarray, count) -> LeafKeys:
 
 
 def land(rule: WeightRule, leaves: Leaves, weights: list, extras: list, keys: LeafKeys | None):
-    """Return the tree of updates that land on the new weights, and that of what is kept beside those."""
+    """Return the tree of updates that land on the new weights, and the tree of what is kept beside them."""
     zero = kept_zero() if keys is None else None
     parts = shards(rule.name, leaves.names, leaves.values)
     places = [None] * len(weights) if keys is None else keys.places(parts)

@@ -35,9 +35,10 @@ def store_params(
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Returns:
-        An Optax transform that needs `params`. Its updates are float32, but of "nearest" those of `inner`.
+        An Optax transform that needs `params`. Its updates are float32; under "nearest" they are the
+        updates of `inner`.
 
-    Errors are those of the storages, and ValueError for what is none.
+    Errors are those of the storages, and ValueError for a storage that there is not.
 
     Example:
         >>> import jax.numpy as jnp
