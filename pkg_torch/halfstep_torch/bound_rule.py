@@ -162,7 +162,7 @@ class BoundRule:
             drawn[stored.name] = words[first : first + len(stored.sources)]
             first += len(stored.sources)
         moments: dict[str, StepMoment] = {}
-        # Those that read another after that one.
+        # Moments that read another moment come after it.
         for stored in sorted(self.moments, key=lambda stored: bool(stored.second)):
             shape_here = None if shape is None else stored.arrays[stored.key].values_shape(shape)
             unit = moments[stored.unit] if stored.unit else None

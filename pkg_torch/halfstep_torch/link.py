@@ -75,8 +75,9 @@ class Link(Rule):
     def measure(self, h: Any, norms: Callable[[bool], Tensor]) -> Mapping[str, Any]:
         """Return numbers of a step that depend on all gradients at once, such as their norm, for `update`.
 
-        `norms` returns those of the gradients of all parameters that the rule touches, wherever they are: as
-        `numbers.norms.norms`, given whether they are to be exact. The numbers are float32 or 0-d tensors.
+        `norms` returns the norms of the gradients of all parameters that the rule touches, wherever they are.
+        It works as `numbers.norms.norms`, given whether the norms are to be exact. The numbers are float32 or
+        0-d tensors.
         """
         return {}
 

@@ -26,8 +26,8 @@ class GroupMemory:
         weights: bytes of the weights.
         gradients: bytes of their gradients, in the weights' dtype, once backward has run.
         state: bytes of what the optimizer keeps, once it has stepped.
-        float32_adamw: bytes of the same parameters in float32 under AdamW; of frozen ones and of what is not
-            stepped, of the weights alone.
+        float32_adamw: bytes of the same parameters in float32 under AdamW. For frozen parameters and
+            for parameters that are not stepped, bytes of the weights alone.
         here: bytes of weights, gradients and state in this process; less than all where parameters are
             DTensors.
     """

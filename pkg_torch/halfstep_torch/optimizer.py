@@ -98,7 +98,7 @@ class Optimizer(SavedOptimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler calls `step` with the gradients as they are, and says how they are scaled.
 
-        Float16 ones, which it does not unscale itself; of others Lightning then refuses to clip.
+        True for float16 gradients, which it does not unscale itself. For others Lightning would not clip.
         """
         if self.release is not None:
             return True  # which has no gradients left to unscale, and says so

@@ -89,7 +89,7 @@ def check_rule(rule: Rule, *, seed: int = 0, compile: bool = True) -> None:
 
 
 def _compiled(bound: BoundRule, numbers: Any, question: Question) -> Answer:
-    """Return what compiled code gives: a step's, and that of each of its operations."""
+    """Return what compiled code gives for a step, and for each of its operations."""
     if find_cxx() is None:
         raise RuntimeError(
             "check_rule: no C++ compiler is found. Install g++ (or name one in CXX), or use compile=False."

@@ -24,10 +24,10 @@ def ema_params(
 
     Of DTensors every process averages its shard, with the bits of one process.
 
-    The average starts as the weights and stays in their dtype. In bfloat16, one that is rounded to nearest,
-    such as that of `torch.optim.swa_utils.get_ema_multi_avg_fn`, stays where it is as long as (1 - decay) |p
-    - average| is below 2^-9 of it. Rounds once, to the dtype of the weights, in pieces; float32 is not
-    rounded.
+    The average starts as the weights and stays in their dtype. In bfloat16, an average that is rounded to
+    nearest stays where it is as long as (1 - decay) |p - average| is below 2^-9 of it. The average of
+    `torch.optim.swa_utils.get_ema_multi_avg_fn` is rounded so. This one rounds once, to the dtype of the
+    weights, in pieces; float32 is not rounded.
 
     Args:
         model: the model that is trained, for the names of its parameters.

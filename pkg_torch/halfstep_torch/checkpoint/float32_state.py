@@ -32,9 +32,9 @@ _NUMBERS = ("lr", "betas", "eps", "weight_decay", "maximize", "momentum", "dampe
 def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
     """Return the state in float32, as torch's own optimizers write it.
 
-    `torch.optim.AdamW(...).load_state_dict` takes that of an `AdamW` and goes on, as `Adam` and `SGD` do. The
-    weights are apart: `float32_params`. Decodes; rounds nothing. Moments of a DTensor are DTensors placed as
-    it is: all processes call this together, and gather the state of one parameter after the other.
+    `torch.optim.AdamW(...).load_state_dict` takes the state of an `AdamW` and goes on, as `Adam` and `SGD`
+    do. The weights are apart: `float32_params`. Decodes; rounds nothing. Moments of a DTensor are DTensors
+    placed as it is: all processes call this together, and gather the state of one parameter after the other.
 
     Args:
         optimizer: whose state it is.

@@ -103,7 +103,7 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     Args:
         path: of the file.
         model: with the parameters of the run: names, shapes and dtypes.
-        optimizer: of these, built as that of the run.
+        optimizer: of these parameters, built as in the run.
 
     Raises:
         TypeError: if it is not an `Optimizer`.

@@ -15,7 +15,7 @@ from halfstep_torch.numbers.op import InPlaceOp
 
 
 def norms_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: bool = False) -> Tensor:
-    """Return the norm of all elements of all tensors, and that of 2^-64 times them: the same everywhere.
+    """Return the norm of all elements of all tensors, and of 2^-64 times them: the same everywhere.
 
     `tensors` are in this process, and `owners` the parameters that they belong to: of a DTensor a shard, of a
     plain tensor all of it. An element that several processes have counts once.

@@ -29,7 +29,7 @@ def is_sharded(x: Any) -> bool:
 
 
 def local_part(x: Tensor) -> Tensor:
-    """Return what of a tensor is in this process, in its own memory: all of a plain one."""
+    """Return the part of a tensor that is in this process, in its own memory: all of a plain tensor."""
     if not is_sharded(x):
         return x
     with torch.no_grad():
@@ -49,7 +49,7 @@ def mesh_sizes(mesh: Any) -> Shape:
 
 
 def counts_here(x: Any) -> bool:
-    """Whether this process counts its elements of a tensor: the first one, of those that have the same."""
+    """Whether this process counts its elements of a tensor: of the processes with the same, the first."""
     if not is_sharded(x):
         return True
     places = zip(x.placements, x.device_mesh.get_coordinate(), strict=True)
@@ -71,7 +71,7 @@ def window_here(shape: Shape, mesh: Any, placements: tuple) -> Window:
 def windows_of_all(x: Any, shape: Shape | None = None) -> list[Window]:
     """Return the windows of all processes of a DTensor's mesh, in one order everywhere.
 
-    With a `shape`, those of an array of that shape that is placed as `x` is.
+    With a `shape`, return the windows of an array of that shape that is placed as `x` is.
     """
     return windows(tuple(x.shape) if shape is None else shape, mesh_sizes(x.device_mesh), tuple(x.placements))
 
@@ -190,8 +190,8 @@ def check_not_replaced(
 ) -> None:
     """Raise RuntimeError if `fully_shard` has put others in the place of parameters, given by leaf name.
 
-    torch keeps no link from a parameter to the one that replaced it: what has its name in a model that is
-    sharded is looked for among all objects. Ask where no parameter ever had a gradient.
+    torch keeps no link from a parameter to its replacement. So all objects are searched for a sharded model
+    with a parameter of the same name. Ask where no parameter ever had a gradient.
     """
     module = sys.modules.get("torch.distributed.fsdp")
     if module is None or not hasattr(module, "FSDPModule"):

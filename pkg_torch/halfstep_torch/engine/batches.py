@@ -104,8 +104,9 @@ def make_batches(
 ) -> list[Batch]:
     """Return the parameters that have a gradient, sorted; all that is read of them is checked.
 
-    `parameters` are triples: the index of the group, leaf name, parameter. New ones get zeros in `states`.
-    `last`, of the step before, becomes that of this one. `slots_of` makes the slots of a parameter.
+    `parameters` are triples: the index of the group, leaf name, parameter. New parameters get zeros in
+    `states`. `last` is of the step before, and is changed to be of this step. `slots_of` makes the slots of a
+    parameter.
     """
     groups: dict[int, ReadGroup] = {}
     plan_keys: dict[int, tuple] = {}
@@ -257,7 +258,7 @@ def _attach_keys(batches: Iterable[Batch]) -> None:
 def attach_row_plans(batches: Iterable[Batch], last: LastStep, sizes: RowSizes | None = None) -> None:
     """Give batches their rows: those of the step before where all is where it was.
 
-    `last`, of the step before, becomes that of this one. `sizes` are by default the fastest.
+    `last` is of the step before, and is changed to be of this step. `sizes` are by default the fastest.
     """
     before, counts = dict(last.row_plans), collections.Counter()
     last.row_plans.clear()

@@ -47,10 +47,10 @@ def compile_batch(batch: Batch) -> None:
 
 
 def kinds(stage: Stage, device: torch.device) -> tuple[bool, ...]:
-    """Return whether there are kernels for rows of many parameters, False, and for those of one, True.
+    """Return the kinds of kernels: False for rows of many parameters, True for rows of one parameter.
 
-    On a GPU one that reads a key for every row takes twelve instructions more for each element. Where there
-    are blocks, Inductor would keep the indices of their elements in memory.
+    On a GPU a kernel that reads a key for every row takes twelve instructions more for each element. Where
+    there are blocks, Inductor would keep the indices of their elements in memory.
     """
     return (False,) if device.type == "cpu" or stage.blocks else (False, True)
 

@@ -102,7 +102,7 @@ class ReadGroup:
 
     @functools.cached_property
     def links(self) -> tuple[Link, ...]:
-        """The links by which the group is stepped: those of its chain, behind one that unscales."""
+        """The links by which the group is stepped: its chain's links, behind a link that unscales, if any."""
         links = self.choices.chain.links
         return links if self.scale is None else (UNSCALE, *links)
 

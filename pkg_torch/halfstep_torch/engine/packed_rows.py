@@ -18,7 +18,7 @@ _P, _G, _U = ("", "p"), ("", "g"), ("", "u")
 def for_each(operation: str, tensors: list[Tensor], other: Any) -> None:
     """Call a method of every tensor, by one call of torch where that has it.
 
-    The method changes its tensor. `other` is its argument; a list has that of every tensor.
+    The method changes its tensor. `other` is its argument; a list has an argument for every tensor.
     """
     together = getattr(torch, f"_foreach_{operation}", None)
     if together is not None:

@@ -31,7 +31,7 @@ Columns = Sequence[tuple[Any, dict[int, Any]]]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Rules that run as one. Equal stages share a compiled kernel: no seed and no number is part of one.
+    """Rules that run as one. Equal stages share a compiled kernel: no seed and no number is part of a stage.
 
     Attributes:
         rules: of the stage, in the order of the chain.
@@ -150,7 +150,7 @@ class Stage:
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
 
     def run_alone(self, u: Tensor, numbers: Sequence) -> Tensor:
-        """Return the update that a stage which reads nothing else (`by_update`) makes of a whole one."""
+        """Return the update that a stage which reads nothing else (`by_update`) makes of a whole update."""
         u = -u if self.negates else u
         for rule, n in zip(self.rules, numbers, strict=True):
             u, _ = rule.update(u, u, {}, n, ())

@@ -40,7 +40,7 @@ def global_norm(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
 
 
 def global_norms(tensors: Sequence[Tensor], *, exact: bool = False) -> Tensor:
-    """Return the norm of all elements of all tensors, and that of 2^-64 times them."""
+    """Return the norm of all elements of all tensors, and the norm of 2^-64 times them."""
     if not tensors:
         return torch.zeros(2, dtype=torch.float32)
     device = tensors[0].device

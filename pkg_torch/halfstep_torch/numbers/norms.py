@@ -32,7 +32,7 @@ def norm(x: Tensor, length: int | None = None) -> Tensor:
 
 
 def norms(x: Tensor, length: int | None = None) -> Tensor:
-    """Return the norm of an array, and that of 2^-64 x, which is finite where every element of x is."""
+    """Return the norm of an array x, and the norm of 2^-64 x, which is finite where every element of x is."""
     pieces = x.reshape(-1).split(length or piece_length(x.device))
     if len(pieces) == 1:
         field, total = _squares(pieces[0].to(torch.float32))

@@ -40,7 +40,7 @@ def from_bytes(entry: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> d
 
 
 def _changed(x: Any, change: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Return what a change makes of a tensor, or of what this process has of it; `shape` is that of all."""
+    """Return what a change makes of a tensor, or of this process's part of it; `shape` is of the whole."""
     return from_local(change(local_part(x)), x, x.placements, shape) if is_sharded(x) else change(x)
 
 

@@ -78,7 +78,7 @@ def check_seeds(caller: str, group: int, saved: Any, expected: Any) -> None:
 
 
 def saved_step(caller: str, name: str, value: Any) -> int:
-    """Return the saved count of steps of a parameter, a number or a tensor of one; refuse what is none."""
+    """Return a parameter's saved count of steps, a number or a tensor of one number; refuse anything else."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, (int, float)):

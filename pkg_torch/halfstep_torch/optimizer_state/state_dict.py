@@ -30,7 +30,7 @@ def make_header(
 ) -> dict[str, Any]:
     """Return what a group says besides its values; plain types, so that `weights_only=True` loads it.
 
-    `counts` are the distinct ones of its parameters, which stand as tensors in their state too.
+    `counts` are the distinct counts of its parameters, which stand as tensors in their state too.
     """
     links = [link.name for link in chain.links]
     header = {"spec_version": SPEC_VERSION, "links": links, "seeds": [link.seed for link in chain.links]}
@@ -237,11 +237,11 @@ def load_states(
     saved: Mapping[Tensor, tuple[Mapping[str, tuple | None], Mapping[str, Any]]],
     home: Callable[[Tensor, dict[str, Any]], dict[str, Any]],
 ) -> None:
-    """Copy saved arrays, in their own dtypes, to an optimizer's state, whose own go one by one.
+    """Copy saved arrays, in their own dtypes, to an optimizer's state, whose old arrays go one by one.
 
     So old and new state do not stand in memory at once. `saved` has, of each parameter, how each array is to
-    be placed beside it (`placed_copy`), and its saved state. `home` brings the state
-    of one to where it is kept.
+    be placed beside it (`placed_copy`), and its saved state. `home` brings the state of a parameter to where
+    it is kept.
     """
     for param in [param for param in states if param not in saved]:
         del states[param]

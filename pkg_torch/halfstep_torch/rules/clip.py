@@ -93,7 +93,7 @@ def clip_grad_norm_(
         parameters: one, or many; those without a gradient are passed over.
         max_norm: the largest norm that is left as it is.
         error_if_nonfinite: raise where the norm is NaN or infinite. Otherwise NaN makes every gradient NaN,
-            and an infinite gradient makes the others zero; finite ones are clipped whatever their norm.
+            and an infinite gradient makes the others zero; finite gradients are clipped whatever their norm.
         exact: add integers, so that the norm has the same bits in any order, on any number of devices, and in
             JAX; see `global_norm`. About five times the time on a CPU. Shards then exchange words twice, for
             all gradients together, else once.

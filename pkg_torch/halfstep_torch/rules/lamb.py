@@ -35,12 +35,12 @@ class Lamb(Optimizer):
     round_stochastically)`: all arithmetic in float32; rounds each moment to its dtype, and the weight to its
     own, once per step. A step moves a parameter by about the share `lr` of its norm, and the decay is part of
     the update whose norm is taken. `mu_rounding="paid"`, which recipes have, is "stochastic" here: the norm
-    would be that of what is paid too.
+    would count what is paid too.
 
     Arguments and errors are those of `AdamW`, with `max_norm` and `exact` of `scale_by_trust_ratio`. Without
     `max_norm`, steps at a constant rate grow with the weights; None is no bound, as You et al.'s text has it.
     `bias_correction` is present in v1 and the final paper, absent in v3; without decay and `eps` the ratio
-    cancels it up to rounding. Under "split8", "split16" and "master" norms too are those of the float32
+    cancels it up to rounding. Under "split8", "split16" and "master" norms too are taken of the float32
     weights. Compiled, what comes before the ratio has the same bits.
 
     Example:

@@ -90,7 +90,8 @@ def scale_by_muon(
             float32. The factor magnifies errors of storing 485 times: of 8 bits use `scaled("int8", 32,
             scale="fine")`; others are warned of, and 4 bits refused.
         nesterov: whether h is one step ahead, in the form of torch and Jordan; else h = m.
-        bias_correction: Optax's form: both terms are divided by 1 - beta^t, that of m at t + 1.
+        bias_correction: Optax's form: g is divided by 1 - beta^t, and m by 1 - beta^(t + 1), or by 1 - beta^t
+            without `nesterov`.
         output_axis: the axis, or axes, of the outputs of the layer: 0 for weights of outputs by inputs.
         reduction_axis: the axes of its inputs; of arrays of two axes the other axis. Axes that are neither
             count matrices: a stack of layers (layers, out, in) has output_axis=1, reduction_axis=2.
@@ -152,7 +153,7 @@ class Muon(Optimizer):
         ns_dtype: as there.
         bias_correction: as there.
         mu_dtype: as there.
-        mu_rounding: as there; an entry of a group of AdamW is that of `exp_avg`.
+        mu_rounding: as there; in a group of AdamW the entry is for `exp_avg`.
         adam_lr: the learning rate of AdamW; None: `lr`.
         betas: with `adam_eps`, `adam_weight_decay`, `adam_mu_dtype`, `nu_dtype` and `nu_rounding`, as in
             `AdamW`, for what AdamW steps.

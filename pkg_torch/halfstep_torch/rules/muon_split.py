@@ -64,7 +64,7 @@ def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: l
 
 
 def _parts(caller: str, group: dict, known: Mapping, axes: Mapping[int, MatrixAxes | None]) -> list[dict]:
-    """Return the groups of one: one for each kind of matrix, and then one for AdamW."""
+    """Return the groups into which a group is split: one for each kind of matrix, then one for AdamW."""
     parts: dict[MatrixAxes | None, list] = {}
     for name, param in (_named(caller, known, x) for x in group["params"]):
         parts.setdefault(axes[id(param)], []).append((name, param))

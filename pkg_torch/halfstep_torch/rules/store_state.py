@@ -176,8 +176,8 @@ def store_state(
     without negative numbers. So second moments are safe in "float8_e4m3fn". Formats without a
     sign keep magnitudes: select what has no sign. Freezing is not checked.
 
-    Group entries are those of `inner`. State: that of `inner` under the same keys, and of `scaled` formats
-    `exp_avg_scale` and the like.
+    Group entries are those of `inner`. State: the state of `inner` under the same keys, and of `scaled`
+    formats `exp_avg_scale` and the like.
 
     Args:
         inner: a transform, or a chain of them, without a last link that lands on the weights.

@@ -73,7 +73,7 @@ class CutBlocks:
         for slot in slots:
             for key in slot.scales.keys() - slot.arrays.keys():
                 slot.scales[key].zero_()
-        # What is stored in units of another moment is rounded once that one is: twice, if both have scales.
+        # A moment in units of another moment is rounded after that moment: twice, if both have scales.
         depths = [_depths(leaf.slots[0]) for leaf in self._leaves]
         for depth in range(max((max(of_leaf.values()) for of_leaf in depths), default=-1) + 1):
             for batch in self._batches:

@@ -21,7 +21,7 @@ class Piece:
 
     Attributes:
         slot: whose it is.
-        u: the update that comes to the rule; once processes have exchanged it, the one that leaves it.
+        u: the update that comes to the rule. After the exchange, the update that leaves the rule.
         function: the rule, of the whole update.
     """
 

@@ -42,7 +42,7 @@ class Blocks:
         return elements // self.unit * (self.padded // self.size)
 
     def holds(self, other: "Blocks") -> bool:
-        """Whether each of these blocks is whole ones of another cut, but for what is short in both.
+        """Whether each of these blocks is whole blocks of another cut, apart from short blocks in both.
 
         Example:
             >>> Blocks(128, 200).holds(Blocks(32, 200)), Blocks(128).holds(Blocks(48))

@@ -1,8 +1,8 @@
 """A weight in two parts: the model's, in 16 bits, and further bits of its mantissa. Contract: P5.
 
-Together they are a number of a wider format: that of the weight with 8 or 16 more bits of mantissa. The
-pattern of the wide number is that of the weight, moved up, plus the low bits as a signed number: the weight
-is the *nearest*, so it may stand above.
+Together they are a number of a wider format: the weight's format with 8 or 16 more bits of mantissa. The
+pattern of the wide number is the pattern of the weight, moved up, plus the low bits as a signed number. The
+weight is the *nearest*, so it may stand above.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Weights kept to more bits than the model sees, which the rules inside read and update.
 
 Contract: P5, P6. Two ways to keep them, `split_params` and `keep_master_params`: wrappers of a whole chain.
-The rules that one wraps stay links of the one flat chain, in front of that which keeps the weights.
+The rules inside stay links of one flat chain, in front of the link that keeps the weights.
 """
 
 from collections.abc import Mapping, Sequence
