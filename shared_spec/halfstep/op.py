@@ -271,7 +271,7 @@ def _shape(x: Number) -> tuple[int, ...]:
 
 
 def dtype_name(x: Any) -> str:
-    """Return the name of an array's dtype, alike in all frameworks; that of its type if x is no array."""
+    """Return the name of an array's dtype, alike in all frameworks; the name of its type if x is no array."""
     return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
 
 

@@ -179,7 +179,7 @@ class NumpyOp(Recorded):
 
 
 def compared(rule: Rule, question: Question, numbers: Any, eager: Answer, compiled: Mapping[str, Answer]):
-    """Hold a framework's answers against NumPy's, and those of compiled steps against the eager one.
+    """Compare a framework's answers with NumPy's, and the answers of compiled steps with the eager answer.
 
     `compiled` has, by how it was compiled, outputs alone, or the results of operations too. The error names
     the line of `update` whose result differs.

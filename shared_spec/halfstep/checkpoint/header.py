@@ -101,9 +101,9 @@ def check_spec_version(caller: str, what: str, version: Any) -> None:
 
 
 def paired(saved: Recipe, recipe: Recipe) -> Recipe:
-    """Return of every link of this run that of the file, given recipes that `read_recipes` found equal.
+    """Return, for every link of this run, the link of the file; `read_recipes` found the recipes equal.
 
-    A link that keeps nothing may be missing in the file: a schedule's count is then that of the others.
+    A link that keeps nothing may be missing in the file: a schedule's count is then the count of the others.
     """
     kept = iter(_keeping(saved))
     rest = [link for link in saved if link["count"] is not None]

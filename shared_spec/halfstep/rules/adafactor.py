@@ -40,22 +40,22 @@ class ScaleByFactoredRms(Rule):
         u = g / max(root, floor)
 
     An array whose second longest axis is shorter than `min_dim_size_to_factor`, and every array without
-    `factored`, keeps the whole average, and root is that of it:
+    `factored`, keeps the whole average, and root is the root of this average:
 
         nu <- round(((1 - w) nu) + (w s));  root = sqrt(nu)
 
     In float32, each operation rounded once. Means are sums by halves (contract M3), so that the bits are the
     same in both packages, compiled, and on a mesh under `jax.jit`. Rows and columns are always float32;
     `nu_dtype` and `nu_rounding` are for `nu`, as in `scale_by_adam`, but nearest rounding is refused: w falls
-    without end, and every average rounded to nearest in 16 bits freezes. Where one of both forms is kept, the
-    arrays of the other have one element.
+    without end, and every average rounded to nearest in 16 bits freezes. Where an array keeps one form, the
+    arrays of the other form have one element.
 
     Optax has no `floor`; torch has no `epsilon` and adds nothing, but has a floor, `eps[0]`. Optax's
-    `decay_rate_fn` is left out: a rate of one's own is a rule of one's own.
+    `decay_rate_fn` is left out: write a rule for another decay rate.
 
     In torch: group entries `decay_rate`, `epsilon`, `floor` and `nu_dtype`; state `row_var`, `col_var` and
-    `variance`. Of a parameter in shards every process gathers the whole, and the bits are those of one.
-    Inside `jax.shard_map` a shard is refused: step under `jax.jit`.
+    `variance`. Of a parameter in shards every process gathers the whole, and the bits are the same as in one
+    process. Inside `jax.shard_map` a shard is refused: step under `jax.jit`.
 
     Errors are those of `scale_by_adam`, and ValueError for a power outside [0, 1].
 
@@ -94,7 +94,7 @@ class ScaleByFactoredRms(Rule):
             )
 
     def numbers(self, h, t, op):
-        """Return the share of what is new in an average, and that of what is kept."""
+        """Return the share of the new values in an average, and the share of the old average."""
         share = inverse_power(op.maximum(op.float32(t - self.step_offset), 1.0), h.decay_rate, op)
         return {"share": share, "kept": 1.0 - share}
 
@@ -116,17 +116,17 @@ class ScaleByFactoredRms(Rule):
 
     @property
     def whole_shape(self) -> Callable[[Shape], Shape]:
-        """From the shape of a weight to that of `nu`."""
+        """From the shape of a weight to the shape of `nu`."""
         return _shape_of(None, self.factored, self.min_dim_size_to_factor)
 
     @property
     def row_shape(self) -> Callable[[Shape], Shape]:
-        """To that of `nu_row`: the longest axis has a size of 1."""
+        """To the shape of `nu_row`: the longest axis has a size of 1."""
         return _shape_of(0, self.factored, self.min_dim_size_to_factor)
 
     @property
     def col_shape(self) -> Callable[[Shape], Shape]:
-        """To that of `nu_col`: the second longest axis has."""
+        """To the shape of `nu_col`: the second longest axis has a size of 1."""
         return _shape_of(1, self.factored, self.min_dim_size_to_factor)
 
 
@@ -164,7 +164,7 @@ class ClipByBlockRms(Rule):
 class ScaleByParamBlockRms(Rule):
     """Multiply every update by the root mean square of its weight: max(rms(p), min_scale) u.
 
-    A learning rate is then relative to the size of the weight. rms(p) is that of the float32 weight, as
+    A learning rate is then relative to the size of the weight. rms(p) reads the float32 weight, as
     precisely as the link sees it, by a sum by halves (contract M3): the bits are the same everywhere.
 
     In torch the group entry is `min_scale`. Of a parameter in shards every process gathers the whole.

@@ -118,7 +118,7 @@ def axes_of(axis: Any) -> tuple[int, ...]:
 
 
 def matrices_of(caller: str, shape: Sequence[int], reduction_axis: Any, output_axis: Any) -> Matrices:
-    """Return the matrices of an array of a shape; of two axes the one that is not the output's is the other.
+    """Return the matrices of an array of a shape; of two axes, the input's is not the output's axis.
 
     Raises:
         ValueError: if the shape has no such matrices, or empty ones.

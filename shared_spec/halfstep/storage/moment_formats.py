@@ -185,7 +185,7 @@ def check_saturation(caller: str, moment: Moment, fmt: Format, others: Iterable[
 
 
 def check_power_unit(caller: str, moment: Moment, fmt: Format, unit: Moment, unit_fmt: Format | None) -> None:
-    """Raise ValueError for a moment in units of a power of two where no format gives one.
+    """Raise ValueError for a moment in units of a power of two where no format gives this unit.
 
     Args:
         caller: whose moments they are.

@@ -94,7 +94,7 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
     | "ulinear4" | 4 | 1/16, 2/16, ..., 1, for second moments alone: the usual choice, as it has no zero |
 
     4-bit codes are packed two per byte along the run; an odd run is padded. In a state they have the shape
-    (leading axes, bytes of a run), of an 8-bit format that of the param.
+    (leading axes, bytes of a run). 8-bit codes have the shape of the param.
 
     Args:
         table: one of the above.
