@@ -2,14 +2,16 @@
 
     python benchmarks/step.py [--rounds 15] [--many] [--storages TEXT ...] [--threads 1] [--json NAME.json]
 
-Everything runs interleaved in one process. Prints the median nanoseconds per parameter and step, the
-processor time behind it (of all threads, divided by their number: steadier on a shared machine), and the
-ratio to a copy of as many bytes. Then torch's steps of 300 short arrays. The last table has a row for every
-way to store a moment or a weight, against the default of the same package: what saves memory costs time.
+The rows of a table run interleaved, in a process of their own. Prints the median nanoseconds per parameter
+and step, the processor time behind it (of all threads, divided by their number: steadier on a shared
+machine), and the ratio to a copy of as many bytes. Then torch's steps of 300 short arrays. The last tables
+have a row for every way to store a moment or a weight, against the default of the same package: what saves
+memory costs time.
 """
 
 import argparse
 import json
+import multiprocessing
 import pathlib
 import statistics
 from collections.abc import Sequence
@@ -35,6 +37,7 @@ from halfstep_spec import PARAM_STORAGES
 LAYOUTS = {"1 x 16M": (1, (4096, 4096)), "100 x 160k": (100, (400, 400))}
 MANY = {"300 x 1k to 50k": (1_000, 50_000), "300 x 64 to 4k": (64, 4_000)}
 STORED = (2048, 2048)
+PACKAGES = ("JAX", "torch")
 _LR, _DECAY = 1e-4, 0.1
 
 
@@ -217,8 +220,27 @@ def against(rows: list[dict], peers: tuple[str, ...]) -> None:
             print(f"{name} / {peer} = {wall:.2f}, processor time {cpu:.2f}")
 
 
+def timed(name: str, rounds: int, threads: int, only: Sequence[str]) -> list[dict]:
+    """Time a layout, or `only` some storages of a package; print the rows and return them."""
+    torch.set_num_threads(threads)
+    if name in LAYOUTS:
+        leaves, shape = LAYOUTS[name]
+        entries, size = contenders(name), leaves * int(np.prod(shape))
+    elif name in MANY:
+        entries, size = many_contenders(name), sum(lengths(name))
+    else:
+        entries, size = storage_contenders(name, only), int(np.prod(STORED))
+    measure(entries, rounds, size, threads)
+    if name in PACKAGES:
+        return storage_table(name, entries)
+    rows = table(name, entries)
+    if name in MANY:
+        against(rows, ("torch AdamW(foreach)", "torch AdamW(fused)"))
+    return rows
+
+
 def main() -> None:
-    """Run the benchmark, in a process whose thread settings stood before it began."""
+    """Run the benchmark, in processes whose thread settings stood before they began."""
     threads = in_quiet_process()
     parser = argparse.ArgumentParser(
         description="Time optimizer steps against peers, interleaved in one run."
@@ -230,26 +252,15 @@ def main() -> None:
     only.add_argument("--storages", nargs="*", help="only the rows of storages; of those with such a text")
     only.add_argument("--many", action="store_true", help="only the rows of 300 arrays")
     arguments = parser.parse_args()
-    threads, by_storage = arguments.threads, arguments.storages is not None
-    torch.set_num_threads(threads)
-    print(machine(threads))
-    rows = []
-    for layout, (leaves, shape) in ({} if by_storage or arguments.many else LAYOUTS).items():
-        entries = contenders(layout)
-        measure(entries, arguments.rounds, leaves * int(np.prod(shape)), threads)
-        rows += table(layout, entries)
-    if rows:
-        ratios(rows)
-    for layout in () if by_storage else MANY:
-        entries = many_contenders(layout)
-        measure(entries, arguments.rounds, sum(lengths(layout)), threads)
-        of_layout = table(layout, entries)
-        against(of_layout, ("torch AdamW(foreach)", "torch AdamW(fused)"))
-        rows += of_layout
-    for package in () if arguments.many else ("JAX", "torch"):
-        entries = storage_contenders(package, arguments.storages or ())
-        measure(entries, arguments.rounds, int(np.prod(STORED)), threads)
-        rows += storage_table(package, entries)
+    threads, storages = arguments.threads, arguments.storages
+    print(machine(threads), flush=True)
+    names = PACKAGES if storages is not None else MANY if arguments.many else (*LAYOUTS, *MANY, *PACKAGES)
+    rows: list[dict] = []
+    # A process for each: memory that others have used and freed would slow down steps with temporaries.
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for name in names:
+            rows += pool.apply(timed, (name, arguments.rounds, threads, storages or ()))
+    ratios([row for row in rows if row["layout"] in LAYOUTS])
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": machine(threads), "rows": rows}, indent=1) + "\n")
 

@@ -15,8 +15,9 @@ import numpy as np
 import optax
 import torch
 
-# Pinned threads that sleep while they wait: spinning ones read up to 30x too slow on a shared machine.
-QUIET = {"OMP_PROC_BIND": "true", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+# Threads sleep while they wait: torch's would spin while a step of JAX runs. No thread is pinned to a core,
+# because JAX's threads may run only where the thread that makes them may.
+QUIET = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 QUIET["JAX_PLATFORMS"] = "cpu"
 
 
