@@ -41,6 +41,7 @@ def settings() -> dict[str, dict]:
     """Return arguments for every format, by name: the other moment is in float32, but for fourth roots."""
     plain = {name: (kind, name) for name, kind in PLAIN_CODES.items() if name not in ("float32", _ROOTS)}
     scaled = {f"scaled {name}": (kind, hs.scaled(name, min_size=0)) for name, kind in SCALED_CODES.items()}
+    scaled["scaled int8, fine"] = SCALED_CODES["int8"], hs.scaled("int8", min_size=0, scale="fine")
     tables = {
         f"codebook {name}": (kind, hs.codebook(name, min_size=0)) for name, kind in CODEBOOK_CODES.items()
     }
