@@ -1,4 +1,4 @@
-"""The page of costs has the figures of its records, from `benchmarks/compiled.py` and `benchmarks/step.py`."""
+"""The page of costs has the figures of its records, of `benchmarks/compiled.py` and `benchmarks/step.py`."""
 
 import json
 import pathlib
