@@ -32,7 +32,7 @@ from hunt.sides import (
 )
 
 LEAST = 2.0**-40
-"""From here up no intermediate is subnormal in float32; XLA on a CPU takes those for zero (contract A8)."""
+"""Squares from here up are normal in float32; XLA on a CPU takes subnormal numbers for zero (contract A8)."""
 _COMPILED = max(16, EXAMPLES // 250)
 _HUNT = {
     "database": None,
