@@ -131,7 +131,7 @@ FP8 = (_scaled("float8_e4m3fn"), _scaled("ufloat8_e5m3"))
 INT8 = (_scaled("int8"), _scaled("ufloat8_e4m4"))
 TABLES = (_codebook("dynamic8"), _codebook("udynamic8"))
 NEAREST: dict = {"mu_rounding": "nearest_unchecked"}
-PAID: dict = {"mu_rounding": "paid"}
+FEEDBACK: dict = {"mu_rounding": "feedback"}
 
 EIGHT_BITS = (
     "mu e4m3fn, nu ufloat8_e5m3",
@@ -145,9 +145,13 @@ ROWS = (
     Row("mu bf16, nu ufloat8_e6m2", _adam("bfloat16", "ufloat8_e6m2")),
     Row("one_pass: mulaw8, uroot4_e4m4", _adam(hs.relative("mulaw8"), "uroot4_e4m4")),
     Row(
-        "eight_bit: relative e3m4 paid, uroot8", _adam(hs.relative("float8_e3m4"), _scaled("uroot8"), **PAID)
+        "eight_bit: relative e3m4 with feedback, uroot8",
+        _adam(hs.relative("float8_e3m4"), _scaled("uroot8"), **FEEDBACK),
     ),
-    Row("four_bit: relative int4 paid, uroot8", _adam(_relative("int4", 32), _scaled("uroot8"), **PAID)),
+    Row(
+        "four_bit: relative int4 with feedback, uroot8",
+        _adam(_relative("int4", 32), _scaled("uroot8"), **FEEDBACK),
+    ),
     Row("mu relative e3m4, nu ufloat8_e6m2", _adam(hs.relative("float8_e3m4"), "ufloat8_e6m2")),
     Row("mu relative int8, nu ufloat8_e5m3", _adam(_relative("int8", 128), FP8[1])),
     Row("mu relative int4, nu ufloat8_e5m3", _adam(_relative("int4", 32), FP8[1])),

@@ -35,7 +35,7 @@ from experiments import ROWS, pool, weights
 _RANGE = (
     "its second moment has no scale and stops at the ends of its range, which suits gradients of 4e-8 to 130"
 )
-_PAID = (
+_FEEDBACK = (
     "a step takes back nine times the rounding error of its first moment, so the largest movement is longer"
 )
 SHORTFALLS = {
@@ -45,8 +45,8 @@ SHORTFALLS = {
     ): "neighbouring numbers of its second moment are up to a quarter apart",
     ("sizes", "halfstep_torch, one_pass"): _RANGE,
     ("spike", "halfstep_torch, one_pass"): _RANGE,
-    ("spike", "halfstep_torch, eight_bit"): _PAID,
-    ("spike", "halfstep_torch, four_bit"): _PAID,
+    ("spike", "halfstep_torch, eight_bit"): _FEEDBACK,
+    ("spike", "halfstep_torch, four_bit"): _FEEDBACK,
 }
 """What is outside a bound of ours, by row and name, with the reason."""
 

@@ -61,9 +61,9 @@ ROWS = (
     Row("float32, another batch order", order=OTHER_ORDER),
     Row("bfloat16", dict(hs.recipes.sixteen_bit)),
     Row("relative int8, ufloat8_e4m4", _moments(hs.relative("int8", 128), E4M4)),
-    Row("eight_bit: relative e3m4 paid, uroot8", dict(hs.recipes.eight_bit)),
+    Row("eight_bit: relative e3m4 with feedback, uroot8", dict(hs.recipes.eight_bit)),
     Row("one_pass: mulaw8, uroot4_e4m4", dict(hs.recipes.one_pass)),
-    Row("four_bit: relative int4 paid, uroot8", dict(hs.recipes.four_bit)),
+    Row("four_bit: relative int4 with feedback, uroot8", dict(hs.recipes.four_bit)),
     Row("fp8: e4m3fn, ufloat8_e5m3", _moments(hs.scaled("float8_e4m3fn"), hs.scaled("ufloat8_e5m3"))),
     Row("4-bit tables: dynamic4, udynamic4", _moments(hs.codebook("dynamic4"), hs.codebook("udynamic4"))),
 )
@@ -163,10 +163,10 @@ def run_all(rows: Iterable[Row], steps: int) -> list[dict]:
 
 EIGHT = (
     "relative int8, ufloat8_e4m4",
-    "eight_bit: relative e3m4 paid, uroot8",
+    "eight_bit: relative e3m4 with feedback, uroot8",
     "one_pass: mulaw8, uroot4_e4m4",
 )
-FOUR = "four_bit: relative int4 paid, uroot8"
+FOUR = "four_bit: relative int4 with feedback, uroot8"
 OTHER = "float32, another batch order"
 CLAIMS = {
     "relative int8, e4m4: dist <= 0.055": lambda dist: dist[EIGHT[0]] <= 0.055,

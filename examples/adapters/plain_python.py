@@ -333,11 +333,12 @@ def take_steps(case, rule):
     formats = [case.inputs[name].dtype for name in moments]
     known = all(name.endswith(("_dtype", "_rounding")) for name in extra)
     scaled = any(
-        isinstance(value, dict) or value in ("ufloat8_e6m2", "uroot4_e4m4", "paid") for value in a.values()
+        isinstance(value, dict) or value in ("ufloat8_e6m2", "uroot4_e4m4", "feedback")
+        for value in a.values()
     )
     if scaled or not known or a["param_storage"] not in ("nearest", "stochastic"):
         raise NotImplementedError(
-            "formats with scales or roots, what is paid, and weights with more than themselves"
+            "formats with scales or roots, error feedback, and weights with more than themselves"
         )
     h = {
         name: plain(case, name)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import optax
 
-from halfstep.moments import Payment, StepMoment, payment_name, payments
+from halfstep.moments import Feedback, StepMoment, fed_back, feedback_name
 from halfstep.numbers import Elsewhere, Number
 from halfstep.op import check_array
 from halfstep.rule import Rule, declared
@@ -72,10 +72,10 @@ class StoredStepMoment(StepMoment):
         value = stored.decode(encoded, keys.before)
         if unit is not None:
             value = out_of_unit(self._format, value, unit.value.value, unit.old)
-        payment = None
-        if numbers is not None and stored.pays(self._format):
-            payment = Payment(op.number(getattr(numbers, payment_name(stored.name))), second)
-        super().__init__(stored.name, value, op, unit, payment)
+        feedback = None
+        if numbers is not None and stored.feeds_back(self._format):
+            feedback = Feedback(op.number(getattr(numbers, feedback_name(stored.name))), second)
+        super().__init__(stored.name, value, op, unit, feedback)
         self._stored, self._keys, self._nu = stored, keys, unit
         self.old = self.encoded = encoded
 
@@ -132,7 +132,7 @@ def step_moments(
 ) -> dict[str, StoredStepMoment]:
     """Return the moments of one leaf during a step, those in units of another after that one.
 
-    Without `numbers` nothing is paid for. `known` is what earlier looks at the step found, if there are any.
+    Without `numbers` no error is fed back. `known` is what earlier looks at the step found, if there are any.
     """
     moments: dict[str, StoredStepMoment] = {}
     rows = zip(stored.items(), encoded, strict=True)
@@ -175,7 +175,7 @@ def numbers_at(rule: Rule, before: Any, count: Any) -> Any:
     # Arrays, and not numbers of a step: here they may be computed with one another.
     further = rule.numbers(_named(tuple(h))(*map(op.wrap, h.values())), Count(op, count), op)
     n = h | {name: op.bare(x) for name, x in further.items()}
-    for name, moment in payments(rule).items():
+    for name, moment in fed_back(rule).items():
         n[name] = divide(h[moment.rate], np.float32(1) - h[moment.rate])
     return _named(tuple(n))(**n)
 

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from halfstep.random_words import leaf_id
 from halfstep.rule import Rule, declared, moments_of
 from halfstep.step import updated
-from halfstep.storage.moment_formats import check_payment, check_power_unit, check_saturation, check_unit
+from halfstep.storage.moment_formats import check_feedback, check_power_unit, check_saturation, check_unit
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
@@ -192,7 +192,7 @@ def _step(
     formats = [moment.format_of(old) for (_, moment), old in zip(stored, encoded, strict=True)]
     # Op by op nothing is kept that was not computed.
     used_again = [
-        moment.pays(fmt) or moment.field.copies_weights
+        moment.feeds_back(fmt) or moment.field.copies_weights
         for (_, moment), fmt in zip(stored, formats, strict=True)
     ]
     if any(used_again) and isinstance(zero, Tracer):
@@ -267,7 +267,7 @@ def _check_units(rule: Rule, stored: dict[str, StoredMoment]) -> None:
         if unit is None or fmt is None or not fmt.relative or fmt.scaled:
             continue
         check_power_unit(rule.name, moment.field, fmt, unit.field, unit.asked_for)
-        check_payment(rule.name, moment.field, moment.rounding, unit.field, unit.asked_for)
+        check_feedback(rule.name, moment.field, moment.rounding, unit.field, unit.asked_for)
         # Rates that are arrays are not known; what is past the codes then makes steps shorter.
         if moment.rate is None or unit.rate is None:
             continue

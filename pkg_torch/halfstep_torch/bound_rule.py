@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.moments import Moments, Payment, payment_name
+from halfstep.moments import Feedback, Moments, feedback_name
 from halfstep_torch.numbers.op import STEP_OPS, tensor_numbers
 from halfstep_torch.storage.relative import into_unit, out_of_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
@@ -35,10 +35,10 @@ class StepMoment:
         words: Sequence[Words],
         shape: Shape | None,
         unit: "StepMoment | None",
-        payment: Payment | None = None,
+        feedback: Feedback | None = None,
     ):
         self._storage, self._words, self._shape, self._unit = storage, words, shape, unit
-        self._payment = payment
+        self._feedback = feedback
         value = self._shaped(storage.decode(state, words))
         self._codes, self._rounded = state[storage.key], None
         self._least = state.get(least_key(storage.key))
@@ -64,10 +64,10 @@ class StepMoment:
         self.arrays, values = self._storage.encode(self._flat(z), self._words, self._least)
         self._codes, values = self.arrays[self._storage.key], self._shaped(values)
         self._rounded = values if unit is None else out_of_unit(fmt, values, unit)
-        if self._payment is None:
+        if self._feedback is None:
             return self._rounded
-        v = None if self._payment.second is None else self._payment.second.values
-        return self._payment.paid(x, self._rounded, v, _OP)
+        v = None if self._feedback.second is None else self._feedback.second.values
+        return self._feedback.apply(x, self._rounded, v, _OP)
 
     @property
     def values(self) -> Tensor:
@@ -155,7 +155,7 @@ class BoundRule:
     ) -> dict[str, StepMoment]:
         """Return the moments during one step, by name; where a `shape` is given, as whole arrays in it.
 
-        Without the `numbers` of the step no moment is paid for.
+        Without the `numbers` of the step no error is fed back.
         """
         drawn, first = {}, 0
         for stored in self.moments:
@@ -166,8 +166,8 @@ class BoundRule:
         for stored in sorted(self.moments, key=lambda stored: bool(stored.second)):
             shape_here = None if shape is None else stored.arrays[stored.key].values_shape(shape)
             unit = moments[stored.unit] if stored.unit else None
-            payment = None
-            if stored.paid and numbers is not None:
-                payment = Payment(getattr(numbers, payment_name(stored.name)), moments.get(stored.second))
-            moments[stored.name] = StepMoment(stored, state, drawn[stored.name], shape_here, unit, payment)
+            feedback = None
+            if stored.feeds_back and numbers is not None:
+                feedback = Feedback(getattr(numbers, feedback_name(stored.name)), moments.get(stored.second))
+            moments[stored.name] = StepMoment(stored, state, drawn[stored.name], shape_here, unit, feedback)
         return moments

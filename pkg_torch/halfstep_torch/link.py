@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.moments import payments
+from halfstep.moments import fed_back
 from halfstep.rule import Rule, declared
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.entries import entries_of
@@ -144,7 +144,7 @@ class Link(Rule):
             numbers[field] = DecayRate.of(value) if number.is_rate and ours else value
         with np.errstate(all="ignore"):  # infinities are numbers too: at lr = 0 nothing moves
             numbers.update(rule.numbers(_hyperparameters(values), step, _NUMBERS_OP))
-            for name, moment in payments(rule).items():
+            for name, moment in fed_back(rule).items():
                 numbers[name] = values[moment.rate] / (np.float32(1) - values[moment.rate])
         numbers.update(measured or {})
         rounded = (x if isinstance(x, DecayRate) else float(np.float32(x)) for x in numbers.values())

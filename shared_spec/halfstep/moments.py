@@ -8,21 +8,21 @@ from halfstep.op import Op, check_array
 from halfstep.rule import Moment, Rule, declared
 
 MOST = 4.0
-"""How many roots of the second moment are paid back at most: an update moves by no more than that."""
+"""How many roots of the second moment are fed back at most: an update moves by no more than that."""
 
 
-class Payment(NamedTuple):
-    """How a step pays back at once what storing a moment would add to later updates (contract F19).
+class Feedback(NamedTuple):
+    """How a step takes back what storing a moment would add to later updates (contract F19).
 
     Attributes:
         factor: b / (1 - b), b the moment's rate: how often a change of it comes back in all later steps.
-        second: the second moment whose root bounds what is paid; None for no bound.
+        second: the second moment whose root bounds what is fed back; None for no bound.
     """
 
     factor: Any
     second: Any = None
 
-    def paid(self, x: Any, stored: Any, v: Any, op: Any) -> Any:
+    def apply(self, x: Any, stored: Any, v: Any, op: Any) -> Any:
         """Return x - d, d = factor (stored - x), |d| at most 4 roots of v; None for no bound."""
         d = self.factor * (stored - x)
         if v is not None:
@@ -31,19 +31,19 @@ class Payment(NamedTuple):
         return x - d
 
 
-def payments(rule: Rule) -> dict[str, Moment]:
-    """Return the moments that a rule asks to pay for, by the names of their factors among the numbers."""
+def fed_back(rule: Rule) -> dict[str, Moment]:
+    """Return the moments whose errors a rule feeds back, by the names of their factors among the numbers."""
     moments = declared(type(rule)).moments.values()
     return {
-        payment_name(moment.name): moment
+        feedback_name(moment.name): moment
         for moment in moments
-        if moment.rounding and getattr(rule, moment.rounding) == "paid"
+        if moment.rounding and getattr(rule, moment.rounding) == "feedback"
     }
 
 
-def payment_name(moment: str) -> str:
-    """Return the name of the factor of a moment's payment among the numbers of a step."""
-    return f"{moment}_payment"
+def feedback_name(moment: str) -> str:
+    """Return the name of the factor of a moment's feedback among the numbers of a step."""
+    return f"{moment}_feedback"
 
 
 class StepMoment:
@@ -60,10 +60,10 @@ class StepMoment:
         value: Any,
         op: Op,
         unit: "StepMoment | None" = None,
-        payment: Payment | None = None,
+        feedback: Feedback | None = None,
     ):
-        """Take the bare array of a moment, the moment in whose root it is kept, and how it is paid for."""
-        self.name, self.unit, self.payment, self._op = name, unit, payment, op
+        """Take the bare array of a moment, the moment in whose root it is kept, and its feedback."""
+        self.name, self.unit, self.feedback, self._op = name, unit, feedback, op
         self.value: Number = op.wrap(value)
         self.rounded: Number | None = None
 
@@ -79,8 +79,8 @@ class StepMoment:
     def round(self, x: Any) -> Number:
         """Round x to the format, once, for the new state; return what the update goes on with.
 
-        That is what was stored, or, where it is paid for, x less what storing adds to later updates. A moment
-        in units of the root of another, or paid for, is rounded after that.
+        That is what was stored, or, under error feedback, x less what storing adds to later updates. A moment
+        in units of the root of another, or with error feedback, is rounded after that.
         """
         rule = self._op.rule
         if self.rounded is not None:
@@ -95,10 +95,10 @@ class StepMoment:
         # In units of a root what was stored is a product, which is not exact.
         made = Made.ARRAY if self.unit is None else Made.PRODUCT
         self.rounded = self._op.wrap(self.store(x), made)
-        if self.payment is None:
+        if self.feedback is None:
             return self.rounded
-        v = None if self.payment.second is None else self.payment.second.rounded
-        return self.payment.paid(self._op.wrap(x), self.rounded, v, self._op)
+        v = None if self.feedback.second is None else self.feedback.second.rounded
+        return self.feedback.apply(self._op.wrap(x), self.rounded, v, self._op)
 
     def store(self, x: Any) -> Any:
         """Return the values that are stored for a bare array."""

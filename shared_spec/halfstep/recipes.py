@@ -42,12 +42,12 @@ one_pass = types.MappingProxyType({"mu_dtype": relative("mulaw8"), "nu_dtype": "
 """4.00 bytes: 8-bit moments without scales, roots and quotients, so that a step reads memory once."""
 
 eight_bit = types.MappingProxyType(
-    {"mu_dtype": relative("float8_e3m4"), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "paid"}
+    {"mu_dtype": relative("float8_e3m4"), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "feedback"}
 )
 """4.01 bytes: the second moment with a scale per block of 128, and so nearer to float32, in a second pass."""
 
 four_bit = types.MappingProxyType(
-    {"mu_dtype": relative("int4", 32), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "paid"}
+    {"mu_dtype": relative("int4", 32), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "feedback"}
 )
 """3.55 bytes: a first moment of 4 bits, a second one of 8."""
 
@@ -115,7 +115,7 @@ def settings(caller: str, recipe: Any, parameters: Mapping[str, Any]) -> Mapping
     chosen = recipes[recipe]
     if set(moments) == set(_FORMATS):
         return chosen
-    # Lion's update is not linear in its moment, so that nothing is paid.
+    # Lion's update is not linear in its moment, so that no error is fed back.
     rest = {key: x for key, x in chosen.items() if key not in (*_FORMATS, "mu_rounding")}
     if _has_factor(parameters):
         of_adamw = {f"adam_{name}": chosen[name] for name in ("mu_dtype", "mu_rounding") if name in chosen}

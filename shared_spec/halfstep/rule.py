@@ -138,7 +138,7 @@ def moment(
     Its name is the attribute's: the name of its field in an Optax state, and of its random words. In
     `update`, `m.<name>.value` is the array as the step before stored it. `m.<name>.round(x)` rounds x to the
     format, once, and keeps it as the new state. It returns the values that the update goes on with. These are
-    the stored values or, where the rounding is "paid", x less what storing it would add to later updates.
+    the stored values or, where the rounding is "feedback", x less what storing it would add to later updates.
 
     Args:
         rate: the field of its decay rate: a rounding to nearest that would freeze the moment is refused.
@@ -152,7 +152,7 @@ def moment(
             second moment first.
         torch: its key in the state of a torch optimizer, such as "exp_avg"; its name unless given.
         linear: whether the update is linear in what `round` returns, and the moment an average, or a sum, of
-            the rate `rate`: then the rounding "paid" is offered (contract F19).
+            the rate `rate`: then the rounding "feedback" is offered (contract F19).
         amplified: whether the update magnifies errors of storing, as the factor of a matrix does. Then "auto"
             is nearest if that does not freeze, and codes that are too coarse are refused (contract F20).
         always: the plain dtype of a moment without a field for its format, such as "float32", whatever the

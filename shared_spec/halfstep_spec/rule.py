@@ -56,7 +56,7 @@ class Moment:
         rounding: the argument that holds its rounding; "" for its name and "_rounding".
         shape: of the moment, from that of the weights.
         unit: the second moment whose root may be its unit; "" for none.
-        linear: whether the update is linear in it, so that an error of it can be paid back at once.
+        linear: whether the update is linear in it, so that an error of it can be fed back.
         amplified: whether the update magnifies errors of storing it (contract F20).
     """
 
@@ -124,7 +124,7 @@ class StepMoment:
     def round(self, x: np.ndarray) -> np.ndarray:
         """Round float32 `x` to the moment's format, once, and keep the codes.
 
-        Returns what the update goes on with: what was stored, or what is paid for it.
+        Returns what the update goes on with: what was stored, or that less its error's later effect.
         """
         if self.stored is not None:
             raise ValueError(f"round: {self._name} was rounded before in this step. Round it once.")
@@ -135,16 +135,16 @@ class StepMoment:
             )
         if self._unit is None:
             self.stored, self.rounded = self._storage.round(x, self._step, self._leaf)
-            return self._paid(x, self.rounded)
+            return self._fed_back(x, self.rounded)
         v, nu = self._unit._rounded_before(self._name)
         z = x / power_of_root(nu.codes) if self._format.power_unit else to_unit(x, v)
         self.stored, z = self._storage.round(z, self._step, self._leaf)
         self.rounded = self._out_of_unit(z, v, nu)
-        return self._paid(x, self.rounded)
+        return self._fed_back(x, self.rounded)
 
-    def _paid(self, x: np.ndarray, stored: np.ndarray) -> np.ndarray:
+    def _fed_back(self, x: np.ndarray, stored: np.ndarray) -> np.ndarray:
         """Return x - d, d what the error of storing x would add to later updates; or what was stored."""
-        if self._storage.rounding != "paid" or self._format.codes.half_gap == 0:
+        if self._storage.rounding != "feedback" or self._format.codes.half_gap == 0:
             return stored
         b = np.float32(self._storage.b)
         d = (b / (np.float32(1) - b)) * (stored - x)
@@ -264,9 +264,9 @@ class Rule:
         fmt, rule = as_format(getattr(self, d.dtype)), type(self).__name__
         second = as_format(getattr(self, declared[d.unit].dtype)) if d.unit else None
         early = second is not None and second.has_inverse_root
-        if getattr(self, d.rounding) == "paid" and (not d.linear or early):
+        if getattr(self, d.rounding) == "feedback" and (not d.linear or early):
             raise ValueError(
-                f"{rule}: {d.rounding} is paid, and no update is linear in {name}. Use stochastic."
+                f"{rule}: {d.rounding} is feedback, and no update is linear in {name}. Use stochastic."
             )
         if fmt.has_inverse_root and not any(
             other.unit == name and _is_bounded(as_format(getattr(self, other.dtype)))

@@ -144,7 +144,7 @@ _KINDS_OF = {
 """Of rules whose formats do not depend on each other; Adam's do, and LAMB's."""
 _BOTH, _SECOND_ROUNDINGS = (True, False), ("stochastic", "nearest")
 _OPTIONS_OF = {
-    "trace": {"rounding": (*_ROUNDINGS, "paid"), "nesterov": _BOTH},
+    "trace": {"rounding": (*_ROUNDINGS, "feedback"), "nesterov": _BOTH},
     "lion": {"mu_rounding": _ROUNDINGS},
     "muon": {
         "mu_rounding": _ROUNDINGS,
@@ -200,9 +200,9 @@ def _moments(draw, rule: str) -> tuple[tuple, tuple]:
     else:
         firsts = SIGNED if kind == "apart" else FIXED + FINE
         mu, nu = draw(st.sampled_from(firsts)), draw(st.sampled_from(SECOND))
-    paid = () if kind == "roots" else ("paid",)
+    feedback = () if kind == "roots" else ("feedback",)
     options = {
-        "mu_rounding": (*_ROUNDINGS, *paid),
+        "mu_rounding": (*_ROUNDINGS, *feedback),
         "nu_rounding": _SECOND_ROUNDINGS,
         "nesterov": _BOTH,
         "bias_correction": _BOTH,

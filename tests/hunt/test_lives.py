@@ -43,7 +43,7 @@ def _setting(dtype, storage, mu, nu, rounding="stochastic") -> Setting:
 
 _SETTINGS = (
     _setting("bfloat16", "stochastic", "bfloat16", "bfloat16"),
-    _setting("bfloat16", "split8", ("relative", "int4", 4, ()), ("scaled", "uroot8", 16, ()), "paid"),
+    _setting("bfloat16", "split8", ("relative", "int4", 4, ()), ("scaled", "uroot8", 16, ()), "feedback"),
     _setting("float16", "compensated", ("relative", "mulaw8", None, ()), "uroot4_e4m4"),
     _setting("float32", "nearest", ("codebook", "dynamic8", 7, ()), ("scaled", "ufloat8_e5m3", "row", ())),
 )

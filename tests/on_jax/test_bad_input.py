@@ -25,7 +25,7 @@ def injected(**options):
 
 _DTYPES = 'Use "bfloat16", "float16" or "float32"; of 8 bits scaled("float8_e4m3fn"), or a recipe.'
 _NU_DTYPES = 'Use "bfloat16" or "float32"; of 8 bits scaled("ufloat8_e5m3"), or a recipe.'
-_ROUNDINGS = 'Use "stochastic", "paid", "nearest", "auto" or "nearest_unchecked".'
+_ROUNDINGS = 'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".'
 _SEED = "Use an integer in that range, or two uint32 words (high, low)."
 _A_SEED = "Use an integer in [0, 2^64), or two uint32 words (high, low)."
 _FLOATS = "updates are float32, bfloat16, float16 or float64. Cast it, or mask the leaf out."

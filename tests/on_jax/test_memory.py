@@ -102,7 +102,7 @@ def test_block_scales_need_no_array_of_more_than_bytes(mu, nu):
 
 
 @pytest.mark.parametrize(("recipe", "most"), [("eight_bit", 2), ("four_bit", 3)])
-def test_a_moment_that_is_paid_for_crosses_no_kernel_in_float32(recipe, most):
+def test_a_moment_with_error_feedback_crosses_no_kernel_in_float32(recipe, most):
     """Of codes, a byte each is kept: old ones, which are read when new ones are there, and unpacked ones."""
     compiled = compile_step(hs.adamw(1e-3, recipe=recipe), "bfloat16")
     text, scales = compiled.as_text(), SIZE // 16

@@ -115,7 +115,7 @@ def test_injected_rates_give_the_bits_of_constants(make):
         (
             lambda: hs.trace(0.9, rounding="up"),
             "trace: rounding='up' is not a rounding. "
-            'Use "stochastic", "paid", "nearest", "auto" or "nearest_unchecked".',
+            'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".',
         ),
         (
             lambda: hs.lion(1e-3, param_storage="kahan"),

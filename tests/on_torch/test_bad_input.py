@@ -17,7 +17,7 @@ DTYPES = 'Use "bfloat16", "float16" or "float32"; of 8 bits scaled("float8_e4m3f
 NU_DTYPES = 'Use "bfloat16" or "float32"; of 8 bits scaled("ufloat8_e5m3"), or a recipe.'
 
 
-ROUNDINGS = 'Use "stochastic", "paid", "nearest", "auto" or "nearest_unchecked".'
+ROUNDINGS = 'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".'
 
 
 TARGETS = 'Use "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float8_e3m4".'

@@ -1,4 +1,4 @@
-"""Whether steps are compiled: chosen when it pays, and nothing is lost where a compiler fails or lacks."""
+"""Whether steps are compiled: chosen when it gains, and nothing is lost where a compiler fails or lacks."""
 
 import os
 import subprocess

@@ -174,7 +174,7 @@ def parameter():
             lambda: hs.Lion([parameter()], mu_rounding="up"),
             ValueError,
             "Lion: mu_rounding='up' is not a rounding. "
-            'Use "stochastic", "paid", "nearest", "auto" or "nearest_unchecked".',
+            'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".',
         ),
     ],
 )

@@ -96,7 +96,7 @@ def test_errors_are_fed_back_once():
     """One gradient, and then none: codes, less what the average still owes, are weights that nothing rounds.
 
     After 10,000 steps corrections of bias are 1. The root falls by a factor of 0.9995 a step, and so errors
-    that are paid some 10 steps later are up to half a hundredth off: at most 21 of them, of a gap each.
+    that are fed back some 10 steps later are up to half a hundredth off: at most 21 of them, of a gap each.
     """
     p, (g,) = draws(1)
     p, late = on_grid(p), 10_000
@@ -113,11 +113,11 @@ def test_errors_are_fed_back_once():
     coming = sum(B1**k * average / (np.sqrt(square * B2**k) + EPS) for k in later)
     owed = sum(B1**k * mu / (np.sqrt(nu * B2**k) + EPS) for k in later)
     gap = np.abs(p).max(1, keepdims=True) / 127 * 1.25
-    paid, unpaid = (
+    fed_back, added_up = (
         np.abs(np.asarray(params) - x - (unrounded - y)) / gap for x, y in ((owed, coming), (0.0, 0.0))
     )
-    assert paid.max() < 21 * 0.005
-    assert np.median(unpaid) > 0.2
+    assert fed_back.max() < 21 * 0.005
+    assert np.median(added_up) > 0.2
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ FORMATS = {
         "mu_dtype": package.relative("int4", 32),
         "nu_dtype": package.scaled("uroot8"),
     },
-    "paid": lambda package: {"mu_dtype": package.relative("int8", 128), "mu_rounding": "paid"},
+    "feedback": lambda package: {"mu_dtype": package.relative("int8", 128), "mu_rounding": "feedback"},
     "recipe": lambda package: {"recipe": "four_bit", "param_storage": "int8"},
 }
 

@@ -83,11 +83,11 @@ def scale_by_adam(
             and the unsigned scaled formats are allowed too. Beside mu_dtype=relative("mulaw8") it may be
             "uroot4_e4m4". Then u is computed from m and v before they are stored, and eps enters under the
             root.
-        mu_rounding: "stochastic", "paid", "nearest", "nearest_unchecked" (nearest even if that freezes m) or
-            "auto". "paid" is stochastic, and the update takes back at once what the error of storing m would
+        mu_rounding: "stochastic", "feedback", "nearest", "nearest_unchecked" (nearest even if that freezes m)
+            or "auto". "feedback" is stochastic, and the update takes back what the error of storing m would
             add to later updates. "auto" is nearest if that leaves an average within a thousandth of its true
             value. Otherwise, and if `b1` is an array, it is stochastic.
-        nu_rounding: likewise, but for "paid". Nearest freezes a bfloat16 second moment above b2 = 0.996.
+        nu_rounding: likewise, but for "feedback". Nearest freezes a bfloat16 second moment above b2 = 0.996.
         nesterov: as in Optax.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).

@@ -10,7 +10,7 @@ import jax
 import optax
 
 from halfstep.recipes import takes_recipe
-from halfstep.rules.trust_ratio import unpaid
+from halfstep.rules.trust_ratio import without_feedback
 from halfstep_jax.rules.adam import adam_of
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
@@ -49,8 +49,8 @@ def lamb(
     Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio`, `scale_by_learning_rate` and the
     weight storage, by default `round_stochastically`. In float32 throughout, and with `max_norm=None`, it is
     `optax.lamb` to within rounding. A step moves a leaf by about the share `learning_rate` of its norm, and
-    the decay is part of the update whose norm is taken. `mu_rounding="paid"`, which recipes have, is
-    "stochastic" here: the norm would count what is paid too.
+    the decay is part of the update whose norm is taken. `mu_rounding="feedback"`, which recipes have, is
+    "stochastic" here: the norm would count what is fed back too.
 
     Arguments, result and errors are those of `adamw`, with `max_norm`, `exact` and `axis_names` of
     `scale_by_trust_ratio`. Without `max_norm`, steps at a constant rate grow with the weights; None is no
@@ -69,7 +69,7 @@ def lamb(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
     """
-    adam = adam_of(locals() | {"mu_rounding": unpaid(mu_rounding)})
+    adam = adam_of(locals() | {"mu_rounding": without_feedback(mu_rounding)})
     trust = scale_by_trust_ratio(max_norm=max_norm, exact=exact, axis_names=axis_names)
     return _chained("lamb", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
 
@@ -123,7 +123,7 @@ def lamb16(
     Source: vxst, "LAMB16", 2024, https://github.com/vxst/LAMB16, for the aim and the ratio; LAMB as in `lamb`
         (contract L4).
     """
-    adam = adam_of(locals() | {"mu_rounding": unpaid(mu_rounding)})
+    adam = adam_of(locals() | {"mu_rounding": without_feedback(mu_rounding)})
     if trust_power is None:
         trust = scale_by_trust_ratio(max_norm=max_norm, exact=exact, axis_names=axis_names)
     else:

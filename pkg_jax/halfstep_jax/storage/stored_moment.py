@@ -22,8 +22,8 @@ from halfstep.storage.moment_formats import (
     check_rounding,
     check_weight_dtype,
     dtype_argument,
+    feeds_back,
     is_stochastic,
-    pays,
 )
 from halfstep_jax.leaves import Leaves, named_leaves, refuse_raw_bytes
 from halfstep_jax.numbers.random_words import LeafKey
@@ -221,13 +221,13 @@ class StoredMoment:
             fmt = self.asked_for.for_shape(self._shape(shape))
             if self.narrow_only and codes.dtype == jnp.float32:
                 fmt = as_format(self.caller, self.dtype_name, codes.dtype)
-        if self.pays(fmt):
-            return fmt, "paid"
+        if self.feeds_back(fmt):
+            return fmt, "feedback"
         return fmt, "stochastic" if self._stochastic(fmt) else "nearest"
 
-    def pays(self, fmt: Format) -> bool:
-        """Whether a step pays for storing the moment in a format."""
-        return pays(fmt, self.rounding)
+    def feeds_back(self, fmt: Format) -> bool:
+        """Whether the error of storing the moment in a format is fed back."""
+        return feeds_back(fmt, self.rounding)
 
     @property
     def dithered(self) -> bool:

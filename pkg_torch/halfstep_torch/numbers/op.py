@@ -1,7 +1,7 @@
 """The operations of a rule in torch: on bare tensors in a step, on guarded numbers in the trial.
 
 torch rounds every operation once, in eager mode and in the code that the engine compiles: nothing needs
-protecting, and a step pays for no wrapper. The trial refuses what JAX, or a later step, would refuse.
+protecting, and a step has no wrapper. The trial refuses what JAX, or a later step, would refuse.
 """
 
 import math

@@ -63,10 +63,11 @@ def scale_by_adam(
         nu_dtype: how the second moment is stored: any of these, a `scaled` or `codebook` format without a
             sign, or "ufloat8_e6m2". Beside mu_dtype=relative("mulaw8") it may be "uroot4_e4m4". Then u is
             computed from m and v before they are stored, and eps enters under the root.
-        mu_rounding: "stochastic", "paid", "nearest", "nearest_unchecked" or "auto". "paid" is stochastic, and
-            the update takes back at once what the error of storing m would add to later updates. "auto" is
-            nearest if that leaves an average within a thousandth of its true value, else stochastic.
-        nu_rounding: likewise, for the second moment, but for "paid".
+        mu_rounding: "stochastic", "feedback", "nearest", "nearest_unchecked" or "auto". "feedback" is
+            stochastic, and the update takes back what the error of storing m would add to later updates.
+            "auto" is nearest if that leaves an average within a thousandth of its true value, else
+            stochastic.
+        nu_rounding: likewise, for the second moment, but for "feedback".
         nesterov: use Nesterov momentum.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).

@@ -13,7 +13,7 @@ from torch import Tensor
 from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
-from halfstep.rules.trust_ratio import unpaid
+from halfstep.rules.trust_ratio import without_feedback
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
@@ -34,8 +34,8 @@ class Lamb(Optimizer):
     `chain(scale_by_adam, add_decayed_weights, scale_by_trust_ratio, scale_by_learning_rate,
     round_stochastically)`: all arithmetic in float32; rounds each moment to its dtype, and the weight to its
     own, once per step. A step moves a parameter by about the share `lr` of its norm, and the decay is part of
-    the update whose norm is taken. `mu_rounding="paid"`, which recipes have, is "stochastic" here: the norm
-    would count what is paid too.
+    the update whose norm is taken. `mu_rounding="feedback"`, which recipes have, is "stochastic" here: the
+    norm would count what is fed back too.
 
     Arguments and errors are those of `AdamW`, with `max_norm` and `exact` of `scale_by_trust_ratio`. Without
     `max_norm`, steps at a constant rate grow with the weights; None is no bound, as You et al.'s text has it.
@@ -170,7 +170,7 @@ def _lamb_chain(
     **roundings: str,
 ) -> Chain:
     """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
-    roundings["mu_rounding"] = unpaid(roundings["mu_rounding"])
+    roundings["mu_rounding"] = without_feedback(roundings["mu_rounding"])
     adam = dataclasses.replace(adam, **roundings)
     tx = chain(adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr))
     return with_param_storage(caller, tx, param_storage, adam.seed)

@@ -7,17 +7,17 @@ import torch
 from halfstep.random_words import role_of
 from halfstep.rule import Moment, Rule, declared, moments_of
 from halfstep.storage.moment_formats import (
+    check_feedback,
     check_format,
     check_freezing,
-    check_payment,
     check_power_unit,
     check_rounding,
     check_saturation,
     check_unit,
     check_weight_dtype,
     default_of,
+    feeds_back,
     is_stochastic,
-    pays,
 )
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.formats import Format
@@ -59,7 +59,7 @@ def _bound(caller: str, rule: Rule, moment: Moment, h: Any, dtype: torch.dtype, 
         keep_nonzero="never" if moment.signed else "always",
         shape_of=moment.shape,
         unit=moment.unit if fmt.relative else "",
-        paid=pays(fmt, _rounding(rule, moment)),
+        feeds_back=feeds_back(fmt, _rounding(rule, moment)),
         second=moment.unit,
         copies_weights=moment.copies_weights,
     )
@@ -74,7 +74,7 @@ def _check(caller: str, rule: Rule, moment: Moment, fmt: Format, h: Any, rate_na
     if fmt.relative and not fmt.scaled:
         unit = declared(type(rule)).moments[moment.unit]
         check_power_unit(caller, moment, fmt, unit, _format(unit, h))
-        check_payment(caller, moment, _rounding(rule, moment), unit, _format(unit, h))
+        check_feedback(caller, moment, _rounding(rule, moment), unit, _format(unit, h))
         rates, names = zip(*((_rate(x, h), _rate_name(rule, x)) for x in (moment, unit)), strict=True)
         check_unit(caller, moment, unit, rates, names)
 

@@ -54,13 +54,13 @@ class MomentStorage(Protocol):
         ...
 
     @property
-    def paid(self) -> bool:
-        """Whether a step pays for storing it."""
+    def feeds_back(self) -> bool:
+        """Whether the error of storing it is fed back."""
         ...
 
     @property
     def second(self) -> str:
-        """The name of the second moment whose root bounds what is paid; "" for no bound."""
+        """The name of the second moment whose root bounds what is fed back; "" for no bound."""
         ...
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
@@ -94,8 +94,8 @@ class StoredMoment:
         keep_nonzero: where what is not zero is not stored as zero, as `Format.encode` takes it.
         shape_of: from the shape of the parameter to that of the moment; None where they are the same.
         unit: the name of the second moment whose root is its unit; "" for none.
-        paid: whether a step pays for storing it.
-        second: the name of the second moment whose root bounds what is paid; "" for no bound.
+        feeds_back: whether the error of storing it is fed back.
+        second: the name of the second moment whose root bounds what is fed back; "" for no bound.
         cut: whether blocks have elements elsewhere, whose scale is in the array `least_key`.
         copies_weights: whether it is the weight, from which it starts.
     """
@@ -107,15 +107,15 @@ class StoredMoment:
     keep_nonzero: str
     shape_of: Callable[[Shape], Shape] | None = None
     unit: str = ""
-    paid: bool = False
+    feeds_back: bool = False
     second: str = ""
     cut: bool = False
     copies_weights: bool = False
 
     @property
     def rounding(self) -> str:
-        """How it is rounded: "paid", "stochastic" or "nearest"."""
-        return "paid" if self.paid else "nearest" if self.source is None else "stochastic"
+        """How it is rounded: "feedback", "stochastic" or "nearest"."""
+        return "feedback" if self.feeds_back else "nearest" if self.source is None else "stochastic"
 
     @property
     def arrays(self) -> Mapping[str, StateArray]:
@@ -202,9 +202,9 @@ class StoredAgain:
         return self.inner.unit
 
     @property
-    def paid(self) -> bool:
-        """That of the rule's own: what storing again adds is not paid for."""
-        return self.inner.paid
+    def feeds_back(self) -> bool:
+        """That of the rule's own: the error of storing it again is not fed back."""
+        return self.inner.feeds_back
 
     @property
     def second(self) -> str:

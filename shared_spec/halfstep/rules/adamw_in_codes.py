@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
-from halfstep.rules.trust_ratio import unpaid
+from halfstep.rules.trust_ratio import without_feedback
 from halfstep.storage.moment_formats import INT8
 
 _TINY = 2.0**-100  # in place of a decay rate of 0, which carries nothing on
@@ -98,4 +98,4 @@ def in_codes(caller: str, arguments: Mapping[str, Any]) -> AdamWInCodes:
             )
     fields = {field.name for field in dataclasses.fields(AdamWInCodes)} & arguments.keys()
     chosen = {name: arguments[name] for name in fields}
-    return AdamWInCodes(**chosen | {"mu_rounding": unpaid(arguments["mu_rounding"])})
+    return AdamWInCodes(**chosen | {"mu_rounding": without_feedback(arguments["mu_rounding"])})

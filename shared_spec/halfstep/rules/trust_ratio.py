@@ -10,12 +10,12 @@ TEMPERED_COEFFICIENT = 1e-3
 TEMPERED_MAX_RATIO = 2.0
 
 
-def unpaid(rounding: str) -> str:
-    """Return the rounding of mu in front of a trust ratio: "stochastic" for "paid" (contract F19).
+def without_feedback(rounding: str) -> str:
+    """Return the rounding of mu in front of a trust ratio: "stochastic" for "feedback" (contract F19).
 
-    What a step pays back makes updates longer, of four bits by two fifths, and a ratio takes the norm of all.
+    Feedback makes updates longer, of four bits by two fifths, and a ratio takes the norm of all.
     """
-    return "stochastic" if rounding == "paid" else rounding
+    return "stochastic" if rounding == "feedback" else rounding
 
 
 class TrustRatio(Rule):

@@ -18,7 +18,7 @@ AMPLIFIED = scaled("float16", 128)
 INT8 = scaled("int8", "row", scale="fine")
 """Weights of 8 bits: a scale of three significant bits for every row (contract P8)."""
 
-ROUNDINGS = ("stochastic", "paid", "nearest", "auto", "nearest_unchecked")
+ROUNDINGS = ("stochastic", "feedback", "nearest", "auto", "nearest_unchecked")
 
 
 def dtype_argument(moment: Moment) -> str:
@@ -36,12 +36,12 @@ def check_rounding(caller: str, moment: Moment, rounding: Any) -> None:
     if rounding not in ROUNDINGS:
         raise ValueError(
             f"{caller}: {rounding_argument(moment)}={rounding!r} is not a rounding. "
-            'Use "stochastic", "paid", "nearest", "auto" or "nearest_unchecked".'
+            'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".'
         )
-    if rounding == "paid" and not moment.linear:
+    if rounding == "feedback" and not moment.linear:
         raise ValueError(
-            f'{caller}: {rounding_argument(moment)}="paid" takes back the error of storing {moment.name}, '
-            "which needs an update that is linear in it. "
+            f'{caller}: {rounding_argument(moment)}="feedback" takes back the error of storing '
+            f"{moment.name}, which needs an update that is linear in it. "
             'Use "stochastic".'
         )
 
@@ -203,8 +203,8 @@ def check_power_unit(caller: str, moment: Moment, fmt: Format, unit: Moment, uni
         )
 
 
-def check_payment(caller: str, moment: Moment, rounding: str, unit: Moment, unit_fmt: Format | None) -> None:
-    """Raise ValueError for a moment that is paid beside a second one of which an update is made unrounded.
+def check_feedback(caller: str, moment: Moment, rounding: str, unit: Moment, unit_fmt: Format | None) -> None:
+    """Raise ValueError for feedback beside a second moment of which an update is made unrounded.
 
     Args:
         caller: whose moments they are.
@@ -213,9 +213,9 @@ def check_payment(caller: str, moment: Moment, rounding: str, unit: Moment, unit
         unit: the second moment.
         unit_fmt: its format; None: as the dtype of the weights has it.
     """
-    if rounding == "paid" and unit_fmt is not None and unit_fmt.has_inverse_root:
+    if rounding == "feedback" and unit_fmt is not None and unit_fmt.has_inverse_root:
         raise ValueError(
-            f'{caller}: {rounding_argument(moment)}="paid" is of no effect beside {dtype_argument(unit)}='
+            f'{caller}: {rounding_argument(moment)}="feedback" is of no effect beside {dtype_argument(unit)}='
             f'{unit_fmt.dtype}, where updates are made of moments before they are stored. Use "stochastic".'
         )
 
@@ -228,12 +228,12 @@ def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Any) -> bool
         return rate is None or fmt.freezes(rate)
     if rounding == "auto":
         return bool(moment.rate) and (rate is None or fmt.falls_short(rate))
-    return rounding in ("stochastic", "paid")
+    return rounding in ("stochastic", "feedback")
 
 
-def pays(fmt: Format, rounding: str) -> bool:
-    """Whether a step pays back what storing a moment adds to later updates: in float32 nothing."""
-    return rounding == "paid" and fmt.rounds
+def feeds_back(fmt: Format, rounding: str) -> bool:
+    """Whether a step feeds the error of storing a moment back: in float32 there is none."""
+    return rounding == "feedback" and fmt.rounds
 
 
 def check_stored_state(caller: str, fmt: Format, rounding: Any, select: Any) -> None:

@@ -17,7 +17,7 @@ class ScaleByAdam(Rule):
     """Rescale updates by Adam. Arguments as in `optax.scale_by_adam`, plus dtypes, roundings and seed.
 
     Attributes:
-        mu_rounding: "nearest", "stochastic", "paid" or "auto"; so `nu_rounding`, but for "paid".
+        mu_rounding: "nearest", "stochastic", "feedback" or "auto"; so `nu_rounding`, but for "feedback".
         bias_correction: False: r1 = r2 = r1' = 1.
     """
 
@@ -63,7 +63,7 @@ class ScaleByAdam(Rule):
             v <- round((b2 v) + ((1 - b2) (g g)))
             u = (m r1) / (sqrt((v r2) + eps_root) + eps)
 
-        Rounds m and v to their formats, once each; u reads what was stored, or, of an m that is paid, what
+        Rounds m and v to their formats, once each; u reads what was stored, or, of an m with feedback, what
         that leaves. With `nesterov`, (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
         Where nu is kept as its fourth root: `_by_inverse_root`.
         """

@@ -14,7 +14,7 @@ class Trace(Rule):
     """A decaying sum of the gradients. Arguments as in `optax.trace`, plus rounding and seed.
 
     Attributes:
-        rounding: "nearest", "stochastic", "paid" or "auto", by `decay`.
+        rounding: "nearest", "stochastic", "feedback" or "auto", by `decay`.
     """
 
     decay: float = 0.9

@@ -19,7 +19,7 @@ class StoredMoment:
 
     Attributes:
         dtype: a format, or the name of a plain one.
-        rounding: "nearest", "stochastic", "paid", which is stochastic too, or "auto": nearest, unless an
+        rounding: "nearest", "stochastic", "feedback", which is stochastic too, or "auto": nearest, unless an
             average of rate `b` then falls short.
         role: of its random words.
         keep_nonzero: whether what is not zero may not be stored as zero: see `Format.encode`.
@@ -85,7 +85,7 @@ class StoredMoment:
         if self.rounding == "auto":
             stops = fmt.freezes if self.amplified else fmt.falls_short
             return self.b is not None and stops(self.b)
-        return {"nearest": False, "stochastic": True, "paid": True}[self.rounding]
+        return {"nearest": False, "stochastic": True, "feedback": True}[self.rounding]
 
     def _words(self, fmt: Format, shape, step: int, leaf: str) -> np.ndarray | None:
         """Return one word per element, of dithered codes one per block (F15); to nearest None."""

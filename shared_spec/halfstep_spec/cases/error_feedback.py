@@ -1,4 +1,4 @@
-"""Errors of storing a first moment that the same step pays back."""
+"""Errors of storing a first moment that the same step feeds back."""
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from halfstep_spec.vectors import Case
 
 NOTES = {
     "Grid": "every kind of first moment, beside a second one of 8 bits",
-    "Nesterov": "what is paid stands where what was stored stood",
+    "Nesterov": "what is fed back stands where what was stored stood",
     "Sum": "momentum, which has no second moment and no bound",
-    "Bound": "a slow average in four bits, of which more is to be paid than an update may move",
+    "Bound": "a slow average in four bits, of which more would be fed back than an update may move",
     "Special": "gradients that are infinite, NaN, zero or so large that their square overflows",
 }
 
@@ -27,7 +27,7 @@ _SIZE = _SHAPE[0] * _SHAPE[1]
 
 
 def cases() -> list[Case]:
-    """Return the cases of payment.json."""
+    """Return the cases of error_feedback.json."""
     uroot8, e3m4, int4 = scaled("uroot8", 8, 0, 0), relative("float8_e3m4"), relative("int4", 8, 0, 0)
     fp8, int8 = scaled("float8_e4m3fn", 8, 0, 0), relative("int8", 8, 0, 0)
     grid = [(mu, uroot8) for mu in ("bfloat16", "float16", fp8, e3m4, int8, int4)]
@@ -49,15 +49,15 @@ def cases() -> list[Case]:
 
 
 def _adam(mu: str | Format, nu: str | Format, **others) -> ScaleByAdam:
-    return ScaleByAdam(mu_dtype=mu, nu_dtype=nu, mu_rounding="paid", seed=42, **others)
+    return ScaleByAdam(mu_dtype=mu, nu_dtype=nu, mu_rounding="feedback", seed=42, **others)
 
 
 def _momentum(fmt: str | Format, nesterov: bool) -> Trace:
-    return Trace(accumulator_dtype=fmt, rounding="paid", nesterov=nesterov, seed=42)
+    return Trace(accumulator_dtype=fmt, rounding="feedback", nesterov=nesterov, seed=42)
 
 
 def _case(step: Step, flag: str) -> Case:
-    """Return a case of steps from zero state; the rate is large, so that what is paid shows."""
+    """Return a case of steps from zero state; the rate is large, so that what is fed back shows."""
     p = round_to(reals("paid weights", _SIZE, (-4, 0)).reshape(_SHAPE), step.param_dtype)
     g = reals("paid gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, *_SHAPE)
     if flag == "Bound":

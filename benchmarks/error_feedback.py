@@ -1,11 +1,11 @@
-"""How far weights walk from float32's when errors of storing mu add up, and when each step pays for its own.
+"""How far weights walk from float32's when errors of storing mu add up, and when steps feed them back.
 
-    python benchmarks/payment.py
+    python benchmarks/error_feedback.py
 
 Gradients are normal and independent, so that a moment is all noise: the hardest case. Adam's updates on
 16,384 elements are summed, with mu in float32 and in four formats. The figure is the root mean square of the
 distance between a format's sum and float32's sum, in learning rates. Prints it after 100 and 2,000 steps;
-draws docs/images/payment.png.
+draws docs/images/error_feedback.png.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ matplotlib.use("Agg")  # files only: no display needed
 import matplotlib.pyplot as plt
 
 STEPS, SHAPE = 2000, (128, 128)
-PICTURE = pathlib.Path(__file__).parents[1] / "docs" / "images" / "payment.png"
+PICTURE = pathlib.Path(__file__).parents[1] / "docs" / "images" / "error_feedback.png"
 FORMATS = {
     "bfloat16": "bfloat16",
     "e4m3fn, blocks of 128": hs.scaled("float8_e4m3fn"),
@@ -51,16 +51,17 @@ def walk(mu_dtype, rounding: str) -> np.ndarray:
 def main() -> None:
     """Print the table and draw the picture."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
-    print("| mu | stochastic: 100, 2,000 steps | paid: 100, 2,000 steps |\n|---|--:|--:|")
+    print("| mu | stochastic: 100, 2,000 steps | feedback: 100, 2,000 steps |\n|---|--:|--:|")
     walks = {
-        name: [walk(fmt, rounding) for rounding in ("stochastic", "paid")] for name, fmt in FORMATS.items()
+        name: [walk(fmt, rounding) for rounding in ("stochastic", "feedback")]
+        for name, fmt in FORMATS.items()
     }
-    for name, (stochastic, paid) in walks.items():
-        cells = (f"{x[99]:.3f}, {x[-1]:.3f}" for x in (stochastic, paid))
+    for name, (stochastic, feedback) in walks.items():
+        cells = (f"{x[99]:.3f}, {x[-1]:.3f}" for x in (stochastic, feedback))
         print(f"| {name} | {' | '.join(cells)} |")
         axes[0].plot(stochastic, label=name)
-        axes[1].plot(paid, label=name)
-    for axis, title in zip(axes, ('mu_rounding="stochastic"', 'mu_rounding="paid"'), strict=True):
+        axes[1].plot(feedback, label=name)
+    for axis, title in zip(axes, ('mu_rounding="stochastic"', 'mu_rounding="feedback"'), strict=True):
         axis.set(xlabel="steps", yscale="log", title=title)
     axes[0].set_ylabel("distance from float32, in learning rates")
     axes[1].legend(fontsize="small")

@@ -1,4 +1,4 @@
-"""What a step pays back at once (contract F19), against the sum that it is to keep."""
+"""What a step feeds back (contract F19), against the sum that it is to keep."""
 
 import dataclasses
 
@@ -25,18 +25,18 @@ def moved(rule, gradients: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_with_momentum_nothing_adds_up(nesterov):
-    """The sum of the updates is that of float32 but for the last error, which later steps would pay out."""
+    """The sum of the updates is that of float32 but for the last error, which later steps would apply."""
     g = np.random.Generator(np.random.PCG64(2)).standard_normal((STEPS, SIZE)).astype(np.float32)
     exact = Trace(0.9, nesterov)
     due = moved(exact, g)
     kept = {
         rounding: moved(dataclasses.replace(exact, accumulator_dtype="bfloat16", rounding=rounding), g) - due
-        for rounding in ("stochastic", "paid")
+        for rounding in ("stochastic", "feedback")
     }
-    # An error of a sum below 8 is at most 2^-5, and it is paid nine times; 200 of them walk much farther.
+    # An error of a sum below 8 is at most 2^-5, and it is fed back nine times; 200 of them walk much farther.
     largest = 2 * 9 * 2.0**-5
-    assert np.abs(kept["paid"]).max() <= largest
-    assert np.sqrt((kept["stochastic"] ** 2).mean()) > 5 * np.sqrt((kept["paid"] ** 2).mean())
+    assert np.abs(kept["feedback"]).max() <= largest
+    assert np.sqrt((kept["stochastic"] ** 2).mean()) > 5 * np.sqrt((kept["feedback"] ** 2).mean())
 
 
 def test_adam_is_nearer_to_float32_when_it_pays():
@@ -47,15 +47,15 @@ def test_adam_is_nearer_to_float32_when_it_pays():
         rounding: float(
             np.sqrt(((moved(ScaleByAdam(mu_dtype=int4, mu_rounding=rounding), g) - due) ** 2).mean())
         )
-        for rounding in ("stochastic", "paid")
+        for rounding in ("stochastic", "feedback")
     }
-    assert off["paid"] < off["stochastic"] / 2
+    assert off["feedback"] < off["stochastic"] / 2
 
 
-def test_what_is_paid_moves_an_update_by_four_at_most():
-    """A burst makes the block's scale coarse: at b1 = 0.99 the errors of its neighbours are paid 99 times."""
+def test_what_is_fed_back_moves_an_update_by_four_at_most():
+    """A burst makes the block's scale coarse: at b1 = 0.99 its neighbours' errors are fed back 99 times."""
     adam = ScaleByAdam(
-        b1=0.99, mu_dtype=relative("int4", 16, 0, 0), mu_rounding="paid", bias_correction=False
+        b1=0.99, mu_dtype=relative("int4", 16, 0, 0), mu_rounding="feedback", bias_correction=False
     )
     stochastic = dataclasses.replace(adam, mu_rounding="stochastic", mu_dtype="float32")
     g = np.full((3, 16, 16), 1e-2, np.float32)
@@ -73,13 +73,17 @@ def test_what_is_paid_moves_an_update_by_four_at_most():
 
 def test_float32_has_nothing_to_pay():
     g = np.random.Generator(np.random.PCG64(4)).standard_normal((3, SIZE)).astype(np.float32)
-    np.testing.assert_array_equal(moved(ScaleByAdam(mu_rounding="paid"), g), moved(ScaleByAdam(), g))
+    np.testing.assert_array_equal(moved(ScaleByAdam(mu_rounding="feedback"), g), moved(ScaleByAdam(), g))
 
 
 @pytest.mark.parametrize(
     "rule",
-    [ScaleByLion(mu_rounding="paid"), ScaleByAdan(mu_rounding="paid"), ScaleByAdam(nu_rounding="paid")],
+    [
+        ScaleByLion(mu_rounding="feedback"),
+        ScaleByAdan(mu_rounding="feedback"),
+        ScaleByAdam(nu_rounding="feedback"),
+    ],
 )
-def test_what_no_update_is_linear_in_is_not_paid(rule):
-    with pytest.raises(ValueError, match="is paid, and no update is linear in"):
+def test_what_no_update_is_linear_in_has_no_feedback(rule):
+    with pytest.raises(ValueError, match="is feedback, and no update is linear in"):
         rule.init((2,))
