@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape
 
 _NUMBERS_OP = NumbersOp()
+
+P = ParamSpec("P")
 
 
 class ParamInfo(NamedTuple):
@@ -232,6 +234,17 @@ def checked_rule(rule: Any) -> Any:
     if has_field(rule, "seed"):
         canonical["seed"] = as_seed(rule.name, rule.seed)
     return dataclasses.replace(rule, **canonical)
+
+
+def link_of(rule: Callable[P, Rule]) -> Callable[P, Rule]:
+    """Return the function that makes checked links of a class of rules: its arguments and its docstring."""
+
+    @functools.wraps(rule, updated=())
+    def link(*args: P.args, **options: P.kwargs) -> Rule:
+        return checked_rule(rule(*args, **options))
+
+    link.__name__ = link.__qualname__ = getattr(rule, "name", rule.__name__)
+    return link
 
 
 @functools.cache

@@ -315,3 +315,35 @@ def test_a_bad_call_is_told_what_is_wrong_and_what_to_do(call, kind, message):
         call()
     assert type(error.value) is kind
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("link", "rate"),
+    [
+        (hs.scale_by_adam, "b1"),
+        (hs.scale_by_adan, "b3"),
+        (hs.scale_by_ademamix, "b3"),
+        (hs.scale_by_lion, "b2"),
+        (hs.scale_by_muon, "beta"),
+        (hs.scale_by_rms, "decay"),
+        (hs.scale_by_schedule_free, "b1"),
+        (hs.trace, "decay"),
+    ],
+)
+def test_every_link_refuses_a_wrong_rate_when_it_is_made(link, rate):
+    with pytest.raises(ValueError, match=rf"^{link.__name__}: {rate}=1.5 is outside \[0, 1\)"):
+        link(**{rate: 1.5})
+
+
+@pytest.mark.parametrize(
+    ("link", "argument"),
+    [
+        (hs.scale_by_factored_rms, {"epsilon": -1.0}),
+        (hs.clip_by_block_rms, {"threshold": -1.0}),
+        (hs.scale_by_param_block_rms, {"min_scale": -1.0}),
+    ],
+)
+def test_every_link_of_adafactor_refuses_a_wrong_number_when_it_is_made(link, argument):
+    (name,) = argument
+    with pytest.raises(ValueError, match=f"^{link.__name__}: {name}=-1.0 is negative"):
+        link(**argument)

@@ -212,12 +212,9 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_averaged_model():
     ],
 )
 def test_a_number_out_of_range_is_refused_by_both(options, message):
-    with pytest.raises(ValueError, match=message):
-        halfstep_jax.scale_by_schedule_free(**options)
-    with pytest.raises(ValueError, match=message.replace("b1", "momentum")):
-        halfstep_torch.Optimizer(
-            [("w", torch.nn.Parameter(torch.zeros(2)))], halfstep_torch.scale_by_schedule_free(**options)
-        )
+    for package in (halfstep_jax, halfstep_torch):
+        with pytest.raises(ValueError, match=f"^scale_by_schedule_free: {message}"):
+            package.scale_by_schedule_free(**options)
 
 
 def test_a_class_names_the_argument_that_it_was_given():

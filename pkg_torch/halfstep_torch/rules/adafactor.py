@@ -11,6 +11,7 @@ from halfstep.hyperparameters import several
 from halfstep.rule import number
 from halfstep.rules import adafactor as shared
 from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep_torch.link import link_of
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.rules.learning_rate import LEARNING_RATE, ScaleByLearningRate
@@ -18,9 +19,9 @@ from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType
 from halfstep_torch.weights.weight_storage import with_param_storage
 
-scale_by_factored_rms = shared.ScaleByFactoredRms
-clip_by_block_rms = shared.ClipByBlockRms
-scale_by_param_block_rms = shared.ScaleByParamBlockRms
+scale_by_factored_rms = link_of(shared.ScaleByFactoredRms)
+clip_by_block_rms = link_of(shared.ClipByBlockRms)
+scale_by_param_block_rms = link_of(shared.ScaleByParamBlockRms)
 
 _EPS1 = 2.0**-23
 

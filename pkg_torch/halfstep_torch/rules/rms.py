@@ -2,5 +2,6 @@
 
 from halfstep.recipes import takes_recipe
 from halfstep.rules.rms import ScaleByRms
+from halfstep_torch.link import link_of
 
-scale_by_rms = takes_recipe(ScaleByRms)
+scale_by_rms = takes_recipe(link_of(ScaleByRms))
