@@ -58,7 +58,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = with_source_links(markdown, path, files, f"{config.repo_url}/blob/main")
     if path == CONTRACT:
         markdown = re.sub(r"\*\*([A-Z]\d+)\*\*", r"[**\1**](#\1){ #\1 }", markdown)
-    return with_tabs(markdown)
+    return with_tabs(with_list_indents(markdown))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -75,6 +75,17 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         return match[1] + re.sub(r"[A-Z]\d+", rf'<a href="{url}#\g<0>">\g<0></a>', match[2])
 
     return re.sub(r"(\b(?:[Cc]lauses?|[Cc]ontract:?) )([A-Z]\d+(?:(?:,| and| to) [A-Z]\d+)*)", clauses, html)
+
+
+def with_list_indents(markdown: str) -> str:
+    """Indent what belongs to an item of a list by four spaces, as Python-Markdown asks, where pages have two.
+
+    It also wants a blank line between a paragraph of an item and the next item.
+    """
+    parts = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.DOTALL | re.MULTILINE)
+    parts[::2] = [re.sub(r"^ {2,3}(?=\S)", "    ", part, flags=re.MULTILINE) for part in parts[::2]]
+    paragraph = r"(\n\n    [^\n]+(?:\n    [^\n]+)*)\n(?=(?:[-*]|\d+\.) )"
+    return re.sub(paragraph, r"\1\n\n", "".join(parts))
 
 
 def with_formulas(html: str) -> str:
@@ -208,13 +219,27 @@ class _Links(HTMLParser):
                 self.loaded.add(target)
 
 
+def swallowed_items(html: str) -> list[str]:
+    """Return the lines of paragraphs that were meant to be items of a list: Python-Markdown joined them."""
+    text = re.sub(r"<(nav|pre|code|script|style|svg|math)\b.*?</\1>", "", html, flags=re.DOTALL)
+    paragraphs = re.findall(r"<(?:p|li)\b[^>]*>(.*?)(?=</?(?:p|li|ul|ol|div|table)\b)", text, flags=re.DOTALL)
+    lines = (line.strip() for paragraph in paragraphs for line in paragraph.splitlines()[1:])
+    return [line for line in lines if re.match(r"(?:[-*]|[1-9]\d*\.) ", line)]
+
+
 def on_post_build(config: MkDocsConfig) -> None:
-    """Follow each link of the built site, also those that plugins made."""
+    """Follow each link of the built site, also those that plugins made; find lists that are none."""
     site = pathlib.Path(config.site_dir)
     pages = {page: _Links() for page in sorted(site.rglob("*.html"))}
     for page, links in pages.items():
         links.feed(page.read_text())
-    wrong = [f"{page.relative_to(site)} loads {url}" for page, links in pages.items() for url in links.loaded]
+    lists = {page: swallowed_items(page.read_text()) for page in pages}
+    wrong = [
+        f"{page.relative_to(site)}: a paragraph holds the item {lines[0][:60]!r}, and {len(lines) - 1} more"
+        for page, lines in lists.items()
+        if lines
+    ]
+    wrong += [f"{page.relative_to(site)} loads {url}" for page, links in pages.items() for url in links.loaded]
     for page, links in pages.items():
         if page.name == "404.html":  # its links begin at the root of the published site
             continue
