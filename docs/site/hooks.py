@@ -239,7 +239,9 @@ def on_post_build(config: MkDocsConfig) -> None:
         for page, lines in lists.items()
         if lines
     ]
-    wrong += [f"{page.relative_to(site)} loads {url}" for page, links in pages.items() for url in links.loaded]
+    wrong += [
+        f"{page.relative_to(site)} loads {url}" for page, links in pages.items() for url in links.loaded
+    ]
     for page, links in pages.items():
         if page.name == "404.html":  # its links begin at the root of the published site
             continue
