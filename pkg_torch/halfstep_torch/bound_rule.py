@@ -15,7 +15,7 @@ from halfstep.moments import Feedback, Moments, feedback_name
 from halfstep_torch.numbers.op import STEP_OPS, tensor_numbers
 from halfstep_torch.storage.relative import into_unit, out_of_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
-from halfstep_torch.storage.stored_moment import Arrays, MomentStorage, Words, least_key
+from halfstep_torch.storage.stored_moment import Arrays, StoredMoment, Words, least_key
 
 _OP = STEP_OPS["elementwise"]
 
@@ -30,7 +30,7 @@ class StepMoment:
 
     def __init__(
         self,
-        storage: MomentStorage,
+        storage: StoredMoment,
         state: Arrays,
         words: Sequence[Words],
         shape: Shape | None,
@@ -103,7 +103,7 @@ class BoundRule:
     """
 
     rule: Any
-    moments: tuple[MomentStorage, ...] = ()
+    moments: tuple[StoredMoment, ...] = ()
     wide_weights: bool = True
     tensor_numbers: bool = False
 

@@ -190,7 +190,7 @@ def _asked_format(link: Link, h: Any, name: str) -> Format | None:
 
 
 def _moment(moment: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDescription:
-    stored = getattr(moment, "outer", moment)
+    stored = moment.again or moment
     fmt: Format = stored.format
     rounding = stored.rounding if fmt.rounds else "exact"
     array = stored.arrays[stored.key]

@@ -11,7 +11,7 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.rules.store_state import StoreState
-from halfstep_torch.storage.stored_moment import StoredAgain, StoredMoment, scale_key
+from halfstep_torch.storage.stored_moment import StoredMoment, scale_key
 from halfstep_torch.weights.weight_rule import BoundWeights, WeightRule
 
 # What the contract calls what is kept beside a weight.
@@ -27,16 +27,15 @@ def recipe_of(plan: Plan, links: list[tuple[Link, Any]], count: int) -> Recipe:
         link, values = links[place]
         if isinstance(link, StoreState):
             inner, outer = link.seed
-            kept = {moment.name: _kept(_inside(moment)) for moment in bound.moments}
+            kept = {moment.name: _kept(moment) for moment in bound.moments}
             recipe.append(_link(link.inner, values, inner, count, kept))
-            again = [moment for moment in bound.moments if isinstance(moment, StoredAgain)]
             name = f"store_state({link.prefix}{link.inner.name})"
-            stored = {moment.name: _kept(moment.outer) for moment in again}
+            stored = {moment.name: _kept(moment.again) for moment in bound.moments if moment.again}
             recipe.append(link_record(name, count, seed_words(outer), {}, {}, stored))
         elif isinstance(bound, BoundWeights):
             recipe.append(_link(link, values, link.seed, count, _beside(bound)))
         else:
-            kept = {moment.name: _kept(_inside(moment)) for moment in bound.moments}
+            kept = {moment.name: _kept(moment) for moment in bound.moments}
             recipe.append(_link(link, values, link.seed, count, kept))
     for place in idle_places(plan, links):
         recipe.append(_link(*links[place], links[place][0].seed, count, {}) | {"idle": True})
@@ -58,7 +57,7 @@ def arrays_of(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
                 yield key, _WEIGHT_FIELDS.get(key, key), None
             continue
         for moment in bound.moments:
-            fmt = _outside(moment).format
+            fmt = (moment.again or moment).format
             label = fmt.label
             plain = label == {"dtype": dtype_name(fmt.torch_dtype)}
             yield moment.key, moment.name, None if plain else label
@@ -91,13 +90,3 @@ def _beside(bound: BoundRule) -> dict[str, Any]:
 def _kept(moment: StoredMoment) -> dict[str, Any]:
     """Return the format and rounding of a moment."""
     return {"format": moment.format.label, "rounding": moment.rounding}
-
-
-def _inside(moment: Any) -> Any:
-    """Return how the rule itself stores a moment."""
-    return moment.inner if isinstance(moment, StoredAgain) else moment
-
-
-def _outside(moment: Any) -> Any:
-    """Return how the array of a moment is stored in the end."""
-    return moment.outer if isinstance(moment, StoredAgain) else moment

@@ -20,7 +20,7 @@ from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import WordSource
 from halfstep_torch.storage.state_dtypes import as_format
-from halfstep_torch.storage.stored_moment import MomentStorage, StoredAgain, StoredMoment, scale_key
+from halfstep_torch.storage.stored_moment import StoredMoment, scale_key
 
 Select = Callable[[str, Tensor], bool]
 
@@ -113,7 +113,7 @@ class StoreState(Link):
                 "Choose one of them, or leave select out."
             )
 
-    def _stored(self, moment: MomentStorage, info: ParamInfo) -> MomentStorage:
+    def _stored(self, moment: StoredMoment, info: ParamInfo) -> StoredMoment:
         """Return how a moment of the wrapped rule is stored: as that has it, unless it is chosen."""
         array = moment.arrays[moment.key]
         fmt = self.format.for_shape(array.shape(info.shape))
@@ -134,16 +134,16 @@ class StoreState(Link):
             WordSource(Role.STATE, 1, f"{self._name(moment)}/") if self.stochastic and fmt.rounds else None
         )
         outer = StoredMoment(moment.name, moment.key, fmt, source, "where_nonnegative", array.shape_of)
-        return StoredAgain(moment, outer, array.dtype)
+        return dataclasses.replace(moment, again=outer)
 
-    def _may_store(self, moment: MomentStorage, info: ParamInfo) -> bool:
+    def _may_store(self, moment: StoredMoment, info: ParamInfo) -> bool:
         array = moment.arrays[moment.key]
         return array.dtype in _HELD and bool(array.shape(info.shape))
 
-    def _name(self, moment: MomentStorage) -> str:
+    def _name(self, moment: StoredMoment) -> str:
         return f"{self.prefix}{moment.name}"
 
-    def _chooses(self, moment: MomentStorage, info: ParamInfo) -> bool:
+    def _chooses(self, moment: StoredMoment, info: ParamInfo) -> bool:
         if self.select is None:
             return True
         array = moment.arrays[moment.key]

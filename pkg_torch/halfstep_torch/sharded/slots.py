@@ -18,7 +18,6 @@ from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot, new_count, whole_slot
 from halfstep_torch.engine.stage import LONGEST_BLOCK
 from halfstep_torch.storage.blocks import Blocks
-from halfstep_torch.storage.stored_moment import StoredMoment
 
 Layout = tuple[int, int, int]
 """Of an array in blocks the number of leading axes, the length of a run, the elements of a block."""
@@ -233,8 +232,8 @@ def _cut_layout(plan: Plan, param: Any) -> Layout | None:
         or any(array_placements(spec, param) is None for spec in others)
         or any(spec.shape_of for spec in scales)
         or not param.is_contiguous()
-        or not all(isinstance(moment, StoredMoment) for moment in moments)
-        or any(getattr(moment, "keep_nonzero", "") == "where_nonnegative" for moment in moments)
+        or any(moment.again for moment in moments)
+        or any(moment.keep_nonzero == "where_nonnegative" for moment in moments)
         or any(key not in plan.stages[0].arrays for key, spec in plan.arrays.items() if spec.scale_of)
     ):
         return None

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from halfstep.diagnosis import end_codes
-from halfstep_torch.storage.stored_moment import MomentStorage
+from halfstep_torch.storage.stored_moment import StoredMoment
 
 
 def count_at_ends(
-    second: MomentStorage, first: MomentStorage, state: Mapping[str, Tensor]
+    second: StoredMoment, first: StoredMoment, state: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
     """Return how many elements stand at the smallest and at the largest number.
 
@@ -27,7 +27,7 @@ def count_at_ends(
     return ((codes == lowest) & moves).sum() if moves.shape == codes.shape else torch.zeros_like(high), high
 
 
-def _nonzero(moment: MomentStorage, codes: Tensor) -> Tensor:
+def _nonzero(moment: StoredMoment, codes: Tensor) -> Tensor:
     """Return where a moment with a sign is not zero, by its codes."""
     if moment.format.packed:
         return torch.stack([codes & 15, codes >> 4], -1).flatten(-2) != 0

@@ -5,7 +5,6 @@ Contract: F1 to F3. It stands between the update rules, which know moments, and 
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,71 +19,9 @@ Words = Callable[[Shape], Tensor]
 """From the shape of what is to be rounded to int32 words, one per element."""
 
 
-class MomentStorage(Protocol):
-    """What a rule's moment is decoded from and encoded to, all choices made. Hashable."""
-
-    @property
-    def name(self) -> str:
-        """Of the moment in its rule."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """Of its codes in the state."""
-        ...
-
-    @property
-    def format(self) -> Format:
-        """In which the rule stores it."""
-        ...
-
-    @property
-    def arrays(self) -> Mapping[str, StateArray]:
-        """The state arrays that hold it."""
-        ...
-
-    @property
-    def sources(self) -> tuple[WordSource, ...]:
-        """The words that `encode` reads."""
-        ...
-
-    @property
-    def unit(self) -> str:
-        """The name of the second moment whose root is its unit; "" for none."""
-        ...
-
-    @property
-    def feeds_back(self) -> bool:
-        """Whether the error of storing it is fed back."""
-        ...
-
-    @property
-    def second(self) -> str:
-        """The name of the second moment whose root bounds what is fed back; "" for no bound."""
-        ...
-
-    def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
-        """Return the float32 values of the state arrays: exact; `words` of each of the `sources`."""
-        ...
-
-    def encode(self, x: Tensor, words: Sequence[Words], least: Tensor | None = None) -> tuple[Arrays, Tensor]:
-        """Return the state arrays of float32 `x`, and the float32 values that the rule is to go on with.
-
-        Args:
-            x: what is to be stored.
-            words: of each of the `sources`.
-            least: byte of each block's scale, as `Format.round_trip` takes it.
-        """
-        ...
-
-    def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
-        """Return the codes of `x` in int32, and about 1/sqrt(x); where the format has inverse roots."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class StoredMoment:
-    """A moment in a format.
+    """How a rule's moment is decoded and encoded, all choices made. Hashable.
 
     Attributes:
         name: of the moment in its rule.
@@ -98,6 +35,9 @@ class StoredMoment:
         second: the name of the second moment whose root bounds what is fed back; "" for no bound.
         cut: whether blocks have elements elsewhere, whose scale is in the array `least_key`.
         copies_weights: whether it is the weight, from which it starts.
+        again: how the array of its codes is itself stored between the steps, under the same key (contract
+            S2); None where it is kept as it is. The rule goes on with its own values, and what storing again
+            adds has no feedback.
     """
 
     name: str
@@ -111,6 +51,7 @@ class StoredMoment:
     second: str = ""
     cut: bool = False
     copies_weights: bool = False
+    again: "StoredMoment | None" = None
 
     @property
     def rounding(self) -> str:
@@ -131,10 +72,15 @@ class StoredMoment:
             arrays |= dict.fromkeys(
                 [scale_key(self.key), *([least_key(self.key)] if self.cut else [])], scale
             )
-        return arrays
+        return arrays if self.again is None else {**arrays, **self.again.arrays}
 
     @property
     def sources(self) -> tuple[WordSource, ...]:
+        """The words that `encode` reads, those of storing again last."""
+        return self._sources if self.again is None else self._sources + self.again.sources
+
+    @property
+    def _sources(self) -> tuple[WordSource, ...]:
         """One, or none; of dithered codes those that were stored, too: what is mixed to words, unmixed."""
         if self.source is None:
             return ()
@@ -144,7 +90,11 @@ class StoredMoment:
         return unmixed, unmixed._replace(before=True)
 
     def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
-        """Return the float32 values of codes and scales: exact."""
+        """Return the float32 values of codes and scales: exact; `words` of each of the `sources`."""
+        if self.again is not None:
+            count = len(self._sources)
+            codes = _as_kept(self.again.decode(state, words[count:]), self.format.torch_dtype)
+            state, words = {**state, self.key: codes}, words[:count]
         codes, scale = state[self.key], state.get(scale_key(self.key))
         drawn = words[1](self.format.decoded_shape(codes)) if len(words) > 1 else None
         return self.format.decode(Encoded(codes, scale), drawn)
@@ -152,90 +102,26 @@ class StoredMoment:
     def encode(
         self, x: Tensor, words: Sequence[Words], least: Tensor | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Round `x` to the format, once; return codes and scales, and the values that they stand for."""
-        chosen, kept = words[0](tuple(x.shape)) if words else None, self.keep_nonzero
+        """Round `x` to the format, once; return codes and scales, and the values that they stand for.
+
+        Args:
+            x: what is to be stored.
+            words: of each of the `sources`.
+            least: byte of each block's scale, as `Format.round_trip` takes it.
+        """
+        count = len(self._sources)
+        chosen, kept = words[0](tuple(x.shape)) if count else None, self.keep_nonzero
         (codes, scale), values = self.format.round_trip(x, chosen, keep_nonzero=kept, least=least)
-        return ({self.key: codes} if scale is None else {self.key: codes, scale_key(self.key): scale}), values
+        arrays = {self.key: codes} if scale is None else {self.key: codes, scale_key(self.key): scale}
+        if self.again is not None:
+            codes = codes.to(torch.float32)
+            stored, _ = self.again.encode(codes if self.again.format.signed else codes.abs(), words[count:])
+            arrays |= stored
+        return arrays, values
 
     def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
         """Return the codes of `x` in int32, and about 1/sqrt(x); where the format has inverse roots."""
         return self.format.codes.with_inverse_root(x, words[0](tuple(x.shape)) if words else None)
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredAgain:
-    """A moment whose codes are themselves kept in a format, between the steps (contract S2).
-
-    Attributes:
-        inner: how the rule stores the moment.
-        outer: how the array of codes is stored, under the same key.
-        dtype: of that array, as the rule keeps it.
-    """
-
-    inner: MomentStorage
-    outer: StoredMoment
-    dtype: torch.dtype
-
-    @property
-    def name(self) -> str:
-        """Of the moment in its rule."""
-        return self.inner.name
-
-    @property
-    def key(self) -> str:
-        """Of the codes in the state."""
-        return self.inner.key
-
-    @property
-    def format(self) -> Format:
-        """In which the rule stores it."""
-        return self.inner.format
-
-    @property
-    def arrays(self) -> Mapping[str, StateArray]:
-        """Those of the rule, the codes as they are stored."""
-        return {**self.inner.arrays, **self.outer.arrays}
-
-    @property
-    def unit(self) -> str:
-        """That of the rule's own."""
-        return self.inner.unit
-
-    @property
-    def feeds_back(self) -> bool:
-        """That of the rule's own: the error of storing it again is not fed back."""
-        return self.inner.feeds_back
-
-    @property
-    def second(self) -> str:
-        """That of the rule's own."""
-        return self.inner.second
-
-    @property
-    def sources(self) -> tuple[WordSource, ...]:
-        """The rule's words, then those of the format."""
-        return self.inner.sources + self.outer.sources
-
-    def decode(self, state: Arrays, words: Sequence[Words]) -> Tensor:
-        """Decode the array, then the moment."""
-        own = len(self.inner.sources)
-        kept = _as_kept(self.outer.decode(state, words[own:]), self.dtype)
-        return self.inner.decode({**state, self.key: kept}, words[:own])
-
-    def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
-        """Do as the rule does: codes of 8 bits are not stored again."""
-        return self.inner.encode_with_inverse_root(x, words)
-
-    def encode(
-        self, x: Tensor, words: Sequence[Words], least: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Round as the rule does, and what that leaves once more; the rule goes on with its own values."""
-        own = len(self.inner.sources)
-        arrays, values = self.inner.encode(x, words[:own])
-        codes = arrays[self.key].to(torch.float32)
-        codes = codes if self.outer.format.signed else codes.abs()
-        stored, _ = self.outer.encode(codes, words[own:])
-        return {**arrays, **stored}, values
 
 
 def scale_key(key: str) -> str:
