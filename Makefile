@@ -137,7 +137,7 @@ compiled-all: compiled  ## the same for a TPU v6e too, and all of torch's steps 
 GPU_BITS ?= all
 gpu-bits: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## execute the programs of a GPU without one: every step has the contract's bits
 	PYTHONPATH=$(COMPILERS)/triton:$$(echo $(COMPILERS)/lib/python3*/site-packages) \
-		$(BIN)/python -m pytest -q -n 2 tests/gpu_bits --gpu-bits $(GPU_BITS) --gpu-bits-json gpu-bits.json
+		$(BIN)/python -m pytest -q -n 2 tools/ptx tests/gpu_bits --gpu-bits $(GPU_BITS) --gpu-bits-json gpu-bits.json
 
 twin: setup  ## the same training in Flax and PyTorch under eight recipes: print the bits that differ, write out/twin.png
 	$(BIN)/python examples/two_frameworks.py

@@ -3,11 +3,11 @@
 import pytest
 from gpu_programs import faults, machine_code
 
-from gpu_bits.approximations import Approximations
 from gpu_bits.comparison import differences
 from gpu_bits.steps import SMALL, case
 from gpu_bits.triton_backend import TritonBackend
 from halfstep_torch.engine import compiled_stage
+from ptx.approximations import Approximations
 
 STEP = "AdamW, float32; float32, float32 weights"
 

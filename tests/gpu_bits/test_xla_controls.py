@@ -2,11 +2,11 @@
 
 import pytest
 
-from gpu_bits.approximations import BOUNDS, Approximations
 from gpu_bits.comparison import differences
-from gpu_bits.ptx import Instruction, Kernel, Operand
 from gpu_bits.steps import SMALL, case
 from gpu_bits.xla_backend import XlaBackend
+from ptx.approximations import BOUNDS, Approximations
+from ptx.kernel import Instruction, Kernel, Operand
 
 # Nothing in it hides an ulp.
 STEP = "AdamW, float32; float32, float32 weights"

@@ -9,13 +9,12 @@ import pytest
 
 import halfstep_jax as hs
 import halfstep_spec as spec
-from gpu_bits.approximations import HOWS, Approximations
 from gpu_bits.comparison import differences, size
 from gpu_bits.steps import LARGE, MIDDLE, SMALL, case, numbers, one_in, steps
-from gpu_bits.xla import compile_for_h100
-from gpu_bits.xla_backend import XlaBackend
+from gpu_bits.xla_backend import XlaBackend, compile_for_h100
 from halfstep_spec.compare import differing
 from halfstep_spec.vectors import Array
+from ptx.approximations import HOWS, Approximations
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 import pytest
 
 from compare import assert_same
-from gpu_bits.approximations import Approximations
 from gpu_bits.xla_backend import XlaBackend
 from halfstep_spec import SPEC_VERSION
 from halfstep_spec.vectors import load
+from ptx.approximations import Approximations
 
 # Each is a program to be compiled, or several.
 _ONE_IN = {"share": 64, "all": 16}

@@ -1,8 +1,8 @@
 """halfstep_torch as a backend whose compiled steps are Triton's for an H100, executed by the interpreter."""
 
 from backends.on_torch import TorchBackend
-from gpu_bits.approximations import Approximations
 from gpu_bits.triton_launches import TritonLaunches
+from ptx.approximations import Approximations
 
 
 class TritonBackend(TorchBackend):

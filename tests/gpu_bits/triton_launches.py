@@ -18,10 +18,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from gpu_bits import ptx
-from gpu_bits.approximations import Approximations
-from gpu_bits.launch import WARP, Launch
-from gpu_bits.memory import Memory
+from ptx.approximations import Approximations
+from ptx.kernel import Kernel, parse
+from ptx.launch import WARP, Launch
+from ptx.memory import Memory
 
 TARGET = "sm_90"
 
@@ -102,8 +102,8 @@ class TritonLaunches:
 
 
 @functools.cache
-def _parsed(text: str) -> ptx.Kernel:
-    (kernel,) = ptx.parse(text).values()
+def _parsed(text: str) -> Kernel:
+    (kernel,) = parse(text).values()
     return kernel
 
 

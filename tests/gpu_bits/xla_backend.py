@@ -1,15 +1,43 @@
 """halfstep_jax as a backend whose programs are XLA's for an H100, executed by the interpreter."""
 
+import pathlib
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import compiled
 import jax
 import numpy as np
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
 
 from backends.on_jax import JaxBackend
-from gpu_bits.approximations import Approximations
-from gpu_bits.xla import Program, compile_for_h100
 from halfstep_spec.vectors import Array, Case
+from ptx.approximations import Approximations
+from ptx.xla import Program
+
+
+def compile_for_h100(
+    function: Callable, *arguments: Any, donate: tuple[int, ...] = (), **named: Any
+) -> Program:
+    """Return what XLA makes of a function for an H100.
+
+    Args:
+        function: of trees of arrays.
+        arguments: trees of what has a shape and a dtype.
+        donate: which arguments it may overwrite.
+        named: more arguments, by name.
+    """
+    topology = topologies.get_topology_desc(platform="cuda", target_config=compiled.H100, topology="1x1x1")
+    sharding = SingleDeviceSharding(topology.devices[0])
+    shaped, named = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), (arguments, named)
+    )
+    lowered = jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shaped, **named)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_large_constants": True}
+        lowered.compile(compiler_options=options)
+        return Program(pathlib.Path(folder))
 
 
 class XlaBackend(JaxBackend):

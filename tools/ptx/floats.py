@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from gpu_bits.launch import FLOATS, Launch
-from gpu_bits.operations import FLOAT, operation
-from gpu_bits.ptx import Operand, bits
+from ptx.kernel import Operand, bits
+from ptx.launch import FLOATS, Launch
+from ptx.operations import FLOAT, operation
 
 _FTZ = r"(?P<ftz>\.ftz)?"
 _ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
@@ -33,7 +33,7 @@ def write_float(launch: Launch, d: Operand, value: np.ndarray, kind: str, ftz: s
 def arithmetic(
     launch: Launch, d: Operand, a: Operand, b: Operand, name: str, kind: str, ftz: str | None
 ) -> None:
-    """Round once. (In NumPy 16-bit operations pass float32, which has enough bits to round twice safely.)"""
+    """Round once: in NumPy 16-bit operations pass float32, which has enough bits to round twice safely."""
     x, y = read_floats(launch, kind, ftz, a, b)
     write_float(launch, d, _ARITHMETIC[name](x, y), kind, ftz)
 

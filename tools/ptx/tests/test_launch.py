@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from gpu_bits.approximations import Approximations
-from gpu_bits.launch import Launch
-from gpu_bits.memory import Memory, poisoned
-from gpu_bits.ptx import parse
+from ptx.approximations import Approximations
+from ptx.kernel import parse
+from ptx.launch import Launch
+from ptx.memory import Memory, poisoned
 
 AT = 1 << 40
 HEAD = ".reg .b32 %r<20>; .reg .b64 %rd<8>; .reg .pred %p<4>; .reg .b16 %rs<8>; mov.u32 %r1, %tid.x;"

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from gpu_bits.launch import SIGNED, WARP, Launch, poison
-from gpu_bits.operations import operation
-from gpu_bits.ptx import Address, Operand, bits
+from ptx.kernel import Address, Operand, bits
+from ptx.launch import SIGNED, WARP, Launch, poison
+from ptx.operations import operation
 
 _SPACE = r"(?P<space>\.global|\.shared(?:::cta)?)"
 # What is said about caches and order changes no number: threads run in step.

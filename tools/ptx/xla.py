@@ -2,58 +2,30 @@
 
 XLA dumps what it made: scheduled HLO, which says in which order kernels are launched; the buffer assignment,
 which says where every value is; the PTX of each kernel; and the sizes of their launches.
+(`xla_dump_to`, `xla_dump_hlo_as_text` and `xla_dump_large_constants` among the options of the compiler.)
 """
 
 import math
 import pathlib
 import re
-import tempfile
-from collections.abc import Callable
-from typing import Any
 
-import compiled
-import jax
 import numpy as np
-from gpu_programs import faults
-from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
 
-from gpu_bits import hlo, ptx
-from gpu_bits.approximations import Approximations
-from gpu_bits.launch import Launch
-from gpu_bits.memory import POISON, Memory, poisoned
+from ptx import hlo
+from ptx.approximations import Approximations
+from ptx.kernel import parse
+from ptx.launch import Launch
+from ptx.memory import POISON, Memory, poisoned
 
 # Each allocation stands in a gigabyte of addresses.
 _BASE, _APART = 1 << 32, 1 << 30
 _VALUE = r"value: <\d+ ([\w.\-]+)(?:\{([\d,]*)\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\)"
 _THREE = r"\[(\d+), (\d+), (\d+)\]"
 _THUNK = rf"^\s*(\d+): kCustomKernel.*?\] (\S+) grid: {_THREE} threads: {_THREE}\s+shared_memory: (\d+)"
+_APPROXIMATE = re.compile(r"\.(?:approx|full)\b")
 _UNTOUCHED = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
 
 Place = tuple[int, int]  # an address, and how many bytes
-
-
-def compile_for_h100(
-    function: Callable, *arguments: Any, donate: tuple[int, ...] = (), **named: Any
-) -> "Program":
-    """Return what XLA makes of a function for an H100.
-
-    Args:
-        function: of trees of arrays.
-        arguments: trees of what has a shape and a dtype.
-        donate: which arguments it may overwrite.
-        named: more arguments, by name.
-    """
-    topology = topologies.get_topology_desc(platform="cuda", target_config=compiled.H100, topology="1x1x1")
-    sharding = SingleDeviceSharding(topology.devices[0])
-    shaped, named = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), (arguments, named)
-    )
-    lowered = jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shaped, **named)
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_large_constants": True}
-        lowered.compile(compiler_options=options)
-        return Program(pathlib.Path(folder))
 
 
 class Program:
@@ -68,8 +40,8 @@ class Program:
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.texts = {name: text for text in _texts(folder, "*.ptx") for name in ptx.parse(text)}
-        self.kernels = {name: ptx.parse(text)[name] for name, text in self.texts.items()}
+        self.texts = {name: text for text in _texts(folder, "*.ptx") for name in parse(text)}
+        self.kernels = {name: parse(text)[name] for name, text in self.texts.items()}
         self.approximations, self.launches, self.executed = Approximations(), 0, 0
         (text,) = _texts(folder, "*gpu_after_optimizations.txt")
         self._module = hlo.parse(text)
@@ -104,7 +76,7 @@ class Program:
     def approximating(self) -> list[str]:
         """Return the kernels over arrays that approximate: of several, two may evaluate the same operands."""
         launched = {name for name, grid, block, _ in self._thunks.values() if math.prod((*grid, *block)) > 1}
-        return [name for name in sorted(launched) if faults(self.texts[name]).get("approximate")]
+        return [name for name in sorted(launched) if _APPROXIMATE.search(self.texts[name])]
 
     def _allocate(self, text: str) -> None:
         """Make memory, poisoned, and note where each value is."""

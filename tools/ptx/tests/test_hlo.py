@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpu_bits import hlo
+from ptx import hlo
 
 TEXT = """HloModule jit_step, is_scheduled=true
 

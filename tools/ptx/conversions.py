@@ -3,11 +3,11 @@
 import ml_dtypes
 import numpy as np
 
-from gpu_bits.floats import flushed, write_float
-from gpu_bits.launch import FLOATS, NAN, SIGNED, Launch
-from gpu_bits.memory import UNSIGNED
-from gpu_bits.operations import operation
-from gpu_bits.ptx import Operand, bits
+from ptx.floats import flushed, write_float
+from ptx.kernel import Operand, bits
+from ptx.launch import FLOATS, NAN, SIGNED, Launch
+from ptx.memory import UNSIGNED
+from ptx.operations import operation
 
 _WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _FP8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
@@ -77,7 +77,7 @@ def to_pair(launch: Launch, d: Operand, a: Operand, b: Operand, sat: str | None,
     """Convert two numbers, the first of which is the upper half."""
     if bool(sat) != (to in _FP8):
         raise NotImplementedError("saturation is for codes of 8 bits")
-    launch.write(d, _pair(*(launch.read(x, "f32") for x in (a, b)), to))
+    launch.write(d, _pair(launch.read(a, "f32"), launch.read(b, "f32"), to))
 
 
 @operation(r"cvt\.rn\.f16x2\.(?P<of>e4m3|e5m2)x2")

@@ -115,5 +115,6 @@ def constant(op: Op) -> np.ndarray:
     if "..." in op.inside:
         raise ValueError(f"{op.name} is cut short: dump it with xla_dump_large_constants")
     texts = re.findall(r"true|false|-?(?:inf|nan|[\d.]+(?:e[+-]?\d+)?)", op.inside)
-    number = float if dtype.kind in "fV" else lambda text: int({"true": 1, "false": 0}.get(text, text))
-    return np.array([number(text) for text in texts]).astype(dtype).reshape(shape)
+    whole = {"true": 1, "false": 0}
+    values = [float(x) if dtype.kind in "fV" else whole[x] if x in whole else int(x) for x in texts]
+    return np.array(values).astype(dtype).reshape(shape)

@@ -11,10 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gpu_bits.approximations import Approximations
-from gpu_bits.memory import POISON, UNSIGNED, Memory, poisoned
-from gpu_bits.operations import operation_of
-from gpu_bits.ptx import Address, Guard, Instruction, Kernel, Operand, bits
+from ptx.approximations import Approximations
+from ptx.kernel import Address, Guard, Instruction, Kernel, Operand, bits
+from ptx.memory import POISON, UNSIGNED, Memory, poisoned
+from ptx.operations import operation_of
 
 SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOATS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}

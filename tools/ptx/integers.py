@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from gpu_bits.launch import SIGNED, Launch
-from gpu_bits.memory import UNSIGNED
-from gpu_bits.operations import INTEGER, PATTERN, operation
-from gpu_bits.ptx import Operand, bits
+from ptx.kernel import Operand, bits
+from ptx.launch import SIGNED, Launch
+from ptx.memory import UNSIGNED
+from ptx.operations import INTEGER, PATTERN, operation
 
 _BINARY = {
     "add": np.add,

@@ -8,11 +8,11 @@ import re
 import numpy as np
 import pytest
 
-from gpu_bits.approximations import BOUNDS, Approximations
-from gpu_bits.cases import CONVERSION, FLOAT, INTEGER
-from gpu_bits.launch import Launch
-from gpu_bits.memory import Memory, poisoned
-from gpu_bits.ptx import parse
+from ptx.approximations import BOUNDS, Approximations
+from ptx.kernel import parse
+from ptx.launch import Launch
+from ptx.memory import Memory, poisoned
+from ptx.tests.cases import CONVERSION, FLOAT, INTEGER
 
 GOLDEN = INTEGER | FLOAT | CONVERSION
 BITS = {1: 32, 4: 16, 8: 32, 16: 64}

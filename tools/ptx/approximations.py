@@ -47,4 +47,4 @@ class Approximations:
                 word = (word ^ x.view(np.uint32)) * np.uint32(0x9E3779B1)
                 word = word ^ (word >> np.uint32(15))
             return word.astype(np.int64) % (2 * bound + 1) - bound
-        return np.int64({"exact": 0, "up": bound, "down": -bound}[self.how])
+        return np.array({"exact": 0, "up": bound, "down": -bound}[self.how], np.int64)
