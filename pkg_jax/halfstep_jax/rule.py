@@ -6,8 +6,8 @@ Nothing here knows trees or formats; `transform.py` makes an Optax transform of 
 import collections
 import copy
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -26,6 +26,9 @@ from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.relative import into_unit, out_of_unit
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.xla.exact import straight_through
+
+S = TypeVar("S", bound=type)
+_PUBLISHED: dict[type[Rule], Any] = {}
 
 
 class StepKeys(NamedTuple):
@@ -201,9 +204,19 @@ def static_form(rule: Rule) -> Rule:
     return form
 
 
+def state_of(rule: type[Rule]) -> Callable[[S], S]:
+    """Make a NamedTuple the public type of the state of a rule of both frameworks."""
+
+    def published(state: S) -> S:
+        _PUBLISHED[rule] = state
+        return state
+
+    return published
+
+
 def state_type(rule: type[Rule]) -> Any:
     """Return the NamedTuple of a rule's state: its own `State`, or one of `count`, `seed` and its moments."""
-    return vars(rule).get("State") or _derived_state(rule)
+    return _PUBLISHED.get(rule) or vars(rule).get("State") or _derived_state(rule)
 
 
 @functools.cache

@@ -11,16 +11,18 @@ import jax
 import optax
 
 from halfstep.recipes import takes_recipe
-from halfstep.rules import adam as adam_rule
+from halfstep.rules.adam import ScaleByAdam
 from halfstep.rules.adamw_in_codes import in_codes
 from halfstep.weight_storage import IN_CODES
+from halfstep_jax.rule import state_of
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.storage.state_dtypes import StateDType
-from halfstep_jax.transform import as_transform
+from halfstep_jax.transform import as_transform, transform_of
 from halfstep_jax.weights.weight_storage import with_param_storage
 
 
+@state_of(ScaleByAdam)
 class ScaleByAdamState(NamedTuple):
     """State of `scale_by_adam`.
 
@@ -42,83 +44,7 @@ class ScaleByAdamState(NamedTuple):
     nu_scale: Any = optax.EmptyState()
 
 
-@takes_recipe
-def scale_by_adam(
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.999,
-    eps: jax.typing.ArrayLike = 1e-8,
-    eps_root: jax.typing.ArrayLike = 0.0,
-    mu_dtype: StateDType | None = None,
-    *,
-    nu_dtype: StateDType | None = None,
-    mu_rounding: str = "auto",
-    nu_rounding: str = "stochastic",
-    nesterov: bool = False,
-    bias_correction: bool = True,
-    seed: jax.typing.ArrayLike = 0,
-) -> optax.GradientTransformationExtraArgs:
-    """Rescale updates by Adam, the moments kept in 4 to 32 bits.
-
-    With t = count + 1, m and v the stored moments, r1 = 1 / (1 - b1^t), r2 = 1 / (1 - b2^t):
-
-        m <- store((b1 m) + ((1 - b1) g))
-        v <- store((b2 v) + ((1 - b2) (g g)))
-        u = (m r1) / (sqrt((v r2) + eps_root) + eps)
-
-    All in float32, whatever the dtype of `g`, each operation rounded once. Rounds m and v to their dtypes,
-    once each; u reads what was stored. With `nesterov`, (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1'
-    being r1 at t + 1.
-
-    Use it instead of `optax.scale_by_adam`, which computes in the params' dtype: under bfloat16 params
-    its b2 = 0.999 is 1.0.
-
-    Args:
-        b1: decay rate of the first moment.
-        b2: decay rate of the second moment.
-        eps: added to the root.
-        eps_root: added under the root.
-        mu_dtype: "float32", "bfloat16", "float16" or a format (`scaled`, `codebook`) for the first moment;
-            None: bfloat16 for bfloat16 params, else float32.
-        nu_dtype: the same for the second moment. It has no sign, so "ufloat8_e6m2", 8 bits without a scale,
-            and the unsigned scaled formats are allowed too. Beside mu_dtype=relative("mulaw8") it may be
-            "uroot4_e4m4". Then u is computed from m and v before they are stored, and eps enters under the
-            root.
-        mu_rounding: "stochastic", "feedback", "nearest", "nearest_unchecked" (nearest even if that freezes m)
-            or "auto". "feedback" is stochastic, and the update takes back what the error of storing m would
-            add to later updates. "auto" is nearest if that leaves an average within a thousandth of its true
-            value. Otherwise, and if `b1` is an array, it is stochastic.
-        nu_rounding: likewise, but for "feedback". Nearest freezes a bfloat16 second moment above b2 = 0.996.
-        nesterov: as in Optax.
-        bias_correction: False leaves the averages as they are: r1 = r2 = 1.
-        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
-
-    Returns:
-        An Optax transform. Its updates are float32; `params` may be left out. Numbers may be float32 scalar
-        arrays, so that `optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)` works. With
-        `static_args=("b1", "b2")` "auto" sees numbers, and the bits are those of the plain transform. (Give
-        it dtypes by name: it treats the callable `jnp.bfloat16` as a schedule.) Under `jax.jit` a sharded
-        array gets the bits of a single device, and in `jax.shard_map` by `in_shard_map`.
-
-    Raises:
-        TypeError: if an argument is of the wrong type, or an array of another dtype than float32. From `init`
-            and `update`, if a leaf is not float32, bfloat16, float16 or float64.
-        ValueError: if an argument is out of range, or a moment would freeze; from `update`, if trees or
-            shapes differ.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> params = {"w": jnp.array([1.0, -2.0], jnp.bfloat16)}
-        >>> tx = scale_by_adam()
-        >>> state = tx.init(params)
-        >>> updates, state = tx.update({"w": jnp.array([0.5, -0.5], jnp.bfloat16)}, state)
-        >>> print(updates["w"].dtype, state.nu["w"].dtype)
-        float32 bfloat16
-
-    Source: D. P. Kingma and J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1; T.
-    Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016, for `nesterov`. The storage is
-    ours (contract A5, F).
-    """
-    return as_transform(ScaleByAdam(**locals()))
+scale_by_adam = takes_recipe(transform_of(ScaleByAdam))
 
 
 @takes_recipe
@@ -229,9 +155,3 @@ def adam_of(arguments: Mapping[str, Any]) -> optax.GradientTransformationExtraAr
     """Return `scale_by_adam` of those arguments of an alias that it has too."""
     names = inspect.signature(scale_by_adam).parameters
     return scale_by_adam(**{name: arguments[name] for name in names if name in arguments})
-
-
-class ScaleByAdam(adam_rule.ScaleByAdam):
-    """The rule of `scale_by_adam`, with a state of its own type."""
-
-    State = ScaleByAdamState

@@ -13,10 +13,11 @@ from jax.core import Tracer
 
 from halfstep.recipes import takes_recipe
 from halfstep.rules import muon as shared
-from halfstep.rules.muon import NS_COEFFS, MatrixAxes, matrices_of
+from halfstep.rules.muon import NS_COEFFS, MatrixAxes, MuonMomentum, matrices_of
 from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.numbers.newton_schulz import newton_schulz
+from halfstep_jax.rule import state_of
 from halfstep_jax.rules.adam import scale_by_adam
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.weight_decay import add_decayed_weights
@@ -28,6 +29,7 @@ _MUON = "scale_by_muon"
 OUTPUT_AXIS = 1
 
 
+@state_of(MuonMomentum)
 class ScaleByMuonState(NamedTuple):
     """State of `scale_by_muon`; its fields are as in `ScaleByAdamState`."""
 
@@ -245,13 +247,6 @@ def muon_labels(params: Any, matrices: MatrixChoice = None) -> Any:
     choices = split("muon", named_leaves(params), matrices, OUTPUT_AXIS)
     announce("muon", choices)
     return jax.tree.unflatten(jax.tree.structure(params), [_label(choice.axes) for choice in choices])
-
-
-class MuonMomentum(shared.MuonMomentum):
-    """The momentum of `scale_by_muon`, with a state of its own type."""
-
-    name = _MUON
-    State = ScaleByMuonState
 
 
 class Orthogonalize(shared.Orthogonalize):

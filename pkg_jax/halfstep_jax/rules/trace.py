@@ -6,13 +6,15 @@ import jax
 import optax
 
 from halfstep.recipes import takes_recipe
-from halfstep.rules import trace as trace_rule
+from halfstep.rules.trace import Trace
+from halfstep_jax.rule import state_of
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.storage.state_dtypes import StateDType
-from halfstep_jax.transform import as_transform
+from halfstep_jax.transform import transform_of
 from halfstep_jax.weights.weight_storage import with_param_storage
 
 
+@state_of(Trace)
 class TraceState(NamedTuple):
     """State of `trace`; its fields are as in `ScaleByAdamState`."""
 
@@ -22,39 +24,7 @@ class TraceState(NamedTuple):
     trace_scale: Any = optax.EmptyState()
 
 
-@takes_recipe
-def trace(
-    decay: jax.typing.ArrayLike,
-    nesterov: bool = False,
-    accumulator_dtype: StateDType | None = None,
-    *,
-    rounding: str = "auto",
-    seed: jax.typing.ArrayLike = 0,
-) -> optax.GradientTransformationExtraArgs:
-    """Replace updates by their decaying sum, kept in 4 to 32 bits: momentum.
-
-        t <- store(g + (decay t))
-        u = t, as it was stored; with `nesterov` g + (decay t)
-
-    All in float32, whatever the dtype of `g`, each operation rounded once. Rounds t to its dtype, once.
-
-    `accumulator_dtype` and `rounding` are for the sum, which has a sign, as `mu_dtype` and `mu_rounding` are
-    for the first moment of `scale_by_adam`. Seed, result and errors are as there.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> tx = trace(0.5)
-        >>> state = tx.init({"w": jnp.zeros(1, jnp.bfloat16)})
-        >>> for _ in range(3):
-        ...     updates, state = tx.update({"w": jnp.ones(1)}, state)
-        >>> updates["w"].tolist()
-        [1.75]
-
-    Source: B. Polyak, "Some methods of speeding up the convergence of iteration methods", 1964; I. Sutskever
-    et al., "On the importance of initialization and momentum in deep learning", ICML 2013, for `nesterov`.
-    The form is Optax's, the storage ours (contract A10, F).
-    """
-    return as_transform(Trace(**locals()))
+trace = takes_recipe(transform_of(Trace))
 
 
 @takes_recipe
@@ -90,9 +60,3 @@ def sgd(
     if momentum is not None and not constant_zero:
         links.insert(0, trace(momentum, nesterov, accumulator_dtype, rounding=rounding, seed=seed))
     return with_param_storage("sgd", param_storage, links, seed)
-
-
-class Trace(trace_rule.Trace):
-    """The rule of `trace`, with a state of its own type."""
-
-    State = TraceState

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from halfstep.hyperparameters import several
 from halfstep.recipes import takes_recipe
-from halfstep.rule import Rule
 from halfstep.rules.adam import ScaleByAdam
 from halfstep.rules.adamw_in_codes import in_codes
 from halfstep.weight_storage import IN_CODES
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.link import checked_rule
+from halfstep_torch.link import link_of
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.optimizer_state.group_entries import check_torch_options
@@ -23,66 +22,7 @@ from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType
 from halfstep_torch.weights.weight_storage import with_param_storage
 
-
-@takes_recipe
-def scale_by_adam(
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    eps_root: float = 0.0,
-    mu_dtype: DType = None,
-    *,
-    nu_dtype: DType = None,
-    mu_rounding: str = "auto",
-    nu_rounding: str = "stochastic",
-    nesterov: bool = False,
-    bias_correction: bool = True,
-    seed: Seed = 0,
-) -> Rule:
-    """Rescale updates by Adam.
-
-    With t the parameter's step, m and v the stored moments, r1 = 1 / (1 - b1^t), r2 = 1 / (1 - b2^t):
-
-        m <- store((b1 m) + ((1 - b1) g))
-        v <- store((b2 v) + ((1 - b2) (g g)))
-        u = (m r1) / (sqrt((v r2) + eps_root) + eps)
-
-    Rounds m and v to their formats, once each; u reads what was stored and is float32. With `nesterov`,
-    (m r1) becomes (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
-
-    Group entries: `betas`, `eps`, `eps_root`, `mu_dtype`, `nu_dtype`. State: `exp_avg`, `exp_avg_sq`, and
-    of formats with scales `exp_avg_scale`, `exp_avg_sq_scale`.
-
-    Args:
-        b1: decay rate of the first moment.
-        b2: decay rate of the second moment.
-        eps: added outside the square root.
-        eps_root: added inside it.
-        mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a torch dtype, a `scaled`
-            or `codebook` format with a sign, or None: bfloat16 for bfloat16 params, else float32.
-        nu_dtype: how the second moment is stored: any of these, a `scaled` or `codebook` format without a
-            sign, or "ufloat8_e6m2". Beside mu_dtype=relative("mulaw8") it may be "uroot4_e4m4". Then u is
-            computed from m and v before they are stored, and eps enters under the root.
-        mu_rounding: "stochastic", "feedback", "nearest", "nearest_unchecked" or "auto". "feedback" is
-            stochastic, and the update takes back what the error of storing m would add to later updates.
-            "auto" is nearest if that leaves an average within a thousandth of its true value, else
-            stochastic.
-        nu_rounding: likewise, for the second moment, but for "feedback".
-        nesterov: use Nesterov momentum.
-        bias_correction: False leaves the averages as they are: r1 = r2 = 1.
-        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
-
-    Raises:
-        TypeError: for what is not a number.
-        ValueError: for a number out of range, a dtype that holds no moment, or a rounding that freezes it.
-
-    Example:
-        >>> scale_by_adam(b2=0.99, nu_dtype="bfloat16").name
-        'scale_by_adam'
-
-    Source: D. Kingma, J. Ba, "Adam", ICLR 2015, algorithm 1; storage and rounding: contract A5, F1 to F3.
-    """
-    return checked_rule(ScaleByAdam(**locals()))
+scale_by_adam = takes_recipe(link_of(ScaleByAdam))
 
 
 def adam_of(caller: str, betas: tuple[float, float], *, seed: Seed, **options: Any) -> ScaleByAdam:

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from halfstep.hyperparameters import several
 from halfstep.recipes import takes_recipe
-from halfstep.rule import Rule
 from halfstep.rules.lion import ScaleByLion
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.link import checked_rule
+from halfstep_torch.link import link_of
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.rules.learning_rate import ScaleByLearningRate
@@ -20,38 +19,7 @@ from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType
 from halfstep_torch.weights.weight_storage import with_param_storage
 
-
-@takes_recipe
-def scale_by_lion(
-    b1: float = 0.9,
-    b2: float = 0.99,
-    mu_dtype: DType = None,
-    *,
-    mu_rounding: str = "auto",
-    seed: Seed = 0,
-) -> Rule:
-    """Replace updates by the sign of their average.
-
-    With m the average as it was stored at the step before:
-
-        u = sign((b1 m) + ((1 - b1) g))
-        m <- store((b2 m) + ((1 - b2) g))
-
-    Rounds m to its format, once; u is float32: 1, -1, +0 for zero of either sign, and NaN for NaN.
-
-    Group entries: `betas`, `mu_dtype`. State: `exp_avg`, and of formats with scales `exp_avg_scale`.
-
-    `b1` is the rate of the average whose sign is taken, `b2` of the average that is kept. The other
-    arguments, result and errors are those of `scale_by_adam`.
-
-    Example:
-        >>> scale_by_lion(mu_dtype="bfloat16").name
-        'scale_by_lion'
-
-    Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
-    Storage and rounding: contract A9, F1 to F3.
-    """
-    return checked_rule(ScaleByLion(**locals()))
+scale_by_lion = takes_recipe(link_of(ScaleByLion))
 
 
 class Lion(Optimizer):

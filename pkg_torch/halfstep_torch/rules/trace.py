@@ -9,9 +9,9 @@ from torch import Tensor
 
 import halfstep.rules.trace as shared
 from halfstep.recipes import takes_recipe
-from halfstep.rule import Rule, option
+from halfstep.rule import option
 from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.link import Link, ParamInfo, checked_rule
+from halfstep_torch.link import Link, ParamInfo, link_of
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.optimizer_state.group_entries import check_torch_options
@@ -31,37 +31,7 @@ class Trace(shared.Trace, Link):
         return not (self.without_zero and h.decay == 0)
 
 
-@takes_recipe
-def trace(
-    decay: float,
-    nesterov: bool = False,
-    accumulator_dtype: DType = None,
-    *,
-    rounding: str = "auto",
-    seed: Seed = 0,
-) -> Rule:
-    """Replace updates by their decaying sum: momentum.
-
-        t <- store(g + (decay t))
-        u = t, as it was stored; with `nesterov` g + (decay t)
-
-    Rounds t to its format, once; u is float32.
-
-    Group entries: `momentum`, `accumulator_dtype`. State: `momentum_buffer`, and of formats with scales
-    `momentum_buffer_scale`.
-
-    `accumulator_dtype` and `rounding` are for the sum, as `mu_dtype` and `mu_rounding` are for the first
-    moment of `scale_by_adam`. Seed, result and errors are as there.
-
-    Example:
-        >>> trace(0.9).entries
-        {'momentum': 0.9, 'accumulator_dtype': None}
-
-    Source: B. Polyak, "Some methods of speeding up the convergence of iteration methods", 1964; I. Sutskever
-    et al., "On the importance of initialization and momentum in deep learning", ICML 2013, for `nesterov`.
-    Storage and rounding: contract A10, F1 to F3.
-    """
-    return checked_rule(Trace(**locals()))
+trace = takes_recipe(link_of(shared.Trace))
 
 
 class SGD(Optimizer):

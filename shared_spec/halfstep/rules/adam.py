@@ -1,5 +1,6 @@
 """Adam (contract A5, A7, A12)."""
 
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,73 @@ _SMALLEST, _ABOVE = FOURTH_ROOT.smallest, FOURTH_ROOT.smallest * np.float32(2.0*
 
 
 class ScaleByAdam(Rule):
-    """The rule of `scale_by_adam`."""
+    """Rescale updates by Adam, the moments kept in 4 to 32 bits.
+
+    With t the count of steps, m and v the stored moments, r1 = 1 / (1 - b1^t), r2 = 1 / (1 - b2^t):
+
+        m <- store((b1 m) + ((1 - b1) g))
+        v <- store((b2 v) + ((1 - b2) (g g)))
+        u = (m r1) / (sqrt((v r2) + eps_root) + eps)
+
+    All in float32, whatever the dtype of `g`, each operation rounded once. Rounds m and v to their dtypes,
+    once each; u reads what was stored, and is float32. With `nesterov`, (m r1) becomes
+    (b1 (m r1')) + ((1 - b1) (g r1)), r1' being r1 at t + 1.
+
+    In JAX `params` may be left out of `update`. Use the link instead of `optax.scale_by_adam`, which computes
+    in the dtype of the params: under bfloat16 params its b2 = 0.999 is 1.0. Numbers may be float32 scalar
+    arrays, so that `optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32)` works. With
+    `static_args=("b1", "b2")` "auto" sees numbers, and the bits are those of the plain transform. (Give it
+    dtypes by name: it treats the callable `jnp.bfloat16` as a schedule.) Under `jax.jit` a sharded array gets
+    the bits of a single device, and in `jax.shard_map` by `in_shard_map`.
+
+    In torch, entries of param groups are `betas`, `eps`, `eps_root`, `mu_dtype` and `nu_dtype`. The state has
+    `exp_avg`, `exp_avg_sq`, and of formats with scales `exp_avg_scale`, `exp_avg_sq_scale`.
+
+    Args:
+        b1: decay rate of the first moment.
+        b2: decay rate of the second moment.
+        eps: added to the root.
+        eps_root: added under the root.
+        mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a dtype of the framework,
+            or a format with a sign (`scaled`, `codebook`, `relative`); None: bfloat16 for bfloat16 weights,
+            else float32.
+        nu_dtype: the same for the second moment. It has no sign, so "ufloat8_e6m2", 8 bits without a scale,
+            and the unsigned scaled formats are allowed too. Beside mu_dtype=relative("mulaw8") it may be
+            "uroot4_e4m4". Then u is computed from m and v before they are stored, and eps enters under the
+            root.
+        mu_rounding: "stochastic", "feedback", "nearest", "nearest_unchecked" (nearest even if that freezes m)
+            or "auto". "feedback" is stochastic, and the update takes back at once what the error of storing m
+            would add to later updates. "auto" is nearest if that leaves an average within a thousandth of its
+            true value. Otherwise, and if `b1` is an array, it is stochastic.
+        nu_rounding: likewise, but for "feedback". Nearest freezes a bfloat16 second moment above b2 = 0.996.
+        nesterov: use Nesterov's momentum, as Optax does.
+        bias_correction: False leaves the averages as they are: r1 = r2 = 1.
+        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
+
+    Raises:
+        TypeError: if an argument is of a wrong type, or an array of another dtype than float32. From `init`
+            and `update` in JAX, if a leaf is not float32, bfloat16, float16 or float64.
+        ValueError: if an argument is out of range, a dtype holds no moment, or a rounding freezes it. From
+            `update` in JAX, if trees or shapes differ.
+
+    Example:
+        >>> import halfstep_jax, halfstep_torch as hs, optax
+        >>> link = halfstep_jax.scale_by_adam(b2=0.99, nu_dtype="bfloat16")
+        >>> tx = optax.chain(link, halfstep_jax.scale_by_learning_rate(1e-3))
+        >>> link = hs.scale_by_adam(b2=0.99, nu_dtype="bfloat16")
+        >>> tx = hs.chain(link, hs.scale_by_learning_rate(1e-3))
+
+    Source: D. P. Kingma and J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1; T.
+        Dozat, "Incorporating Nesterov momentum into Adam", ICLR workshop 2016, for `nesterov`. Storage and
+        rounding are ours (contract A5, F).
+    """
 
     b1: Any = decay_rate(0.9, torch="betas[0]")
     b2: Any = decay_rate(0.999, torch="betas[1]")
     eps: Any = number(1e-8)
     eps_root: Any = number(0.0)
     mu_dtype: Any = None
+    _: KW_ONLY
     nu_dtype: Any = None
     mu_rounding: str = "auto"
     nu_rounding: str = "stochastic"

@@ -1,16 +1,39 @@
 """Lion (contract A9)."""
 
+from dataclasses import KW_ONLY
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment
 
 
 class ScaleByLion(Rule):
-    """The rule of `scale_by_lion`."""
+    """Replace updates by the sign of their average, the average kept in 4 to 32 bits.
+
+    With m the average as it was stored at the step before:
+
+        u = sign((b1 m) + ((1 - b1) g))
+        m <- store((b2 m) + ((1 - b2) g))
+
+    All in float32, whatever the dtype of `g`, each operation rounded once. Rounds m to its dtype, once. u is
+    1, -1, +0 for a zero of either sign, and NaN for NaN.
+
+    `b1` is the rate of the average whose sign is taken, `b2` of the average that is kept, in a `mu_dtype`
+    with a sign. The other arguments and errors are those of `scale_by_adam`. In torch, entries of param
+    groups are `betas` and `mu_dtype`; the state is `exp_avg`, and of formats with scales `exp_avg_scale`.
+
+    Example:
+        >>> import halfstep_jax, halfstep_torch as hs, optax
+        >>> tx = optax.chain(halfstep_jax.scale_by_lion(), halfstep_jax.scale_by_learning_rate(1e-4))
+        >>> tx = hs.chain(hs.scale_by_lion(), hs.scale_by_learning_rate(1e-4))
+
+    Source: X. Chen et al., "Symbolic discovery of optimization algorithms", NeurIPS 2023, algorithm 2.
+        Storage and rounding are ours (contract A9, F).
+    """
 
     b1: Any = decay_rate(0.9, torch="betas[0]")
     b2: Any = decay_rate(0.99, torch="betas[1]")
     mu_dtype: Any = None
+    _: KW_ONLY
     mu_rounding: str = "auto"
     seed: Any = 0
     mu = moment(rate="b2", torch="exp_avg")

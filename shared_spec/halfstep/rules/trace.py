@@ -1,5 +1,6 @@
 """Momentum (contract A10)."""
 
+from dataclasses import KW_ONLY
 from typing import Any
 
 from halfstep.hyperparameters import check_decay_rate
@@ -7,11 +8,32 @@ from halfstep.rule import Rule, moment, number
 
 
 class Trace(Rule):
-    """The rule of `trace`."""
+    """Replace updates by their decaying sum, kept in 4 to 32 bits: momentum.
+
+        t <- store(g + (decay t))
+        u = t, as it was stored; with `nesterov` g + (decay t)
+
+    All in float32, whatever the dtype of `g`, each operation rounded once. Rounds t to its dtype, once.
+
+    `accumulator_dtype` and `rounding` are for the sum, which has a sign, as `mu_dtype` and `mu_rounding` are
+    for the first moment of `scale_by_adam`. Seed and errors are as there. In torch, entries of param groups
+    are `momentum` and `accumulator_dtype`; the state is `momentum_buffer`, and of formats with scales
+    `momentum_buffer_scale`.
+
+    Example:
+        >>> import halfstep_jax, halfstep_torch as hs, optax
+        >>> tx = optax.chain(halfstep_jax.trace(0.9), halfstep_jax.scale_by_learning_rate(0.1))
+        >>> tx = hs.chain(hs.trace(0.9), hs.scale_by_learning_rate(0.1))
+
+    Source: B. Polyak, "Some methods of speeding up the convergence of iteration methods", 1964; I. Sutskever
+        et al., "On the importance of initialization and momentum in deep learning", ICML 2013, for
+        `nesterov`. The form is Optax's, storage and rounding are ours (contract A10, F).
+    """
 
     decay: Any = number(torch="momentum", check=check_decay_rate)
     nesterov: bool = False
     accumulator_dtype: Any = None
+    _: KW_ONLY
     rounding: str = "auto"
     seed: Any = 0
     trace = moment(

@@ -1,0 +1,64 @@
+"""What Griffe, which reads docstrings from the source, does not know of ours."""
+
+import re
+from typing import Any
+
+import griffe
+
+_MADE_OF = re.compile(r"\b(?:transform_of|link_of)\(([\w.]+)\)")
+
+
+class Examples(griffe.Extension):
+    """A docstring's "Example:" becomes a section of code; Griffe knows the plural alone."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rename it in the docstring of one object."""
+        if obj.docstring:
+            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+
+
+class Links(griffe.Extension):
+    """A link is made of its rule, as `link_of(ScaleByLion)`: it has the rule's arguments and docstring."""
+
+    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
+        """Replace the attributes of a package that are links by functions."""
+        for module in [pkg, *_modules(pkg)]:
+            for attribute in [x for x in module.members.values() if isinstance(x, griffe.Attribute)]:
+                if made_of := _MADE_OF.search(str(attribute.value)):
+                    name, dot, inside = made_of[1].partition(".")
+                    rule = loader.modules_collection[module.resolve(name) + dot + inside]
+                    module.set_member(attribute.name, _function(attribute, rule))
+
+
+def _modules(module: griffe.Module) -> list[griffe.Module]:
+    inside = [x for x in module.members.values() if isinstance(x, griffe.Module)]
+    return inside + [deeper for x in inside for deeper in _modules(x)]
+
+
+def _function(attribute: griffe.Attribute, rule: griffe.Class) -> griffe.Function:
+    """Return the function that a link is, for a page: its fields are its arguments."""
+    kind, parameters = griffe.ParameterKind.positional_or_keyword, []
+    for field in (x for x in rule.members.values() if isinstance(x, griffe.Attribute)):
+        if str(field.annotation) == "KW_ONLY":
+            kind = griffe.ParameterKind.keyword_only
+        elif field.annotation is not None:
+            parameters.append(
+                griffe.Parameter(
+                    field.name, annotation=field.annotation, kind=kind, default=_default(field.value)
+                )
+            )
+    docstring = rule.docstring and griffe.Docstring(rule.docstring.value, parser=rule.docstring.parser)
+    function = griffe.Function(
+        attribute.name, lineno=attribute.lineno, endlineno=attribute.endlineno,
+        parameters=griffe.Parameters(*parameters), docstring=docstring,
+    )  # fmt: skip
+    if docstring:
+        docstring.parent = function
+    return function
+
+
+def _default(value: Any) -> Any:
+    """Return the default of a field: `decay_rate(0.9, torch="betas[0]")` declares 0.9."""
+    if not isinstance(value, griffe.ExprCall):
+        return value
+    return next((x for x in value.arguments if not isinstance(x, griffe.ExprKeyword)), None)
