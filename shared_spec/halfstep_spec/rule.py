@@ -26,7 +26,7 @@ import numpy as np
 from halfstep_spec.numbers.random_words import next_step, role_of
 from halfstep_spec.storage.formats import Encoded, Format
 from halfstep_spec.storage.fourth_root_codes import inverse_root, power_of_root
-from halfstep_spec.storage.relative import LARGEST_BOUND, bound, from_unit, to_unit
+from halfstep_spec.storage.relative import LARGEST_BOUND, bound, from_unit, to_unit, within_scales
 from halfstep_spec.storage.state_dtypes import as_format
 from halfstep_spec.storage.stored_moment import StoredMoment
 
@@ -137,7 +137,11 @@ class StepMoment:
             self.stored, self.rounded = self._storage.round(x, self._step, self._leaf)
             return self._fed_back(x, self.rounded)
         v, nu = self._unit._rounded_before(self._name)
-        z = x / power_of_root(nu.codes) if self._format.power_unit else to_unit(x, v)
+        z = (
+            x / power_of_root(nu.codes)
+            if self._format.power_unit
+            else within_scales(to_unit(x, v), self._format)
+        )
         self.stored, z = self._storage.round(z, self._step, self._leaf)
         self.rounded = self._out_of_unit(z, v, nu)
         return self._fed_back(x, self.rounded)

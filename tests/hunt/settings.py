@@ -277,11 +277,11 @@ def numbers_of(draw, setting: Setting) -> Numbers:
     )
 
 
-_KINDS = ("near 1", "any", "special", "tiny", "huge", "zero")
+_KINDS = ("near 1", "any", "special", "tiny", "huge", "zero", "rows")
 _SPECIAL = (0, 1, 0x80000000, 0x007FFFFF, 0x00800000, 0x3F800000, 0xBF800000, 0x7F7FFFFF, 0x7F800000)
 _SPECIALS = np.array([*_SPECIAL, 0xFF800000, 0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32)
 kinds_of_numbers = st.sampled_from(_KINDS)
-_FINITE = st.sampled_from(("near 1", "tiny", "zero"))
+_FINITE = st.sampled_from(("near 1", "tiny", "zero", "rows"))
 
 
 def kinds_for(setting: Setting) -> st.SearchStrategy[str]:
@@ -292,6 +292,8 @@ def kinds_for(setting: Setting) -> st.SearchStrategy[str]:
 def patterns(seed: int, kind: str, shape: tuple[int, ...], dtype: str, least: float = 0.0) -> np.ndarray:
     """Return patterns of `dtype`: of all bits alike, of special numbers, or of normal ones of some size.
 
+    Of the kind "rows" every second row is zero.
+
     Numbers below `least` become 0.
     """
     rng = np.random.default_rng(seed)
@@ -301,8 +303,10 @@ def patterns(seed: int, kind: str, shape: tuple[int, ...], dtype: str, least: fl
     elif kind == "special":
         bits = spec.round_to(np.asarray(rng.choice(_SPECIALS, shape), np.uint32).view(np.float32), dtype)
     else:
-        exponent = {"near 1": 0, "tiny": -30, "huge": 40, "zero": -200}[kind]
+        exponent = {"near 1": 0, "rows": 0, "tiny": -30, "huge": 40, "zero": -200}[kind]
         x = rng.normal(size=shape) * np.exp2(exponent + rng.integers(-8, 1, shape))
+        if kind == "rows" and shape:
+            x[::2] = 0  # the same rows at every step: whole blocks that never have a gradient
         bits = spec.round_to(np.asarray(x, np.float32), dtype)
     bits = np.asarray(bits)
     return np.where(np.abs(spec.decode(bits, dtype)) < least, bits.dtype.type(0), bits)

@@ -9,9 +9,10 @@ import functools
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
+from halfstep_spec import decode
 from hunt.settings import (
     EXAMPLES,
     SEED,
@@ -100,6 +101,32 @@ def examples(draw, setting=None):
 @given(examples())
 def test_torch_has_the_bits_of_the_reference(example):
     follow(Torch, *example)
+
+
+@pytest.mark.slow
+@seed(SEED)
+@settings(max_examples=EXAMPLES // 5, **_HUNT)
+@given(examples())
+def test_rows_without_gradients_leave_finite_weights(example):
+    """The packages have the reference's bits, so that its weights are looked at: half of them were NaN."""
+    setting, numbers, draw_seed, _ = example
+    assume(numbers.rule.get("epsilon") != 0)  # 0 / 0, as it is asked for
+    numbers = dataclasses.replace(numbers, learning_rate=min(numbers.learning_rate, 1e-3))
+    shapes = dict(setting.shapes)
+
+    def arrays(step, kind):
+        return {
+            name: patterns(draw_seed + 1000 * step + i, kind, shape, setting.dtype)
+            for i, (name, shape) in enumerate(shapes.items())
+        }
+
+    with np.errstate(all="ignore"):
+        run = Reference(setting, numbers, arrays(0, "near 1"))
+        for t in range(1, 5):
+            run = run.after(arrays(t, "rows"))
+    for name, array in run.arrays().items():
+        if name.endswith(" p"):
+            assert np.isfinite(decode(array.bits, setting.dtype)).all(), name
 
 
 @functools.cache

@@ -308,3 +308,13 @@ def test_a_state_without_codes_is_refused():
     other: Any = torch.optim.AdamW(linear.parameters())
     with pytest.raises(TypeError, match=r"stored_params: optimizer is AdamW\. Pass a halfstep_torch"):
         halfstep_torch.stored_params(other)
+
+
+@pytest.mark.parametrize("run", [jax_run, torch_run])
+def test_rows_without_gradients_stay_numbers(run):
+    """What is fed back went past the largest scale of `mu`: half of the weights were NaN at step 2."""
+    p, gradients = draws(4)
+    gradients[:, ::2] = 0
+    weights = np.asarray(run(p, gradients, recipe="four_bit")[0])
+    assert np.isfinite(weights).all()
+    assert np.abs(weights - on_grid(p))[::2].max() < 0.01

@@ -7,6 +7,7 @@ and so needs no scale.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from halfstep.storage import relative as shared
 from halfstep.storage.formats import returning
@@ -31,7 +32,9 @@ def into_unit(fmt: shared.Format, m: jax.Array, v: jax.Array, nu: Encoded, zero:
         nu: what is stored of it.
         zero: for `exact.opaque`.
     """
-    return m * inverse_power_of_root(nu.codes) if fmt.power_unit else to_unit(m, v, zero)
+    if fmt.power_unit:
+        return m * inverse_power_of_root(nu.codes)
+    return within_scales(to_unit(m, v, zero), fmt)
 
 
 def out_of_unit(fmt: shared.Format, z: jax.Array, v: jax.Array, nu: Encoded) -> jax.Array:
@@ -52,6 +55,14 @@ def _another_root(v: jax.Array, zero: jax.Array) -> jax.Array:
     is a root of something else. And a quotient by a bare root would be a product with its rsqrt.
     """
     return opaque(sqrt(opaque(v, zero)), zero)
+
+
+def within_scales(z: jax.Array, fmt: shared.Format) -> jax.Array:
+    """Return z, where finite, up to the largest number that a fine scale holds: past it a block is NaN."""
+    if not fmt.scaled:
+        return z
+    largest = np.float32(shared.largest(fmt))
+    return jnp.where(jnp.abs(z) < np.float32(np.inf), lax.clamp(-largest, z, largest), z)
 
 
 def from_unit(z: jax.Array, v: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ Contract: F12, F13, F18. Adam divides a first moment by the root of the second: 
 and so needs no scale.
 """
 
+import math
 from typing import Protocol
 
 import torch
@@ -26,7 +27,9 @@ def into_unit(fmt: Format, m: Tensor, unit: "Unit") -> Tensor:
         m: float32, the first moment.
         unit: the second moment as it was stored.
     """
-    return m * inverse_power_of_root(unit.codes) if fmt.power_unit else to_unit(m, unit.values)
+    if fmt.power_unit:
+        return m * inverse_power_of_root(unit.codes)
+    return within_scales(to_unit(m, unit.values), fmt)
 
 
 def out_of_unit(fmt: Format, z: Tensor, unit: "Unit") -> Tensor:
@@ -53,6 +56,14 @@ def to_unit(m: Tensor, v: Tensor) -> Tensor:
     # All ones where v is normal, infinite or NaN.
     kept = -(v.view(torch.int32) & 0x7F800000) >> 31
     return ((m / sqrt(v)).view(torch.int32) & kept).view(torch.float32)
+
+
+def within_scales(z: Tensor, fmt: Format) -> Tensor:
+    """Return z, where finite, up to the largest number that a fine scale holds: past it a block is NaN."""
+    if not fmt.scaled:
+        return z
+    largest = shared.largest(fmt)
+    return torch.where(z.abs() < math.inf, z.clamp(-largest, largest), z)
 
 
 def from_unit(z: Tensor, v: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ and so needs no scale.
 import math
 from typing import Any
 
+import numpy as np
+
 from halfstep.storage.blocks import BlockSize
 from halfstep.storage.codes import FINE_CODES, FIXED_CODES
 from halfstep.storage.formats import Format
@@ -14,6 +16,7 @@ from halfstep.storage.state_dtypes import code_name, codebook, listed, scaled, w
 
 LARGEST_BOUND = 7.5
 """What codes without a scale hold."""
+_LARGEST_SCALE = np.float32(1.5 * 2.0**13)  # the number of the code 254 of ufloat8_e6m2
 
 
 def relative(dtype: Any, block_size: BlockSize = None, min_size: int = 4096, min_ndim: int = 2) -> Format:
@@ -75,6 +78,20 @@ def from_description(description: dict[str, Any]) -> Format:
         sizes = {key: value for key, value in description.items() if key != "relative"}
         return relative(description["relative"], **sizes)
     return codebook(**description) if "table" in description else scaled(**description)
+
+
+def largest(fmt: Format) -> float:
+    """Return the largest float32 number that a fine scale holds: what is larger is past the largest scale.
+
+    Example:
+        >>> largest(relative("int8", 128))
+        1560576.0
+    """
+    inverse = np.float32(1 / fmt.codes.numbers.max)
+    number = np.float32(_LARGEST_SCALE / inverse)
+    while number * inverse > _LARGEST_SCALE:
+        number = np.nextafter(number, np.float32(0))
+    return float(number)
 
 
 def bound(b1: float, b2: float) -> float:

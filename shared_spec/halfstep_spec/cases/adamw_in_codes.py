@@ -20,12 +20,13 @@ NOTES = {
     "Small": "an array too small for codes: its weights are float32, and nothing is fed back",
     "Still": "no momentum, or a learning rate of 0: nothing is divided by either",
     "Late": "a long run",
+    "Empty": "blocks without a gradient: what is fed back is past the largest scale of mu, where it stops",
 }
 
 _SIZES: dict[str, Any] = {"min_size": 0, "min_ndim": 0}
 _ROWS = scaled("int8", "row", scale="fine", **_SIZES)
 _RULE = functools.partial(AdamWInCodes, param_dtype=_ROWS, mu_rounding="stochastic", seed=42)
-_RELATIVE = relative("int8", 4, **_SIZES)
+_RELATIVE, _RELATIVE4 = relative("int8", 4, **_SIZES), relative("int4", 4, **_SIZES)
 _UROOT8 = scaled("uroot8", 4, **_SIZES)
 
 
@@ -39,6 +40,8 @@ def cases() -> list[Case]:
         (_RULE(b1=0.0), (4, 6), 0, 1e-3, ("Still",)),
         (_RULE(), (4, 6), 3, 0.0, ("Still",)),
         (_RULE(b2=0.95, mu_dtype="bfloat16"), (4, 6), 1_000_000, 1e-6, ("Late",)),
+        (_RULE(mu_dtype=_RELATIVE, nu_dtype=_UROOT8), (4, 6), 0, 1e-3, ("Empty",)),
+        (_RULE(mu_dtype=_RELATIVE4, nu_dtype=_UROOT8), (4, 6), 0, 1e-3, ("Empty",)),
     ]
     return [_case(*row) for row in rows]
 
@@ -49,6 +52,8 @@ def _case(rule: AdamWInCodes, shape, count: int, lr: float, flags: tuple[str, ..
     size = int(np.prod(shape))
     p = round_to(reals("weights in codes", size, (-6, 0)).reshape(shape), "float32")
     g = reals("gradients of codes", 5 * size, (-5, 1)).reshape(5, *shape)
+    if flags == ("Empty",):
+        g[:, ::2] = 0
     state: Any = step.init(p)
     state = state._replace(rule=RuleState(count, state.rule.moments))
     after = f" after {count} steps" if count else ""

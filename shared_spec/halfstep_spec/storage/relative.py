@@ -13,6 +13,8 @@ from halfstep_spec.storage.relative_codes import FINE_CODES, FIXED_CODES
 LARGEST_BOUND = 7.5
 """What codes without a scale hold."""
 _SMALLEST_NORMAL = np.float32(2.0**-126)
+# The largest float32 numbers whose scale of F14 is a number: 12288 times 127, and about 12288 times 7.
+_LARGEST = {"int8": np.uint32(0x49BE8000).view(np.float32), "int4": np.uint32(0x47A7FFFF).view(np.float32)}
 
 
 def relative(
@@ -36,6 +38,14 @@ def to_unit(m: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Return z = m / sqrt(v), and 0 where v is 0 or subnormal: rounded twice."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(v < _SMALLEST_NORMAL, np.float32(0), m / np.sqrt(v)).astype(np.float32)
+
+
+def within_scales(z: np.ndarray, fmt: Format) -> np.ndarray:
+    """Return z, where finite, up to the largest number that a fine scale holds: past it a block is NaN."""
+    if not fmt.scaled:
+        return z
+    largest = _LARGEST[fmt.dtype]
+    return np.where(np.isfinite(z), np.clip(z, -largest, largest), z)
 
 
 def from_unit(z: np.ndarray, v: np.ndarray) -> np.ndarray:
