@@ -89,7 +89,6 @@ def dcp_reads_state_by_name(rank: int) -> None:
         assert saved["state"]["0.weight"]["exp_avg"].dtype == torch.bfloat16
 
 
-@pytest.mark.slow
 def test_two_processes_train_as_their_wrappers_promise():
     in_processes(
         PROCESSES,

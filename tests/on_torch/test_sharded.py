@@ -204,7 +204,6 @@ def cut_blocks_take_as_many_collectives_for_one_leaf_as_for_ten(rank: int) -> No
             assert calls == ["all_reduce"] * count, recipe
 
 
-@pytest.mark.slow
 def test_the_mesh_changes_no_bit_of_two_processes():
     in_processes(
         2,

@@ -133,7 +133,6 @@ def functions_without_shards_refuse_them(rank: int) -> None:
         hs.accumulate_gradients(model)
 
 
-@pytest.mark.slow
 def test_two_processes_refuse_by_name_and_change_nothing():
     in_processes(
         2,

@@ -66,9 +66,9 @@ def load_and_go_on(rank: int, folder: str, axis: int | None, after: int = 0) -> 
         assert_same_bits(run, expected, f"{recipe}, axis {axis}, after {after}")
 
 
-def state_moves_without_a_checkpointer(rank: int) -> None:
+def state_moves_without_a_checkpointer(rank: int, recipes=("eight_bit", "split16", "float8")) -> None:
     """By `state_dict` and `load_state_dict`: from one placement to another, from and to one process."""
-    for recipe in ("eight_bit", "split16", "float8"):
+    for recipe in recipes:
         expected = Run(make(recipe)).steps(1, SAVED + GOES_ON)
         sources = [Run(make(recipe)), Run(make(recipe), place_along(0)), Run(make(recipe), place_along(1))]
         for source in sources:
@@ -125,9 +125,16 @@ def test_a_run_that_four_processes_saved_goes_on_in_two_in_one_and_along_another
         2,
         functools.partial(load_and_go_on, folder=folder, axis=0, after=1),
         state_moves_without_a_checkpointer,
-        full_state_dicts_go_on_in_one_process,
     )
     load_and_go_on(0, folder, None)
+
+
+def test_state_moves_between_two_processes_and_one():
+    in_processes(
+        2,
+        functools.partial(state_moves_without_a_checkpointer, recipes=("eight_bit",)),
+        full_state_dicts_go_on_in_one_process,
+    )
 
 
 @pytest.mark.parametrize("schedule", [False, True])

@@ -179,7 +179,6 @@ def a_gradient_that_is_not_finite_in_one_process_changes_nothing_in_any(rank: in
         assert torch.equal(param.to_local(), before)
 
 
-@pytest.mark.slow
 def test_two_processes_have_the_bits_of_one():
     in_processes(
         2,

@@ -33,7 +33,6 @@ def thread(check: Callable[[str], None]) -> Callable[..., None]:
     name = check.__name__
     THREADS[name] = check
 
-    @pytest.mark.slow
     def test(tmp_path: pathlib.Path) -> None:
         in_processes(2, functools.partial(run_thread, name=name, folder=str(tmp_path)))
 
