@@ -43,7 +43,7 @@ from halfstep_jax.storage.relative import relative
 from halfstep_jax.storage.state_dtypes import codebook, scaled
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weight_averages import EmaParamsState, ema_params
-from halfstep_jax.weights.chain_check import check_chain
+from halfstep_jax.weights.chain_check import chain, check_chain
 from halfstep_jax.weights.narrow_weights import (
     CompensateState,
     RoundStochasticallyState,
@@ -86,6 +86,7 @@ __all__ = [
     "add_decayed_weights",
     "apply_updates",
     "as_transform",
+    "chain",
     "check_chain",
     "check_rule",
     "clip_by_block_rms",

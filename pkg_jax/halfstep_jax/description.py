@@ -1,7 +1,8 @@
 """What each array of a run is kept in, how it is rounded, and why: of any transform, on shapes alone."""
 
+import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from halfstep.text_table import text_table
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, reported_links
 from halfstep_jax.storage.stored_moment import StoredMoment
+from halfstep_jax.weights.chain_check import ChainFault, chain_fault
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
 _WEIGHT = "weight"
@@ -67,15 +69,16 @@ class Description:
         return text_table(head, rows, right={5})
 
 
-def describe(tx: optax.GradientTransformation, params: Any) -> Description:
+def describe(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -> Description:
     """Say of every weight, and of what is kept for it, in what format it is kept, how it is rounded, and why.
 
     It shows where a format that you asked for is not used, because an array is too small for scales. It also
-    shows a weight that no link stores.
+    shows a weight that no link stores, and one whose updates another link changes after they were rounded.
 
     Args:
         tx: any Optax transform; of links that are not of this package only shapes and dtypes are known.
         params: the weights, or their shapes and dtypes.
+        extra_args: what `tx.update` wants beside updates, state and params, such as `value`.
 
     Example:
         >>> from halfstep_jax import adamw, scaled
@@ -90,12 +93,19 @@ def describe(tx: optax.GradientTransformation, params: Any) -> Description:
     Source: ours.
     """
     links, state = _links_and_state(tx, params)
-    weights = dict(named_leaves(params))
-    rows = [row for link in links for row in _rows(link)]
+    fault = chain_fault(tx, params, extra_args)
+    stored_by = {
+        name: link.rule
+        for link in links
+        if isinstance(link.rule, WeightRule)
+        for name, _ in named_leaves(link.params)
+    }
+    rows: dict[str, list[ArrayDescription]] = collections.defaultdict(list)
+    for row in (row for link in links for row in _rows(link)):
+        rows[row.leaf].append(row)
     arrays: list[ArrayDescription] = []
-    for name, p in weights.items():
-        arrays.append(_weight(name, p, links))
-        arrays += [row for row in rows if row.leaf == name]
+    for name, p in named_leaves(params):
+        arrays += [_weight(name, p, stored_by.get(name), fault), *rows[name]]
     known = {id(x) for link in links for x in jax.tree.leaves(link.state)}
     others = [(name, x) for name, x in named_leaves(state) if id(x) not in known and hasattr(x, "shape")]
     arrays += [
@@ -131,20 +141,16 @@ def _links_and_state(tx: optax.GradientTransformation, params: Any) -> tuple[lis
     return made[0]
 
 
-def _weight(name: str, p, links: list[Link]) -> ArrayDescription:
+def _weight(name: str, p, stored_by: WeightRule | None, fault: ChainFault | None) -> ArrayDescription:
     """Return the row of a weight."""
-    stored_by = [link.rule for link in links if isinstance(link.rule, WeightRule) and _has(link.params, name)]
     rounding, why = "nearest", "no link stores it: optax.apply_updates rounds it"
     if keeps_nothing(p):
         rounding, why = "none", f"{p.dtype} weights pass through"
-    elif stored_by:
-        rule = stored_by[-1]
-        rounding, why = "stochastic" if rule.rounds(p.dtype) else "nearest", rule.name
+    elif fault is not None and name in fault.leaves:
+        why = f"{fault.link} changes what {fault.storage} lands: it is rounded again"
+    elif stored_by is not None:
+        rounding, why = "stochastic" if stored_by.rounds(p.dtype) else "nearest", stored_by.name
     return ArrayDescription(name, _WEIGHT, p.shape, str(p.dtype), rounding, _nbytes(p), why)
-
-
-def _has(params, name: str) -> bool:
-    return any(leaf == name for leaf, _ in named_leaves(params))
 
 
 def _rows(link: Link) -> Iterable[ArrayDescription]:
@@ -187,9 +193,7 @@ def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterabl
     for (name, x), fmt in zip(named_leaves(inside.state), inside.formats, strict=True):
         if not x.ndim:
             continue
-        leaf = next(
-            (weight for weight in sorted(weights, key=len, reverse=True) if _ends_with(name, weight)), ""
-        )
+        leaf = _leaf_at_end(name, weights)
         short = name.removesuffix(leaf).rstrip("/") or name
         nbytes = _nbytes(codes[name]) + (_nbytes(scales[name]) if name in scales else 0)
         stored = str(x.dtype) if fmt is None else fmt.text
@@ -198,8 +202,11 @@ def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterabl
         yield ArrayDescription(leaf, f"{short}", x.shape, stored, rounding, nbytes, why)
 
 
-def _ends_with(name: str, leaf: str) -> bool:
-    return not leaf or name == leaf or name.endswith(f"/{leaf}")
+def _leaf_at_end(name: str, weights: Collection[str]) -> str:
+    """Return the weight with the longest name that the name of an array of state ends in; "" if none."""
+    parts = name.split("/")
+    ends = ("/".join(parts[i:]) for i in range(len(parts)))
+    return next((end for end in ends if end in weights), "")
 
 
 def _nbytes(x) -> int:

@@ -162,10 +162,12 @@ def diagnosis_of(
     plain_norm: float,
     nonfinite: Mapping[str, Count],
     largest: float,
+    fault: str = "",
 ) -> Diagnosis:
     """Return the diagnosis of what was counted.
 
-    `compensated` are the updates of compensated weights; `largest` is the largest magnitude of a gradient.
+    `compensated` are the updates of compensated weights; `largest` is the largest magnitude of a gradient;
+    `fault` says what is wrong with the chain itself.
     """
     rounded_lost, compensation_lost = _share(updates.values()), _share(compensated.values())
     updates = {**updates, **compensated}
@@ -173,8 +175,9 @@ def diagnosis_of(
     decay_lost = None if decay is None else _share(decay)
     broken = {what: _share([count]) for what, count in nonfinite.items()}
     advice = [
+        *filter(None, [fault]),
         *_advice_on_nonfinite(broken),
-        *_advice_on_updates(terms, rounded_lost, decay_lost),
+        *(() if fault else _advice_on_updates(terms, rounded_lost, decay_lost)),
         *_advice_on_compensation(compensation_lost),
         *_advice_on_formats(terms, moments, largest),
         *(line for name, moment in moments.items() for line in _advice_on_moment(terms, name, moment)),

@@ -100,7 +100,7 @@ AFTER = {
     "ema": lambda tx: optax.chain(hs.clip_by_global_norm(1.0), optax.chain(tx, optax.ema(0.9))),
     "clip_by_block_rms": lambda tx: optax.chain(tx, optax.zero_nans(), optax.clip_by_block_rms(1e-3)),
     "scale_by_learning_rate": lambda tx: optax.chain(tx, hs.scale_by_learning_rate(1.0)),
-    "schedule_free": lambda tx: optax.contrib.schedule_free(tx, 1e-3),
+    "scale_by_adam": lambda tx: optax.chain(tx, optax.adamw(1e-3)),
 }
 
 
@@ -116,6 +116,56 @@ def test_the_link_that_undoes_the_rounding_is_named(name):
         'rounded again and lost. Put it before: store_params(optax.chain(..., param_storage="nearest" in an '
         'alias, ...), "stochastic").'
     )
+
+
+MOVERS = {
+    "schedule_free": (lambda tx: optax.contrib.schedule_free(tx, 1e-3), "averages weights", "split16"),
+    "lookahead": (
+        lambda tx: optax.lookahead(tx, 5, 0.5),
+        "moves weights between a fast and a slow copy",
+        "stochastic",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("schedule_free", marks=pytest.mark.slow), "lookahead"], ids=str
+)
+def test_what_moves_weights_itself_is_named_with_the_way_that_works(name):
+    wrap, does, storage = MOVERS[name]
+    with pytest.raises(
+        ValueError, match=f"check_chain: {name} {does}. It changes the updates that"
+    ) as caught:
+        hs.check_chain(wrap(hs.sgd(1e-3)), P)
+    assert str(caught.value).endswith(
+        f'store_params({name}(..., param_storage="nearest" in its alias, ...), "{storage}").'
+    )
+    hs.check_chain(hs.store_params(wrap(hs.sgd(1e-3, param_storage="nearest")), storage), P)
+
+
+def test_lookahead_over_what_stores_both_copies_moves_as_far_as_in_float32():
+    tx = hs.store_params(optax.lookahead(hs.adam(1e-4, param_storage="nearest"), 5, 0.5))
+    copies = optax.LookaheadParams.init_synced({"w": jnp.ones(4096, jnp.bfloat16)})
+    step, params, state = jax.jit(functools.partial(take_step, tx)), copies, tx.init(copies)
+    for _ in range(40):
+        params, state = step(params, state, {"w": jnp.ones(4096)})
+    # 8 syncs of half of 5 steps of 1e-4. Each rounds by chance to a gap of 2^-8, so that the mean of 4096 has
+    # a deviation below sqrt(2e-3 * 2^-8 / 4096), 5e-5.
+    assert float(1 - params.slow["w"].astype(jnp.float32).mean()) == pytest.approx(2e-3, abs=2e-4)
+
+
+def test_a_chain_of_ours_is_checked_by_init_and_steps_as_that_of_optax():
+    links = hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3), hs.round_stochastically()
+    assert_trees_same(run(hs.chain(*links), P, G), run(optax.chain(*links), P, G))
+    with pytest.raises(ValueError, match="check_chain: scale changes the updates"):
+        hs.chain(hs.chain(*links), optax.scale(0.5)).init(P)
+    with pytest.raises(ValueError, match="check_chain: no link stores 'w'"):
+        jax.eval_shape(hs.chain(*links[:2]).init, P)
+    plateau = optax.contrib.reduce_on_plateau(factor=0.5)
+    with pytest.raises(ValueError, match="check_chain: reduce_on_plateau changes the updates"):
+        hs.chain(*links, plateau, value=1.0).init(P)
+    with pytest.raises(ValueError, match=r"chain: there are no links\. Pass transforms, such as chain\("):
+        hs.chain()
 
 
 @pytest.mark.parametrize(

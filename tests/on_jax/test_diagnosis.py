@@ -70,6 +70,46 @@ def test_the_stall_is_told_with_its_warning():
         assert phrase in text
 
 
+BROKEN = {
+    "scale": lambda: optax.chain(hs.adamw(1e-4), optax.scale(0.5)),
+    "scale_by_adam": lambda: optax.chain(hs.round_stochastically(), optax.adamw(1e-4)),
+    "ema": lambda: optax.chain(hs.adamw(1e-4), optax.ema(0.9)),
+    "lookahead": lambda: optax.lookahead(hs.adam(1e-5), 5, 0.5),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["scale", "lookahead", *(pytest.param(n, marks=pytest.mark.slow) for n in ("scale_by_adam", "ema"))],
+)
+def test_a_chain_that_undoes_its_rounding_is_told_first_with_the_movement_that_is_lost(name):
+    """Where weights of about 1 really move at most a tenth of what they should."""
+    tx = BROKEN[name]()
+    params = {"w": jnp.linspace(0.5, 2, 4096, dtype=jnp.bfloat16).reshape(64, 64)}
+    grads = {"w": jnp.ones((64, 64), jnp.bfloat16)}
+    copies = optax.LookaheadParams.init_synced(params) if name == "lookahead" else params
+    found = hs.diagnose(tx, copies, grads)
+    with pytest.raises(ValueError, match=f"check_chain: {name}") as caught:
+        hs.check_chain(tx, copies)
+    assert found.advice[0] == str(caught.value).removeprefix("check_chain: ")
+    assert found.updates_lost > 0.9
+    assert "Nothing is lost" not in str(found)
+    leaf = "fast/w" if name == "lookahead" else "w"
+    row = hs.describe(tx, copies).of(leaf)
+    assert row.rounding == "nearest"
+    assert row.why == f"{name} changes what round_stochastically lands: it is rounded again"
+
+
+def test_what_an_update_wants_beside_params_is_passed_on():
+    tx = optax.chain(hs.adamw(1e-4), optax.contrib.reduce_on_plateau(factor=0.5))
+    params = {"w": jnp.ones((8, 8), jnp.bfloat16)}
+    found = hs.diagnose(tx, params, params, value=1.0)
+    assert found.advice[0].startswith("reduce_on_plateau changes the updates that round_stochastically lands")
+    assert hs.describe(tx, params, value=1.0).of("w").rounding == "nearest"
+    inside = optax.chain(hs.adamw(1e-4, param_storage="nearest"), optax.contrib.reduce_on_plateau(factor=0.5))
+    assert hs.diagnose(hs.store_params(inside), params, params, value=1.0).advice == ()
+
+
 def test_decay_that_is_lost_is_told_where_updates_are_not():
     """A decay of 1e-6 of a weight, beside updates that move every weight."""
     params = {"w": jnp.ones((8, 8), jnp.bfloat16)}

@@ -1,5 +1,7 @@
 """What is said of a run before it: what every array is kept in and why, and what all of them take."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,31 @@ def test_a_weight_that_no_link_stores_shows():
     assert found.of("b").why == "no link stores it: optax.apply_updates rounds it"
     with pytest.raises(KeyError, match="There is no nu of 'b'"):
         found.of("b", "nu")
+
+
+@pytest.mark.slow
+def test_a_description_takes_time_in_proportion_to_the_leaves():
+    """Eight times the leaves, at most 16 times the calls: twice what is due, far from the 64 of a square."""
+
+    tx = hs.adamw(1e-3)
+
+    def calls(leaves: int) -> int:
+        shapes = {f"layer_{i}/w": jax.ShapeDtypeStruct((8, 8), "bfloat16") for i in range(leaves)}
+        count = 0
+
+        def count_calls(frame, event, arg):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(count_calls)
+        try:
+            hs.describe(tx, shapes)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls(2)  # what is made once
+    assert calls(400) < 16 * calls(50)
 
 
 def test_a_model_larger_than_the_machine_is_counted_per_device():

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,65 @@ from halfstep_jax.weights.weight_rule import Landings, keeps_nothing, watched_la
 _LONGEST_AXIS = 4
 # `optax.MultiSteps` returns zeros most of the time, and `reduce_on_plateau` waits for 10 steps.
 _STEPS = 16
+# What wraps an optimizer and moves weights itself, how, and the storage that works around it.
+_MOVERS = {
+    "lookahead": ("moves weights between a fast and a slow copy", "stochastic"),
+    "schedule_free": ("averages weights", "split16"),
+    "sam": ("moves weights to where it takes a gradient, and back", "split16"),
+    "mechanize": ("moves weights from where they began", "split16"),
+}
+
+
+class ChainFault(NamedTuple):
+    """What a chain does to updates after a link has landed them.
+
+    Attributes:
+        link: the link or wrapper that changes them, by its name.
+        storage: the link that landed them.
+        leaves: the weights whose updates are changed.
+        advice: a sentence: what happens, and the way that works.
+    """
+
+    link: str
+    storage: str
+    leaves: frozenset[str]
+    advice: str
+
+
+def chain(*links: optax.GradientTransformation, **extra_args: Any) -> optax.GradientTransformationExtraArgs:
+    """Do as `optax.chain`, and refuse in `init` a chain that loses the updates of 16-bit weights.
+
+    `init` calls `check_chain`, which only traces one step where the link that stores the weights is the last.
+    The updates are those of `optax.chain`. Use it for a whole optimizer. A part of one need not store
+    weights, and belongs into `optax.chain`.
+
+    Args:
+        links: Optax transforms, in the order in which they run; at least one.
+        extra_args: for the check: what `update` wants beside updates, state and params, such as `value=1.0`.
+
+    Raises:
+        ValueError: in `init`, as `check_chain`; here, if there are no links.
+
+    Example:
+        >>> from halfstep_jax import adamw
+        >>> chain(adamw(1e-3), optax.scale(0.5)).init({"w": jnp.ones(3, jnp.bfloat16)})
+        Traceback (most recent call last):
+        ValueError: check_chain: scale changes the updates that round_stochastically lands on 'w', ...
+
+    Source: ours.
+    """
+    if not links:
+        raise ValueError(
+            "chain: there are no links. Pass transforms, such as chain(scale_by_adam(), "
+            "scale_by_learning_rate(1e-3), round_stochastically())."
+        )
+    tx = optax.chain(*links)
+
+    def init(params):
+        check_chain(tx, params, **extra_args)
+        return tx.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, tx.update)
 
 
 def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -> None:
@@ -31,6 +90,7 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
     Args:
         tx: any Optax transform.
         params: the weights that it is for, or their shapes and dtypes; no axis is longer than 4 in the check.
+            Of `optax.lookahead` the weights, or its `LookaheadParams`.
         extra_args: what `tx.update` wants beside updates, state and params, such as `value`; it stays the
             same over the steps.
 
@@ -48,24 +108,62 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
 
     Source: ours.
     """
-    small = jax.tree_util.tree_map_with_path(_small, params)
-    trial = _try(tx, small, extra_args)
+    with jax.ensure_compile_time_eval():  # also where `init` is traced
+        small = _small_params(tx, params)
+        if _lands(tx, small, extra_args).intact:
+            return
+        trial = _try(tx, small, extra_args)
+        fault = _fault(tx, small, extra_args, trial)
     for name in trial.narrow:
-        if name in trial.wrong and name not in trial.landings.by:
+        if name in trial.wrong and not trial.landed_by(name):
             raise ValueError(
                 f"check_chain: no link stores '{name}', which is of 16 bits: optax.apply_updates rounds it "
                 "to nearest, and updates below half a unit in its last place are lost. "
                 "End the chain with round_stochastically(), or wrap it in store_params(...)."
             )
-    changed = [name for name in trial.narrow if name in trial.wrong]
-    if changed:
-        name = changed[0]
-        raise ValueError(
-            f"check_chain: {_culprit(tx, small, extra_args, name)} changes the updates that "
-            f"{trial.landings.by[name]} lands on '{name}', so they are rounded again and lost. "
-            'Put it before: store_params(optax.chain(..., param_storage="nearest" in an alias, ...), '
-            '"stochastic").'
-        )
+    if fault:
+        raise ValueError(f"check_chain: {fault.advice}")
+
+
+def chain_fault(
+    tx: optax.GradientTransformation, params: Any, extra_args: dict[str, Any]
+) -> ChainFault | None:
+    """Return what is wrong with a chain that stores weights; None of one that is right, or stores none."""
+    small = _small_params(tx, params)
+    found = _lands(tx, small, extra_args)
+    if found.intact or not found.by:
+        return None
+    return _fault(tx, small, extra_args, _try(tx, small, extra_args))
+
+
+class _Landed(NamedTuple):
+    """What a step on shapes showed.
+
+    Attributes:
+        by: of the leaves of 16 bits, the link that stored each last.
+        intact: whether the updates of all of them are the arrays that these links returned.
+    """
+
+    by: dict[str, str]
+    intact: bool
+
+
+def _lands(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]) -> _Landed:
+    """Trace a step, in which an array that nothing changes stays the same object."""
+    landings, intact = Landings(), []
+    update = optax.with_extra_args_support(tx).update
+
+    def step(gradient, params):
+        state = tx.init(params)
+        with watched_landings(landings):
+            updates, state = update(gradient, state, params, **extra_args)
+        after = dict(named_leaves(updates))
+        intact.append(all(name in after and after[name] is landings.returned.get(name) for name in narrow))
+        return updates
+
+    narrow = [name for name, p in named_leaves(params) if not keeps_nothing(p)]
+    jax.eval_shape(step, _gradient(params), params)
+    return _Landed(landings.by, intact[0])
 
 
 class _Trial:
@@ -82,18 +180,24 @@ class _Trial:
             if name not in self.narrow or not np.any(np.asarray(u)):
                 continue
             landed, u = self.landings.updates, np.asarray(u, np.float32)
-            # Under `optax.flatten` links see all weights as one, which has another name.
             if name in landed and not np.array_equal(u, landed[name]):
                 self.wrong.add(name)
             elif name not in landed and not any(np.isin(u, x).all() for x in landed.values()):
                 self.wrong.add(name)
+
+    def landed_by(self, name: str) -> str | None:
+        """Return the link that stored a leaf; None if none did."""
+        by = self.landings.by
+        # Under `optax.flatten` and in `optax.LookaheadParams` links see weights of other names.
+        renamed = next((link for other, link in by.items() if other not in self.narrow), None)
+        return by.get(name, renamed)
 
 
 def _try(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]) -> _Trial:
     """Take steps with a gradient of ones."""
     trial = _Trial(params)
     update = optax.with_extra_args_support(tx).update
-    gradient = jax.tree.map(jnp.ones_like, params)
+    gradient = _gradient(params)
     step = jax.jit(lambda state: update(gradient, state, params, **extra_args))
     with watched_landings(trial.landings):
         state = tx.init(params)
@@ -103,26 +207,44 @@ def _try(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]) -
     return trial
 
 
+def _fault(
+    tx: optax.GradientTransformation, params, extra_args: dict[str, Any], trial: _Trial
+) -> ChainFault | None:
+    """Return which link changed the updates of a trial; None if none did."""
+    changed = [name for name in trial.narrow if name in trial.wrong and trial.landed_by(name)]
+    if not changed:
+        return None
+    name = changed[0]
+    link, storage = _culprit(tx, params, extra_args, name), str(trial.landed_by(name))
+    what = f"changes the updates that {storage} lands on '{name}', so they are rounded again and lost"
+    if link in _MOVERS:
+        does, around = _MOVERS[link]
+        inside = f'store_params({link}(..., param_storage="nearest" in its alias, ...), "{around}")'
+        advice = f"{link} {does}. It {what}. Store the weights outside of it: {inside}."
+    else:
+        inside = 'store_params(optax.chain(..., param_storage="nearest" in an alias, ...), "stochastic")'
+        advice = f"{link} {what}. Put it before: {inside}."
+    return ChainFault(link, storage, frozenset(changed), advice)
+
+
 def _culprit(tx: optax.GradientTransformation, params, extra_args, name: str) -> str:
     """Return the name of the link behind which the updates of a leaf are wrong."""
     links = _links(tx)
     for k in range(1, len(links) + 1):
         trial = _try(optax.chain(*links[:k]), params, extra_args)
-        if name in trial.landings.by and name in trial.wrong:
-            return (
-                _culprit(links[k - 1], params, extra_args, name)
-                if _links(links[k - 1])
-                else _name(links[k - 1])
-            )
+        if trial.landed_by(name) and name in trial.wrong:
+            return _name(links[k - 1])
     return _name(tx)
 
 
 def _links(tx: optax.GradientTransformation) -> list[optax.GradientTransformation]:
-    """Return the links of an `optax.chain`; none of any other transform."""
-    inits, updates = _closure(tx.init).get("init_fns"), _closure(tx.update).get("update_fns")
+    """Return the links of an `optax.chain`, nested ones too; none of any other transform."""
+    made_by = _closure(tx.init).get("tx", tx)  # of `chain`
+    inits, updates = _closure(made_by.init).get("init_fns"), _closure(tx.update).get("update_fns")
     if not inits or not updates or len(inits) != len(updates):
         return []
-    return [optax.GradientTransformationExtraArgs(*pair) for pair in zip(inits, updates, strict=True)]
+    links = [optax.GradientTransformationExtraArgs(*pair) for pair in zip(inits, updates, strict=True)]
+    return [inner for link in links for inner in _links(link) or [link]]
 
 
 def _name(tx: optax.GradientTransformation) -> str:
@@ -138,5 +260,15 @@ def _closure(function: Callable[..., Any]) -> dict[str, Any]:
     return dict(inspect.getclosurevars(function).nonlocals) if inspect.isfunction(function) else {}
 
 
-def _small(path, p) -> jax.Array:
-    return jnp.full([min(n, _LONGEST_AXIS) for n in p.shape], 0.05, p.dtype)
+def _gradient(params):
+    """Return a gradient of ones; `optax.lookahead` wants that of its fast weights."""
+    return jax.tree.map(jnp.ones_like, params.fast if isinstance(params, optax.LookaheadParams) else params)
+
+
+def _small_params(tx: optax.GradientTransformation, params):
+    """Return small arrays in the place of weights, in the form in which the transform steps them."""
+    small = jax.tree.map(lambda p: jnp.full([min(n, _LONGEST_AXIS) for n in p.shape], 0.05, p.dtype), params)
+    has_copies = any(_name(link) == "lookahead" for link in _links(tx) or [tx])
+    if has_copies and not isinstance(params, optax.LookaheadParams):
+        small = optax.LookaheadParams.init_synced(small)
+    return small
