@@ -1,30 +1,39 @@
-"""What `silent_failures.py` and `peers_speed.py` measured: the table of README.md, and docs/comparison.md.
+"""What `silent_failures.py` and `peers_speed.py` measured: the table of README.md, and two pages of docs/.
 
 python benchmarks/comparison.py           # prints the README's table
-python benchmarks/comparison.py --write   # writes it into README.md, and docs/comparison.md
+python benchmarks/comparison.py --write   # writes it into README.md, and the pages
 """
 
 import argparse
 import json
+import math
 import pathlib
 import textwrap
 
 ROOT = pathlib.Path(__file__).parents[1]
 BEGIN, END = "<!-- comparison: make peers -->", "<!-- /comparison -->"
+FARTHEST = "the farthest from 1"
 # Row, figure, and what the README calls it: what a user sees first.
 LINES = [
     ("small", "1e-06", "small updates that arrive, learning rate 1e-6"),
     ("decay", "share", "weight decay that arrives, 1e-4 per step"),
-    ("drop", "median", "second moment after gradients drop tenfold"),
+    (
+        "drop",
+        FARTHEST,
+        "second moment after gradients drop tenfold: of median, 5 % and 95 %, the farthest from 1",
+    ),
+    ("sizes", "1e-08", "movement under steady gradients of 1e-8"),
     ("spike", "x10000", "largest step after one batch 10,000 times larger"),
     ("nan", "0x7fffffff stays NaN", "NaN of an NVIDIA GPU that stay NaN"),
-    ("resume", "differ", "weights that differ after a resume from a file"),
-    ("processes", "differ", "weights that differ between two processes"),
+    ("resume", "differ", "weights that differ after a resume *without the generator's state*"),
+    ("processes", "differ", "weights that differ between two processes *with a seed per rank*"),
     ("state", "bytes per parameter", "bytes of state per parameter"),
 ]
 COLUMNS = {
     "halfstep_torch, default": "halfstep",
+    "halfstep_torch, one_pass": "halfstep `one_pass`",
     "halfstep_torch, eight_bit": "halfstep `eight_bit`",
+    "rollfast adamw, bfloat16 state": "rollfast",
     "torch AdamW(fused)": "torch fused",
     "optax.adamw": "optax",
     "torchao _AdamW, stochastic": "torchao 16-bit",
@@ -33,22 +42,51 @@ COLUMNS = {
     "optimi AdamW (Kahan)": "optimi",
     "HeavyBall AdamW, bfloat16 state": "HeavyBall",
 }
+# What docs/comparison.md calls each experiment.
+SHORT = {
+    "small": "small updates",
+    "decay": "weight decay",
+    "drop": "`nu` after a drop",
+    "zeros": "`nu` without gradients",
+    "sizes": "tiny and huge gradients",
+    "spike": "spike",
+    "once": "rare rows",
+    "idle": "idle weights",
+    "nan": "NaN",
+    "compiled": "compiled",
+    "resume": "resume",
+    "processes": "processes",
+    "network": "network",
+}
+DATA = "benchmarks/comparison-data.md"
 _INTRODUCTION = """\
-This page shows what breaks in silence in low precision, in halfstep and in other libraries. Each failure is
-one experiment, the same for all optimizers. `make peers` runs the experiments and writes this page. They
-ran on {date} on a CPU ({processor}, {system}, Python {python}). Weights and gradients are bfloat16, of
-shape 128 x 128; betas are 0.9 and 0.999. A figure is **bold** where it is outside the bounds of its
-section. Where an optimizer keeps a part of each weight beside the model, that part is counted."""
+What breaks in silence in low precision? Each failure is one experiment, the same for all optimizers. A tick
+means that every figure of the experiment is within its bounds. Otherwise the figure farthest outside is shown
+in **bold**, and a dash means that it was not measured. [The figures](benchmarks/comparison-data.md) has every
+experiment, its bounds, and all figures."""
+_HOW = """\
+`make peers` runs the experiments and writes these pages. They ran on {date} on a CPU ({processor}, {system},
+Python {python}). Weights and gradients are bfloat16, of shape 128 x 128; betas are 0.9 and 0.999. Where an
+optimizer keeps a part of each weight beside the model, that part is counted."""
+_READING = """\
+- *Resume* is a resume without the state of torch's generator. A library that draws its random words from it
+  passes, too, if the checkpoint keeps that state
+  ([figures](benchmarks/comparison-data.md#resumed-from-a-file)).
+- *Processes* compares one process with two, where each process seeds torch's generator with its rank.
+- *rollfast* passes every experiment but one, where compiled and eager steps differ in some bits. Its steps
+  take longer, as the last table shows."""
+_DATA = """\
+[Beside other libraries](../comparison.md) has the summary. Each section is one experiment. A figure is
+**bold** where it is outside the bounds of its section."""
 _SPEED = """\
 `make peers-speed` times a step on a CPU ({processor}, {threads} threads), with bfloat16 weights and
-gradients. There is one array of 16 million parameters, or 300 arrays of 8 to 64 thousand. This run is of
-{date}, with the versions above. It takes a step of each optimizer in turn, {rounds} rounds in one
-process, so that other work on the machine slows all of them. The copy took {busy:.1f} times its processor
-time; on a quiet machine it takes 1.1. [Performance](cost.md#time-on-a-cpu) has a quiet run of halfstep,
-Optax and torch. Figures are medians: nanoseconds per parameter, then the time relative to a copy of 14
-bytes per parameter and to torch's fused AdamW. The steps of halfstep and torchao are compiled in torch,
-and all steps in JAX are jitted. Each other optimizer steps as it comes."""
-_RIGHT = {"small": "1.00", "decay": "1.00", "drop": "1.00", "spike": "1.00", "nan": "1.00"}
+gradients, {rounds} rounds in one process. There is one array of 16 million parameters, or 300 arrays of 8 to
+64 thousand. This run is of {date}. The copy took {busy:.1f} times its processor time; on a quiet machine it
+takes 1.1. [Benchmarks](benchmarks/cost.md#time-on-a-cpu) has a quiet run of halfstep, Optax and torch.
+Figures are medians: nanoseconds per parameter, then the time relative to a copy of 14 bytes per parameter
+and to torch's fused AdamW. The steps of halfstep and torchao are compiled in torch, and all steps in JAX are
+jitted. Each other optimizer steps as it comes."""
+_RIGHT = dict.fromkeys(("small", "decay", "drop", "sizes", "spike", "nan"), "1.00")
 
 
 def newest(command: str = "silent_failures") -> dict:
@@ -71,7 +109,23 @@ def cell(row: dict, figures: dict | None, name: str, form: str | None = None) ->
     if "failed" in figures:
         return "failed"
     text = format(figures[name], form or row["columns"][name])
+    text = "<0.1%" if text == "0.0%" and figures[name] else text
     return f"**{text}**" if name in outside(row, figures) else text
+
+
+def farthest(row: dict, figures: dict, bounds: dict | None = None) -> str:
+    """Return the name of the figure that is farthest from its bounds, those of the row if none are given."""
+
+    def ratio(name: str) -> float:
+        low, high = (bounds or row["bounds"])[name]
+        value = figures[name]
+        if value is None:
+            return -1
+        if math.isnan(value) or value <= 0 < low or value > high == 0:
+            return math.inf
+        return max(low / value if low else 0, value / high if high else 0)
+
+    return max(row["bounds"], key=ratio)
 
 
 def _prose(text: str) -> str:
@@ -90,12 +144,15 @@ def _table(head: list[str], lines: list[list[str]], texts: int = 1) -> str:
 def readme_table(record: dict) -> str:
     """Return the README's table: the failures in `LINES` for the optimizers in `COLUMNS`."""
     rows = {row["key"]: row for row in record["rows"]}
-    forms = {"small": ".2f", "decay": ".2f", "state": ".2f"}
+    forms = dict.fromkeys(("small", "decay", "sizes", "state"), ".2f")
     lines = []
     for key, name, text in LINES:
         row = rows[key]
         right = _RIGHT.get(key, "0.0%" if key != "state" else "")
-        figures = [cell(row, row["figures"].get(entry), name, forms.get(key)) for entry in COLUMNS]
+        of = [row["figures"].get(entry) for entry in COLUMNS]
+        ones = dict.fromkeys(row["bounds"], (1, 1))
+        shown = [farthest(row, each, ones) if name == FARTHEST and each else name for each in of]
+        figures = [cell(row, each, name, forms.get(key)) for each, name in zip(of, shown, strict=True)]
         lines.append([text, right, *figures])
     return _table(["", "right", *COLUMNS.values()], lines)
 
@@ -155,17 +212,52 @@ def _speed(record: dict) -> str:
     return "\n\n".join(["## Time of a step", text, table, *notes])
 
 
+def _summary(record: dict) -> str:
+    """Return the table of docs/comparison.md: a tick, or the figure farthest outside of its bounds."""
+    rows = {row["key"]: row for row in record["rows"]}
+
+    def mark(row: dict, entry: str) -> str:
+        figures = row["figures"].get(entry)
+        if figures is None or "failed" in figures:
+            return cell(row, figures, "")
+        return cell(row, figures, farthest(row, figures)) if outside(row, figures) else "✔"
+
+    lines = [
+        [entry["name"], *(mark(rows[key], entry["name"]) for key in SHORT)] for entry in record["entries"]
+    ]
+    return _table(["", *SHORT.values()], lines)
+
+
 def page(record: dict, speed: dict) -> str:
     """Return docs/comparison.md: what breaks in silence, and the time of a step."""
-    versions = [[entry["name"], entry["package"]] for entry in record["entries"]]
-    refused = [_note(f"- {name}: {why}.") for name, why in record["not run"].items()]
+    versions = list(dict.fromkeys(entry["package"] for entry in record["entries"]))
+    refused = [f" {name} was not run: {why}." for name, why in record["not run"].items()]
+    said = (
+        _HOW.format(**record, **record["machine"]) + f" Versions: {', '.join(versions)}." + "".join(refused)
+    )
+    shortfalls = [
+        _note(f"- {short['name']}, *{SHORT[short['row']]}*: {short['why']}.")
+        for short in record["shortfalls"]
+    ]
     parts = [
         "# Beside other libraries",
-        _prose(_INTRODUCTION.format(**record, **record["machine"])),
-        _table(["optimizer", "version"], versions, texts=2),
-        *(["Not run:\n\n" + "\n".join(refused)] if refused else []),
-        *(_section(record, row) for row in record["rows"]),
+        _prose(_INTRODUCTION),
+        _summary(record),
+        _READING,
+        "Where halfstep falls short:",
+        "\n".join(shortfalls),
+        _prose(said),
         _speed(speed),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def data_page(record: dict) -> str:
+    """Return docs/benchmarks/comparison-data.md: a section for each experiment."""
+    parts = [
+        "# Beside other libraries: the figures",
+        _prose(_DATA),
+        *(_section(record, row) for row in record["rows"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -178,12 +270,13 @@ def placed(readme: str, table: str) -> str:
 
 
 def main() -> None:
-    """Print the README's table, or write both pages."""
+    """Print the README's table, or write it and the pages."""
     parser = argparse.ArgumentParser(description="Make pages of the newest records.")
-    parser.add_argument("--write", action="store_true", help="write README.md and docs/comparison.md")
+    parser.add_argument("--write", action="store_true", help="write README.md and the pages of docs/")
     record = newest()
     if parser.parse_args().write:
         (ROOT / "docs" / "comparison.md").write_text(page(record, newest("peers_speed")))
+        (ROOT / "docs" / DATA).write_text(data_page(record))
         path = ROOT / "README.md"
         path.write_text(placed(path.read_text(), readme_table(record)))
     else:

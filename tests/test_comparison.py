@@ -43,13 +43,56 @@ def test_the_readme_has_the_table_of_the_newest_record(record):
 
     readme = (ROOT / "README.md").read_text()
     assert comparison.placed(readme, comparison.readme_table(record)) == readme, STALE
-    assert len(comparison.LINES) <= 8
+    assert len(comparison.LINES) <= 9
 
 
 def test_the_page_is_that_of_the_newest_records(record, speed):
     import comparison
 
     assert (ROOT / "docs" / "comparison.md").read_text() == comparison.page(record, speed), STALE
+    assert (ROOT / "docs" / comparison.DATA).read_text() == comparison.data_page(record), STALE
+
+
+def test_the_summary_names_every_experiment_with_bounds(record):
+    import comparison
+
+    assert list(comparison.SHORT) == [row["key"] for row in record["rows"] if row["bounds"]]
+
+
+@pytest.mark.parametrize(
+    ("figures", "name"),
+    [
+        ({"low": 0.9, "high": 9.0}, "high"),
+        ({"low": 0.0, "high": 9.0}, "low"),
+        ({"low": 1.0, "high": float("nan")}, "high"),
+    ],
+)
+def test_the_farthest_figure_is_shown(benchmarks, figures, name):
+    import comparison
+
+    row = {"columns": {}, "bounds": {"low": [0.5, 1.1], "high": [0.9, 2.0]}}
+    assert comparison.farthest(row, figures) == name
+
+
+def test_what_the_pages_say_of_rollfast_is_so(record, speed):
+    rows = [row for row in record["rows"] if row["bounds"]]
+    import comparison
+
+    name, ours = "rollfast adamw, bfloat16 state", "halfstep_torch, default"
+    assert [row["key"] for row in rows if comparison.outside(row, row["figures"][name])] == ["compiled"]
+    assert not [row["key"] for row in rows if comparison.outside(row, row["figures"][ours])]
+    times = {(row["name"], row["layout"]): row["ns"] for row in speed["rows"] if "ns" in row}
+    assert all(times[name, layout] > 5 * ns for (each, layout), ns in times.items() if each == ours)
+
+
+def test_the_readme_hides_no_figure_outside_its_bounds(record):
+    import comparison
+
+    (row,) = (row for row in record["rows"] if row["key"] == "drop")
+    for name in comparison.COLUMNS:
+        figures = row["figures"][name]
+        shown = comparison.farthest(row, figures, dict.fromkeys(row["bounds"], (1, 1)))
+        assert bool(comparison.outside(row, figures)) == (shown in comparison.outside(row, figures))
 
 
 def test_versions_of_the_record_are_those_that_are_installed_now(record):

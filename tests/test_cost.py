@@ -7,7 +7,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "cost.md").read_text()
+PAGE = (ROOT / "docs" / "benchmarks" / "cost.md").read_text()
 IN_TORCH = {
     "AdamW, bfloat16 (default)": "AdamW",
     "bfloat16, nearest": "AdamW, nearest",
@@ -22,7 +22,7 @@ IN_TORCH = {
 def record(name: str) -> list[dict]:
     """Return the rows of the newest record of a name, which the page must link."""
     path = max((ROOT / "benchmarks" / "results").glob(f"*-{name}.json"))
-    assert f"results/{path.name})" in PAGE, f"docs/cost.md does not name {path.name}, the newest record."
+    assert f"results/{path.name})" in PAGE, f"The page does not name {path.name}, the newest."
     return json.loads(path.read_text())["rows"]
 
 
@@ -88,3 +88,24 @@ def test_times_of_many_arrays_are_those_of_the_record():
         by_name.setdefault(row["name"], []).append(f"{row['cpu'] / peer['cpu']:.2f}")
     del by_name["copy of 14 bytes"]
     assert table("AdamW in torch, bfloat16, 300 arrays") == by_name
+
+
+def test_the_pages_give_one_figure_for_each_recipe():
+    """What a reader chooses by is what was measured: docs/recipes.md and README.md, rounded."""
+
+    def rows(page: str) -> dict[str, list[str]]:
+        lines = re.findall(r"^\| .*`(?:\*\*recipes\.)?(\w+)`.*\|$", page, re.MULTILINE)
+        cells = re.findall(r"^\| (.*) \|$", page, re.MULTILINE)
+        return {
+            name: next(line.split(" | ") for line in cells if f"{name}`" in line)
+            for name in dict.fromkeys(lines)
+        }
+
+    measured = rows((ROOT / "docs" / "benchmarks" / "fidelity.md").read_text())
+    said = rows((ROOT / "docs" / "recipes.md").read_text())
+    names = ("full_precision", "near_float32", "sixteen_bit", "eight_bit", "one_pass", "four_bit")
+    for name in names:
+        _, formats, size, distance = said[name]
+        _, measured_formats, measured_size, measured_distance, *_ = measured[name]
+        assert (formats, size) == (measured_formats, measured_size)
+        assert distance == f"{float(measured_distance.split(' ')[0]):.3f}", name
