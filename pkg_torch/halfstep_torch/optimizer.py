@@ -119,7 +119,8 @@ class Optimizer(SavedOptimizer):
             ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
                 range. Weights and state are then unchanged.
             RuntimeError: at the first step, if another process steps a replica of the model with another
-                seed, or at another step. Nothing is changed here.
+                seed, or at another step; at every step after a `load_state_dict` that failed while it copied,
+                until a state dict is loaded whole. Nothing is changed here.
         """
         loss = None
         if closure is not None:
@@ -170,6 +171,7 @@ class Optimizer(SavedOptimizer):
             sizes: of rows; by default the fastest.
             may_make_state: do no more if all gradients are 0.
         """
+        self.check_loaded()
         parameters, all_batches = list(parameters), []
         params = [param for _, _, param in parameters]
         how = self._how(params)

@@ -32,6 +32,9 @@ from halfstep_torch.streamed_state import is_streamed, on_host
 class SavedOptimizer(PlannedOptimizer):
     """What `Optimizer` knows of state dicts, and of the learning rates that its groups show."""
 
+    _half_loaded = False
+    """Whether groups and state are of two runs: `load_state_dict` began to change them and did not end."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
 
@@ -39,7 +42,11 @@ class SavedOptimizer(PlannedOptimizer):
         the leaf names of the parameters, and the distinct counts of their steps. All of it loads with
         `torch.load(weights_only=True)`. State arrays are not copied. Arrays of a dtype that checkpointers
         cannot gather (int16, 8-bit floats) are shown as their bytes, uint8.
+
+        Raises:
+            RuntimeError: if the last `load_state_dict` failed while it copied.
         """
+        self.check_loaded()
         headers = self._headers()
         state_dict = super().state_dict()
         state_dict["state"] = {key: as_bytes(entry) for key, entry in state_dict["state"].items()}
@@ -61,7 +68,12 @@ class SavedOptimizer(PlannedOptimizer):
 
         Raises:
             TypeError: if it is not a state dict.
-            ValueError: if it is of another chain, spec version, names, shapes or formats. Nothing is changed.
+            ValueError: if it is of another chain, spec version, names, shapes or formats, or an array has no
+                memory here ("meta") or is sparse. Nothing is changed.
+
+        Old arrays go before new ones are made, so that both never stand in memory at once. Where copying
+        fails after the checks (no memory left, an interrupt), part of the state is gone: `step` and
+        `state_dict` then raise RuntimeError until a state dict is loaded whole.
         """
         state_dict = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
         for hook in self._hooks("_optimizer_load_state_dict_pre_hooks"):
@@ -88,7 +100,12 @@ class SavedOptimizer(PlannedOptimizer):
             load_group(group, saved, choices.options, choices.schedule is not None)
             for group, saved, choices in zip(self.param_groups, saved_groups, self._choices, strict=True)
         ]
-        replace_groups(self.param_groups, groups, lambda: [self._group(i).values for i in range(len(groups))])
+        was_half, self._half_loaded = self._half_loaded, True
+        try:
+            replace_groups(self.param_groups, groups, self._read_all_groups)
+        except BaseException:  # the groups are as they were
+            self._half_loaded = was_half
+            raise
         for choices, chain_seeds, group in zip(self._choices, seeds, self.param_groups, strict=True):
             choices.chain = choices.chain.with_seeds(chain_seeds)
             group[HEADER] = make_header(choices.chain)
@@ -96,8 +113,22 @@ class SavedOptimizer(PlannedOptimizer):
             show_rate()
         self._last_step.forget_state()
         load_states(self.state, states, lambda param, state: self.at_home(param, plans[param], state))
+        self._half_loaded = False
         for hook in self._hooks("_optimizer_load_state_dict_post_hooks"):
             hook(self)
+
+    def check_loaded(self) -> None:
+        """Raise RuntimeError if the last `load_state_dict` failed while it copied."""
+        if self._half_loaded:
+            raise RuntimeError(
+                f"{self._name}: the last load_state_dict failed while it copied, so groups and state are of "
+                "two runs. Free memory and load the state dict again, or build a new optimizer."
+            )
+
+    def _read_all_groups(self) -> None:
+        """Check the values of all groups."""
+        for i in range(len(self.param_groups)):
+            _ = self._group(i).values
 
     def _hooks(self, name: str) -> list[Callable[..., Any]]:
         """Return hooks that torch keeps under a name."""

@@ -15,6 +15,7 @@ from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.checkpoint.float32_state import decoded_states
 from halfstep_torch.checkpoint.float32_weights import float32_params
 from halfstep_torch.distributed.shards import local_part
+from halfstep_torch.engine.plan import Plan
 from halfstep_torch.numbers.hyperparameters import decay_rate
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer, check_optimizer
@@ -141,67 +142,87 @@ class AdamWScheduleFree(Optimizer):
 
     @torch.no_grad()
     def eval(self) -> None:
-        """Put the averaged weights into the model, rounded to nearest, for evaluation or export."""
+        """Put the averaged weights into the model, rounded to nearest, for evaluation or export.
+
+        Interrupted, it puts the trained weights back; if that is interrupted too, `train()` does.
+        """
         if self._trained is not None:
             return
         averaged = schedule_free_eval_params(self)
         values = averaged.values() if isinstance(averaged, dict) else averaged
         params = [param for _, _, param in self._named()]
-        trained = [param.detach().clone() for param in params]
-        for param, value in zip(params, values, strict=True):
-            local_part(param).copy_(local_part(value))
-        self._trained = trained
+        # Held before the first weight changes: from here on `train()` knows the weights, whatever happens.
+        self._trained = [param.detach().clone() for param in params]
+        try:
+            for param, value in zip(params, values, strict=True):
+                local_part(param).copy_(local_part(value))
+        except BaseException:
+            self.train()
+            raise
 
     @torch.no_grad()
     def train(self) -> None:
-        """Put the weights back at which gradients are computed, as they were."""
-        trained, self._trained = self._trained, None
-        if trained is not None:
-            for (_, _, param), weights in zip(self._named(), trained, strict=True):
+        """Put the weights back at which gradients are computed, as they were; interrupted, call it again."""
+        if self._trained is not None:
+            for (_, _, param), weights in zip(self._named(), self._trained, strict=True):
                 local_part(param).copy_(local_part(weights))
+            self._trained = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as `Optimizer` does; after `eval()` with the weights that `train()` puts back."""
-        trained, self._trained = self._trained, None
-        try:
-            state_dict = super().state_dict()
-        finally:
-            self._trained = trained
-        if trained is not None:
+        state_dict = super().state_dict()
+        if self._trained is not None:
             state = dict(state_dict["state"])
             ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-            for i, weights in zip(ids, trained, strict=True):
+            for i, weights in zip(ids, self._trained, strict=True):
                 state[i] = {**state.get(i, {}), _TRAINED: weights}
             state_dict["state"] = state
         return state_dict
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore as `Optimizer` does; a state of after `eval()` goes on with `train()`."""
-        trained, self._trained = self._trained, None
-        try:
-            rest, weights = _without_trained(state_dict)
-            super().load_state_dict(rest)
-            ids = read_groups(rest, self._headers())[1] if weights else []
-        except BaseException:
-            self._trained = trained
-            raise
-        if weights:
-            self._trained = [weights[ids[i][name]].to(p, copy=True) for i, name, p in self._named()]
+        """Restore as `Optimizer` does; a state of after `eval()` goes on with `train()`.
+
+        The model's weights are not part of a state dict: load them, too.
+        """
+        rest, saved = _without_trained(state_dict)
+        trained = None
+        if saved:
+            ids = read_groups(rest, self._headers())[1]
+            named = [(name, saved.get(ids[i][name]), param) for i, name, param in self._named()]
+            for name, weights, param in named:
+                _check_trained(name, weights, param)
+            trained = [weights.to(param, copy=True) for _, weights, param in named]
+        super().load_state_dict(rest)
+        self._trained = trained
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_trained": self._trained}
 
-    def _named(self) -> Iterator[tuple[int, str, Tensor]]:
+    def step_alone(self, *args: Any, **options: Any) -> None:
+        """Refuse to step averaged weights; else as `Optimizer`."""
+        self._refuse_averaged()
+        super().step_alone(*args, **options)
+
+    def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
+        """Refuse to read averaged weights as trained ones; else as `Optimizer`."""
+        self._refuse_averaged()
+        return super().plans()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse parameters of which `eval()` kept no weights; else as `Optimizer`."""
+        self._refuse_averaged()
+        super().add_param_group(param_group)
+
+    def _refuse_averaged(self) -> None:
         if self._trained is not None:
             raise RuntimeError(
                 f"{self._name}: the model has the averaged weights, of eval(), and a step needs those that "
                 "are trained. Call train() first."
             )
-        return super()._named()
 
 
-def _without_trained(state_dict: Any) -> tuple[Any, dict[Any, Tensor]]:
+def _without_trained(state_dict: Any) -> tuple[Any, dict[Any, Any]]:
     """Return a state dict without the trained weights of after `eval`, and these by the ids of parameters."""
     saved = state_dict.get("state") if isinstance(state_dict, Mapping) else None
     saved = saved if isinstance(saved, Mapping) else {}
@@ -211,6 +232,22 @@ def _without_trained(state_dict: Any) -> tuple[Any, dict[Any, Tensor]]:
     rest = {i: {key: x for key, x in kept.items() if key != _TRAINED} for i, kept in held.items()}
     weights = {i: kept[_TRAINED] for i, kept in held.items()}
     return {**state_dict, "state": {**saved, **rest}}, weights
+
+
+def _check_trained(name: str, weights: Any, param: Tensor) -> None:
+    """Raise ValueError unless saved weights are those of a parameter, which `train()` is to put back."""
+    if not isinstance(weights, Tensor):
+        found = "not there" if weights is None else f"a {type(weights).__name__}"
+    elif (weights.shape, weights.dtype, weights.layout) != (param.shape, param.dtype, param.layout):
+        found = f"{weights.layout}, {weights.dtype}{list(weights.shape)}"
+    elif weights.is_meta and not param.is_meta:
+        found = "on meta, without numbers"
+    else:
+        return
+    raise ValueError(
+        f"load_state_dict: {_TRAINED!r} of {name!r}, the weights that train() puts back, is {found}; the "
+        f"parameter is {param.layout}, {param.dtype}{list(param.shape)}. The file is damaged: load another."
+    )
 
 
 def _chain(

@@ -171,6 +171,16 @@ EDITS = [
         "Build the model of the run that was saved.",
     ),
     (
+        (("state", 2, "exp_avg"), torch.zeros(0, dtype=torch.bfloat16, device="meta")),
+        "load_state_dict: exp_avg of 'scale' is torch.strided on meta. Pass dense arrays with numbers: load "
+        "the file without map_location='meta'.",
+    ),
+    (
+        (("state", 1, "exp_avg"), torch.zeros(5, dtype=torch.bfloat16).to_sparse()),
+        "load_state_dict: exp_avg of 'a/b' is torch.sparse_coo on cpu. Pass dense arrays with numbers: load "
+        "the file without map_location='meta'.",
+    ),
+    (
         (("state", 7), {"step": torch.tensor(1)}),
         "load_state_dict: the state dict holds state of 7, which is no parameter of its groups. "
         "Pass what state_dict() returned.",

@@ -259,3 +259,35 @@ def test_loading_frees_the_old_state_before_it_asks_for_new_memory():
         optimizer.load_state_dict(saved)
     assert len(alive) == 6
     assert alive == [None] * 6
+
+
+def test_a_load_that_fails_while_it_copies_stops_the_run_until_one_succeeds():
+    """As where memory ends at the second of three parameters: some state is new, some gone, some old."""
+    params = parameters()
+    optimizer = hs.AdamW(params)
+    run(params, optimizer, range(2))
+    saved = through_a_file(optimizer.state_dict())
+    run(params, optimizer, range(2, 5))
+    to, copied = torch.Tensor.to, []
+
+    def to_until_memory_ends(x, *args, **options):
+        copied.append(x)
+        if len(copied) == 3:
+            raise RuntimeError("not enough memory")
+        return to(x, *args, **options)
+
+    with (
+        unittest.mock.patch.object(torch.Tensor, "to", to_until_memory_ends),
+        pytest.raises(RuntimeError, match="not enough memory"),
+    ):
+        optimizer.load_state_dict(saved)
+    for use in (optimizer.step, optimizer.state_dict, copy.deepcopy(optimizer).step):
+        with pytest.raises(RuntimeError, match="AdamW: the last load_state_dict failed while it copied"):
+            use()
+    with pytest.raises(TypeError, match="state dict"):
+        optimizer.load_state_dict("no state")
+    with pytest.raises(RuntimeError, match="failed while it copied"):
+        optimizer.step()
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+    assert {int(state["step"]) for state in optimizer.state.values()} == {3}

@@ -1,6 +1,7 @@
 """Schedule-free AdamW against the paper's formula and Optax's, its average in 16 bits, and both packages."""
 
 import copy
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -196,6 +197,67 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_averaged_model():
         run.step()
     assert torch.equal(again, p)
     assert torch.equal(copied[0], p)
+
+
+class Interrupt(BaseException):
+    """A signal, for the tests alone."""
+
+
+@pytest.mark.parametrize("interrupted", ["eval", "train"])
+@pytest.mark.parametrize("after", range(4))
+def test_an_interrupted_change_of_weights_loses_none(interrupted, after):
+    """At the first, second, ... of the weights that are copied; also where putting them back is, too."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)).bfloat16()
+    optimizer = halfstep_torch.AdamWScheduleFree(model.named_parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step(zero_grad=True)
+    trained = [p.detach().clone() for p in model.parameters()]
+    if interrupted == "train":
+        optimizer.eval()
+    copy_, copied = torch.Tensor.copy_, []
+
+    def copy_until_a_signal(x, *args, **options):
+        copied.append(x)
+        if len(copied) > after:
+            raise Interrupt
+        return copy_(x, *args, **options)
+
+    with (
+        unittest.mock.patch.object(torch.Tensor, "copy_", copy_until_a_signal),
+        pytest.raises(Interrupt),
+    ):
+        getattr(optimizer, interrupted)()
+    with pytest.raises(RuntimeError, match=r"Call train\(\) first"):
+        optimizer.step()
+    optimizer.train()
+    assert all(map(torch.equal, model.parameters(), trained))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (torch.ones(1, dtype=torch.bfloat16), r"is torch.strided, torch.bfloat16\[1\]; the parameter"),
+        (torch.ones(4, 3), r"is torch.strided, torch.float32\["),
+        (torch.ones(0, device="meta"), "is torch.strided, torch.float32"),
+        (None, "is not there"),
+        ("weights", "is a str"),
+    ],
+    ids=["shape", "dtype", "meta", "missing", "text"],
+)
+def test_trained_weights_that_do_not_fit_are_refused_and_nothing_changes(wrong, message):
+    optimizer = _torch_run(DRAWS)[1]
+    optimizer.eval()
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["trained"] = wrong
+    again, other = _torch_run(DRAWS[:2])
+    before, count = again.detach().clone(), int(other.state[again]["step"])
+    with pytest.raises(ValueError, match=f"load_state_dict: 'trained' of '.*', the weights .* {message}"):
+        other.load_state_dict(saved)
+    assert int(other.state[again]["step"]) == count
+    other.train()
+    assert torch.equal(again, before)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         fields = {
             name: getattr(self, name)
-            for name in ("_tx", "_compile", "_schedule", "_choices", "_state_on_host")
+            for name in ("_tx", "_compile", "_schedule", "_choices", "_state_on_host", "_half_loaded")
         }
         return {**super().__getstate__(), **fields, "_given_names": None, "_compared": False}
 

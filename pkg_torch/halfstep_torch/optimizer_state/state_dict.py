@@ -179,7 +179,7 @@ def replace_groups(
             group.clear()
             group.update(new)
         check()
-    except Exception:
+    except BaseException:
         for group, old in zip(groups, before, strict=True):
             group.clear()
             group.update(old)
@@ -211,6 +211,12 @@ def check_saved_state(
             raise TypeError(
                 f"load_state_dict: {key} of {name!r} is a {type(array).__name__}. Pass plain dense tensors."
             )
+        here = local_part(array)
+        if here.layout != torch.strided or (here.is_meta and not param.is_meta):
+            raise ValueError(
+                f"load_state_dict: {key} of {name!r} is {here.layout} on {here.device}. Pass dense arrays "
+                "with numbers: load the file without map_location='meta'."
+            )
         if array.dtype != spec.dtype:
             raise ValueError(
                 f"load_state_dict: {key} of {name!r} is {dtype_name(array.dtype)} in the state dict, "
@@ -229,7 +235,7 @@ def check_saved_state(
                 f"load_state_dict: {key} of {name!r} has shape {tuple(array.shape)} in the state dict, "
                 f"{spec.shape(param.shape)} here. Build the model of the run that was saved."
             )
-        check_scale_bytes("load_state_dict", name, key, spec, local_part(array))
+        check_scale_bytes("load_state_dict", name, key, spec, here)
 
 
 def load_states(
