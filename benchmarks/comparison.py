@@ -29,11 +29,9 @@ LINES = [
     ("processes", "differ", "weights that differ between two processes *with a seed per rank*"),
     ("state", "bytes per parameter", "bytes of state per parameter"),
 ]
+# A phone shows the first columns: ours, and those that most readers have.
 COLUMNS = {
     "halfstep_torch, default": "halfstep",
-    "halfstep_torch, one_pass": "halfstep `one_pass`",
-    "halfstep_torch, eight_bit": "halfstep `eight_bit`",
-    "rollfast adamw, bfloat16 state": "rollfast",
     "torch AdamW(fused)": "torch fused",
     "optax.adamw": "optax",
     "torchao _AdamW, stochastic": "torchao 16-bit",
@@ -41,6 +39,9 @@ COLUMNS = {
     "bitsandbytes AdamW8bit": "bitsandbytes 8-bit",
     "optimi AdamW (Kahan)": "optimi",
     "HeavyBall AdamW, bfloat16 state": "HeavyBall",
+    "rollfast adamw, bfloat16 state": "rollfast",
+    "halfstep_torch, one_pass": "halfstep `one_pass`",
+    "halfstep_torch, eight_bit": "halfstep `eight_bit`",
 }
 # What docs/comparison.md calls each experiment.
 SHORT = {

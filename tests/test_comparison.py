@@ -9,7 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 MODULES = (
     *("comparison", "digits", "experiments", "failures", "peers", "runs", "same_bits"),
-    *("silent_failures", "small_network"),
+    *("overview", "silent_failures", "small_network"),
 )
 STALE_TIMES = "Run `make peers-speed`, which measures anew and writes docs/comparison.md."
 STALE = "Run `make peers`, which measures anew and writes README.md and docs/comparison.md."
@@ -195,3 +195,26 @@ def test_torch_and_optax_are_measured_as_in_the_record(record):
             for key in ("decay", "drop", "nan", "resume"):
                 kept = next(row for row in record["rows"] if row["key"] == key)["figures"][entry.name]
                 assert rows[key].measure(entry) == pytest.approx(kept, rel=1e-3), STALE
+
+
+def test_the_overview_draws_every_point_and_says_which_tie(record):
+    import overview
+
+    points = overview.points(record)
+    assert list(overview.LABELS) == [name for name in overview.LABELS if name in points]
+    assert set(points) == set(overview.LABELS)
+    size, distance = points["halfstep_torch, default"]
+    near = [name for name, (x, y) in points.items() if abs(x - size) < 0.1 and abs(y - distance) < 0.01]
+    assert sorted(near) == sorted(["halfstep_torch, default", *overview.TIES])
+
+
+def test_the_overview_is_drawn_from_the_newest_record(record):
+    matplotlib = pytest.importorskip("matplotlib")
+    import overview
+
+    pin = f"matplotlib=={matplotlib.__version__}\n"
+    if pin not in (ROOT / "constraints.txt").read_text():
+        pytest.skip("Another matplotlib writes another file.")
+    for name, look in overview.PICTURES.items():
+        drawn = (ROOT / "docs" / "images" / name).read_text()
+        assert drawn == overview.picture(record, look), "Run `python benchmarks/overview.py`."

@@ -85,9 +85,15 @@ def test_examples_run(client, blocks, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+# Pages that the site makes, and what tells it which of two pictures the dark has; `make docs` follows both.
+ON_THE_SITE = r"reference/messages\.md|.*\.svg#only-(?:light|dark)"
+
+
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_that_exist(page):
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+        if re.fullmatch(ON_THE_SITE, target):
+            continue
         path, _, heading = target.partition("#")
         file = (page.parent / path) if path else page
         assert file.exists(), target
@@ -115,7 +121,7 @@ def test_notebooks_keep_the_outputs_of_one_run(notebook):
 
 def test_the_readme_is_read_in_five_minutes():
     text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(re.findall(r"[^\s|]*\w[^\s|]*", text)) <= 1200
+    assert len(re.findall(r"[^\s|]*\w[^\s|]*", text)) <= 1100
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))

@@ -2,6 +2,7 @@
 
 import importlib
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -48,3 +49,58 @@ def test_every_page_is_in_the_navigation():
     pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]
     notebooks = [path.relative_to(ROOT).as_posix() for path in (ROOT / "notebooks").glob("*.ipynb")]
     assert all(f" {path}\n" in navigation for path in pages + notebooks)
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    """The module that reads every message from the source, as the site does."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    yield importlib.import_module("messages")
+    sys.modules.pop("messages", None)
+
+
+# A line that raises or logs, and does not hand on what another says, as `raise ValueError(self.problem)`.
+HANDED_ON = r"\w+: |self\.problem\)|name\)|refusal\("
+SAYS = re.compile(rf"\b(?:raise \w*(?:Error|Exception)|say_once|warnings\.warn)\((?!{HANDED_ON})")
+
+
+def test_the_index_has_the_text_of_every_error_and_log_line(messages):
+    """Found by words, not by the walk that makes the index: each line that raises or logs is in it."""
+    known = {(message.file, message.line) for message in messages.messages(ROOT)}
+    files = [path for package in messages.PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    lines = {
+        (path.relative_to(ROOT).as_posix(), number)
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if SAYS.search(line) and not line.lstrip().startswith(("def ", "#", ">>>"))
+    }
+    assert len(lines) > 100
+    assert not lines - known
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("halfstep_jax.adamw(1e-3, recipe='nope')", ValueError),
+        ("halfstep_jax.adamw(1e-3, mu_dtype='nope')", ValueError),
+        ("halfstep_torch.scale_by_adam(b1=2.0)", ValueError),
+        ("halfstep_jax.adamw(1e-3, seed='one')", TypeError),
+    ],
+)
+def test_an_error_that_a_user_meets_is_in_the_index(messages, call, error):
+    packages = {name: importlib.import_module(name) for name in ("halfstep_jax", "halfstep_torch")}
+    with pytest.raises(error) as met:
+        eval(call, packages)
+    said = " ".join(str(met.value).split())
+    forms = (
+        re.sub(r"(?:\\ )?…(?:\\ )?", ".*", re.escape(message.text)) for message in messages.messages(ROOT)
+    )
+    assert any(re.fullmatch(form, said) for form in forms if len(form) > 20), said
+
+
+def test_the_index_is_in_order_and_links_to_the_source(messages):
+    page = messages.page(ROOT, "https://source")
+    assert "## ValueError" in page
+    assert "## Log lines and warnings" in page
+    for file, line in re.findall(r"\(https://source/(\S+)#L(\d+)\)", page):
+        assert len((ROOT / file).read_text().splitlines()) >= int(line)

@@ -9,6 +9,7 @@ import html as entities
 import pathlib
 import posixpath
 import re
+import sys
 import urllib.parse
 from html.parser import HTMLParser
 
@@ -22,8 +23,20 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = pathlib.Path(__file__).parents[2]
+sys.path.append(str(ROOT / "docs" / "site"))
+import messages  # noqa: E402 (beside this file)
+
 CONTRACT = "shared_spec/README.md"
-PAGES = ("*.md", CONTRACT, "notebooks/*.ipynb", "docs/**/*.md", "docs/images/**/*.*", "docs/site/*.css")
+PAGES = (
+    "[!R]*.md",
+    CONTRACT,
+    "notebooks/*.ipynb",
+    "docs/**/*.md",
+    "docs/images/**/*.*",
+    "docs/site/*.css",
+    "docs/site/*.js",
+    "docs/site/*.svg",
+)
 PACKAGES = {"JAX": "halfstep_jax", "PyTorch": "halfstep_torch"}
 BRIDGE = "halfstep_torch.bridge"
 
@@ -141,7 +154,7 @@ def with_tabs(markdown: str) -> str:
 
 @functools.cache
 def reference_pages() -> dict[str, str]:
-    """Return the pages of the reference by path: of the public names, the bridge, and `halfstep_spec`."""
+    """Return the pages of the reference by path: public names, the bridge, `halfstep_spec`, messages."""
     table = yaml.safe_load((ROOT / "docs" / "site" / "reference.yml").read_text())
     pages = {
         f"docs/reference/{file}.md": "\n".join(
@@ -156,6 +169,8 @@ def reference_pages() -> dict[str, str]:
         names = [name for name in sources(package) if name != "SPEC_VERSION"]
         blocks = "\n".join(_block(package, name) for name in names)
         pages[f"docs/reference/{file}.md"] = f"# {title}\n\n{blocks}"
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    pages["docs/reference/messages.md"] = messages.page(ROOT, f"{urls['Source']}/blob/main")
     return pages
 
 
