@@ -222,7 +222,7 @@ class Optimizer(SavedOptimizer):
         first = [batch for batch in batches if 1 in batch.numbers]
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
         if first:
-            warn_at_first_step(self._name, first, nameless)
+            warn_at_first_step(self._name, first, nameless, self.nameless_before or 0)
             warn_of_missing_links(self._name, first)
         warn_at_ends(self._name, batches)
         if not self._compared:

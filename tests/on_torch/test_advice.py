@@ -35,10 +35,16 @@ def said(caplog) -> list[str]:
 
 
 def test_parameters_without_names_are_spoken_of_once(caplog):
-    for _ in range(2):
-        step(hs.AdamW, [[1.0], [2.0]], steps=2)
+    step(hs.AdamW, [[1.0], [2.0]], steps=2)
     assert len(said(caplog)) == 1
     assert said(caplog)[0].startswith("AdamW: the parameters have no names, so their random words follow")
+
+
+def test_a_second_optimizer_without_names_is_spoken_of_once(caplog):
+    for _ in range(3):
+        step(hs.AdamW, [[1.0]], steps=2)
+    assert len(said(caplog)) == 1
+    assert said(caplog)[0].startswith("AdamW: several optimizers without names have one seed. Each draws")
 
 
 @pytest.mark.parametrize("quiet", ["named", "one parameter", "no random words"])

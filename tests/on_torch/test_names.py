@@ -1,9 +1,12 @@
 """Names of parameters decide their random words: order, groups, freezing and lists change no bit."""
 
+import copy
+
 import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep_torch.optimizer_state import group_entries
 from on_torch.steps import assert_same_snapshots, snapshot
 
 
@@ -86,6 +89,75 @@ def test_without_names_the_index_over_all_groups_is_the_name():
     told = hs.AdamW(copies, lr=1e-2)
     step_named([(params[i][0], p) for i, (_, p) in enumerate(copies)], told)
     assert_same_snapshots(snapshot(bare), snapshot(told))
+
+
+def _of_each_parameter(params):
+    return [hs.AdamW([p], lr=1e-3) for p in params]
+
+
+def _of_each_parameter_as_a_group(params):
+    return [hs.AdamW([{"params": [p], "lr": 1e-3}]) for p in params]
+
+
+def _by_chains(params):
+    links = hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3), hs.round_stochastically()
+    return [hs.Optimizer([p], hs.chain(*links)) for p in params]
+
+
+def _of_each_block(params):
+    return [hs.AdamW(params[:2], lr=1e-3), hs.AdamW(params[2:], lr=1e-3)]
+
+
+def _released(params):
+    optimizers = _of_each_parameter(params)
+    for optimizer in optimizers:
+        hs.release_gradients(optimizer)
+    return optimizers
+
+
+WAYS = [_of_each_parameter, _of_each_parameter_as_a_group, _by_chains, _of_each_block, _released]
+
+
+@pytest.mark.parametrize("build", WAYS, ids=lambda way: way.__name__.strip("_"))
+def test_optimizers_without_names_draw_noise_of_their_own(build):
+    """Four equal layers with equal gradients: by one seed their weights were rounded by the same words."""
+    n = 4096
+    params = [torch.nn.Parameter(torch.ones(n, dtype=torch.bfloat16)) for _ in range(4)]
+    optimizers = build(params)
+    sum((p.float() * 1e-2).sum() for p in params).backward()
+    for optimizer in optimizers:
+        if build is not _released:
+            optimizer.step()
+    noise = torch.stack([p.detach().float() for p in params])
+    assert 0.2 < (noise != 1).float().mean() < 0.8  # an update of 1e-3 in a gap of 2^-8 or 2^-7
+    # Of independent layers the correlation has a deviation of 1 / sqrt(n); 5 of these are a chance of 4e-6.
+    correlations = torch.corrcoef(noise) - torch.eye(4)
+    assert correlations.abs().max() < 5 / n**0.5
+
+
+def test_words_of_an_optimizer_without_names_are_saved_and_loaded():
+    """Also into the first optimizer of another process, and with a seed of two words."""
+    _, second = (hs.AdamW([torch.nn.Parameter(torch.ones(64).bfloat16())], lr=1e-3, seed=7) for _ in range(2))
+    group_entries._NAMELESS.clear()
+    first = hs.AdamW([torch.nn.Parameter(torch.ones(64).bfloat16())], lr=1e-3, seed=7)
+    first.load_state_dict(second.state_dict())
+    copied = copy.deepcopy(second)
+    runs = [optimizer.param_groups[0]["params"][0] for optimizer in (first, second, copied)]
+    for optimizer, p in zip((first, second, copied), runs, strict=True):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[0], runs[2])
+
+
+def test_the_first_optimizer_without_names_and_named_ones_have_the_seed_itself():
+    def seeds(params):
+        return hs.AdamW(params, seed=7).state_dict()["param_groups"][0]["halfstep"]["seeds"]
+
+    p = torch.nn.Parameter(torch.ones(2))
+    bare, again, named = seeds([p]), seeds([p]), seeds([("w", p)])
+    assert bare == named
+    assert bare != again
 
 
 def test_the_seed_and_only_the_seed_changes_the_noise():

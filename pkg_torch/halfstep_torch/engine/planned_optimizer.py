@@ -23,6 +23,8 @@ from halfstep_torch.optimizer_state.group_entries import (
     check_decay,
     check_entries,
     check_names,
+    count_nameless,
+    nameless_seeds,
     parameter_names,
     with_names,
 )
@@ -37,6 +39,8 @@ class PlannedOptimizer(torch.optim.Optimizer):
     """
 
     decoupled_decay: ClassVar[bool | None] = None
+    nameless_before: int | None = None
+    """How many optimizers without names were built before of its seeds; None where parameters have names."""
 
     def __init__(
         self,
@@ -86,7 +90,15 @@ class PlannedOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         fields = {
             name: getattr(self, name)
-            for name in ("_tx", "_compile", "_schedule", "_choices", "_state_on_host", "_half_loaded")
+            for name in (
+                "_tx",
+                "_compile",
+                "_schedule",
+                "_choices",
+                "_state_on_host",
+                "_half_loaded",
+                "nameless_before",
+            )
         }
         return {**super().__getstate__(), **fields, "_given_names": None, "_compared": False}
 
@@ -123,6 +135,8 @@ class PlannedOptimizer(torch.optim.Optimizer):
             options = {name: param_group.get(name, value) for name, value in options.items()}
         choices = GroupChoices(self._tx.make(**options), options, schedule, rate)
         super().add_param_group(param_group)
+        if "param_names" not in self.param_groups[-1]:
+            choices.chain = self._with_words_of_its_own(choices.chain)
         self._choices.append(choices)
         try:
             self._check_new_group(self.param_groups[-1])
@@ -130,6 +144,13 @@ class PlannedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             self._choices.pop()
             raise
+
+    def _with_words_of_its_own(self, chain: Chain) -> Chain:
+        """Return the chain of a group without names with other words than optimizers of its seeds have."""
+        chain_seeds = [link.seed for link in chain.links]
+        if self.nameless_before is None:
+            self.nameless_before = count_nameless(chain_seeds)
+        return chain.with_seeds(nameless_seeds(chain_seeds, self.nameless_before))
 
     def _without_recipe(self, param_group: dict[str, Any]) -> dict[str, Any]:
         """Return a group with the entries for which its recipe stands; those that it has itself win."""

@@ -18,10 +18,23 @@ _COUNTS = (100, 1_000, 10_000)
 # At which second moments are looked at: a pass over them, and a wait for the device.
 
 
-def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int) -> None:
-    """Say what the parameters that are stepped for the first time do not get."""
+def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, before: int) -> None:
+    """Say what the parameters that are stepped for the first time do not get.
+
+    Args:
+        caller: for the messages.
+        batches: of these parameters.
+        nameless: how many parameters of the optimizer have no name.
+        before: how many optimizers without names were built before of its seeds.
+    """
     for batch in batches:
-        if nameless > 1 and batch.plan.kinds:
+        if before and batch.plan.kinds:
+            say_once(
+                f"{caller}: several optimizers without names have one seed. Each draws words of its own, by "
+                "the order in which they were built: another order gives other bits. Pass names: "
+                "named_parameters(), or names=list(model.named_parameters()) beside the parameters."
+            )
+        elif nameless > 1 and batch.plan.kinds:
             say_once(
                 f"{caller}: the parameters have no names, so their random words follow their order: another "
                 "order, or another share of them on every process, gives other bits. Pass "

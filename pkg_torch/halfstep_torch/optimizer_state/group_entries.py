@@ -1,14 +1,17 @@
 """What a param group may hold besides the numbers of the links, and the names of its parameters."""
 
+import collections
 import difflib
 import operator
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from halfstep_torch.leaves import leaf_names
+from halfstep_torch.numbers.random_words import fold
 from halfstep_torch.optimizer_state.form import HEADER
 
 # Arguments of torch's own optimizers that ask for nothing where they have these values.
@@ -37,6 +40,9 @@ _ELSEWHERE = {
         "centered",
     ),
 }
+
+_NAMELESS: collections.Counter = collections.Counter()
+"""How many optimizers without names this process has built, by their seeds."""
 
 
 def parameter_names(caller: str, names: Any) -> dict[Tensor, str] | None:
@@ -174,3 +180,31 @@ def check_names(caller: str, groups: Iterable[Mapping[str, Any]]) -> None:
                 "and names decide the random words. Put a prefix before the names of each model."
             )
         taken[leaf] = name
+
+
+def count_nameless(chain_seeds: Sequence[Any]) -> int:
+    """Return how many optimizers without names were built before of such seeds, and count one more."""
+    key = repr(tuple(chain_seeds))
+    _NAMELESS[key] += 1
+    return _NAMELESS[key] - 1
+
+
+def nameless_seeds(chain_seeds: Sequence[Any], before: int) -> list[Any]:
+    """Return the seeds of an optimizer without names, behind so many others (contract W7).
+
+    Numbers, None, or tuples of them, as links have them.
+    """
+    return [_nameless_seed(seed, before) for seed in chain_seeds]
+
+
+def _nameless_seed(seed: Any, before: int) -> Any:
+    if isinstance(seed, tuple | list):
+        return tuple(_nameless_seed(part, before) for part in seed)
+    if seed is None or not before:
+        return seed
+    # No count of steps reaches 2^31, so no key of a step is among these.
+    key = np.array([seed >> 32]), np.array([seed & 0xFFFFFFFF])
+    high, low = fold(
+        (key[0].astype(np.uint32), key[1].astype(np.uint32)), np.array([2**32 - before], np.uint32)
+    )
+    return int(high[0]) << 32 | int(low[0])
