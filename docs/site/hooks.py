@@ -25,6 +25,7 @@ from mkdocs.structure.pages import Page
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs" / "site"))
 import messages  # noqa: E402 (beside this file)
+import try_data  # noqa: E402
 
 CONTRACT = "shared_spec/README.md"
 PAGES = (
@@ -58,6 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     paths = sorted({path.relative_to(ROOT).as_posix() for pattern in PAGES for path in ROOT.glob(pattern)})
     pages = [File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in paths]
     pages += [File.generated(config, path, content=text) for path, text in reference_pages().items()]
+    pages.append(File.generated(config, "docs/site/try-data.js", content=try_data.script(ROOT)))
     for page in pages:
         # Pages of the root have names in capitals; their addresses do not.
         short = page.dest_uri.removeprefix("docs/").replace("shared_spec/", "contract/")
@@ -215,18 +217,22 @@ def sources(package: str) -> dict[str, str]:
 
 
 class _Links(HTMLParser):
-    """The addresses to which a page links, and its anchors; what it loads from elsewhere."""
+    """The addresses to which a page links, its anchors, ids it has twice; what it loads from elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
         self.links: set[str] = set()
         self.anchors: set[str] = {""}
         self.loaded: set[str] = set()
+        self.ids: set[str] = set()
+        self.twice: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note what a tag links to, names or loads."""
         values = {name: value for name, value in attrs if value}
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        if "id" in values:
+            (self.twice if values["id"] in self.ids else self.ids).add(values["id"])
         target = values.get("href") or values.get("src")
         if target and (tag == "a" or "src" in values or values.get("rel") == "stylesheet"):
             self.links.add(target)
@@ -256,6 +262,11 @@ def on_post_build(config: MkDocsConfig) -> None:
     ]
     wrong += [
         f"{page.relative_to(site)} loads {url}" for page, links in pages.items() for url in links.loaded
+    ]
+    wrong += [
+        f"{page.relative_to(site)} has the id {name} twice"
+        for page, links in pages.items()
+        for name in links.twice
     ]
     for page, links in pages.items():
         if page.name == "404.html":  # its links begin at the root of the published site
