@@ -275,3 +275,19 @@ def test_weights_that_a_wrapper_renames_are_refused(tmp_path):
         ValueError, match=r"scale_by_adam steps '', which is no weight of these params: a wrapper"
     ):
         halfstep_jax.save_state(tmp_path / "run", params, tx.init(params), tx)
+
+
+def test_a_weight_that_cannot_be_written_is_refused_and_nothing_changes(tmp_path):
+    model, optimizer = torch_run()
+    halfstep_torch.save_state(tmp_path / "run", model, optimizer)
+    model.w.grad = torch.ones_like(model.w)
+    optimizer.step()
+    model.frozen = torch.nn.Parameter(torch.zeros(1).expand(4), requires_grad=False)
+    halfstep_torch.save_state(tmp_path / "frozen", model, optimizer)
+    optimizer.step()
+    before = everything(model, optimizer)
+    with pytest.raises(ValueError, match=r"load_state: the weight 'frozen' is an expanded tensor.*Clone it"):
+        halfstep_torch.load_state(tmp_path / "frozen", model, optimizer)
+    after = everything(model, optimizer)
+    assert all(map(torch.equal, before[0], after[0]))
+    assert before[1] == after[1]

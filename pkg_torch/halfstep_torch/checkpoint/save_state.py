@@ -98,7 +98,8 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
     """Set weights and optimizer state from a file that `save_state` of either package wrote.
 
     Steps and seeds come from the file. Numbers such as betas come from the optimizer, and must agree with the
-    file; learning rates and weight decay need not. All is set or, if anything is wrong, nothing.
+    file; learning rates and weight decay need not. All is checked before anything is set. If setting it fails
+    (no memory left, an interrupt, a hook of yours that raises), load again.
 
     Args:
         path: of the file.
@@ -133,6 +134,8 @@ def load_state(path: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
             states[param][key] = _tensor(
                 caller, f"{field}/{leaf}", arrays, spec.dtype, spec.shape(tuple(param.shape))
             )
+    for leaf, param in weights.items():
+        _check_writable(caller, leaf, local_part(param))
     optimizer.load_state_dict(_state_dict(optimizer, states, _seeds(caller, stepped, recipes, saved)))
     for leaf, param in weights.items():
         local_part(param).copy_(read[leaf][window_of(param).box])
@@ -163,6 +166,15 @@ def _parameters(
             f"{caller}: the optimizer's parameter {leaf!r} is not one of the model. Pass its own model."
         )
     return weights, stepped
+
+
+def _check_writable(caller: str, leaf: str, param: Tensor) -> None:
+    """Raise ValueError for a weight several elements of which are one number in memory."""
+    if any(stride == 0 and size > 1 for stride, size in zip(param.stride(), param.shape, strict=True)):
+        raise ValueError(
+            f"{caller}: the weight {leaf!r} is an expanded tensor, which cannot be written. "
+            "Clone it in the model before you load."
+        )
 
 
 def _step(caller: str, leaf: str, recipe: Recipe) -> int:

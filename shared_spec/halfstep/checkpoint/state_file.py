@@ -4,11 +4,15 @@ Arrays are bytes with a dtype and a shape, so that nothing here knows of a frame
 """
 
 import contextlib
+import glob
 import hashlib
 import json
 import math
 import os
 import pathlib
+import secrets
+import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +47,8 @@ _START = b'{"__metadata__":{"sha256":"'
 _ZEROS = b"0" * 64
 _PLACE = 8 + len(_START)
 _CHUNK = 1 << 24
+_STALE = 3600.0
+"""After how many seconds without a write nobody writes a file any more."""
 
 
 class FileArray(NamedTuple):
@@ -104,12 +110,13 @@ def read_state_file(caller: str, path: str | os.PathLike[str]) -> tuple[dict[str
     path = pathlib.Path(path)
     with path.open("rb") as file:
         start = file.read(_PLACE + len(_ZEROS))
+        # Mapped by the same descriptor: a writer may replace the file meanwhile.
+        content = np.memmap(file, np.uint8, "r") if start[8:_PLACE] == _START else np.empty(0, np.uint8)
     if start[8:_PLACE] != _START:
         raise ValueError(
             f"{caller}: {path} is no state file of halfstep, or its start is damaged. "
             "Pass a file that save_state wrote."
         )
-    content = np.memmap(path, np.uint8, "r")
     _check_digest(caller, path, start[_PLACE:], content)
     length = int.from_bytes(start[:8], "little")
     entries, header = _parsed(caller, path, bytes(content[8 : 8 + length]))
@@ -176,11 +183,39 @@ def _json(data: Any, sort_keys: bool) -> str:
 
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path) -> Iterator[Any]:
-    """Open a file that takes the place of `path` once all of it is written."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Open a file that takes the place of `path`, and its mode, once all of it is on the disk.
+
+    Others may write to `path`, too: the name of the part is random, and no link is followed.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    file = part.open("xb")
     try:
-        with part.open("wb") as file:
+        with file:
             yield file
+            if path.exists():
+                part.chmod(stat.S_IMODE(path.stat().st_mode))
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+    _flush_folder(path.parent)
+    _remove_stale_parts(path)
+
+
+def _flush_folder(folder: pathlib.Path) -> None:
+    """Write the names in a folder to the disk; elsewhere than on POSIX a folder cannot be opened."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_stale_parts(path: pathlib.Path) -> None:
+    """Remove what writers that were killed have left beside a file."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+            if time.time() - part.stat().st_mtime > _STALE:
+                part.unlink()
