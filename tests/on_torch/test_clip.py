@@ -78,6 +78,21 @@ def test_a_norm_that_is_not_finite_is_said_if_asked_for():
     assert torch.isinf(params[0].grad[0, 0])
 
 
+def test_it_takes_the_arguments_of_torch():
+    """In torch's order; other norms are refused by name."""
+    before = parameters()
+    bare, told, placed = parameters(), parameters(), parameters()
+    norm = hs.clip_grad_norm_(bare, 0.5)
+    assert hs.clip_grad_norm_(told, 0.5, norm_type=2.0, error_if_nonfinite=True, foreach=True) == norm
+    assert hs.clip_grad_norm_(placed, 0.5, 2, False, None) == norm
+    for params in (told, placed):
+        for g, expected in zip(gradients(params), gradients(bare), strict=True):
+            np.testing.assert_array_equal(g, expected)
+    for norm_type in (1.0, float("inf"), "inf", True, None):
+        with pytest.raises(ValueError, match=f"norm_type={norm_type!r} is not supported. Use norm_type=2.0"):
+            hs.clip_grad_norm_(before, 0.5, norm_type)
+
+
 def test_no_gradient_is_a_norm_of_zero():
     assert hs.clip_grad_norm_([torch.nn.Parameter(torch.ones(2))], 1.0) == 0
 

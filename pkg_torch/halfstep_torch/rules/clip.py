@@ -77,7 +77,9 @@ def clip_by_global_norm(max_norm: float, *, exact: bool = False) -> Rule:
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor],
     max_norm: float,
+    norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
     *,
     exact: bool = False,
 ) -> Tensor:
@@ -92,8 +94,10 @@ def clip_grad_norm_(
     Args:
         parameters: one, or many; those without a gradient are passed over.
         max_norm: the largest norm that is left as it is.
+        norm_type: 2.0, the Euclidean norm, and no other.
         error_if_nonfinite: raise where the norm is NaN or infinite. Otherwise NaN makes every gradient NaN,
             and an infinite gradient makes the others zero; finite gradients are clipped whatever their norm.
+        foreach: of torch; changes nothing here.
         exact: add integers, so that the norm has the same bits in any order, on any number of devices, and in
             JAX; see `global_norm`. About five times the time on a CPU. Shards then exchange words twice, for
             all gradients together, else once.
@@ -104,7 +108,7 @@ def clip_grad_norm_(
     Raises:
         TypeError: if `max_norm` is no number. Also if a gradient is sparse, of a dtype that float32 does not
             hold, or a DTensor with another placement than its weight.
-        ValueError: if `max_norm` is negative.
+        ValueError: if `max_norm` is negative, or `norm_type` is not 2.
         RuntimeError: if the norm is not finite and `error_if_nonfinite` is set, or `release_gradients` frees
             the gradients.
 
@@ -118,6 +122,11 @@ def clip_grad_norm_(
         algorithm 1; arguments as in torch.
     """
     caller = "clip_grad_norm_"
+    if isinstance(norm_type, bool) or norm_type != 2:
+        raise ValueError(
+            f"{caller}: norm_type={norm_type!r} is not supported. Use norm_type=2.0, or "
+            "torch.nn.utils.clip_grad_norm_."
+        )
     bound = hyperparameters.bound(caller, "max_norm", max_norm)
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if released := [p for p in listed if taken_by(p) == "release_gradients"]:
