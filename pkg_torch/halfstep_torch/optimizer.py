@@ -1,5 +1,6 @@
 """A chain of transforms as a `torch.optim.Optimizer`."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -29,6 +30,20 @@ from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.saved_optimizer import SavedOptimizer
 from halfstep_torch.sharded.step import ShardedStep
 from halfstep_torch.streamed_state import StreamedStep
+
+
+def _without_autocast(step: Callable[..., None]) -> Callable[..., None]:
+    """Let a step have its own dtypes inside a block of `torch.autocast`, which would cast its products."""
+
+    @functools.wraps(step)
+    def run(*args: Any, **options: Any) -> None:
+        with contextlib.ExitStack() as blocks:
+            for device_type in ("cpu", "cuda", "xpu", "mps"):
+                if torch.is_autocast_enabled(device_type):
+                    blocks.enter_context(torch.autocast(device_type, enabled=False))
+            step(*args, **options)
+
+    return run
 
 
 class Optimizer(SavedOptimizer):
@@ -156,6 +171,7 @@ class Optimizer(SavedOptimizer):
             and all(param.grad is not None for param in params)
         )
 
+    @_without_autocast
     def step_alone(
         self,
         parameters: Iterable[tuple[int, str, Tensor]],

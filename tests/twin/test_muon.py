@@ -302,3 +302,17 @@ def test_no_warning_is_given_for_what_is_recommended():
         warnings.simplefilter("error")
         halfstep_jax.scale_by_muon(mu_dtype=halfstep_jax.scaled("int8", 32, scale="fine"))
         halfstep_torch.scale_by_muon(mu_dtype=halfstep_torch.scaled("int8", 32, scale="fine"))
+
+
+def test_autocast_around_a_step_changes_no_bit():
+    """Its products would be of bfloat16 matrices."""
+    weights = []
+    for enabled in (False, True):
+        p = torch.nn.Parameter(torch.ones(MATRIX, dtype=torch.bfloat16))
+        optimizer = halfstep_torch.Muon([("w", p)], lr=0.1)
+        p.grad = torch.from_numpy(steep(MATRIX, 0.5)).to(torch.bfloat16)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            optimizer.step()
+            assert torch.is_autocast_enabled("cpu") is enabled
+        weights.append(p.detach())
+    assert torch.equal(*weights)
