@@ -5,8 +5,10 @@ skips it where the number is not known yet, as under a trace.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 Check = Callable[[str, str, Any, float], None]
 
@@ -54,8 +56,9 @@ def check_order(caller: str, low_name: str, low: float, high_name: str, high: fl
 
 
 def several(caller: str, name: str, value: Any, count: int) -> tuple:
-    """Return the values of an entry that holds several, each still unchecked."""
-    if isinstance(value, (tuple, list)) and len(value) == count:
+    """Return the values of an entry that holds several, a sequence of any kind; each is still unchecked."""
+    ordered = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes))
+    if ordered and len(value) == count:
         return tuple(value)
     what, example = ("pair", "(0.9, 0.999)") if count == 2 else (f"tuple of {count}", "(0.98, 0.92, 0.99)")
     raise TypeError(f"{caller}: {name}={value!r} is not a {what}. Use a {what} such as {example}.")

@@ -1,9 +1,12 @@
 """Param groups, and copies of an optimizer: each has its own numbers, and goes on with the same bits."""
 
+import collections
 import copy
+import functools
 import json
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -219,3 +222,119 @@ def test_an_optimizer_can_be_pickled_and_copied():
         assert_same_snapshots(snapshot(optimizer), snapshot(again))
         again.param_groups[0]["params"][0].grad = torch.ones_like(p)
         again.step()
+
+
+@pytest.mark.parametrize("maximize", ["no", "yes", None, 2.0, [False]])
+def test_only_a_bool_decides_whether_a_step_ascends(maximize):
+    """Every string but the empty one is true."""
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    problem = "maximize of param group 0 is .* not a bool. Use True or False."
+    with pytest.raises(TypeError, match=problem):
+        hs.AdamW([("p", p)], maximize=maximize)
+    with pytest.raises(TypeError, match=problem):
+        hs.AdamW([{"params": [("p", p)], "maximize": maximize}])
+    optimizer = hs.AdamW([("p", p)])
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["maximize"] = maximize
+    with pytest.raises(TypeError, match=problem):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["maximize"] is False
+    optimizer.param_groups[0]["maximize"] = maximize
+    p.grad = torch.ones_like(p)
+    with pytest.raises(TypeError, match=problem):
+        optimizer.step()
+    assert (p == 1).all()
+
+
+class Listed(collections.UserList):
+    """A sequence that is no list, as the ListConfig of OmegaConf is none."""
+
+
+@pytest.mark.parametrize("kind", [list, Listed, np.array], ids=["list", "sequence", "array"])
+def test_betas_may_be_any_sequence(kind):
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([{"params": [("p", p)], "betas": kind([0.8, 0.9])}], betas=kind([0.9, 0.95]))
+    assert tuple(optimizer.defaults["betas"]) == (0.9, 0.95)
+    assert json.loads(json.dumps(optimizer.state_dict()["param_groups"][0]["betas"])) == [0.8, 0.9]
+    for wrong in ("ab", {0.9: 1, 0.95: 2}, {0.9, 0.95}, kind([0.9]), 0.9):
+        with pytest.raises(TypeError, match=r"is not a pair\. Use a pair such as"):
+            hs.AdamW([("p", p)], betas=wrong)
+    with pytest.raises(TypeError, match="lr='1e-3' is not a number"):
+        hs.AdamW([("p", p)], lr="1e-3")
+
+
+class Open(hs.AdamW):
+    """A subclass that hands its arguments on."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+
+
+class Closed(hs.AdamW):
+    """A subclass that has arguments of its own."""
+
+    def __init__(self, params, rate=1e-3):
+        super().__init__(params, lr=rate)
+
+
+@pytest.mark.parametrize("make", [Open, Closed])
+def test_groups_of_a_subclass_are_read_as_those_of_its_base(make):
+    a, b = (torch.nn.Parameter(torch.ones(256, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = make([{"params": [("a", a)], "recipe": "one_pass"}, {"params": [("b", b)]}])
+    for p in (a, b):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert [optimizer.state[p]["exp_avg"].element_size() for p in (a, b)] == [1, 2]
+    for key in ("compile", "names", "state_device", "seed"):
+        with pytest.raises(ValueError, match=f"{key}=1 in a param group; it is the same for all groups"):
+            make([{"params": [("a", a)], key: 1}])
+
+
+def test_a_recipe_in_a_group_of_a_chain_is_refused():
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    tx = hs.chain(hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3), hs.round_stochastically())
+    with pytest.raises(ValueError, match="recipe='one_pass' in a param group; nothing reads it"):
+        hs.Optimizer([{"params": [("p", p)], "recipe": "one_pass"}], tx)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("recipe", "one_pass", "is read when the group is added"),
+        ("seed", 3, "is the same for all groups"),
+        ("amsgrad", True, "amsgrad=True is not supported"),
+        ("weight_decy", 0.1, "Did you mean weight_decay?"),
+        ("learning_rate", 0.1, "nothing reads it"),
+    ],
+)
+def test_an_entry_that_nothing_reads_is_refused_in_the_middle_of_a_run(key, value, problem):
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([{"params": [("p", p)], "tag": 1, "amsgrad": False}])
+    for step in range(2):
+        p.grad = torch.ones_like(p)
+        optimizer.param_groups[0]["another tag"] = step
+        optimizer.step()
+    optimizer.param_groups[0][key] = value
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=problem):
+        optimizer.step()
+    assert torch.equal(p, before)
+    del optimizer.param_groups[0][key]
+    optimizer.step()
+    assert not torch.equal(p, before)
+
+
+@pytest.mark.parametrize("make", [functools.partial(hs.AdamW, recipe="full_precision"), hs.Lamb16])
+def test_arrays_of_every_dtype_survive_a_pickle(make):
+    """torch writes 8-bit floats, and cannot read them: a pickle holds bytes."""
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 4096).reshape(64, 64).to(torch.bfloat16))
+    optimizer = make([("p", p)])
+    p.grad = p.detach().clone()
+    optimizer.step()
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert_same_snapshots(snapshot(optimizer), snapshot(again))
+    twin = again.param_groups[0]["params"][0]
+    for each, param in ((optimizer, p), (again, twin)):
+        param.grad = torch.ones_like(param)
+        each.step()
+    assert_same_snapshots(snapshot(optimizer), snapshot(again))

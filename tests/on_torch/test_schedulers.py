@@ -193,3 +193,26 @@ def test_checkpointing_moves_no_weight_where_a_scheduler_stands_beside_a_schedul
     lr_scheduler.LambdaLR(optimizer, lambda t: 0.0)
     get_optimizer_state_dict(model, optimizer)
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("cycle", ["OneCycleLR", "CyclicLR"])
+@pytest.mark.parametrize("recipe", ["one_pass", "eight_bit"])
+def test_momentum_that_leaves_a_format_later_is_refused_at_the_first_step(cycle, recipe):
+    """A cycle reaches its smallest beta in the middle of a run; the group says both ends from the start."""
+    p = torch.nn.Parameter(torch.ones(256, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([("p", p)], recipe=recipe)
+
+    def cycled(least):
+        if cycle == "OneCycleLR":
+            return lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=1000, base_momentum=least)
+        return lr_scheduler.CyclicLR(optimizer, 1e-4, 1e-2, base_momentum=least, max_momentum=0.95)
+
+    cycled(0.85)
+    p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match=r"b1=0\.85.*base_momentum=0\.85"):
+        optimizer.step()
+    assert (p == 1).all()
+    assert not optimizer.state
+    cycled(0.9)
+    optimizer.step()
+    assert (p != 1).any()

@@ -6,9 +6,10 @@ A group's entries are the numbers of the links, how moments are stored, and the 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,7 @@ class GroupChoices:
         schedule: its lr as a function of the step, or None.
         shown: the number that the function gave last, which the group shows.
         applies: by leaf name, which links of the chain do something to the parameter.
+        checked: the entries that the group had when they were looked at last, and the ends of its momentum.
     """
 
     chain: Chain
@@ -38,6 +40,7 @@ class GroupChoices:
     schedule: Callable[[int], Any] | None
     shown: float | None = None
     applies: dict[str, tuple[bool, ...]] = dataclasses.field(default_factory=dict)
+    checked: tuple = ()
 
     def rate(self, caller: str, index: int, group: Mapping[str, Any]) -> Any:
         """Return what the links are to read as lr: a number, or the schedule.
@@ -159,4 +162,8 @@ def plain_value(value: Any) -> Any:
         return value.description
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
+    if isinstance(value, np.ndarray):
+        return tuple(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, tuple, list)):
+        return tuple(value)
     return value

@@ -1,5 +1,6 @@
 """The parameters of an optimizer with a plan for each: param groups, names, chains; not how a step is run."""
 
+import collections
 import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,12 +18,15 @@ from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules
 from halfstep_torch.leaves import check_memory, check_weight
 from halfstep_torch.link import Link, is_ours
+from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import HEADER
 from halfstep_torch.optimizer_state.group_entries import (
     NamedMembers,
     check_decay,
     check_entries,
+    check_maximize,
     check_names,
+    check_torch_options,
     count_nameless,
     nameless_seeds,
     parameter_names,
@@ -30,6 +34,23 @@ from halfstep_torch.optimizer_state.group_entries import (
 )
 from halfstep_torch.optimizer_state.state_dict import make_header
 from halfstep_torch.rule_trial import try_rule
+
+_CYCLE = ("base_momentum", "max_momentum")
+"""What OneCycleLR and CyclicLR write into groups: the ends between which they take betas[0] or momentum."""
+
+
+def _arguments(kind: type) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a class of optimizers, and those of its bases, up to one of this package.
+
+    A subclass may hand them on by `**options`, or set them itself.
+    """
+    arguments: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        if "__init__" in vars(base):
+            arguments = {**inspect.signature(base.__init__).parameters, **arguments}
+            if is_ours(base):
+                break
+    return arguments
 
 
 class PlannedOptimizer(torch.optim.Optimizer):
@@ -100,10 +121,22 @@ class PlannedOptimizer(torch.optim.Optimizer):
                 "nameless_before",
             )
         }
-        return {**super().__getstate__(), **fields, "_given_names": None, "_compared": False}
+        pickled = super().__getstate__()
+        # torch writes 8-bit floats into a pickle, and cannot read them: they go as bytes, with their dtypes.
+        dtypes = {
+            param: {key: x.dtype for key, x in entry.items() if isinstance(x, Tensor)}
+            for param, entry in self.state.items()
+        }
+        states = {param: as_bytes(entry) for param, entry in self.state.items()}
+        fields |= {"state": collections.defaultdict(dict, states), "_state_dtypes": dtypes}
+        return {**pickled, **fields, "_given_names": None, "_compared": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        dtypes = state.pop("_state_dtypes", {})
         super().__setstate__(state)
+        for param, of_arrays in dtypes.items():
+            self.state[param] = from_bytes(self.state[param], of_arrays)
         self.defaults.pop("differentiable", None)  # torch's own optimizers have it; no group of ours does
 
     def __repr__(self) -> str:
@@ -154,7 +187,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
 
     def _without_recipe(self, param_group: dict[str, Any]) -> dict[str, Any]:
         """Return a group with the entries for which its recipe stands; those that it has itself win."""
-        arguments = inspect.signature(type(self)).parameters
+        arguments = _arguments(type(self))
         if "recipe" not in param_group or "recipe" not in arguments:
             return param_group
         rest = {key: value for key, value in param_group.items() if key != "recipe"}
@@ -170,8 +203,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         if len(set(group["params"])) < len(group["params"]):
             raise ValueError(f"{self._name}: a parameter appears twice in param group {last}. Pass it once.")
         check_memory(self._name, ((name, param) for _, name, param in self._named()))
-        arguments = set(inspect.signature(type(self)).parameters)
-        check_entries(self._name, group, set(self.defaults), arguments)
+        self._check_entries(last)
         check_decay(self._name, last, group, self.decoupled_decay)
         check_names(self._name, self.param_groups)
         read = self._group(last)
@@ -182,6 +214,39 @@ class PlannedOptimizer(torch.optim.Optimizer):
                     try_rule(self._name, link, h, info)
         group.update({key: plain_value(group[key]) for key in self.defaults})
         group[HEADER] = make_header(self._choices[last].chain)
+
+    def _check_entries(self, index: int) -> None:
+        """Refuse entries of a group that nothing would follow, those too that were written in mid-run."""
+        group, choices = self.param_groups[index], self._choices[index]
+        entries = (frozenset(group), *(group.get(key) for key in _CYCLE))
+        if choices.checked != entries:
+            check_entries(self._name, group, set(self.defaults), set(_arguments(type(self))))
+            self._check_cycle(index)
+            choices.checked = entries
+        else:
+            check_torch_options(self._name, {key: x for key, x in group.items() if key not in self.defaults})
+
+    def _check_cycle(self, index: int) -> None:
+        """Refuse a scheduler that will take the momentum of a group where its moments cannot follow."""
+        group, choices = self.param_groups[index], self._choices[index]
+        for end in _CYCLE:
+            momentum = group.get(end)
+            if not isinstance(momentum, float) or not {"betas", "momentum"} & set(self.defaults):
+                continue
+            entries = {**group, "momentum": momentum}
+            if "betas" in self.defaults:
+                entries = {**group, "betas": (momentum, *tuple(group["betas"])[1:])}
+            read = ReadGroup(self._name, index, entries, choices)
+            leaves = self._members.leaves(self._name, self.param_groups)[index]
+            named = zip(leaves, group["params"], strict=True)
+            try:
+                for info in {read.info(name, param) for name, param in named}:
+                    bind_rules(read.links, self._name, read.values, info)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error} A scheduler of param group {index} has {end}={momentum}, which the run would "
+                    "reach later. Pass it cycle_momentum=False, or another base_momentum."
+                ) from error
 
     def _check_choices(self) -> None:
         """Raise ValueError if a link was to choose among the parameters, and chooses nothing."""
@@ -200,6 +265,8 @@ class PlannedOptimizer(torch.optim.Optimizer):
         """Return a group as it stands, with the dtypes of a saved group if there is one."""
         entries, choices = self.param_groups[index], self._choices[index]
         choices.check_unchanged(self._name, index, entries)
+        check_maximize(self._name, index, entries["maximize"])
+        self._check_entries(index)
         if saved is not None:
             dtypes = {key: value for key, value in saved.items() if key.endswith("_dtype")}
             entries = {**entries, **dtypes}

@@ -36,6 +36,7 @@ _ELSEWHERE = {
         "max_norm",
         "bias_correction",
         "alpha",
+        "recipe",
         "rho",
         "centered",
     ),
@@ -151,6 +152,14 @@ def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bo
     )
 
 
+def check_maximize(caller: str, index: int, value: Any) -> None:
+    """Raise TypeError for what would be true, or false, without being meant so."""
+    if not (isinstance(value, (bool, np.bool_)) or (type(value) is int and value in (0, 1))):
+        raise TypeError(
+            f"{caller}: maximize of param group {index} is {value!r}, not a bool. Use True or False."
+        )
+
+
 def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], arguments: set[str]) -> None:
     """Raise ValueError for an entry of a group that nothing would follow. Tags of a user's own are none."""
     check_torch_options(caller, {key: value for key, value in group.items() if key not in entries})
@@ -158,6 +167,11 @@ def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], argu
         if key in entries or key in _ASKS_FOR_NOTHING or key in ("params", "param_names", HEADER):
             continue
         problem = f"{caller}: {key}={reprlib.repr(group[key])} in a param group"
+        if key == "recipe" and key in arguments:
+            raise ValueError(
+                f"{problem}; it is read when the group is added. Build an optimizer with it, and move the "
+                "float32_state_dict there by load_float32_state_dict."
+            )
         if key in arguments:
             raise ValueError(
                 f"{problem}; it is the same for all groups. "
