@@ -84,6 +84,30 @@ def test_loaded_state_and_seeds_are_those_of_the_next_backward():
     assert_same_snapshots(snapshot(optimizer), snapshot(source))
 
 
+def test_a_second_backward_before_step_is_refused():
+    """Two micro-batches would be two steps, of other bits than one."""
+    model = model_of()
+    optimizer = hs.AdamW(model.named_parameters(), compile=False)
+    handle = hs.release_gradients(optimizer)
+    x = torch.ones(1, 8, dtype=torch.bfloat16)
+    model(x).sum().backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match=r"'2/bias' was stepped, .* call optimizer.step\(\) after each"):
+        model(x).sum().backward()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert all(int(state["step"]) == 1 for state in optimizer.state.values())
+    model.zero_grad()
+    optimizer.step()
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.step(lambda: model(2 * x).sum().backward())
+    assert all(int(state["step"]) == 3 for state in optimizer.state.values())
+    handle.remove()
+    for _ in range(2):
+        model(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 def test_hooks_keep_no_model_in_memory():
     model = model_of()
     optimizer = hs.AdamW(model.named_parameters(), compile=False)

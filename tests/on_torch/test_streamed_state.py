@@ -142,11 +142,11 @@ def test_gradients_that_are_released_find_their_state():
     for options in ({}, {"state_device": "cpu"}):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(96, 200), torch.nn.Linear(200, 8)).bfloat16()
-        hs.release_gradients(
-            hs.AdamW(model.named_parameters(), compile=False, **hs.recipes.eight_bit, **options)
-        )
+        optimizer = hs.AdamW(model.named_parameters(), compile=False, **hs.recipes.eight_bit, **options)
+        hs.release_gradients(optimizer)
         for step in range(3):
             model(torch.full((2, 96), 0.5 + step).bfloat16()).square().sum().backward()
+            optimizer.step()
         models.append(model)
     assert all(torch.equal(p, q) for p, q in zip(*(model.parameters() for model in models), strict=True))
 

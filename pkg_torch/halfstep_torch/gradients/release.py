@@ -20,11 +20,13 @@ def release_gradients(optimizer: Optimizer) -> "GradientRelease":
     """Step every parameter as soon as backward has its gradient, and free that.
 
     Gradients then never stand in memory all at once: of a bfloat16 model that saves up to 2 bytes per
-    parameter at the peak. The bits are the same as in a step after backward. `optimizer.step()` now finds no
-    gradient and does nothing, so a training loop may keep it. Schedulers work as before.
+    parameter at the peak. The bits are the same as in a step after backward. Schedulers work as before.
 
-    Every backward is a step. Some methods need all gradients before a step, and cannot be combined with it:
-    accumulation over micro-batches, clipping by their norm, `GradScaler`, and averages over processes.
+    Every backward is a step. A training loop keeps `optimizer.step()` after it: that finds no gradient, and
+    tells one backward from the next. A second backward before it is refused: micro-batches that were to be
+    added would be steps of their own, and so would parts of a backward under reentrant checkpoints. Some
+    methods need all gradients before a step, and cannot be combined with it: accumulation over micro-batches,
+    clipping by their norm, `GradScaler`, and averages over processes.
     Parameters are stepped one by one, at a cost of about a millisecond each on the host. After an error in
     the middle of backward, the parameters before it have taken their step.
 
@@ -40,8 +42,9 @@ def release_gradients(optimizer: Optimizer) -> "GradientRelease":
             `accumulate_gradients` or of this function, or a gradient already.
         RuntimeError: if several processes train together. Allowed is `fully_shard` of all parameters, if no
             border of a shard cuts a block (FSDP2 calls hooks once it has reduced a gradient). Also from
-            `optimizer.step()`, if a `GradScaler` calls it, and from `clip_grad_norm_` of this package.
-            (torch's own finds no gradient, and returns 0.)
+            backward, if a parameter was stepped since the last `optimizer.step()`: it then stays. From
+            `clip_grad_norm_` of this package; torch's own cannot know, finds no gradient, and returns 0. From
+            `optimizer.step()`, if a `GradScaler` calls it: a scaled backward has then moved the weights.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -51,6 +54,7 @@ def release_gradients(optimizer: Optimizer) -> "GradientRelease":
         >>> model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
         >>> int(optimizer.state[model.weight]["step"]), model.weight.grad
         (1, None)
+        >>> optimizer.step()  # that backward has ended
         >>> handle.remove()
 
     Source: K. Lv et al., "Full parameter fine-tuning for large language models with limited resources",
@@ -66,13 +70,20 @@ class GradientRelease:
     def __init__(self, optimizer: Optimizer):
         self._steps = [_StepAlone(optimizer, entry) for entry in optimizer._named()]
         take(_FUNCTION, ((step.name, step.param) for step in self._steps))
-        self._handles: list[Any] = [optimizer.register_step_pre_hook(_refuse_scaler)]
+        self._handles: list[Any] = [
+            optimizer.register_step_pre_hook(_refuse_scaler),
+            optimizer.register_step_post_hook(self._end_backward),
+        ]
         for step in self._steps:
             if step.param.requires_grad:
                 hook = functools.partial(_step, weakref.ref(step))
                 self._handles.append(step.param.register_post_accumulate_grad_hook(hook))
         # The optimizer keeps what its parameters' hooks call, as they themselves would keep it for ever.
         optimizer.release = self
+
+    def _end_backward(self, *_: Any) -> None:
+        for step in self._steps:
+            step.done = False
 
     def remove(self) -> None:
         """Take the hooks away: gradients stay until `zero_grad`, and `optimizer.step()` steps."""
@@ -88,11 +99,19 @@ class _StepAlone:
 
     def __init__(self, optimizer: Optimizer, entry: tuple[int, str, Tensor]):
         self._optimizer, self._entry, self._last = optimizer, entry, LastStep()
+        self.done = False  # since the last `optimizer.step()`
         _, self.name, self.param = entry
 
     @torch.no_grad()
     def __call__(self) -> None:
+        if self.done:
+            self.param.grad = None
+            raise RuntimeError(
+                f"{_FUNCTION}: {self.name!r} was stepped, and backward has another gradient of it. Each "
+                "backward is a step: call optimizer.step() after each. To add micro-batches use accumulate_gradients."
+            )
         self._optimizer.step_alone([self._entry], self._last)
+        self.done = True
         self.param.grad = None
 
 
