@@ -161,3 +161,41 @@ def test_a_chain_that_stores_no_weights_or_has_no_rate_is_spoken_of_once(caplog)
 def test_a_storage_that_was_chosen_is_not_spoken_of(storage, caplog):
     step(lambda params: hs.AdamW([("w", params[0])], param_storage=storage), [[1.0]])
     assert said(caplog) == []
+
+
+def test_three_steps_without_a_gradient_are_spoken_of_once(caplog):
+    p = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([("w", p)])
+    for _ in range(2):
+        optimizer.step()
+    assert said(caplog) == []
+    for _ in range(3):
+        optimizer.step()
+    assert said(caplog) == [
+        "AdamW: no parameter had a gradient in 3 steps, so nothing moves. Build the optimizer with the "
+        "parameters of the model that is trained, and call backward before step."
+    ]
+
+
+def test_steps_without_a_gradient_between_others_are_not_spoken_of(caplog):
+    p = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([("w", p)])
+    for step in range(9):
+        p.grad = torch.ones_like(p) if step == 1 else None
+        optimizer.step()
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-6], ids=["too large", "too small"])
+def test_gradients_that_leave_the_range_of_one_pass_in_mid_run_are_spoken_of(scale, caplog):
+    """At step 100 and at every hundredth from there: of two arrays one alone leaves it."""
+    params = [(name, torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))) for name in "ab"]
+    optimizer = hs.AdamW(params, recipe="one_pass", compile=False)
+    large, outside = scale != 2.0**-6, 200.0 if scale == 1.0 else 1e-9
+    for step in range(1, 201):
+        for name, p in params:
+            p.grad = torch.full_like(p, outside if step == 200 and name == "a" else 1.0)
+        optimizer.step()
+        assert bool(said(caplog)) == (step == 200)
+    (line,) = said(caplog)
+    assert line.startswith(f"AdamW: gradients are so {'large' if large else 'small'} that squares of them")

@@ -108,7 +108,8 @@ class _StepAlone:
             self.param.grad = None
             raise RuntimeError(
                 f"{_FUNCTION}: {self.name!r} was stepped, and backward has another gradient of it. Each "
-                "backward is a step: call optimizer.step() after each. To add micro-batches use accumulate_gradients."
+                "backward is a step: call optimizer.step() after each. "
+                "To add micro-batches use accumulate_gradients."
             )
         self._optimizer.step_alone([self._entry], self._last)
         self.done = True
