@@ -23,7 +23,13 @@ from halfstep_torch.engine.compiled_stage import compile_batch
 from halfstep_torch.engine.loss_scale import is_skipped
 from halfstep_torch.engine.packed_rows import for_each
 from halfstep_torch.engine.row_plan import RowSizes
-from halfstep_torch.engine.step_warnings import warn_at_ends, warn_at_first_step, warn_of_missing_links
+from halfstep_torch.engine.step_warnings import (
+    warn_at_ends,
+    warn_at_first_step,
+    warn_of_missing_links,
+    warn_of_no_gradient,
+    warn_of_range,
+)
 from halfstep_torch.engine.whole_step import WholeStep
 from halfstep_torch.leaves import has_memory, parameters_by_leaf
 from halfstep_torch.optimizer_state.form import LAST_STEP
@@ -108,6 +114,9 @@ class Optimizer(SavedOptimizer):
 
     release: Any = None
     """The handle of `release_gradients`, as long as it steps the parameters."""
+
+    _idle_steps = 0
+    """So many steps began, and no parameter has had a gradient yet."""
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -195,6 +204,8 @@ class Optimizer(SavedOptimizer):
             all_batches += make_batches(parameters, self._group, self.state, last, how.slots_of)
             if not all_batches and not self.state:
                 check_not_replaced(self._name, {name: p for _, name, p in parameters}, parameters_by_leaf)
+                self._idle_steps += bool(parameters)
+                warn_of_no_gradient(self._name, self._idle_steps)
         if may_make_state and not how.any_of(any(_moves(batch) for batch in all_batches)):
             return
         # Of a dry run there is the state alone.
@@ -240,6 +251,7 @@ class Optimizer(SavedOptimizer):
         if first:
             warn_at_first_step(self._name, first, nameless, self.nameless_before or 0)
             warn_of_missing_links(self._name, first)
+        warn_of_range(self._name, batches)
         warn_at_ends(self._name, batches)
         if not self._compared:
             slots = [slot for batch in batches for slot in batch.slots if slot.param is slot.owner]

@@ -186,16 +186,15 @@ def test_steps_without_a_gradient_between_others_are_not_spoken_of(caplog):
     assert said(caplog) == []
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.0**-6], ids=["too large", "too small"])
-def test_gradients_that_leave_the_range_of_one_pass_in_mid_run_are_spoken_of(scale, caplog):
+@pytest.mark.parametrize(("outside", "kind"), [(200.0, "large"), (1e-9, "small")])
+def test_gradients_that_leave_the_range_of_one_pass_in_mid_run_are_spoken_of(outside, kind, caplog):
     """At step 100 and at every hundredth from there: of two arrays one alone leaves it."""
     params = [(name, torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))) for name in "ab"]
     optimizer = hs.AdamW(params, recipe="one_pass", compile=False)
-    large, outside = scale != 2.0**-6, 200.0 if scale == 1.0 else 1e-9
     for step in range(1, 201):
         for name, p in params:
             p.grad = torch.full_like(p, outside if step == 200 and name == "a" else 1.0)
         optimizer.step()
         assert bool(said(caplog)) == (step == 200)
     (line,) = said(caplog)
-    assert line.startswith(f"AdamW: gradients are so {'large' if large else 'small'} that squares of them")
+    assert line.startswith(f"AdamW: gradients are so {kind} that squares of them")

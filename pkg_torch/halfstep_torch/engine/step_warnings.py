@@ -45,7 +45,6 @@ def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, bef
                 f"{caller}: gradients are float16 and the loss is not scaled: those under 3e-8 are "
                 "lost, those over 65504 infinite. Use torch.amp.GradScaler: it steps this optimizer too."
             )
-        _warn_of_range(caller, batch, batch.group.scale or 1.0)
 
 
 def warn_of_missing_links(caller: str, batches: Iterable[Batch]) -> None:
@@ -92,17 +91,31 @@ def warn_at_ends(caller: str, batches: Iterable[Batch]) -> None:
             say_once(f"{caller}: {problem}")
 
 
+def warn_of_no_gradient(caller: str, steps: int) -> None:
+    """Say at the third step that no parameter has ever had a gradient."""
+    if steps == 3:
+        say_once(
+            f"{caller}: no parameter had a gradient in 3 steps, so nothing moves. Build the optimizer "
+            "with the parameters of the model that is trained, and call backward before step."
+        )
+
+
+def warn_of_range(caller: str, batches: Iterable[Batch]) -> None:
+    """Say at some steps where squares of gradients are outside what a moment without a scale holds."""
+    for batch in batches:
+        if any(step == 1 or step % 100 == 0 for step in batch.numbers):
+            _warn_of_range(caller, batch, batch.group.scale or 1.0)
+
+
 def _warn_of_range(caller: str, batch: Batch, scale: float) -> None:
-    """Say so where the squares of gradients are outside what a second moment without a scale holds."""
     moments = [moment for rule in batch.plan.rules for moment in rule.moments]
     formats = [getattr(moment, "format", None) for moment in moments]
     dtype = next((fmt.dtype for fmt in formats if fmt is not None and fmt.dtype in RANGES), "")
     if not dtype:
         return
-    for slot in batch.slots:
-        if not slot.grad.numel():
-            continue
-        largest = torch.linalg.vector_norm(slot.grad, math.inf).item() / scale
-        if problem := outside_range(dtype, largest):
+    grads = [slot.grad for slot in batch.slots if slot.grad.numel()]
+    norms = [torch.linalg.vector_norm(grad, math.inf) for grad in grads]
+    for largest in torch.stack(norms).tolist() if norms else ():
+        if problem := outside_range(dtype, largest / scale):
             say_once(f"{caller}: {problem}")
             return
