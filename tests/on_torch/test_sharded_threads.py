@@ -225,7 +225,7 @@ def test_speculators_899_a_file_whose_tensors_were_cast_is_refused(folder: str) 
         for key, x in state["optimizer"].items()
     }
     dcp.save({"model": state["model"], "optimizer": cast}, checkpoint_id=f"{folder}/cast")
-    with pytest.raises(ValueError, match=r"has the step 301 in its header, and in its state \[300\]"):
+    with pytest.raises(ValueError, match=r"has the steps \[301\] in its header, and in its state \[300\]"):
         loaded(f"{folder}/cast")
 
 

@@ -232,6 +232,58 @@ def test_a_checkpoint_of_torch_distributed_is_loaded_by_name(flatten):
         assert all(torch.equal(x, second.state[q][key]) for key, x in first.state[p].items())
 
 
+def _split_by_torch(saved, model, part, optimizer):
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    flat = get_optimizer_state_dict(model, saved, options=options)
+    set_optimizer_state_dict(part, optimizer, flat, options=options)
+
+
+def _split_by_places(saved, model, part, optimizer):
+    """As a trainer does that keeps each entry of a group by parameter: the header is that of the old group."""
+    state_dict = saved.state_dict()
+    (group,) = state_dict["param_groups"]
+    ids = {name: i for i, (name, _) in enumerate(model.named_parameters())}
+    names = [name for name, _ in part.named_parameters()]
+    states = {place: state_dict["state"][ids[name]] for place, name in enumerate(names)}
+    entries = {key: x for key, x in group.items() if key != "param_names"}
+    optimizer.load_state_dict(
+        {"state": states, "param_groups": [{**entries, "params": list(range(len(names)))}]}
+    )
+
+
+@pytest.mark.parametrize("split", [_split_by_torch, _split_by_places])
+def test_a_group_that_is_split_goes_on_with_the_bits_of_the_whole(split):
+    """Another split of a pipeline: each stage has some of the parameters, and they have counts of their own."""
+    model = torch.nn.ModuleDict({str(i): torch.nn.Linear(3, 2, dtype=torch.bfloat16) for i in range(4)})
+    params = list(model.named_parameters())
+    whole = hs.AdamW(params, lr=0.1, seed=9)
+    run(params[:5], whole, range(3))
+    for _, p in params[:5]:
+        p.grad = None
+    run(params[5:], whole, range(2))
+    copies = copy.deepcopy(model)
+    for layers in ("01", "23"):
+        part = torch.nn.ModuleDict({layer: copies[layer] for layer in layers})
+        named = list(part.named_parameters())
+        optimizer = hs.AdamW(named, lr=0.2)
+        split(whole, model, part, optimizer)
+        for _, p in named:
+            p.grad = torch.full_like(p, 0.5)
+        optimizer.step()
+    for _, p in params:
+        p.grad = torch.full_like(p, 0.5)
+    whole.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), copies.parameters(), strict=True))
+
+
+def test_a_part_with_a_name_that_the_whole_lacks_is_refused():
+    a, b, c = (torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(3))
+    saved = hs.AdamW([("a", a), ("b", b)]).state_dict()
+    saved["param_groups"][0] |= {"params": [0], "param_names": []}
+    with pytest.raises(ValueError, match="param group 0 has 2 parameters in the state dict, 1 here"):
+        hs.AdamW([("c", c)]).load_state_dict(saved)
+
+
 @pytest.mark.parametrize("names", ["saved", "here"])
 def test_named_and_unnamed_states_load_into_each_other_by_place_and_say_so(names, caplog):
     say_once.cache_clear()

@@ -42,11 +42,14 @@ def check_counts(state_dict: Mapping[str, Any], ids: Sequence[Mapping[str, Any]]
     for i, (group, of_group) in enumerate(zip(state_dict["param_groups"], ids, strict=True)):
         entries = [(name, state_dict["state"].get(key)) for name, key in of_group.items()]
         kept = {saved_step("load_state_dict", name, entry.get("step")) for name, entry in entries if entry}
-        missing = sorted(set(group[HEADER].get("counts", ())) - kept)
-        if kept and missing:
+        counts, header = set(group[HEADER].get("counts", ())), group[HEADER]
+        # A part of a group has some of its counts.
+        in_part = len(header.get("names", ())) > len(of_group)
+        strange = sorted(kept - counts if in_part and counts else counts - kept)
+        if kept and strange:
             raise ValueError(
-                f"load_state_dict: param group {i} has the step {missing[0]} in its header, and in its state "
-                f"{sorted(kept)}: whoever wrote the file has cast its tensors. Save them as they are."
+                f"load_state_dict: param group {i} has the steps {sorted(counts)} in its header, and in its "
+                f"state {sorted(kept)}: whoever wrote the file has cast its tensors. Save them as they are."
             )
 
 
@@ -71,7 +74,7 @@ def read_groups(
                 "load_float32_state_dict."
             )
         check_header("load_state_dict", i, saved)
-        names = _saved_names(group, saved, before[0])
+        names = _saved_names(group, saved, before[0], expected["names"])
         _compare(saved, expected, i, len(names))
         if len(names) != len(group["params"]):
             raise ValueError(
@@ -107,17 +110,21 @@ def _compare(saved: Mapping[str, Any], expected: Mapping[str, Any], group: int, 
         )
 
 
-def _saved_names(group: Mapping[str, Any], header: Mapping[str, Any], before: int) -> list[str]:
-    """Return the leaf names of a saved group, in the order of its parameters.
+def _saved_names(
+    group: Mapping[str, Any], header: Mapping[str, Any], before: int, names: Sequence[str]
+) -> list[str]:
+    """Return the leaf names of a saved group, in the order of its parameters; those of this group are `names`.
 
     torch.distributed.checkpoint has names for ids, sorts them as this optimizer's parameters are, and may
-    leave the header without names.
+    leave the header without names. A trainer that keeps the entries of a group by parameter, and splits the
+    group, leaves it the header of the whole.
     """
     ids = group["params"]
     if ids and all(isinstance(name, str) for name in ids):
         return leaf_names(ids)
     if "names" in header:
-        return list(header["names"])
+        is_part = len(ids) == len(names) < len(header["names"]) and set(names) <= set(header["names"])
+        return list(names if is_part else header["names"])
     # ZeroRedundancyOptimizer writes the names of one process's share beside the parameters of all.
     if len(group.get("param_names", ())) == len(ids):
         return leaf_names(group["param_names"])
