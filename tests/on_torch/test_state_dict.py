@@ -239,7 +239,7 @@ def _split_by_torch(saved, model, part, optimizer):
 
 
 def _split_by_places(saved, model, part, optimizer):
-    """As a trainer does that keeps each entry of a group by parameter: the header is that of the old group."""
+    """As a trainer does that keeps entries of groups by parameter: the header is of the old group."""
     state_dict = saved.state_dict()
     (group,) = state_dict["param_groups"]
     ids = {name: i for i, (name, _) in enumerate(model.named_parameters())}
@@ -253,7 +253,7 @@ def _split_by_places(saved, model, part, optimizer):
 
 @pytest.mark.parametrize("split", [_split_by_torch, _split_by_places])
 def test_a_group_that_is_split_goes_on_with_the_bits_of_the_whole(split):
-    """Another split of a pipeline: each stage has some of the parameters, and they have counts of their own."""
+    """Another split of a pipeline: each stage has some of the parameters, with counts of their own."""
     model = torch.nn.ModuleDict({str(i): torch.nn.Linear(3, 2, dtype=torch.bfloat16) for i in range(4)})
     params = list(model.named_parameters())
     whole = hs.AdamW(params, lr=0.1, seed=9)

@@ -113,11 +113,11 @@ def _compare(saved: Mapping[str, Any], expected: Mapping[str, Any], group: int, 
 def _saved_names(
     group: Mapping[str, Any], header: Mapping[str, Any], before: int, names: Sequence[str]
 ) -> list[str]:
-    """Return the leaf names of a saved group, in the order of its parameters; those of this group are `names`.
+    """Return the leaf names of a saved group, in the order of its parameters.
 
-    torch.distributed.checkpoint has names for ids, sorts them as this optimizer's parameters are, and may
-    leave the header without names. A trainer that keeps the entries of a group by parameter, and splits the
-    group, leaves it the header of the whole.
+    `names` are those of the group here. torch.distributed.checkpoint has names for ids, sorts them as this
+    optimizer's parameters are, and may leave the header without names. A trainer that keeps the entries of a
+    group by parameter, and splits the group, leaves it the header of the whole.
     """
     ids = group["params"]
     if ids and all(isinstance(name, str) for name in ids):
