@@ -189,10 +189,11 @@ class AdamWScheduleFree(Optimizer):
         trained = None
         if saved:
             ids = read_groups(rest, self._headers())[1]
-            named = [(name, saved.get(ids[i][name]), param) for i, name, param in self._named()]
-            for name, weights, param in named:
-                _check_trained(name, weights, param)
-            trained = [weights.to(param, copy=True) for _, weights, param in named]
+            named = [
+                (_checked_trained(name, saved.get(ids[i][name]), param), param)
+                for i, name, param in self._named()
+            ]
+            trained = [weights.to(param, copy=True) for weights, param in named]
         super().load_state_dict(rest)
         self._trained = trained
 
@@ -234,8 +235,8 @@ def _without_trained(state_dict: Any) -> tuple[Any, dict[Any, Any]]:
     return {**state_dict, "state": {**saved, **rest}}, weights
 
 
-def _check_trained(name: str, weights: Any, param: Tensor) -> None:
-    """Raise ValueError unless saved weights are those of a parameter, which `train()` is to put back."""
+def _checked_trained(name: str, weights: Any, param: Tensor) -> Tensor:
+    """Return saved weights; raise ValueError unless `train()` can put them back into its parameter."""
     if not isinstance(weights, Tensor):
         found = "not there" if weights is None else f"a {type(weights).__name__}"
     elif (weights.shape, weights.dtype, weights.layout) != (param.shape, param.dtype, param.layout):
@@ -243,7 +244,7 @@ def _check_trained(name: str, weights: Any, param: Tensor) -> None:
     elif weights.is_meta and not param.is_meta:
         found = "on meta, without numbers"
     else:
-        return
+        return weights
     raise ValueError(
         f"load_state_dict: {_TRAINED!r} of {name!r}, the weights that train() puts back, is {found}; the "
         f"parameter is {param.layout}, {param.dtype}{list(param.shape)}. The file is damaged: load another."
