@@ -10,7 +10,7 @@ BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
     *("transformer", "compile_time", "gpu", "bridge", "distributed", "long_run"),
-    *("rules", "muon", "muon_peers", "low_weights"),
+    *("rules", "muon", "muon_peers", "low_weights", "host_time"),
 )
 EXAMPLES = ("recipe", "text", "train_flax")
 pytestmark = pytest.mark.slow
@@ -246,3 +246,14 @@ def test_the_long_run_takes_every_format_and_does_not_run_a_row_again(run, monke
     assert 0 < rows[0]["spread"] < 0.01
     monkeypatch.setattr(long_run, "train", None)
     assert run(long_run, "--steps", "40", "--only", "mu bfloat16")[1] == rows
+
+
+def test_host_time_counts_calls_of_ours_and_of_peers(run):
+    import host_time
+
+    status, figures = run(host_time, "--only", "1 of 64", "--rounds", "2")
+    assert status == 0
+    rows = {row["row"]: row for row in figures["rows"]}
+    assert rows.keys() == host_time.ROWS.keys()
+    assert 0 < rows["compiled"]["of the house"] < rows["compiled"]["calls"]
+    assert rows["torch fused"]["of the house"] == 0 < rows["torch fused"]["calls"]
