@@ -1,72 +1,18 @@
 """What each array of a run is kept in, how it is rounded, and why: of any transform, on shapes alone."""
 
 import collections
-import dataclasses
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
 import optax
 
-from halfstep.text_table import text_table
+from halfstep.description import NOT_STORED, WEIGHT, ArrayDescription, Description, moment_reason
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, reported_links
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.weights.chain_check import ChainFault, chain_fault
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
-
-_WEIGHT = "weight"
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayDescription:
-    """One array of a run: a weight, or what is kept for it.
-
-    Attributes:
-        leaf: the name of the weight; of state that belongs to none, its own place.
-        name: "weight", or the name of the array in the state, such as "mu".
-        shape: of the weight; of other state its own.
-        format: what it is kept in.
-        rounding: how it is rounded.
-        nbytes: with its scales.
-        why: it is kept and rounded so.
-        as_asked: whether it has the format that was asked for, if any was.
-    """
-
-    leaf: str
-    name: str
-    shape: tuple[int, ...]
-    format: str
-    rounding: str
-    nbytes: int
-    why: str
-    as_asked: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """What `describe` returns; `print` shows it as a table.
-
-    Attributes:
-        arrays: weights, each followed by what is kept for it; then other state.
-    """
-
-    arrays: tuple[ArrayDescription, ...]
-
-    def of(self, leaf: str, name: str = _WEIGHT) -> ArrayDescription:
-        """Return the row of one array."""
-        for row in self.arrays:
-            if (row.leaf, row.name) == (leaf, name):
-                return row
-        raise KeyError(f"There is no {name} of '{leaf}'.")
-
-    def __str__(self) -> str:
-        head = ("leaf", "array", "shape", "format", "rounding", "bytes", "why")
-        rows = [
-            (x.leaf, x.name, str(list(x.shape)), x.format, x.rounding, f"{x.nbytes:,}", x.why)
-            for x in self.arrays
-        ]
-        return text_table(head, rows, right={5})
 
 
 def describe(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -> Description:
@@ -143,14 +89,14 @@ def _links_and_state(tx: optax.GradientTransformation, params: Any) -> tuple[lis
 
 def _weight(name: str, p, stored_by: WeightRule | None, fault: ChainFault | None) -> ArrayDescription:
     """Return the row of a weight."""
-    rounding, why = "nearest", "no link stores it: optax.apply_updates rounds it"
+    rounding, why = "nearest", NOT_STORED
     if keeps_nothing(p):
         rounding, why = "none", f"{p.dtype} weights pass through"
     elif fault is not None and name in fault.leaves:
         why = f"{fault.link} changes what {fault.storage} lands: it is rounded again"
     elif stored_by is not None:
         rounding, why = "stochastic" if stored_by.rounds(p.dtype) else "nearest", stored_by.name
-    return ArrayDescription(name, _WEIGHT, p.shape, str(p.dtype), rounding, _nbytes(p), why)
+    return ArrayDescription(name, WEIGHT, p.shape, str(p.dtype), rounding, _nbytes(p), why)
 
 
 def _rows(link: Link) -> Iterable[ArrayDescription]:
@@ -174,13 +120,8 @@ def _rows(link: Link) -> Iterable[ArrayDescription]:
 
 def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescription:
     fmt, rounding = moment.storage_of(codes, p.shape)
-    asked_for, why = moment.asked_for, "asked for"
-    by_default = asked_for is None or moment.narrow_only
-    as_asked = by_default or asked_for == fmt
-    if by_default:
-        why = f"by default for weights that the link sees in {p.dtype}"
-    elif asked_for is not None and not as_asked:
-        why = f"asked for {asked_for.text}, but {asked_for.too_small(p.shape)}"
+    by_default = moment.narrow_only
+    why, as_asked = moment_reason(moment.asked_for, fmt, tuple(p.shape), str(p.dtype), by_default)
     nbytes = _nbytes(codes) + (0 if scale is None else _nbytes(scale))
     rounding = rounding if fmt.rounds else "none"
     return ArrayDescription(leaf, moment.name, p.shape, fmt.text, rounding, nbytes, why, as_asked)

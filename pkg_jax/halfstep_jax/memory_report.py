@@ -1,6 +1,5 @@
 """What weights, gradients and state of any transform take, in all and on one device, on shapes alone."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -8,48 +7,8 @@ import jax
 import optax
 from jax.sharding import Sharding
 
-from halfstep.text_table import in_units, text_table
+from halfstep.memory_report import GRADIENTS, WEIGHTS, MemoryReport
 from halfstep_jax.state_shardings import state_shardings
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryReport:
-    """What `memory_report` returns; `print` shows it as a table.
-
-    Attributes:
-        size: the number of weights.
-        nbytes: in all, by what they hold: "weights", "gradients", and arrays of the state by their names.
-        per_device: the same on one device; equal without shardings.
-        float32: what weights, gradients and both moments of AdamW in float32 take, in all, and
-        float32_per_device: on one device.
-    """
-
-    size: int
-    nbytes: dict[str, int]
-    per_device: dict[str, int]
-    float32: int
-    float32_per_device: int
-
-    @property
-    def total(self) -> int:
-        """All bytes."""
-        return sum(self.nbytes.values())
-
-    @property
-    def total_per_device(self) -> int:
-        """All bytes of one device."""
-        return sum(self.per_device.values())
-
-    def __str__(self) -> str:
-        head = ("", "bytes per weight", "in all", "per device")
-        rows = [self._row(name, self.nbytes[name], self.per_device[name]) for name in self.nbytes]
-        rows.append(self._row("in all", self.total, self.total_per_device))
-        rows.append(self._row("AdamW in float32", self.float32, self.float32_per_device))
-        return text_table(head, rows, right={1, 2, 3})
-
-    def _row(self, name: str, in_all: int, on_one: int) -> tuple[str, ...]:
-        per_weight = in_all / max(self.size, 1)
-        return name, f"{per_weight:.3f}", in_units(in_all), in_units(on_one)
 
 
 def memory_report(tx: optax.GradientTransformation, params: Any, shardings: Any = None) -> MemoryReport:
@@ -82,7 +41,7 @@ def memory_report(tx: optax.GradientTransformation, params: Any, shardings: Any 
     if shardings is not None:
         placed = jax.tree.leaves(state_shardings(optax.trace(0.0), params, shardings))
         state_placed = jax.tree.leaves(state_shardings(tx, params, shardings))
-    both = [("weights", weights, placed), ("gradients", weights, placed)]
+    both = [(WEIGHTS, weights, placed), (GRADIENTS, weights, placed)]
     names = dict.fromkeys(name for name, _ in state)
     for name in names:
         rows = [(x, s) for (field, x), s in zip(state, state_placed, strict=True) if field == name]

@@ -4,107 +4,38 @@ A format that was asked for is not what every parameter gets: small arrays stay 
 weights need no storage.
 """
 
-import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from halfstep.description import (
+    NOT_STORED,
+    WEIGHT,
+    ArrayDescription,
+    Description,
+    moment_reason,
+    nbytes_of,
+)
 from halfstep.rule import declared
 from halfstep.storage.formats import Format
-from halfstep.text_table import text_table
-from halfstep_torch.distributed.shards import window_here
+from halfstep_torch.distributed.shards import window_here, window_of
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.slots import state_placements
+from halfstep_torch.weights.weight_rule import NearestWeights
 
-STEP_BYTES = 8
-"""The count of a parameter, an int64."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MomentDescription:
-    """How one moment of a parameter is kept.
-
-    Attributes:
-        format: of its codes.
-        rounding: "stochastic", "nearest", or "exact" where nothing is rounded.
-        why: it has another format than was asked for; "" where it has that.
-    """
-
-    format: str
-    rounding: str
-    why: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class LeafDescription:
-    """What is done to one parameter.
-
-    Attributes:
-        name: of the parameter: the leaf name.
-        group: index of its param group.
-        shape: of the parameter.
-        dtype: of the weights.
-        storage: how they are stored, by the name of the link that does it; "nearest" where none does.
-        moments: how each is kept, by its key in the state.
-        state_bytes: of all state of the parameter.
-        state_bytes_here: of what this process has of it; less where the parameter is a DTensor.
-        why: weights are not stored as was asked for; "" where they are.
-    """
-
-    name: str
-    group: int
-    shape: tuple[int, ...]
-    dtype: str
-    storage: str
-    moments: dict[str, MomentDescription]
-    state_bytes: int
-    state_bytes_here: int
-    why: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """What `describe` returns; `print` shows it as a table.
-
-    Attributes:
-        leaves: a description of each parameter, in the optimizer's order.
-    """
-
-    leaves: tuple[LeafDescription, ...]
-
-    def __str__(self) -> str:
-        cut = any(leaf.state_bytes_here != leaf.state_bytes for leaf in self.leaves)
-        head = ("parameter", "shape", "weight", "state bytes", *(["here"] if cut else []), "moments")
-        rows: list[tuple[str, ...]] = []
-        for leaf in self.leaves:
-            kept = [f"{key} {moment.format}, {moment.rounding}" for key, moment in leaf.moments.items()]
-            reasons = dict.fromkeys(
-                filter(None, (leaf.why, *(moment.why for moment in leaf.moments.values())))
-            )
-            why = f" ({'; '.join(reasons)})" if reasons else ""
-            weight = leaf.dtype if leaf.dtype == "float32" else f"{leaf.dtype}, {leaf.storage}"
-            rows.append(
-                (
-                    leaf.name,
-                    str(leaf.shape),
-                    weight,
-                    f"{leaf.state_bytes:,}",
-                    *([f"{leaf.state_bytes_here:,}"] if cut else []),
-                    f"{'; '.join(kept) or '-'}{why}",
-                )
-            )
-        return text_table(head, rows, right={3, 4} if cut else {3})
+Bytes = tuple[int, int]
+"""In all, and in this process."""
 
 
 def describe(optimizer: Optimizer) -> Description:
-    """Return what every parameter really gets: formats, roundings, weight storage, bytes, and why.
+    """Say of every weight, and of what is kept for it, in what format it is kept, how it is rounded, and why.
 
-    Nothing is changed, and the optimizer may be fresh: state is described as the next step will have it.
+    Nothing is changed, and the optimizer may be fresh: state is described as the next step will have it. Of
+    DTensors the bytes of this process stand beside those of all.
 
     Args:
         optimizer: of this package.
@@ -113,36 +44,38 @@ def describe(optimizer: Optimizer) -> Description:
         >>> import torch, halfstep_torch as hs
         >>> model = torch.nn.Linear(256, 64, dtype=torch.bfloat16)
         >>> optimizer = hs.AdamW(model.named_parameters(), nu_dtype=hs.scaled("ufloat8_e5m3"))
-        >>> for leaf in describe(optimizer).leaves:
-        ...     print(leaf.name, leaf.moments["exp_avg_sq"].format, leaf.moments["exp_avg_sq"].why)
-        weight ufloat8_e5m3, blocks of 128
-        bias float32 64 elements are fewer than min_size=4096
+        >>> found = describe(optimizer)
+        >>> found.of("weight", "exp_avg_sq").format, found.of("bias", "exp_avg_sq").format
+        ('ufloat8_e5m3, blocks of 128', 'float32')
+        >>> found.of("bias", "exp_avg_sq").why
+        'asked for ufloat8_e5m3, blocks of 128, but 64 elements are fewer than min_size=4096'
 
     Source: ours.
     """
     check_optimizer("describe", optimizer)
+    return Description(tuple(row for _, rows in described(optimizer) for row in rows))
+
+
+def described(optimizer: Optimizer) -> Iterator[tuple[Tensor, list[ArrayDescription]]]:
+    """Yield every parameter, with a row for its weights and one for each array that is kept for it."""
     links = optimizer.bound_links()
     groups = (i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
-    leaves = zip(groups, optimizer.plans(), strict=True)
-    return Description(tuple(_leaf(optimizer, i, links[i], *planned) for i, planned in leaves))
+    for i, (name, param, plan) in zip(groups, optimizer.plans(), strict=True):
+        yield param, list(_rows(optimizer, links[i], name.replace("/", "."), param, plan))
 
 
-def state_bytes(optimizer: Optimizer, param: Any, plan: Plan) -> tuple[int, int]:
-    """Return the bytes of all state of a parameter, its count included, and of that in this process.
-
-    Of a frozen parameter 0.
-    """
+def array_bytes(optimizer: Optimizer, param: Tensor, plan: Plan) -> dict[str, Bytes]:
+    """Return the bytes of each array that is kept for a parameter; of a frozen one, none."""
     if is_frozen(optimizer, param):
-        return 0, 0
-    shapes = {key: array.shape(tuple(param.shape)) for key, array in plan.arrays.items()}
-    placed = state_placements(plan, param)
-    windows = {key: window_here(shapes[key], param.device_mesh, placed[key]) for key in placed}
-    here = {key: windows[key].shape if placed else shape for key, shape in shapes.items()}
-    total, local = (
-        STEP_BYTES + sum(math.prod(of_key[key]) * plan.arrays[key].dtype.itemsize for key in of_key)
-        for of_key in (shapes, here)
-    )
-    return total, local
+        return {}
+    placed, whole = state_placements(plan, param), tuple(param.shape)
+    sizes = {}
+    for key, array in plan.arrays.items():
+        shape = array.shape(whole)
+        here = window_here(shape, param.device_mesh, placed[key]).shape if placed else shape  # pyright: ignore
+        itemsize = array.dtype.itemsize
+        sizes[key] = nbytes_of(shape, itemsize), nbytes_of(here, itemsize)
+    return sizes
 
 
 def is_frozen(optimizer: Optimizer, param: Tensor) -> bool:
@@ -150,34 +83,51 @@ def is_frozen(optimizer: Optimizer, param: Tensor) -> bool:
     return not param.requires_grad and param.grad is None and not optimizer.state.get(param)
 
 
-def _leaf(
-    optimizer: Optimizer,
-    group: int,
-    links: Sequence[tuple[Any, Any]],
-    name: str,
-    param: Tensor,
-    plan: Plan,
-) -> LeafDescription:
-    shape, dtype, asked = tuple(param.shape), dtype_name(param.dtype), links[-1][0] if links else None
-    storage = plan.weights.rule.name
-    unused = asked.name if dtype == "float32" and asked is not None and asked.last else ""
-    moments, frozen = {}, is_frozen(optimizer, param)
-    total, here = state_bytes(optimizer, param, plan)
-    for rule, index in () if frozen else zip(plan.rules, plan.rule_indices, strict=True):
+def _rows(
+    optimizer: Optimizer, links: Sequence[tuple[Any, Any]], name: str, param: Tensor, plan: Plan
+) -> Iterator[ArrayDescription]:
+    sizes, shape = array_bytes(optimizer, param, plan), tuple(param.shape)
+    yield _weight(optimizer, name, param, plan)
+    for rule, index in zip(plan.rules, plan.rule_indices, strict=True) if sizes else ():
         link, h = links[index]
+        arrays = set(rule.arrays)
         for moment in rule.moments:
-            moments[moment.key] = _moment(moment, _asked_format(link, h, moment.name), shape)
-    return LeafDescription(
-        name=name,
-        group=group,
-        shape=shape,
-        dtype=dtype,
-        storage="nearest" if storage == "nearest_weights" else storage,
-        moments=moments,
-        state_bytes=total,
-        state_bytes_here=here,
-        why="requires_grad is False" if frozen else f"float32 weights need no {unused}" if unused else "",
-    )
+            keys = [key for key in (moment.again or moment).arrays if key in arrays]
+            arrays -= set(keys)
+            yield _moment(name, shape, moment, _asked_format(link, h, moment.name), plan, sizes, keys)
+        for key in sorted(arrays):
+            dtype = dtype_name(plan.arrays[key].dtype)
+            yield _row(name, key, shape, dtype, "", f"kept by {rule.rule.name}", [sizes[key]])
+
+
+def _weight(optimizer: Optimizer, name: str, param: Tensor, plan: Plan) -> ArrayDescription:
+    dtype, rule = dtype_name(param.dtype), plan.weights.rule
+    rounding, why = "stochastic" if rule.rounds(dtype) else "nearest", rule.name
+    if is_frozen(optimizer, param):
+        rounding, why = "none", "requires_grad is False"
+    elif dtype == "float32":
+        rounding, why = "none", f"{dtype} weights pass through"
+    elif isinstance(rule, NearestWeights):
+        why = NOT_STORED
+    whole = tuple(param.shape)
+    sizes = [tuple(nbytes_of(x, param.element_size()) for x in (whole, window_of(param).shape))]
+    return _row(name, WEIGHT, whole, dtype, rounding, why, sizes)
+
+
+def _moment(name: str, shape, moment, asked: Format | None, plan: Plan, sizes, keys) -> ArrayDescription:
+    stored = moment.again or moment
+    fmt: Format = stored.format
+    array = stored.arrays[stored.key]
+    why, as_asked = moment_reason(asked, fmt, array.values_shape(shape), dtype_name(plan.dtype))
+    rounding = stored.rounding if fmt.rounds else "none"
+    of_keys = [sizes[key] for key in keys]
+    return _row(name, moment.key, shape, fmt.text, rounding, why, of_keys, as_asked)
+
+
+def _row(name: str, array: str, shape, fmt: str, rounding: str, why: str, sizes, as_asked: bool = True):
+    total, here = (sum(x) for x in zip((0, 0), *sizes, strict=True))
+    per_device = here if here != total else None
+    return ArrayDescription(name, array, shape, fmt, rounding, total, why, as_asked, per_device)
 
 
 def _asked_format(link: Link, h: Any, name: str) -> Format | None:
@@ -187,12 +137,3 @@ def _asked_format(link: Link, h: Any, name: str) -> Format | None:
         return asked
     dtype = declared(type(link.rule)).moments[name].dtype
     return getattr(h, dtype) if dtype else None
-
-
-def _moment(moment: Any, asked: Format | None, shape: tuple[int, ...]) -> MomentDescription:
-    stored = moment.again or moment
-    fmt: Format = stored.format
-    rounding = stored.rounding if fmt.rounds else "exact"
-    array = stored.arrays[stored.key]
-    why = asked.too_small(array.values_shape(shape)) if asked is not None and not fmt.scaled else ""
-    return MomentDescription(fmt.text, rounding, why)

@@ -80,7 +80,7 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     Source: ours.
     """
     optimizer = _checked(optimizer)
-    names = {id(param): name for name, param in named_leaves(_FUNCTION, params)}
+    names = {id(param): name.replace("/", ".") for name, param in named_leaves(_FUNCTION, params)}
     listed = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not listed:
         raise ValueError(f"{_FUNCTION}: no parameter has a gradient. Call it after backward, before step.")

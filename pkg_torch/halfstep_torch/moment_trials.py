@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
 from halfstep_torch.checkpoint.float32_state import decoded_states
-from halfstep_torch.description import describe
+from halfstep_torch.description import described
 from halfstep_torch.distributed.collectives import total_counts
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.numbers.float_formats import dtype_name
@@ -104,9 +104,9 @@ def _formats(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, str]]:
     """Return in which format each moment of ours is kept, by parameter and key."""
     if not isinstance(optimizer, Optimizer):
         return {}
-    leaves = zip(describe(optimizer).leaves, optimizer.plans(), strict=True)
     return {
-        param: {key: moment.format for key, moment in leaf.moments.items()} for leaf, (_, param, _) in leaves
+        param: {x.key: (x.again or x).format.text for rule in plan.rules for x in rule.moments}
+        for _, param, plan in optimizer.plans()
     }
 
 
@@ -117,13 +117,8 @@ def _dtypes(p: Tensor, kept: Mapping[str, Any]) -> dict[str, str]:
 def _kept_otherwise(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> dict[tuple[Tensor, str], str]:
     """Return why, of each moment that is not kept as was asked for, by parameter and key."""
     if isinstance(optimizer, Optimizer):
-        leaves = zip(describe(optimizer).leaves, optimizer.plans(), strict=True)
-        return {
-            (param, key): moment.why
-            for leaf, (_, param, _) in leaves
-            for key, moment in leaf.moments.items()
-            if moment.why
-        }
+        rows = ((param, row) for param, kept in described(optimizer) for row in kept)
+        return {(param, row.name): row.why for param, row in rows if not row.as_asked}
     alone, copies = copy_of(optimizer, params, torch.clone, torch.clone, None)
     take_step(alone)
     reasons = {}

@@ -9,6 +9,8 @@ import math
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
+from halfstep.text_table import Report, Table
+
 Count = tuple[int, int]
 """How many elements are lost, of how many."""
 
@@ -39,10 +41,15 @@ class MomentDiagnosis:
     highest: float = 0.0
 
     def __str__(self) -> str:
-        kinds = ", ".join(self.dtypes)
-        asked = f"not as asked {self.not_as_asked:.1%}"
-        ends = f"; at the ends {self.lowest:.1%}, {self.highest:.1%}" if self.lowest or self.highest else ""
-        return f"{kinds}; frozen {self.frozen:.1%}; zero {self.zero:.1%}; {asked}{ends}"
+        shares = {
+            "cannot shrink": self.frozen,
+            "zero": self.zero,
+            "not in the format asked for": self.not_as_asked,
+            "at the smallest number": self.lowest,
+            "at the largest": self.highest,
+        }
+        found = [f"{share:.1%} {what}" for what, share in shares.items() if share]
+        return f"{', '.join(self.dtypes)}: {', '.join(found) or 'nothing found'}"
 
 
 class MomentTally:
@@ -86,8 +93,8 @@ class MomentTally:
 
 
 @dataclasses.dataclass(frozen=True)
-class Diagnosis:
-    """What `diagnose` returns; `print` shows it as a table.
+class Diagnosis(Report):
+    """What `diagnose` returns; `print` and notebooks show it as a table.
 
     Attributes:
         updates_lost: share of the updates of 16-bit weights that are not zero and move nothing; 0 where they
@@ -113,19 +120,20 @@ class Diagnosis:
     nonfinite: dict[str, float]
     advice: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def table(self) -> Table:
+        """Return the table, and the advice below it."""
         decay = "none" if self.decay_lost is None else f"{self.decay_lost:.1%}"
         worst = sorted(((name, lost) for name, lost in self.leaves.items() if lost), key=lambda row: -row[1])
-        rows = [("updates lost", f"{self.updates_lost:.1%}"), ("decay lost", decay)]
+        rows = [(f"not finite: {what}", f"{share:.1%}") for what, share in self.nonfinite.items() if share]
+        rows += [("updates lost", f"{self.updates_lost:.1%}")]
         rows += [(f"  {name}", f"{lost:.1%}") for name, lost in worst[:5]]
-        rows += [(name, str(moment)) for name, moment in self.moments.items()]
+        rows += [("decay lost", decay), *((name, str(moment)) for name, moment in self.moments.items())]
         rows.append(("sums of gradients", f"rounded to nearest {self.sums_rounded:.1%}"))
-        rows.append(("norm of gradients", f"{self.norm:.6g} (the framework has {self.plain_norm:.6g})"))
-        broken = [(f"not finite: {what}", f"{share:.1%}") for what, share in self.nonfinite.items() if share]
-        rows = [*broken, *rows]
-        width = max(len(name) for name, _ in rows)
-        table = [f"{name:<{width}}  {value}" for name, value in rows]
-        return "\n".join([*table, *(f"- {line}" for line in self.advice or ("Nothing is lost.",))])
+        theirs = f" (the framework computes {self.plain_norm:.6g})"
+        wrong = abs(self.plain_norm - self.norm) > 0.01 * self.norm
+        rows.append(("norm of gradients", f"{self.norm:.6g}{theirs if wrong else ''}"))
+        advice = [f"- {line}" for line in self.advice or ("Nothing is lost.",)]
+        return Table(("of the next step", "found"), rows, notes=advice)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,71 @@
-"""Rows of words as lines of equal columns, and bytes in units, for what is printed."""
+"""Tables as lines of at most 100 columns and as HTML, and bytes in units, for what is printed."""
 
-from collections.abc import Collection
+import dataclasses
+import html
+import textwrap
+from collections.abc import Collection, Sequence
+
+WIDTH = 100
+"""Columns of a terminal, or of a log, that a table may take."""
+
+Row = tuple[str, ...] | str
 
 
-def text_table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: Collection[int] = ()) -> str:
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows under a head; a row that is a single text is a heading among them.
+
+    Attributes:
+        head: of each column.
+        rows: as many words each.
+        right: columns of numbers.
+        notes: paragraphs below.
+    """
+
+    head: tuple[str, ...]
+    rows: Sequence[Row]
+    right: Collection[int] = ()
+    notes: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        lines = text_table(self.head, self.rows, self.right)
+        notes = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in self.notes]
+        return "\n".join([lines, *notes])
+
+    def html(self) -> str:
+        """Return the table as HTML, as notebooks show it."""
+        rows = [self._html_row("th", self.head), *(self._html_row("td", row) for row in self.rows)]
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return f"<table>{''.join(rows)}</table>{notes}"
+
+    def _html_row(self, tag: str, row: Row) -> str:
+        if isinstance(row, str):
+            return f'<tr><th colspan="{len(self.head)}" style="text-align:left">{html.escape(row)}</th></tr>'
+        cells = []
+        for i, text in enumerate(row):
+            side = "right" if i in self.right else "left"
+            cells.append(f'<{tag} style="text-align:{side}">{html.escape(text)}</{tag}>')
+        return f"<tr>{''.join(cells)}</tr>"
+
+
+class Report:
+    """What `print` and a notebook show as a table."""
+
+    def table(self) -> Table:
+        """Return what is shown."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+
+def text_table(head: tuple[str, ...], rows: Sequence[Row], right: Collection[int] = ()) -> str:
     """Return rows under a head, every column as wide as its widest word; `right` are columns of numbers.
+
+    Where that is more than 100 columns, the widest are cut in the middle.
 
     Example:
         >>> print(text_table(("name", "bytes"), [("mu", "8"), ("nu", "16")], right={1}))
@@ -12,14 +73,31 @@ def text_table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: Collec
         mu        8
         nu       16
     """
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    words = [row for row in rows if not isinstance(row, str)]
+    widths = [max(map(len, column)) for column in zip(head, *words, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
+        widths[widths.index(max(widths))] -= 1
     lines = []
     for row in (head, *rows):
-        cells = [
-            x.rjust(n) if i in right else x.ljust(n) for i, (x, n) in enumerate(zip(row, widths, strict=True))
-        ]
+        if isinstance(row, str):
+            lines.append(cut(row, WIDTH))
+            continue
+        pairs = enumerate(zip(row, widths, strict=True))
+        cells = [cut(x, n).rjust(n) if i in right else cut(x, n).ljust(n) for i, (x, n) in pairs]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text that is at most so wide; what is cut out of its middle shows as one sign.
+
+    Example:
+        >>> cut("encoder.layers.0.weight", 12)
+        'encode…eight'
+    """
+    if len(text) <= width:
+        return text
+    return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
 
 
 def in_units(nbytes: float) -> str:

@@ -65,8 +65,8 @@ def test_the_stall_is_told_with_its_warning():
     assert diagnosis.moments["nu"].frozen == 1
     assert diagnosis.moments["mu"].frozen == 0
     assert diagnosis.moments["mu"].dtypes == {"bfloat16": 2 * 48**2}
-    text = str(diagnosis)
-    for phrase in ("updates lost", "of nu cannot shrink", "too high once they move", "  a"):
+    text = " ".join(str(diagnosis).split())
+    for phrase in ("updates lost", "of nu cannot shrink", "too high once they move", " a 9"):
         assert phrase in text
 
 

@@ -44,15 +44,19 @@ def test_the_bytes_are_those_of_the_state_after_a_step(name):
     net = model()
     optimizer = make(net.named_parameters(), **options)
     described, reported = hs.describe(optimizer), hs.memory_report(net, optimizer)
+    names = [name for name, _ in net.named_parameters()]
     for p in net.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
-    for leaf, p in zip(described.leaves, net.parameters(), strict=True):
-        state = optimizer.state[p]
-        assert leaf.state_bytes == sum(x.numel() * x.element_size() for x in state.values()), leaf.name
-        assert set(leaf.moments) <= set(state)
-    assert reported.all.state == sum(leaf.state_bytes for leaf in described.leaves)
-    assert reported.all.weights == sum(p.numel() * p.element_size() for p in net.parameters())
+    for name, p in zip(names, net.parameters(), strict=True):
+        weight, *kept = [row for row in described.arrays if row.leaf == name]
+        arrays = {key: x for key, x in optimizer.state[p].items() if key != "step"}
+        assert weight.name == "weight"
+        assert sum(row.nbytes for row in kept) == sum(x.numel() * x.element_size() for x in arrays.values())
+        assert {row.name for row in kept} == {key for key in arrays if not key.endswith("_scale")}
+    held = (x for state in optimizer.state.values() for x in state.values())
+    assert reported.state == sum(x.numel() * x.element_size() for x in held)
+    assert reported.nbytes["weights"] == sum(p.numel() * p.element_size() for p in net.parameters())
     assert hs.describe(optimizer) == described
     assert hs.memory_report(net, optimizer) == reported
 
@@ -64,17 +68,18 @@ def test_what_a_parameter_does_not_get_has_its_reason():
     optimizer = hs.AdamW(
         [("small", small), ("flat", flat), ("wide", wide)], mu_dtype=hs.scaled("int8"), nu_dtype="bfloat16"
     )
-    leaves = {leaf.name: leaf for leaf in hs.describe(optimizer).leaves}
-    assert leaves["small"].moments["exp_avg"].format == "float32"
-    assert leaves["small"].moments["exp_avg"].why == "100 elements are fewer than min_size=4096"
-    assert leaves["flat"].moments["exp_avg"].why == "1 axis is fewer than min_ndim=2"
-    assert leaves["wide"].moments["exp_avg"].format == "int8, blocks of 128"
-    assert leaves["wide"].moments["exp_avg_sq"].rounding == "stochastic"
-    assert (leaves["small"].storage, leaves["small"].why) == ("round_stochastically", "")
-    assert leaves["wide"].why == "float32 weights need no round_stochastically"
-    text = str(hs.describe(optimizer))
-    assert len(text.splitlines()) == 4
-    assert "exp_avg float32, exact" in text
+    found = hs.describe(optimizer)
+    asked = "asked for int8, blocks of 128, but"
+    assert found.of("small", "exp_avg").format == "float32"
+    assert found.of("small", "exp_avg").why == f"{asked} 100 elements are fewer than min_size=4096"
+    assert found.of("flat", "exp_avg").why == f"{asked} 1 axis is fewer than min_ndim=2"
+    assert found.of("wide", "exp_avg").format == "int8, blocks of 128"
+    assert found.of("wide", "exp_avg_sq").rounding == "stochastic"
+    assert (found.of("small").rounding, found.of("small").why) == ("stochastic", "round_stochastically")
+    assert (found.of("wide").rounding, found.of("wide").why) == ("none", "float32 weights pass through")
+    assert "small  [10, 10]" in str(found).splitlines()
+    with pytest.raises(KeyError, match="There is no momentum of 'wide'"):
+        found.of("wide", "momentum")
 
 
 def test_groups_and_what_is_not_stepped_are_counted_apart():
@@ -84,20 +89,21 @@ def test_groups_and_what_is_not_stepped_are_counted_apart():
         {"params": [("e", net["embedding"].weight)], "param_storage": "split16"},
     ]
     report = hs.memory_report(net, hs.AdamW(groups))
-    assert [group.name for group in report.groups] == ["group 0", "group 1", "not stepped"]
-    out, embedding, norm = report.groups
-    assert (out.total - 8) / out.params == 2 + 2 + 4
-    assert (embedding.total - 8) / embedding.params == 2 + 2 + 2 + 8
-    assert (norm.state, norm.weights, norm.float32_adamw) == (0, 4 * 256, 4 * 256)
-    assert report.all.float32_adamw == 16 * (out.params + embedding.params) + 4 * 256
+    assert list(report.parts) == ["group 0", "group 1", "not stepped"]
+    out, embedding, norm = report.parts.values()
+    assert (out.total - 8) / out.size == 2 + 2 + 4
+    assert (embedding.total - 8) / embedding.size == 2 + 2 + 2 + 8
+    assert (norm.state, norm.nbytes["weights"], norm.float32) == (0, 4 * 256, 4 * 256)
+    assert report.float32 == 16 * (out.size + embedding.size) + 4 * 256
     assert "not stepped" in str(report)
 
 
 def test_a_model_on_the_meta_device_is_counted():
     net = torch.nn.Linear(1 << 16, 1 << 16, bias=False, dtype=torch.bfloat16, device="meta")
     report = hs.memory_report(net, hs.AdamW(net.named_parameters(), **hs.recipes.sixteen_bit))
-    assert report.all.total == 8 * 2**32 + 8
+    assert report.total == 8 * 2**32 + 8
     assert "32.00 GiB" in str(report)
+    assert "It saves 32.00 GiB: 50% of AdamW in float32." in str(report)
 
 
 @pytest.mark.parametrize("call", [hs.describe, lambda x: hs.memory_report(torch.nn.Linear(1, 1), x)])
@@ -123,8 +129,8 @@ def test_frozen_parameters_have_no_state_and_none_is_counted():
     report = hs.memory_report(net, optimizer)
     optimizer.step()
     kept = sum(x.nbytes for state in optimizer.state.values() for x in state.values())
-    assert report.all.state == hs.memory_report(net, optimizer).all.state == kept
+    assert report.state == hs.memory_report(net, optimizer).state == kept
     trained = sum(p.numel() for p in net["out"].parameters())
-    assert report.all.float32_adamw == 4 * report.all.params + 12 * trained
-    frozen = [leaf for leaf in hs.describe(optimizer).leaves if not leaf.name.startswith("out/")]
-    assert {(leaf.state_bytes, leaf.why) for leaf in frozen} == {(0, "requires_grad is False")}
+    assert report.float32 == 4 * report.size + 12 * trained
+    frozen = [row for row in hs.describe(optimizer).arrays if not row.leaf.startswith("out.")]
+    assert {(row.name, row.why) for row in frozen} == {("weight", "requires_grad is False")}

@@ -91,12 +91,12 @@ def test_the_stall_is_told_with_its_warning():
     diagnosis = hs.diagnose(*trained(torchs(1e-5)))
     assert diagnosis.updates_lost > 0.9
     assert diagnosis.decay_lost == 1
-    assert diagnosis.leaves["0/weight"] > 0.9
+    assert diagnosis.leaves["0.weight"] > 0.9
     assert diagnosis.moments["exp_avg_sq"].frozen == 1
     assert diagnosis.moments["exp_avg"].frozen == 0
     assert diagnosis.moments["exp_avg"].dtypes == {"bfloat16": 2 * 48 * 49}
-    text = str(diagnosis)
-    for phrase in ("updates lost", "exp_avg_sq cannot shrink", "too high once they move", "0/weight"):
+    text = " ".join(str(diagnosis).split())
+    for phrase in ("updates lost", "exp_avg_sq cannot shrink", "too high once they move", "0.weight"):
         assert phrase in text
 
 
@@ -171,7 +171,7 @@ def test_a_format_that_does_nothing_is_told():
     small = ours(1e-4, nu_dtype=hs.scaled("ufloat8_e5m3", min_size=48))
     share = hs.diagnose(*trained(small)).moments["exp_avg_sq"].not_as_asked
     assert share == 2 * 48 / (2 * 48 * 49)  # the biases, which have one axis
-    assert "not as asked 2.0%" in str(hs.diagnose(*trained(small)))
+    assert "2.0% not in the format asked for" in str(hs.diagnose(*trained(small)))
 
 
 def test_a_state_of_another_dtype_than_a_fresh_one_is_told():
@@ -286,7 +286,7 @@ def test_second_moments_at_the_ends_of_a_root_are_told(scale):
     moment = found.moments["exp_avg_sq"]
     assert (moment.lowest > 0.9, moment.highest > 0.9) == (scale < 1, scale > 1)
     assert any(ENDS[scale] in line and "use the recipe eight_bit" in line for line in found.advice)
-    assert "at the ends" in str(found)
+    assert ("at the smallest number" if scale < 1 else "at the largest") in str(found)
 
 
 @pytest.mark.parametrize("recipe", ["one_pass", "eight_bit", "four_bit"])

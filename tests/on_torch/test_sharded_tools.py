@@ -90,22 +90,33 @@ def reports_tell_this_process_from_all(rank: int) -> None:
     fully_shard(model)
     optimizer = hs.AdamW(model.named_parameters(), recipe="eight_bit", compile=False)
     for _ in range(2):  # the second time with state
-        report, leaves = hs.memory_report(model, optimizer), hs.describe(optimizer).leaves
-        assert report.all.here == sum(leaf.state_bytes_here for leaf in leaves) + 4 * sum(
+        report, sizes = hs.memory_report(model, optimizer), state_sizes(hs.describe(optimizer))
+        assert report.total_per_device == sum(here + 8 for _, here in sizes.values()) + 4 * sum(
             p.to_local().numel() for p in model.parameters()
         )
         count = torch.distributed.get_world_size()
-        for leaf in leaves:
-            assert abs(leaf.state_bytes_here - 8 - (leaf.state_bytes - 8) / count) <= 2 * 128
-        assert "here" in str(report)
-        assert "here" in str(hs.describe(optimizer))
+        for total, here in sizes.values():
+            assert abs(here - total / count) <= 2 * 128
+        assert "per device" in str(report)
+        assert "per device" in str(hs.describe(optimizer))
         for p in model.parameters():
             p.grad = torch.ones_like(p)
         optimizer.step()
-    for leaf, p in zip(leaves, model.parameters(), strict=True):
+    for (total, on_one), p in zip(sizes.values(), model.parameters(), strict=True):
         arrays = [x for x in optimizer.state[p].values() if hasattr(x, "to_local")]
-        assert leaf.state_bytes_here == 8 + sum(x.to_local().numel() * x.element_size() for x in arrays)
-        assert leaf.state_bytes == 8 + sum(x.numel() * x.element_size() for x in arrays)
+        assert on_one == sum(x.to_local().numel() * x.element_size() for x in arrays)
+        assert total == sum(x.numel() * x.element_size() for x in arrays)
+
+
+def state_sizes(description) -> dict[str, tuple[int, int]]:
+    """Return the bytes that are kept for every weight, in all and in this process."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for row in description.arrays:
+        if row.name != "weight":
+            total, here = sizes.get(row.leaf, (0, 0))
+            on_one = row.nbytes if row.per_device is None else row.per_device
+            sizes[row.leaf] = total + row.nbytes, here + on_one
+    return sizes
 
 
 def a_state_file_goes_from_any_mesh_to_any_other(

@@ -48,7 +48,7 @@ def test_the_report_says_what_is_fed_back():
     ).arrays
     assert {row.name: row.rounding for row in arrays}["mu"] == "feedback"
     optimizer = halfstep_torch.AdamW([("w", torch_weight())], **halfstep_torch.recipes.eight_bit)
-    assert halfstep_torch.describe(optimizer).leaves[0].moments["exp_avg"].rounding == "feedback"
+    assert halfstep_torch.describe(optimizer).of("w", "exp_avg").rounding == "feedback"
 
 
 @pytest.mark.slow
@@ -62,4 +62,4 @@ def test_lamb_pays_nothing():
         steps.append(np.asarray(tx.update(g, tx.init(w), w)[0]))
     np.testing.assert_array_equal(*steps)
     optimizer = halfstep_torch.Lamb([("w", torch_weight())], **halfstep_torch.recipes.four_bit)
-    assert halfstep_torch.describe(optimizer).leaves[0].moments["exp_avg"].rounding == "stochastic"
+    assert halfstep_torch.describe(optimizer).of("w", "exp_avg").rounding == "stochastic"

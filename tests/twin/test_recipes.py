@@ -208,10 +208,10 @@ def test_recipes_of_one_moment_give_lion_and_sgd_the_same_formats_in_both_packag
             "momentum_buffer",
         ),
     ):
-        in_jax, in_torch = halfstep_jax.describe(tx, params), halfstep_torch.describe(optimizer).leaves[0]
-        assert in_jax.of("w", moment).format == in_torch.moments[key].format
+        in_jax, in_torch = halfstep_jax.describe(tx, params), halfstep_torch.describe(optimizer)
+        assert in_jax.of("w", moment).format == in_torch.of("w", key).format
         expected = {"eight_bit": "float8_e4m3fn, blocks of 128", "full_precision": "float32"}
-        assert in_torch.moments[key].format == expected.get(name, "bfloat16")
+        assert in_torch.of("w", key).format == expected.get(name, "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,9 @@ def test_recipes_of_one_moment_give_lion_and_sgd_the_same_formats_in_both_packag
 def test_schedule_free_runs_take_a_recipe_and_keep_a_fine_lead(name, lead, nu):
     params = {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
     in_jax = halfstep_jax.describe(halfstep_jax.schedule_free_adamw(recipe=name), params)
-    in_torch = halfstep_torch.describe(halfstep_torch.AdamWScheduleFree(P, recipe=name)).leaves[0].moments
-    assert in_jax.of("w", "lead").format == in_torch["lead"].format == lead
-    assert in_jax.of("w", "nu").format == in_torch["exp_avg_sq"].format == nu
+    in_torch = halfstep_torch.describe(halfstep_torch.AdamWScheduleFree(P, recipe=name))
+    assert in_jax.of("w", "lead").format == in_torch.of("w", "lead").format == lead
+    assert in_jax.of("w", "nu").format == in_torch.of("w", "exp_avg_sq").format == nu
 
 
 @pytest.mark.parametrize("name", ["full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit"])
@@ -236,18 +236,15 @@ def test_muon_takes_a_recipe_for_what_adamw_steps_and_keeps_its_momentum_in_as_m
     by_adamw = halfstep_jax.describe(halfstep_jax.adamw(1e-3, recipe=name), params)
     in_jax = halfstep_jax.describe(halfstep_jax.muon(1e-3, recipe=name), params)
     named = [(n, torch.nn.Parameter(torch.ones(shape).bfloat16())) for n in params]
-    described = halfstep_torch.describe(halfstep_torch.Muon(named, recipe=name)).leaves
-    in_torch = {leaf.name: leaf.moments for leaf in described}
+    in_torch = halfstep_torch.describe(halfstep_torch.Muon(named, recipe=name))
     for moment, key in (("mu", "exp_avg"), ("nu", "exp_avg_sq")):
         due = by_adamw.of("head", moment)
         found = in_jax.of("head", moment)
         assert (found.format, found.rounding) == (due.format, due.rounding)
-        assert (in_torch["head"][key].format, in_torch["head"][key].rounding) == (
-            due.format,
-            {"none": "exact"}.get(due.rounding, due.rounding),
-        )
+        assert in_torch.of("head", key).format == due.format
+        assert in_torch.of("head", key).rounding == due.rounding
     momentum = "float32" if name == "full_precision" else "float16, blocks of 128"
-    assert in_jax.of("w", "mu").format == in_torch["w"]["momentum_buffer"].format == momentum
+    assert in_jax.of("w", "mu").format == in_torch.of("w", "momentum_buffer").format == momentum
     assert in_jax.of("w").why == by_adamw.of("w").why
 
 
@@ -260,13 +257,13 @@ def test_links_take_recipes_and_adan_gets_the_same_formats_in_both_packages(name
         halfstep_torch.scale_by_learning_rate(1e-3),
         halfstep_torch.round_stochastically(),
     )
-    in_torch = halfstep_torch.describe(halfstep_torch.Optimizer(P, links)).leaves[0].moments
+    in_torch = halfstep_torch.describe(halfstep_torch.Optimizer(P, links))
     first = {"sixteen_bit": "bfloat16", "eight_bit": "float8_e4m3fn, blocks of 128"}[name]
     second = {"sixteen_bit": "bfloat16", "eight_bit": "uroot8, blocks of 128"}[name]
     keys = {"mu": "exp_avg", "diff": "exp_avg_diff", "nu": "exp_avg_sq", "grad": "last_grad"}
     for moment, key in keys.items():
         due = second if moment == "nu" else first
-        assert (in_jax.of("w", moment).format, in_torch[key].format) == (due, due), moment
+        assert (in_jax.of("w", moment).format, in_torch.of("w", key).format) == (due, due), moment
     by_name = halfstep_jax.scale_by_adam(recipe=name)
     spread = halfstep_jax.scale_by_adam(**getattr(halfstep_jax.recipes, name))
     assert halfstep_jax.describe(by_name, params) == halfstep_jax.describe(spread, params)
@@ -280,9 +277,12 @@ def test_a_param_group_has_a_recipe_of_its_own():
         {"params": [("norm", norm)], "recipe": "full_precision"},
     ]
     optimizer = halfstep_torch.AdamW(groups, recipe="one_pass")
-    rows = halfstep_torch.describe(optimizer).leaves
-    assert [row.moments["exp_avg"].format for row in rows] == ["float32", "float32"]
-    assert [row.moments["exp_avg_sq"].format for row in rows] == ["uroot8, blocks of 128", "float32"]
+    found = halfstep_torch.describe(optimizer)
+    assert [found.of(name, "exp_avg").format for name in ("w", "norm")] == ["float32", "float32"]
+    assert [found.of(name, "exp_avg_sq").format for name in ("w", "norm")] == [
+        "uroot8, blocks of 128",
+        "float32",
+    ]
     assert [group["param_storage"] for group in optimizer.param_groups] == ["stochastic", "split16"]
     with pytest.raises(ValueError, match="AdamW: recipe='none' is not a recipe"):
         halfstep_torch.AdamW([{"params": P, "recipe": "none"}])
