@@ -96,7 +96,7 @@ def moment_reason(
         return f"by default for weights that the link sees in {dtype}", True
     if too_small := asked.too_small(shape):
         return f"asked for {asked.text}, but {too_small}", False
-    return "asked for", asked == kept
+    return "asked for", asked.text == kept.text
 
 
 def nbytes_of(shape: Sequence[int], itemsize: int) -> int:
