@@ -143,6 +143,37 @@ def test_what_moves_weights_itself_is_named_with_the_way_that_works(name):
     hs.check_chain(hs.store_params(wrap(hs.sgd(1e-3, param_storage="nearest")), storage), P)
 
 
+def averages_of(tx):
+    """Return a wrapper of a user's own: at every tenth step weights become their average, as in SWA."""
+
+    def init(params):
+        return tx.init(params), params, jnp.zeros([], jnp.int32)
+
+    def update(updates, state, params):
+        updates, inner = tx.update(updates, state[0], params)
+        count, fast = state[2] + 1, jax.tree.map(jnp.add, params, updates)
+        average = jax.tree.map(lambda a, f: a + (f - a) / (count + 1), state[1], fast)
+        after = jax.tree.map(lambda a, f: jnp.where(count % 10 == 0, a, f), average, fast)
+        return jax.tree.map(jnp.subtract, after, params), (inner, average, count)
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_a_wrapper_of_a_user_s_own_that_moves_weights_is_named_with_the_way_that_works():
+    p = {"w": weights((6, 4))}
+    with pytest.raises(ValueError, match="check_chain: averages_of wraps what stores the weights") as caught:
+        hs.check_chain(averages_of(hs.sgd(1e-3)), p)
+    way = 'store_params(averages_of(..., param_storage="nearest" in its alias, ...), "split16").'
+    assert str(caught.value).endswith(way)
+    assert way in hs.diagnose(averages_of(hs.sgd(1e-3)), p, p).advice[0]
+    hs.check_chain(hs.store_params(averages_of(hs.sgd(1e-3, param_storage="nearest")), "split16"), p)
+
+
+def test_an_alias_behind_another_is_named_by_its_link():
+    with pytest.raises(ValueError, match="check_chain: scale_by_learning_rate changes the updates"):
+        hs.check_chain(optax.chain(hs.sgd(1e-3), hs.sgd(1e-3, param_storage="nearest")), P)
+
+
 def test_lookahead_over_what_stores_both_copies_moves_as_far_as_in_float32():
     tx = hs.store_params(optax.lookahead(hs.adam(1e-4, param_storage="nearest"), 5, 0.5))
     copies = optax.LookaheadParams.init_synced({"w": jnp.ones(4096, jnp.bfloat16)})
@@ -216,6 +247,35 @@ def test_a_caller_may_leave_a_step_out():
     updates, after = jax.jit(tx.update)(g, state, P, skip=jnp.array(True))
     assert_trees_same(optax.apply_updates(P, updates), P)
     assert_trees_same(after.inner_state, state.inner_state)
+
+
+def without_spikes(tx):
+    """Return a wrapper in the form of MaxText's `skip_step_on_spikes`."""
+
+    def update(updates, state, params, loss):
+        zeros = jax.tree.map(jnp.zeros_like, updates)
+        step = functools.partial(tx.update, updates, state, params)
+        return jax.lax.cond(loss > 10, lambda: (zeros, state), step)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def test_what_leaves_steps_out_by_cond_gets_float32_gradients_or_is_refused_by_name():
+    p, rows = {"w": weights((6, 4))}, gradients(3, (6, 4), "bfloat16")
+    with pytest.raises(TypeError, match=r"check_chain: a wrapper leaves steps out by lax\.cond") as caught:
+        hs.check_chain(without_spikes(hs.adamw(1e-2)), p, loss=1.0)
+    way = "optax.chain(optax.stateless(lambda g, _: optax.tree.cast(g, jnp.float32)), wrapper)."
+    assert str(caught.value).endswith(way)
+    tx = eval(way[:-1], {"optax": optax, "jnp": jnp, "wrapper": without_spikes(hs.adamw(1e-2))})
+    hs.check_chain(tx, p, loss=1.0)
+    step = jax.jit(functools.partial(take_step, tx))
+    params, state = p, tx.init(p)
+    for g, loss in zip(rows[jnp.array([0, 2, 1, 2])], (1.0, 11.0, 1.0, 1.0), strict=True):
+        params, state = step(params, state, {"w": g}, loss=loss)
+    assert_trees_same((params, state[1]), run(hs.adamw(1e-2), p, {"w": rows}))
+    assert "Nothing is lost" in str(
+        hs.diagnose(optax.apply_if_finite(hs.adamw(1e-2), 3), p, {"w": jnp.ones((6, 4))})
+    )
 
 
 LAST = 2**31 - 1

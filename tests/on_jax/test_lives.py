@@ -1,6 +1,10 @@
 """What a transform lives through: donation, caches, restarts, `disable_jit`."""
 
 import functools
+import importlib
+import io
+import pickle
+import types
 
 import jax
 import jax.numpy as jnp
@@ -112,3 +116,51 @@ def test_without_jit_altogether_the_bits_are_the_same():
     expected = run(tx, P, rows)
     with jax.disable_jit():
         assert_trees_same(run(tx, P, rows), expected)
+
+
+class ByValue(pickle.Pickler):
+    """Takes of functions inside of functions what cloudpickle takes: closures, and globals that they read."""
+
+    def reducer_override(self, x):
+        if isinstance(x, types.ModuleType):
+            return importlib.import_module, (x.__name__,)
+        if not isinstance(x, types.FunctionType) or "<" not in x.__qualname__:
+            return NotImplemented
+        read = {name: x.__globals__[name] for name in names_in(x.__code__) if name in x.__globals__}
+        cells = [cell.cell_contents for cell in x.__closure__ or ()]
+        return print, (x.__qualname__, cells, read, x.__defaults__, x.__kwdefaults__)
+
+
+def names_in(code) -> set[str]:
+    inner = (names_in(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+PICKLED = {
+    "adamw": lambda: hs.adamw(1e-3),
+    "eight_bit": lambda: hs.adamw(1e-3, recipe="eight_bit", param_storage="split8"),
+    "a schedule": lambda: hs.lion(optax.cosine_decay_schedule(1e-3, 10)),
+    "muon": lambda: hs.muon(1e-3),
+    "lamb": lambda: hs.lamb(1e-3),
+    "adafactor": lambda: hs.adafactor(1e-3),
+    "schedule_free": lambda: hs.schedule_free_adamw(1e-3),
+    "store_state": lambda: hs.store_state(optax.adam(1e-3), "bfloat16"),
+    "master": lambda: hs.store_params(optax.sgd(1e-3), "master"),
+    "in_shard_map": lambda: hs.in_shard_map(hs.skip_nonfinite(hs.sgd(0.1)), jax.sharding.PartitionSpec()),
+    "accumulate": lambda: hs.accumulate_gradients(hs.chain(hs.clip_by_global_norm(1.0), hs.adam(1e-3)), 4),
+    "ema_params": lambda: hs.ema_params(0.9),
+}
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_a_transform_is_pickled_by_value(name):
+    """As Ray and submitit send it: the functions inside of functions read no global that is not pickled."""
+    ByValue(io.BytesIO()).dump(PICKLED[name]())
+
+
+def test_a_transform_out_of_a_pickle_takes_the_same_step():
+    cloudpickle = pytest.importorskip("cloudpickle")
+    tx = hs.adamw(1e-3, recipe="eight_bit")
+    assert_trees_same(
+        run(pickle.loads(cloudpickle.dumps(tx)), P, {"w": G["w"][None]}), run(tx, P, {"w": G["w"][None]})
+    )

@@ -230,6 +230,19 @@ def test_x64_changes_nothing():
         assert_trees_same(wide[1][0], expected)
 
 
+@pytest.mark.parametrize("rate", [np.asarray, jnp.asarray])
+def test_a_float64_scalar_is_the_number_of_python_in_float32(rate):
+    p = {"w": weights(30, "float32")}
+    with jax.enable_x64(True):
+        tx = hs.sgd(rate(0.1))
+        assert rate(0.1).dtype == jnp.float64
+        updates, _ = jax.jit(tx.update)(p, tx.init(p), p)
+        same = jax.jit(lambda rate: hs.sgd(rate).update(p, tx.init(p), p)[0])(rate(0.1))
+    expected = hs.sgd(0.1).update(p, tx.init(p), p)[0]
+    assert_trees_same(updates, expected)
+    assert_trees_same(same, expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("param_storage", ["stochastic", "split16", "master", "compensated"])
 def test_float64_weights_are_stepped_in_float32_and_keep_what_they_are(param_storage):

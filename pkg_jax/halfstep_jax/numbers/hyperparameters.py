@@ -15,7 +15,10 @@ from halfstep import hyperparameters
 
 
 def as_float32(caller: str, name: str, value):
-    """Return a hyperparameter in float32: a NumPy scalar, or the float32 array of shape () that was given."""
+    """Return a hyperparameter in float32: a NumPy scalar, or an array of shape ().
+
+    Float64, as `jax_enable_x64` makes of a number, is rounded to float32 as Python's numbers are.
+    """
     if not isinstance(value, jax.Array | np.ndarray):
         if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
             raise TypeError(f"{caller}: {name}={value!r} is not a number. Use a float.")
@@ -25,12 +28,7 @@ def as_float32(caller: str, name: str, value):
             f"{caller}: {name} is an integer array ({value.dtype}); hyperparameters are float32. "
             "Use a float, such as 1.0 for 1."
         )
-    if value.dtype == np.float64:
-        raise TypeError(
-            f"{caller}: {name} is a float64 array; hyperparameters are float32. Use a number, or "
-            f"{name}.astype(jnp.float32)."
-        )
-    if value.dtype != jnp.float32:
+    if value.dtype not in (np.float32, np.float64):
         raise TypeError(
             f"{caller}: {name} is a {value.dtype} array; hyperparameters are float32 "
             "(0.999 in bfloat16 is 1.0). Use inject_hyperparams(..., hyperparam_dtype=jnp.float32)."
@@ -39,7 +37,7 @@ def as_float32(caller: str, name: str, value):
         raise ValueError(
             f"{caller}: {name} has shape {value.shape}; a hyperparameter is a scalar. Use shape ()."
         )
-    return value
+    return value.astype(np.float32) if value.dtype == np.float64 else value
 
 
 def as_number(caller: str, name: str, value, check: hyperparameters.Check) -> Any:

@@ -40,7 +40,13 @@ def kept_zero() -> jax.Array:
 @contextlib.contextmanager
 def unshared_keys() -> Iterator[None]:
     """Keep and find no keys meanwhile: for a trial inside of an alias, whose tracers must not leave it."""
-    token = _kept.set(None)
+    with _keeping(None):
+        yield
+
+
+@contextlib.contextmanager
+def _keeping(keys: dict[tuple[int, ...], LeafKeys] | None) -> Iterator[None]:
+    token = _kept.set(keys)
     try:
         yield
     finally:
@@ -51,11 +57,9 @@ def with_shared_keys(tx: optax.GradientTransformationExtraArgs) -> optax.Gradien
     """Return the same transform. Its links have one seed and one count, and so may read each other's keys."""
     update: Callable = tx.update
 
+    # What has no name at module level is pickled with the globals that it reads: no context variable.
     def update_with_shared_keys(updates, state, params=None, **extra_args):
-        token = _kept.set({})
-        try:
+        with _keeping({}):
             return update(updates, state, params, **extra_args)
-        finally:
-            _kept.reset(token)
 
     return optax.GradientTransformationExtraArgs(tx.init, update_with_shared_keys)

@@ -23,6 +23,12 @@ _MOVERS = {
     "mechanize": ("moves weights from where they began", "split16"),
 }
 
+_LEFT_OUT = (
+    "check_chain: a wrapper leaves steps out by lax.cond, with zeros in the dtype of the gradients, and what "
+    "lands on 16-bit weights is float32. Wrap by skip_nonfinite, or give the wrapper float32 gradients: "
+    "optax.chain(optax.stateless(lambda g, _: optax.tree.cast(g, jnp.float32)), wrapper)."
+)
+
 
 class ChainFault(NamedTuple):
     """What a chain does to updates after a link has landed them.
@@ -95,7 +101,7 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
             same over the steps.
 
     Raises:
-        TypeError: whatever `tx` raises.
+        TypeError: if a wrapper wants updates in the dtype of the gradients; or whatever `tx` raises.
         ValueError: naming the link and the weight; or whatever `tx` raises.
 
     Example:
@@ -130,10 +136,18 @@ def chain_fault(
 ) -> ChainFault | None:
     """Return what is wrong with a chain that stores weights; None of one that is right, or stores none."""
     small = _small_params(tx, params)
-    found = _lands(tx, small, extra_args)
+    try:
+        found = _lands(tx, small, extra_args)
+    except _StepsLeftOut:
+        tx = optax.chain(optax.stateless(lambda g, _: optax.tree.cast(g, jnp.float32)), tx)
+        found = _lands(tx, small, extra_args)
     if found.intact or not found.by:
         return None
     return _fault(tx, small, extra_args, _try(tx, small, extra_args))
+
+
+class _StepsLeftOut(TypeError):
+    """A wrapper that leaves steps out wants updates in the dtype of the gradients."""
 
 
 class _Landed(NamedTuple):
@@ -162,7 +176,12 @@ def _lands(tx: optax.GradientTransformation, params, extra_args: dict[str, Any])
         return updates
 
     narrow = [name for name, p in named_leaves(params) if not keeps_nothing(p)]
-    jax.eval_shape(step, _gradient(params), params)
+    try:
+        jax.eval_shape(step, _gradient(params), params)
+    except TypeError as error:
+        if "cond branches" in str(error):
+            raise _StepsLeftOut(_LEFT_OUT) from None
+        raise
     return _Landed(landings.by, intact[0])
 
 
@@ -215,10 +234,11 @@ def _fault(
     if not changed:
         return None
     name = changed[0]
-    link, storage = _culprit(tx, params, extra_args, name), str(trial.landed_by(name))
+    culprit, storage = _culprit(tx, params, extra_args, name), str(trial.landed_by(name))
+    link = _name(culprit)
     what = f"changes the updates that {storage} lands on '{name}', so they are rounded again and lost"
-    if link in _MOVERS:
-        does, around = _MOVERS[link]
+    if link in _MOVERS or _lands(culprit, params, extra_args).by:
+        does, around = _MOVERS.get(link, ("wraps what stores the weights", "split16"))
         inside = f'store_params({link}(..., param_storage="nearest" in its alias, ...), "{around}")'
         advice = f"{link} {does}. It {what}. Store the weights outside of it: {inside}."
     else:
@@ -227,20 +247,21 @@ def _fault(
     return ChainFault(link, storage, frozenset(changed), advice)
 
 
-def _culprit(tx: optax.GradientTransformation, params, extra_args, name: str) -> str:
-    """Return the name of the link behind which the updates of a leaf are wrong."""
+def _culprit(tx: optax.GradientTransformation, params, extra_args, name: str) -> optax.GradientTransformation:
+    """Return the link, or the wrapper, behind which the updates of a leaf are wrong."""
     links = _links(tx)
     for k in range(1, len(links) + 1):
         trial = _try(optax.chain(*links[:k]), params, extra_args)
         if trial.landed_by(name) and name in trial.wrong:
-            return _name(links[k - 1])
-    return _name(tx)
+            return links[k - 1]
+    return tx
 
 
 def _links(tx: optax.GradientTransformation) -> list[optax.GradientTransformation]:
     """Return the links of an `optax.chain`, nested ones too; none of any other transform."""
     made_by = _closure(tx.init).get("tx", tx)  # of `chain`
-    inits, updates = _closure(made_by.init).get("init_fns"), _closure(tx.update).get("update_fns")
+    update = _closure(tx.update).get("update", tx.update)  # of an alias
+    inits, updates = _closure(made_by.init).get("init_fns"), _closure(update).get("update_fns")
     if not inits or not updates or len(inits) != len(updates):
         return []
     links = [optax.GradientTransformationExtraArgs(*pair) for pair in zip(inits, updates, strict=True)]
@@ -250,10 +271,13 @@ def _links(tx: optax.GradientTransformation) -> list[optax.GradientTransformatio
 def _name(tx: optax.GradientTransformation) -> str:
     """Return the name of the function that made a transform."""
     update = tx.update
-    while isinstance(inner := _closure(update).get("tx"), optax.GradientTransformation):
-        update = inner.update
-    rule = _closure(update).get("rule")
-    return getattr(rule, "name", None) or getattr(update, "__qualname__", "a wrapper").split(".")[0]
+    while (name := _function(update)) == "with_extra_args_support":
+        update = _closure(update)["tx"].update
+    return getattr(_closure(update).get("rule"), "name", None) or name
+
+
+def _function(update: Callable[..., Any]) -> str:
+    return getattr(update, "__qualname__", "a wrapper").split(".")[0]
 
 
 def _closure(function: Callable[..., Any]) -> dict[str, Any]:

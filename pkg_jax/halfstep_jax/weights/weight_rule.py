@@ -168,8 +168,7 @@ def weight_transform(
             after["count"] = next_count(state.count)
         keys = param_keys(leaves, state.seed, after["count"]) if "count" in after else None
         us, extras = land(rule, leaves, weights, extras, keys)
-        if (landings := _watching.get()) is not None:
-            us = _stand_ins(landings, rule, leaves, weights)
+        us = _watched(us, rule, leaves, weights)
         return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -206,8 +205,10 @@ def _land(rule: WeightRule, zero, keys: LeafKeys | None, place, u: jax.Array, p:
     return straight_through(u, landing(p32, q.astype(jnp.float32))), extra
 
 
-def _stand_ins(landings: Landings, rule: WeightRule, leaves: Leaves, weights: list):
-    """Return the tree of updates with stand-ins for those of weights of 16 bits."""
+def _watched(us, rule: WeightRule, leaves: Leaves, weights: list):
+    """Return the tree of updates; while it is watched, with stand-ins for those of weights of 16 bits."""
+    if (landings := _watching.get()) is None:
+        return us
     rows = zip(leaves.names, weights, leaves.values, strict=True)
     return leaves.treedef.unflatten(
         [u if u is None or keeps_nothing(p) else landings.stand_in(rule.name, name, u) for name, p, u in rows]
