@@ -21,8 +21,9 @@ from halfstep_torch.engine.batches import (
 )
 from halfstep_torch.engine.compiled_stage import compile_batch
 from halfstep_torch.engine.loss_scale import is_skipped
-from halfstep_torch.engine.packed_rows import for_each
 from halfstep_torch.engine.row_plan import RowSizes
+from halfstep_torch.engine.signals import SignalsWait
+from halfstep_torch.engine.slots import count
 from halfstep_torch.engine.step_warnings import (
     warn_at_ends,
     warn_at_first_step,
@@ -32,7 +33,6 @@ from halfstep_torch.engine.step_warnings import (
 )
 from halfstep_torch.engine.whole_step import WholeStep
 from halfstep_torch.leaves import has_memory, parameters_by_leaf
-from halfstep_torch.optimizer_state.form import LAST_STEP
 from halfstep_torch.saved_optimizer import SavedOptimizer
 from halfstep_torch.sharded.step import ShardedStep
 from halfstep_torch.streamed_state import StreamedStep
@@ -58,8 +58,10 @@ class Optimizer(SavedOptimizer):
     At each step every gradient goes through the links of the chain, in float32, and the weight becomes
     nearest(p + u) in its own dtype. Parameters without a gradient stay. Each link documents where it rounds.
     Weights and state are changed in place. Gradients, state and numbers of all parameters are checked, and
-    kernels compiled, before any weight changes. A later failure (no memory left, an interrupt, a user's own
-    rule) leaves some parameters stepped and others not.
+    kernels compiled, before any weight changes. From then on handlers of signals wait, as that of Ctrl-C,
+    until the step is whole; a second signal of a kind does not wait. A later failure (no memory left, a
+    user's own rule) leaves parameters stepped and counted, and others not; of those that were stepped
+    together when it came (of one group, dtype and device) some may be stepped that are not counted.
 
     The links' numbers are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`, `mu_dtype`,
     ...): a group's own value wins, and lr schedulers may write them. So do `param_storage` and the roundings
@@ -220,16 +222,11 @@ class Optimizer(SavedOptimizer):
                 show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
                 self._look_around(batches)
             # Everything that can fail has been tried: from here on, weights change.
-            how.run(batches)
-        counters = list(
-            {id(slot.counter): slot.counter for batch in all_batches for slot in batch.slots}.values()
-        )
-        if counters:
-            for_each("add_", counters, 1)
-        if any(LAST_STEP in batch.numbers for batch in all_batches):
-            for_each("clamp_max_", counters, LAST_STEP)
-        for show_rate in show_rates:
-            show_rate()
+            with SignalsWait():
+                how.run(batches)
+                count([slot for batch in all_batches for slot in batch.slots if not has_memory(slot.owner)])
+                for show_rate in show_rates:
+                    show_rate()
 
     def _how(self, params: Iterable[Tensor]) -> WholeStep:
         """Return how parameters are stepped."""

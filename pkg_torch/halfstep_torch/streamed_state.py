@@ -25,7 +25,7 @@ from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.run import run_batch
-from halfstep_torch.engine.slots import Slot, SlotColumns
+from halfstep_torch.engine.slots import Slot, SlotColumns, count
 from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.slots import ShardedSlot, exchanges
 from halfstep_torch.sharded.step import ShardedStep
@@ -78,6 +78,11 @@ class HostSlot(ShardedSlot):
     def kept(self) -> Mapping[str, Tensor]:
         """Of each state array what is the slot's, on the host: an arena has it while its piece is stepped."""
         return self.host
+
+    @property
+    def ends(self) -> bool:
+        """Whether the parameter is stepped once the slot is: it has the last rows."""
+        return self.rows is None or self.rows.stop == local_part(self.owner).shape[0]
 
     @property
     def grad(self) -> Tensor:
@@ -240,6 +245,7 @@ class StreamedStep(ShardedStep):
             arena.wait()
             run_batch(batch)
             arena.put(batch.slots)  # pyright: ignore[reportArgumentType]
+            count([slot for slot in batch.slots if slot.ends])  # pyright: ignore[reportAttributeAccessIssue]
         self._turns = []
         for arena in itertools.chain(*self._arenas.values()):
             arena.fence()

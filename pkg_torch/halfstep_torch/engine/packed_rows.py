@@ -2,31 +2,17 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.rows import Rows, Span, alias, kernel_dtype
 from halfstep_torch.engine.slots import Slot
 from halfstep_torch.engine.stage import Stage
 
 # Kinds of arrays beside those of the state, whose names are not empty.
 _P, _G, _U = ("", "p"), ("", "g"), ("", "u")
-
-
-def for_each(operation: str, tensors: list[Tensor], other: Any) -> None:
-    """Call a method of every tensor, by one call of torch where that has it.
-
-    The method changes its tensor. `other` is its argument; a list has an argument for every tensor.
-    """
-    together = getattr(torch, f"_foreach_{operation}", None)
-    if together is not None:
-        together(tensors, other)
-        return
-    others = other if isinstance(other, list) else [other] * len(tensors)
-    for tensor, argument in zip(tensors, others, strict=True):
-        getattr(tensor, operation)(argument)
 
 
 class PackedRows(Rows):

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.window import Window
+from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.leaves import check_leftovers, check_state_array
+from halfstep_torch.optimizer_state.form import LAST_STEP
 
 
 @dataclasses.dataclass(eq=False)
@@ -119,6 +121,15 @@ def _holds(state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bool:
 def new_count() -> Tensor:
     """Return the count of a parameter that was never stepped."""
     return torch.tensor(0, dtype=torch.int64, device="cpu")
+
+
+def count(slots: Sequence[Slot]) -> None:
+    """Count the step of parameters, each once, whatever number of slots it has."""
+    counters = {id(slot.counter): slot.counter for slot in slots}
+    if counters:
+        for_each("add_", list(counters.values()), 1)
+    if any(slot.step == LAST_STEP for slot in slots):
+        for_each("clamp_max_", list(counters.values()), LAST_STEP)
 
 
 @dataclasses.dataclass(eq=False)

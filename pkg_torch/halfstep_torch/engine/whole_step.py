@@ -9,7 +9,7 @@ from torch import Tensor
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.run import run_batch
-from halfstep_torch.engine.slots import Slot, whole_slot
+from halfstep_torch.engine.slots import Slot, count, whole_slot
 
 
 class WholeStep:
@@ -38,6 +38,7 @@ class WholeStep:
         return contextlib.nullcontext()
 
     def run(self, batches: Sequence[Batch]) -> None:
-        """Step the batches: weights and state change."""
+        """Step the batches, and count each as it ends: weights, state and counts change."""
         for batch in batches:
             run_batch(batch)
+            count(batch.slots)

@@ -15,7 +15,7 @@ from halfstep_torch.distributed.agreement import Attempt, agree, any_of
 from halfstep_torch.distributed.shards import check_sharding, is_sharded, sharding
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.groups import ReadGroup
-from halfstep_torch.engine.slots import Slot
+from halfstep_torch.engine.slots import Slot, count
 from halfstep_torch.engine.whole_step import WholeStep
 from halfstep_torch.sharded.cut_blocks import CutBlocks
 from halfstep_torch.sharded.exchange import exchanged, meshes_of, scatter, talking_meshes
@@ -69,12 +69,13 @@ class ShardedStep(WholeStep):
         return exchanged(batches)
 
     def run(self, batches: Sequence[Batch]) -> None:
-        """Step the batches, with one scale for every block, whatever processes have of it."""
+        """Step the batches, with one scale for every block, whatever processes have of it, and count them."""
         cut_blocks = CutBlocks(batches)
         cut_blocks.agree()
         run_batches(batches)
         scatter(batches)
         cut_blocks.share()
+        count([slot for batch in batches for slot in batch.slots])
 
 
 def _notes(mesh: Any, batches: Sequence[Batch]) -> dict[str, Any]:

@@ -1,0 +1,20 @@
+"""One operation on many tensors, by one call of torch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def for_each(operation: str, tensors: list[Tensor], other: Any) -> None:
+    """Call a method of every tensor, by one call of torch where that has it.
+
+    The method changes its tensor. `other` is its argument; a list has an argument for every tensor.
+    """
+    together = getattr(torch, f"_foreach_{operation}", None)
+    if together is not None:
+        together(tensors, other)
+        return
+    others = other if isinstance(other, list) else [other] * len(tensors)
+    for tensor, argument in zip(tensors, others, strict=True):
+        getattr(tensor, operation)(argument)

@@ -1,0 +1,42 @@
+"""Signals that come while weights change: their handlers run when the step is whole."""
+
+import signal
+import threading
+from typing import Any
+
+_ALL = sorted(signal.valid_signals())
+# Without the wrapper that makes an enum of each, and takes longer than all the rest.
+_handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+
+
+class SignalsWait:
+    """A context that lets signals wait until its end; a second one of a kind is handled at once.
+
+    Python runs handlers between any two of its instructions, in the main thread alone. The handler of SIGINT
+    raises KeyboardInterrupt there: between two arrays of a parameter, or between its weights and its count.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._came: dict[int, Any] = {}
+        self._over = False
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            found = zip(_ALL, map(_handler_of, _ALL), strict=True)
+            self._handlers = {number: handler for number, handler in found if callable(handler)}
+            for number in self._handlers:
+                signal.signal(number, self._keep)
+
+    def _keep(self, number: int, frame: Any) -> None:
+        if self._over or number in self._came:
+            self._handlers[number](number, frame)
+        else:
+            self._came[number] = frame
+
+    def __exit__(self, *_: Any) -> None:
+        self._over = True  # whatever happens from here on, the handlers run
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for number, frame in self._came.items():
+            self._handlers[number](number, frame)

@@ -1,0 +1,166 @@
+"""Signals and failures in the middle of a step: weights, moments and counts agree."""
+
+import hashlib
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_torch.engine import whole_step
+from on_torch.steps import reals, snapshot
+
+SHAPES = [(100, 100)] + [(40, 17)] * 8
+NEEDS_TIMER = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers that send signals")
+
+
+class Interrupted(Exception):
+    """What the handler of a signal raises."""
+
+
+def named(shapes=SHAPES):
+    return [
+        (f"w{i}", torch.nn.Parameter(reals(shape, seed=i).to(torch.bfloat16)))
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def give_gradients(pairs, step):
+    for i, (_, param) in enumerate(pairs):
+        param.grad = reals(param.shape, seed=100 * step + i).to(torch.bfloat16)
+
+
+def digest(optimizer):
+    return hashlib.sha256(b"".join(x.tobytes() for x in snapshot(optimizer))).hexdigest()
+
+
+def counts(optimizer):
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return [int(optimizer.state[param]["step"]) if optimizer.state[param] else 0 for param in params]
+
+
+@pytest.fixture
+def alarm():
+    """Return what lets a handler raise `Interrupted` after some seconds."""
+
+    def handler(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handler)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def interrupted_steps(alarm, signals: int, **options) -> int:
+    """Step under signals at random times, hold every state against a run without; return how many came."""
+    pairs, undisturbed = named(), named()
+    optimizer, reference = (hs.AdamW(of, lr=1e-2, seed=3, **options) for of in (pairs, undisturbed))
+    rng, came, whole = np.random.default_rng(0), 0, 0
+    for of, run in ((undisturbed, reference), (pairs, optimizer)):
+        give_gradients(of, 0)
+        run.step()
+    start = time.perf_counter()
+    give_gradients(undisturbed, 1)
+    reference.step()
+    duration, expected = time.perf_counter() - start, {2: digest(reference)}
+    give_gradients(pairs, 1)
+    optimizer.step()
+    for _ in range(signals):
+        (count,) = set(counts(optimizer))
+        give_gradients(pairs, count)
+        try:
+            alarm(rng.uniform(1e-5, duration))
+            optimizer.step()
+            alarm(0)
+        except Interrupted:
+            came += 1
+        (now,) = set(counts(optimizer))
+        whole += now > count
+        if now not in expected:
+            give_gradients(undisturbed, count)
+            reference.step()
+            expected[now] = digest(reference)
+        assert digest(optimizer) == expected[now]
+    assert whole > signals // 4
+    return came
+
+
+@NEEDS_TIMER
+@pytest.mark.parametrize("recipe", [None, "eight_bit"])
+def test_a_step_is_whole_whenever_a_signal_comes(alarm, recipe):
+    assert interrupted_steps(alarm, 10, compile=False, recipe=recipe) > 3
+
+
+@NEEDS_TIMER
+@pytest.mark.slow
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_step_is_whole_whenever_one_of_many_signals_comes(alarm, compile):
+    assert interrupted_steps(alarm, 100, compile=compile) > 30
+
+
+def send_in_step(monkeypatch, how_often):
+    """Let a signal come as often after the first batch is stepped and before it is counted."""
+    run_batch, to_come = whole_step.run_batch, [signal.SIGINT] * how_often
+
+    def run_and_send(batch):
+        run_batch(batch)
+        while to_come:
+            signal.raise_signal(to_come.pop())
+
+    monkeypatch.setattr(whole_step, "run_batch", run_and_send)
+
+
+def test_an_interrupt_is_raised_once_the_step_is_whole(monkeypatch):
+    pairs = named([(4, 4), (3,)])
+    optimizer = hs.AdamW([{"params": pairs[:1]}, {"params": pairs[1:]}], compile=False)
+    give_gradients(pairs, 0)
+    send_in_step(monkeypatch, 1)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert counts(optimizer) == [1, 1]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_interrupt_does_not_wait(monkeypatch):
+    pairs = named([(4, 4), (3,)])
+    optimizer = hs.AdamW([{"params": pairs[:1]}, {"params": pairs[1:]}], compile=False)
+    give_gradients(pairs, 0)
+    send_in_step(monkeypatch, 2)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert counts(optimizer) == [0, 0]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_was_stepped_before_a_failure_is_counted(monkeypatch):
+    pairs = named([(4, 4), (3,)])
+    optimizer = hs.AdamW([{"params": pairs[:1]}, {"params": pairs[1:]}], compile=False)
+    run_batch, weights = whole_step.run_batch, pairs[1][1].detach().clone()
+
+    def fail_at_the_second(batch):
+        if batch.slots[0].owner is pairs[1][1]:
+            raise RuntimeError("no memory left")
+        run_batch(batch)
+
+    monkeypatch.setattr(whole_step, "run_batch", fail_at_the_second)
+    give_gradients(pairs, 0)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        optimizer.step()
+    assert counts(optimizer) == [1, 0]
+    assert torch.equal(pairs[1][1], weights)
+
+
+def test_a_step_in_another_thread_leaves_signals_alone():
+    pairs = named([(4, 4)])
+    optimizer = hs.AdamW(pairs, compile=False)
+    give_gradients(pairs, 0)
+    thread = threading.Thread(target=optimizer.step)
+    thread.start()
+    thread.join()
+    assert counts(optimizer) == [1]
