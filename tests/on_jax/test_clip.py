@@ -46,6 +46,13 @@ def test_an_exact_norm_has_the_bits_of_the_spec(scale):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("exponent", range(16, 21))
+def test_the_exact_norm_of_equal_numbers_is_the_root_of_their_count(exponent):
+    """The sum of 2^46 each passes 2^62 to 2^66: of float32's 24 bits the root needs no more."""
+    norm = global_norm([jnp.ones(2**exponent)], exact=True)
+    assert float(norm) == np.sqrt(np.float32(2.0**exponent))
+
+
 def test_an_exact_norm_of_many_elements_carries_between_limbs():
     x = jnp.full((1 << 21) + 77, 1.9999999, jnp.float32)
     expected = spec_norm.global_norm([np.asarray(x)], exact=True)

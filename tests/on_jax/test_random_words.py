@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import halfstep_jax as hs
 import halfstep_spec as spec
 from halfstep_jax import Role
-from halfstep_jax.numbers.random_words import _index, leaf_keys, threefry2x32
+from halfstep_jax.numbers.random_words import _block_words, _index, leaf_keys, threefry2x32
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_spec.numbers.random_words import unmixed_words
 from on_jax.steps import assert_trees_same, sharded, take_step
@@ -118,6 +118,18 @@ def test_words_of_blocks_are_those_of_the_reference(shape, block_size):
     keys = leaf_keys(seed_words("f", 2**40), 7, [spec.leaf_id("w")], (Role.PARAM,))
     key = keys.of_leaf(keys.places()[0])
     np.testing.assert_array_equal(key.block_words(Role.MU, shape, block_size), due)
+
+
+def test_words_of_a_block_that_passes_2_to_the_32_are_those_of_its_first_element():
+    """Blocks of 1,000 of 5,000 columns: element 2^32 is column 2,296 of row 858,993."""
+    shape, k0, k1 = (2**20, 5000), np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B)
+    corner = (858_993, 1990), (858_994, 3010)
+    words = jax.jit(lambda: jax.lax.slice(_block_words((shape, None, 1000), k0, k1), *corner))
+    first = 858_993 * 5000 + np.arange(1990, 3010, dtype=np.uint64) // np.uint64(1000) * np.uint64(1000)
+    low, high = first.astype(np.uint32), (first >> np.uint64(32)).astype(np.uint32)
+    assert set(high[10:1010]) == {0}
+    assert set(high[1010:]) == {1}
+    assert_equal(words()[0], low * k0 + k1 + np.uint32(0x9E3779B9) * high)
 
 
 def test_the_links_of_an_alias_make_the_keys_of_a_step_once():

@@ -198,3 +198,14 @@ def test_gradients_that_leave_the_range_of_one_pass_in_mid_run_are_spoken_of(out
         assert bool(said(caplog)) == (step == 200)
     (line,) = said(caplog)
     assert line.startswith(f"AdamW: gradients are so {kind} that squares of them")
+
+
+@pytest.mark.parametrize(("gradient", "is_said"), [(2.0**-10, False), (2.0**-30, True)])
+def test_the_range_of_one_pass_is_that_of_gradients_without_their_scale(gradient, is_said, caplog):
+    """Times 2^18: the first would then be 256, and the second 2^-12."""
+    p = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    optimizer = hs.AdamW([("w", p)], recipe="one_pass", compile=False)
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0**18), torch.tensor(0.0)
+    p.grad = torch.full_like(p, gradient * 2.0**18)
+    optimizer.step()
+    assert bool(said(caplog)) == is_said

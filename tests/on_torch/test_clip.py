@@ -7,7 +7,7 @@ import torch
 import halfstep_torch as hs
 from halfstep_spec.numbers import global_norm as spec_norm
 from halfstep_spec.rules.clip import clip
-from halfstep_torch.numbers.global_norm import global_norm
+from halfstep_torch.numbers.global_norm import global_norm, largest_pattern, sum_of_squares
 
 
 def parameters(dtype=torch.float32, scale: float = 1.0) -> list[torch.nn.Parameter]:
@@ -32,6 +32,13 @@ def test_an_exact_norm_has_the_bits_of_the_spec(scale):
     tensors = [torch.from_numpy(g) for g in grads]
     for order in (tensors, tensors[::-1]):
         assert global_norm(order, exact=True).numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("exponent", range(16, 21))
+def test_the_exact_norm_of_equal_numbers_is_the_root_of_their_count(exponent):
+    """The sum of 2^46 each passes 2^62 to 2^66: of float32's 24 bits the root needs no more."""
+    norm = global_norm([torch.ones(2**exponent)], exact=True)
+    assert float(norm) == np.sqrt(np.float32(2.0**exponent))
 
 
 def test_an_exact_norm_of_many_elements_passes_32_bits():
@@ -147,3 +154,10 @@ def test_the_link_leaves_gradients_as_they_are(dtype, size):
     hs.Optimizer([p], chain, compile=False).step()
     assert torch.equal(p.grad, before)
     assert 0.9 < p.detach().double().norm() < 1.1
+
+
+def test_squares_below_2_to_the_minus_50_of_the_largest_add_nothing_to_an_exact_norm():
+    """An element of 2^-25 of the largest would be a unit of the sum: contract N2 lets it be 0."""
+    alone, among = torch.tensor([1.0]), torch.tensor([1.0, 0.99 * 2**-25, -(2.0**-40)])
+    largest = largest_pattern([alone], torch.device("cpu"))
+    assert torch.equal(sum_of_squares([among], largest), sum_of_squares([alone], largest))

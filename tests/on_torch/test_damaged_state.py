@@ -222,3 +222,16 @@ def test_a_state_dict_of_torch_is_refused_by_name():
     theirs = torch.optim.AdamW([p for _, p in params])
     with pytest.raises(ValueError, match="was not written by halfstep_torch"):
         hs.AdamW(parameters()).load_state_dict(theirs.state_dict())
+
+
+def test_a_file_whose_counts_were_cast_is_refused():
+    """Step 301 is 300 in bfloat16; the count stands in the header, too."""
+    optimizer = trained(True)
+    for entry in optimizer.state.values():
+        entry["step"].fill_(301)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(copy.deepcopy(saved))
+    for entry in saved["state"].values():
+        entry["step"] = entry["step"].bfloat16()
+    with pytest.raises(ValueError, match=r"has the steps \[301\] in its header, and in its state \[300\]"):
+        optimizer.load_state_dict(saved)

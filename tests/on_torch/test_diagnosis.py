@@ -317,3 +317,39 @@ def test_a_norm_above_the_largest_float_is_told():
         [("w", p)], hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_learning_rate(1.0))
     )
     assert "finite: clipping by it makes every update zero" in hs.diagnose([p], optimizer).advice[-1]
+
+
+@pytest.mark.parametrize(("share", "lost"), [(0.75, 1.0), (1.5, 0.0)])
+def test_an_update_is_lost_by_compensation_below_2_to_the_minus_18_of_a_weight(share, lost):
+    p = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    p.grad = torch.ones_like(p)
+    optimizer = hs.SGD([("w", p)], lr=share * 2.0**-18, param_storage="compensated", compile=False)
+    assert hs.diagnose([("w", p)], optimizer).updates_lost == lost
+
+
+def test_one_backward_that_is_unscaled_and_clipped_is_no_sum():
+    model, optimizer = trained(torchs(1e-3))
+    for p in model.parameters():
+        p.grad = p.grad.clone()  # of which nothing was written yet
+        p.grad.mul_(2.0**-4)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    assert hs.diagnose(model, optimizer).sums_rounded == 0
+
+
+class Weighted(torch.optim.SGD):
+    """Has a number of its own, which a pickle of torch's optimizers leaves out."""
+
+    def __init__(self, params, lr, weight):
+        super().__init__(params, lr)
+        self.weight = weight
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] * self.weight)
+
+
+def test_a_trial_has_what_a_subclass_has_added():
+    model, optimizer = trained(lambda model: Weighted(model.parameters(), 1.0, weight=1e-9))
+    assert hs.diagnose(model, optimizer).updates_lost > 0.99

@@ -1,6 +1,8 @@
 """State in torch's own form: a run moves in, and out, and goes on."""
 
 import copy
+import sys
+import types
 
 import pytest
 import torch
@@ -235,3 +237,46 @@ def test_state_of_another_library_is_that_of_its_float32_moments(library):
         assert optimizer.param_groups[0]["lr"] == 0.5
         states.append(next(iter(optimizer.state.values())))
     assert all(torch.equal(x, states[1][key]) for key, x in states[0].items())
+
+
+def test_codes_of_bitsandbytes_are_decoded_in_its_blocks(monkeypatch):
+    """Blocks of 256, each with the largest magnitude in it: here of 2 and of 3."""
+
+    def dequantize_blockwise(codes, absmax, code, blocksize):
+        blocks = torch.arange(codes.numel()) // blocksize
+        return (code[codes.reshape(-1).long()] * absmax[blocks]).view(codes.shape)
+
+    library = types.ModuleType("bitsandbytes.functional")
+    library.dequantize_blockwise = dequantize_blockwise  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "bitsandbytes", types.ModuleType("bitsandbytes"))
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", library)
+    state: dict = {"step": torch.tensor(3.0)}
+    for place in (1, 2):
+        codes = torch.full((2, 256), 128, dtype=torch.uint8)
+        state |= {f"state{place}": codes, f"qmap{place}": torch.arange(256) / 128}
+        state |= {f"absmax{place}": torch.tensor([2.0, 3.0])}
+    p = torch.nn.Parameter(torch.zeros(2, 256))
+    optimizer = hs.AdamW([("w", p)], mu_dtype="float32", nu_dtype="float32")
+    hs.load_float32_state_dict(optimizer, {"state": {0: state}, "param_groups": [{"params": [0]}]})
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(optimizer.state[p][key], torch.tensor([[2.0], [3.0]]).expand(2, 256))
+
+
+def test_dithered_codes_are_exported_by_the_words_with_which_they_are_read():
+    """Other words decode other numbers, 7 % of their size apart once they are read again; codes of 4 bits."""
+    params = parameters()
+    optimizer, other = (hs.AdamW(params.items(), recipe="four_bit", compile=False) for _ in range(2))
+    train(params, optimizer, 0, 3)
+    exported = hs.float32_state_dict(optimizer)
+    hs.load_float32_state_dict(other, exported)
+    mu, again = (saved["state"][0]["exp_avg"] for saved in (exported, hs.float32_state_dict(other)))
+    assert (again - mu).abs().mean() < 0.02 * mu.abs().mean()
+
+
+def test_a_run_of_torch_that_ascends_goes_on_ascending():
+    params = parameters()
+    theirs = torch.optim.AdamW(params.values(), **TORCH, maximize=True)
+    train(params, theirs, 0, 1)
+    optimizer = hs.AdamW(params.items())
+    hs.load_float32_state_dict(optimizer, theirs.state_dict())
+    assert optimizer.param_groups[0]["maximize"] is True

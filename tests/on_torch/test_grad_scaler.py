@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,6 +134,17 @@ def test_a_link_that_clips_sees_gradients_without_their_scale():
     s.step(ours)
     theirs.step()
     assert torch.equal(hs.float32_params(ours)["w"], q)
+
+
+def test_a_link_that_clips_measures_gradients_that_float16_has_not():
+    """1,600 gradients of 2^-25: float16 has no such number, and their norm is 40 of it."""
+    p = torch.nn.Parameter(torch.zeros(1600).half())
+    tx = hs.chain(hs.clip_by_global_norm(2.0**-25), hs.scale_by_learning_rate(2.0**25))
+    optimizer, s = hs.Optimizer([("w", p)], hs.keep_master_params(tx)), scaler(2.0**10)
+    s.scale(torch.ones(()))
+    p.grad = torch.full((1600,), 2.0**-15).half()
+    s.step(optimizer)
+    assert torch.equal(hs.float32_params(optimizer)["w"], torch.full((1600,), -np.float32(1 / 40)))
 
 
 @pytest.mark.parametrize("clip", [hs.clip_grad_norm_, torch.nn.utils.clip_grad_norm_])

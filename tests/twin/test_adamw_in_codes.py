@@ -318,3 +318,16 @@ def test_rows_without_gradients_stay_numbers(run):
     weights = np.asarray(run(p, gradients, recipe="four_bit")[0])
     assert np.isfinite(weights).all()
     assert np.abs(weights - on_grid(p))[::2].max() < 0.01
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (3,)])
+def test_a_decoded_weight_is_a_copy(shape):
+    """Also of a weight too small for codes, which the state has in float32."""
+    w = torch.nn.Parameter(torch.ones(shape))
+    optimizer = halfstep_torch.AdamW([("w", w)], param_storage="int8", compile=False)
+    w.grad = torch.ones_like(w)
+    optimizer.step()
+    before = halfstep_torch.stored_params(optimizer)["w"].decode()
+    halfstep_torch.stored_params(optimizer)["w"].decode().zero_()
+    assert torch.equal(halfstep_torch.stored_params(optimizer)["w"].decode(), before)
+    assert before.any()

@@ -316,3 +316,12 @@ def test_autocast_around_a_step_changes_no_bit():
             assert torch.is_autocast_enabled("cpu") is enabled
         weights.append(p.detach())
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("framework", [factor_in_jax, factor_in_torch])
+def test_of_a_table_with_more_rows_than_steps_the_last_ones_are_used(framework):
+    table = [(3.4445, -4.775, 2.0315), (3.0, -3.0, 1.0), (1.875, -1.25, 0.375)]
+    x = steep((8, 8), 1.0)
+    np.testing.assert_array_equal(
+        framework(x, ns_coeffs=table, ns_steps=2), framework(x, ns_coeffs=table[1:], ns_steps=2)
+    )
