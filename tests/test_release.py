@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 import halfstep
+import halfstep_jax
+import halfstep_torch
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,6 +53,7 @@ def test_one_version_is_named_everywhere():
     citation = yaml.safe_load(text("CITATION.cff"))
     assert citation["version"] == halfstep.__version__
     assert re.findall(r"^## (\S+?),? ", text("CHANGELOG.md"), re.MULTILINE)[0] == halfstep.__version__
+    assert halfstep_jax.__version__ == halfstep_torch.__version__ == halfstep.__version__
     assert citation["license"] == PROJECT["license"]
 
 

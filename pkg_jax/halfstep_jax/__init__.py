@@ -3,6 +3,7 @@
 from halfstep import recipes
 from halfstep.random_words import Role, leaf_id
 from halfstep.rule import Rule, decay_rate, moment, number, option
+from halfstep.version import __version__ as __version__
 from halfstep_jax.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_jax.checkpoint.optax_state import from_optax, to_optax
 from halfstep_jax.checkpoint.save_state import load_state, save_state

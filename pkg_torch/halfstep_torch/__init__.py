@@ -9,6 +9,7 @@
 
 from halfstep import Rule, decay_rate, moment, number, option, recipes
 from halfstep.random_words import Role, leaf_id
+from halfstep.version import __version__ as __version__
 from halfstep_torch.chain import chain
 from halfstep_torch.checkpoint.float32_state import float32_state_dict, load_float32_state_dict
 from halfstep_torch.checkpoint.float32_weights import float32_params, set_float32_params

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -38,16 +39,20 @@ from halfstep_torch.sharded.step import ShardedStep
 from halfstep_torch.streamed_state import StreamedStep
 
 
-def _without_autocast(step: Callable[..., None]) -> Callable[..., None]:
-    """Let a step have its own dtypes inside a block of `torch.autocast`, which would cast its products."""
+def _undisturbed(step: Callable[..., None]) -> Callable[..., None]:
+    """Let a step have its own dtypes, which a block of `torch.autocast` would cast, and its state to itself.
+
+    Threads that share an optimizer take their steps one after the other.
+    """
 
     @functools.wraps(step)
-    def run(*args: Any, **options: Any) -> None:
+    def run(self: Any, *args: Any, **options: Any) -> None:
         with contextlib.ExitStack() as blocks:
+            blocks.enter_context(vars(self).setdefault("_lock", threading.RLock()))
             for device_type in ("cpu", "cuda", "xpu", "mps"):
                 if torch.is_autocast_enabled(device_type):
                     blocks.enter_context(torch.autocast(device_type, enabled=False))
-            step(*args, **options)
+            step(self, *args, **options)
 
     return run
 
@@ -182,7 +187,7 @@ class Optimizer(SavedOptimizer):
             and all(param.grad is not None for param in params)
         )
 
-    @_without_autocast
+    @_undisturbed
     def step_alone(
         self,
         parameters: Iterable[tuple[int, str, Tensor]],

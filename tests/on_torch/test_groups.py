@@ -1,6 +1,7 @@
 """Param groups, and copies of an optimizer: each has its own numbers, and goes on with the same bits."""
 
 import collections
+import concurrent.futures
 import copy
 import functools
 import json
@@ -338,3 +339,47 @@ def test_arrays_of_every_dtype_survive_a_pickle(make):
         param.grad = torch.ones_like(param)
         each.step()
     assert_same_snapshots(snapshot(optimizer), snapshot(again))
+
+
+def test_adafactor_takes_the_arguments_of_transformers_that_ask_for_nothing():
+    """Their defaults are what this one does; a fixed rate is a chain."""
+    p = torch.nn.Parameter(torch.ones(3))
+    hs.Adafactor([("p", p)], scale_parameter=True, relative_step=True, warmup_init=False)
+    for name in ("scale_parameter", "relative_step"):
+        way = rf"^Adafactor: {name}=False is not supported\. Use {name}=True\. For a rate that is not rel"
+        with pytest.raises(ValueError, match=way):
+            hs.Adafactor([("p", p)], **{name: False})
+    with pytest.raises(ValueError, match=r"warmup_init=True is not supported\. Use warmup_init=False\.$"):
+        hs.Adafactor([("p", p)], warmup_init=True)
+    links = hs.scale_by_factored_rms(), hs.clip_by_block_rms(1.0), hs.scale_by_learning_rate(1e-3)
+    hs.Optimizer([("p", p)], hs.chain(*links, hs.round_stochastically()))
+
+
+def test_flat_arrays_in_place_of_named_parameters_are_refused_with_the_way_out():
+    """As DeepSpeed's ZeRO puts them there; without names they are stepped."""
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    named, unnamed = hs.AdamW([("a", params[0]), ("b", params[1])]), hs.AdamW(params)
+    for optimizer in (named, unnamed):
+        flat = torch.nn.Parameter(torch.ones(6))
+        flat.grad = torch.ones(6)
+        optimizer.param_groups[0]["params"] = [flat]
+    with pytest.raises(ValueError, match=r"flat arrays .* needs an optimizer without names: pass model"):
+        named.step()
+    unnamed.step()
+    assert (unnamed.param_groups[0]["params"][0] < 1).all()
+
+
+def test_threads_that_share_an_optimizer_step_one_after_the_other():
+    """As in Hogwild: every step is whole, and counted."""
+    params = {name: torch.nn.Parameter(torch.ones(4000, dtype=torch.bfloat16)) for name in "abc"}
+    optimizer, alone = (hs.AdamW(ps.items(), compile=False) for ps in (params, copy.deepcopy(params)))
+    for each in (optimizer, alone):
+        for p in each.param_groups[0]["params"]:
+            p.grad = torch.ones_like(p)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(optimizer.step) for _ in range(30)]:
+            done.result()
+    for _ in range(30):
+        alone.step()
+    assert_same_snapshots(snapshot(optimizer), snapshot(alone))
+    assert pickle.loads(pickle.dumps(optimizer)).state

@@ -10,8 +10,9 @@ from torch.distributed.tensor import DTensor, Partial, Shard, init_device_mesh
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import halfstep_torch as hs
+from halfstep_torch.sharded import step as sharded_step
 from on_torch.processes import in_processes
-from on_torch.sharded import shard
+from on_torch.sharded import counted, shard
 
 
 def what_cannot_be_stepped_is_refused_by_name(rank: int) -> None:
@@ -65,6 +66,33 @@ def processes_that_disagree_are_all_told_of_it(rank: int) -> None:
         with pytest.raises(RuntimeError, match=f"they differ in the {what}. Process {rank} has"):
             optimizer.step()
         assert all((p.to_local() == 1).all() for p in params.values())
+
+
+def processes_that_drift_apart_later_are_told_of_it(rank: int) -> None:
+    """A learning rate, or a missing gradient, of one process, at a step without an exchange."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    ones = torch.ones(8, 8, dtype=torch.bfloat16)
+    for what in ("steps", "numbers of the param groups"):
+        params = {name: torch.nn.Parameter(shard(ones, mesh, [Shard(0)])) for name in "ab"}
+        optimizer = hs.AdamW(list(params.items()), compile=False)
+        with unittest.mock.patch.object(sharded_step, "_EVERY", 3), counted() as calls:
+            for step in range(1, 4):
+                for name, param in params.items():
+                    param.grad = shard(ones, mesh, [Shard(0)])
+                    if (step, name, what) == (2, "b", "steps") and rank == 1:
+                        param.grad = None
+                if what != "steps":
+                    optimizer.param_groups[0]["lr"] = 1e-3 * (1 + rank * (step > 1))
+                before = [param.to_local().clone() for param in params.values()]
+                calls.clear()
+                if step < 3:
+                    optimizer.step()
+                    assert bool(calls) == (step == 1)
+                    continue
+                with pytest.raises(RuntimeError, match=f"they differ in the {what}. Process {rank} has"):
+                    optimizer.step()
+                pairs = zip(params.values(), before, strict=True)
+                assert all(torch.equal(param.to_local(), x) for param, x in pairs)
 
 
 def an_error_in_one_process_is_one_in_all(rank: int) -> None:
@@ -138,6 +166,7 @@ def test_two_processes_refuse_by_name_and_change_nothing():
         2,
         what_cannot_be_stepped_is_refused_by_name,
         processes_that_disagree_are_all_told_of_it,
+        processes_that_drift_apart_later_are_told_of_it,
         an_error_in_one_process_is_one_in_all,
         a_mesh_that_changed_beside_its_state_is_refused,
         a_group_that_is_gone_is_missed_before_anything_changes,

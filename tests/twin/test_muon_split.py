@@ -183,7 +183,7 @@ def test_a_split_that_cannot_be_meant_is_refused():
         halfstep_jax.muon_labels(params, lambda name, x: "muon")
     with pytest.raises(TypeError, match="neither a function of"):
         halfstep_jax.muon_labels(params, ["w"])
-    with pytest.raises(ValueError, match=r"has no name.*Pass model.named_parameters"):
+    with pytest.raises(ValueError, match=r"has no name.*Pass model.named_parameters.*give it names=list"):
         halfstep_torch.Muon([p for _, p in named])
 
 

@@ -23,7 +23,16 @@ _ASKS_FOR_NOTHING = {
     "fused": (True, False, None),
     "dampening": (0, None),
     "decoupled_weight_decay": (True, False, None),
+    # Of transformers' Adafactor.
+    "scale_parameter": (True, None),
+    "relative_step": (True, None),
+    "warmup_init": (False, None),
 }
+_FIXED_RATE = (
+    " For a rate that is not relative use Optimizer with chain(scale_by_factored_rms(), "
+    "clip_by_block_rms(1.0), scale_by_learning_rate(lr), round_stochastically())."
+)
+_WAYS = {"scale_parameter": _FIXED_RATE, "relative_step": _FIXED_RATE}
 # What is an entry, or an argument, of some optimizer here or in torch.
 _ELSEWHERE = {
     *("lr", "learning_rate", "betas", "b1", "b2", "eps", "eps_root", "weight_decay", "momentum", "nesterov"),
@@ -109,7 +118,9 @@ class NamedMembers:
             if len(names) != len(params):
                 raise ValueError(
                     f"{caller}: the parameter {place} of param group {index}, of shape {tuple(param.shape)}, "
-                    "has no name, as it was put into the group's list. Use add_param_group."
+                    "has no name, as it was put into the group's list. Use add_param_group. A wrapper that "
+                    "puts flat arrays there (DeepSpeed's ZeRO) needs an optimizer without names: pass "
+                    "model.parameters()."
                 )
             self._names[param] = names[place]
         return [self._names[param] for param in params]
@@ -137,7 +148,8 @@ def check_torch_options(caller: str, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         allowed = _ASKS_FOR_NOTHING.get(name)
         if allowed is not None and value not in allowed:
-            raise ValueError(f"{caller}: {name}={value!r} is not supported. Use {name}={allowed[0]!r}.")
+            way = f"Use {name}={allowed[0]!r}.{_WAYS.get(name, '')}"
+            raise ValueError(f"{caller}: {name}={value!r} is not supported. {way}")
 
 
 def check_decay(caller: str, index: int, group: Mapping[str, Any], decoupled: bool | None) -> None:

@@ -14,6 +14,7 @@ from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.link import link_of
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.optimizer_state.group_entries import check_torch_options
 from halfstep_torch.rules.learning_rate import LEARNING_RATE, ScaleByLearningRate
 from halfstep_torch.rules.weight_decay import AddDecayedWeights
 from halfstep_torch.storage.state_dtypes import DType
@@ -113,6 +114,9 @@ class Adafactor(Optimizer):
         nu_dtype: with `nu_rounding`, how the second moment is stored of what is not factored.
         nu_rounding: as there.
         param_storage: with the other arguments, as in `AdamW`.
+        scale_parameter: True, as in the `Adafactor` of transformers; so are the next two.
+        relative_step: True.
+        warmup_init: False.
 
     Raises:
         TypeError: if an argument is of a wrong type.
@@ -148,8 +152,12 @@ class Adafactor(Optimizer):
         compile: bool | str = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
+        scale_parameter: bool = True,
+        relative_step: bool = True,
+        warmup_init: bool = False,
     ) -> None:
         caller = type(self).__name__
+        check_torch_options(caller, locals())
         floor, min_scale = several(caller, "eps", eps, 2)
         rule = ScaleByFactoredRms(
             decay_rate=beta2_decay, min_dim_size_to_factor=min_dim_size_to_factor, floor=floor,

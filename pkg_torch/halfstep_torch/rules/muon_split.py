@@ -89,7 +89,8 @@ def _named(caller: str, known: Mapping, x: Any) -> tuple[str, Tensor]:
         return known[x], x
     raise ValueError(
         f"{caller}: a parameter of shape {tuple(x.shape)} has no name, and names tell embeddings and heads "
-        "from hidden matrices. Pass model.named_parameters(), or groups that say use_muon=True or False."
+        "from hidden matrices. Pass model.named_parameters(), or groups that say use_muon=True or False. "
+        "Where a trainer builds the optimizer, give it names=list(model.named_parameters()) as an argument."
     )
 
 

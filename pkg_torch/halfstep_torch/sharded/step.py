@@ -1,8 +1,9 @@
 """How parameters are stepped where some are DTensors: what processes exchange around their steps.
 
 At the first step on a mesh, processes exchange errors, and compare everything that must be the same. They do
-this again before every step in which they exchange anything. Other steps of shards need no exchange: what was
-the same once stays so, as all processes do the same.
+this again before every step in which they exchange anything. Other steps of shards need no exchange, and
+what was the same once stays so while all processes do the same. Whether they do, every hundredth step asks: a
+scheduler may be fed with a loss of one process, and a process may lack a gradient.
 """
 
 import contextlib
@@ -22,6 +23,8 @@ from halfstep_torch.sharded.exchange import exchanged, meshes_of, scatter, talki
 from halfstep_torch.sharded.run import run_batches
 from halfstep_torch.sharded.slots import sharded_slots
 
+_EVERY = 100
+
 
 class ShardedStep(WholeStep):
     """The steps of an optimizer with DTensors, and what the processes of their meshes have agreed on."""
@@ -32,6 +35,7 @@ class ShardedStep(WholeStep):
         self._talking: set[Any] = set()
         self._meshes: list[Any] = []
         self._asked: list[Any] = []
+        self._steps = 0
 
     def slots_of(self, group: ReadGroup, name: str, param: Tensor) -> Sequence[Slot]:
         """Return the slots of a parameter of a group."""
@@ -43,8 +47,14 @@ class ShardedStep(WholeStep):
     @contextlib.contextmanager
     def agreed_batches(self, params: Iterable[Tensor], batches: Sequence[Batch]) -> Iterator[None]:
         """Raise in all processes if any has an error, or they are not to make the same step."""
+        params = list(params)
+        # Released gradients come one by one: a process that lacks one makes no step of it.
+        self._steps += len(params) > 1
+        all_asked = len(params) > 1 and self._steps % _EVERY == 0
         self._meshes = meshes_of(params)
-        asked = [mesh for mesh in self._meshes if mesh not in self._compared or mesh in self._talking]
+        asked = [
+            mesh for mesh in self._meshes if all_asked or mesh not in self._compared or mesh in self._talking
+        ]
         self._asked = asked  # the same ones in all processes
         with Attempt() as attempt:
             yield
