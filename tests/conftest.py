@@ -1,5 +1,6 @@
 """What must stand before a framework is imported; in how many processes, on what device, which slow cases."""
 
+import gc
 import os
 import pathlib
 import zlib
@@ -50,3 +51,8 @@ def pytest_collection_modifyitems(items):
         case = item.get_closest_marker("slow") and "[" in item.name and item.path.parent.name in _MANY
         if case and zlib.crc32(item.nodeid.encode()) % _ONE_IN:
             item.add_marker(pytest.mark.exhaustive)
+
+
+def pytest_collection_finish():
+    """Leave what importing made out of what optimizers without names search for modules."""
+    gc.freeze()

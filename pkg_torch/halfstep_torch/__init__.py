@@ -19,6 +19,7 @@ from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
 from halfstep_torch.memory_report import memory_report
+from halfstep_torch.names import register_names
 from halfstep_torch.numbers.random_words import random_words
 from halfstep_torch.numbers.rounding import round_to
 from halfstep_torch.optimizer import Optimizer
@@ -94,6 +95,7 @@ __all__ = [
     "preheat",
     "random_words",
     "recipes",
+    "register_names",
     "relative",
     "release_gradients",
     "round_stochastically",

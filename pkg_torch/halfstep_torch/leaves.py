@@ -15,7 +15,7 @@ from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.storage.base_codes import NAN_SCALE
 from halfstep_torch.storage.state_array import StateArray
 
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HELD_BY_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -61,7 +61,7 @@ def parameters_by_leaf(model: torch.nn.Module) -> dict[str, Tensor]:
 
 def _parts(name: str) -> tuple[list[str], int]:
     """Return the parts of a name without wrappers, and how many "module" stand in front."""
-    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
     return parts, next((i for i, part in enumerate(parts[:-1]) if part != "module"), len(parts) - 1)
 
 

@@ -79,6 +79,20 @@ def zero_steps_as_one_process(rank: int) -> None:
         assert len(kept) == 4
 
 
+def bare_parameters_have_the_names_of_their_model(rank: int) -> None:
+    """Under DistributedDataParallel, also a share of them by ZeRO; under FSDP2, which replaces them."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    names = [name for name, _ in net().named_parameters()]
+    wrapped, cut = DistributedDataParallel(net()), fully_shard(net())
+    for model in (wrapped, cut):
+        optimizer = hs.AdamW(model.parameters(), lr=1e-2)
+        assert optimizer.param_groups[0]["param_names"] == names
+    share = ZeroRedundancyOptimizer(wrapped.parameters(), hs.AdamW, lr=1e-2).optim.param_groups[0]
+    assert share["param_names"] == [name for name in share["param_names"] if name in names]
+
+
 def dcp_reads_state_by_name(rank: int) -> None:
     model = DistributedDataParallel(net())
     optimizer = hs.AdamW(model.named_parameters(), lr=1e-2)
@@ -94,5 +108,6 @@ def test_two_processes_train_as_their_wrappers_promise():
         PROCESSES,
         accumulate_under_ddp,
         zero_steps_as_one_process,
+        bare_parameters_have_the_names_of_their_model,
         dcp_reads_state_by_name,
     )

@@ -16,6 +16,7 @@ from halfstep.checkpoint.state_file import FileArray, read_state_file, write_sta
 from halfstep_jax.checkpoint.save_state import read_state, state_file_of
 from halfstep_torch.bridge.arrays import address, copy_into, device_of, own_copy, to_jax
 from halfstep_torch.leaves import check_grad, check_weight, leaf_names
+from halfstep_torch.names import with_names_found
 from halfstep_torch.optimizer_state.group_entries import check_names
 
 _NAME = "OptaxOptimizer"
@@ -64,7 +65,7 @@ class OptaxOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable, tx: Any) -> None:
         self._building = True
-        super().__init__(params, {})
+        super().__init__(with_names_found(_NAME, params), {})
         self._building = False
         self._params = dict(self._named())
         check_names(_NAME, self.param_groups)

@@ -18,6 +18,7 @@ from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules
 from halfstep_torch.leaves import check_memory, check_weight
 from halfstep_torch.link import Link, is_ours
+from halfstep_torch.names import with_names_found
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
 from halfstep_torch.optimizer_state.form import HEADER
 from halfstep_torch.optimizer_state.group_entries import (
@@ -25,6 +26,7 @@ from halfstep_torch.optimizer_state.group_entries import (
     check_decay,
     check_entries,
     check_maximize,
+    check_named,
     check_names,
     check_torch_options,
     count_nameless,
@@ -83,6 +85,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         self._tx = tx if isinstance(tx, ChainByOptions) else ChainByOptions(functools.partial(chain, tx), {})
         self._compile = CompileChoice(self._name, compile)
         self._given_names = parameter_names(self._name, names)
+        params = with_names_found(self._name, params) if names is None else params
         self._choices: list[GroupChoices] = []
         self._compared = False
         if state_device is not None and str(state_device) != "cpu":
@@ -164,6 +167,9 @@ class PlannedOptimizer(torch.optim.Optimizer):
             if self._given_names is not None and "params" in param_group:
                 params = with_names(self._name, param_group["params"], self._given_names)
                 param_group = {**param_group, "params": params}
+            elif self.param_groups and "param_names" in self.param_groups[0]:
+                [param_group] = with_names_found(self._name, [param_group])
+                check_named(self._name, param_group)
             param_group = self._without_recipe(param_group)
             options = {name: param_group.get(name, value) for name, value in options.items()}
         choices = GroupChoices(self._tx.make(**options), options, schedule, rate)
@@ -215,12 +221,22 @@ class PlannedOptimizer(torch.optim.Optimizer):
         group.update({key: plain_value(group[key]) for key in self.defaults})
         group[HEADER] = make_header(self._choices[last].chain)
 
+    def _follows(self, group: Mapping[str, Any]) -> bool:
+        """Whether a group has the entries for which its recipe stands, as ZeRO writes it there once more."""
+        arguments, recipe = _arguments(type(self)), group["recipe"]
+        if recipe is None or "recipe" not in arguments:
+            return recipe is None
+        chosen = settings(self._name, recipe, arguments)
+        return all(group.get(key) == plain_value(x) for key, x in chosen.items())
+
     def _check_entries(self, index: int) -> None:
         """Refuse entries of a group that nothing would follow, those too that were written in mid-run."""
         group, choices = self.param_groups[index], self._choices[index]
         entries = (frozenset(group), *(group.get(key) for key in _CYCLE))
         if choices.checked != entries:
-            check_entries(self._name, group, set(self.defaults), set(_arguments(type(self))))
+            arguments = _arguments(type(self))
+            followed = {key: x for key, x in group.items() if key != "recipe" or not self._follows(group)}
+            check_entries(self._name, followed, set(self.defaults), set(arguments))
             self._check_cycle(index)
             choices.checked = entries
         else:

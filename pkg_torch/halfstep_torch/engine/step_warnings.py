@@ -32,13 +32,13 @@ def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, bef
             say_once(
                 f"{caller}: several optimizers without names have one seed. Each draws words of its own, by "
                 "the order in which they were built: another order gives other bits. Pass names: "
-                "named_parameters(), or names=list(model.named_parameters()) beside the parameters."
+                "model.named_parameters(), or call halfstep_torch.register_names(model) before."
             )
         elif nameless > 1 and batch.plan.kinds:
             say_once(
                 f"{caller}: the parameters have no names, so their random words follow their order: another "
                 "order, or another share of them on every process, gives other bits. Pass "
-                "model.named_parameters(), or names=list(model.named_parameters()) beside the parameters."
+                "model.named_parameters(), or call halfstep_torch.register_names(model) before."
             )
         if batch.grad_dtype == torch.float16 and batch.group.scale is None:
             say_once(

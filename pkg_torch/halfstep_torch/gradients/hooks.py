@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from halfstep_torch.leaves import leaf_names
+from halfstep_torch.names import with_names_found
 from halfstep_torch.optimizer import Optimizer
 
 _TAKEN: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -47,6 +48,7 @@ def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:
         return
     if isinstance(given, torch.optim.Optimizer):
         given = _of_groups(given)
+    given = with_names_found(caller, given)
     pairs = [entry if isinstance(entry, tuple) else (str(i), entry) for i, entry in enumerate(given)]
     for leaf, (_, param) in zip(leaf_names([name for name, _ in pairs]), pairs, strict=True):
         if not isinstance(param, Tensor):

@@ -195,6 +195,16 @@ def check_entries(caller: str, group: Mapping[str, Any], entries: set[str], argu
             raise ValueError(f"{problem}; nothing reads it. {known}")
 
 
+def check_named(caller: str, group: Mapping[str, Any]) -> None:
+    """Raise ValueError for a new group without names beside others that have names."""
+    for param in () if "param_names" in group else group.get("params", ()):
+        if isinstance(param, Tensor):
+            raise ValueError(
+                f"{caller}: a parameter of shape {tuple(param.shape)} of a new group has no name, and "
+                "those of the other groups have. Pass pairs (name, parameter), or call register_names(model)."
+            )
+
+
 def check_names(caller: str, groups: Iterable[Mapping[str, Any]]) -> None:
     """Raise ValueError if two parameters have the same name: the same words would round them."""
     names = [name for group in groups for name in group.get("param_names", ())]

@@ -8,6 +8,7 @@ from torch import Tensor
 from halfstep.rules.muon import MatrixAxes
 from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep_torch.leaves import leaf_names
+from halfstep_torch.names import with_names_found
 from halfstep_torch.optimizer_state.group_entries import parameter_names
 
 OUTPUT_AXIS = 0
@@ -38,7 +39,7 @@ def muon_groups(params: Iterable, matrices: MatrixChoice = None) -> list[dict]:
 
 def split_groups(caller: str, params: Iterable, matrices: MatrixChoice, names: list | None) -> list[dict]:
     """Return groups of which each has `use_muon`: those that have it stay, others become two or more."""
-    listed = list(params)
+    listed = list(with_names_found(caller, params) if names is None else params)
     given = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
     given = [{**group, "params": _as_list(group["params"])} for group in given]
     for group in given:
@@ -90,7 +91,8 @@ def _named(caller: str, known: Mapping, x: Any) -> tuple[str, Tensor]:
     raise ValueError(
         f"{caller}: a parameter of shape {tuple(x.shape)} has no name, and names tell embeddings and heads "
         "from hidden matrices. Pass model.named_parameters(), or groups that say use_muon=True or False. "
-        "Where a trainer builds the optimizer, give it names=list(model.named_parameters()) as an argument."
+        "Where a trainer builds the optimizer, call halfstep_torch.register_names(model) before, or give it "
+        "names=list(model.named_parameters()) as an argument."
     )
 
 
