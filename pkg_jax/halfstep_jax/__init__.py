@@ -12,6 +12,7 @@ from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
 from halfstep_jax.in_shard_map import in_shard_map
 from halfstep_jax.memory_report import memory_report
+from halfstep_jax.monitor import Monitor
 from halfstep_jax.numbers.random_words import random_words
 from halfstep_jax.numbers.rounding import round_to
 from halfstep_jax.numbers.schedules import ScheduleState
@@ -68,6 +69,7 @@ __all__ = [
     "Format",
     "KeepMasterParamsState",
     "MatrixAxes",
+    "Monitor",
     "Role",
     "RoundStochasticallyState",
     "Rule",

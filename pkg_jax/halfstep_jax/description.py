@@ -134,7 +134,7 @@ def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterabl
     for (name, x), fmt in zip(named_leaves(inside.state), inside.formats, strict=True):
         if not x.ndim:
             continue
-        leaf = _leaf_at_end(name, weights)
+        leaf = leaf_at_end(name, weights)
         short = name.removesuffix(leaf).rstrip("/") or name
         nbytes = _nbytes(codes[name]) + (_nbytes(scales[name]) if name in scales else 0)
         stored = str(x.dtype) if fmt is None else fmt.text
@@ -143,7 +143,7 @@ def _stored_rows(link: Link, inside: Inside, weights: dict[str, Any]) -> Iterabl
         yield ArrayDescription(leaf, f"{short}", x.shape, stored, rounding, nbytes, why)
 
 
-def _leaf_at_end(name: str, weights: Collection[str]) -> str:
+def leaf_at_end(name: str, weights: Collection[str]) -> str:
     """Return the weight with the longest name that the name of an array of state ends in; "" if none."""
     parts = name.split("/")
     ends = ("/".join(parts[i:]) for i in range(len(parts)))

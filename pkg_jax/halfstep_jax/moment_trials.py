@@ -10,7 +10,7 @@ import optax
 from halfstep.diagnosis import MomentDiagnosis, MomentTally
 from halfstep_jax.description import describe
 from halfstep_jax.leaves import HELD_BY_FLOAT32, named_leaves
-from halfstep_jax.storage.ends import count_at_ends
+from halfstep_jax.storage.ends import count_at_ends, moment_pairs
 
 NARROW = (jnp.bfloat16, jnp.float16)
 """Dtypes of 16 bits."""
@@ -50,16 +50,10 @@ def diagnose_moments(tx: optax.GradientTransformation, params, zeros, state) -> 
     for name, why, count in _kept_otherwise(tx, params, names, paths):
         tallies[name].otherwise[why] += count
     by_path, texts = dict(named_leaves(state)), {(row.leaf, row.name): row.format for row in rows}
-    for path, x in by_path.items():
-        parts = path.split("/")
-        for second, first in PAIRS.items():
-            other = by_path.get("/".join(first if part == second else part for part in parts))
-            if second not in parts or other is None:
-                continue
-            if jnp.issubdtype(other.dtype, jnp.floating):
-                tallies[second].zero += int(((x == 0) & (other != 0)).sum())
-            leaf = "/".join(parts[parts.index(second) + 1 :])
-            tallies[second].add_ends(count_at_ends(texts.get((leaf, second), ""), x, other))
+    for leaf, second, x, other in moment_pairs(by_path, PAIRS):
+        if jnp.issubdtype(other.dtype, jnp.floating):
+            tallies[second].zero += int(((x == 0) & (other != 0)).sum())
+        tallies[second].add_ends(count_at_ends(texts.get((leaf, second), ""), x, other))
     return {name: tally.diagnosis for name, tally in tallies.items()}
 
 

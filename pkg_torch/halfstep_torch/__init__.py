@@ -19,6 +19,7 @@ from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
 from halfstep_torch.memory_report import memory_report
+from halfstep_torch.monitor import Monitor
 from halfstep_torch.names import register_names
 from halfstep_torch.numbers.random_words import random_words
 from halfstep_torch.numbers.rounding import round_to
@@ -63,6 +64,7 @@ __all__ = [
     "Lamb16",
     "Lion",
     "MatrixAxes",
+    "Monitor",
     "Muon",
     "Optimizer",
     "Role",

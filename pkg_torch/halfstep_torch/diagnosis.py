@@ -21,6 +21,7 @@ from halfstep_torch.moment_trials import PAIRS, diagnose_moments, float32_moment
 from halfstep_torch.say_once import say_once
 from halfstep_torch.trial_steps import (
     NARROW,
+    any_optimizer,
     compensated,
     rounded_to_nearest,
     weights_after_decay,
@@ -155,12 +156,7 @@ def _by_param(params: list[Tensor], counts: list[Count]) -> dict[Tensor, Count]:
 
 
 def _checked(optimizer: Any) -> torch.optim.Optimizer:
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = optimizer.optimizer  # as accelerate wraps one
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"{_FUNCTION}: optimizer is {type(optimizer).__name__}. Pass a torch.optim.Optimizer."
-        )
+    optimizer = any_optimizer(_FUNCTION, optimizer)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TypeError(

@@ -33,6 +33,15 @@ _NOT_COPIED = (
 Change = Callable[[Tensor], Tensor]
 
 
+def any_optimizer(caller: str, optimizer: Any) -> torch.optim.Optimizer:
+    """Return an optimizer of whatever library, out of a wrapper; refuse what is none."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer  # as accelerate wraps one
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"{caller}: optimizer is {type(optimizer).__name__}. Pass a torch.optim.Optimizer.")
+    return optimizer
+
+
 def copy_of(
     optimizer: torch.optim.Optimizer,
     params: list[Tensor],

@@ -1,12 +1,15 @@
 """How many second moments stand at the ends of what their codes hold. Contract: F16, F17."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from halfstep.diagnosis import end_codes
 
 
-def count_at_ends(second: str, codes: jax.Array, first: jax.Array) -> tuple[int, int]:
+def count_at_ends(second: str, codes: jax.Array, first: jax.Array) -> tuple[Any, Any]:
     """Return how many elements stand at the smallest and at the largest number: none where nothing stops so.
 
     At the smallest those count whose first moment is not zero: others have had no gradient yet.
@@ -21,8 +24,25 @@ def count_at_ends(second: str, codes: jax.Array, first: jax.Array) -> tuple[int,
         return 0, 0
     lowest, highest = ends
     moves = _nonzero(first, codes.size)
-    low = 0 if moves.size != codes.size else int(((codes.reshape(-1) == lowest) & moves.reshape(-1)).sum())
-    return low, 0 if highest is None else int((codes == highest).sum())
+    low = 0 if moves.size != codes.size else ((codes.reshape(-1) == lowest) & moves.reshape(-1)).sum()
+    return low, 0 if highest is None else (codes == highest).sum()
+
+
+def moment_pairs(
+    by_path: Mapping[str, jax.Array], pairs: Mapping[str, str]
+) -> Iterator[tuple[str, str, jax.Array, jax.Array]]:
+    """Yield of a state weight, name, second moment and first moment, as they are stored.
+
+    Args:
+        by_path: the arrays of the state.
+        pairs: the names of second moments, and of the first moments beside them.
+    """
+    for path, x in by_path.items():
+        parts = path.split("/")
+        for second, first in pairs.items():
+            other = by_path.get("/".join(first if part == second else part for part in parts))
+            if second in parts and other is not None:
+                yield "/".join(parts[parts.index(second) + 1 :]), second, x, other
 
 
 def _nonzero(codes: jax.Array, size: int) -> jax.Array:

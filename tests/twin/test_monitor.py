@@ -1,0 +1,181 @@
+"""`Monitor` measures the step that was taken, of any optimizer, and says the same in both packages."""
+
+import logging
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+import halfstep_jax
+import halfstep_torch
+from halfstep import monitor
+
+SHAPE = (64, 128)
+GRADIENT = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+START = 1 + np.abs(np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32))
+
+
+def jax_rows(tx, steps=4, every=2, scale=1.0, dtype=jnp.bfloat16):
+    """Return what is read after every step, and the weights after it."""
+    watch = halfstep_jax.Monitor(tx, every)
+    params, g = {"w": jnp.asarray(START, dtype)}, {"w": jnp.asarray(GRADIENT * scale, dtype)}
+    state, rows = tx.init(params), []
+
+    @jax.jit
+    def step(params, state):
+        updates, state = tx.update(g, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(steps):
+        params, state = step(params, state)
+        rows.append((watch.read(params, state), np.asarray(params["w"].astype(jnp.float32))))
+    return rows
+
+
+def torch_rows(make, steps=4, every=2, scale=1.0, dtype=torch.bfloat16):
+    param = torch.nn.Parameter(torch.tensor(START).to(dtype))
+    param.grad = torch.tensor(GRADIENT * scale).to(dtype)
+    optimizer = make([("w", param)])
+    watch, rows = halfstep_torch.Monitor(optimizer, every), []
+    for _ in range(steps):
+        optimizer.step()
+        rows.append((watch.read(), param.detach().float().numpy().copy()))
+    return rows
+
+
+def jax_ours(**options):
+    return jax_rows(halfstep_jax.adamw(1e-4, **options))
+
+
+def torch_ours(**options):
+    return torch_rows(lambda named: halfstep_torch.AdamW(named, lr=1e-4, **options))
+
+
+OURS = {"jax": jax_ours, "torch": torch_ours}
+THEIRS = {
+    "jax": lambda lr: jax_rows(optax.adamw(lr)),
+    "torch": lambda lr: torch_rows(lambda named: torch.optim.AdamW([p for _, p in named], lr=lr)),
+}
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_a_row_comes_at_every_second_call_and_holds_what_the_weights_did(package):
+    rows = OURS[package]()
+    assert [row is None for row, _ in rows] == [True, False, True, False]
+    for i in (1, 3):
+        row, before, after = rows[i][0], rows[i - 1][1], rows[i][1]
+        assert row["step"] == i + 1
+        assert row["weight_norm"] == pytest.approx(np.linalg.norm(after), rel=1e-4)
+        assert row["update_norm"] == pytest.approx(np.linalg.norm(after - before), rel=1e-4)
+        assert (row["updates_lost"], row["nonfinite"]) == (0, 0)
+        assert all(isinstance(x, float) for x in row.values())
+
+
+@pytest.mark.parametrize("package", THEIRS)
+def test_an_optimizer_of_another_library_is_told_what_it_loses(package, caplog):
+    row, after = THEIRS[package](1e-5)[3]
+    before = THEIRS[package](1e-5)[2][1]
+    assert row["updates_lost"] == pytest.approx((after == before).mean(), abs=1e-6)
+    assert row["updates_lost"] > 0.9
+    assert THEIRS[package](0.5)[3][0]["updates_lost"] < 0.05
+
+
+def test_both_packages_say_the_same_of_a_run():
+    for options in ({}, {"recipe": "one_pass"}, {"recipe": "eight_bit"}, {"param_storage": "split16"}):
+        in_jax, in_torch = (ours(weight_decay=0.1, **options)[3][0] for ours in OURS.values())
+        assert in_jax.keys() == in_torch.keys()
+        for name, x in in_jax.items():
+            assert in_torch[name] == pytest.approx(x, rel=1e-5), (options, name)
+
+
+@pytest.mark.parametrize(("scale", "end"), [(1e6, "moments_at_largest"), (1e-9, "moments_at_smallest")])
+@pytest.mark.parametrize("package", OURS)
+def test_one_pass_outside_of_its_range_shows_and_is_said(package, scale, end, caplog):
+    make = {
+        "jax": lambda: jax_rows(halfstep_jax.adamw(1e-3, recipe="one_pass"), scale=scale),
+        "torch": lambda: torch_rows(
+            lambda named: halfstep_torch.AdamW(named, recipe="one_pass"), scale=scale
+        ),
+    }[package]
+    monitor.SAID.clear()
+    with caplog.at_level(logging.WARNING):
+        row = make()[1][0]
+    assert row[end] > 0.5
+    said = [record.getMessage() for record in caplog.records if "Monitor" in record.getMessage()]
+    assert len(said) == 1
+    assert "use the recipe eight_bit" in said[0]
+
+
+def test_a_link_behind_the_one_that_stores_shows():
+    tx = optax.chain(halfstep_jax.adamw(1e-4), optax.scale(0.5))
+    assert jax_rows(tx)[3][0]["updates_lost"] > 0.9
+
+
+@pytest.mark.parametrize("rows", [
+    lambda: jax_rows(halfstep_jax.adamw(1e-4), scale=np.nan),
+    lambda: torch_rows(lambda named: halfstep_torch.AdamW(named), scale=np.nan),
+])  # fmt: skip
+def test_weights_that_are_no_numbers_are_counted(rows):
+    assert rows()[1][0]["nonfinite"] == START.size
+
+
+def test_float32_weights_lose_nothing():
+    assert jax_rows(optax.adamw(1e-7), dtype=jnp.float32)[3][0]["updates_lost"] == 0
+    rows = torch_rows(lambda named: torch.optim.SGD([p for _, p in named], 1e-9), dtype=torch.float32)
+    assert rows[3][0]["updates_lost"] == 0
+
+
+def test_only_the_corner_of_a_large_weight_is_compared():
+    tx, params = optax.sgd(1e-9), {"w": jnp.ones((100, 2**12), jnp.bfloat16)}
+    watch = halfstep_jax.Monitor(tx, 2)
+    state = tx.init(params)
+    assert watch.read(params, state) is None
+    moved = {"w": params["w"].at[0].set(2.0).at[4:].set(2.0)}  # one of the first four rows
+    row = watch.read(moved, state)
+    assert row["updates_lost"] == 0.75
+    assert row["update_norm"] == pytest.approx(np.sqrt(25 * 2**12), rel=1e-4)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, "100", None])
+def test_a_number_of_steps_that_is_none_is_refused(every):
+    message = rf"Monitor: every={every!r} is not a number of steps\. Use an integer >= 1\."
+    with pytest.raises(ValueError, match=message):
+        halfstep_jax.Monitor(optax.sgd(0.1), every)
+    with pytest.raises(ValueError, match=message):
+        halfstep_torch.Monitor(torch.optim.SGD([torch.ones(1)]), every)
+
+
+def test_what_is_no_optimizer_is_refused():
+    with pytest.raises(TypeError, match=r"Monitor: optimizer is Linear\. Pass a torch\.optim\.Optimizer"):
+        halfstep_torch.Monitor(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.slow
+def test_a_hundred_steps_cost_less_than_one_more():
+    """Processor time, the least of five; a step of a small batch is the hardest case."""
+
+    def least(call) -> float:
+        times = []
+        for _ in range(5):
+            start = time.process_time()
+            call()
+            times.append(time.process_time() - start)
+        return min(times)
+
+    for make in (lambda p: torch.optim.AdamW(p), lambda p: halfstep_torch.AdamW(p, recipe="one_pass")):
+        model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).bfloat16()
+        optimizer = make(model.named_parameters())
+
+        def step(model=model, optimizer=optimizer):
+            model(torch.ones(32, 512, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step(zero_grad=True) if "halfstep" in type(optimizer).__module__ else optimizer.step()
+
+        watch = halfstep_torch.Monitor(optimizer, 2)
+        step()
+        watch.read(), watch.read()
+        read = least(lambda w=watch: (w.read(), w.read()))
+        assert read < least(step)
