@@ -14,6 +14,7 @@ from halfstep_torch.distributed.shards import check_not_replaced, is_sharded
 from halfstep_torch.engine.batches import (
     Batch,
     LastStep,
+    attach_keys,
     attach_numbers,
     attach_row_plans,
     check_finite,
@@ -21,7 +22,8 @@ from halfstep_torch.engine.batches import (
     measure,
 )
 from halfstep_torch.engine.compiled_stage import compile_batch
-from halfstep_torch.engine.loss_scale import is_skipped
+from halfstep_torch.engine.launch import Launch
+from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.signals import SignalsWait
 from halfstep_torch.engine.slots import count
@@ -47,14 +49,21 @@ def _undisturbed(step: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(step)
     def run(self: Any, *args: Any, **options: Any) -> None:
-        with contextlib.ExitStack() as blocks:
-            blocks.enter_context(vars(self).setdefault("_lock", threading.RLock()))
-            for device_type in ("cpu", "cuda", "xpu", "mps"):
-                if torch.is_autocast_enabled(device_type):
+        with vars(self).setdefault("_lock", threading.RLock()):
+            enabled = [*filter(torch.is_autocast_enabled, ("cpu", "cuda", "xpu", "mps"))]
+            if not enabled:
+                step(self, *args, **options)
+                return
+            with contextlib.ExitStack() as blocks:
+                for device_type in enabled:
                     blocks.enter_context(torch.autocast(device_type, enabled=False))
-            step(self, *args, **options)
+                step(self, *args, **options)
 
     return run
+
+
+Named = Sequence[tuple[int, str, Tensor]]
+_WHOLE = WholeStep()
 
 
 class Optimizer(SavedOptimizer):
@@ -172,7 +181,7 @@ class Optimizer(SavedOptimizer):
 
     def _step(self) -> None:
         if not is_skipped(self):
-            self.step_alone(self._named(), self._last_step, may_make_state=self._may_make_state())
+            self.step_alone(None, self._last_step)
 
     def _may_make_state(self) -> bool:
         """Whether this may be the step by which torch.distributed.checkpoint makes state.
@@ -187,57 +196,86 @@ class Optimizer(SavedOptimizer):
             and all(param.grad is not None for param in params)
         )
 
+    def check_steps(self) -> None:
+        """Raise RuntimeError unless a step can go on from the state that is here."""
+        self.check_loaded()
+
     @_undisturbed
-    def step_alone(
-        self,
-        parameters: Iterable[tuple[int, str, Tensor]],
-        last: LastStep,
-        sizes: RowSizes | None = None,
-        may_make_state: bool = False,
-    ) -> None:
-        """Step some of the parameters, those that have a gradient.
+    def step_alone(self, parameters: Named | None, last: LastStep, sizes: RowSizes | None = None) -> None:
+        """Step some of the parameters, those with a gradient: by the launch of the last step, if it holds.
 
         Args:
-            parameters: the index of their group, leaf name, parameter.
+            parameters: the index of their group, leaf name, parameter; None for all.
             last: what the last step of these parameters has left.
             sizes: of rows; by default the fastest.
-            may_make_state: do no more if all gradients are 0.
         """
-        self.check_loaded()
-        parameters, all_batches = list(parameters), []
-        params = [param for _, _, param in parameters]
+        self.check_steps()
+        if parameters is None:
+            listed = [param for group in self.param_groups for param in group["params"]]
+        else:
+            listed = [param for _, _, param in parameters]
+        launch = last.launch
+        if launch is not None and launch.renew(listed, self, scale_of(self)):
+            self._run(_WHOLE, launch.batches, last)
+            return
+        last.launch = None
+        may_make_state = parameters is None and self._may_make_state()
+        self._build(list(self._named()) if parameters is None else parameters, last, sizes, may_make_state)
+
+    def _build(self, named: Named, last: LastStep, sizes: RowSizes | None, may_make_state: bool) -> None:
+        """Build the step of parameters, and run it; not if it may make state, and would move nothing."""
+        all_batches: list[Batch] = []
+        params = [param for _, _, param in named]
         how = self._how(params)
         with how.agreed_batches(params, all_batches):
-            all_batches += make_batches(parameters, self._group, self.state, last, how.slots_of)
+            all_batches += make_batches(named, self._group, self.state, last, how.slots_of)
+            attach_keys(all_batches)
             if not all_batches and not self.state:
-                check_not_replaced(self._name, {name: p for _, name, p in parameters}, parameters_by_leaf)
-                self._idle_steps += bool(parameters)
+                check_not_replaced(self._name, {name: p for _, name, p in named}, parameters_by_leaf)
+                self._idle_steps += bool(named)
                 warn_of_no_gradient(self._name, self._idle_steps)
         if may_make_state and not how.any_of(any(_moves(batch) for batch in all_batches)):
             return
         # Of a dry run there is the state alone.
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
         with how.exchanged(batches):
-            show_rates, measured = [], measure(batches)
-            with how.agreed():
-                check_finite(self._name, batches)
-                attach_numbers(batches, measured, last)
-                self._compile_all(batches)
-                attach_row_plans(batches, last, sizes)
-                show_rates = self._shown_rates((batch.group.index, max(batch.numbers)) for batch in batches)
-                self._look_around(batches)
-            # Everything that can fail has been tried: from here on, weights change.
-            with SignalsWait():
-                how.run(batches)
-                count([slot for batch in all_batches for slot in batch.slots if not has_memory(slot.owner)])
-                for show_rate in show_rates:
-                    show_rate()
+            self._run(how, batches, last, functools.partial(self._attach, batches, last, sizes))
+            if how is _WHOLE and 0 < len(batches) == len(all_batches):
+                last.launch = Launch(params, self.state, self.param_groups, batches, self._compile)
+        count([slot for batch in all_batches for slot in batch.slots if not has_memory(slot.owner)])
+
+    def _attach(self, batches: Sequence[Batch], last: LastStep, sizes: RowSizes | None) -> None:
+        """Compile what is to be compiled, and give batches their rows."""
+        self._compile_all(batches)
+        attach_row_plans(batches, last, sizes)
+
+    def _run(
+        self,
+        how: WholeStep,
+        batches: Sequence[Batch],
+        last: LastStep,
+        attach: Callable[[], None] | None = None,
+    ) -> None:
+        """Give batches the numbers of a step, and step them."""
+        show_rates, measured = [], measure(batches)
+        with how.agreed():
+            check_finite(self._name, batches)
+            attach_numbers(batches, measured, last)
+            attach_keys(batches) if attach is None else attach()
+            scheduled = [batch for batch in batches if batch.group.choices.schedule is not None]
+            show_rates = self._shown_rates([(batch.group.index, max(batch.numbers)) for batch in scheduled])
+            self._look_around(batches)
+        # Everything that can fail has been tried: from here on, weights change.
+        with SignalsWait():
+            how.run(batches)
+            for show_rate in show_rates:
+                show_rate()
 
     def _how(self, params: Iterable[Tensor]) -> WholeStep:
         """Return how parameters are stepped."""
         if self._state_on_host:
             return self._streamed_step
-        return self._sharded_step if any(map(is_sharded, params)) else WholeStep()
+        return self._sharded_step if any(map(is_sharded, params)) else _WHOLE
 
     def _compile_all(self, batches: Iterable[Batch]) -> None:
         """Compile what is to be compiled."""
@@ -248,6 +286,8 @@ class Optimizer(SavedOptimizer):
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """Say what the user should know, most of it at the first step; there compare replicas, too."""
+        if self._compared and not {step % 100 for batch in batches for step in batch.numbers} & {0, 1}:
+            return
         first = [batch for batch in batches if 1 in batch.numbers]
         nameless = sum(len(group["params"]) for group in self.param_groups if "param_names" not in group)
         if first:

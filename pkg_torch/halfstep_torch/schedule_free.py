@@ -200,10 +200,10 @@ class AdamWScheduleFree(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_trained": self._trained}
 
-    def step_alone(self, *args: Any, **options: Any) -> None:
+    def check_steps(self) -> None:
         """Refuse to step averaged weights; else as `Optimizer`."""
         self._refuse_averaged()
-        super().step_alone(*args, **options)
+        super().check_steps()
 
     def plans(self) -> Iterator[tuple[str, Tensor, Plan]]:
         """Refuse to read averaged weights as trained ones; else as `Optimizer`."""

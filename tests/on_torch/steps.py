@@ -144,7 +144,7 @@ def assert_equal_runs(ours, theirs, context: str) -> None:
 def step_in_pieces(optimizer: hs.Optimizer, length: int) -> None:
     """Take a step by rows of at most so many elements, as where arrays are longer."""
     with torch.no_grad():
-        optimizer.step_alone(optimizer._named(), LastStep(), RowSizes(length, length, length))
+        optimizer.step_alone([*optimizer._named()], LastStep(), RowSizes(length, length, length))
 
 
 def snapshot(optimizer: torch.optim.Optimizer) -> list[np.ndarray]:

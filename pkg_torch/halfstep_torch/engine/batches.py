@@ -58,6 +58,18 @@ class Batch:
     kernels: Sequence[Mapping[bool, Callable[..., None]]] = ()
     row_plan: Any = None
 
+    @functools.cached_property
+    def streams(self) -> tuple:
+        """The random streams that its slots read."""
+        return self.plan.streams([link.seed for link in self.group.links])
+
+    def gradients(self, places: Iterable[int]) -> dict[int, Tensor]:
+        """Return the gradients of some slots, by their places."""
+        if type(self.slots[0]) is not Slot:
+            return {place: self.slots[place].grad for place in places}
+        grads: Any = [(place, self.slots[place].owner.grad) for place in places]
+        return {place: grad.detach() if grad.requires_grad else grad for place, grad in grads}
+
     def stage_numbers(self, k: int) -> dict[int, list[Any]]:
         """Return of each count the numbers of the rules of the k-th stage, by name."""
         return {step: [n.by_name for n in of_rules] for step, of_rules in self._of_stage(k)}
@@ -82,15 +94,18 @@ class LastStep:
         row_plans: of each batch.
         numbers: of each link of each group, its values and the numbers of each count: where counts differ,
             most are one more than another's.
+        launch: the step itself, where it can be run again.
     """
 
     slots: dict[Tensor, tuple[tuple, Sequence[Slot]]] = dataclasses.field(default_factory=dict)
     plan_keys: dict[int, tuple] = dataclasses.field(default_factory=dict)
     row_plans: dict[tuple, RowPlan] = dataclasses.field(default_factory=dict)
     numbers: dict[tuple[int, int], tuple[Any, dict[int, Any]]] = dataclasses.field(default_factory=dict)
+    launch: Any = None
 
     def forget_state(self) -> None:
         """Let go of state arrays."""
+        self.launch = None
         self.slots.clear()
         self.row_plans.clear()
 
@@ -127,7 +142,8 @@ def make_batches(
         if known != key:
             of_param = slots_of(group, name, param)
         slots[param], state = (key, of_param), states.get(param)
-        if state and state.get("step") is not of_param[0].counter:
+        counter = of_param[0].counter
+        if state and (counter is None or state.get("step") is not counter):
             check_count(group.caller, name, state.get("step"))
         step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
         for slot in of_param:
@@ -143,7 +159,6 @@ def make_batches(
     for batch in made:
         for slot in batch.slots:
             slot.attach(batch.group.caller, states[slot.owner])
-    _attach_keys(made)
     return made
 
 
@@ -151,8 +166,10 @@ def check_finite(caller: str, batches: Sequence[Batch]) -> None:
     """Raise ValueError for a gradient or a moment that is not finite, where a rule would spread that."""
     for batch in batches:
         links = [batch.group.links[j] for j in batch.plan.rule_indices]
+        if not any([link.needs_finite for link in links]):
+            continue
         slots = [slot for slot in batch.slots if slot.grad.numel()]
-        if not slots or not any(link.needs_finite for link in links):
+        if not slots:
             continue
         marks = {(slot.name, "gradient"): torch.linalg.vector_norm(slot.grad, math.inf) for slot in slots}
         for slot in slots:
@@ -239,12 +256,11 @@ def _has(batch: Batch, link: Any) -> bool:
     return any(batch.group.links[j] is link for j in batch.plan.rule_indices)
 
 
-def _attach_keys(batches: Iterable[Batch]) -> None:
+def attach_keys(batches: Iterable[Batch]) -> None:
     """Give batches the keys of their random words, those of equal streams derived at once."""
     by_streams: dict[tuple, list[Batch]] = {}
     for batch in batches:
-        seeds = [link.seed for link in batch.group.links]
-        by_streams.setdefault(batch.plan.streams(seeds), []).append(batch)
+        by_streams.setdefault(batch.streams, []).append(batch)
     for streams, sharing in by_streams.items():
         slots = [slot for batch in sharing for slot in batch.slots]
         keys = stream_keys(streams, [slot.step for slot in slots], [slot.name for slot in slots])

@@ -10,6 +10,7 @@ import torch
 
 from halfstep.newest import say_if_newer
 from halfstep_torch.engine.inductor import find_cxx, missing_options
+from halfstep_torch.engine.signals import SignalsWait
 from halfstep_torch.say_once import say_once
 
 # Weights stepped eagerly on a CPU, counted anew in every step, that take about as long as compiling: 10 to 15
@@ -52,6 +53,10 @@ class CompileChoice:
         self.stepped[device.type] += elements
         return self.stepped[device.type] >= _COST_OF_COMPILING and find_cxx() is not None
 
+    def is_due(self, device: torch.device, elements: int) -> bool:
+        """Whether an eager step of so many elements was the last one; it is counted."""
+        return self.choice == "auto" and self._wanted(device, elements)
+
     def prepare(self, caller: str, device: torch.device, elements: int, make: Callable[[], object]) -> bool:
         """Compile by `make` if that is wanted for so many elements, and return whether steps run compiled."""
         if not self._wanted(device, elements):
@@ -79,23 +84,25 @@ class CompileChoice:
                 f"x86-64, and never on {' and '.join(system)}. compile=False steps without a compiler."
             )
         say_if_newer("torch", torch.__version__)
-        try:
-            make()
-        except Exception as error:
-            if self.choice is True:
-                raise RuntimeError(
-                    f"{caller}: torch.compile failed ({type(error).__name__}). "
-                    "Use compile=False: the bits are the same."
-                ) from error
-            self.choice = False
-            warnings.warn(
-                f"{caller}: torch.compile failed, steps run in eager mode: slower, with the same bits. "
-                f"Use compile=False to silence this. ({type(error).__name__}: {error})",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return False
-        return True
+        # Else an error that a handler raises would count as one of torch.compile.
+        with SignalsWait():
+            try:
+                make()
+            except Exception as error:
+                if self.choice is True:
+                    raise RuntimeError(
+                        f"{caller}: torch.compile failed ({type(error).__name__}). "
+                        "Use compile=False: the bits are the same."
+                    ) from error
+                self.choice = False
+                warnings.warn(
+                    f"{caller}: torch.compile failed, steps run in eager mode: slower, with the same bits. "
+                    f"Use compile=False to silence this. ({type(error).__name__}: {error})",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return False
+            return True
 
 
 def _unproved(device: torch.device) -> str:

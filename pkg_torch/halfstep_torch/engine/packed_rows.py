@@ -34,6 +34,10 @@ class PackedRows(Rows):
         located = [self._matrix(memory, *array) for array in zip(stage.arrays, self._entries, strict=True)]
         self.state, self._views = [matrix for matrix, _ in located], [views for _, views in located]
         self._fills = any(span.short for span in spans)
+        whole = zip(spans, self._elements, strict=True)
+        self._whole = all(
+            x.numel() == slots[span.slot].param.numel() and span.box is None for span, x in whole
+        )
 
     def _matrix(
         self, memory: "Memory", name: str | tuple, parts: Sequence[Tensor]
@@ -72,6 +76,8 @@ class PackedRows(Rows):
                 for_each("copy_", entries, views)
 
     def _parts(self, arrays: Mapping[int, Tensor]) -> list[Tensor]:
+        if self._whole:
+            return [arrays[span.slot] for span in self.spans]
         return [span.of(arrays[span.slot], span.length) for span in self.spans]
 
 

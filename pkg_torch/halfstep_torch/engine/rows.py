@@ -19,6 +19,7 @@ start.
 
 import dataclasses
 import itertools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 
@@ -52,6 +53,11 @@ class Span:
     length: int
     box: tuple | None = None
     short: Blocks | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all that its slot has, in any layout."""
+        return self.box is None and self.short is None and self.length == math.prod(self.window.shape)
 
     def rows(self, width: int) -> int:
         """Return the number of its rows."""

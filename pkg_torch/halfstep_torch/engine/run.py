@@ -38,7 +38,7 @@ def walks(batch: Batch, step_arrays: Callable[..., Leaving]) -> Iterator[Iterato
 def _walk(
     batch: Batch, places: Sequence[int], steps: Sequence, stage_rows: Sequence, step_arrays: Callable
 ) -> Iterator[Any]:
-    arriving = {place: batch.slots[place].grad for place in places}
+    arriving = batch.gradients(places)
     stages = batch.plan.padded_stages
     for k, (stage, step, all_rows) in enumerate(zip(stages, steps, stage_rows, strict=True)):
         if stage.scope == "parameter":

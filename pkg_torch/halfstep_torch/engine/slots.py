@@ -28,6 +28,7 @@ class Slot:
         step: the count after this step.
         counter: the count that the state holds.
         arrays: its state arrays, as the state holds them.
+        kinds: their dtypes and shapes.
         state: of each what is here, row-major.
         gathered: whether what is here, of a sharded parameter, is all of it, in memory of ours.
         cuts: whether the elements here are of blocks that have others elsewhere.
@@ -42,6 +43,7 @@ class Slot:
     step: int = 0
     counter: Any = None
     arrays: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    kinds: list[tuple] = dataclasses.field(default_factory=list)
     state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gathered: bool = False
     cuts: bool = False
@@ -85,7 +87,8 @@ class Slot:
 
     def attach(self, caller: str, state: MutableMapping[str, Any]) -> None:
         """Have the parameter's state: a new one gets zeros, and what is in another is checked."""
-        if not (self.arrays and _holds(state, self.arrays)):  # as they were checked
+        known = self.arrays and _holds(state, self.arrays) and self.kinds == _kinds(self.arrays)
+        if not known:  # else they are as they were checked
             self._check(caller, state)
         self.state, self.counter = self.arrays, state["step"]
 
@@ -99,6 +102,7 @@ class Slot:
             where = placements.get(key), self.home
             check_state_array(caller, self.name, key, spec, state[key], self.owner, *where)
         self.arrays = {key: state[key] for key in specs}
+        self.kinds = _kinds(self.arrays)
 
     def new_arrays(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """Return some of the state arrays of a parameter that was never stepped."""
@@ -118,6 +122,10 @@ def _holds(state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bool:
     return True
 
 
+def _kinds(arrays: Mapping[str, Tensor]) -> list[tuple]:
+    return [(array.dtype, array.shape) for array in arrays.values()]
+
+
 def new_count() -> Tensor:
     """Return the count of a parameter that was never stepped."""
     return torch.tensor(0, dtype=torch.int64, device="cpu")
@@ -128,7 +136,7 @@ def count(slots: Sequence[Slot]) -> None:
     counters = {id(slot.counter): slot.counter for slot in slots}
     if counters:
         for_each("add_", list(counters.values()), 1)
-    if any(slot.step == LAST_STEP for slot in slots):
+    if LAST_STEP in {slot.step for slot in slots}:
         for_each("clamp_max_", list(counters.values()), LAST_STEP)
 
 

@@ -1,0 +1,361 @@
+"""A step is built once and run again: whatever makes it stale is noticed, and nothing more is kept."""
+
+import contextlib
+import gc
+import sys
+import weakref
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_torch.engine import launch
+from on_torch.steps import assert_same_snapshots, reals, snapshot
+
+
+class Wrapped(torch.nn.Parameter):
+    """A parameter of a subclass that wraps other tensors, as far as a step can see."""
+
+    __tensor_flatten__ = None
+
+
+class WrappedTensor(torch.Tensor):
+    """A gradient of such a subclass."""
+
+    __tensor_flatten__ = None
+
+
+def named(shapes=((16, 16), (4, 1), (300, 300))):
+    return [
+        (f"w{i}", torch.nn.Parameter(reals(shape, seed=i).to(torch.bfloat16)))
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def give_gradients(pairs, step):
+    for i, (_, param) in enumerate(pairs):
+        param.grad = reals(param.shape, seed=100 * step + i).to(param.dtype)
+
+
+def stepped(steps: int = 2, **options):
+    """Return parameters and an optimizer that has made some steps, the last of them by its launch."""
+    pairs = named()
+    optimizer = hs.AdamW(pairs, lr=1e-2, seed=3, compile=False, **options)
+    for step in range(steps):
+        give_gradients(pairs, step)
+        optimizer.step()
+    assert optimizer._last_step.launch is not None
+    give_gradients(pairs, steps)
+    return pairs, optimizer
+
+
+def rows_of(part) -> list:
+    return part if isinstance(part, list) else [part]
+
+
+def outcome(pairs, optimizer, built_anew: bool):
+    """Return the error of a step and all that the optimizer then has, with or without its last launch."""
+    if built_anew:
+        optimizer.__dict__.pop("_last_step")
+    error = None
+    try:
+        optimizer.step()
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    return error, [] if error else [
+        *snapshot(optimizer),
+        *(p.detach().view(torch.int16).numpy() for _, p in pairs),
+    ]
+
+
+def weight_of(change):
+    return lambda pairs, optimizer: change(pairs[0][1])
+
+
+def state_of(change):
+    return lambda pairs, optimizer: change(optimizer.state[pairs[0][1]])
+
+
+def with_data(of, new):
+    def change(pairs, optimizer):
+        x = of(pairs, optimizer)
+        x.data = new(x.data)
+
+    return change
+
+
+def weight(pairs, optimizer):
+    return pairs[0][1]
+
+
+def column(pairs, optimizer):
+    return pairs[1][1]
+
+
+def moment(pairs, optimizer):
+    return optimizer.state[pairs[0][1]]["exp_avg"]
+
+
+def long_moment(pairs, optimizer):
+    return optimizer.state[pairs[2][1]]["exp_avg"]
+
+
+def set_class(of, cls):
+    def change(pairs, optimizer):
+        of(pairs, optimizer).__class__ = cls
+
+    return change
+
+
+def thaw_another(pairs, optimizer):
+    pairs[1][1].grad = None
+
+
+def give_wide_gradient(pairs, optimizer):
+    for _, param in pairs:
+        grad, param.grad = param.grad, None
+        param.grad_dtype = torch.float32
+        param.grad = grad.float()
+
+
+def give_sparse_gradient(pairs, optimizer):
+    pairs[0][1].grad = pairs[0][1].grad.to_sparse()
+
+
+def give_transposed_gradient(pairs, optimizer):
+    pairs[2][1].grad = pairs[2][1].grad.t()
+
+
+def rename_state(pairs, optimizer):
+    state = optimizer.state[pairs[0][1]]
+    kept = dict(state)
+    state.clear()
+    state.update({{"exp_avg": "momentum_buffer"}.get(key, key): x for key, x in kept.items()})
+
+
+def replace_state(pairs, optimizer):
+    state = optimizer.state[pairs[0][1]]
+    state["exp_avg"] = state["exp_avg"].view_as(state["exp_avg"])
+
+
+def count_by_hand(pairs, optimizer):
+    optimizer.state[pairs[0][1]]["step"].fill_(40)
+
+
+def demand_compiling(pairs, optimizer):
+    optimizer._compile.choice = "auto"
+
+
+def take_another_thread(pairs, optimizer):
+    torch.set_num_threads(torch.get_num_threads() + 1)
+
+
+# By the entry of the key that alone says so.
+STALE = {
+    ("weights", 0): set_class(weight, Wrapped),
+    ("weights", 1): with_data(weight, torch.clone),
+    ("weights", 2): with_data(weight, lambda x: x.view(torch.float16)),
+    ("weights", 3): with_data(column, lambda x: x[:2]),
+    ("weights", 4): with_data(weight, torch.t),
+    ("grads", 0): set_class(lambda pairs, _: pairs[0][1].grad, WrappedTensor),
+    ("grads", 1): give_wide_gradient,
+    ("grads", 2): with_data(lambda pairs, _: pairs[1][1].grad, lambda x: x[:2]),
+    ("grads", 5): give_transposed_gradient,
+    ("names", None): rename_state,
+    ("arrays", 0): replace_state,
+    ("arrays", 1): with_data(long_moment, torch.clone),
+    ("arrays", 2): with_data(moment, lambda x: x.view(torch.float16)),
+    ("arrays", 3): with_data(moment, lambda x: x[:4]),
+    ("counts", None): count_by_hand,
+    ("choice", None): demand_compiling,
+    ("threads", None): take_another_thread,
+}
+# What more than one entry says, or another function.
+ALSO_STALE = {
+    "a parameter without a gradient": thaw_another,
+    "a sparse gradient": give_sparse_gradient,
+    "no state": lambda pairs, optimizer: optimizer.state.clear(),
+    "the state of one parameter": lambda pairs, optimizer: optimizer.state.pop(pairs[0][1]),
+    "no count": lambda pairs, optimizer: optimizer.state[pairs[0][1]].pop("step"),
+    "a state that is no tensor": lambda pairs, optimizer: optimizer.state[pairs[0][1]].update(exp_avg=1.0),
+    "parameters in another order": lambda pairs, optimizer: optimizer.param_groups[0]["params"].reverse(),
+    "a parameter less": lambda pairs, optimizer: optimizer.param_groups[0]["params"].pop(),
+    "a weight of another size": lambda pairs, optimizer: pairs[0][1].set_(torch.zeros(8, 16).bfloat16()),
+    "a gradient that autograd knows": lambda pairs, _: pairs[0][1].grad.requires_grad_(),
+}
+
+
+@pytest.fixture
+def same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_built_anew(change, is_stale=True):
+    (pairs, optimizer), (others, reference) = stepped(), stepped()
+    kept = optimizer._last_step.launch
+    for of in ((pairs, optimizer), (others, reference)):
+        with torch.no_grad():
+            change(*of)
+    (error, ours), (expected, theirs) = outcome(pairs, optimizer, False), outcome(others, reference, True)
+    assert error == expected
+    assert_same_snapshots(ours, theirs)
+    assert (optimizer._last_step.launch is not kept) == is_stale
+
+
+@pytest.mark.parametrize("part", STALE, ids=str)
+def test_every_part_of_the_key_makes_a_launch_stale(part, same_threads):
+    assert_built_anew(STALE[part])
+
+
+@pytest.mark.parametrize("part", STALE, ids=str)
+def test_no_other_part_of_the_key_says_the_same(part, same_threads):
+    pairs, optimizer = stepped()
+    listed = [param for _, param in pairs]
+    before, _ = launch._key_of(listed, optimizer.state, optimizer._compile)
+    with torch.no_grad():
+        STALE[part](pairs, optimizer)
+    after, _ = launch._key_of(listed, optimizer.state, optimizer._compile)
+    changed = {
+        (name, i)
+        for name, xs, ys in zip(before._fields, map(rows_of, before), map(rows_of, after), strict=True)
+        for i in ([None] if name in ("names", "counts", "choice", "threads") else range(len(xs[0])))
+        if (xs != ys if i is None else [x[i] for x in xs] != [y[i] for y in ys])
+    }
+    assert changed - {("arrays", 1)} == {part} - {("arrays", 1)}
+
+
+@pytest.mark.parametrize("what", ALSO_STALE)
+def test_other_changes_are_noticed(what):
+    assert_built_anew(ALSO_STALE[what], is_stale=what != "a gradient that autograd knows")
+
+
+def set_entry(**entries):
+    return lambda pairs, optimizer: optimizer.param_groups[0].update(entries)
+
+
+def replace_group(pairs, optimizer):
+    optimizer.param_groups[0] = {**optimizer.param_groups[0], "lr": 0.5}
+
+
+ENTRIES = {
+    "lr": set_entry(lr=0.5),
+    "betas": set_entry(betas=(0.5, 0.9)),
+    "a number out of range": set_entry(lr=-1.0),
+    "maximize": set_entry(maximize=True),
+    "maximize that is no bool": set_entry(maximize="no"),
+    "a format": set_entry(mu_dtype="float32"),
+    "an option": set_entry(param_storage="nearest"),
+    "an entry that nothing reads": set_entry(weight_decy=0.1),
+    "a group in place of another": replace_group,
+}
+
+
+@pytest.mark.parametrize("what", ENTRIES)
+def test_entries_that_are_other_objects_are_read_and_checked(what):
+    (pairs, optimizer), (others, reference) = stepped(), stepped()
+    ENTRIES[what](pairs, optimizer)
+    ENTRIES[what](others, reference)
+    (error, ours), (expected, theirs) = outcome(pairs, optimizer, False), outcome(others, reference, True)
+    assert error == expected
+    assert_same_snapshots(ours, theirs)
+
+
+def fill_rate(entries):
+    entries["lr"].fill_(0.3)
+
+
+def set_first_beta(entries):
+    entries["betas"][0] = 0.7
+
+
+@pytest.mark.parametrize("change", [fill_rate, set_first_beta])
+def test_entries_that_change_in_place_are_read_at_every_step(change):
+    outcomes = []
+    for built_anew in (False, True):
+        pairs, optimizer = stepped()
+        optimizer.param_groups[0].update(lr=torch.tensor(1e-2), betas=[0.5, 0.9])
+        optimizer.step()
+        change(optimizer.param_groups[0])
+        outcomes.append(outcome(pairs, optimizer, built_anew))
+    (error, ours), (expected, theirs) = outcomes
+    assert error is expected is None
+    assert_same_snapshots(ours, theirs)
+
+
+def test_a_schedule_is_asked_at_every_step():
+    runs = []
+    for built_anew in (False, True):
+        pairs = named()
+        optimizer = hs.AdamW(pairs, lr=lambda step: 1e-2 / (1 + step), seed=3, compile=False)
+        for step in range(4):
+            give_gradients(pairs, step)
+            if built_anew:
+                optimizer.__dict__.pop("_last_step", None)
+            optimizer.step()
+        runs.append(snapshot(optimizer))
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 4)
+    assert_same_snapshots(*runs)
+
+
+def test_a_state_dict_that_is_loaded_is_stepped_from():
+    pairs, optimizer = stepped()
+    saved = optimizer.state_dict()
+    saved = {**saved, "state": {i: {k: x.clone() for k, x in s.items()} for i, s in saved["state"].items()}}
+    others, other = stepped(4)
+    other.load_state_dict(saved)
+    for (_, param), (_, theirs) in zip(others, pairs, strict=True):
+        param.data.copy_(theirs)
+        param.grad = theirs.grad
+    other.step()
+    optimizer.step()
+    assert_same_snapshots(snapshot(other), snapshot(optimizer))
+
+
+def bytes_of_tensors() -> int:
+    gc.collect()
+    storages = {}
+    for x in gc.get_objects():
+        with contextlib.suppress(Exception):
+            if isinstance(x, torch.Tensor):
+                storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("recipe", [None, "four_bit"])
+def test_a_launch_keeps_no_gradient_and_no_more_bytes_from_step_to_step(recipe):
+    pairs, optimizer = stepped(recipe=recipe)
+    sizes = []
+    for step in range(3):
+        give_gradients(pairs, step)
+        grads = [weakref.ref(param.grad) for _, param in pairs if param.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        assert len(grads) == 3
+        assert not [grad for grad in grads if grad() is not None]
+        sizes.append(bytes_of_tensors())
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+def test_a_warm_step_calls_a_few_functions_whatever_the_number_of_weights():
+    def calls(count):
+        pairs = named([(8, 8)] * count)
+        optimizer = hs.AdamW(pairs, compile=False)
+        for step in range(3):
+            give_gradients(pairs, step)
+            optimizer.step()
+        made = 0
+
+        def profile(frame, event, _):
+            nonlocal made
+            made += event == "call" and "halfstep_torch" in frame.f_code.co_filename
+
+        sys.setprofile(profile)
+        try:
+            optimizer.step()
+        finally:
+            sys.setprofile(None)
+        return made
+
+    assert calls(200) - calls(100) <= 100
