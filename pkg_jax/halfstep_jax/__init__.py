@@ -24,8 +24,8 @@ from halfstep_jax.rules.adafactor import (
     scale_by_param_block_rms,
 )
 from halfstep_jax.rules.adam import ScaleByAdamState, adam, adamw, scale_by_adam
-from halfstep_jax.rules.adan import scale_by_adan
-from halfstep_jax.rules.ademamix import scale_by_ademamix
+from halfstep_jax.rules.adan import adan, scale_by_adan
+from halfstep_jax.rules.ademamix import ademamix, scale_by_ademamix
 from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
 from halfstep_jax.rules.learning_rate import preheat, scale_by_learning_rate
@@ -86,7 +86,9 @@ __all__ = [
     "adafactor",
     "adam",
     "adamw",
+    "adan",
     "add_decayed_weights",
+    "ademamix",
     "apply_updates",
     "as_transform",
     "chain",

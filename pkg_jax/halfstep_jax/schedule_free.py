@@ -7,16 +7,13 @@ import jax
 import optax
 
 from halfstep.recipes import takes_recipe
+from halfstep.rules.named import SCHEDULE_FREE_ADAMW
 from halfstep.rules.schedule_free import ScaleByScheduleFree
 from halfstep_jax.checkpoint.float32_weights import float32_params
 from halfstep_jax.checkpoint.link_moments import decoded_moments
 from halfstep_jax.leaves import named_leaves
-from halfstep_jax.rules.learning_rate import scale_by_learning_rate
-from halfstep_jax.rules.rms import scale_by_rms
-from halfstep_jax.rules.schedule_free import scale_by_schedule_free
-from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType
-from halfstep_jax.weights.weight_storage import with_param_storage
 
 
 def schedule_free_eval_params(state: Any, params: Any, tx: optax.GradientTransformation) -> Any:
@@ -61,7 +58,7 @@ def schedule_free_eval_params(state: Any, params: Any, tx: optax.GradientTransfo
     return jax.tree.structure(weights).unflatten(averaged)
 
 
-@takes_recipe
+@takes_recipe(SCHEDULE_FREE_ADAMW.moments)
 def schedule_free_adamw(
     learning_rate: optax.ScalarOrSchedule = 0.0025,
     warmup_steps: jax.typing.ArrayLike | None = None,
@@ -102,18 +99,4 @@ def schedule_free_adamw(
 
     Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1; contract A16, A17.
     """
-    links = [
-        scale_by_rms(
-            b2,
-            eps,
-            eps_in_sqrt=False,
-            bias_correction=True,
-            nu_dtype=nu_dtype,
-            nu_rounding=nu_rounding,
-            seed=seed,
-        ),
-        add_decayed_weights(weight_decay, mask),
-        scale_by_learning_rate(learning_rate),
-        scale_by_schedule_free(b1, warmup_steps, lead_dtype, seed=seed),
-    ]
-    return with_param_storage("schedule_free_adamw", param_storage, links, seed)
+    return of_arguments(SCHEDULE_FREE_ADAMW, locals())

@@ -11,6 +11,7 @@ import optax
 from jax.core import Tracer
 
 from halfstep.random_words import leaf_id
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule, declared, moments_of
 from halfstep.step import updated
 from halfstep.storage.moment_formats import check_feedback, check_power_unit, check_saturation, check_unit
@@ -121,11 +122,16 @@ def transform_of(rule: Callable[P, Rule]) -> Callable[P, optax.GradientTransform
 
     transform.__doc__, transform.__name__ = rule.__doc__, getattr(rule, "name", rule.__name__)
     transform.__qualname__, transform.__module__ = transform.__name__, rule.__module__
-    signature = inspect.signature(rule)
-    transform.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    given = {name: field.annotation for name, field in signature.parameters.items()}
+    signature, numbers = inspect.signature(rule), declared(rule).numbers
+    # Optax's tools look for schedules by this annotation.
+    given = {
+        name: optax.ScalarOrSchedule if name in numbers and numbers[name].schedule else field.annotation
+        for name, field in signature.parameters.items()
+    }
+    fields = [field.replace(annotation=given[name]) for name, field in signature.parameters.items()]
+    transform.__signature__ = signature.replace(parameters=fields)  # pyright: ignore[reportFunctionMemberAccess]
     transform.__annotations__ = given | {"return": optax.GradientTransformationExtraArgs}
-    return transform
+    return takes_recipe(declared(rule).moments.values(), stores_weights=False)(transform)
 
 
 def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):

@@ -32,8 +32,8 @@ from halfstep_torch.rules.adafactor import (
     scale_by_param_block_rms,
 )
 from halfstep_torch.rules.adam import Adam, AdamW, scale_by_adam
-from halfstep_torch.rules.adan import scale_by_adan
-from halfstep_torch.rules.ademamix import scale_by_ademamix
+from halfstep_torch.rules.adan import Adan, scale_by_adan
+from halfstep_torch.rules.ademamix import AdEMAMix, scale_by_ademamix
 from halfstep_torch.rules.clip import clip_by_global_norm, clip_grad_norm_
 from halfstep_torch.rules.lamb import Lamb, Lamb16
 from halfstep_torch.rules.learning_rate import preheat, scale_by_learning_rate
@@ -56,10 +56,12 @@ from halfstep_torch.weights_in_codes import StoredParam, stored_params
 
 __all__ = [
     "SGD",
+    "AdEMAMix",
     "Adafactor",
     "Adam",
     "AdamW",
     "AdamWScheduleFree",
+    "Adan",
     "Lamb",
     "Lamb16",
     "Lion",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from halfstep.moments import fed_back
+from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule, declared
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.entries import entries_of
@@ -244,7 +245,7 @@ def link_of(rule: Callable[P, Rule]) -> Callable[P, Rule]:
         return checked_rule(rule(*args, **options))
 
     link.__name__ = link.__qualname__ = getattr(rule, "name", rule.__name__)
-    return link
+    return takes_recipe(declared(rule).moments.values(), stores_weights=False)(link)
 
 
 @functools.cache

@@ -1,29 +1,23 @@
 """`AdamWScheduleFree` as an optimizer, and the averaged weights of any schedule-free run. Contract: A17."""
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from halfstep.hyperparameters import several
 from halfstep.recipes import takes_recipe
-from halfstep.rules.rms import ScaleByRms
+from halfstep.rules.named import SCHEDULE_FREE_ADAMW
 from halfstep.rules.schedule_free import ScaleByScheduleFree
-from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.checkpoint.float32_state import decoded_states
 from halfstep_torch.checkpoint.float32_weights import float32_params
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.engine.plan import Plan
-from halfstep_torch.numbers.hyperparameters import decay_rate
-from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.state_dict import read_groups
-from halfstep_torch.rules.learning_rate import ScaleByLearningRate
-from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.rules.named import of_arguments
 from halfstep_torch.storage.state_dtypes import DType
-from halfstep_torch.weights.weight_storage import with_param_storage
 
 _TRAINED = "trained"
 """In a state dict the weights of a parameter at which gradients are computed, where the model has others."""
@@ -105,9 +99,10 @@ class AdamWScheduleFree(Optimizer):
     Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1. Contract A16, A17.
     """
 
+    named = SCHEDULE_FREE_ADAMW
     _trained: list[Tensor] | None = None
 
-    @takes_recipe
+    @takes_recipe(SCHEDULE_FREE_ADAMW.moments)
     def __init__(
         self,
         params: Iterable,
@@ -128,17 +123,7 @@ class AdamWScheduleFree(Optimizer):
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:
-        caller = type(self).__name__
-        seed = as_seed(caller, seed)
-        rates = enumerate(several(caller, "betas", betas, 2))
-        b1, b2 = (decay_rate(caller, f"betas[{i}]", rate) for i, rate in rates)
-        rms = functools.partial(ScaleByRms, b2, eps, False, True, nu_dtype, seed=seed)
-        free = ScaleByScheduleFree(b1, warmup_steps, lead_dtype, seed=seed)
-        make = functools.partial(_chain, caller, rms, weight_decay, lr, free)
-        tx = ChainByOptions(make, {"nu_rounding": nu_rounding, "param_storage": param_storage})
-        super().__init__(
-            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
-        )
+        super().__init__(**of_arguments(type(self), locals()))
 
     @torch.no_grad()
     def eval(self) -> None:
@@ -249,17 +234,3 @@ def _checked_trained(name: str, weights: Any, param: Tensor) -> Tensor:
         f"load_state_dict: {_TRAINED!r} of {name!r}, the weights that train() puts back, is {found}; the "
         f"parameter is {param.layout}, {param.dtype}{list(param.shape)}. The file is damaged: load another."
     )
-
-
-def _chain(
-    caller: str,
-    rms: Callable[..., ScaleByRms],
-    weight_decay: float,
-    lr: Any,
-    free: ScaleByScheduleFree,
-    *,
-    nu_rounding: str,
-    param_storage: str,
-) -> Chain:
-    links = [rms(nu_rounding=nu_rounding), AddDecayedWeights(weight_decay), ScaleByLearningRate(lr), free]
-    return with_param_storage(caller, chain(*links), param_storage, free.seed)

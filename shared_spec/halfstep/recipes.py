@@ -2,9 +2,9 @@
 
 Each is a mapping of keyword arguments of Adam, AdamW, LAMB and LAMB16, for bfloat16 weights:
 `adamw(1e-3, **recipes.eight_bit)`. Every optimizer takes the name too, and arguments that are given beside it
-win: `adamw(1e-3, recipe="eight_bit")`; so does every link with moments. Of Lion, SGD and Adan, whose first
-moments have no second one as a unit, it names what fits these. Of Muon it names the formats of what AdamW
-steps, and the momentum has 16 bits, as much as two moments of 8.
+win: `adamw(1e-3, recipe="eight_bit")`; so does every link with moments. Of Lion, SGD, Adan and AdEMAMix,
+whose first moments have no second one as a unit, it names what fits these. Of Muon it names the formats of
+what AdamW steps, and the momentum has 16 bits, as much as two moments of 8.
 
 >>> from halfstep import recipes
 >>> recipes.eight_bit["nu_dtype"].text
@@ -18,9 +18,10 @@ Contract: F1, F5, F6, F12 to F19.
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from halfstep.rule import Moment
 from halfstep.storage.moment_formats import AMPLIFIED
 from halfstep.storage.relative import relative
 from halfstep.storage.state_dtypes import scaled
@@ -51,7 +52,6 @@ four_bit = types.MappingProxyType(
 )
 """3.55 bytes: a first moment of 4 bits, a second one of 8."""
 
-_FORMATS = ("mu_dtype", "nu_dtype")
 # Of moments with a sign of which no second one is the unit.
 _ALONE = {
     "full_precision": "float32",
@@ -61,91 +61,106 @@ _ALONE = {
 }
 # Of the lead of a schedule-free run, whose errors stay in the average (dist on digits 0.05; of e4m3fn 0.15).
 _LEAD = _ALONE | {"near_float32": AMPLIFIED, "eight_bit": scaled("int8", 32, scale="fine")}
-# The argument for the dtype of the factor of Muon; and how its momentum is kept, whose errors that magnifies.
-_FACTOR = "ns_dtype"
-_MOMENTUM = {"full_precision": "float32"} | dict.fromkeys(
+# Of a momentum whose errors a factor magnifies.
+_AMPLIFIED = {"full_precision": "float32"} | dict.fromkeys(
     ("near_float32", "sixteen_bit", "one_pass", "eight_bit"), AMPLIFIED
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes_recipe(function: F) -> F:
-    """Let an optimizer, a function or the `__init__` of a class, or a link follow its argument `recipe`."""
-    parameters = inspect.signature(function).parameters
+def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Callable[[F], F]:
+    """Let an optimizer, a function or the `__init__` of a class, or a link follow its argument `recipe`.
 
-    @functools.wraps(function, updated=())
-    def call(*args: Any, **options: Any) -> Any:
-        name = getattr(function, "name", function.__name__)
-        caller = type(args[0]).__name__ if name == "__init__" else name
-        _check_arguments(caller, args, options, parameters)
-        if (recipe := options.get("recipe")) is not None:
-            options = {**settings(caller, recipe, parameters), **options}
-        if "recipe" not in parameters:
-            options.pop("recipe", None)
-        return function(*args, **options)
+    Args:
+        moments: that it keeps, each with the names of the arguments for its format and its rounding.
+        stores_weights: whether it has `param_storage`, as optimizers do and links do not.
+    """
+    moments = tuple(moment for moment in moments if moment.dtype)
 
-    return call  # pyright: ignore[reportReturnType]
+    def decorate(function: F) -> F:
+        if not moments:
+            return function
+        takes_it = "recipe" in inspect.signature(function).parameters
+
+        @functools.wraps(function, updated=())
+        def call(*args: Any, **options: Any) -> Any:
+            name = getattr(function, "name", function.__name__)
+            caller = type(args[0]).__name__ if name == "__init__" else name
+            _check_arguments(caller, args, options, moments, stores_weights)
+            if (recipe := options.get("recipe")) is not None:
+                options = {**settings(caller, recipe, moments, stores_weights), **options}
+            if not takes_it:
+                options.pop("recipe", None)
+            return function(*args, **options)
+
+        return call  # pyright: ignore[reportReturnType]
+
+    return decorate
 
 
-def _check_arguments(caller: str, args: tuple, options: Mapping[str, Any], parameters: Mapping) -> None:
+def _check_arguments(
+    caller: str, args: tuple, options: Mapping[str, Any], moments: Sequence[Moment], stores_weights: bool
+) -> None:
     """Refuse recipes where they are not recipes, or not of such an optimizer."""
     if any(isinstance(x, types.MappingProxyType) for x in args):
         raise TypeError(f'{caller}: a recipe is given by position. Pass it by name, as recipe="one_pass".')
-    moments = _moments(parameters)
-    for name in _FORMATS:
-        fmt = options.get(name)
-        if name in options and (name not in moments or (len(moments) > 2 and getattr(fmt, "relative", 0))):
+    of_argument = {moment.dtype: moment for moment in moments}
+    for name in ("mu_dtype", "nu_dtype"):
+        fmt, moment = options.get(name), of_argument.get(name)
+        in_units = getattr(fmt, "relative", 0)
+        if name in options and (moment is None or (len(moments) > 2 and in_units and not moment.unit)):
             raise TypeError(
                 f"{caller}: {name}={getattr(fmt, 'text', fmt)!r} is for Adam and LAMB. "
-                f"Use {'=..., '.join(moments)}=..., or recipe={_names(_known(parameters))}."
+                f"Use {'=..., '.join(of_argument)}=..., or recipe={_names(_known(moments, stores_weights))}."
             )
-    if "param_storage" in options and "param_storage" not in parameters:
+    if "param_storage" in options and not stores_weights:
         _refuse_storage(caller, f"param_storage={options['param_storage']!r}")
 
 
-def settings(caller: str, recipe: Any, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments for which a recipe stands, of those that an optimizer has."""
-    recipes, known, moments = _recipes(), _known(parameters), _moments(parameters)
-    if recipe in recipes and "param_storage" in recipes[recipe] and "param_storage" not in parameters:
+def settings(
+    caller: str, recipe: Any, moments: Sequence[Moment], stores_weights: bool = True
+) -> Mapping[str, Any]:
+    """Return the arguments for which a recipe stands, of an optimizer that keeps such moments."""
+    recipes, known = _recipes(), _known(moments, stores_weights)
+    if recipe in recipes and "param_storage" in recipes[recipe] and not stores_weights:
         _refuse_storage(caller, f"recipe={recipe!r}")
     if recipe not in known:
         why = "does not apply: it is for Adam and LAMB" if recipe in recipes else "is not a recipe"
         raise ValueError(f"{caller}: recipe={recipe!r} {why}. Use {_names(known)}.")
     chosen = recipes[recipe]
-    if set(moments) == set(_FORMATS):
-        return chosen
-    # Lion's update is not linear in its moment, so that no error is fed back.
-    rest = {key: x for key, x in chosen.items() if key not in (*_FORMATS, "mu_rounding")}
-    if _has_factor(parameters):
-        of_adamw = {f"adam_{name}": chosen[name] for name in ("mu_dtype", "mu_rounding") if name in chosen}
-        of_adamw["nu_dtype"] = chosen["nu_dtype"]
-        given = {name: x for name, x in of_adamw.items() if name in parameters}
-        return {**rest, **given, "mu_dtype": _MOMENTUM[recipe]}
-    alone = _LEAD if "lead_dtype" in moments else _ALONE
-    return rest | {name: chosen[name] if name == "nu_dtype" else alone[recipe] for name in moments}
+    given = {name: x for name, x in chosen.items() if name == "param_storage"}
+    for moment in moments:
+        given[moment.dtype] = _formats(moment, moments)[recipe]
+        # Other updates are not linear in a moment that has no unit, so that no error is fed back.
+        if moment.unit and "mu_rounding" in chosen:
+            given[moment.rounding] = chosen["mu_rounding"]
+    return given
+
+
+def _formats(moment: Moment, moments: Sequence[Moment]) -> Mapping[str, Any]:
+    """Return how a moment is stored under each recipe that has a format for it."""
+    recipes = _recipes()
+    if not moment.signed:
+        names = recipes if any(other.unit == moment.name for other in moments) else _ALONE
+        return {name: recipes[name]["nu_dtype"] for name in names}
+    if moment.unit:
+        return {name: chosen["mu_dtype"] for name, chosen in recipes.items()}
+    return {"amplified": _AMPLIFIED, "lasting": _LEAD}.get(moment.errors, _ALONE)
 
 
 def _recipes() -> dict[str, Mapping[str, Any]]:
     return {name: x for name, x in globals().items() if isinstance(x, types.MappingProxyType)}
 
 
-def _known(parameters: Mapping[str, Any]) -> list[str]:
-    """Return the names of the recipes that apply to such arguments."""
-    stores, recipes = "param_storage" in parameters, _recipes()
-    names = recipes if set(_moments(parameters)) == set(_FORMATS) else _ALONE
-    names = _MOMENTUM if _has_factor(parameters) else names
-    return [name for name in names if stores or "param_storage" not in recipes[name]]
-
-
-def _moments(parameters: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that say how moments are stored."""
-    return [name for name in parameters if name.endswith("_dtype") and name != _FACTOR]
-
-
-def _has_factor(parameters: Mapping[str, Any]) -> bool:
-    """Whether such arguments are Muon's."""
-    return _FACTOR in parameters
+def _known(moments: Sequence[Moment], stores_weights: bool) -> list[str]:
+    """Return the names of the recipes that have a format for each of some moments."""
+    return [
+        name
+        for name, chosen in _recipes().items()
+        if all(name in _formats(moment, moments) for moment in moments)
+        and (stores_weights or "param_storage" not in chosen)
+    ]
 
 
 def _refuse_storage(caller: str, given: str) -> None:

@@ -21,6 +21,7 @@ else:
 from halfstep import hyperparameters
 
 SCOPES = ("elementwise", "parameter", "all")
+ERRORS = ("", "linear", "amplified", "lasting")
 
 _MISSING = dataclasses.MISSING
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # between the words of a class's name
@@ -61,8 +62,7 @@ class Moment:
     shape: Any = None  # a function, or the name of one, or nothing; see `moments_of`
     unit: str = ""
     torch: str = ""
-    linear: bool = False
-    amplified: bool = False
+    errors: str = ""
     always: str = ""
     copies_weights: bool = False
     of_any_size: bool = False
@@ -127,8 +127,7 @@ def moment(
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] | str | None = None,
     unit: str = "",
     torch: str = "",
-    linear: bool = False,
-    amplified: bool = False,
+    errors: str = "",
     always: str = "",
     copies_weights: bool = False,
     of_any_size: bool = False,
@@ -151,31 +150,18 @@ def moment(
         unit: the second moment in whose root this moment may be kept, as `relative(...)`; `update` rounds the
             second moment first.
         torch: its key in the state of a torch optimizer, such as "exp_avg"; its name unless given.
-        linear: whether the update is linear in what `round` returns, and the moment an average, or a sum, of
-            the rate `rate`: then the rounding "feedback" is offered (contract F19).
-        amplified: whether the update magnifies errors of storing, as the factor of a matrix does. Then "auto"
-            is nearest if that does not freeze, and codes that are too coarse are refused (contract F20).
+        errors: what becomes of errors of storing. "linear": the update is linear in what `round` returns, and
+            the moment an average, or a sum, of the rate `rate`: then the rounding "feedback" is offered
+            (contract F19). "amplified": the update magnifies them, as the factor of a matrix does. Then
+            "auto" is nearest if that does not freeze, and codes that are too coarse are refused (contract
+            F20). "lasting": they stay in an average of weights, and recipes keep finer codes.
         always: the plain dtype of a moment without a field for its format, such as "float32", whatever the
             dtype of the weights.
         copies_weights: whether it is the weight: it starts as the weight, rounded to nearest, and weights of
             the model are float32.
         of_any_size: whether its numbers may be of any size, so that formats of a fixed range are refused.
     """
-    return Moment(
-        "",
-        rate,
-        signed,
-        dtype,
-        rounding,
-        shape,
-        unit,
-        torch,
-        linear,
-        amplified,
-        always,
-        copies_weights,
-        of_any_size,
-    )
+    return Moment(**locals())
 
 
 @dataclass_transform(frozen_default=True)
@@ -308,6 +294,11 @@ def _check(rule: type[Rule], declarations: Declared, fields: set[str]) -> None:
         scopes = '"elementwise", "parameter" or "all"'
         raise ValueError(f"{rule.name}: scope={rule.scope!r} is not a scope. Use {scopes}.")
     for name, moment in declarations.moments.items():
+        if moment.errors not in ERRORS:
+            raise ValueError(
+                f"{rule.name}: the moment {name!r} has errors={moment.errors!r}. "
+                'Use "linear", "amplified", "lasting", or leave it out.'
+            )
         known = {
             "rate": set(declarations.numbers),
             "dtype": fields,

@@ -26,7 +26,8 @@ ALIASES = {
     "sgd": functools.partial(hs.sgd, 1e-3, momentum=0.9),
     "one_pass": functools.partial(hs.adamw, 1e-2, **hs.recipes.one_pass),
     "split16": functools.partial(hs.adamw, 0.1, param_storage="split16"),
-    "adan": lambda: optax.chain(hs.scale_by_adan(), hs.scale_by_learning_rate(0.1)),
+    "adan": functools.partial(hs.adan, 0.1),
+    "ademamix": functools.partial(hs.ademamix, 0.1, b3=0.99),
     "store_state": lambda: hs.store_state(optax.adam(0.1), "bfloat16"),
 }
 # Wrappers of optax.contrib and how they are put around a transform of ours.
@@ -134,18 +135,22 @@ def test_multi_steps_moves_nothing_between_steps(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [hs.adam, hs.adamw, hs.lion, hs.sgd, hs.lamb, hs.lamb16])
+@pytest.mark.parametrize(
+    "make", [hs.adam, hs.adamw, hs.adan, hs.ademamix, hs.lion, hs.sgd, hs.lamb, hs.lamb16]
+)
 def test_injected_hyperparameters_are_numbers(make):
     """Rates by which roundings are chosen stay numbers, as docs/how-to/schedules.md says."""
     start, _, loss = parabola()
-    static = [name for name in ("b1", "b2", "momentum") if name in inspect.signature(make).parameters]
+    static = [name for name in ("b1", "b2", "b3", "momentum") if name in inspect.signature(make).parameters]
     injected = optax.inject_hyperparams(make, static_args=static, hyperparam_dtype=jnp.float32)(1e-3)
     params, rows = start.astype(jnp.bfloat16), jax.grad(loss)(start)[None]
     assert_trees_same(run(injected, params, rows)[0], run(make(1e-3), params, rows)[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [hs.adam, hs.adamw, hs.lion, hs.sgd, hs.lamb, hs.lamb16])
+@pytest.mark.parametrize(
+    "make", [hs.adam, hs.adamw, hs.adan, hs.ademamix, hs.lion, hs.sgd, hs.lamb, hs.lamb16]
+)
 def test_a_constant_schedule_is_its_number(make):
     start, _, loss = parabola()
     rows = jnp.stack([jax.grad(loss)(start + k) for k in range(10)])

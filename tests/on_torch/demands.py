@@ -7,8 +7,8 @@ import torch
 import halfstep_torch as hs
 
 
-def adan(params, lr=1e-3, weight_decay=0.0, maximize=False):
-    links = (hs.scale_by_adan(), hs.add_decayed_weights(weight_decay), hs.scale_by_learning_rate(lr))
+def rms(params, lr=1e-3, weight_decay=0.0, maximize=False):
+    links = (hs.scale_by_rms(), hs.add_decayed_weights(weight_decay), hs.scale_by_learning_rate(lr))
     return hs.Optimizer(params, hs.chain(*links, hs.round_stochastically()), maximize=maximize, compile=False)
 
 
@@ -18,7 +18,9 @@ MAKERS = {
     "Lion": functools.partial(hs.Lion, compile=False),
     "Lamb": functools.partial(hs.Lamb, compile=False),
     "Lamb16": functools.partial(hs.Lamb16, compile=False),
-    "Optimizer": adan,
+    "Adan": functools.partial(hs.Adan, compile=False),
+    "AdEMAMix": functools.partial(hs.AdEMAMix, compile=False),
+    "Optimizer": rms,
 }
 
 

@@ -53,9 +53,9 @@ _RUNS = {
     "in codes": Run("adamw_in_codes", "float32", "int8", "relative int8/8", "uroot8/8"),
     "stored": Run("stored", "bfloat16", "stochastic", "int8/8"),
 }
-_CLASSES = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD"}
-# Rules without an alias, and the formats of their moments besides mu and nu.
-_LINKS = {
+_CLASSES = {"adamw": "AdamW", "adam": "Adam", "adan": "Adan", "ademamix": "AdEMAMix"}
+# The formats of their moments besides mu and nu.
+_FURTHER = {
     "adan": {"diff_dtype": "float32", "grad_dtype": "bfloat16"},
     "ademamix": {"slow_dtype": "bfloat16"},
 }
@@ -65,10 +65,9 @@ _LAMB = {"lamb": {"exact": True}, "lamb16": {"exact": True, "trust_power": None}
 _RULE_OF = {"adamw": "adam", "sgd": "trace", "stored": "store_state"}
 
 
-def _link(package, rule, mu, nu, **seed):
-    if rule == "adafactor":  # of two kernels, one is factored
-        return package.scale_by_factored_rms(min_dim_size_to_factor=4, nu_dtype=nu, **seed)
-    return getattr(package, f"scale_by_{rule}")(mu_dtype=mu, nu_dtype=nu, **_LINKS[rule], **seed)
+def _factored(package, nu, **seed):
+    """Return the link of Adafactor: of two kernels, one is factored."""
+    return package.scale_by_factored_rms(min_dim_size_to_factor=4, nu_dtype=nu, **seed)
 
 
 def _in_codes(package, mu, nu, **seed):
@@ -84,6 +83,9 @@ def jax_side(name):
     common = {"param_storage": storage, "seed": SEED}
     if rule in ("adamw", "adam"):
         tx = getattr(hs, rule)(1e-2, mu_dtype=mu, nu_dtype=nu, **common)
+    elif rule in _FURTHER:
+        options = common | _FURTHER[rule]
+        tx = getattr(hs, rule)(1e-2, weight_decay=0.1, mu_dtype=mu, nu_dtype=nu, **options)
     elif rule in _LAMB:
         options = common | _LAMB[rule]
         tx = getattr(hs, rule)(1e-2, weight_decay=0.1, mu_dtype=mu, nu_dtype=nu, **options)
@@ -95,9 +97,8 @@ def jax_side(name):
         tx = hs.schedule_free_adamw(1e-2, 5, weight_decay=0.1, lead_dtype=mu, nu_dtype=nu, **common)
     elif rule == "adamw_in_codes":
         tx = hs.as_transform(_in_codes(hs, mu, nu, seed=SEED))
-    elif rule in _LINKS or rule == "adafactor":
-        link = _link(hs, rule, mu, nu, seed=SEED)
-        chain = optax.chain(link, hs.scale_by_learning_rate(1e-2))
+    elif rule == "adafactor":
+        chain = optax.chain(_factored(hs, nu, seed=SEED), hs.scale_by_learning_rate(1e-2))
         tx = hs.split_params(chain, 8, seed=SEED)
     else:
         inner = hs.store_state(optax.chain(hs.trace(0.9, seed=3), hs.scale_by_adam(seed=4)), mu, seed=SEED)
@@ -118,6 +119,9 @@ def torch_side(name):
             decay = 1e-4 if rule == "adamw" else 0.0
             optimizer = getattr(hs, _CLASSES[rule])
             return optimizer(params, 1e-2, weight_decay=decay, mu_dtype=mu, nu_dtype=nu, **common)
+        if rule in _FURTHER:
+            options = {"weight_decay": 0.1, "mu_dtype": mu, "nu_dtype": nu} | common | _FURTHER[rule]
+            return getattr(hs, _CLASSES[rule])(params, 1e-2, **options)
         if rule in _LAMB:
             options = {"weight_decay": 0.1, "mu_dtype": mu, "nu_dtype": nu} | common | _LAMB[rule]
             return getattr(hs, rule.capitalize())(params, 1e-2, **options)
@@ -130,9 +134,8 @@ def torch_side(name):
             return hs.AdamWScheduleFree(params, 1e-2, **options)
         if rule == "adamw_in_codes":
             return hs.Optimizer(params, hs.chain(_in_codes(hs, mu, nu)), compile=False)
-        if rule in _LINKS or rule == "adafactor":
-            link = _link(hs, rule, mu, nu)
-            chain = hs.chain(link, hs.scale_by_learning_rate(1e-2))
+        if rule == "adafactor":
+            chain = hs.chain(_factored(hs, nu), hs.scale_by_learning_rate(1e-2))
             return hs.Optimizer(params, hs.split_params(chain, 8), compile=False)
         inner = hs.store_state(hs.chain(hs.trace(0.9), hs.scale_by_adam()), mu)
         tx = hs.chain(inner, hs.scale_by_learning_rate(1e-2), hs.round_stochastically())

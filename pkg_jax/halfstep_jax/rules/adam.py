@@ -3,8 +3,7 @@
 Contract: section A.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,14 +11,11 @@ import optax
 
 from halfstep.recipes import takes_recipe
 from halfstep.rules.adam import ScaleByAdam
-from halfstep.rules.adamw_in_codes import in_codes
-from halfstep.weight_storage import IN_CODES
+from halfstep.rules.named import ADAM, ADAMW
 from halfstep_jax.rule import state_of
-from halfstep_jax.rules.learning_rate import scale_by_learning_rate
-from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType
-from halfstep_jax.transform import as_transform, transform_of
-from halfstep_jax.weights.weight_storage import with_param_storage
+from halfstep_jax.transform import transform_of
 
 
 @state_of(ScaleByAdam)
@@ -44,10 +40,10 @@ class ScaleByAdamState(NamedTuple):
     nu_scale: Any = optax.EmptyState()
 
 
-scale_by_adam = takes_recipe(transform_of(ScaleByAdam))
+scale_by_adam = transform_of(ScaleByAdam)
 
 
-@takes_recipe
+@takes_recipe(ADAM.moments)
 def adam(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -96,11 +92,10 @@ def adam(
 
     Source: as `scale_by_adam`; the order of the links is contract A6.
     """
-    links = [adam_of(locals()), scale_by_learning_rate(learning_rate)]
-    return with_param_storage("adam", param_storage, links, seed)
+    return of_arguments(ADAM, locals())
 
 
-@takes_recipe
+@takes_recipe(ADAMW.moments)
 def adamw(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -141,17 +136,4 @@ def adamw(
     links is contract A6. Weights in 8 bits: contract A20 and P8, after M. Nikdan et al., "ECO: Quantized
     Training without Full-Precision Master Weights", arXiv:2601.22101.
     """
-    if param_storage == IN_CODES:
-        return as_transform(in_codes("adamw", locals()))
-    links = [
-        adam_of(locals()),
-        add_decayed_weights(weight_decay, mask),
-        scale_by_learning_rate(learning_rate),
-    ]
-    return with_param_storage("adamw", param_storage, links, seed)
-
-
-def adam_of(arguments: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
-    """Return `scale_by_adam` of those arguments of an alias that it has too."""
-    names = inspect.signature(scale_by_adam).parameters
-    return scale_by_adam(**{name: arguments[name] for name in names if name in arguments})
+    return of_arguments(ADAMW, locals())

@@ -1,7 +1,56 @@
-"""The Adan update rule as an Optax transform. Contract: A11."""
+"""The Adan update rule as an Optax transform, and `adan` as an optimizer. Contract: A11."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
 
 from halfstep.recipes import takes_recipe
 from halfstep.rules.adan import ScaleByAdan
+from halfstep.rules.named import ADAN
+from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
 
-scale_by_adan = takes_recipe(transform_of(ScaleByAdan))
+scale_by_adan = transform_of(ScaleByAdan)
+
+
+@takes_recipe(ADAN.moments)
+def adan(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.98,
+    b2: jax.typing.ArrayLike = 0.92,
+    b3: jax.typing.ArrayLike = 0.99,
+    eps: jax.typing.ArrayLike = 1e-8,
+    *,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[Any], Any] | None = None,
+    mu_dtype: StateDType | None = None,
+    diff_dtype: StateDType | None = None,
+    nu_dtype: StateDType | None = None,
+    grad_dtype: StateDType | None = None,
+    mu_rounding: str = "auto",
+    nu_rounding: str = "stochastic",
+    recipe: str | None = None,
+    param_storage: str = "stochastic",
+    seed: jax.typing.ArrayLike = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """Adan for weights in bfloat16, float16 or float32: Adam that looks ahead, with decoupled decay.
+
+    Chains `scale_by_adan`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by default
+    `round_stochastically`. Arguments are those of the links, and `param_storage`, `seed`, result and errors
+    those of `adam`. It is the paper's Adan, with the decay of the authors' code under `no_prox=True`;
+    `optax.adan` has 1 - b2 in place of b2, and an `eps_root`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = adan(1e-3, weight_decay=0.02)
+        >>> updates, state = tx.update(jnp.ones(3), tx.init(params), params)
+        >>> optax.apply_updates(params, updates).dtype
+        dtype(bfloat16)
+
+    Source: as `scale_by_adan`; the order of the links is contract A6.
+    """
+    return of_arguments(ADAN, locals())

@@ -1,6 +1,58 @@
-"""The AdEMAMix update rule as an Optax transform. Contract: A15."""
+"""The AdEMAMix update rule as an Optax transform, and `ademamix` as an optimizer. Contract: A15."""
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from halfstep.recipes import takes_recipe
 from halfstep.rules.ademamix import ScaleByAdemamix
+from halfstep.rules.named import ADEMAMIX
+from halfstep_jax.rules.named import of_arguments
+from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
 
 scale_by_ademamix = transform_of(ScaleByAdemamix)
+
+
+@takes_recipe(ADEMAMIX.moments)
+def ademamix(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    b3: jax.typing.ArrayLike = 0.9999,
+    alpha: optax.ScalarOrSchedule = 5.0,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: StateDType | None = None,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: Any | Callable[[Any], Any] | None = None,
+    *,
+    slow_dtype: StateDType | None = None,
+    nu_dtype: StateDType | None = None,
+    mu_rounding: str = "auto",
+    slow_rounding: str = "auto",
+    nu_rounding: str = "stochastic",
+    recipe: str | None = None,
+    param_storage: str = "stochastic",
+    seed: jax.typing.ArrayLike = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """AdEMAMix for weights in bfloat16, float16 or float32: Adam with a second, much slower average.
+
+    Chains `scale_by_ademamix`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by
+    default `round_stochastically`. Arguments are those of the links, in the order of
+    `optax.contrib.ademamix`, and `param_storage`, `seed`, result and errors those of `adam`. `b3` is a
+    number.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = jnp.ones(3, jnp.bfloat16)
+        >>> tx = ademamix(1e-3, alpha=optax.linear_schedule(0.0, 5.0, 1000))
+        >>> updates, state = tx.update(jnp.ones(3), tx.init(params), params)
+        >>> optax.apply_updates(params, updates).dtype
+        dtype(bfloat16)
+
+    Source: as `scale_by_ademamix`; the order of the links is contract A6.
+    """
+    return of_arguments(ADEMAMIX, locals())

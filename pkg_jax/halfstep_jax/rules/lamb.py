@@ -3,6 +3,7 @@
 Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb16.md`.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,19 +11,15 @@ import jax
 import optax
 
 from halfstep.recipes import takes_recipe
-from halfstep.rules.trust_ratio import without_feedback
-from halfstep_jax.rules.adam import adam_of
-from halfstep_jax.rules.learning_rate import scale_by_learning_rate
-from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
-from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep.rules.named import LAMB, LAMB16
+from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType, scaled
-from halfstep_jax.weights.weight_storage import with_param_storage
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)
 LAMB16_NU = scaled("ufloat8_e5m3", 128)
 
 
-@takes_recipe
+@takes_recipe(LAMB.moments)
 def lamb(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -69,12 +66,10 @@ def lamb(
     Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
         ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
     """
-    adam = adam_of(locals() | {"mu_rounding": without_feedback(mu_rounding)})
-    trust = scale_by_trust_ratio(max_norm=max_norm, exact=exact, axis_names=axis_names)
-    return _chained("lamb", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
+    return of_arguments(LAMB, locals())
 
 
-@takes_recipe
+@takes_recipe(LAMB16.moments)
 def lamb16(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -123,17 +118,6 @@ def lamb16(
     Source: vxst, "LAMB16", 2024, https://github.com/vxst/LAMB16, for the aim and the ratio; LAMB as in `lamb`
         (contract L4).
     """
-    adam = adam_of(locals() | {"mu_rounding": without_feedback(mu_rounding)})
     if trust_power is None:
-        trust = scale_by_trust_ratio(max_norm=max_norm, exact=exact, axis_names=axis_names)
-    else:
-        trust = scale_by_tempered_trust_ratio(
-            learning_rate, trust_power, max_norm=max_norm, exact=exact, axis_names=axis_names
-        )
-    return _chained("lamb16", adam, weight_decay, mask, trust, learning_rate, param_storage, seed)
-
-
-def _chained(caller: str, adam, weight_decay, mask, trust, learning_rate, param_storage: str, seed):
-    """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
-    links = [adam, add_decayed_weights(weight_decay, mask), trust, scale_by_learning_rate(learning_rate)]
-    return with_param_storage(caller, param_storage, links, seed)
+        return of_arguments(dataclasses.replace(LAMB, alias="lamb16"), locals())
+    return of_arguments(LAMB16, locals())

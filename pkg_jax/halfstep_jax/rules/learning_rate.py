@@ -3,16 +3,12 @@
 Contract: section D.
 """
 
-import functools
-from typing import Any
-
 import jax.numpy as jnp
 import optax
 
-from halfstep.hyperparameters import check_nonnegative
-from halfstep.rule import Rule, number
+from halfstep.rules.learning_rate import ScaleByLearningRate
 from halfstep_jax.numbers.hyperparameters import as_nonnegative
-from halfstep_jax.transform import as_transform
+from halfstep_jax.transform import transform_of
 
 
 def preheat(
@@ -55,42 +51,4 @@ def preheat(
     return schedule
 
 
-def scale_by_learning_rate(
-    learning_rate: optax.ScalarOrSchedule, *, flip_sign: bool = True
-) -> optax.GradientTransformationExtraArgs:
-    """Multiply the updates by the learning rate: (-learning_rate) u, or learning_rate u without `flip_sign`.
-
-    In float32, rounded once. (Optax's own link does the same, but a compiler may fuse its product with a sum
-    that follows.)
-
-    Args:
-        learning_rate: a number >= 0, a float32 scalar array, or a schedule, called with the count before it
-            is incremented.
-        flip_sign: True to descend.
-
-    Errors are those of `scale_by_adam`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> tx = scale_by_learning_rate(0.5)
-        >>> updates, _ = tx.update({"w": jnp.float32(1.0)}, tx.init({}))
-        >>> float(updates["w"])
-        -0.5
-
-    Source: as `optax.scale_by_learning_rate` (contract D2).
-    """
-    return as_transform(ScaleByLearningRate(learning_rate, flip_sign))
-
-
-class ScaleByLearningRate(Rule):
-    """The rule of `scale_by_learning_rate`."""
-
-    learning_rate: Any = number(
-        schedule=True,
-        check=functools.partial(check_nonnegative, hint="Use a number >= 0, or flip_sign=False to ascend."),
-    )
-    flip_sign: bool = True
-
-    def update(self, g, p, n, m, op):
-        """Return the product."""
-        return (-n.learning_rate if self.flip_sign else n.learning_rate) * g
+scale_by_learning_rate = transform_of(ScaleByLearningRate)

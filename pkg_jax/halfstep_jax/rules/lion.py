@@ -8,12 +8,11 @@ import optax
 
 from halfstep.recipes import takes_recipe
 from halfstep.rules.lion import ScaleByLion
+from halfstep.rules.named import LION
 from halfstep_jax.rule import state_of
-from halfstep_jax.rules.learning_rate import scale_by_learning_rate
-from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
-from halfstep_jax.weights.weight_storage import with_param_storage
 
 
 @state_of(ScaleByLion)
@@ -26,10 +25,10 @@ class ScaleByLionState(NamedTuple):
     mu_scale: Any = optax.EmptyState()
 
 
-scale_by_lion = takes_recipe(transform_of(ScaleByLion))
+scale_by_lion = transform_of(ScaleByLion)
 
 
-@takes_recipe
+@takes_recipe(LION.moments)
 def lion(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
@@ -59,9 +58,4 @@ def lion(
 
     Source: as `scale_by_lion`; the order of the links is contract A6.
     """
-    links = [
-        scale_by_lion(b1, b2, mu_dtype, mu_rounding=mu_rounding, seed=seed),
-        add_decayed_weights(weight_decay, mask),
-        scale_by_learning_rate(learning_rate),
-    ]
-    return with_param_storage("lion", param_storage, links, seed)
+    return of_arguments(LION, locals())

@@ -3,6 +3,7 @@
 Contract: A13, A14.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,15 +13,15 @@ import optax
 from jax.core import Tracer
 
 from halfstep.recipes import takes_recipe
+from halfstep.rule import declared
 from halfstep.rules import muon as shared
 from halfstep.rules.muon import NS_COEFFS, MatrixAxes, MuonMomentum, matrices_of
 from halfstep.rules.muon_split import MatrixChoice, announce, split
+from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.numbers.newton_schulz import newton_schulz
 from halfstep_jax.rule import state_of
-from halfstep_jax.rules.adam import scale_by_adam
-from halfstep_jax.rules.learning_rate import scale_by_learning_rate
-from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.rules.named import links_of
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import as_transform
 from halfstep_jax.weights.weight_storage import with_param_storage
@@ -39,7 +40,7 @@ class ScaleByMuonState(NamedTuple):
     mu_scale: Any = optax.EmptyState()
 
 
-@takes_recipe
+@takes_recipe(declared(MuonMomentum).moments.values(), stores_weights=False)
 def scale_by_muon(
     ns_coeffs: Any = NS_COEFFS,
     ns_steps: int = 5,
@@ -116,7 +117,7 @@ def scale_by_muon(
     return _of_matrices(axes, optax.chain(as_transform(momentum), as_transform(factor)))
 
 
-@takes_recipe
+@takes_recipe(MUON.moments)
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: Any = NS_COEFFS,
@@ -203,24 +204,16 @@ def muon(
 
     Source: as `scale_by_muon`; arguments are Optax's.
     """
-    of_muon: dict[str, Any] = {
-        "nesterov": nesterov,
-        "bias_correction": bias_correction,
-        "scale": scale,
-        "ns_dtype": ns_dtype,
-    }
-    of_muon |= {"mu_rounding": mu_rounding, "seed": seed}
-    adam = scale_by_adam(
-        adam_b1, adam_b2, adam_eps, adam_eps_root, adam_mu_dtype,
-        nu_dtype=nu_dtype, mu_rounding=adam_mu_rounding, nu_rounding=nu_rounding, seed=seed,
-    )  # fmt: skip
-    adam_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+    arguments = {**locals(), "mask": weight_decay_mask}
+    of_the_rest = {"weight_decay": adam_weight_decay}
+    if adam_learning_rate is not None:
+        of_the_rest["learning_rate"] = adam_learning_rate
+    adamw = optax.chain(*links_of(MUON_OF_THE_REST, {**arguments, **of_the_rest}))
 
     def of_label(axes: MatrixAxes) -> optax.GradientTransformation:
-        link = scale_by_muon(ns_coeffs, ns_steps, beta, eps, mu_dtype, **of_muon, **axes._asdict())
-        return _decayed(link, weight_decay, weight_decay_mask, learning_rate)
+        link = functools.partial(scale_by_muon, **axes._asdict())
+        return optax.chain(*links_of(MUON_OF_MATRICES, arguments, {MuonMomentum: link}))
 
-    adamw = _decayed(adam, adam_weight_decay, weight_decay_mask, adam_rate)
     of_label(MatrixAxes(0, 1))  # so that wrong arguments are refused here, and not by `init`
     return with_param_storage("muon", param_storage, [_split_transform(of_label, adamw, matrices)], seed)
 
@@ -258,10 +251,6 @@ class Orthogonalize(shared.Orthogonalize):
         """Return the Newton-Schulz factor of every matrix."""
         coefficients = shared.coefficients_of(self.ns_coeffs, self.ns_steps)
         return newton_schulz(x, matrices, coefficients, self.eps, self.ns_dtype)
-
-
-def _decayed(link, weight_decay, mask, learning_rate) -> optax.GradientTransformation:
-    return optax.chain(link, add_decayed_weights(weight_decay, mask), scale_by_learning_rate(learning_rate))
 
 
 def _label(axes: MatrixAxes | None) -> str:

@@ -6,12 +6,12 @@ import jax
 import optax
 
 from halfstep.recipes import takes_recipe
+from halfstep.rules.named import SGD
 from halfstep.rules.trace import Trace
 from halfstep_jax.rule import state_of
-from halfstep_jax.rules.learning_rate import scale_by_learning_rate
+from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
-from halfstep_jax.weights.weight_storage import with_param_storage
 
 
 @state_of(Trace)
@@ -24,10 +24,10 @@ class TraceState(NamedTuple):
     trace_scale: Any = optax.EmptyState()
 
 
-trace = takes_recipe(transform_of(Trace))
+trace = transform_of(Trace)
 
 
-@takes_recipe
+@takes_recipe(SGD.moments)
 def sgd(
     learning_rate: optax.ScalarOrSchedule,
     momentum: jax.typing.ArrayLike | None = None,
@@ -55,8 +55,7 @@ def sgd(
 
     Source: as `trace`; the order of the links is contract A6.
     """
-    links = [scale_by_learning_rate(learning_rate)]
-    constant_zero = isinstance(momentum, int | float) and momentum == 0
-    if momentum is not None and not constant_zero:
-        links.insert(0, trace(momentum, nesterov, accumulator_dtype, rounding=rounding, seed=seed))
-    return with_param_storage("sgd", param_storage, links, seed)
+    arguments = locals()
+    if momentum is None or (isinstance(momentum, int | float) and momentum == 0):
+        del arguments["momentum"]
+    return of_arguments(SGD, arguments)

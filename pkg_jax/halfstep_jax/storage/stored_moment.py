@@ -75,7 +75,7 @@ class StoredMoment:
         # Known when the link is built, and the same under `jax.jit` as without it.
         constant = np.float32(rate) if isinstance(rate, np.floating | np.ndarray) else None
         rounding = getattr(rule, field.rounding) if field.rounding else "auto"
-        narrow_only = asked_for is None and field.amplified
+        narrow_only = asked_for is None and field.errors == "amplified"
         if narrow_only:
             asked_for = Format.of(AMPLIFIED)
         return cls(rule.name, field, asked_for, rounding, constant, narrow_only)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from halfstep.recipes import settings
 from halfstep.rule import Rule
+from halfstep.rules.named import Named
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
@@ -58,9 +59,11 @@ def _arguments(kind: type) -> dict[str, inspect.Parameter]:
 class PlannedOptimizer(torch.optim.Optimizer):
     """What `Optimizer` knows of its parameters before it steps them.
 
-    `decoupled_decay` tells how weight decay is done; None where a group of torch does not say that.
+    `decoupled_decay` tells how weight decay is done; None where a group of torch does not say that. `named`
+    is what a named optimizer is made of.
     """
 
+    named: ClassVar[Named | None] = None
     decoupled_decay: ClassVar[bool | None] = None
     nameless_before: int | None = None
     """How many optimizers without names were built before of its seeds; None where parameters have names."""
@@ -193,12 +196,11 @@ class PlannedOptimizer(torch.optim.Optimizer):
 
     def _without_recipe(self, param_group: dict[str, Any]) -> dict[str, Any]:
         """Return a group with the entries for which its recipe stands; those that it has itself win."""
-        arguments = _arguments(type(self))
-        if "recipe" not in param_group or "recipe" not in arguments:
+        if "recipe" not in param_group or self.named is None:
             return param_group
         rest = {key: value for key, value in param_group.items() if key != "recipe"}
         recipe = param_group["recipe"]
-        return rest if recipe is None else {**settings(self._name, recipe, arguments), **rest}
+        return rest if recipe is None else {**settings(self._name, recipe, self.named.moments), **rest}
 
     def _check_new_group(self, group: dict[str, Any]) -> None:
         last = len(self.param_groups) - 1
@@ -223,10 +225,10 @@ class PlannedOptimizer(torch.optim.Optimizer):
 
     def _follows(self, group: Mapping[str, Any]) -> bool:
         """Whether a group has the entries for which its recipe stands, as ZeRO writes it there once more."""
-        arguments, recipe = _arguments(type(self)), group["recipe"]
-        if recipe is None or "recipe" not in arguments:
+        recipe = group["recipe"]
+        if recipe is None or self.named is None:
             return recipe is None
-        chosen = settings(self._name, recipe, arguments)
+        chosen = settings(self._name, recipe, self.named.moments)
         return all(group.get(key) == plain_value(x) for key, x in chosen.items())
 
     def _check_entries(self, index: int) -> None:

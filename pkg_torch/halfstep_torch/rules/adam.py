@@ -1,46 +1,19 @@
 """The Adam update rule, and `Adam` and `AdamW` as optimizers. Contract: section A."""
 
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
 
 from torch import Tensor
 
-from halfstep.hyperparameters import several
 from halfstep.recipes import takes_recipe
 from halfstep.rules.adam import ScaleByAdam
-from halfstep.rules.adamw_in_codes import in_codes
-from halfstep.weight_storage import IN_CODES
-from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep.rules.named import ADAM, ADAMW
 from halfstep_torch.link import link_of
-from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.optimizer_state.group_entries import check_torch_options
-from halfstep_torch.rules.learning_rate import ScaleByLearningRate
-from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.rules.named import of_arguments
 from halfstep_torch.storage.state_dtypes import DType
-from halfstep_torch.weights.weight_storage import with_param_storage
 
-scale_by_adam = takes_recipe(link_of(ScaleByAdam))
-
-
-def adam_of(caller: str, betas: tuple[float, float], *, seed: Seed, **options: Any) -> ScaleByAdam:
-    """Return the link of an alias, its roundings not yet chosen."""
-    b1, b2 = several(caller, "betas", betas, 2)
-    return ScaleByAdam(b1=b1, b2=b2, seed=as_seed(caller, seed), **options)
-
-
-def _adam_chain(
-    optimizer: type[Optimizer], adam: ScaleByAdam, lr, weight_decay, *, param_storage: str, **roundings: str
-) -> Chain:
-    caller = optimizer.__name__
-    if optimizer.decoupled_decay and param_storage == IN_CODES:
-        given = vars(adam) | roundings | {"learning_rate": lr, "weight_decay": weight_decay}
-        return chain(in_codes(caller, given))
-    links = [dataclasses.replace(adam, **roundings), AddDecayedWeights(weight_decay)]
-    links = links if optimizer.decoupled_decay else links[::-1]
-    return with_param_storage(caller, chain(*links, ScaleByLearningRate(lr)), param_storage, adam.seed)
+scale_by_adam = link_of(ScaleByAdam)
 
 
 class Adam(Optimizer):
@@ -63,9 +36,9 @@ class Adam(Optimizer):
     Source: D. Kingma, J. Ba, "Adam", ICLR 2015. Contract A5, A6.
     """
 
-    decoupled_decay: ClassVar[bool | None] = False
+    named, decoupled_decay = ADAM, False
 
-    @takes_recipe
+    @takes_recipe(ADAM.moments)
     def __init__(
         self,
         params: Iterable,
@@ -92,17 +65,10 @@ class Adam(Optimizer):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
     ) -> None:
-        caller = type(self).__name__
         if decoupled_weight_decay:
+            caller = type(self).__name__
             raise ValueError(f"{caller}: decoupled_weight_decay=True is not supported. Use AdamW.")
-        check_torch_options(caller, locals())
-        adam = adam_of(caller, betas, eps=eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype, seed=seed)
-        make = functools.partial(_adam_chain, type(self), adam, lr, weight_decay)
-        options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
-        tx = ChainByOptions(make, options)
-        super().__init__(
-            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
-        )
+        super().__init__(**of_arguments(type(self), locals()))
 
 
 class AdamW(Optimizer):
@@ -154,9 +120,9 @@ class AdamW(Optimizer):
     Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract A5, A6.
     """
 
-    decoupled_decay: ClassVar[bool | None] = True
+    named, decoupled_decay = ADAMW, True
 
-    @takes_recipe
+    @takes_recipe(ADAMW.moments)
     def __init__(
         self,
         params: Iterable,
@@ -182,12 +148,4 @@ class AdamW(Optimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        caller = type(self).__name__
-        check_torch_options(caller, locals())
-        adam = adam_of(caller, betas, eps=eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype, seed=seed)
-        make = functools.partial(_adam_chain, type(self), adam, lr, weight_decay)
-        options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
-        tx = ChainByOptions(make, options)
-        super().__init__(
-            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
-        )
+        super().__init__(**of_arguments(type(self), locals()))

@@ -3,26 +3,16 @@
 Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb16.md`.
 """
 
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from torch import Tensor
 
 from halfstep.recipes import takes_recipe
-from halfstep.rule import Rule
-from halfstep.rules.adam import ScaleByAdam
-from halfstep.rules.trust_ratio import without_feedback
-from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep.rules.named import LAMB, LAMB16
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.rules.adam import adam_of
-from halfstep_torch.rules.learning_rate import ScaleByLearningRate
-from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
-from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.rules.named import of_arguments
 from halfstep_torch.storage.state_dtypes import DType, scaled
-from halfstep_torch.weights.weight_storage import with_param_storage
 
 LAMB16_MU = scaled("float8_e4m3fn", 128)
 LAMB16_NU = scaled("ufloat8_e5m3", 128)
@@ -56,7 +46,9 @@ class Lamb(Optimizer):
         ICLR 2020, algorithm 2; arXiv:1904.00962, v1 and v3 for `bias_correction` (contract L3).
     """
 
-    @takes_recipe
+    named = LAMB
+
+    @takes_recipe(LAMB.moments)
     def __init__(
         self,
         params: Iterable,
@@ -80,16 +72,7 @@ class Lamb(Optimizer):
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:
-        caller = type(self).__name__
-        formats = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-        adam = adam_of(caller, betas, eps=eps, bias_correction=bias_correction, seed=seed, **formats)
-        trust = ScaleByTrustRatio(max_norm=max_norm, exact=exact)
-        make = functools.partial(_lamb_chain, caller, adam, weight_decay, trust, lr)
-        options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
-        tx = ChainByOptions(make, options)
-        super().__init__(
-            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
-        )
+        super().__init__(**of_arguments(type(self), locals()))
 
 
 class Lamb16(Optimizer):
@@ -122,7 +105,9 @@ class Lamb16(Optimizer):
         (contract L4).
     """
 
-    @takes_recipe
+    named = LAMB16
+
+    @takes_recipe(LAMB16.moments)
     def __init__(
         self,
         params: Iterable,
@@ -147,30 +132,4 @@ class Lamb16(Optimizer):
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:
-        caller = type(self).__name__
-        formats = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-        adam = adam_of(caller, betas, eps=eps, bias_correction=bias_correction, seed=seed, **formats)
-        trust = ScaleByTemperedTrustRatio(trust_power=trust_power, max_norm=max_norm, exact=exact)
-        make = functools.partial(_lamb_chain, caller, adam, weight_decay, trust, lr)
-        options = {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
-        tx = ChainByOptions(make, options)
-        super().__init__(
-            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
-        )
-
-
-def _lamb_chain(
-    caller: str,
-    adam: ScaleByAdam,
-    weight_decay: float,
-    trust: Rule,
-    lr: Any,
-    *,
-    param_storage: str,
-    **roundings: str,
-) -> Chain:
-    """Return the links in LAMB's order: the trust ratio sees the decay, the learning rate scales it."""
-    roundings["mu_rounding"] = without_feedback(roundings["mu_rounding"])
-    adam = dataclasses.replace(adam, **roundings)
-    tx = chain(adam, AddDecayedWeights(weight_decay), trust, ScaleByLearningRate(lr))
-    return with_param_storage(caller, tx, param_storage, adam.seed)
+        super().__init__(**of_arguments(type(self), locals()))

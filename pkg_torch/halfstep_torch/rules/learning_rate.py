@@ -1,14 +1,12 @@
 """The learning rate. Contract: section D."""
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from halfstep.hyperparameters import check_nonnegative
-from halfstep.rule import Rule, number, option
-from halfstep_torch.link import Link
+from halfstep.rule import number
+from halfstep.rules import learning_rate as shared
+from halfstep_torch.link import link_of
 from halfstep_torch.numbers.hyperparameters import nonnegative
 from halfstep_torch.numbers.schedules import Schedule
 
@@ -21,22 +19,13 @@ LEARNING_RATE = functools.partial(
 """Declares a field that the entry `lr` of a param group holds: a number, or a schedule."""
 
 
-class ScaleByLearningRate(Link):
-    """The rule of `scale_by_learning_rate`; its arguments, unchecked.
-
-    The group entry is a number, a 0-d tensor, or a schedule (of which the group shows the number).
-    """
+class ScaleByLearningRate(shared.ScaleByLearningRate):
+    """The rule in a named optimizer, which ascends by `maximize`."""
 
     learning_rate: Any = LEARNING_RATE()
-    flip_sign: bool = option(True)
 
-    def numbers(self, h: Any, t: int, op: Any) -> Mapping[str, Any]:
-        """Return the rate with its sign."""
-        return {"learning_rate": -h.learning_rate if self.flip_sign else h.learning_rate}
 
-    def update(self, g, p, n, m, op):
-        """Return (-lr) u, rounded once (contract D2)."""
-        return n.learning_rate * g
+scale_by_learning_rate = link_of(shared.ScaleByLearningRate)
 
 
 def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0.5) -> Schedule:
@@ -71,31 +60,3 @@ def preheat(lr: float = 1e-3, preheat_steps: int = 3000, decay_power: float = -0
         return top * min(x, x**-fall)
 
     return schedule
-
-
-def scale_by_learning_rate(learning_rate: float | Tensor | Schedule, *, flip_sign: bool = True) -> Rule:
-    """Multiply the update by minus the learning rate: (-learning_rate) u, rounded once to float32.
-
-    Group entry: `lr`. For a schedule the group shows the rate of the last step (before the first step, of the
-    first), for loggers and state dicts. A 0 that is written there is used, as long as it stands. Any other
-    number that is written there, as by `torch.optim.lr_scheduler`, changes nothing, and the log says so once.
-
-    Args:
-        learning_rate: a number, a tensor of one element (float32 or float64, read at every step), or a
-            function. The function maps the parameter's count of steps so far (0 at the first) to a number.
-        flip_sign: True to descend.
-
-    Raises:
-        TypeError: if it is none of these.
-        ValueError: if it is negative.
-
-    Example:
-        >>> scale_by_learning_rate(1e-3).entries
-        {'lr': 0.001}
-
-    Source: contract D2.
-    """
-    if not callable(learning_rate):
-        hint = "Use a number >= 0, or flip_sign=False to ascend."
-        nonnegative("scale_by_learning_rate", "learning_rate", learning_rate, hint)
-    return ScaleByLearningRate(learning_rate=learning_rate, flip_sign=flip_sign)

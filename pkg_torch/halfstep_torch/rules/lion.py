@@ -1,25 +1,19 @@
 """The Lion update rule, and `Lion` as an optimizer. Contract: A9."""
 
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from torch import Tensor
 
-from halfstep.hyperparameters import several
 from halfstep.recipes import takes_recipe
 from halfstep.rules.lion import ScaleByLion
-from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep.rules.named import LION
 from halfstep_torch.link import link_of
-from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.rules.learning_rate import ScaleByLearningRate
-from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.rules.named import of_arguments
 from halfstep_torch.storage.state_dtypes import DType
-from halfstep_torch.weights.weight_storage import with_param_storage
 
-scale_by_lion = takes_recipe(link_of(ScaleByLion))
+scale_by_lion = link_of(ScaleByLion)
 
 
 class Lion(Optimizer):
@@ -40,7 +34,9 @@ class Lion(Optimizer):
     Contract A6, A9.
     """
 
-    @takes_recipe
+    named = LION
+
+    @takes_recipe(LION.moments)
     def __init__(
         self,
         params: Iterable,
@@ -58,20 +54,4 @@ class Lion(Optimizer):
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:
-        caller = type(self).__name__
-        seed = as_seed(caller, seed)
-        b1, b2 = several(caller, "betas", betas, 2)
-        lion = ScaleByLion(b1=b1, b2=b2, mu_dtype=mu_dtype, seed=seed)
-        make = functools.partial(_lion_chain, caller, lion, weight_decay, lr)
-        tx = ChainByOptions(make, {"mu_rounding": mu_rounding, "param_storage": param_storage})
-        super().__init__(
-            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
-        )
-
-
-def _lion_chain(
-    caller: str, lion: ScaleByLion, weight_decay: float, lr: Any, *, mu_rounding: str, param_storage: str
-) -> Chain:
-    lion = dataclasses.replace(lion, mu_rounding=mu_rounding)
-    tx = chain(lion, AddDecayedWeights(weight_decay), ScaleByLearningRate(lr))
-    return with_param_storage(caller, tx, param_storage, lion.seed)
+        super().__init__(**of_arguments(type(self), locals()))

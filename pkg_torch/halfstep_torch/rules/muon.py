@@ -7,20 +7,20 @@ from typing import Any
 
 from torch import Tensor
 
+from halfstep.hyperparameters import several
 from halfstep.recipes import takes_recipe
-from halfstep.rule import Rule
+from halfstep.rule import declared
 from halfstep.rules import muon as shared
 from halfstep.rules.muon import NS_COEFFS, matrices_of
 from halfstep.rules.muon_split import MatrixChoice
+from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.link import Link, ParamInfo, checked_rule
 from halfstep_torch.numbers.newton_schulz import newton_schulz
 from halfstep_torch.numbers.seeds import Seed, as_seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.rules.adam import adam_of
-from halfstep_torch.rules.learning_rate import ScaleByLearningRate
 from halfstep_torch.rules.muon_split import OUTPUT_AXIS, split_groups
-from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.rules.named import links_of
 from halfstep_torch.storage.state_dtypes import DType
 from halfstep_torch.weights.weight_storage import with_param_storage
 
@@ -49,7 +49,7 @@ class Orthogonalize(shared.Orthogonalize, Link):
         return newton_schulz(x, matrices, coefficients, self.eps, self.ns_dtype)
 
 
-@takes_recipe
+@takes_recipe(declared(MuonMomentum).moments.values(), stores_weights=False)
 def scale_by_muon(
     ns_coeffs: Any = NS_COEFFS,
     ns_steps: int = 5,
@@ -186,7 +186,9 @@ class Muon(Optimizer):
     Source: as `scale_by_muon`; arguments are those of `torch.optim.Muon`.
     """
 
-    @takes_recipe
+    named = MUON
+
+    @takes_recipe(MUON.moments)
     def __init__(
         self,
         params: Iterable,
@@ -226,12 +228,13 @@ class Muon(Optimizer):
                 f"{caller}: adjust_lr_fn={adjust_lr_fn!r} is not a scale. "
                 'Use None, "original" or "match_rms_adamw".'
             )
-        scale, seed = _SCALES[adjust_lr_fn], as_seed(caller, seed)
+        scale = _SCALES[adjust_lr_fn]
         ns_coeffs = shared.check_factor(caller, ns_coefficients, ns_steps, eps, ns_dtype, scale)
-        link = MuonMomentum(momentum, mu_dtype, nesterov, bias_correction, seed=seed)
         factor = Orthogonalize(None, OUTPUT_AXIS, ns_coeffs, ns_steps, eps, ns_dtype, scale)
-        adam = adam_of(caller, betas, eps=adam_eps, mu_dtype=adam_mu_dtype, nu_dtype=nu_dtype, seed=seed)
-        make = functools.partial(_muon_chain, caller, link, factor, adam, weight_decay, lr)
+        b1, b2 = several(caller, "betas", betas, 2)
+        given = {**locals(), "beta": momentum, "learning_rate": lr, "adam_b1": b1, "adam_b2": b2}
+        given = {name: given[name] for name in MUON.arguments & given.keys()}
+        given["seed"] = as_seed(caller, seed)
         options = {"use_muon": True, "output_axis": OUTPUT_AXIS, "reduction_axis": None}
         options |= {"mu_rounding": mu_rounding, "nu_rounding": nu_rounding, "param_storage": param_storage}
         of_adamw = {"lr": lr if adam_lr is None else adam_lr, "mu_dtype": adam_mu_dtype}
@@ -240,19 +243,18 @@ class Muon(Optimizer):
         names = None if names is None else list(names.items() if isinstance(names, Mapping) else names)
         groups = split_groups(caller, params, matrices, names)
         groups = [group if group["use_muon"] else {**of_adamw, **group} for group in groups]
-        tx = ChainByOptions(make, options, others=chain(adam).entries)
+        make = functools.partial(_chain, caller, given, factor)
+        adam = chain(links_of(MUON_OF_THE_REST, given)[0])
+        tx = ChainByOptions(make, options, others=adam.entries)
         super().__init__(
             groups, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
         )
 
 
-def _muon_chain(
+def _chain(
     caller: str,
-    momentum: MuonMomentum,
+    given: Mapping[str, Any],
     factor: Orthogonalize,
-    adam: Rule,
-    weight_decay: float,
-    lr: Any,
     *,
     use_muon: bool,
     output_axis: Axes,
@@ -262,10 +264,8 @@ def _muon_chain(
     nu_rounding: str,
 ) -> Chain:
     """Return the chain of a group: that of Muon, or that of AdamW."""
+    rounded = {"mu_rounding": mu_rounding, "adam_mu_rounding": mu_rounding, "nu_rounding": nu_rounding}
+    links = links_of(MUON_OF_MATRICES if use_muon else MUON_OF_THE_REST, {**given, **rounded})
     if use_muon:
-        axes = {"output_axis": output_axis, "reduction_axis": reduction_axis}
-        links = [dataclasses.replace(momentum, mu_rounding=mu_rounding), dataclasses.replace(factor, **axes)]
-    else:
-        links = [dataclasses.replace(adam, mu_rounding=mu_rounding, nu_rounding=nu_rounding)]
-    links += [AddDecayedWeights(weight_decay), ScaleByLearningRate(lr)]
-    return with_param_storage(caller, chain(*links), param_storage, momentum.seed)
+        links.insert(1, dataclasses.replace(factor, output_axis=output_axis, reduction_axis=reduction_axis))
+    return with_param_storage(caller, chain(*links), param_storage, given["seed"])

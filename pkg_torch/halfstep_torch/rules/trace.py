@@ -1,37 +1,19 @@
 """Momentum, and `SGD` as an optimizer. Contract: A10."""
 
-import dataclasses
-import functools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from torch import Tensor
 
-import halfstep.rules.trace as shared
 from halfstep.recipes import takes_recipe
-from halfstep.rule import option
-from halfstep_torch.chain import Chain, ChainByOptions, chain
-from halfstep_torch.link import Link, ParamInfo, link_of
-from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep.rules import named as table
+from halfstep.rules.trace import Trace
+from halfstep_torch.link import link_of
+from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
-from halfstep_torch.optimizer_state.group_entries import check_torch_options
-from halfstep_torch.rules.learning_rate import ScaleByLearningRate
-from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.rules.named import of_arguments
 from halfstep_torch.storage.state_dtypes import DType
-from halfstep_torch.weights.weight_storage import with_param_storage
 
-
-class Trace(shared.Trace, Link):
-    """The rule of `trace` in a param group, which may have no momentum: `without_zero`, a 0 keeps no sum."""
-
-    without_zero: bool = option(False)
-
-    def acts(self, h: Any, info: ParamInfo) -> bool:
-        """Whether there is a sum to keep."""
-        return not (self.without_zero and h.decay == 0)
-
-
-trace = takes_recipe(link_of(shared.Trace))
+trace = link_of(Trace)
 
 
 class SGD(Optimizer):
@@ -56,7 +38,10 @@ class SGD(Optimizer):
     2013, in torch's form. Contract A6, A10.
     """
 
-    @takes_recipe
+    # Momentum is in the chain even if it is 0: a group may have one of its own.
+    named = table.SGD
+
+    @takes_recipe(table.SGD.moments)
     def __init__(
         self,
         params: Iterable,
@@ -79,33 +64,7 @@ class SGD(Optimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        caller = type(self).__name__
-        seed = as_seed(caller, seed)
-        check_torch_options(caller, locals())
-        # In the chain even if momentum is 0: a group may have a momentum of its own.
-        trace = Trace(decay=momentum, accumulator_dtype=accumulator_dtype, seed=seed, without_zero=True)
-        make = functools.partial(_sgd_chain, caller, trace, weight_decay, lr)
-        options = {"nesterov": nesterov, "rounding": rounding, "param_storage": param_storage}
         if nesterov and not momentum:
+            caller = type(self).__name__
             raise ValueError(f"{caller}: nesterov=True with momentum={momentum}. Use a momentum such as 0.9.")
-        tx = ChainByOptions(make, options)
-        super().__init__(
-            params, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
-        )
-
-
-def _sgd_chain(
-    caller: str,
-    trace: Trace,
-    weight_decay: float,
-    lr: Any,
-    *,
-    nesterov: bool,
-    rounding: str,
-    param_storage: str,
-) -> Chain:
-    if not isinstance(nesterov, bool):
-        raise TypeError(f"{caller}: nesterov={nesterov!r} is not a bool. Use True or False.")
-    trace = dataclasses.replace(trace, nesterov=nesterov, rounding=rounding)
-    tx = chain(AddDecayedWeights(weight_decay), trace, ScaleByLearningRate(lr))
-    return with_param_storage(caller, tx, param_storage, trace.seed)
+        super().__init__(**of_arguments(type(self), locals()))

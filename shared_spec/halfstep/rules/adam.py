@@ -88,7 +88,7 @@ class ScaleByAdam(Rule):
     nesterov: bool = False
     bias_correction: bool = option(True)
     seed: Any = 0
-    mu = moment(rate="b1", unit="nu", torch="exp_avg", linear=True)
+    mu = moment(rate="b1", unit="nu", torch="exp_avg", errors="linear")
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq")
 
     def numbers(self, h, t, op):

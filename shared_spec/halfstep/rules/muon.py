@@ -27,7 +27,7 @@ class MuonMomentum(Rule):
     bias_correction: bool = False
     mu_rounding: str = "auto"
     seed: Any = 0
-    mu = moment(rate="beta", torch="momentum_buffer", amplified=True)
+    mu = moment(rate="beta", torch="momentum_buffer", errors="amplified")
 
     def numbers(self, h, t, op):
         """Return the inverse bias corrections of Optax's form; none of torch's."""

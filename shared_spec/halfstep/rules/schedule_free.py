@@ -45,7 +45,7 @@ class ScaleByScheduleFree(Rule):
     lead_dtype: Any = None
     lead_rounding: str = "stochastic"
     seed: Any = 0
-    lead = moment(torch="lead")
+    lead = moment(torch="lead", errors="lasting")
 
     def __post_init__(self) -> None:
         """Refuse the roundings to nearest under which the average would stand still."""

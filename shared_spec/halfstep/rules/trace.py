@@ -41,7 +41,7 @@ class Trace(Rule):
         dtype="accumulator_dtype",
         rounding="rounding",
         torch="momentum_buffer",
-        linear=True,
+        errors="linear",
     )
 
     def update(self, g, p, n, m, op):

@@ -38,7 +38,7 @@ def check_rounding(caller: str, moment: Moment, rounding: Any) -> None:
             f"{caller}: {rounding_argument(moment)}={rounding!r} is not a rounding. "
             'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".'
         )
-    if rounding == "feedback" and not moment.linear:
+    if rounding == "feedback" and moment.errors != "linear":
         raise ValueError(
             f'{caller}: {rounding_argument(moment)}="feedback" takes back the error of storing '
             f"{moment.name}, which needs an update that is linear in it. "
@@ -78,7 +78,7 @@ def check_format(caller: str, moment: Moment, fmt: Format) -> None:
             "they hold 32 and 43 binades in as many bytes.",
             stacklevel=3,
         )
-    if moment.amplified:
+    if moment.errors == "amplified":
         _check_amplified(caller, argument, fmt)
     if moment.copies_weights:
         check_codes(caller, argument, fmt)
@@ -129,7 +129,7 @@ def _check_amplified(caller: str, argument: str, fmt: Format) -> None:
 
 def default_of(moment: Moment, dtype: str) -> Format:
     """Return the format of a moment where none is asked for, by the dtype of the weights (F1, F20)."""
-    return AMPLIFIED if moment.amplified and dtype == "bfloat16" else default_format(dtype)
+    return AMPLIFIED if moment.errors == "amplified" and dtype == "bfloat16" else default_format(dtype)
 
 
 def check_freezing(
@@ -224,7 +224,7 @@ def is_stochastic(moment: Moment, fmt: Format, rounding: str, rate: Any) -> bool
     """Whether a moment is rounded stochastically: with "auto" where nearest would fall short."""
     if not fmt.rounds:
         return False
-    if rounding == "auto" and moment.amplified:
+    if rounding == "auto" and moment.errors == "amplified":
         return rate is None or fmt.freezes(rate)
     if rounding == "auto":
         return bool(moment.rate) and (rate is None or fmt.falls_short(rate))

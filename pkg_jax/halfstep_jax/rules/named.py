@@ -1,0 +1,45 @@
+"""Named optimizers in JAX: the arguments of an alias, as a chain of the links that `halfstep` declares."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from halfstep.rule import Rule
+from halfstep.rules import trust_ratio, weight_decay
+from halfstep.rules.adamw_in_codes import in_codes
+from halfstep.rules.named import Named
+from halfstep.weight_storage import IN_CODES
+from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
+from halfstep_jax.rules.weight_decay import add_decayed_weights
+from halfstep_jax.transform import as_transform, transform_of
+from halfstep_jax.weights.weight_storage import with_param_storage
+
+Links = Mapping[type[Rule], Callable[..., optax.GradientTransformationExtraArgs]]
+_LINKS: Links = {
+    trust_ratio.ScaleByTemperedTrustRatio: scale_by_tempered_trust_ratio,
+    trust_ratio.ScaleByTrustRatio: scale_by_trust_ratio,
+    weight_decay.AddDecayedWeights: add_decayed_weights,
+}
+
+
+def of_arguments(named: Named, arguments: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+    """Return the transform of a named optimizer, given the arguments of its alias."""
+    storage = arguments["param_storage"]
+    if named.in_codes and storage == IN_CODES:
+        return as_transform(in_codes(named.alias, arguments))
+    return with_param_storage(named.alias, storage, links_of(named, arguments), arguments["seed"])
+
+
+def links_of(
+    named: Named, arguments: Mapping[str, Any], links: Links | None = None
+) -> list[optax.GradientTransformationExtraArgs]:
+    """Return the links of a named optimizer; one whose argument the alias does not have is left out.
+
+    `links` are the functions that make links of some of its rules.
+    """
+    made = {**_LINKS, **(links or {})}
+    parts = [part for part in named.parts if not part.needs or part.needs in arguments]
+    functions = [(part, made.get(part.rule) or transform_of(part.rule)) for part in parts]
+    return [make(**part.fields(inspect.signature(make).parameters, arguments)) for part, make in functions]

@@ -1,0 +1,94 @@
+"""Named optimizers in torch: the arguments of a class, as a chain of the links that `halfstep` declares."""
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from halfstep.hyperparameters import several
+from halfstep.rule import Rule
+from halfstep.rules import learning_rate, trace, trust_ratio, weight_decay
+from halfstep.rules.adamw_in_codes import in_codes
+from halfstep.rules.named import Named
+from halfstep.weight_storage import IN_CODES
+from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep_torch.link import Link, ParamInfo
+from halfstep_torch.numbers.hyperparameters import decay_rate
+from halfstep_torch.numbers.seeds import as_seed
+from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.optimizer_state.group_entries import check_torch_options
+from halfstep_torch.rules.learning_rate import ScaleByLearningRate
+from halfstep_torch.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
+from halfstep_torch.rules.weight_decay import AddDecayedWeights
+from halfstep_torch.weights.weight_storage import with_param_storage
+
+_OF_OPTIMIZER = ("params", "maximize", "compile", "names", "state_device")
+
+
+class TraceUnlessZero(trace.Trace, Link):
+    """The rule of `trace` in a param group, whose momentum may be 0: then it keeps no sum."""
+
+    name = "trace"
+
+    def acts(self, h: Any, info: ParamInfo) -> bool:
+        """Whether there is a sum to keep."""
+        return h.decay != 0
+
+
+_LINKS: dict[type[Rule], type[Rule]] = {
+    learning_rate.ScaleByLearningRate: ScaleByLearningRate,
+    trace.Trace: TraceUnlessZero,
+    trust_ratio.ScaleByTemperedTrustRatio: ScaleByTemperedTrustRatio,
+    trust_ratio.ScaleByTrustRatio: ScaleByTrustRatio,
+    weight_decay.AddDecayedWeights: AddDecayedWeights,
+}
+
+
+def of_arguments(optimizer: type[Optimizer], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `Optimizer` takes, given the arguments of a class that has its `named`."""
+    caller, named = optimizer.__name__, named_of(optimizer)
+    check_torch_options(caller, arguments)
+    given = {"learning_rate": arguments["lr"], **by_rates(caller, named, arguments), **arguments}
+    given = {name: given[name] for name in named.arguments & given.keys()}
+    given["seed"] = as_seed(caller, arguments["seed"])
+    choices = (*(moment.rounding for moment in named.moments), *named.choices, "param_storage")
+    options = {name: arguments[name] for name in choices if name in arguments}
+    tx = ChainByOptions(functools.partial(_chain, optimizer, given), options)
+    return {"tx": tx, **{name: arguments[name] for name in _OF_OPTIMIZER}}
+
+
+def named_of(optimizer: type[Optimizer]) -> Named:
+    """Return what a named optimizer is made of."""
+    assert optimizer.named is not None
+    return optimizer.named
+
+
+def by_rates(caller: str, named: Named, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rates in `betas`, if there are any, by their names in JAX: b1, b2, b3."""
+    names = sorted({"b1", "b2", "b3"} & named.arguments)
+    if not names:
+        return {}
+    betas = several(caller, "betas", arguments["betas"], len(names))
+    for i, rate in enumerate(betas):
+        decay_rate(caller, f"betas[{i}]", rate)
+    return dict(zip(names, betas, strict=True))
+
+
+def links_of(named: Named, given: Mapping[str, Any]) -> list[Rule]:
+    """Return the links of a named optimizer, given what their fields are called in JAX."""
+    links = [(part, _LINKS.get(part.rule, part.rule)) for part in named.parts]
+    return [link(**part.fields(inspect.signature(link).parameters, given)) for part, link in links]
+
+
+def _chain(
+    optimizer: type[Optimizer], given: Mapping[str, Any], *, param_storage: str, **options: Any
+) -> Chain:
+    """Return the chain of a param group that has chosen its storage, its roundings and what else it may."""
+    caller, named = optimizer.__name__, named_of(optimizer)
+    for name in named.choices:
+        if not isinstance(options[name], bool):
+            raise TypeError(f"{caller}: {name}={options[name]!r} is not a bool. Use True or False.")
+    given = {**given, **options}
+    if named.in_codes and param_storage == IN_CODES:
+        return chain(in_codes(caller, given))
+    return with_param_storage(caller, chain(*links_of(named, given)), param_storage, given["seed"])

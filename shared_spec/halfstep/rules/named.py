@@ -1,0 +1,117 @@
+"""Named optimizers: of which links each is made, in order, and which arguments are for what.
+
+The functions of JAX and the classes of torch have the arguments, with their defaults; all else stands here.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from halfstep.rule import Moment, Rule, declared
+from halfstep.rules.adam import ScaleByAdam
+from halfstep.rules.adan import ScaleByAdan
+from halfstep.rules.ademamix import ScaleByAdemamix
+from halfstep.rules.learning_rate import ScaleByLearningRate
+from halfstep.rules.lion import ScaleByLion
+from halfstep.rules.muon import MuonMomentum
+from halfstep.rules.rms import ScaleByRms
+from halfstep.rules.schedule_free import ScaleByScheduleFree
+from halfstep.rules.trace import Trace
+from halfstep.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio, without_feedback
+from halfstep.rules.weight_decay import AddDecayedWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A link of a named optimizer.
+
+    Attributes:
+        rule: its class.
+        renamed: of fields that are not called as the argument that gives them, the argument.
+        fixed: fields that no argument gives: their values.
+        needs: the argument without which the link is left out; "" where it is always there.
+        before_norms: whether norms are taken of its updates, so that errors of `mu` are not fed back.
+    """
+
+    rule: type[Rule]
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    needs: str = ""
+    before_norms: bool = False
+
+    def fields(self, names: Iterable[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of those of some fields that are given by the arguments of an optimizer."""
+        sources = {field: self.renamed.get(field, field) for field in names}
+        given = {field: arguments[name] for field, name in sources.items() if name in arguments}
+        if self.before_norms:
+            given["mu_rounding"] = without_feedback(given["mu_rounding"])
+        return given | dict(self.fixed)
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """The moments of the rule, with the arguments of the optimizer for their formats and roundings."""
+        return tuple(
+            dataclasses.replace(
+                moment,
+                dtype=self.renamed.get(moment.dtype, moment.dtype),
+                rounding=self.renamed.get(moment.rounding, moment.rounding),
+            )
+            for moment in declared(self.rule).moments.values()
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A named optimizer.
+
+    Attributes:
+        alias: its name in JAX; the class of torch has its own.
+        parts: the links, in the order in which they are applied; the storage of weights comes after them.
+        choices: arguments, True or False, that a param group of torch may have of its own.
+        in_codes: whether `param_storage="int8"` puts one rule in place of all links (contract A20).
+    """
+
+    alias: str
+    parts: tuple[Part, ...]
+    choices: tuple[str, ...] = ()
+    in_codes: bool = False
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """What its links keep, with the arguments that say how."""
+        return tuple(moment for part in self.parts for moment in part.moments)
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """The arguments that give fields of the links, by the names that they have in JAX."""
+        fields = [(part, field.name) for part in self.parts for field in dataclasses.fields(part.rule)]  # pyright: ignore
+        return frozenset(part.renamed.get(name, name) for part, name in fields)
+
+
+_DECAY, _RATE = Part(AddDecayedWeights, needs="weight_decay"), Part(ScaleByLearningRate)
+_ADAM = Part(ScaleByAdam)
+_ADAM_BEFORE_NORMS = Part(ScaleByAdam, before_norms=True)
+_ADAM_BESIDE_MUON = Part(
+    ScaleByAdam,
+    renamed={"mu_dtype": "adam_mu_dtype", "mu_rounding": "adam_mu_rounding"}
+    | {name: f"adam_{name}" for name in ("b1", "b2", "eps", "eps_root")},
+)
+_RMS = Part(ScaleByRms, renamed={"decay": "b2"}, fixed={"eps_in_sqrt": False, "bias_correction": True})
+
+# With decay in front it is added to the gradient, and scaled as the gradient is: L2.
+ADAM = Named("adam", (_DECAY, _ADAM, _RATE))
+ADAMW = Named("adamw", (_ADAM, _DECAY, _RATE), in_codes=True)
+ADAN = Named("adan", (Part(ScaleByAdan), _DECAY, _RATE))
+ADEMAMIX = Named("ademamix", (Part(ScaleByAdemamix), _DECAY, _RATE))
+_TRUST = Part(ScaleByTrustRatio, fixed={"eps": 0.0})  # the argument `eps` is Adam's
+LAMB = Named("lamb", (_ADAM_BEFORE_NORMS, _DECAY, _TRUST, _RATE))
+LAMB16 = Named("lamb16", (_ADAM_BEFORE_NORMS, _DECAY, Part(ScaleByTemperedTrustRatio), _RATE))
+LION = Named("lion", (Part(ScaleByLion), _DECAY, _RATE))
+SGD = Named(
+    "sgd", (_DECAY, Part(Trace, renamed={"decay": "momentum"}, needs="momentum"), _RATE), ("nesterov",)
+)
+SCHEDULE_FREE_ADAMW = Named("schedule_free_adamw", (_RMS, _DECAY, _RATE, Part(ScaleByScheduleFree)))
+# Two chains: of matrices, which has their factor behind the momentum, and of the rest.
+MUON_OF_MATRICES = Named("muon", (Part(MuonMomentum), _DECAY, _RATE))
+MUON_OF_THE_REST = Named("muon", (_ADAM_BESIDE_MUON, _DECAY, _RATE))
+MUON = Named("muon", (*MUON_OF_MATRICES.parts, *MUON_OF_THE_REST.parts))

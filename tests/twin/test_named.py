@@ -1,0 +1,102 @@
+"""Named optimizers: every alias of JAX has a class of torch, and both are what `rules.named` declares."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+import halfstep_jax
+import halfstep_torch
+from halfstep.rules import named
+
+CLASSES = {
+    kind.named.alias: kind
+    for kind in vars(halfstep_torch).values()
+    if inspect.isclass(kind) and issubclass(kind, halfstep_torch.Optimizer) and kind.named is not None
+}
+TABLE = {entry.alias: entry for entry in vars(named).values() if isinstance(entry, named.Named)}
+WITHOUT_ENTRY = {"adafactor"}
+"""Its two dialects share neither arguments nor rates: each package has its own chain."""
+
+
+def test_every_alias_of_jax_has_a_class_of_torch():
+    aliases = {
+        name
+        for name, function in vars(halfstep_jax).items()
+        if inspect.isfunction(function) and "param_storage" in inspect.signature(function).parameters
+    } - {"store_params"}
+    assert CLASSES.keys() | WITHOUT_ENTRY == aliases
+    assert TABLE.keys() == CLASSES.keys()
+
+
+@pytest.mark.parametrize("alias", TABLE)
+def test_the_arguments_for_moments_are_arguments_of_both(alias):
+    for function in (getattr(halfstep_jax, alias), CLASSES[alias].__init__):
+        arguments = inspect.signature(function).parameters
+        formats = {name for name in arguments if name.endswith("_dtype") and name != "ns_dtype"}
+        assert {moment.dtype for moment in CLASSES[alias].named.moments} == formats
+
+
+@pytest.mark.parametrize("recipe", ["full_precision", "near_float32", "sixteen_bit", "eight_bit"])
+@pytest.mark.parametrize("alias", ["adan", "ademamix"])
+def test_a_recipe_gives_the_same_formats_in_both(alias, recipe):
+    params = {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
+    described = halfstep_jax.describe(getattr(halfstep_jax, alias)(1e-3, recipe=recipe), params)
+    optimizer = CLASSES[alias]([("w", torch.nn.Parameter(torch.ones(64, 128).bfloat16()))], recipe=recipe)
+    in_torch = halfstep_torch.describe(optimizer)
+    keys = {moment.name: moment.torch for moment in CLASSES[alias].named.moments}
+    for moment, key in keys.items():
+        assert described.of("w", moment).format == in_torch.of("w", key).format
+    slow = in_torch.of("w", keys["slow" if alias == "ademamix" else "grad"]).format
+    expected = {"eight_bit": "float8_e4m3fn, blocks of 128", "full_precision": "float32"}
+    assert slow == expected.get(recipe, "bfloat16")
+
+
+@pytest.mark.parametrize("alias", ["adan", "ademamix"])
+def test_alias_and_class_have_the_bits_of_their_chain(alias):
+    draws = np.random.default_rng(2).normal(size=(6, 8, 16)).astype(np.float32)
+    hs, options = halfstep_jax, {"weight_decay": 0.1, "seed": 5}
+    links = (getattr(hs, f"scale_by_{alias}")(seed=5), hs.add_decayed_weights(0.1))
+    chain = optax.chain(*links, hs.scale_by_learning_rate(1e-2), hs.round_stochastically(5))
+    ends = []
+    for tx in (chain, getattr(hs, alias)(1e-2, **options)):
+        params = {"w": jnp.asarray(draws[0], jnp.bfloat16)}
+        state, update = tx.init(params), jax.jit(tx.update)
+        for g in draws[1:]:
+            updates, state = update({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
+            params = optax.apply_updates(params, updates)
+        ends.append(np.asarray(params["w"]).view(np.int16))
+    p = torch.nn.Parameter(torch.from_numpy(draws[0]).bfloat16())
+    optimizer = CLASSES[alias]([("w", p)], lr=1e-2, compile=False, **options)
+    for g in draws[1:]:
+        p.grad = torch.from_numpy(g).bfloat16()
+        optimizer.step()
+    for end in (ends[1], p.detach().view(torch.int16).numpy()):
+        np.testing.assert_array_equal(end, ends[0])
+
+
+def test_alpha_is_an_entry_of_the_group_and_may_be_warmed_up():
+    weights = []
+    for alphas in ((0.0, 0.0), (0.0, 5.0)):
+        p = torch.nn.Parameter(torch.ones(64))
+        optimizer = halfstep_torch.AdEMAMix([("w", p)], lr=1e-2, compile=False)
+        for alpha in alphas:
+            optimizer.param_groups[0]["alpha"] = alpha
+            p.grad = torch.ones(64)
+            optimizer.step()
+        weights.append(p.detach())
+    # The slow average is 1 - 0.9999^2 of a gradient of 1, in units of the root 1, and five times that.
+    np.testing.assert_allclose((weights[0] - weights[1]).numpy(), 1e-2 * 5 * (1 - 0.9999**2), rtol=1e-2)
+
+
+def test_three_rates_are_asked_for():
+    p = [torch.nn.Parameter(torch.ones(3))]
+    for kind in (halfstep_torch.Adan, halfstep_torch.AdEMAMix):
+        with pytest.raises(TypeError, match=r"betas=\(0\.9, 0\.99\) is not a tuple of 3"):
+            kind(p, betas=(0.9, 0.99))
+        with pytest.raises(ValueError, match=rf"{kind.__name__}: betas\[2\]=1\.5"):
+            kind(p, betas=(0.9, 0.99, 1.5))
