@@ -12,7 +12,7 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed gpu check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed gpu mutants check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -169,8 +169,14 @@ peers-speed: $(PEERS)/.ready  ## speed of a step beside other libraries, one run
 		--json benchmarks/results/$$(date +%F)-peers_speed-cpu.json
 	$(PEERS)/bin/python benchmarks/comparison.py --write
 
-gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: bits, and speed against peers
-	PYTHONPATH=pkg_jax:pkg_torch:shared_spec $(PYTHON) benchmarks/gpu.py --json gpu.json
+# For machines that are lent for minutes: `MINUTES=9`, again and again, with one gpu.json.
+gpu: MINUTES ?= 600
+gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: speed against peers, and bits; goes on where it ended
+	PYTHONPATH=pkg_jax:pkg_torch:shared_spec $(PYTHON) benchmarks/gpu.py --json gpu.json --minutes $(MINUTES)
+
+mutants: MINUTES ?= 120
+mutants: setup  ## change 100 lines, one at a time: the quick tests must fail; goes on where it ended
+	$(BIN)/python tools/mutants.py --json out/mutants.json --minutes $(MINUTES)
 
 check: GPU_BITS = share
 check: lint types contracts vectors docs test test-slow notebooks readme compiled gpu-bits  ## all that CI runs

@@ -210,28 +210,44 @@ def test_steps_of_shards_are_timed_and_what_they_send_is_counted(run, monkeypatc
     assert sent["rows", "halfstep, 8 bits"] == sent["columns", "halfstep"] == 0
 
 
-def test_what_a_gpu_will_be_asked_holds_on_a_cpu(monkeypatch, tmp_path):
+def test_what_a_gpu_will_be_asked_holds_on_a_cpu_and_is_not_asked_again(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(BENCHMARKS)
     import gpu
 
     record = tmp_path / "record.json"
-    assert gpu.main(["--device", "cpu", "--small", "--json", str(record)]) == 0
+    arguments = ["--device", "cpu", "--small", "--json", str(record)]
+    assert gpu.main([*arguments, "--minutes", "0"]) == 0
+    assert not record.exists()
+    assert "the next run begins with: copy" in capsys.readouterr().out
+    assert gpu.main(arguments) == 0
     found = json.loads(record.read_text())
-    assert " passed" in found["bits"]["said"]
-    ours = [row for row in found["2 arrays"] if ": " in row["step"]]
-    assert len(ours) == 2
-    assert all(row["ns"] > 0 and row["recompiled"] == 0 for row in ours)
+    assert found["machines"][0]["apex"] == "absent"
+    ours = [row for key, row in found["rows"].items() if "JAX: " in key or "torch: " in key]
+    assert len(ours) == 3
+    assert all(row["ns"] > 0 and row["bytes"] == 14 and row["recompiled"] == 0 for row in ours)
+    bits = [row for key, row in found["rows"].items() if key.startswith("bits")]
+    assert [row["wrong"] for row in bits] == [[]] * 5
+    assert " passed" in bits[-1]["said"]
+    assert found["rows"]["gradients released"]["differ"] == 0
+    monkeypatch.setattr(gpu, "taken", None)
+    assert gpu.main(arguments) == 0
 
 
-def test_a_bit_that_differs_on_a_device_is_told(monkeypatch, capsys):
+def test_a_bit_that_differs_on_a_device_and_a_peer_that_is_absent_are_told(monkeypatch, capsys):
     monkeypatch.syspath_prepend(BENCHMARKS)
     import gpu
 
-    failed = {"said": "1 failed", "passed": False, "output": "1 of 7 cases"}
-    monkeypatch.setattr(gpu, "bits", lambda *arguments: failed)
-    monkeypatch.setattr(gpu, "times", lambda *arguments, **options: [{"step": "copy", "ns": 1.0}])
+    def absent():
+        raise ImportError("No module named 'apex'")
+
+    rows = {"bits, a": lambda: {"cases": 2, "wrong": ["x: 3 differ"]}, "time: apex": absent}
+    monkeypatch.setattr(gpu, "time_rows", lambda *arguments: iter(()))
+    monkeypatch.setattr(gpu, "bit_rows", lambda *arguments: iter(rows.items()))
     assert gpu.main(["--device", "cpu", "--small"]) == 1
-    assert "1 of 7 cases" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "time: apex: absent (No module named 'apex')" in said
+    assert "bits, a: 2, 1 wrong x: 3 differ" in said
+    assert "a bit differs: bits, a" in said
 
 
 def test_the_long_run_takes_every_format_and_does_not_run_a_row_again(run, monkeypatch):

@@ -20,13 +20,13 @@ SETTINGS = (
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Return the benchmark, whose steps these are."""
+    """Return the steps of the benchmark."""
     monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.delitem(sys.modules, "gpu", raising=False)
-    import gpu
+    monkeypatch.delitem(sys.modules, "gpu_steps", raising=False)
+    import gpu_steps
 
-    yield gpu
-    sys.modules.pop("gpu", None)
+    yield gpu_steps
+    sys.modules.pop("gpu_steps", None)
 
 
 def gradients(step: int) -> np.ndarray:

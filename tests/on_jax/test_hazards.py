@@ -18,6 +18,10 @@ from hazards import HAZARDS, NUMPY, ZERO, C, D, differing, operands
 
 BARE = types.SimpleNamespace(sqrt=jnp.sqrt, abs=jnp.abs, where=jnp.where, maximum=jnp.maximum, sign=jnp.sign)
 
+KEPT_FROM = {"(x c) d": (0, 12), "(x + c) + d": (0, 12)}
+"""The jax from which XLA keeps what it changed before."""
+VERSION = tuple(map(int, jax.__version__.split(".")[:2]))
+
 
 @pytest.fixture(scope="module", name="operands")
 def all_operands():
@@ -39,6 +43,7 @@ def on_numbers(function):
 @pytest.mark.parametrize("name", HAZARDS)
 def test_numbers_of_a_step_have_the_bits_of_numpy(name, operands):
     changed, function = HAZARDS[name]
+    changed &= VERSION < KEPT_FROM.get(name, (VERSION[0] + 1,))
     expected = function(*operands, C, D, ZERO, NUMPY)
     bare = jax.jit(lambda x, y, z: function(x, y, z, C, D, ZERO, BARE))
     assert differing(jax.jit(on_numbers(function))(*operands), expected) == 0

@@ -1,0 +1,75 @@
+"""`make mutants`: what it changes, and by what it is seen. The run itself takes an hour or more."""
+
+import ast
+
+import pytest
+
+import mutants
+
+SOURCE = '''"""A text of 1 < 2."""
+
+
+def sign(x: int = 3) -> int:
+    if x < 0 and not x:
+        raise ValueError(f"{x + 1} is below 0")
+    return max(x,
+               x - 1)
+'''
+
+
+def test_an_expression_becomes_another_and_texts_annotations_and_errors_stay():
+    found = [(mutant.before, mutant.after) for mutant in mutants.mutants_of("a/b/c.py", SOURCE)]
+    assert set(found) == {
+        ("3", "4"),
+        ("x < 0 and (not x)", "x < 0 or not x"),
+        ("x < 0", "x <= 0"),
+        ("0", "1"),
+        ("not x", "x"),
+        ("max(x, x - 1)", "min(x, x - 1)"),
+        ("x - 1", "x + 1"),
+        ("1", "2"),
+    }
+
+
+def test_a_mutant_is_its_source_but_for_that_expression():
+    for mutant in mutants.mutants_of("a/b/c.py", SOURCE):
+        changed = mutant.applied(SOURCE)
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(SOURCE))
+        assert changed.count("\n") >= SOURCE.count("\n") - 1
+        assert changed.splitlines()[: mutant.line - 1] == SOURCE.splitlines()[: mutant.line - 1]
+
+
+def test_a_seed_draws_the_same_hundred_from_every_room_and_each_room_has_tests():
+    drawn = mutants.drawn(100, 0)
+    assert drawn == mutants.drawn(100, 0)
+    assert drawn != mutants.drawn(100, 1)
+    assert {mutant.room for mutant in drawn} == set(mutants.TESTS)
+    assert len({(mutant.file, mutant.line) for mutant in drawn}) == 100
+    for mutant in drawn:
+        assert all((mutants.ROOT / test).exists() for test in mutants.tests_of(mutant)), mutant.room
+
+
+def test_a_test_that_fails_without_the_mutant_is_no_witness(monkeypatch, tmp_path):
+    monkeypatch.setattr(mutants, "TREE", tmp_path)
+    (tmp_path / "a").mkdir()
+    file, ends = tmp_path / "a" / "b.py", iter([1, 0, 1, 1])
+
+    def run(tests):
+        if len(tests) == 2:
+            assert file.read_text() != SOURCE
+            (tmp_path / "said.txt").write_text(f"FAILED {tests[1]}::test_x - AssertionError\n")
+        else:
+            assert file.read_text() == SOURCE
+        return next(ends)
+
+    monkeypatch.setattr(mutants, "_run", run)
+    file.write_text(SOURCE)
+    mutant, runs = next(mutants.mutants_of("a/b.py", SOURCE)), mutants.Runs()
+    assert runs.verdict(mutant, ["a", "seen.py"]) == "died: seen.py::test_x"
+    assert runs.verdict(mutant, ["a", "broken.py"]) == "unknown: broken.py::test_x fails without it"
+    (tmp_path / "said.txt").unlink()
+    monkeypatch.setattr(
+        mutants, "_run", lambda tests: (tmp_path / "said.txt").write_text("no tests ran") and 5
+    )
+    with pytest.raises(RuntimeError, match="ended with 5, and no test failed"):
+        runs.verdict(mutant, ["a"])
