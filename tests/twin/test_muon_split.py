@@ -74,6 +74,51 @@ def test_declared_axes_step_stacks_and_convolutions():
     assert torch_split([("conv.weight", p)], matrices=declared) == {"conv.weight": True}
 
 
+SCANNED = {
+    "layers/kernel": (3, 4, 5),
+    "layers/bias": (3, 5),
+    "layers/ln/scale": (3, 5),
+    "layers/RMSNorm_0/weight": (3, 5),
+    "layers/shift": (3, 5),
+    "head_norm/kernel": (4, 4),
+    "dense/kernel": (3, 4),
+}
+
+
+def test_stacked_biases_and_scales_are_no_matrices():
+    params = {name: jnp.ones(shape) for name, shape in SCANNED.items()}
+    kernel = {"layers/kernel": halfstep_jax.MatrixAxes(1, 2)}
+    labels = halfstep_jax.muon_labels(params, kernel)
+    assert {name for name, label in labels.items() if label != "adamw"} == {"layers/kernel", "dense/kernel"}
+    assert halfstep_jax.muon_labels(params, {"layers/*": False})["layers/kernel"] == "adamw"
+    named = [(name, torch.nn.Parameter(torch.ones(shape))) for name, shape in SCANNED.items()]
+    stepped = torch_split(named, matrices={"layers/kernel": halfstep_torch.MatrixAxes(2, 1)})
+    assert stepped == {name: label != "adamw" for name, label in labels.items()}
+
+
+def test_a_kernel_in_a_stack_of_layers_is_refused_until_it_is_said_what_it_is():
+    params = {name: jnp.ones(shape) for name, shape in SCANNED.items()}
+    with pytest.raises(ValueError, match="muon: 'layers/kernel'") as caught:
+        halfstep_jax.muon(1e-3).init(params)
+    assert str(caught.value) == (
+        "muon: 'layers/kernel' [3, 4, 5] is in a stack of 3 layers, as 'layers/RMSNorm_0/weight' shows, and "
+        "which axes span its matrices is not known. Say matrices={'layers/kernel': MatrixAxes(1, 2)}, inputs "
+        "and outputs, or False for AdamW."
+    )
+    named = [(name, torch.nn.Parameter(torch.ones(shape))) for name, shape in SCANNED.items()]
+    with pytest.raises(ValueError, match=r"MatrixAxes\(2, 1\)"):
+        halfstep_torch.Muon(named)
+    # Flax's attention: heads are no layers, and its bias has two axes.
+    heads = {
+        "q": {"kernel": jnp.ones((16, 4, 8)), "bias": jnp.ones((4, 8))},
+        "o": {"kernel": jnp.ones((4, 8, 16))},
+    }
+    assert set(jax.tree.leaves(halfstep_jax.muon_labels({"attn": heads, "w": jnp.ones((4, 4))}))) == {
+        "adamw",
+        "muon",
+    }
+
+
 def test_the_split_is_printed(caplog):
     muon_split._say.cache_clear()
     params = {"embed": jnp.ones((5, 7)), "w": jnp.ones((7, 7)), "b": jnp.ones(7)}

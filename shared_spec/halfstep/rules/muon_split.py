@@ -20,6 +20,12 @@ _BY_NAME = (
     (re.compile(r"(^|[_\d])heads?($|[_\d])", re.IGNORECASE), "a head, by its name"),
 )
 
+# Of one layer these are vectors; with two axes they are those of a stack of layers.
+_VECTORS = (
+    (re.compile(r"(^|_)(bias(es)?|scale|gain|gamma|beta|offset)$", re.IGNORECASE), "a bias or scale"),
+    (re.compile(r"norm([_\d]|$)|(^|_)ln([_\d]|$)", re.IGNORECASE), "of a norm"),
+)
+
 
 class Choice(NamedTuple):
     """What steps a parameter.
@@ -52,9 +58,13 @@ def split(
     Raises:
         TypeError: if `choose` is neither a function nor a mapping, or gives something else.
         ValueError: if a pattern matches nothing, nothing is left to Muon, or a shape has no such matrices.
+            Also of a kernel in a stack of layers, if `choose` does not say what it is.
     """
     _check_patterns(caller, [name for name, _ in named], choose)
-    choices = [_choice(caller, name, x, choose, output_axis, name in tied) for name, x in named]
+    stacks = _stacks(named)
+    choices = [
+        _choice(caller, name, x, choose, output_axis, name in tied, stacks.get(name)) for name, x in named
+    ]
     if not any(choice.axes for choice in choices):
         names = ", ".join(repr(name) for name, _ in named[:8])
         raise ValueError(
@@ -96,7 +106,36 @@ def _check_patterns(caller: str, names: Sequence[str], choose: MatrixChoice) -> 
             )
 
 
-def _choice(caller: str, name: str, x: Any, choose: MatrixChoice, output_axis: int, tied: bool) -> Choice:
+def _stacks(named: Sequence[tuple[str, Any]]) -> dict[str, str]:
+    """Return the parameters of layers that are stacked, as scans keep them, and of each what shows it.
+
+    That is a vector, by its name, with two axes, if all parameters beside and below it count layers first.
+    """
+    found: dict[str, str] = {}
+    for name, x in named:
+        if len(x.shape) != 2 or not _vector_by_name(name):
+            continue
+        parts = name.split("/")
+        for k in range(len(parts)):
+            below = [(other, y) for other, y in named if other.split("/")[:k] == parts[:k]]
+            if all(len(y.shape) > 1 and y.shape[0] == x.shape[0] for _, y in below):
+                found |= {other: found.get(other, name) for other, _ in below}
+                break
+    return found
+
+
+def _vector_by_name(name: str) -> str:
+    """Return what a parameter is that is a vector of its layer, by its name; "" of others."""
+    *_, last = parts = name.split("/")
+    (by_last, what), (by_part, of_norm) = _VECTORS
+    if by_last.search(last):
+        return what
+    return of_norm if any(map(by_part.search, parts[-2:])) else ""
+
+
+def _choice(
+    caller: str, name: str, x: Any, choose: MatrixChoice, output_axis: int, tied: bool, stack: str | None
+) -> Choice:
     shape: tuple[int, ...] = tuple(x.shape)
     answer: Any = None
     if callable(choose):
@@ -117,12 +156,19 @@ def _choice(caller: str, name: str, x: Any, choose: MatrixChoice, output_axis: i
             matrices_of(f"{caller}: '{name}'", shape, None, output_axis)
             axes = MatrixAxes(1 - output_axis, output_axis)
         return Choice(name, shape, axes, "as matrices says")
-    if why := _why_not(name, shape, tied):
+    if stack and len(shape) > 2:
+        axes = f"MatrixAxes({2 - output_axis}, {1 + output_axis})"
+        raise ValueError(
+            f"{caller}: '{name}' {list(shape)} is in a stack of {shape[0]} layers, as '{stack}' shows, and "
+            f"which axes span its matrices is not known. Say matrices={{'{name}': {axes}}}, inputs and "
+            "outputs, or False for AdamW."
+        )
+    if why := _why_not(name, shape, tied, stack):
         return Choice(name, shape, None, why)
     return Choice(name, shape, MatrixAxes(1 - output_axis, output_axis), "a matrix between layers")
 
 
-def _why_not(name: str, shape: tuple[int, ...], tied: bool) -> str:
+def _why_not(name: str, shape: tuple[int, ...], tied: bool, stack: str | None) -> str:
     """Return why a parameter of which nothing is said is left to AdamW; "" where it is not."""
     if len(shape) != 2:
         axis = "axis" if len(shape) == 1 else "axes"
@@ -131,4 +177,8 @@ def _why_not(name: str, shape: tuple[int, ...], tied: bool) -> str:
         return "no elements"
     if tied:
         return "tied: it stands in two places"
+    if what := _vector_by_name(name):
+        return f"{what}, by its name"
+    if stack:
+        return f"a vector of each of {shape[0]} layers, as '{stack}' is"
     return next((why for pattern, why in _BY_NAME if any(map(pattern.search, name.split("/")))), "")
