@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -63,6 +63,30 @@ def with_auto_axes(function: Callable[..., Any], *arrays) -> Any:
     return jax.sharding.auto_axes(function, out_sharding=jax.tree.map(lambda x: place(x.shape), shapes))(
         *arrays
     )
+
+
+def placed_as(places: Any, function: Callable[..., Any], *arrays) -> Any:
+    """Do as `with_auto_axes`, where it is known how results lie: as the arrays `places`, in their tree."""
+    explicit = [x for x in jax.tree.leaves(places) if _is_explicit(x)]
+    if not explicit:
+        return function(*arrays)
+    whole = NamedSharding(_sharding(explicit[0]).mesh, PartitionSpec())
+    out = jax.tree.map(lambda x: _sharding(x) if _is_explicit(x) else whole, places)
+    return jax.sharding.auto_axes(function, out_sharding=out)(*arrays)
+
+
+def whole_along(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """Return an array that explicit mesh axes cut along none of these axes."""
+    if not _is_explicit(x):
+        return x
+    spec = (*_sharding(x).spec, *(None,) * x.ndim)
+    kept = [None if i in axes else spec[i] for i in range(x.ndim)]
+    return jax.sharding.reshard(x, PartitionSpec(*kept))
+
+
+def cut_as(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Return an array as explicit mesh axes cut another of its shape."""
+    return jax.sharding.reshard(x, _sharding(like)) if _is_explicit(like) else x
 
 
 def _is_explicit(x) -> bool:

@@ -7,6 +7,7 @@ import collections
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -39,24 +40,13 @@ class StepKeys(NamedTuple):
     zero: jax.Array
 
 
-# What an earlier look at a step found of a moment: its scales, and then all that is stored.
-Known = Encoded | jax.Array
-
-
-class Found(Exception):
-    """What a look at a step was for: what comes next of what is stored of the moment `name`."""
-
-    def __init__(self, name: str, known: Known):
-        super().__init__(name)
-        self.name, self.known = name, known
-
-
 class StoredStepMoment(StepMoment):
     """A moment of one leaf during one step, that rounds to its format.
 
     Attributes:
         old: what the step before stored.
-        encoded: what is stored now.
+        encoded: what is stored now, as others read it.
+        made: the same, as this moment makes it: of a step in passes, which makes it in an earlier one.
     """
 
     def __init__(
@@ -67,9 +57,9 @@ class StoredStepMoment(StepMoment):
         op: JaxOp,
         numbers: Any,
         second: "StoredStepMoment | None",
-        known: Mapping[str, Known] | None = None,
+        new: Encoded | None,
     ):
-        self._known = known
+        self._new = new
         self._format = stored.format_of(encoded)
         unit = second if self._format.relative else None
         value = stored.decode(encoded, keys.before)
@@ -80,7 +70,7 @@ class StoredStepMoment(StepMoment):
             feedback = Feedback(op.number(getattr(numbers, feedback_name(stored.name))), second)
         super().__init__(stored.name, value, op, unit, feedback)
         self._stored, self._keys, self._nu = stored, keys, unit
-        self.old = self.encoded = encoded
+        self.old = self.encoded = self.made = encoded
 
     @property
     def has_inverse_root(self) -> bool:
@@ -110,19 +100,16 @@ class StoredStepMoment(StepMoment):
         return straight_through(x, out_of_unit(fmt, z, v, nu.encoded))
 
     def _round_trip(self, x: jax.Array) -> jax.Array:
-        """Return what is stored of x; where one looks at the step, what is known, or raise `Found`."""
-        stored, fmt, key = self._stored, self._format, self._keys.now
-        if self._known is None:
+        """Return what is stored of x."""
+        stored, fmt, key, new = self._stored, self._format, self._keys.now, self._new
+        if new is None:
             self.encoded, value = stored.round_trip(self.encoded, x, key)
             return value
-        known = self._known.get(self.name)
-        if isinstance(known, Encoded):
-            self.encoded = known
-            return stored.decode(known, key)
-        if known is None and fmt.scaled:
-            raise Found(self.name, fmt.scale_of(x))
+        scale = fmt.scale_of(x) if fmt.scaled else None
         words = stored.words(fmt, x.shape, key)
-        raise Found(self.name, fmt.codes_of(x, words, known, keep_nonzero=stored.keep_nonzero))
+        codes = fmt.codes_of(x, words, new.scale, keep_nonzero=stored.keep_nonzero).codes
+        self.encoded, self.made = new, Encoded(codes, scale)
+        return stored.decode(new, key)
 
 
 def step_moments(
@@ -131,17 +118,17 @@ def step_moments(
     keys: StepKeys,
     op: JaxOp,
     numbers: Any,
-    known: Mapping[str, Known] | None = None,
+    new: Mapping[str, Encoded] = MappingProxyType({}),
 ) -> dict[str, StoredStepMoment]:
     """Return the moments of one leaf during a step, those in units of another after that one.
 
-    Without `numbers` no error is fed back. `known` is what earlier looks at the step found, if there are any.
+    Without `numbers` no error is fed back. `new` is what earlier passes of the step stored.
     """
     moments: dict[str, StoredStepMoment] = {}
     rows = zip(stored.items(), encoded, strict=True)
     for (name, moment), old in sorted(rows, key=lambda row: bool(row[0][1].field.unit)):
         second = moments.get(moment.field.unit)
-        moments[name] = StoredStepMoment(moment, old, keys, op, numbers, second, known)
+        moments[name] = StoredStepMoment(moment, old, keys, op, numbers, second, new.get(name))
     return moments
 
 

@@ -23,9 +23,8 @@ from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.numbers.shared_keys import keep_keys, kept_zero, unshared_keys
+from halfstep_jax.placement import placed_as
 from halfstep_jax.rule import (
-    Found,
-    Known,
     StepKeys,
     checked,
     numbers_at,
@@ -35,8 +34,10 @@ from halfstep_jax.rule import (
     step_moments,
     with_fields,
 )
+from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.stored_moment import StoredMoment
-from halfstep_jax.xla.exact import another_zero, opaque_bits, opaque_input, stored_with
+from halfstep_jax.xla.exact import opaque_bits, opaque_input, stored_with
+from halfstep_jax.xla.passes import step_in_passes
 from halfstep_jax.xla.shards import shards, told_shards
 
 _TRIAL_SHAPE = (8, 16)
@@ -176,8 +177,18 @@ def _op(rule: Rule, zero: jax.Array) -> JaxOp:
 
 def _update(rule: Rule, zero: jax.Array, numbers, g: jax.Array, p) -> jax.Array:
     """Take the step of a rule without moments on one leaf."""
-    g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
-    return updated(rule, numbers, g, p, _op(rule, zero), {})
+
+    def update(zero, numbers, g, p):
+        g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
+        return updated(rule, numbers, g, p, _op(rule, zero), {})
+
+    return _of_whole(rule, g, update, zero, numbers, g, p)
+
+
+def _of_whole(rule: Rule, places: Any, update: Callable[..., Any], *arrays) -> Any:
+    """Return update(*arrays); of a rule that reads whole arrays, where explicit mesh axes cut them too."""
+    is_whole = rule.scope == "parameter" and not rule.by_norms
+    return placed_as(places, update, *arrays) if is_whole else update(*arrays)
 
 
 def _update_all(rule: Rule, zero: jax.Array, numbers, gs: tuple, ps: tuple) -> tuple:
@@ -191,56 +202,53 @@ def _step(
     static: tuple, keys: LeafKeys, before: LeafKeys | None, place, numbers, g: jax.Array, p, encoded: tuple
 ) -> tuple:
     """Take the step of a rule with moments on one leaf: return its update and what is stored."""
+    step = functools.partial(_step_here, static)
+    return _of_whole(static[0], (g, *encoded), step, keys, before, place, numbers, g, p, encoded)
+
+
+def _step_here(
+    static: tuple, keys: LeafKeys, before: LeafKeys | None, place, numbers, g: jax.Array, p, encoded: tuple
+) -> tuple:
     _, stored = static
     key = keys.of_leaf(place)
-    zero = key.zero
-    step_keys = StepKeys(key, None if before is None else before.of_leaf(place), zero)
-    formats = [moment.format_of(old) for (_, moment), old in zip(stored, encoded, strict=True)]
+    step_keys = StepKeys(key, None if before is None else before.of_leaf(place), key.zero)
+    formats = {name: moment.format_of(old) for (name, moment), old in zip(stored, encoded, strict=True)}
     # Op by op nothing is kept that was not computed.
-    used_again = [
-        moment.feeds_back(fmt) or moment.field.copies_weights
-        for (_, moment), fmt in zip(stored, formats, strict=True)
-    ]
-    if any(used_again) and isinstance(zero, Tracer):
-        encoded = tuple(fmt.unpacked(old) for fmt, old in zip(formats, encoded, strict=True))
-        # XLA on a GPU has two passes of its own where only one moment has scales.
-        on_gpu = sum(fmt.scaled for fmt in formats) > 1
-        take = functools.partial(_take, static, step_keys, numbers, g, p, encoded)
-        u, moments = _look(take, zero, on_gpu)
-        rows = zip(stored, formats, strict=True)
-        return u, *(fmt.packed_up(moments[name].encoded) for (name, _), fmt in rows)
-    u, moments = _take(static, step_keys, numbers, g, p, encoded, zero, None)
+    if isinstance(key.zero, Tracer) and any(m.feeds_back(formats[name]) for name, m in stored):
+        old = {name: formats[name].unpacked(x) for (name, _), x in zip(stored, encoded, strict=True)}
+        u, new = _in_passes(static, step_keys, numbers, g, p, old, formats)
+        return u, *(formats[name].packed_up(new[name]) for name, _ in stored)
+    u, moments = _take(static, step_keys, numbers, g, p, dict(zip(formats, encoded, strict=True)))
     if any(moment.has_inverse_root for moment in moments.values()):
         # Made before moments are stored, u would have a pass of its own on a TPU.
         for name, moment in stored:
-            u = stored_with(u, moments[name].encoded.codes, zero) if moment.field.unit else u
+            u = stored_with(u, moments[name].encoded.codes, key.zero) if moment.field.unit else u
     return u, *(moments[name].encoded for name, _ in stored)
 
 
-def _take(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, encoded: tuple, zero, known):
+def _take(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str, Encoded], **new):
     """Take the step of one leaf from inputs behind a zero: return its update and its moments."""
     rule, stored = static
-    op = _op(rule, zero)
-    if known is not None:
-        encoded = jax.tree.map(lambda x: opaque_bits(x, zero), encoded)
-    moments = step_moments(dict(stored), encoded, keys._replace(zero=zero), op, numbers, known)
-    g, p = opaque_input(g, zero), None if p is None else opaque_input(p, zero)
+    op = _op(rule, keys.zero)
+    moments = step_moments(dict(stored), [old[name] for name, _ in stored], keys, op, numbers, **new)
+    g, p = opaque_input(g, keys.zero), None if p is None else opaque_input(p, keys.zero)
     return updated(rule, numbers, g, p, op, moments), moments
 
 
-def _look(take: Callable, zero: jax.Array, on_gpu: bool) -> tuple:
-    """Take a step several times: once for each thing that is stored, in its order, and then for the update.
+def _in_passes(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str, Encoded], formats):
+    """Take the step of one leaf in passes: return its update and what is stored, not packed."""
+    in_passes = {name: x for name, x in old.items() if not formats[name].has_inverse_root}
 
-    Where the zero is another one each time, XLA does not see that these are one step. It keeps in float32
-    what has a root in it and two uses; so nothing has two, and nothing but what is stored crosses memory.
-    """
-    known: dict[str, Known] = {}
-    while True:
-        zero = another_zero(zero, on_gpu=on_gpu)
-        try:
-            return take(zero, known)
-        except Found as found:
-            known[found.name] = found.known
+    def take(zero, new):
+        again = jax.tree.map(lambda x: opaque_bits(x, zero), old)
+        u, moments = _take(static, keys._replace(zero=zero), numbers, g, p, again, new=new)
+        others = {name: moment.encoded for name, moment in moments.items() if name not in new}
+        return (u, others), {name: moments[name].made for name in new}
+
+    # XLA on a GPU has two passes of its own where only one moment has scales.
+    on_gpu = sum(fmt.scaled for fmt in formats.values()) > 1
+    (u, others), new = step_in_passes(take, in_passes, keys.zero, on_gpu=on_gpu)
+    return u, new | others
 
 
 def _weights(rule: Rule, leaves: Leaves, params) -> list[Any]:

@@ -135,6 +135,26 @@ EXPLICIT = {
 }
 
 
+WHOLE = {
+    "muon": lambda: hs.muon(1e-2),
+    "adafactor": lambda: hs.adafactor(1e-2, momentum=0.9, min_dim_size_to_factor=16),
+}
+
+
+@pytest.mark.parametrize("cut", [P("x"), P(None, "x")], ids=str)
+@pytest.mark.parametrize("name", WHOLE)
+def test_rules_of_whole_arrays_have_the_bits_of_one_device_on_explicit_axes(name, cut):
+    tx, size = WHOLE[name](), (32, 64)
+    params, rows = {"w": weights(size)}, {"w": gradients(2, size)}
+    expected = run(tx, params, rows)
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(params, {"w": NamedSharding(mesh, cut)})
+        after = run(tx, placed, jax.device_put(rows, NamedSharding(mesh, P(None, *cut))))
+    assert after[0]["w"].sharding.spec == P(*cut, *(None,) * (2 - len(cut)))
+    assert_trees_same(after, expected)
+
+
 EXHAUSTIVE = ("tables", "store_state", "clip")
 
 

@@ -15,11 +15,12 @@ from jax.core import Tracer
 from halfstep.recipes import takes_recipe
 from halfstep.rule import declared
 from halfstep.rules import muon as shared
-from halfstep.rules.muon import NS_COEFFS, MatrixAxes, MuonMomentum, matrices_of
+from halfstep.rules.muon import NS_COEFFS, MatrixAxes, MuonMomentum, axes_of, matrices_of
 from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.numbers.newton_schulz import newton_schulz
+from halfstep_jax.placement import cut_as, whole_along
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import links_of
 from halfstep_jax.storage.state_dtypes import StateDType
@@ -114,7 +115,7 @@ def scale_by_muon(
     axes = MatrixAxes(reduction_axis, output_axis)  # pyright: ignore[reportArgumentType]
     momentum = MuonMomentum(beta, mu_dtype, nesterov, bias_correction, mu_rounding, seed)
     factor = Orthogonalize(*axes, ns_coeffs, ns_steps, eps, ns_dtype, scale)
-    return _of_matrices(axes, optax.chain(as_transform(momentum), as_transform(factor)))
+    return _of_matrices(axes, optax.chain(as_transform(momentum), _of_whole(axes, as_transform(factor))))
 
 
 @takes_recipe(MUON.moments)
@@ -151,9 +152,10 @@ def muon(
     """Muon for the hidden matrices of a model, AdamW for the rest, for weights in 16 bits or float32.
 
     Partitions the params by `muon_labels`, which prints the split once. Muon steps arrays with two axes,
-    unless the name says embedding or head. AdamW steps all others. Both chains end in decoupled decay and the
-    learning rate, and the weights are stored as `adamw` stores them. In float32 throughout, with
-    `bias_correction`, it is `optax.contrib.muon` to within rounding, but for embeddings and heads.
+    unless the name says embedding, head, bias, scale or norm. AdamW steps all others. Both chains end in
+    decoupled decay and the learning rate, and the weights are stored as `adamw` stores them. In float32
+    throughout, with `bias_correction`, it is `optax.contrib.muon` to within rounding, but for embeddings and
+    heads.
 
     Args:
         learning_rate: of Muon, and of AdamW unless it has its own.
@@ -229,7 +231,8 @@ def muon_labels(params: Any, matrices: MatrixChoice = None) -> Any:
 
     Raises:
         TypeError: if `matrices` is neither a function nor a mapping, or gives something else.
-        ValueError: if a pattern of it matches nothing, or nothing is left to Muon.
+        ValueError: if a pattern of it matches nothing, nothing is left to Muon, or it does not say what a
+            kernel in a stack of layers is.
 
     Example:
         >>> muon_labels({"head": jnp.ones((4, 8)), "kernel": jnp.ones((4, 4))})
@@ -282,6 +285,21 @@ def _split_transform(
         return partition(params).update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _of_whole(axes: MatrixAxes, tx: optax.GradientTransformationExtraArgs):
+    """Return a transform of whole matrices: every device gathers those that explicit mesh axes cut."""
+
+    def whole(g: jax.Array) -> jax.Array:
+        spanned = (*axes_of(axes.reduction_axis), *axes_of(axes.output_axis))
+        every = axes.reduction_axis is None
+        return whole_along(g, range(g.ndim) if every else [axis % g.ndim for axis in spanned])
+
+    def update(updates, state, params=None, **extra_args):
+        factors, after = tx.update(jax.tree.map(whole, updates), state, params, **extra_args)
+        return jax.tree.map(cut_as, factors, updates), after
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 def _of_matrices(axes: MatrixAxes, tx: optax.GradientTransformationExtraArgs):

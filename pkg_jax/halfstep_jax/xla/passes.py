@@ -1,0 +1,71 @@
+"""A step in several passes over memory, so that nothing but what is stored crosses memory between them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from halfstep_jax.xla.exact import another_zero
+
+
+def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool) -> tuple[Any, Any]:
+    """Return what a step returns, and what it stores, each array of which a pass of its own makes.
+
+    XLA keeps in float32 what has a root in it and two uses. So nothing has two: a pass begins with the inputs
+    again, behind another zero, and XLA does not see that it is the same step. The step is traced once. A pass
+    is the part of that trace that its result depends on, given what the passes before it stored.
+
+    Args:
+        take: from a zero, and what the step has stored, to what it returns, and what it stores.
+        stored: arrays like those that it stores: their tree, shapes and dtypes.
+        zero: of the step.
+        on_gpu: whether passes are kept apart there too; see `another_zero`.
+
+    Source: ours.
+    """
+    like, tree = jax.tree.flatten(stored)
+    trees: list[Any] = []
+
+    def flat(zero, *new):
+        result, made = take(zero, tree.unflatten(new))
+        result, returned = jax.tree.flatten(result)
+        trees.append(returned)
+        return *jax.tree.leaves(made), *result
+
+    trace = jax.make_jaxpr(flat)(zero, *like)
+    passes = {i: _part(trace.jaxpr, [x]) for i, x in enumerate(trace.jaxpr.outvars[: len(like)])}
+    new: dict[int, Any] = {}
+    while passes:
+        i = next(i for i, part in passes.items() if _reads(part) <= new.keys())
+        zero = another_zero(zero, on_gpu=on_gpu)
+        (new[i],) = _run(passes.pop(i), trace.consts, zero, like, new)
+    last = _part(trace.jaxpr, trace.jaxpr.outvars[len(like) :])
+    result = _run(last, trace.consts, another_zero(zero, on_gpu=on_gpu), like, new)
+    return trees[0].unflatten(result), tree.unflatten([new[i] for i in range(len(like))])
+
+
+def _part(trace: core.Jaxpr, results: Sequence[Any]) -> core.Jaxpr:
+    """Return the part of a trace that some of its results depend on."""
+    needed, eqns = _variables(results), []
+    for eqn in reversed(trace.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            needed |= _variables(eqn.invars)
+            eqns.append(eqn)
+    return trace.replace(eqns=eqns[::-1], outvars=list(results))
+
+
+def _reads(part: core.Jaxpr) -> set[int]:
+    """Return which of the arrays that are stored a part of a trace reads."""
+    read = _variables(part.outvars).union(*(_variables(eqn.invars) for eqn in part.eqns))
+    return {i for i, x in enumerate(part.invars[1:]) if x in read}
+
+
+def _variables(atoms: Sequence[Any]) -> set[Any]:
+    return {x for x in atoms if not isinstance(x, core.Literal)}
+
+
+def _run(part: core.Jaxpr, consts: Sequence[Any], zero: jax.Array, like: list, new: dict[int, Any]) -> list:
+    # In the place of what it does not read stands anything.
+    given = [new.get(i, x) for i, x in enumerate(like)]
+    return core.jaxpr_as_fun(core.ClosedJaxpr(part, consts))(zero, *given)
