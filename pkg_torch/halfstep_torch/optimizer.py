@@ -179,6 +179,41 @@ class Optimizer(SavedOptimizer):
             self.zero_grad()
         return loss
 
+    @torch.no_grad()
+    def step_parameter(self, param: Tensor, group: Any = None, index: Any = None) -> None:
+        """Step one parameter, for trainers that step in backward. Its gradient stays.
+
+        The bits are those of `step`. A parameter without a gradient stays as it is.
+
+        Args:
+            param: one of this optimizer's.
+            group: its param group, which such trainers pass; not needed.
+            index: its place there; not needed.
+
+        Raises:
+            ValueError: if the parameter is not this optimizer's, or a link of the chain needs all gradients.
+        """
+        if param not in self._alone:
+            self._alone = {member: ((i, name, member), LastStep()) for i, name, member in self._named()}
+            if readers := [link.name for links in self.bound_links() for link, _ in links if link.measures]:
+                self._alone = {}
+                raise ValueError(
+                    f"{self._name}: {readers[0]} needs all gradients before the step, and step_parameter has "
+                    "one. Leave it out of the chain, or use step()."
+                )
+        if param not in self._alone:
+            raise ValueError(
+                f"{self._name}: step_parameter got a tensor of shape {tuple(param.shape)}, which is none of "
+                "its parameters. Pass one of a param group's params, or use add_param_group first."
+            )
+        entry, last = self._alone[param]
+        self.step_alone([entry], last)
+
+    @functools.cached_property
+    def _alone(self) -> dict[Tensor, tuple[tuple[int, str, Tensor], LastStep]]:
+        """Of each parameter that is stepped alone its place and name, and what its last step has left."""
+        return {}
+
     def _step(self) -> None:
         if not is_skipped(self):
             self.step_alone(None, self._last_step)

@@ -112,6 +112,7 @@ class SavedOptimizer(PlannedOptimizer):
         for show_rate in show_rates:
             show_rate()
         self._last_step.forget_state()
+        self.__dict__.pop("_alone", None)
         load_states(self.state, states, lambda param, state: self.at_home(param, plans[param], state))
         self._half_loaded = False
         for hook in self._hooks("_optimizer_load_state_dict_post_hooks"):

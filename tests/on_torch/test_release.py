@@ -1,5 +1,6 @@
 """Parameters that are stepped during backward, whose gradients are freed at once."""
 
+import contextlib
 import gc
 import weakref
 
@@ -132,8 +133,12 @@ def test_what_needs_all_gradients_is_refused():
         hs.release_gradients(torch.optim.SGD(model.parameters()))
     optimizer = hs.AdamW(model.named_parameters())
     adding = hs.accumulate_gradients(optimizer)
-    with pytest.raises(ValueError, match="has the hooks of accumulate_gradients already"):
+    both = hs.release_gradients(optimizer)
+    with pytest.raises(ValueError, match="has the hooks of release_gradients already"):
         hs.release_gradients(optimizer)
+    both.remove()
+    with pytest.raises(ValueError, match="has the hooks of accumulate_gradients already"):
+        hs.accumulate_gradients(optimizer)
     adding.remove()
     model(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
     with pytest.raises(ValueError, match="'0/weight' has a gradient"):
@@ -156,3 +161,72 @@ def test_after_remove_parameters_are_free_for_other_hooks(again):
     optimizer = hs.AdamW(model_of().named_parameters())
     hs.release_gradients(optimizer).remove()
     again(optimizer).remove()
+
+
+def test_micro_batches_are_added_and_the_last_backward_steps_and_frees():
+    """With sums that lose nothing, too: both as in a step after backward."""
+    for exact_sums in (False, True):
+        runs = []
+        for release in (False, True):
+            model = model_of()
+            optimizer = adamw(model)
+            if exact_sums:
+                hs.accumulate_gradients(model)
+            handle = hs.release_gradients(optimizer) if release else None
+            for step in range(6):
+                block = handle.accumulate() if release and step % 3 < 2 else contextlib.nullcontext()
+                with block:
+                    model(torch.ones(2, 8, dtype=torch.bfloat16) * (step + 1)).square().mean().backward()
+                if step % 3 < 2:
+                    assert all(p.grad is not None for p in model.parameters())
+                    continue
+                assert all((p.grad is None) == release for p in model.parameters())
+                optimizer.step(zero_grad=True)
+            runs.append(optimizer)
+        assert {int(state["step"]) for state in runs[1].state.values()} == {2}
+        assert_same_snapshots(*map(snapshot, runs))
+
+
+def test_each_gradient_is_clipped_by_its_own_norm():
+    runs = []
+    for release in (False, True):
+        model = model_of()
+        optimizer = hs.SGD(model.named_parameters(), lr=1.0)
+        if release:
+            hs.release_gradients(optimizer, max_norm=0.01)
+        model(torch.ones(2, 8, dtype=torch.bfloat16)).square().mean().backward()
+        if not release:
+            norms = [hs.clip_grad_norm_([p], 0.01) for p in model.parameters()]
+            assert min(norms) > 0.01
+        optimizer.step()
+        runs.append(optimizer)
+    assert_same_snapshots(*map(snapshot, runs))
+    with pytest.raises(ValueError, match=r"^release_gradients: max_norm=-1 is negative"):
+        hs.release_gradients(adamw(model_of()), max_norm=-1)
+
+
+def test_step_parameter_is_the_step_of_one_parameter():
+    """As trainers call it that step in backward: with the group and the index, in any order."""
+    runs = []
+    for alone in (False, True):
+        model = model_of()
+        optimizer = adamw(model)
+        for step in range(3):
+            model(torch.ones(2, 8, dtype=torch.bfloat16) * (step + 1)).square().mean().backward()
+            if alone:
+                for group in reversed(optimizer.param_groups):
+                    for i, p in enumerate(group["params"]):
+                        optimizer.step_parameter(p, group, i)
+                        p.grad = None
+                        optimizer.step_parameter(p, group, i)  # without a gradient: nothing
+            optimizer.step(zero_grad=True)
+            if step == 1:
+                optimizer.load_state_dict(optimizer.state_dict())
+        runs.append(optimizer)
+    assert_same_snapshots(*map(snapshot, runs))
+    with pytest.raises(ValueError, match=r"^AdamW: step_parameter got a tensor of shape \(3,\), which"):
+        runs[1].step_parameter(torch.nn.Parameter(torch.ones(3)))
+    tx = hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_learning_rate(1e-3))
+    measuring = hs.Optimizer(model_of().named_parameters(), tx)
+    with pytest.raises(ValueError, match=r"clip_by_global_norm needs all gradients before the step, and"):
+        measuring.step_parameter(measuring.param_groups[0]["params"][0])

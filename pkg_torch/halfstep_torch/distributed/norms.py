@@ -1,7 +1,7 @@
 """The norm of tensors that lie in several processes: one collective per mesh, or two. Contract: N1, N2."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from halfstep_torch.distributed.collectives import gather, reduce_max, reduce_su
 from halfstep_torch.distributed.shards import counts_here, is_sharded
 from halfstep_torch.numbers.global_norm import global_norms, largest_pattern, roots_of, sum_of_squares
 from halfstep_torch.numbers.norms import in_range, norms, norms_of_parts
-from halfstep_torch.numbers.op import InPlaceOp
+from halfstep_torch.numbers.op import InPlaceOp, TorchOp
 
 
 def norms_of_shards(tensors: Sequence[Tensor], owners: Sequence[Any], *, exact: bool = False) -> Tensor:
@@ -135,3 +135,19 @@ def _of_all(kind: str, mesh: Any, shares: list[list[Share]]) -> Tensor:
     here = torch.stack([norms_of_parts(of_key) for of_key in parts])
     gathered = gather(here, mesh).view(-1, *here.shape)
     return torch.stack([norms_of_parts(of_key) for of_key in gathered.unbind(1)])
+
+
+def clip(updates: Iterable[Tensor], norms: Tensor, max_norm: float | Tensor) -> Iterator[Tensor]:
+    """Yield updates, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
+    of_device = {}
+    for u in updates:
+        if u.device not in of_device:
+            of_device[u.device] = clip_factors(norms.to(u.device), max_norm)
+        yield TorchOp.scaled(u.to(torch.float32), *of_device[u.device])
+
+
+def clip_factors(norms: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return what updates are scaled by, quotient and scale, or 1 and 1, which keep every bit."""
+    norm, scale = in_range(norms)
+    passes = norms[0] <= max_norm
+    return torch.where(passes, 1.0, max_norm / norm), torch.where(passes, 1.0, scale)

@@ -19,11 +19,11 @@ def taken_by(param: Tensor) -> str:
     return _TAKEN.get(param) or ""
 
 
-def take(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Note that `caller` puts hooks on parameters; where one has hooks already, none is taken."""
+def take(caller: str, named: Iterable[tuple[str, Tensor]], over: str = "") -> None:
+    """Note that `caller` puts hooks on parameters; where one has hooks but those of `over`, none is taken."""
     listed = list(named)
     for name, param in listed:
-        if other := taken_by(param):
+        if (other := taken_by(param)) and other != over:
             raise ValueError(
                 f"{caller}: the parameter {name!r} has the hooks of {other} already. "
                 f"Call remove() of what {other} returned first."
@@ -32,10 +32,12 @@ def take(caller: str, named: Iterable[tuple[str, Tensor]]) -> None:
         _TAKEN[param] = caller
 
 
-def give_back(params: Iterable[Tensor]) -> None:
-    """Note that the hooks of parameters are gone."""
+def give_back(params: Iterable[Tensor], caller: str = "") -> None:
+    """Note that the hooks of parameters are gone, or that only those of another caller are left."""
     for param in params:
         _TAKEN.pop(param, None)
+        if caller:
+            _TAKEN[param] = caller
 
 
 def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:

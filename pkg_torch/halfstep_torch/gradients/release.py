@@ -1,22 +1,26 @@
 """Gradient release: parameters are stepped during backward, and each gradient is freed at once."""
 
+import contextlib
 import functools
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep_torch.distributed.norms import clip, norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded
-from halfstep_torch.engine.batches import LastStep
-from halfstep_torch.gradients.hooks import give_back, take
+from halfstep_torch.gradients.hooks import give_back, take, taken_by
+from halfstep_torch.leaves import check_grad
+from halfstep_torch.numbers.hyperparameters import bound
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.slots import exchanges
 
-_FUNCTION = "release_gradients"
+_FUNCTION, _SUMS = "release_gradients", "accumulate_gradients"
 
 
-def release_gradients(optimizer: Optimizer) -> "GradientRelease":
+def release_gradients(optimizer: Optimizer, max_norm: float | None = None) -> "GradientRelease":
     """Step every parameter as soon as backward has its gradient, and free that.
 
     Gradients then never stand in memory all at once: of a bfloat16 model that saves up to 2 bytes per
@@ -24,22 +28,25 @@ def release_gradients(optimizer: Optimizer) -> "GradientRelease":
 
     Every backward is a step. A training loop keeps `optimizer.step()` after it: that finds no gradient, and
     tells one backward from the next. A second backward before it is refused: micro-batches that were to be
-    added would be steps of their own, and so would parts of a backward under reentrant checkpoints. Some
-    methods need all gradients before a step, and cannot be combined with it: accumulation over micro-batches,
-    clipping by their norm, `GradScaler`, and averages over processes.
+    added would be steps of their own, and so would parts of a backward under reentrant checkpoints.
+    Micro-batches but the last go under `handle.accumulate()`: their gradients are added and stay, and the
+    last backward frees one after the other. `accumulate_gradients`, called before, adds them without a loss.
+    Some methods need all gradients before a step, and cannot be combined with it: clipping by the norm of
+    all, `GradScaler`, and averages over processes.
     Parameters are stepped one by one, at a cost of about a millisecond each on the host. After an error in
     the middle of backward, the parameters before it have taken their step.
 
     Args:
         optimizer: of this package, with the parameters that are to be stepped.
+        max_norm: each gradient is clipped to this norm, by its own norm and not by that of all; None: none.
 
     Returns:
         A handle: `remove()` takes the hooks away; from then on `optimizer.step()` steps again.
 
     Raises:
-        TypeError: if it is not an `Optimizer`.
-        ValueError: if a link of the chain needs all gradients, or a parameter has hooks of
-            `accumulate_gradients` or of this function, or a gradient already.
+        TypeError: if it is not an `Optimizer`, or `max_norm` is no number.
+        ValueError: if a link of the chain needs all gradients, or a parameter has hooks of this function, or
+            a gradient already; if `max_norm` is negative.
         RuntimeError: if several processes train together. Allowed is `fully_shard` of all parameters, if no
             border of a shard cuts a block (FSDP2 calls hooks once it has reduced a gradient). Also from
             backward, if a parameter was stepped since the last `optimizer.step()`: it then stays. From
@@ -61,25 +68,44 @@ def release_gradients(optimizer: Optimizer) -> "GradientRelease":
         arXiv:2306.09782, section 3.1, where it is called fused backward; the hooks as in torch's tutorial on
         the optimizer step in backward.
     """
-    return GradientRelease(_checked(optimizer))
+    checked = _checked(optimizer)
+    limit = None if max_norm is None else bound(_FUNCTION, "max_norm", max_norm)
+    if limit is not None and any(is_sharded(param) for _, param, _ in checked.plans()):
+        raise ValueError(
+            f"{_FUNCTION}: max_norm={max_norm} with shards: their norms need words of other processes, which "
+            "may be at another parameter in backward. Step after backward, or leave max_norm out."
+        )
+    return GradientRelease(checked, limit)
 
 
 class GradientRelease:
     """The handle that `release_gradients` returns."""
 
-    def __init__(self, optimizer: Optimizer):
-        self._steps = [_StepAlone(optimizer, entry) for entry in optimizer._named()]
-        take(_FUNCTION, ((step.name, step.param) for step in self._steps))
+    def __init__(self, optimizer: Optimizer, max_norm: float | None):
+        self._accumulates = False
+        self._steps = [_StepAlone(optimizer, entry, max_norm) for entry in optimizer._named()]
+        # A sum is there before it is stepped: hooks run in the order in which they were put on.
+        self._sums = [step.param for step in self._steps if taken_by(step.param) == _SUMS]
+        take(_FUNCTION, ((step.name, step.param) for step in self._steps), over=_SUMS)
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(_refuse_scaler),
             optimizer.register_step_post_hook(self._end_backward),
         ]
         for step in self._steps:
             if step.param.requires_grad:
-                hook = functools.partial(_step, weakref.ref(step))
+                hook = functools.partial(_step, weakref.ref(self), weakref.ref(step))
                 self._handles.append(step.param.register_post_accumulate_grad_hook(hook))
         # The optimizer keeps what its parameters' hooks call, as they themselves would keep it for ever.
         optimizer.release = self
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Step nothing in the backward passes of this block: gradients stay, and are added to."""
+        self._accumulates = True
+        try:
+            yield
+        finally:
+            self._accumulates = False
 
     def _end_backward(self, *_: Any) -> None:
         for step in self._steps:
@@ -90,15 +116,17 @@ class GradientRelease:
         for handle in self._handles:
             handle.remove()
         give_back(step.param for step in self._steps)
+        give_back(self._sums, _SUMS)
         self._handles.clear()
+        self._sums.clear()
         self._steps.clear()
 
 
 class _StepAlone:
     """The step of one parameter, by its optimizer."""
 
-    def __init__(self, optimizer: Optimizer, entry: tuple[int, str, Tensor]):
-        self._optimizer, self._entry, self._last = optimizer, entry, LastStep()
+    def __init__(self, optimizer: Optimizer, entry: tuple[int, str, Tensor], max_norm: float | None):
+        self._optimizer, self._max_norm = optimizer, max_norm
         self.done = False  # since the last `optimizer.step()`
         _, self.name, self.param = entry
 
@@ -109,17 +137,29 @@ class _StepAlone:
             raise RuntimeError(
                 f"{_FUNCTION}: {self.name!r} was stepped, and backward has another gradient of it. Each "
                 "backward is a step: call optimizer.step() after each. "
-                "To add micro-batches use accumulate_gradients."
+                "Micro-batches but the last go under handle.accumulate()."
             )
-        self._optimizer.step_alone([self._entry], self._last)
+        if self._max_norm is not None:
+            _clip(self.name, self.param, self._max_norm)
+        self._optimizer.step_parameter(self.param)
         self.done = True
         self.param.grad = None
 
 
-def _step(reference: weakref.ref, param: Tensor) -> None:
-    """Step a parameter, if there still is an optimizer."""
-    if (step := reference()) is not None:
+def _step(release: weakref.ref, reference: weakref.ref, param: Tensor) -> None:
+    """Step a parameter, if there still is an optimizer, and this is not a micro-batch before the last."""
+    handle, step = release(), reference()
+    if step is not None and not (handle is not None and handle._accumulates):
         step()
+
+
+def _clip(name: str, param: Tensor, max_norm: float | Tensor) -> None:
+    """Clip the gradient of one parameter by its own norm (contract N3)."""
+    check_grad(_FUNCTION, name, param)
+    grad = param.grad
+    assert grad is not None
+    norms = norms_of_shards([grad], [param])
+    grad.copy_(next(clip([grad], norms, max_norm)))
 
 
 def _checked(optimizer: Any) -> Optimizer:

@@ -1,6 +1,6 @@
 """Clipping by the norm of all gradients: as a link of a chain, and in place. Contract: N3."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -8,13 +8,11 @@ from torch import Tensor
 
 from halfstep.hyperparameters import check_bound
 from halfstep.rule import Rule, number
-from halfstep_torch.distributed.norms import norms_of_shards
+from halfstep_torch.distributed.norms import clip, clip_factors, norms_of_shards
 from halfstep_torch.distributed.shards import local_part, sharding
 from halfstep_torch.gradients.hooks import taken_by
 from halfstep_torch.link import Link, checked_rule
 from halfstep_torch.numbers import hyperparameters
-from halfstep_torch.numbers.norms import in_range
-from halfstep_torch.numbers.op import TorchOp
 
 
 class ClipByGlobalNorm(Link):
@@ -26,7 +24,7 @@ class ClipByGlobalNorm(Link):
 
     def measure(self, h: Any, norms: Callable[[bool], Tensor]) -> Mapping[str, Any]:
         """Return the factors of all gradients."""
-        factor, scale = _factors(norms(self.exact), h.max_norm)
+        factor, scale = clip_factors(norms(self.exact), h.max_norm)
         return {"factor": factor, "scale": scale}
 
     def update(self, g, p, n, m, op):
@@ -146,22 +144,6 @@ def clip_grad_norm_(
     for grad, clipped in zip(grads, clip(grads, norms, bound), strict=True):
         grad.copy_(clipped)
     return norm
-
-
-def clip(updates: Iterable[Tensor], norms: Tensor, max_norm: float | Tensor) -> Iterator[Tensor]:
-    """Yield updates, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
-    of_device = {}
-    for u in updates:
-        if u.device not in of_device:
-            of_device[u.device] = _factors(norms.to(u.device), max_norm)
-        yield TorchOp.scaled(u.to(torch.float32), *of_device[u.device])
-
-
-def _factors(norms: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return what updates are scaled by, quotient and scale, or 1 and 1, which keep every bit."""
-    norm, scale = in_range(norms)
-    passes = norms[0] <= max_norm
-    return torch.where(passes, 1.0, max_norm / norm), torch.where(passes, 1.0, scale)
 
 
 def _checked(caller: str, param: Tensor) -> Tensor:
