@@ -1,30 +1,21 @@
-"""The codes of all state formats, with their arithmetic."""
+"""The codes of all state formats, on arrays of JAX."""
 
-from halfstep.storage import codes
+from halfstep.storage import codes, floats, tables
+from halfstep.storage.base_codes import Codes as SharedCodes
 from halfstep_jax.storage.base_codes import Codes
-from halfstep_jax.storage.float_codes import IntegerCodes, PlainCodes, SignedCodes
-from halfstep_jax.storage.fourth_root_codes import FourthRootCodes, MuLawCodes
-from halfstep_jax.storage.relative_codes import DitheredCodes, FineIntegerCodes, FixedCodes, FixedIntegerCodes
-from halfstep_jax.storage.root_codes import RootCodes
+from halfstep_jax.storage.float_codes import FixedCodes, IntegerCodes, PlainCodes, SignedCodes
 from halfstep_jax.storage.table_codes import TableCodes
-from halfstep_jax.storage.unsigned_codes import UnsignedCodes
 
-_KINDS: dict[str, type[Codes]] = {
-    "plain": PlainCodes,
-    "signed": SignedCodes,
-    "integer": IntegerCodes,
-    "unsigned": UnsignedCodes,
-    "root": RootCodes,
-    "table": TableCodes,
-    "fixed": FixedCodes,
-    "fixed integer": FixedIntegerCodes,
-    "fine": FineIntegerCodes,
-    "dithered": DitheredCodes,
-    "fourth root": FourthRootCodes,
-    "mu law": MuLawCodes,
+# Those whose arithmetic JAX has its own way of.
+_OWN: dict[type[SharedCodes], type[Codes]] = {
+    floats.PlainCodes: PlainCodes,
+    floats.SignedCodes: SignedCodes,
+    floats.IntegerCodes: IntegerCodes,
+    floats.FixedCodes: FixedCodes,
+    tables.TableCodes: TableCodes,
 }
 CODES = {
-    family: {name: _KINDS[entry.kind].of(entry) for name, entry in entries.items()}
+    family: {name: _OWN.get(type(entry), Codes)(entry) for name, entry in entries.items()}
     for family, entries in codes.CODES.items()
 }
 """By the family of the format, and by name."""

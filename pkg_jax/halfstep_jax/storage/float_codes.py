@@ -115,6 +115,24 @@ class IntegerCodes(SignedCodes):
         return codes.astype(jnp.float32) * self._unit(scale)
 
 
+class FixedCodes(Codes):
+    """Floats of 8 bits under the scale of a block whose largest magnitude is 7.5: no scale is stored.
+
+    Their codes are uint8. The last operation on them is a select, which XLA on CPU keeps. XLA computes a
+    value that ends in a bitcast to a float8 dtype anew wherever the value is used.
+    """
+
+    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
+        """Round, and mark what is not finite."""
+        sign = (lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(24)) & np.uint32(0x80)
+        code = round_to_code(x, self.numbers, words).astype(jnp.uint32) | sign
+        return jnp.where(jnp.abs(x) < np.float32(np.inf), code.astype(jnp.uint8), nan_bits(self.numbers.name))
+
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the values: exact."""
+        return decode_bits(codes, self.numbers)
+
+
 def decode_bits(bits: jax.Array, fmt: FloatFormat) -> jax.Array:
     """Return the numbers of codes, given as unsigned integers: the values under a scale of one."""
     width = 8 * bits.dtype.itemsize

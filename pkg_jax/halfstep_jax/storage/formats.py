@@ -47,8 +47,8 @@ class Format(shared.Format):
     """A way to store an array of float32, of JAX: it encodes and decodes."""
 
     @property
-    def codes(self) -> Codes:
-        """What the codes are."""
+    def arithmetic(self) -> Codes:
+        """The arithmetic of the codes."""
         return CODES[self.family][self.dtype]
 
     def problem_of(self, scale, shape: tuple[int, ...]) -> str | None:
@@ -87,7 +87,7 @@ class Format(shared.Format):
                 "never", or "where_nonnegative": in blocks without a negative number (contract S4).
         """
         if not self.scaled:
-            return Encoded(self.codes.encode(x, None, words, keep_nonzero == "always"), None)
+            return Encoded(self.arithmetic.encode(x, None, words, keep_nonzero == "always"), None)
         return with_auto_axes(functools.partial(self._encode, keep_nonzero=keep_nonzero), x, words)
 
     def scale_of(self, x: jax.Array) -> jax.Array:
@@ -99,7 +99,7 @@ class Format(shared.Format):
     ) -> Encoded:
         """Return what `encode` returns, given what `scale_of` returned; not packed (see `packed_up`)."""
         if not self.scaled:
-            return Encoded(self.codes.encode(x, None, words, keep_nonzero == "always"), None)
+            return Encoded(self.arithmetic.encode(x, None, words, keep_nonzero == "always"), None)
         return with_auto_axes(functools.partial(self._codes_of, keep_nonzero=keep_nonzero), x, words, scale)
 
     def _codes_of(self, x: jax.Array, words: jax.Array | None, scale: jax.Array, keep_nonzero: str):
@@ -126,7 +126,9 @@ class Format(shared.Format):
         not_finite = np.inf if self.codes.nan_in_scale else 0.0
         # The bytes of packed codes a TPU keeps in another order, so that bytes of scales do not join them.
         packed = self.codes.packed
-        return of_block_maximum(self.codes.scale, x, self.block_size, not_finite, bytes_on_tpu=not packed)
+        return of_block_maximum(
+            self.arithmetic.scale, x, self.block_size, not_finite, bytes_on_tpu=not packed
+        )
 
     def round_trip(
         self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never"
@@ -144,7 +146,7 @@ class Format(shared.Format):
         encoded = self._encoded(codes, scale)
         codes = unpack(encoded.codes, x.shape, self.block_size, codes)
         of_element = per_element(scale, x.shape, self.block_size)
-        return encoded, self.codes.decode(codes, of_element, words)
+        return encoded, self.arithmetic.decode(codes, of_element, words)
 
     def _encode(self, x: jax.Array, words: jax.Array | None, keep_nonzero: str) -> Encoded:
         return self._encoded(*self._codes_and_scale(x, words, keep_nonzero))
@@ -153,13 +155,12 @@ class Format(shared.Format):
         self, x: jax.Array, words: jax.Array | None, keep_nonzero: str, scale: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
         """Return the code of every element, and the scale of every block, if it is not known."""
-        codes = self.codes
         scale = self._scale_of(x) if scale is None else scale
         nonzero: Mask = keep_nonzero == "always"
         if keep_nonzero == "where_nonnegative":
             nonzero = self._without_negative(x)
         of_element = per_element(scale, x.shape, self.block_size)
-        return codes.encode(x, of_element, words, nonzero), scale
+        return self.arithmetic.encode(x, of_element, words, nonzero), scale
 
     def decode(self, encoded: Encoded, words: jax.Array | None = None) -> jax.Array:
         """Return the float32 values of codes and scales: exact.
@@ -169,7 +170,7 @@ class Format(shared.Format):
             words: with which it was made, where codes are dithered; of no use elsewhere.
         """
         if not self.scaled:
-            return self.codes.decode(encoded.codes, None, words)
+            return self.arithmetic.decode(encoded.codes, None, words)
         return with_auto_axes(self._decode, encoded, words)
 
     def _decode(self, encoded: Encoded, words: jax.Array | None) -> jax.Array:
@@ -177,7 +178,7 @@ class Format(shared.Format):
         assert scale is not None
         if encoded.shape is not None:
             codes = unpack(codes, encoded.shape, self.block_size)
-        return self.codes.decode(codes, per_element(scale, codes.shape, self.block_size), words)
+        return self.arithmetic.decode(codes, per_element(scale, codes.shape, self.block_size), words)
 
     def _without_negative(self, x: jax.Array) -> jax.Array:
         """Tell of every element whether its block holds no number below zero."""

@@ -11,9 +11,10 @@ from jax import lax
 
 from halfstep.storage import relative as shared
 from halfstep.storage.formats import returning
+from halfstep.storage.fourth_roots import inverse_power_of_root, power_of_root
+from halfstep_jax.numbers.arrays import JaxArrays, as_int32
 from halfstep_jax.numbers.roots import divide, sqrt
 from halfstep_jax.storage.formats import Encoded, Format
-from halfstep_jax.storage.fourth_root_codes import inverse_power_of_root, power_of_root
 from halfstep_jax.xla.exact import opaque
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
@@ -33,13 +34,13 @@ def into_unit(fmt: shared.Format, m: jax.Array, v: jax.Array, nu: Encoded, zero:
         zero: for `exact.opaque`.
     """
     if fmt.power_unit:
-        return m * inverse_power_of_root(nu.codes)
+        return m * inverse_power_of_root(JaxArrays(), as_int32(nu.codes))
     return within_scales(to_unit(m, v, zero), fmt)
 
 
 def out_of_unit(fmt: shared.Format, z: jax.Array, v: jax.Array, nu: Encoded) -> jax.Array:
     """Return a first moment, given it in the unit of its format: see `into_unit`."""
-    return z * power_of_root(nu.codes) if fmt.power_unit else from_unit(z, v)
+    return z * power_of_root(JaxArrays(), as_int32(nu.codes)) if fmt.power_unit else from_unit(z, v)
 
 
 def to_unit(m: jax.Array, v: jax.Array, zero: jax.Array) -> jax.Array:

@@ -190,7 +190,9 @@ class StoredMoment:
     ) -> tuple[Encoded, jax.Array]:
         """Round as `round_trip` does; return what is stored, and about 1/sqrt of the moment as it is."""
         fmt = self.format_of(old)
-        codes, inverse = fmt.codes.with_inverse_root(moment, self.words(fmt, moment.shape, key), key.zero)
+        codes, inverse = fmt.arithmetic.with_inverse_root(
+            moment, self.words(fmt, moment.shape, key), key.zero
+        )
         return Encoded(codes, None), inverse
 
     def split_tree(self, encoded):

@@ -1,4 +1,4 @@
-"""What a `Format` asks of its codes, of whatever kind, and what kinds have in common.
+"""What a `Format` asks of its codes, of whatever kind.
 
 Contract: F3 to F5. Elementwise; which elements share a scale is not known here (`blocks.py` and `formats.py`
 know it).
@@ -7,30 +7,30 @@ know it).
 import torch
 from torch import Tensor
 
-from halfstep.storage import codes as shared
-from halfstep.storage.codes import NAN_SCALE
+from halfstep.storage import base_codes as shared
+from halfstep.storage.base_codes import NAN_SCALE
+from halfstep_torch.numbers.arrays import XP
 
 __all__ = ["NAN_SCALE", "Codes"]
 
 
-class Codes(shared.Codes):
-    """Codes, and their arithmetic.
+class Codes:
+    """Codes of tensors: their arithmetic is that of `halfstep`, unless a subclass says otherwise.
 
     Scales are int32 bytes, of a shape that broadcasts with the values; None in a format without.
     """
 
-    def scale(self, block_max: Tensor) -> Tensor:
-        """Return the scale of blocks whose largest magnitudes are `block_max`.
+    def __init__(self, codes: shared.Codes):
+        self.shared = codes
+        self.dtype, self.numbers, self.exponent = codes.dtype, codes.numbers, codes.exponent
 
-        That is the exponent field of the smallest power of two under which they fit.
-        """
-        bits = block_max.view(torch.int32)
-        field = (bits + self.carry if self.carry else bits) >> 23
-        return (field + self.step if self.step else field).clamp(*self.scale_range)
+    def scale(self, block_max: Tensor) -> Tensor:
+        """Return the scale of blocks whose largest magnitudes are `block_max`."""
+        return self.shared.scale(XP, block_max)
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Round float32 to the numbers that codes are: float32 or int32, for a cast to their dtype."""
-        raise NotImplementedError
+        return self.shared.encode(XP, x, scale, words, nonzero)
 
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
         """Return what `encode` gives, and what it decodes to, in a format without a scale."""
@@ -39,12 +39,12 @@ class Codes(shared.Codes):
 
     def with_inverse_root(self, x: Tensor, words: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what `encode` gives, and about 1/sqrt(x); where the format has inverse roots."""
-        raise NotImplementedError
+        return self.shared.with_inverse_root(XP, x, words)
 
     def to_wide(self, codes: Tensor) -> Tensor:
         """Undo the cast."""
-        return codes.to(torch.float32)
+        return codes.to(torch.int32)
 
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the float32 values: exact; `words` are those with which dithered codes were made."""
-        raise NotImplementedError
+        return self.shared.decode(XP, wide, scale, words)

@@ -3,17 +3,22 @@
 Contract: F3, F5.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
+from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.patterns import from_patterns, to_patterns
-from halfstep_torch.numbers.rounding import round_value, rounded
-from halfstep_torch.storage.base_codes import NAN_SCALE, Codes
+from halfstep_torch.numbers.rounding import round_to_patterns, round_value, rounded
+from halfstep_torch.storage.base_codes import Codes
 
 
-class PlainCodes(Codes):
+class _Floats(Codes):
+    def to_wide(self, codes: Tensor) -> Tensor:
+        """Undo the cast."""
+        return codes.to(torch.float32)
+
+
+class PlainCodes(_Floats):
     """Floats as they are, with no scale."""
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
@@ -25,7 +30,7 @@ class PlainCodes(Codes):
         return wide
 
 
-class SignedCodes(Codes):
+class SignedCodes(_Floats):
     """Floats with a sign and a scale, and integers: floats that are all subnormal, with quantum 1."""
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
@@ -41,12 +46,15 @@ class SignedCodes(Codes):
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return codes times 2^s."""
         assert scale is not None
-        unit = ((scale - self.exponent) << 23).view(torch.float32)
-        return wide * torch.where(scale == NAN_SCALE, math.nan, unit)
+        return wide * XP.unit(scale, self.exponent)
 
 
 class IntegerCodes(SignedCodes):
     """Integers, which have one zero, while a float32 that is rounded to them may be -0.0."""
+
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
+        """Return x / 2^s, rounded; 0 in a block that is marked."""
+        return self.shared.marked(XP, x, scale, super().encode(x, scale, words, nonzero))
 
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return codes times 2^s; zero without a sign, which would be seen in a weight that is -0.0."""
@@ -63,3 +71,23 @@ class PatternCodes(SignedCodes):
     def to_wide(self, codes: Tensor) -> Tensor:
         """Return the numbers of the patterns."""
         return from_patterns(codes.to(torch.int32), self.numbers)
+
+
+class FixedCodes(Codes):
+    """Floats of 8 bits, kept as patterns, under the scale of a block with the maximum 7.5: none is stored."""
+
+    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
+        """Return the patterns of x, rounded."""
+        return round_to_patterns(x, self.numbers, words)[0]
+
+    def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
+        """Return the patterns, and the numbers, which rounding knows without them."""
+        return round_to_patterns(x, self.numbers, words)
+
+    def to_wide(self, codes: Tensor) -> Tensor:
+        """Return the numbers of the patterns."""
+        return from_patterns(codes.to(torch.int32), self.numbers)
+
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
+        """Return the numbers themselves."""
+        return wide

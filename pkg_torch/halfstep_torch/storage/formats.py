@@ -14,7 +14,7 @@ from torch import Tensor
 
 from halfstep.storage import formats as shared
 from halfstep_torch.numbers.float_formats import torch_dtype
-from halfstep_torch.storage.base_codes import NAN_SCALE, Codes
+from halfstep_torch.storage.base_codes import Codes
 from halfstep_torch.storage.blocks import Blocks, blocks_of
 from halfstep_torch.storage.codes import CODES
 
@@ -53,8 +53,8 @@ class Format(shared.Format):
         return self.replace(min_size=0, min_ndim=0, blocks=blocks_of(tuple(shape), self.block_size))
 
     @property
-    def codes(self) -> Codes:
-        """What the codes are."""
+    def arithmetic(self) -> Codes:
+        """The arithmetic of the codes."""
         return CODES[self.family][self.dtype]
 
     @property
@@ -86,26 +86,22 @@ class Format(shared.Format):
         byte of these. That of the whole block is the largest of the bytes of its pieces, 255 included.
         """
         if self.blocks is None:
-            wide, values = self.codes.round_trip(x, words, keep_nonzero == "always")
+            wide, values = self.arithmetic.round_trip(x, words, keep_nonzero == "always")
             return Encoded(wide.to(self.torch_dtype), None), values
         y, cut_words = self.blocks.cut(x), self._words(words)
         # What is not finite does not count for the maximum, or marks its block.
         magnitude = torch.where(y.abs() < math.inf, y.abs(), math.inf if self.codes.nan_in_scale else 0.0)
         block_max = magnitude.amax(self.blocks.axes(y), keepdim=True)
-        scale = self.codes.scale(block_max)
+        scale = self.arithmetic.scale(block_max)
         if least is not None:
-            least = least.to(torch.int32).view(block_max.shape)
-            scale = torch.maximum(scale, least)
+            scale = torch.maximum(scale, least.to(torch.int32).view(block_max.shape))
         nonzero: bool | Tensor = keep_nonzero == "always"
         if keep_nonzero == "where_nonnegative":
             nonzero = ~(y < 0).any(self.blocks.axes(y), keepdim=True)
-        wide = self.codes.encode(y, scale, cut_words, nonzero)
-        if self.codes.nan_in_scale:
-            finite = block_max < math.inf
-            finite = finite if least is None else finite & (least != NAN_SCALE)
-            wide, scale = torch.where(finite, wide, 0), torch.where(finite, scale, NAN_SCALE)
         # Where a maximum is past the largest scale, the scale says so, and codes are 0.
-        values = self.blocks.join(self.codes.decode(self.codes.to_wide(wide), scale, cut_words), x.shape)
+        wide = self.arithmetic.encode(y, scale, cut_words, nonzero)
+        values = self.arithmetic.decode(self.arithmetic.to_wide(wide), scale, cut_words)
+        values = self.blocks.join(values, x.shape)
         codes = self.blocks.join(wide.to(self.torch_dtype), x.shape)
         codes = self.blocks.pack(codes) if self.codes.packed else codes
         return Encoded(codes, scale.to(torch.uint8).view(-1)), values
@@ -120,13 +116,13 @@ class Format(shared.Format):
         packed = self.blocks is not None and self.codes.packed
         codes = self.blocks.unpack(encoded.codes) if self.blocks and packed else encoded.codes
         # Widened before it is cut: padding knows no 8-bit floats.
-        wide = self.codes.to_wide(codes)
+        wide = self.arithmetic.to_wide(codes)
         if self.blocks is None:
-            return self.codes.decode(wide, None)
+            return self.arithmetic.decode(wide, None)
         assert encoded.scale is not None
         cut = self.blocks.cut(wide)
         scale = encoded.scale.to(torch.int32).view(self.blocks.firsts(cut).shape)
-        values = self.codes.decode(cut, scale, self._words(words))
+        values = self.arithmetic.decode(cut, scale, self._words(words))
         return self.blocks.join(values, codes.shape)
 
     def _words(self, words: Tensor | None) -> Tensor | None:

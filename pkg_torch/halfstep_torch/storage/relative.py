@@ -12,9 +12,10 @@ from torch import Tensor
 
 from halfstep.storage import relative as shared
 from halfstep.storage.formats import returning
+from halfstep.storage.fourth_roots import inverse_power_of_root, power_of_root
+from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.exact import sqrt
 from halfstep_torch.storage.formats import Format
-from halfstep_torch.storage.fourth_root_codes import inverse_power_of_root, power_of_root
 
 relative = returning(Format, shared.relative)
 
@@ -28,13 +29,13 @@ def into_unit(fmt: Format, m: Tensor, unit: "Unit") -> Tensor:
         unit: the second moment as it was stored.
     """
     if fmt.power_unit:
-        return m * inverse_power_of_root(unit.codes)
+        return m * inverse_power_of_root(XP, unit.codes)
     return within_scales(to_unit(m, unit.values), fmt)
 
 
 def out_of_unit(fmt: Format, z: Tensor, unit: "Unit") -> Tensor:
     """Return a first moment, given it in the unit of its format: see `into_unit`."""
-    return z * power_of_root(unit.codes) if fmt.power_unit else from_unit(z, unit.values)
+    return z * power_of_root(XP, unit.codes) if fmt.power_unit else from_unit(z, unit.values)
 
 
 class Unit(Protocol):

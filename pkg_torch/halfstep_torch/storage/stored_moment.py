@@ -121,7 +121,7 @@ class StoredMoment:
 
     def encode_with_inverse_root(self, x: Tensor, words: Sequence[Words]) -> tuple[Tensor, Tensor]:
         """Return the codes of `x` in int32, and about 1/sqrt(x); where the format has inverse roots."""
-        return self.format.codes.with_inverse_root(x, words[0](tuple(x.shape)) if words else None)
+        return self.format.arithmetic.with_inverse_root(x, words[0](tuple(x.shape)) if words else None)
 
 
 def scale_key(key: str) -> str:

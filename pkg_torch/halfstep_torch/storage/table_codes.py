@@ -3,12 +3,11 @@
 Contract: F8 to F11.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-from halfstep_torch.storage.base_codes import NAN_SCALE, Codes
+from halfstep_torch.numbers.arrays import XP
+from halfstep_torch.storage.base_codes import Codes
 from halfstep_torch.storage.tables import decode_table, encode_table
 
 
@@ -19,16 +18,11 @@ class TableCodes(Codes):
         """Return the codes of x over its block's scale."""
         assert scale is not None
         codes = encode_table(x * ((254 - scale) << 23).view(torch.float32), words, self.numbers)
-        if nonzero is False or not self.numbers.has_zero:
-            return codes
-        return torch.where((x > 0) & (codes == 0) & nonzero, 1, codes)
-
-    def to_wide(self, codes: Tensor) -> Tensor:
-        """Return int32."""
-        return codes.to(torch.int32)
+        if nonzero is not False and self.numbers.has_zero:
+            codes = torch.where((x > 0) & (codes == 0) & nonzero, 1, codes)
+        return self.shared.marked(XP, x, scale, codes)
 
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the numbers times their block's scale."""
         assert scale is not None
-        unit = torch.where(scale == NAN_SCALE, math.nan, (scale << 23).view(torch.float32))
-        return decode_table(wide, self.numbers) * unit
+        return decode_table(wide, self.numbers) * XP.unit(scale)

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from halfstep.storage.blocks import BlockSize, packed_shape, scale_shape
-from halfstep.storage.codes import CODES, NAN_SCALE, Codes
+from halfstep.storage.codes import CODEBOOK_CODES, CODES, NAN_SCALE, Codes
 from halfstep.storage.labels import label_text
 
 
@@ -116,12 +116,12 @@ class Format:
     @property
     def has_inverse_root(self) -> bool:
         """Whether rounding a second moment also makes the reciprocal of its root (contract F17)."""
-        return self.codes.kind == "fourth root"
+        return self.codes.has_inverse_root
 
     @property
     def power_unit(self) -> bool:
         """Whether the unit is a power of two, which a second moment with an inverse root gives (F18)."""
-        return self.codes.kind == "mu law"
+        return self.codes.power_unit
 
     @property
     def rounds(self) -> bool:
@@ -183,7 +183,7 @@ class Format:
         named = dict(zip(("block_size", "min_size", "min_ndim"), sizes, strict=True))
         if self.relative:
             return {"relative": self.dtype, **named}
-        key = "table" if self.codes.kind == "table" else "dtype"
+        key = "table" if self.dtype in CODEBOOK_CODES else "dtype"
         return {key: self.dtype, **named, **({"scale": "fine"} if self.scale == "fine" else {})}
 
     @property

@@ -1,11 +1,18 @@
 """Second moments as their fourth roots, and first moments beside them in units of a power of two.
 
-Contract: F17, F18. The constants of both; patterns are of float32, and codes end at the bit `DROP`.
+Contract: F17, F18. A fourth root that is rounded linearly keeps the mean of nu^(1/4), which a step needs
+(F6). Its reciprocal comes out of three steps of Newton's: multiplications and a subtraction, no root, no
+quotient. Patterns are of float32, and codes end at the bit `DROP`.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+
+from halfstep.arrays import Arrays
+from halfstep.rounding import cut
+from halfstep.storage.base_codes import Codes
 
 DROP = 19
 """Bits of a pattern below the last one of a code."""
@@ -46,8 +53,92 @@ class ShiftedFloat:
 
 
 FOURTH_ROOT = ShiftedFloat("uroot4_e4m4", 1833, 254, power=4)
-"""Of second moments; code 255 is NaN."""
+"""Of second moments."""
 MU_LAW = ShiftedFloat("mulaw8", 1968, 127, offset=2.0**-4)
 """The magnitudes of first moments."""
-UNIT_BASE = ((FOURTH_ROOT.base << DROP + 1) - (127 << 23)) % 2**32
+UNIT_BASE = ((FOURTH_ROOT.base << DROP + 1) - (127 << 23) + 2**31) % 2**32 - 2**31
 """The exponent field of `(code << 20) + UNIT_BASE` is that of the power of two below the root of nu."""
+
+
+class FourthRootCodes(Codes):
+    """Floats of four exponent and four mantissa bits: the fourth roots of what is stored."""
+
+    has_inverse_root = True
+
+    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+        """Return the codes of fourth roots."""
+        y = inverse_fourth_root(xp, x)
+        return self._cut(xp, xp.clip(xp.bits((x * y) * xp.square(y)), self.numbers.base << DROP), words)
+
+    def with_inverse_root(self, xp: Arrays, x: Any, words: Any) -> tuple[Any, Any]:
+        """Return the codes of `encode`, and about 1/sqrt(x) of x as it is.
+
+        Args:
+            xp: of the framework.
+            x: float32, above the smallest number by more than the error of its root.
+            words: int32, or None for nearest, ties to even.
+        """
+        y = inverse_fourth_root(xp, x)
+        s = xp.square(y)
+        return self.marked(xp, x, None, self._cut(xp, xp.bits((x * y) * s), words)), s
+
+    def _cut(self, xp: Arrays, bits: Any, words: Any) -> Any:
+        last = (self.numbers.base + self.numbers.last) << DROP
+        return cut(xp, xp.clip(bits, high=last), words, DROP) - self.numbers.base
+
+    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+        """Return the fourth powers: exact, since five bits to the fourth are twenty."""
+        return xp.square(xp.square(xp.floats((codes + self.numbers.base) << DROP)))
+
+
+class MuLawCodes(Codes):
+    """A sign and 128 magnitudes: floats of three exponent and four mantissa bits, less 1/16."""
+
+    power_unit = True
+
+    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+        """Return the codes; NaN has the largest magnitude, and no sign."""
+        last = (self.numbers.base + self.numbers.last) << DROP
+        code = cut(xp, xp.clip(xp.bits(abs(x) + self.numbers.offset), high=last), words, DROP)
+        sign = xp.bits(x)
+        # The sum passes the sign on up to infinity, and of no NaN.
+        return (code - self.numbers.base) | (((sign & (sign + 0x7FFFFF)) >> 24) & 128)
+
+    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+        """Return the numbers: exact."""
+        magnitude = xp.floats(((codes & 127) + self.numbers.base) << DROP) - self.numbers.offset
+        return xp.floats(xp.bits(magnitude) | ((codes & 128) << 24))
+
+
+# A gap of a fourth root is four of its number.
+UROOT4 = FourthRootCodes("uint8", FOURTH_ROOT, 4 * 2.0**-5, signed=False, nan_code=255)
+MULAW8 = MuLawCodes("uint8", MU_LAW, 2.0**-5, for_second_moments=False)
+
+
+def inverse_fourth_root(xp: Arrays, v: Any) -> Any:
+    """Return y, about v^(-1/4): three times y <- y (5/4 - ((v/4) y^2) y^2), each operation rounded once.
+
+    Args:
+        xp: of the framework.
+        v: float32, not negative. Of infinity y is infinite or NaN.
+    """
+    quarter, y = v * 0.25, xp.floats(FIRST_GUESS - (xp.bits(v) >> 2))
+    for _ in range(3):
+        square = xp.square(y)
+        y = y * (1.25 - xp.product(quarter * square, square))
+    return y
+
+
+def power_of_root(xp: Arrays, codes: Any) -> Any:
+    """Return the power of two U of each code of a fourth root: the root of its number is in [U, 2.25 U)."""
+    return xp.floats(_power_bits(codes))
+
+
+def inverse_power_of_root(xp: Arrays, codes: Any) -> Any:
+    """Return 1/U."""
+    return xp.floats((254 << 23) - _power_bits(codes))
+
+
+def _power_bits(codes: Any) -> Any:
+    # A pattern shifted by one bit is about that of the square.
+    return ((codes << DROP + 1) + UNIT_BASE) & EXPONENT

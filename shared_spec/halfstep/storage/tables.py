@@ -5,8 +5,11 @@ so zero has the code 0.
 """
 
 import dataclasses
+import math
 
 import numpy as np
+
+from halfstep.storage.base_codes import Codes, carry_past
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,3 +90,28 @@ TABLES = {
         Table("ulinear4", 4, 0, 0, np.arange(1, 17, dtype=np.float32) / np.float32(16)),
     )
 }
+
+
+class TableCodes(Codes):
+    """Numbers of a table: the number of a code stands for number 2^(byte - 127)."""
+
+    @classmethod
+    def of(cls, table: Table) -> "TableCodes":
+        """Return the codes of a table."""
+        # A maximum fits on either side of zero: a signed table ends short of -1.
+        fraction, exponent = math.frexp(table.shorter_end)
+        return cls(
+            "uint8",
+            table,
+            table.largest_gap / 2,
+            signed=table.signed,
+            # A sign that is always the same costs half of the numbers, and the small ones.
+            for_second_moments=not table.signed,
+            packed=table.bits == 4,
+            nan_in_scale=True,
+            # An average that decays from the smallest number passes half of it; and the inverse of the
+            # largest scale is normal too.
+            scale_range=(3 - math.frexp(table.smallest)[1], 253),
+            carry=carry_past(fraction),
+            step=1 - exponent,
+        )

@@ -4,8 +4,14 @@ Contract: F16. Code c stands for ((c + above) / top)^8 under the power of two of
 """
 
 import dataclasses
+import math
+from typing import Any
 
 import numpy as np
+
+from halfstep.arrays import Arrays
+from halfstep.rounding import draw
+from halfstep.storage.base_codes import Codes, carry_past
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +60,62 @@ PLACE_BITS = 17
 """Of a place between codes: one more than a field, so that half a unit can be added."""
 FIELDS = (1, 65534)
 """To which the fields of words are clamped: what a code stands for is up to two units of a place off."""
+
+_ONE = 1 << PLACE_BITS
+# Patterns of the smallest number whose root is taken, and of 4.
+_LEAST, _MOST = np.array([LEAST, 4.0], np.float32).view(np.int32).tolist()
+
+
+class RootCodes(Codes):
+    """Eighth powers of evenly spaced numbers, times the power of two of their block."""
+
+    @classmethod
+    def of(cls, fmt: UnsignedRoot) -> "RootCodes":
+        """Return the codes of a format."""
+        return cls(
+            "uint8",
+            fmt,
+            fmt.largest_gap / 2,
+            signed=False,
+            nan_in_scale=True,
+            # As of a table: half of the smallest number is normal, and the inverse of the largest scale.
+            scale_range=(3 - math.frexp(fmt.smallest)[1], 253),
+            carry=carry_past(1.0),
+        )
+
+    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+        """Return codes of the root, rounded; there is no zero."""
+        y = x * xp.floats((254 - scale) << 23)
+        # As integers: NaN becomes a number; a clamp of floats, which keeps NaN, takes far longer on a CPU.
+        root = eighth_root(xp.behind(y), xp.floats(xp.clip(xp.bits(y), _LEAST, _MOST)))
+        place = xp.integer(root * float(self.numbers.top * _ONE)) - self.numbers.above * _ONE
+        drawn = _ONE // 2 if words is None else xp.clip(draw(xp, words, 16), *FIELDS) * 2 + 1
+        return xp.clip((place + drawn) >> PLACE_BITS, 0, 255)
+
+    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+        """Return the numbers: three squares and a product."""
+        x = xp.real(codes + self.numbers.above) * (1 / 256)
+        for _ in range(3):
+            x = xp.square(x)
+        return x * (xp.unit(scale) * float(self.numbers.unit))
+
+
+ROOT_CODES = {name: RootCodes.of(fmt) for name, fmt in UNSIGNED_ROOTS.items()}
+
+
+def eighth_root(xp: Arrays, y: Any) -> Any:
+    """Return y^(1/8), y from 2^-46 to 4, to within 2.1 x 2^-24 of it: by products, sums and a shift.
+
+    Two of Newton's steps to y^(-1/8), the first with a constant that halves what it leaves; then the root
+    from that, and what it is short of by its own eighth power.
+
+    Source: ours (contract F16).
+    """
+    x = xp.floats(GUESS - (xp.bits(y) >> 3))
+    eighth = y * 0.125
+    for c in STEPS:
+        fourth = xp.square(xp.square(x))
+        x = x * (c - xp.product(eighth * fourth, fourth))
+    square = xp.square(x)
+    root = xp.product(y, xp.square(square) * (square * x))
+    return root + xp.product(root, 0.875 * (1.0 - xp.product(root, x)))

@@ -14,6 +14,7 @@ NOTES = {
     "Extremes": "blocks of zeros, of equal values, of more binades than codes have, of the largest floats",
     "NotFinite": "NaN and infinities in some blocks and not in others",
     "Positive": "a second moment: what is not zero is not stored as zero",
+    "Zeros": "a second moment with zeros of both signs, either of which is stored as zero",
 }
 
 _ROWS, _RUN, _BLOCK = 8, 12, 8
@@ -28,6 +29,10 @@ def cases() -> list[Case]:
         for flag, x in format_inputs(fmt.codes.signed).items():
             for rounding in ("nearest", "stochastic"):
                 result.append(encode_case(fmt, flag, x, rounding, NOTES))
+    zeros = np.array([[0.0, -0.0, 1e-3, -0.0, 2.0, 0.0, -0.0, 1e-40], [-0.0] * 8], np.float32)
+    for fmt in (fmt for fmt in formats if not fmt.codes.signed):
+        for rounding in ("nearest", "stochastic"):
+            result.append(encode_case(fmt, "Zeros", zeros, rounding, NOTES))
     layouts = [
         ("row", (4, 6)),
         (None, (4, 6)),
@@ -67,7 +72,7 @@ def encode_case(
     The flag "Positive" makes it a second moment too; `second` says whether it is, after all.
     """
     second = not fmt.codes.signed or flag == "Positive" if second is None else second
-    x, keep_nonzero = (np.abs(x), "always") if second else (x, "never")
+    x, keep_nonzero = (np.where(x < 0, -x, x), "always") if second else (x, "never")
     words = None
     if rounding == "stochastic":
         words = patterns(f"{flag} words", x.size).reshape(x.shape)

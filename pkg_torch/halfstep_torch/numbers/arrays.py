@@ -1,0 +1,68 @@
+"""What arithmetic that is written once asks of tensors: see `halfstep.arrays`."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from halfstep.storage.base_codes import NAN_SCALE
+
+
+class TorchArrays:
+    """Operations of torch, which rounds each of them once."""
+
+    product, quotient = staticmethod(torch.mul), staticmethod(torch.div)
+
+    def bits(self, x):
+        """Return the patterns of float32."""
+        return x.view(torch.int32)
+
+    def floats(self, bits):
+        """Return the numbers of patterns."""
+        return bits.view(torch.float32)
+
+    def real(self, x):
+        """Return float32."""
+        return x.to(torch.float32)
+
+    def integer(self, x):
+        """Return int32, toward zero."""
+        return x.to(torch.int32)
+
+    def stored(self, codes, dtype):
+        """Return codes as they are: a round trip decodes them before they are cast."""
+        return codes
+
+    def shift(self, bits, by):
+        """Return patterns moved down: int32 shifts drag the sign along."""
+        return (bits >> by) & ((1 << (32 - by)) - 1)
+
+    def nearest(self, x):
+        """Return the nearest whole numbers."""
+        return x.round()
+
+    def where(self, mask, x, y):
+        """Return x where a mask holds, else y."""
+        return torch.where(mask, x, y)
+
+    def square(self, x):
+        """Return x x, of which the compiler evaluates x once."""
+        return x.square()
+
+    def clip(self, x, low=None, high=None):
+        """Return x between two bounds."""
+        if isinstance(low, Tensor):
+            x, low = x.maximum(low), None
+        return x if low is high is None else x.clamp(low, high)
+
+    def unit(self, scale, down=0):
+        """Return the power of two of exponent field `scale` - `down`; NaN of a marked block."""
+        field = scale - down if down else scale
+        return torch.where(scale == NAN_SCALE, math.nan, (field << 23).view(torch.float32))
+
+    def behind(self, x):
+        """Return the same: no product is fused."""
+        return self
+
+
+XP = TorchArrays()

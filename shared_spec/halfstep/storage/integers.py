@@ -1,0 +1,106 @@
+"""Integers under one scale for all, or under a scale of three significant bits. Contract: F13 to F15."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from halfstep.arrays import Arrays
+from halfstep.float_formats import INT4, INT8, FloatFormat
+from halfstep.rounding import draw, whole
+from halfstep.storage.base_codes import NAN_SCALE, Codes
+from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS, unsigned_values
+
+DEAD_ZONE = 1 / 16
+"""The share of a unit up to which dithered codes store exact zero: an average that decays ends there."""
+_SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
+
+
+class FixedIntegerCodes(Codes):
+    """int8 under one scale, 1/16: that of a block whose largest magnitude is 7.5; -128 is NaN."""
+
+    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+        """Return x over the scale, rounded to integers that stop at 127."""
+        # Past 8 it saturates; a number that 16 takes past float32's largest one does too.
+        size = xp.clip(whole(xp, xp.clip(abs(x), high=8.0) * 16.0, words), high=127)
+        return xp.where(xp.bits(x) < 0, -size, size)
+
+    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+        """Return the integers times the scale."""
+        return xp.real(codes) * (1 / 16)
+
+
+class FineIntegerCodes(Codes):
+    """Integers from -K to K under a fine scale s, an `ufloat8_e6m2`: q s is what was stored."""
+
+    @classmethod
+    def of(cls, dtype: str, fmt: FloatFormat, packed: bool = False) -> "FineIntegerCodes":
+        """Return the codes of integers."""
+        return cls(
+            dtype,
+            fmt,
+            0.5 / fmt.max,
+            for_second_moments=False,
+            packed=packed,
+            nan_in_scale=True,
+            dithered=packed,
+            scale_range=(1, 254),
+        )
+
+    @property
+    def largest(self) -> int:
+        """K."""
+        return int(self.numbers.max)
+
+    def scale_byte(self, xp: Arrays, block_max: Any) -> Any:
+        """Return the scales, rounded up: `block_max` over K fits. Past the largest scale comes NaN."""
+        drop = 23 - _SCALES.mantissa_bits
+        least = xp.bits(block_max * float(np.float32(1 / self.largest)))
+        return xp.clip(((least + ((1 << drop) - 1)) >> drop) - _SCALES.fixed_base, 1, NAN_SCALE)
+
+    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+        """Return x / s, rounded to integers that stop at K. A quotient: of q s it is the integer again."""
+        ratio = xp.quotient(abs(x), unsigned_values(xp, scale, _SCALES, _SCALES.fixed_base))
+        size = xp.clip(whole(xp, xp.clip(ratio, high=128.0), words), high=self.largest)
+        if nonzero is not False:
+            # By bits: XLA on CPU takes a subnormal number for zero.
+            size = xp.where((xp.bits(x) > 0) & nonzero, xp.clip(size, 1), size)
+        return xp.where(xp.bits(x) < 0, -size, size)
+
+    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+        """Return the integers times s: exact."""
+        return xp.real(codes) * self._unit(xp, scale)
+
+    def _unit(self, xp: Arrays, scale: Any) -> Any:
+        unit = unsigned_values(xp, scale, _SCALES, _SCALES.fixed_base)
+        return xp.where(scale == NAN_SCALE, math.nan, unit)
+
+
+class DitheredCodes(FineIntegerCodes):
+    """Integers from -7 to 7 in four bits, rounded with a dither d: (q - d) s is what was stored.
+
+    The code is q + 8; 0 is exact zero, and what is stored of |y| up to 1/16. d is a number in (-1/2, 1/2) of
+    the words, which are alike throughout a block; None: d is 0.
+    """
+
+    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+        """Return x / s + d, rounded to nearest integers that stop at 7, and 8 above that; 0 near zero."""
+        unit = unsigned_values(xp, scale, _SCALES, _SCALES.fixed_base)
+        q = xp.clip(xp.nearest(xp.quotient(x, unit) + _dither(xp, words)), -self.largest, self.largest)
+        # That is |x / s| <= 1/16: s has three bits, so that no x is so near above s/16 that x / s is 1/16. A
+        # quotient with two uses XLA on CPU keeps in float32.
+        return xp.where(abs(x) <= unit * DEAD_ZONE, 0, xp.integer(q) + 8)
+
+    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+        """Return (q - d) s, rounded once; `words` are those with which the codes were made."""
+        values = (xp.real(codes - 8) - _dither(xp, words)) * self._unit(xp, scale)
+        return xp.where((codes == 0) & (scale != NAN_SCALE), 0.0, values)
+
+
+FIXED_INT8 = FixedIntegerCodes("int8", INT8, 0.5 / INT8.max, for_second_moments=False, nan_code=-128)
+FINE_CODES = {"int8": FineIntegerCodes.of("int8", INT8), "int4": DitheredCodes.of("uint8", INT4, packed=True)}
+
+
+def _dither(xp: Arrays, words: Any) -> Any:
+    """Return odd multiples of 2^-17 in (-1/2, 1/2), from the top 16 bits; q less such a d is exact."""
+    return 0.0 if words is None else xp.real(draw(xp, words, 16) << 1 | 1) * 2.0**-17 - 0.5
