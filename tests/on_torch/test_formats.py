@@ -15,6 +15,7 @@ from halfstep_spec import SCALED_CODES
 from halfstep_spec.vectors import Array
 from halfstep_torch.sharded.slots import new_state
 from halfstep_torch.storage.formats import Encoded, Format
+from halfstep_torch.storage.relative import within_scales
 from on_torch.steps import assert_same_snapshots, snapshot, step_in_pieces, values
 
 SIGNED = [name for name, codes in SCALED_CODES.items() if codes.signed]
@@ -389,3 +390,11 @@ def test_state_of_other_blocks_is_refused_at_the_step():
     with pytest.raises(ValueError, match="exp_avg_scale of 'w0' has shape"):
         optimizer.step()
     assert_same_snapshots(before, snapshot(optimizer))
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_what_fine_scales_hold_is_known_before_a_step_is_traced(name):
+    fmt = hs.relative(name, 32)
+    z = torch.tensor([0.0, 1e9, -1e9, math.nan])
+    traced = torch.compile(lambda z: within_scales(z, fmt), backend="eager", fullgraph=True)
+    torch.testing.assert_close(traced(z), within_scales(z, fmt), rtol=0, atol=0, equal_nan=True)

@@ -87,11 +87,19 @@ def largest(fmt: Format) -> float:
         >>> largest(relative("int8", 128))
         1560576.0
     """
-    inverse = np.float32(1 / fmt.codes.numbers.max)
-    number = np.float32(_LARGEST_SCALE / inverse)
-    while number * inverse > _LARGEST_SCALE:
+    return _LARGEST[fmt.dtype]
+
+
+def _largest_under(scale: np.float32, most: float) -> float:
+    inverse = np.float32(1 / most)
+    number = np.float32(scale / inverse)
+    while number * inverse > scale:
         number = np.nextafter(number, np.float32(0))
     return float(number)
+
+
+# Known before a step is compiled: torch.compile follows no loop over numbers of NumPy.
+_LARGEST = {name: _largest_under(_LARGEST_SCALE, codes.numbers.max) for name, codes in FINE_CODES.items()}
 
 
 def bound(b1: float, b2: float) -> float:
