@@ -1,5 +1,9 @@
 """Low-precision optimizer steps for JAX and Optax: stochastic rounding, and state of 4 to 16 bits."""
 
+from halfstep.requirements import needs
+
+needs("halfstep_jax", "jax", "jax", "optax")
+
 from halfstep import recipes
 from halfstep.random_words import Role, leaf_id
 from halfstep.rule import Rule, decay_rate, moment, number, option
@@ -150,3 +154,8 @@ __all__ = [
     "to_optax",
     "trace",
 ]
+
+
+def __dir__() -> list[str]:
+    """Let completion offer the public names alone."""
+    return [*__all__, "__version__"]

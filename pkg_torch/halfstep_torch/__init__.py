@@ -7,6 +7,10 @@
 >>> optimizer.step(zero_grad=True)
 """
 
+from halfstep.requirements import needs
+
+needs("halfstep_torch", "torch", "torch")
+
 from halfstep import Rule, decay_rate, moment, number, option, recipes
 from halfstep.random_words import Role, leaf_id
 from halfstep.version import __version__ as __version__
@@ -124,3 +128,8 @@ __all__ = [
     "stored_params",
     "trace",
 ]
+
+
+def __dir__() -> list[str]:
+    """Let completion offer the public names alone."""
+    return [*__all__, "__version__"]

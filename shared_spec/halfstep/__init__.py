@@ -4,6 +4,8 @@
 imports nothing of this package: it judges what stands here too.
 """
 
+from typing import Any
+
 from halfstep import recipes
 from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep.storage.formats import Format
@@ -24,3 +26,16 @@ __all__ = [
     "relative",
     "scaled",
 ]
+
+_OPTIMIZERS = ("adam", "adamw", "lamb", "lamb16", "lion", "muon", "adafactor", "sgd", "ademamix", "adan")
+
+
+def __getattr__(name: str) -> Any:
+    """Say where the optimizers are: each package has those of its framework."""
+    if name.lower() in _OPTIMIZERS:
+        package = "halfstep_torch" if name[0].isupper() else "halfstep_jax"
+        raise ImportError(
+            f"halfstep has no {name}: it is in the package of your framework. Write: "
+            f"from {package} import {name}"
+        )
+    raise AttributeError(f"module 'halfstep' has no attribute {name!r}")

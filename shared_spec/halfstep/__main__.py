@@ -2,6 +2,8 @@
 
 python -m halfstep
 python -m halfstep --compiled
+python -m halfstep --version
+python -m halfstep memory --params 8e9 --recipe one_pass
 """
 
 import argparse
@@ -12,16 +14,16 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from halfstep import newest, recipes
 from halfstep.checkpoint.header import SPEC_VERSION
+from halfstep.memory import RECIPES, bytes_per_weight, count_of, memory_table
 from halfstep.version import __version__
 
-_RECIPES = ("full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit", "four_bit")
 _PACKAGES = {"jax": "halfstep_jax", "torch": "halfstep_torch"}
 _DISTRIBUTIONS = {"jax": ("jax", "jaxlib", "optax"), "torch": ("torch",), "": ("numpy", "ml_dtypes")}
 # Enough elements for block scales, in blocks that the last axis does not divide.
@@ -101,14 +103,14 @@ def due(recipe: Any) -> np.ndarray:
 def verdict(machine: Machine, device: str, mode: str) -> tuple[bool, str]:
     """Take the steps under every recipe in one mode on one device; return whether all bits are due ones."""
     start, wrong = time.perf_counter(), []
-    for name in _RECIPES:
+    for name in RECIPES:
         recipe = getattr(recipes, name)
         given = machine.final_weights(recipe, question(), _LEAF, device, mode, **_HYPERPARAMETERS)
         different = int((given != due(recipe)).sum())
         if different:
             wrong.append(f"{name} ({different} weights)")
     seconds = f"{time.perf_counter() - start:.1f} s"
-    what = f"{_STEPS} steps of AdamW on {np.prod(_SHAPE)} weights, {len(_RECIPES)} recipes, {seconds}"
+    what = f"{_STEPS} steps of AdamW on {np.prod(_SHAPE)} weights, {len(RECIPES)} recipes, {seconds}"
     if wrong:
         return False, f"bits that differ from the reference: {', '.join(wrong)} ({what})"
     return True, f"every bit is the bit of the reference ({what})"
@@ -127,6 +129,23 @@ def _version(name: str) -> str:
         return "is not installed"
 
 
+def _word(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a reader of one argument whose errors the command line prints."""
+
+    def read_or_say(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix("memory: ")) from None
+
+    return read_or_say
+
+
+def _recipe(name: str) -> str:
+    bytes_per_weight(name)
+    return name
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit status: 1 if a bit differs."""
     parser = argparse.ArgumentParser(
@@ -135,7 +154,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--compiled", action="store_true", help="also under torch.compile: minutes, not seconds"
     )
-    compiled = parser.parse_args(argv).compiled
+    parser.add_argument("--version", action="version", version=f"halfstep {__version__}")
+    commands = parser.add_subparsers(dest="command")
+    memory = commands.add_parser("memory", help="print what a model of a size takes, by recipe")
+    memory.add_argument("--params", type=_word(count_of), required=True, help="weights, such as 8e9 or 8B")
+    memory.add_argument("--recipe", type=_word(_recipe), help="one alone; all without it")
+    given = parser.parse_args(argv)
+    if given.command == "memory":
+        print(memory_table(given.params, given.recipe or ""))
+        return 0
+    compiled = given.compiled
     print(f"halfstep {__version__}, contract version {SPEC_VERSION}")
     print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}, ", end="")
     print(f"{os.cpu_count()} processors; {versions('')}")

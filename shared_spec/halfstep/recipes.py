@@ -21,6 +21,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from halfstep.did_you_mean import did_you_mean
 from halfstep.rule import Moment
 from halfstep.storage.moment_formats import AMPLIFIED
 from halfstep.storage.relative import relative
@@ -51,6 +52,12 @@ four_bit = types.MappingProxyType(
     {"mu_dtype": relative("int4", 32), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "feedback"}
 )
 """3.55 bytes: a first moment of 4 bits, a second one of 8."""
+
+
+def __dir__() -> list[str]:
+    """Let completion offer the recipes alone."""
+    return sorted(_recipes())
+
 
 # Of moments with a sign of which no second one is the unit.
 _ALONE = {
@@ -123,11 +130,15 @@ def settings(
 ) -> Mapping[str, Any]:
     """Return the arguments for which a recipe stands, of an optimizer that keeps such moments."""
     recipes, known = _recipes(), _known(moments, stores_weights)
+    recipe = next((name for name, x in recipes.items() if x is recipe), recipe)
+    if not isinstance(recipe, str):
+        raise TypeError(f"{caller}: recipe={recipe!r} is not a recipe. Use {_names(known)}.")
     if recipe in recipes and "param_storage" in recipes[recipe] and not stores_weights:
         _refuse_storage(caller, f"recipe={recipe!r}")
     if recipe not in known:
         why = "does not apply: it is for Adam and LAMB" if recipe in recipes else "is not a recipe"
-        raise ValueError(f"{caller}: recipe={recipe!r} {why}. Use {_names(known)}.")
+        meant = "" if recipe in recipes else did_you_mean(recipe, known)
+        raise ValueError(f"{caller}: recipe={recipe!r} {why}. {meant}Use {_names(known)}.")
     chosen = recipes[recipe]
     given = {name: x for name, x in chosen.items() if name == "param_storage"}
     for moment in moments:

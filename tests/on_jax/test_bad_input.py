@@ -132,7 +132,7 @@ ROWS = [
     ),
     (lambda: hs.adamw(1e-3, nu_dtype=jnp.int32), ValueError, f"scale_by_adam: nu_dtype=int32 is not a state dtype. {_NU_DTYPES}"),
     (lambda: hs.adam(1e-3, mu_dtype="float64"), ValueError, f"scale_by_adam: mu_dtype=float64 is not a state dtype. {_DTYPES}"),
-    (lambda: hs.adam(1e-3, mu_dtype="bf16"), ValueError, f"scale_by_adam: mu_dtype=bf16 is not a state dtype. {_DTYPES}"),
+    (lambda: hs.adam(1e-3, mu_dtype="bf16"), ValueError, f"scale_by_adam: mu_dtype=bf16 is not a state dtype. Did you mean \"bfloat16\"? {_DTYPES}"),
     (lambda: hs.adam(1e-3, mu_dtype=16), TypeError, f"scale_by_adam: mu_dtype=16 is not a state dtype. {_DTYPES}"),
     (lambda: hs.scale_by_adam(nu_rounding="up"), ValueError, f"scale_by_adam: nu_rounding='up' is not a rounding. {_ROUNDINGS}"),
     (lambda: hs.scale_by_adam(mu_rounding=None), ValueError, f"scale_by_adam: mu_rounding=None is not a rounding. {_ROUNDINGS}"),

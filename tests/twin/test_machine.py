@@ -16,7 +16,7 @@ MACHINES = (halfstep_jax.machine, halfstep_torch.machine)
 def test_every_recipe_is_tried():
     names = vars(command.recipes).items()
     mappings = [name for name, value in names if isinstance(value, types.MappingProxyType) and name[0] != "_"]
-    assert sorted(command._RECIPES) == sorted(mappings)
+    assert sorted(command.RECIPES) == sorted(mappings)
 
 
 def test_the_question_has_weights_and_gradients_of_both_signs_that_bfloat16_holds():
@@ -31,7 +31,7 @@ def test_the_question_has_weights_and_gradients_of_both_signs_that_bfloat16_hold
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda module: module.__name__)
 def test_steps_move_most_weights_to_the_bits_of_the_reference(machine, monkeypatch):
-    monkeypatch.setattr(command, "_RECIPES", ("one_pass",))
+    monkeypatch.setattr(command, "RECIPES", ("one_pass",))
     assert command.verdict(machine, "cpu", machine.MODES[0])[0]
     assert (command.due(command.recipes.one_pass) != command.question()[0]).mean() > 0.5
 
@@ -39,7 +39,7 @@ def test_steps_move_most_weights_to_the_bits_of_the_reference(machine, monkeypat
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda module: module.__name__)
 def test_a_bit_that_differs_is_named(machine, monkeypatch):
-    monkeypatch.setattr(command, "_RECIPES", ("sixteen_bit",))
+    monkeypatch.setattr(command, "RECIPES", ("sixteen_bit",))
     due = command.due(command.recipes.sixteen_bit)
     due[3, 4] ^= 1
     monkeypatch.setattr(command, "due", lambda _: due)

@@ -150,7 +150,7 @@ ONE_MOMENT = r'Use "full_precision", "near_float32", "sixteen_bit" or "eight_bit
         ),
         (
             lambda recipe: halfstep_torch.AdamW(P, recipe=recipe + "x"),
-            r"AdamW: recipe='one_passx' is not a recipe\. Use",
+            r"AdamW: recipe='one_passx' is not a recipe\. Did you mean .one_pass.\? Use",
         ),
         (
             lambda recipe: halfstep_jax.adamw(1e-3, halfstep_jax.recipes.one_pass),

@@ -6,6 +6,7 @@ import jax
 
 from halfstep.storage import formats
 from halfstep.storage import state_dtypes as shared
+from halfstep.storage.relative import from_text
 from halfstep_jax.storage.formats import Format
 
 StateDType = jax.typing.DTypeLike | formats.Format
@@ -17,7 +18,7 @@ codebook = formats.returning(Format, shared.codebook)
 
 def as_format(caller: str, argument: str, dtype: Any) -> Format:
     """Return the format of a plain state dtype, or the format itself: see `halfstep`."""
-    return Format.of(shared.as_format(caller, argument, dtype))
+    return Format.of(shared.as_format(caller, argument, from_text(caller, argument, dtype)))
 
 
 def default_format(p: Any) -> Format:

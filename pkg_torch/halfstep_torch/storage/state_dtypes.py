@@ -6,7 +6,7 @@ import torch
 
 from halfstep.storage import formats
 from halfstep.storage import state_dtypes as shared
-from halfstep.storage.relative import from_description
+from halfstep.storage.relative import from_description, from_text
 from halfstep_torch.storage.formats import Format
 
 DType = str | torch.dtype | formats.Format | None
@@ -22,4 +22,4 @@ def as_format(caller: str, argument: str, dtype: Any) -> Format | None:
         return None
     if isinstance(dtype, dict):
         return Format.of(from_description(dtype))
-    return Format.of(shared.as_format(caller, argument, dtype))
+    return Format.of(shared.as_format(caller, argument, from_text(caller, argument, dtype)))

@@ -4,11 +4,13 @@ Contract: F12, F13, F18. Adam divides a first moment by the root of the second: 
 and so needs no scale.
 """
 
+import ast
 import math
 from typing import Any
 
 import numpy as np
 
+from halfstep.did_you_mean import did_you_mean
 from halfstep.storage.blocks import BlockSize
 from halfstep.storage.codes import FINE_CODES, FIXED_CODES
 from halfstep.storage.formats import Format
@@ -78,6 +80,36 @@ def from_description(description: dict[str, Any]) -> Format:
         sizes = {key: value for key, value in description.items() if key != "relative"}
         return relative(description["relative"], **sizes)
     return codebook(**description) if "table" in description else scaled(**description)
+
+
+def from_text(caller: str, argument: str, dtype: Any) -> Any:
+    """Return the format that a text such as 'scaled("int8", 64)' prints; anything else as it is.
+
+    Only a name and literals are read: nothing is called but `scaled`, `codebook` and `relative`.
+
+    Example:
+        >>> from_text("adamw", "mu_dtype", 'relative("int4", 32)').text
+        'relative int4, blocks of 32, fine scales'
+    """
+    if not isinstance(dtype, str) or "(" not in dtype:
+        return dtype
+    makers = {"scaled": scaled, "codebook": codebook, "relative": relative}
+    wrong = f"{caller}: {argument}={dtype!r} is not a format."
+    way_out = "Use the text of a call with literals, such as 'scaled(\"int8\")'."
+    try:
+        call = ast.parse(dtype.strip(), mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert isinstance(call.func, ast.Name)
+        name, args = call.func.id, [ast.literal_eval(x) for x in call.args]
+        named = {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
+    except (SyntaxError, AssertionError, ValueError, TypeError, MemoryError, RecursionError):
+        raise ValueError(f"{wrong} {way_out}") from None
+    if name not in makers:
+        raise ValueError(f"{wrong} {did_you_mean(name, makers)}{way_out}")
+    try:
+        return makers[name](*args, **named)
+    except TypeError as error:
+        raise ValueError(f"{wrong} {error}") from None
 
 
 def largest(fmt: Format) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from halfstep.did_you_mean import did_you_mean
 from halfstep.storage.blocks import BlockSize
 from halfstep.storage.codes import CODEBOOK_CODES, PLAIN_CODES, SCALED_CODES
 from halfstep.storage.formats import Format
@@ -147,7 +148,9 @@ def as_format(caller: str, argument: str, dtype: Any) -> Format:
             f"{caller}: {argument}={name} cannot hold a moment without a block scale. "
             f'Use scaled("{way_out}").'
         )
-    raise ValueError(f"{caller}: {argument}={name} is not a state dtype. {hint}")
+    known = () if hasattr(np, name) else (*PLAIN_CODES, *SCALED_CODES, *CODEBOOK_CODES)
+    meant = did_you_mean(name, known)
+    raise ValueError(f"{caller}: {argument}={name} is not a state dtype. {meant}{hint}")
 
 
 def default_format(dtype: str) -> Format:

@@ -1,0 +1,87 @@
+"""What a user may write as text: formats as messages print them, recipes by nearly the right name."""
+
+import re
+
+import jax
+import pytest
+import torch
+
+import halfstep
+import halfstep_jax
+import halfstep_torch
+
+P = {"w": jax.ShapeDtypeStruct((64, 128), "bfloat16")}
+TEXTS = {
+    'scaled("int8")': halfstep.scaled("int8"),
+    "scaled('float8_e4m3fn', block_size=64)": halfstep.scaled("float8_e4m3fn", 64),
+    ' relative("int4", 32) ': halfstep.relative("int4", 32),
+    'codebook("dynamic4", "row", min_size=0)': halfstep.codebook("dynamic4", "row", 0),
+    'scaled("int8", None, scale="fine")': halfstep.scaled("int8", None, scale="fine"),
+}
+
+
+def torch_adamw(**options):
+    weight = torch.nn.Parameter(torch.ones(64, 128).bfloat16())
+    return halfstep_torch.AdamW([("w", weight)], **options)
+
+
+def jax_adamw(**options):
+    return halfstep_jax.adamw(1e-3, **options)
+
+
+MAKE = {"jax": jax_adamw, "torch": torch_adamw}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_format_is_taken_as_the_text_of_its_call(text):
+    fmt = TEXTS[text]
+    in_jax = halfstep_jax.describe(jax_adamw(mu_dtype=text), P).of("w", "mu")
+    in_torch = halfstep_torch.describe(torch_adamw(mu_dtype=text)).of("w", "exp_avg")
+    assert in_jax.format == in_torch.format == fmt.for_shape((64, 128)).text
+    assert halfstep_jax.describe(jax_adamw(mu_dtype=fmt), P).of("w", "mu") == in_jax
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('scale("int8")', 'Did you mean "scaled"?'),
+        ('scaled("int8"', "Use the text of a call with literals"),
+        ('scaled(__import__("os").getcwd())', "Use the text of a call with literals"),
+        ('__import__("os").system("true")', "Use the text of a call with literals"),
+        ("scaled(x)", "Use the text of a call with literals"),
+        ('(lambda: "float32")()', "Use the text of a call with literals"),
+        ('scaled("int9")', 'dtype=int9'),
+        ('scaled("int8", size=3)', "unexpected keyword argument 'size'"),
+        ("bf16", 'Did you mean "bfloat16"?'),
+        ("bfloat61", 'Did you mean "bfloat16"?'),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("package", MAKE)
+def test_a_text_that_is_no_format_is_refused_and_nothing_of_it_runs(package, text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        MAKE[package](mu_dtype=text)
+
+
+@pytest.mark.parametrize("package", MAKE)
+def test_a_recipe_by_nearly_the_right_name_is_told_the_right_one(package):
+    for given, meant in {"one-pass": "one_pass", "8bit": "eight_bit", "Four Bit": "four_bit"}.items():
+        with pytest.raises(ValueError, match=rf'is not a recipe\. Did you mean "{meant}"\? Use '):
+            MAKE[package](recipe=given)
+    with pytest.raises(TypeError, match=r"is not a recipe\. Use"):
+        MAKE[package](recipe={"mu_dtype": "float32"})
+
+
+def test_a_recipe_may_be_given_itself():
+    by_name = halfstep_jax.describe(jax_adamw(recipe="one_pass"), P)
+    assert halfstep_jax.describe(jax_adamw(recipe=halfstep.recipes.one_pass), P) == by_name
+    by_name = halfstep_torch.describe(torch_adamw(recipe="one_pass"))
+    assert halfstep_torch.describe(torch_adamw(recipe=halfstep.recipes.one_pass)) == by_name
+
+
+@pytest.mark.parametrize("package", [halfstep_jax, halfstep_torch])
+def test_completion_offers_the_public_names_alone(package):
+    assert set(dir(package)) == {*package.__all__, "__version__"}
+    assert len(dir(package.recipes)) == len({x for x in dir(package.recipes) if not x.startswith("_")})
+    assert dir(package.recipes) == sorted(
+        ["full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit", "four_bit"]
+    )
