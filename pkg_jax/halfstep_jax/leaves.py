@@ -181,14 +181,19 @@ def check_state(caller: str, state, kind: type) -> None:
         )
 
 
+def _way_out(p) -> str:
+    if hasattr(p, "dtype"):
+        return "Cast it, or mask the leaf out."
+    return "Filter the model, as by equinox.filter(model, equinox.is_inexact_array), or mask the leaf out."
+
+
 def check_weight(caller: str, name: str, p, *, wide: bool = False) -> None:
     """Refuse one weight of a dtype that is not stepped. For `wide` see `Leaves.weights`."""
     refuse_raw_bytes(caller, f"the weight {quoted(name)}", p)
     due = _TAKEN if wide else HELD_BY_FLOAT32
     if (dtype := _dtype_name(p)) not in due:
         raise TypeError(
-            f"{caller}: the weight {quoted(name)} is {dtype}; weights are {_one_of(due)}. "
-            "Cast it, or mask the leaf out."
+            f"{caller}: the weight {quoted(name)} is {dtype}; weights are {_one_of(due)}. {_way_out(p)}"
         )
 
 

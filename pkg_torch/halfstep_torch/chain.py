@@ -60,6 +60,11 @@ def chain(*links: Rule | Chain) -> Chain:
     Source: the form is Optax's.
     """
     flat: list[Link] = []
+    if not links:
+        raise ValueError(
+            "chain: there are no links. Pass transforms, such as chain(scale_by_adam(), "
+            "scale_by_learning_rate(1e-3), round_stochastically())."
+        )
     for link in links:
         if isinstance(link, Chain):
             flat.extend(link.links)
@@ -72,7 +77,10 @@ def chain(*links: Rule | Chain) -> Chain:
     _check_owners(flat)
     for i, link in enumerate(flat[:-1]):
         if link.last and not any(j - flat[j].wrapped_links <= i for j in range(i + 1, len(flat))):
-            raise ValueError(f"chain: {link.name} lands on the weights. Make it the last link.")
+            way_out = "Make it the last link."
+            if link.name == flat[-1].name:
+                way_out = "It stands twice: keep the last one alone."
+            raise ValueError(f"chain: {link.name} lands on the weights. {way_out}")
     for link in flat[1:]:
         if link.measures:
             raise ValueError(

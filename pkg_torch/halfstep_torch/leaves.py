@@ -283,3 +283,16 @@ def _kind(x: Tensor) -> str:
 
 def _cut(spec: StateArray) -> str:
     return f" in blocks of {spec.scale_of.block_size}" if spec.scale_of else ""
+
+
+def check_params(caller: str, params: Any) -> None:
+    """Refuse what torch would call not iterable, no Tensor, or without names, with the way out."""
+    way_out = "Pass model.named_parameters()."
+    if isinstance(params, torch.nn.Module):
+        raise TypeError(f"{caller}: the parameters are a module, {type(params).__name__}. {way_out}")
+    if isinstance(params, Mapping):
+        raise TypeError(f"{caller}: the parameters are a dict, such as a state dict. {way_out}")
+    if isinstance(params, Sequence):
+        named = {isinstance(x, tuple) for x in params if isinstance(x, tuple | Tensor)}
+        if len(named) > 1:
+            raise ValueError(f"{caller}: some parameters have names, and others none. {way_out}")

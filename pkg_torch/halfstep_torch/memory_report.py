@@ -17,7 +17,7 @@ STEP = "step"
 """The count of a parameter, an int64."""
 
 
-def memory_report(model: torch.nn.Module, optimizer: Optimizer) -> MemoryReport:
+def memory_report(model: torch.nn.Module, optimizer: Optimizer | None = None) -> MemoryReport:
     """Say what weights, gradients and state take, or will take in training, beside AdamW in float32.
 
     Computed from shapes and formats, so the model may be on the meta device. Activations and the temporary
@@ -37,6 +37,8 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer) -> MemoryReport:
 
     Source: ours.
     """
+    if optimizer is None:
+        raise TypeError("memory_report: the optimizer is missing. Pass the model, then the optimizer.")
     check_optimizer("memory_report", optimizer)
     plans = {param: plan for _, param, plan in optimizer.plans()}
     states = {

@@ -18,7 +18,8 @@ def check_decay_rate(caller: str, name: str, value: Any, number: float) -> None:
     if not 0.0 <= number < 1.0:
         rounded = " in float32" if 0.0 <= float(value) < 1.0 else ""
         raise ValueError(
-            f"{caller}: {name}={value} is outside [0, 1){rounded}. Use a decay rate such as 0.9."
+            f"{caller}: {name}={value} is outside [0, 1){rounded}. "
+            f"Use a decay rate such as {'0.999' if name.endswith(('2', '[1]')) else '0.9'}."
         )
 
 

@@ -17,6 +17,7 @@ Contract: F1, F5, F6, F12 to F19.
 
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -88,12 +89,16 @@ def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Call
     def decorate(function: F) -> F:
         if not moments:
             return function
-        takes_it = "recipe" in inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
+        takes_it = "recipe" in parameters
+        takes_all = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())
 
         @functools.wraps(function, updated=())
         def call(*args: Any, **options: Any) -> Any:
             name = getattr(function, "name", function.__name__)
             caller = type(args[0]).__name__ if name == "__init__" else name
+            if not takes_all:
+                _check_names(caller, options, parameters)
             _check_arguments(caller, args, options, moments, stores_weights)
             if (recipe := options.get("recipe")) is not None:
                 options = {**settings(caller, recipe, moments, stores_weights), **options}
@@ -104,6 +109,22 @@ def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Call
         return call  # pyright: ignore[reportReturnType]
 
     return decorate
+
+
+_OTHER_NAMES = (
+    {"b1": "betas=(b1, b2)", "b2": "betas=(b1, b2)", "learning_rate": "lr", "accumulator_dtype": "mu_dtype"},
+    {"betas": "b1=..., b2=...", "lr": "learning_rate", "momentum_dtype": "mu_dtype"},
+)
+# Arguments of one framework that users of the other know, and of other libraries.
+
+
+def _check_names(caller: str, options: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+    """Refuse an argument that there is not, with the right one."""
+    for name in options.keys() - parameters.keys() - {"recipe", "mu_dtype", "nu_dtype", "param_storage"}:
+        meant = [x[name] for x in _OTHER_NAMES if name in x and re.match(r"\w+", x[name])[0] in parameters]  # pyright: ignore
+        say = f"Did you mean {meant[0]}? " if meant else did_you_mean(name, parameters).replace('"', "")
+        known = f"Its arguments are {', '.join(x for x in parameters if x != 'self')}."
+        raise TypeError(f"{caller}: there is no argument {name}. {say.strip() or known}")
 
 
 def _check_arguments(

@@ -54,13 +54,13 @@ _ASCEND = "Use a number >= 0, or flip_sign=False to ascend."
 ROWS = [
     # Hyperparameters.
     (lambda: hs.scale_by_adam(b1=1.5), ValueError, f"scale_by_adam: b1=1.5 is outside [0, 1). {_RATE}"),
-    (lambda: hs.scale_by_adam(b2=1), ValueError, f"scale_by_adam: b2=1 is outside [0, 1). {_RATE}"),
-    (lambda: hs.scale_by_adam(b2=-0.1), ValueError, f"scale_by_adam: b2=-0.1 is outside [0, 1). {_RATE}"),
+    (lambda: hs.scale_by_adam(b2=1), ValueError, "scale_by_adam: b2=1 is outside [0, 1). Use a decay rate such as 0.999."),
+    (lambda: hs.scale_by_adam(b2=-0.1), ValueError, "scale_by_adam: b2=-0.1 is outside [0, 1). Use a decay rate such as 0.999."),
     (lambda: hs.scale_by_adam(b1=np.nan), ValueError, f"scale_by_adam: b1=nan is outside [0, 1). {_RATE}"),
     (
         lambda: hs.scale_by_adam(b2=0.99999999),
         ValueError,
-        f"scale_by_adam: b2=0.99999999 is outside [0, 1) in float32. {_RATE}",
+        "scale_by_adam: b2=0.99999999 is outside [0, 1) in float32. Use a decay rate such as 0.999.",
     ),
     (lambda: hs.scale_by_adam(b1="0.9"), TypeError, "scale_by_adam: b1='0.9' is not a number. Use a float."),
     (lambda: hs.scale_by_adam(b1=True), TypeError, "scale_by_adam: b1=True is not a number. Use a float."),

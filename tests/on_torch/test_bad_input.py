@@ -37,12 +37,12 @@ CALLS = [
     (
         lambda: hs.scale_by_adam(b2=-0.1),
         ValueError,
-        "scale_by_adam: b2=-0.1 is outside [0, 1). Use a decay rate such as 0.9.",
+        "scale_by_adam: b2=-0.1 is outside [0, 1). Use a decay rate such as 0.999.",
     ),
     (
         lambda: hs.scale_by_adam(b2=0.99999999),
         ValueError,
-        "scale_by_adam: b2=0.99999999 is outside [0, 1) in float32. Use a decay rate such as 0.9.",
+        "scale_by_adam: b2=0.99999999 is outside [0, 1) in float32. Use a decay rate such as 0.999.",
     ),
     (lambda: hs.scale_by_adam(b1="x"), TypeError, "scale_by_adam: b1='x' is not a number. Use a float."),
     (lambda: hs.scale_by_adam(b1=True), TypeError, "scale_by_adam: b1=True is not a number. Use a float."),

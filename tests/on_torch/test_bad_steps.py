@@ -75,7 +75,7 @@ STEPS = [
     (
         set_entry("betas", (0.9, 1.0)),
         ValueError,
-        "AdamW: betas[1]=1.0 is outside [0, 1). Use a decay rate such as 0.9.",
+        "AdamW: betas[1]=1.0 is outside [0, 1). Use a decay rate such as 0.999.",
     ),
     (set_entry("eps", float("nan")), ValueError, "AdamW: eps=nan is not a number. Use a number >= 0."),
 ]

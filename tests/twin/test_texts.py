@@ -85,3 +85,65 @@ def test_completion_offers_the_public_names_alone(package):
     assert dir(package.recipes) == sorted(
         ["full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit", "four_bit"]
     )
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "message"),
+    [
+        (torch_adamw, {"b1": 0.9}, r"AdamW: there is no argument b1\. Did you mean betas=\(b1, b2\)\?$"),
+        (torch_adamw, {"learning_rate": 0.1}, r"no argument learning_rate\. Did you mean lr\?$"),
+        (torch_adamw, {"weight_decai": 0.1}, r"no argument weight_decai\. Did you mean weight_decay\?$"),
+        (torch_adamw, {"zzz": 0.1}, r"no argument zzz\. Its arguments are params, lr, betas, eps"),
+        (jax_adamw, {"betas": (0.9, 0.99)}, r"no argument betas\. Did you mean b1=\.\.\., b2=\.\.\.\?$"),
+        (jax_adamw, {"lr": 0.1}, r"adamw: there is no argument lr\. Did you mean learning_rate\?$"),
+    ],
+)
+def test_an_argument_of_the_other_framework_is_told_the_right_one(make, given, message):
+    with pytest.raises(TypeError, match=message):
+        make(**given)
+
+
+MODEL = torch.nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: halfstep_torch.AdamW(MODEL),
+            TypeError,
+            "are a module, Linear. Pass model.named_parameters()",
+        ),
+        (lambda: halfstep_torch.SGD(MODEL.state_dict()), TypeError, "are a dict, such as a state dict. Pass"),
+        (
+            lambda: halfstep_torch.AdamW([("a", MODEL.weight), MODEL.bias]),
+            ValueError,
+            "some parameters have names, and others none. Pass model.named_parameters().",
+        ),
+        (lambda: halfstep_torch.clip_grad_norm_(MODEL, 1.0), TypeError, "Pass model.parameters()."),
+        (
+            lambda: halfstep_torch.memory_report(torch_adamw()),
+            TypeError,
+            "Pass the model, then the optimizer.",
+        ),
+        (lambda: halfstep_torch.chain(), ValueError, "chain: there are no links. Pass transforms, such as"),
+        (
+            lambda: halfstep_torch.chain(*[halfstep_torch.round_stochastically()] * 2),
+            ValueError,
+            "round_stochastically lands on the weights. It stands twice: keep the last one alone.",
+        ),
+        (
+            lambda: halfstep_jax.adamw(1e-3).init({"w": jax.nn.relu}),
+            TypeError,
+            "Filter the model, as by equinox.filter(model, equinox.is_inexact_array)",
+        ),
+    ],
+)
+def test_what_is_given_in_place_of_parameters_is_named_with_the_way_out(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+
+
+def test_a_key_of_jax_is_a_seed():
+    by_key, by_words = (jax_adamw(seed=s).init({"w": jax.numpy.ones(2)}) for s in (jax.random.key(7), (0, 7)))
+    assert jax.tree.map(lambda x: x.tolist(), by_key[-1]) == jax.tree.map(lambda x: x.tolist(), by_words[-1])

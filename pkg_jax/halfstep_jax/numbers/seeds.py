@@ -15,10 +15,10 @@ from halfstep.seeds import TWO_WORDS, as_seed
 def seed_words(caller: str, seed) -> np.ndarray | jax.Array:
     """Return `seed` as uint32[2], (high, low): in NumPy, unless it is traced.
 
-    It is an integer in [0, 2^64), two uint32 words, or a scalar integer array, as which
-    `optax.inject_hyperparams` passes an integer on. A link keeps it for all its states, so it may be no
-    buffer of a device: the first donated step would take that away, and under `jax.jit` it would be a tracer.
-    `new_seed` makes the array of a state.
+    It is an integer in [0, 2^64), two uint32 words, a key of `jax.random`, which has these, or a scalar
+    integer array, as which `optax.inject_hyperparams` passes an integer on. A link keeps it for all its
+    states, so it may be no buffer of a device: the first donated step would take that away, and under
+    `jax.jit` it would be a tracer. `new_seed` makes the array of a state.
 
     Example:
         >>> seed_words("adamw", 2**32 + 5).tolist()
@@ -35,6 +35,8 @@ def new_seed(words: np.ndarray | jax.Array) -> jax.Array:
 
 
 def _of_array(caller: str, seed) -> np.ndarray | jax.Array:
+    if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.shape == ():
+        seed = jax.random.key_data(seed)
     if seed.shape == (2,) and seed.dtype == jnp.uint32:
         return seed if isinstance(seed, Tracer) else np.array(seed)
     if seed.shape != () or not jnp.issubdtype(seed.dtype, jnp.integer):

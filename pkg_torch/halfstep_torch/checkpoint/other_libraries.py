@@ -40,8 +40,19 @@ def _of_bitsandbytes(state: Mapping[str, Any], place: int) -> Tensor | None:
     codes = state.get(f"state{place}")
     if codes is None or codes.is_floating_point():
         return codes
-    from bitsandbytes.functional import dequantize_blockwise  # pyright: ignore[reportMissingImports]
-
+    if missing := [key for key in (f"absmax{place}", f"qmap{place}") if key not in state]:
+        raise ValueError(
+            f"load_float32_state_dict: 8-bit state of bitsandbytes has no {missing[0]}, by which "
+            "it is decoded. Pass the whole state dict, as bitsandbytes' optimizer wrote it."
+        )
+    try:
+        from bitsandbytes.functional import dequantize_blockwise  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "load_float32_state_dict: 8-bit state of bitsandbytes is decoded by bitsandbytes, which is not "
+            "installed. Write: pip install bitsandbytes",
+            name="bitsandbytes",
+        ) from None
     return dequantize_blockwise(
         codes, absmax=state[f"absmax{place}"], code=state[f"qmap{place}"], blocksize=_BLOCK
     )

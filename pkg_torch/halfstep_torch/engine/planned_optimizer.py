@@ -17,7 +17,7 @@ from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
 from halfstep_torch.engine.loss_scale import scale_of
 from halfstep_torch.engine.plan import Plan, bind_rules
-from halfstep_torch.leaves import check_memory, check_weight
+from halfstep_torch.leaves import check_memory, check_params, check_weight
 from halfstep_torch.link import Link, is_ours
 from halfstep_torch.names import with_names_found
 from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
@@ -87,6 +87,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
             )
         self._tx = tx if isinstance(tx, ChainByOptions) else ChainByOptions(functools.partial(chain, tx), {})
         self._compile = CompileChoice(self._name, compile)
+        check_params(self._name, params)
         self._given_names = parameter_names(self._name, names)
         params = with_names_found(self._name, params) if names is None else params
         self._choices: list[GroupChoices] = []

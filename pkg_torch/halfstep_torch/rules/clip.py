@@ -126,6 +126,8 @@ def clip_grad_norm_(
             "torch.nn.utils.clip_grad_norm_."
         )
     bound = hyperparameters.bound(caller, "max_norm", max_norm)
+    if isinstance(parameters, torch.nn.Module):
+        raise TypeError("clip_grad_norm_: the parameters are a module. Pass model.parameters().")
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if released := [p for p in listed if taken_by(p) == "release_gradients"]:
         raise RuntimeError(
