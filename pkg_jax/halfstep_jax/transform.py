@@ -36,8 +36,8 @@ from halfstep_jax.rule import (
 )
 from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.stored_moment import StoredMoment
+from halfstep_jax.xla import passes
 from halfstep_jax.xla.exact import opaque_bits, opaque_input, stored_with
-from halfstep_jax.xla.passes import step_in_passes
 from halfstep_jax.xla.shards import shards, told_shards
 
 _TRIAL_SHAPE = (8, 16)
@@ -214,7 +214,11 @@ def _step_here(
     step_keys = StepKeys(key, None if before is None else before.of_leaf(place), key.zero)
     formats = {name: moment.format_of(old) for (name, moment), old in zip(stored, encoded, strict=True)}
     # Op by op nothing is kept that was not computed.
-    if isinstance(key.zero, Tracer) and any(m.feeds_back(formats[name]) for name, m in stored):
+    if (
+        passes.ARE_THERE
+        and isinstance(key.zero, Tracer)
+        and any(m.feeds_back(formats[name]) for name, m in stored)
+    ):
         old = {name: formats[name].unpacked(x) for (name, _), x in zip(stored, encoded, strict=True)}
         u, new = _in_passes(static, step_keys, numbers, g, p, old, formats)
         return u, *(formats[name].packed_up(new[name]) for name, _ in stored)
@@ -247,7 +251,7 @@ def _in_passes(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dic
 
     # XLA on a GPU has two passes of its own where only one moment has scales.
     on_gpu = sum(fmt.scaled for fmt in formats.values()) > 1
-    (u, others), new = step_in_passes(take, in_passes, keys.zero, on_gpu=on_gpu)
+    (u, others), new = passes.step_in_passes(take, in_passes, keys.zero, on_gpu=on_gpu)
     return u, new | others
 
 

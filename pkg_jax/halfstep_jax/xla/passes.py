@@ -4,9 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from halfstep_jax.xla.exact import another_zero
+
+try:
+    from jax.extend import core
+except ImportError:
+    core: Any = None
+
+# Where a version of JAX has moved these, a step takes one pass: the bits stay, and more crosses memory.
+ARE_THERE = all(hasattr(core, name) for name in ("ClosedJaxpr", "Literal", "jaxpr_as_fun"))
 
 
 def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool) -> tuple[Any, Any]:
@@ -45,7 +52,7 @@ def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool
     return trees[0].unflatten(result), tree.unflatten([new[i] for i in range(len(like))])
 
 
-def _part(trace: core.Jaxpr, results: Sequence[Any]) -> core.Jaxpr:
+def _part(trace: Any, results: Sequence[Any]) -> Any:
     """Return the part of a trace that some of its results depend on."""
     needed, eqns = _variables(results), []
     for eqn in reversed(trace.eqns):
@@ -55,7 +62,7 @@ def _part(trace: core.Jaxpr, results: Sequence[Any]) -> core.Jaxpr:
     return trace.replace(eqns=eqns[::-1], outvars=list(results))
 
 
-def _reads(part: core.Jaxpr) -> set[int]:
+def _reads(part: Any) -> set[int]:
     """Return which of the arrays that are stored a part of a trace reads."""
     read = _variables(part.outvars).union(*(_variables(eqn.invars) for eqn in part.eqns))
     return {i for i, x in enumerate(part.invars[1:]) if x in read}
@@ -65,7 +72,7 @@ def _variables(atoms: Sequence[Any]) -> set[Any]:
     return {x for x in atoms if not isinstance(x, core.Literal)}
 
 
-def _run(part: core.Jaxpr, consts: Sequence[Any], zero: jax.Array, like: list, new: dict[int, Any]) -> list:
+def _run(part: Any, consts: Sequence[Any], zero: jax.Array, like: list, new: dict[int, Any]) -> list:
     # In the place of what it does not read stands anything.
     given = [new.get(i, x) for i, x in enumerate(like)]
     return core.jaxpr_as_fun(core.ClosedJaxpr(part, consts))(zero, *given)

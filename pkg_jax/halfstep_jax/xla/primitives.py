@@ -3,8 +3,8 @@
 Contract: A2, A3. A `jax.lax.platform_dependent` holds the branches of all platforms in every trace, and a
 `jax.custom_jvp` a program of its own; a primitive has neither, and says what it is where it is lowered.
 
-This is the one place that reaches for JAX's points of extension. Where a version of JAX has moved one, an
-operation is a plain function: the bits stay, and traces are longer.
+This, with `passes`, is the one place that reaches for JAX's points of extension. Where a version of JAX has
+moved one, an operation is a plain function: the bits stay, and traces are longer.
 """
 
 import functools
