@@ -9,7 +9,7 @@ import optax
 
 from halfstep.description import NOT_STORED, WEIGHT, ArrayDescription, Description, moment_reason
 from halfstep_jax.leaves import named_leaves
-from halfstep_jax.link_reports import Inside, Link, reported_links
+from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.weights.chain_check import ChainFault, chain_fault
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
@@ -38,7 +38,7 @@ def describe(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -
 
     Source: ours.
     """
-    links, state = _links_and_state(tx, params)
+    links, state, _ = state_map(tx, params)
     fault = chain_fault(tx, params, extra_args)
     stored_by = {
         name: link.rule
@@ -64,27 +64,13 @@ def describe(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -
 
 def weights_that_links_store(tx: optax.GradientTransformation, params: Any) -> set[str]:
     """Return the names of the weights that a link of this package stores, so that rounding loses nothing."""
-    links, _ = _links_and_state(tx, params)
     names = {name for name, _ in named_leaves(params)}
+    links = state_map(tx, params).links
     stored = {
         name for link in links if isinstance(link.rule, WeightRule) for name, _ in named_leaves(link.params)
     }
     # A transform that renames weights, such as `optax.flatten`, hides which of them its links store.
     return stored if stored <= names else names
-
-
-def _links_and_state(tx: optax.GradientTransformation, params: Any) -> tuple[list[Link], Any]:
-    """Return the links of a transform, and the state that it makes, on shapes alone."""
-    made: list[tuple[list[Link], Any]] = []
-
-    def make(params):
-        with reported_links() as links:
-            state = tx.init(params)
-        made.append((links, state))
-        return state
-
-    jax.eval_shape(make, params)
-    return made[0]
 
 
 def _weight(name: str, p, stored_by: WeightRule | None, fault: ChainFault | None) -> ArrayDescription:

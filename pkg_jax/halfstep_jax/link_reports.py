@@ -9,6 +9,8 @@ import contextvars
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
+
 
 class Link(NamedTuple):
     """A link, as it was when its state was made.
@@ -32,6 +34,34 @@ class Inside(NamedTuple):
     links: list[Link]
     state: Any
     formats: list
+
+
+class StateMap(NamedTuple):
+    """The state of a transform, and which parts of it are of links of this package.
+
+    Attributes:
+        links: a wrapper after what it wraps. `state` of each is the same object as in `state` here.
+        state: on shapes alone.
+        shapes: the same state as `jax.ShapeDtypeStruct`.
+    """
+
+    links: list[Link]
+    state: Any
+    shapes: Any
+
+
+def state_map(tx: Any, params: Any) -> StateMap:
+    """Return what the state of a transform is made of, for such weights: its one walk by all who ask."""
+    made: list[tuple[list[Link], Any]] = []
+
+    def init(params):
+        with reported_links() as links:
+            state = tx.init(params)
+        made.append((links, state))
+        return state
+
+    shapes = jax.eval_shape(init, params)
+    return StateMap(*made[0], shapes)
 
 
 _LISTENER: contextvars.ContextVar[list[Link] | None] = contextvars.ContextVar("links", default=None)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from halfstep.random_words import leaf_id
 from halfstep_jax.leaves import Leaves, check_state, named_leaves
-from halfstep_jax.link_reports import Inside, Link, reported_links
+from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState
@@ -78,25 +78,17 @@ def places_of(caller: str, tx, params) -> tuple[Any, list[LinkMoments | str]]:
 
     That is a `LinkMoments`, "count", "schedule", or "" for what stays as it is.
     """
-    walked: list[tuple[Any, list[LinkMoments | str]]] = []
-
-    def make(params):
-        with reported_links() as links:
-            state = tx.init(params)
-        if stored := [link for link in links if isinstance(link.inside, Inside)]:
-            raise ValueError(
-                f"{caller}: {stored[0].rule.name} keeps the state of any transform, which is not moved. Use "
-                "mu_dtype and nu_dtype of a transform of this package."
-            )
-        moved = {id(link.state): link for link in links if link.inside}
-        paths, treedef = jax.tree_util.tree_flatten_with_path(
-            state, lambda x: id(x) in moved or isinstance(x, ScheduleState | EmaParamsState)
+    links, state, _ = state_map(tx, params)
+    if stored := [link for link in links if isinstance(link.inside, Inside)]:
+        raise ValueError(
+            f"{caller}: {stored[0].rule.name} keeps the state of any transform, which is not moved. Use "
+            "mu_dtype and nu_dtype of a transform of this package."
         )
-        walked.append((treedef, [_place(moved.get(id(x)), path, x) for path, x in paths]))
-        return state
-
-    jax.eval_shape(make, params)
-    return walked[0]
+    moved = {id(link.state): link for link in links if link.inside}
+    paths, treedef = jax.tree_util.tree_flatten_with_path(
+        state, lambda x: id(x) in moved or isinstance(x, ScheduleState | EmaParamsState)
+    )
+    return treedef, [_place(moved.get(id(x)), path, x) for path, x in paths]
 
 
 def decoded_moments(caller: str, rule: str, state, tx, params) -> dict[tuple[str, str], jax.Array]:

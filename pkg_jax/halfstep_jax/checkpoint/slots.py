@@ -13,7 +13,7 @@ import jax
 
 from halfstep.rule import Rule, declared
 from halfstep_jax.leaves import named_leaves
-from halfstep_jax.link_reports import Inside, Link, reported_links
+from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
 
 Kind = Literal["count", "seed", "array", "nothing", "other"]
@@ -73,17 +73,10 @@ class Slots(NamedTuple):
 
 def slots_of(tx, params) -> Slots:
     """Return what the leaves of a transform's state are, for such weights."""
-    walked: list[tuple[list[Slot], list[Entry]]] = []
-
-    def make(params):
-        with reported_links() as links:
-            state = tx.init(params)
-        finder = _Finder(links)
-        walked.append((finder.walk(state, ""), finder.entries))
-        return state
-
-    shapes, treedef = jax.tree.flatten(jax.eval_shape(make, params))
-    return Slots(treedef, shapes, *walked[0])
+    links, state, made = state_map(tx, params)
+    finder = _Finder(links)
+    shapes, treedef = jax.tree.flatten(made)
+    return Slots(treedef, shapes, finder.walk(state, ""), finder.entries)
 
 
 class _Finder:
