@@ -12,7 +12,7 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed gpu mutants check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed gpu mutants lock check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -63,23 +63,25 @@ readme: setup  ## run the examples of the README and of docs/
 	$(BIN)/python -m pytest -q -m "not clients" tests/test_readme.py
 
 # An environment of its own: docstrings are read from the source, without JAX and torch.
+DOCS_PACKAGES := mkdocs-material mkdocs-jupyter "mkdocstrings[python]" latex2mathml ruff
 $(DOCS)/.ready: constraints.txt
 	@echo "Setting up $(DOCS)."
 	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
 	@$(DOCS)/bin/python $(PIP) -c constraints.txt \
-		mkdocs-material mkdocs-jupyter "mkdocstrings[python]" latex2mathml ruff
+		$(DOCS_PACKAGES)
 	@touch $@
 
 docs: $(DOCS)/.ready  ## build the documentation site in out/site; a warning or a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 
 # An environment of its own: nothing of halfstep depends on these libraries.
+CLIENT_PACKAGES := numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16
 $(CLIENTS)/.ready: constraints.txt
 	@echo "Setting up $(CLIENTS)."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt torch
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt \
-		numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16
+		$(CLIENT_PACKAGES)
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt --no-deps torchtitan torchastic labml labml-nn
 	@touch $@
 
@@ -88,10 +90,11 @@ clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Ligh
 		tests/test_readme.py tests/on_torch/test_clients.py \
 		tests/on_torch/test_sharded_clients.py
 
+RELEASE_PACKAGES := build twine
 $(RELEASE)/.ready: constraints.txt
 	@echo "Setting up $(RELEASE)."
 	@test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
-	@$(RELEASE)/bin/python $(PIP) -c constraints.txt build twine
+	@$(RELEASE)/bin/python $(PIP) -c constraints.txt $(RELEASE_PACKAGES)
 	@touch $@
 
 release-check: $(RELEASE)/.ready  ## build the release in dist/; install it into bare environments and try it, under each Python here
@@ -102,11 +105,12 @@ versions:  ## hold the oldest and the newest JAX and torch against the golden ve
 	$(PYTHON) .ci/versions.py
 
 # An environment of its own: JAX looks for the devices of every compiler that it finds.
+COMPILER_PACKAGES := jax jaxlib ml_dtypes optax libtpu jax-cuda13-plugin jax-cuda13-pjrt
 $(COMPILERS)/.ready: constraints.txt
 	@echo "Setting up $(COMPILERS)."
 	@test -x $(COMPILERS)/bin/python || $(PYTHON) -m venv $(COMPILERS)
 	@$(COMPILERS)/bin/python $(PIP) -c constraints.txt \
-		jax jaxlib ml_dtypes optax libtpu jax-cuda13-plugin jax-cuda13-pjrt
+		$(COMPILER_PACKAGES)
 	@touch $@
 
 # Triton beside the torch that is there: it needs nothing of it, and torch's own wheel for a CPU brings none.
@@ -149,12 +153,13 @@ bench: setup  ## speed of a step against peers, and what it costs the host, one 
 # An environment of its own. The libraries come without what they ask for: torch and jax are there, and an installer
 # would fetch builds for GPUs. opt-einsum and packaging are what HeavyBall and bitsandbytes import besides; flax and
 # tqdm are for benchmarks/muon.py.
+PEER_PACKAGES := numpy jax jaxlib ml_dtypes optax flax safetensors scikit-learn opt-einsum packaging tqdm
 $(PEERS)/.ready: constraints.txt
 	@echo "Setting up $(PEERS): torch, JAX and the other libraries, about 2 GB."
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	@$(PEERS)/bin/python $(PIP) -c constraints.txt torch
 	@$(PEERS)/bin/python $(PIP) -c constraints.txt \
-		numpy jax jaxlib ml_dtypes optax flax safetensors scikit-learn opt-einsum packaging tqdm
+		$(PEER_PACKAGES)
 	@$(PEERS)/bin/python $(PIP) -c constraints.txt --no-deps \
 		torchao bitsandbytes torch-optimi heavyball torchastic adamw_bf16 flashoptim rollfast flashoptim-jax
 	@touch $@
@@ -180,6 +185,11 @@ mutants: setup  ## change 100 lines, one at a time: the quick tests must fail; g
 
 check: GPU_BITS = share
 check: lint types contracts vectors docs test test-slow notebooks readme compiled gpu-bits  ## all that CI runs
+
+# torch with each environment that has it.
+lock: setup  ## pin what the pinned packages bring, for every environment: the second half of constraints.txt
+	$(BIN)/python .ci/lock.py torch ".[dev]" -- $(DOCS_PACKAGES) -- torch $(CLIENT_PACKAGES) \
+		-- torch $(PEER_PACKAGES) -- $(RELEASE_PACKAGES) -- $(COMPILER_PACKAGES)
 
 clean:  ## remove what was built
 	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(DOCS) $(PEERS) $(RELEASE) .venv-versions out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -299,7 +299,11 @@ class Runs:
         if code is None:
             return "died: its tests did not end"
         said = (TREE / "said.txt").read_text()
-        failed = re.findall(r"^(?:FAILED|ERROR) ([^ \n]+)", said, re.MULTILINE)
+        failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
+        # What cannot even be imported fails in a conftest.
+        failed = failed or re.findall(
+            r"^ImportError while loading conftest '.*/(tests/.*)'", said, re.MULTILINE
+        )
         if not failed:
             raise RuntimeError(f"mutants: {tests} ended with {code}, and no test failed:\n{said[-2000:]}")
         if failed[0] not in self._passed:
@@ -329,6 +333,7 @@ def _test(tests: list[str]) -> None:
         os.setpgid(0, 0)
         os.chdir(TREE)
         sys.path[:0] = [str(TREE / folder) for folder in ("shared_spec", "pkg_jax", "pkg_torch")]
+        sys.path_importer_cache.clear()  # of folders that were not there yet
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:3])
         sys.dont_write_bytecode = True
         said = os.open(TREE / "said.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
