@@ -75,14 +75,14 @@ docs: $(DOCS)/.ready  ## build the documentation site in out/site; a warning or 
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 
 # An environment of its own: nothing of halfstep depends on these libraries.
-CLIENT_PACKAGES := numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16
+CLIENT_PACKAGES := numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16 tyro
 $(CLIENTS)/.ready: constraints.txt
 	@echo "Setting up $(CLIENTS)."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt torch
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt \
 		$(CLIENT_PACKAGES)
-	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt --no-deps torchtitan torchastic labml labml-nn
+	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt --no-deps torchtitan spmd_types torchastic labml labml-nn
 	@touch $@
 
 clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries

@@ -11,6 +11,7 @@ from halfstep.version import __version__ as __version__
 from halfstep_jax.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_jax.checkpoint.optax_state import from_optax, to_optax
 from halfstep_jax.checkpoint.save_state import load_state, save_state
+from halfstep_jax.config import from_config
 from halfstep_jax.description import describe
 from halfstep_jax.diagnosis import diagnose
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState, accumulate_gradients
@@ -108,6 +109,7 @@ __all__ = [
     "diagnose",
     "ema_params",
     "float32_params",
+    "from_config",
     "from_optax",
     "in_shard_map",
     "keep_master_params",

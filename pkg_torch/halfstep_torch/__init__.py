@@ -14,10 +14,12 @@ needs("halfstep_torch", "torch", "torch")
 from halfstep import Rule, decay_rate, moment, number, option, recipes
 from halfstep.random_words import Role, leaf_id
 from halfstep.version import __version__ as __version__
+from halfstep_torch import integrations as integrations
 from halfstep_torch.chain import chain
 from halfstep_torch.checkpoint.float32_state import float32_state_dict, load_float32_state_dict
 from halfstep_torch.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_torch.checkpoint.save_state import load_state, save_state
+from halfstep_torch.config import from_config
 from halfstep_torch.description import describe
 from halfstep_torch.diagnosis import diagnose
 from halfstep_torch.gradients.accumulation import accumulate_gradients
@@ -91,6 +93,7 @@ __all__ = [
     "ema_params",
     "float32_params",
     "float32_state_dict",
+    "from_config",
     "keep_master_params",
     "leaf_id",
     "load_float32_state_dict",

@@ -213,3 +213,75 @@ def test_codes_of_another_library_move_in_as_their_values(library, name, recipe)
         states.append(ours.state)
     for p in model.parameters():
         assert all(torch.equal(states[0][p][key], states[1][p][key]) for key in states[1][p])
+
+
+@needs("transformers")
+def test_the_factory_gives_trainer_names_its_decay_rule_and_muon(tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 32}
+
+    def trainer_of(**options):
+        model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2)).to(torch.bfloat16)
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no"
+        )
+        tokens = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 16
+        made = Trainer(
+            model,
+            arguments,
+            train_dataset=tokens,
+            optimizer_cls_and_kwargs=(hs.integrations.transformers, options),
+        )
+        made.train()
+        return made
+
+    def ours(optimizer):
+        return getattr(optimizer, "optimizer", optimizer)
+
+    trainer = trainer_of(lr=1e-3, weight_decay=0.1, recipe="one_pass")
+    groups = ours(trainer.optimizer).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    assert "model.embed_tokens.weight" in groups[0]["param_names"]
+    assert all("norm" in name for name in groups[1]["param_names"])
+    muon = ours(trainer_of(optimizer="muon", lr=1e-3).optimizer)
+    by_muon = [name for group in muon.param_groups if group["use_muon"] for name in group["param_names"]]
+    assert "model.layers.0.self_attn.q_proj.weight" in by_muon
+    assert "model.embed_tokens.weight" not in by_muon
+
+
+@needs("torchtitan")
+def test_torchtitan_builds_ours_by_its_own_config():
+    from torchtitan.components.optimizer import ParamGroupConfig
+
+    from halfstep_torch.integrations.torchtitan import HalfstepOptimizers
+
+    torch.manual_seed(0)
+    model, told = (torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).bfloat16() for _ in "12")
+    told.load_state_dict(model.state_dict())
+    adamw = {"lr": 1e-2, "recipe": "one_pass"}
+    config = HalfstepOptimizers.Config(
+        param_groups=[
+            ParamGroupConfig(pattern="bias$", optimizer_name="AdamW", optimizer_kwargs={**adamw, "lr": 2e-2}),
+            ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs=adamw),
+        ],
+        implementation="for-loop",
+        optimizer_factory_kwargs_by_name={"AdamW": {"seed": 5}},
+    )
+    container = config.build(model_parts=[model])
+    [optimizer] = container.optimizers
+    assert type(optimizer) is hs.AdamW
+    assert optimizer.param_groups[1]["param_names"] == ["0.weight", "1.weight"]
+    alone = hs.AdamW(
+        [{"params": [pair], "lr": 2e-2 if "bias" in pair[0] else 1e-2} for pair in told.named_parameters()],
+        recipe="one_pass",
+        seed=5,
+    )
+    for net, step in ((model, container.step), (told, alone.step)):
+        for _ in range(2):
+            net(torch.ones(2, 8).bfloat16()).float().square().sum().backward()
+            step()
+            net.zero_grad()
+    assert torch.equal(weights(model), weights(told))
+    saved = container.state_dict()
+    container.load_state_dict(saved)

@@ -1,0 +1,43 @@
+"""Optimizers by name, as configs of trainers have them."""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from halfstep.config import chosen, read_config
+from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.schedule_free import AdamWScheduleFree
+
+
+def from_config(config: str | Mapping[str, Any]) -> Callable[..., Optimizer]:
+    """Return what makes the optimizer that a config names, of parameters.
+
+    Args:
+        config: a text, `"adamw"` or `"AdamW(lr=1e-3, recipe='one_pass')"`, or a mapping with a `name` beside
+            the arguments. Case and underscores of the name do not count. Arguments in a text are literals;
+            a text is parsed, and never run.
+
+    Raises:
+        TypeError: if the config is neither a text nor a mapping.
+        ValueError: if it names no optimizer, or an argument that it lacks, or holds code.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> make = hs.from_config("AdamW(lr=1e-3, recipe='one_pass')")
+        >>> make(model.named_parameters()).param_groups[0]["nu_dtype"]
+        'uroot4_e4m4'
+
+    Source: ours.
+    """
+    name, arguments = read_config("from_config", config)
+    package = vars(sys.modules["halfstep_torch"])
+    public = {key: package[key] for key in package["__all__"]}
+    known = {
+        key: kind
+        for key, kind in public.items()
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+    }
+    known["schedule_free_adamw"] = AdamWScheduleFree  # its name in JAX
+    return functools.partial(chosen("from_config", name, known, arguments), **arguments)

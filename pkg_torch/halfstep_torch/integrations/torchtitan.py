@@ -1,0 +1,31 @@
+"""Optimizers of this package in torchtitan's configs. Importing this imports torchtitan."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchtitan.components.optimizer import OptimizersContainer  # pyright: ignore[reportMissingImports]
+
+import halfstep_torch
+
+
+class HalfstepOptimizers(OptimizersContainer):
+    """torchtitan's container, whose `optimizer_name` may be that of an optimizer of `halfstep_torch`.
+
+    A config is built by `HalfstepOptimizers.Config(param_groups=[ParamGroupConfig(...)])`. Arguments that are
+    one for all groups, such as `seed`, stand in `optimizer_factory_kwargs_by_name`.
+
+    Source: ours.
+    """
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(OptimizersContainer.Config):
+        """As torchtitan's."""
+
+    @staticmethod
+    def _resolve_optimizer_factory(name: str) -> Callable[..., torch.optim.Optimizer]:
+        ours: Any = getattr(halfstep_torch, name, None)
+        if isinstance(ours, type) and issubclass(ours, halfstep_torch.Optimizer):
+            return ours
+        return OptimizersContainer._resolve_optimizer_factory(name)

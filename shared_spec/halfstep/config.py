@@ -1,0 +1,85 @@
+"""Optimizers by name, as configs of trainers have them: a text or a mapping, of literals alone."""
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def read_config(caller: str, config: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of an optimizer and its arguments.
+
+    Args:
+        caller: for messages.
+        config: `"adamw"`, `"AdamW(recipe='one_pass')"`, or a mapping with a `name` beside the arguments.
+
+    Raises:
+        TypeError: if it is neither a text nor a mapping.
+        ValueError: if a mapping has no name, or a text is more than a name with arguments that are literals.
+
+    Example:
+        >>> read_config("from_config", "AdamW(lr=1e-3, recipe='one_pass')")
+        ('AdamW', {'lr': 0.001, 'recipe': 'one_pass'})
+    """
+    if isinstance(config, Mapping):
+        arguments = {str(key): value for key, value in config.items()}
+        if not isinstance(name := arguments.pop("name", None), str):
+            raise ValueError(
+                f'{caller}: {dict(config)!r} has no name. Use {{"name": "adamw", ...}}, arguments beside it.'
+            )
+        return name, arguments
+    if not isinstance(config, str):
+        raise TypeError(
+            f"{caller}: config={config!r} is neither a text nor a mapping. Use \"AdamW(recipe='one_pass')\"."
+        )
+    try:
+        call = ast.parse(config.strip(), mode="eval").body
+        if isinstance(call, ast.Name):
+            return call.id, {}
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+            pairs = [(keyword.arg, ast.literal_eval(keyword.value)) for keyword in call.keywords]
+            if all(name is not None for name, _ in pairs):
+                return call.func.id, {str(name): value for name, value in pairs}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        pass
+    raise ValueError(
+        f"{caller}: {config!r} is not a name with arguments by name that are literals, and is not run. "
+        "Use \"AdamW(recipe='one_pass')\", or a mapping."
+    )
+
+
+def chosen(caller: str, name: str, known: Mapping[str, T], arguments: Iterable[str]) -> T:
+    """Return what has a name, whatever its case and underscores, once it takes the arguments.
+
+    Raises:
+        ValueError: if nothing has the name, or it lacks one of the arguments, or needs another.
+    """
+    by_name = {_plain(other): other for other in known}
+    if _plain(name) not in by_name:
+        names = ", ".join(sorted(known))
+        raise ValueError(f"{caller}: {name!r} names no optimizer. Use one of {names}.")
+    found = known[by_name[_plain(name)]]
+    parameters = inspect.signature(found).parameters
+    takes = [key for key in parameters if key not in ("params", "self")]
+    for key in arguments:
+        if key not in takes:
+            meant = difflib.get_close_matches(key, takes, 1)
+            advice = f"Did you mean {meant[0]}?" if meant else f"It has {', '.join(takes)}."
+            raise ValueError(f"{caller}: {by_name[_plain(name)]} has no argument {key!r}. {advice}")
+    needed = [key for key in takes if parameters[key].default is inspect.Parameter.empty]
+    if missing := [key for key in needed if key not in arguments and _is_one(parameters[key])]:
+        raise ValueError(
+            f"{caller}: {by_name[_plain(name)]} needs {missing[0]}. Add {missing[0]}=... to the config."
+        )
+    return found
+
+
+def _is_one(parameter: inspect.Parameter) -> bool:
+    return parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()

@@ -1,0 +1,84 @@
+"""Classes that trainers' configs name, against the documented form of their registries."""
+
+import dataclasses
+import subprocess
+import sys
+import types
+
+import jax.numpy as jnp
+import pytest
+import torch
+
+
+class Registry:
+    """As draccus.ChoiceRegistry: classes by the names under which they were registered."""
+
+    kinds: dict = {}  # noqa: RUF012
+
+    @classmethod
+    def register_subclass(cls, name):
+        def register(kind):
+            cls.kinds[name] = kind
+            return kind
+
+        return register
+
+
+def module(monkeypatch, name, **members):
+    for i in range(name.count(".") + 1):
+        part = ".".join(name.split(".")[: i + 1])
+        monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
+    vars(sys.modules[name]).update(members)
+
+
+def test_lerobot_builds_ours_by_its_registered_name(monkeypatch):
+    @dataclasses.dataclass
+    class OptimizerConfig(Registry):
+        lr: float
+        weight_decay: float
+        grad_clip_norm: float
+
+    module(monkeypatch, "lerobot.optim.optimizers", OptimizerConfig=OptimizerConfig)
+    import halfstep_torch as hs
+    import halfstep_torch.integrations.lerobot
+
+    config = Registry.kinds["halfstep"](lr=2e-3, recipe="one_pass")
+    model = torch.nn.Linear(4, 4).bfloat16()
+    for params in (model.parameters(), {"policy": list(model.parameters())}["policy"]):
+        optimizer = config.build(params)
+        assert type(optimizer) is hs.AdamW
+        group = optimizer.param_groups[0]
+        assert (group["lr"], group["nu_dtype"], group["param_names"][0]) == (2e-3, "uroot4_e4m4", "weight")
+    assert type(Registry.kinds["halfstep"](optimizer="lion").build(model.parameters())) is hs.Lion
+
+
+def test_levanter_builds_ours_by_its_registered_name(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class OptimizerConfig(Registry):
+        learning_rate: float = 6e-4
+        weight_decay: float = 0.1
+
+        def lr_scheduler(self, num_train_steps):
+            return lambda count: self.learning_rate * (1 - count / num_train_steps)
+
+        def build_weight_decay_mask(self):
+            return None
+
+    module(monkeypatch, "levanter.optim", OptimizerConfig=OptimizerConfig)
+    import halfstep_jax
+    import halfstep_jax.integrations.levanter
+
+    params, grads = {"w": jnp.ones(64)}, {"w": jnp.ones(64)}
+    tx = Registry.kinds["halfstep"](recipe="eight_bit").build(100)
+    told = halfstep_jax.adamw(
+        lambda count: 6e-4 * (1 - count / 100), weight_decay=0.1, recipe="eight_bit", seed=0
+    )
+    (ours, _), (theirs, _) = (t.update(grads, t.init(params), params) for t in (tx, told))
+    assert (ours["w"] == theirs["w"]).all()
+
+
+@pytest.mark.parametrize("package", ["halfstep_torch", "halfstep_jax"])
+def test_importing_halfstep_imports_no_trainer(package):
+    trainers = {"transformers", "torchtitan", "lerobot", "levanter"}
+    code = f"import sys, {package}; assert not {trainers} & {{*sys.modules}}"
+    subprocess.run([sys.executable, "-c", code], check=True)
