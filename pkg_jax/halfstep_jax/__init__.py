@@ -8,6 +8,7 @@ from halfstep import recipes
 from halfstep.random_words import Role, leaf_id
 from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep.version import __version__ as __version__
+from halfstep_jax.cast import cast_params
 from halfstep_jax.checkpoint.float32_weights import float32_params, set_float32_params
 from halfstep_jax.checkpoint.optax_state import from_optax, to_optax
 from halfstep_jax.checkpoint.save_state import load_state, save_state
@@ -96,6 +97,7 @@ __all__ = [
     "ademamix",
     "apply_updates",
     "as_transform",
+    "cast_params",
     "chain",
     "check_chain",
     "check_rule",

@@ -15,6 +15,7 @@ from halfstep import Rule, decay_rate, moment, number, option, recipes
 from halfstep.random_words import Role, leaf_id
 from halfstep.version import __version__ as __version__
 from halfstep_torch import integrations as integrations
+from halfstep_torch.cast import cast_model
 from halfstep_torch.chain import chain
 from halfstep_torch.checkpoint.float32_state import float32_state_dict, load_float32_state_dict
 from halfstep_torch.checkpoint.float32_weights import float32_params, set_float32_params
@@ -80,6 +81,7 @@ __all__ = [
     "StoredParam",
     "accumulate_gradients",
     "add_decayed_weights",
+    "cast_model",
     "chain",
     "check_rule",
     "clip_by_block_rms",

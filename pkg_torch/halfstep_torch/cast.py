@@ -1,0 +1,71 @@
+"""A model in 16 bits, with norms and embeddings as they are asked for."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.cast import checked_choices, kind_of
+
+
+def cast_model(
+    model: torch.nn.Module, *, norms: str = "split16", embeddings: str = "bfloat16"
+) -> list[dict[str, Any]]:
+    """Cast the float32 parameters of a model to bfloat16, in place, and return param groups with their names.
+
+    Rounds to nearest, once. Norms and embeddings are known by their classes, such as `LayerNorm`,
+    `LlamaRMSNorm` or `Embedding`. "float32" leaves them as they are, and hooks give them float32 inputs and
+    give their outputs back in bfloat16. "split16" casts them for the model, and the optimizer keeps 16
+    further bits of what it adds to them. Buffers stay as they are.
+
+    Args:
+        model: whose parameters are cast.
+        norms: "split16", "float32" or "bfloat16".
+        embeddings: likewise.
+
+    Returns:
+        Param groups, for any optimizer of this package: those of "split16" have that `param_storage`.
+
+    Raises:
+        ValueError: if a choice is none of the three, or a parameter that is to stay in float32 is shared with
+            a module of another kind.
+
+    Example:
+        >>> import halfstep_torch as hs
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+        >>> groups = cast_model(model)
+        >>> [([name for name, _ in group["params"]], group.get("param_storage")) for group in groups]
+        [(['0.weight', '0.bias'], None), (['1.weight', '1.bias'], 'split16')]
+        >>> optimizer = hs.AdamW(groups, lr=1e-3)
+
+    Source: ours.
+    """
+    choices = checked_choices("cast_model", norms=norms, embeddings=embeddings)
+    labels: dict[Tensor, str] = {}
+    for name, module in model.named_modules():
+        label = choices.get(kind_of([type(module).__name__]), "bfloat16")
+        own = list(module.parameters(recurse=False))
+        for p in own:
+            if {label, labels.setdefault(p, label)} > {"float32"}:
+                raise ValueError(
+                    f"cast_model: a parameter of {name!r} stays in float32, and is shared with a module that "
+                    'is cast. Use "split16" for it.'
+                )
+        if label == "float32" and any(p.dtype == torch.float32 for p in own):
+            module.register_forward_pre_hook(_to_float32)
+            module.register_forward_hook(_to_bfloat16)
+    groups: dict[str, list[tuple[str, Tensor]]] = {}
+    for name, p in model.named_parameters():
+        if labels[p] != "float32" and p.dtype == torch.float32:
+            p.data = p.data.to(torch.bfloat16)
+        groups.setdefault(labels[p], []).append((name, p))
+    kept = {"split16": {"param_storage": "split16"}}
+    return [{"params": named, **kept.get(label, {})} for label, named in groups.items()]
+
+
+def _to_float32(_: torch.nn.Module, args: tuple) -> tuple:
+    return tuple(x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in args)
+
+
+def _to_bfloat16(_: torch.nn.Module, __: Any, output: Any) -> Any:
+    return output.to(torch.bfloat16) if isinstance(output, Tensor) else output
