@@ -203,3 +203,9 @@ def test_updates_of_params_in_float32_and_16_bits_side_by_side():
         alone, _ = run(hs.adamw(1e-3), {name: params[name]}, {name: rows[name]})
         assert_trees_same(after[name], alone[name])
     assert jnp.isfinite(after["c"]).all()
+
+
+def test_a_box_beside_plain_arrays_and_other_values_has_its_name_alone():
+    """`value` is a part of a name where it is no box's."""
+    tree = {"box": nnx.Param(jnp.ones(2)), "own": Layer(1.0, 2.0), "plain": 3.0}
+    assert [name for name, _ in named_leaves(tree)] == ["box", "own/kernel", "own/value", "plain"]
