@@ -1,9 +1,13 @@
-"""The names of random words: numbers of leaves and roles. Contract: W5 to W7. The words are a framework's."""
+"""Random words: the numbers of leaves and roles, and the two functions that mix. Contract: section W."""
 
 import enum
 import functools
 import operator
 from typing import Any
+
+import numpy as np
+
+from halfstep.arrays import Arrays
 
 
 class Role(enum.IntEnum):
@@ -18,6 +22,12 @@ class Role(enum.IntEnum):
 
 FIELD_SHIFTS: dict[int, int] = {Role.PARAM: 0, Role.MU: 8, Role.NU: 16}
 """The roles that share a leaf's word, and how far below the top of it their field of 16 bits begins."""
+
+# Random123, threefry.h, R_32x2_*: eight rotations, four to a group of rounds.
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+# Pairs of a shift and a factor; as int32, whose products wrap to the same patterns.
+_MIXING = ((17, 0xED5AD4BB - 2**32), (11, 0xAC4C1B51 - 2**32), (15, 0x31848BAB))
 
 _MOMENT_ROLES = {"param": Role.PARAM, "mu": Role.MU, "trace": Role.MU, "nu": Role.NU}
 
@@ -76,3 +86,37 @@ def in_range(name: str, value: Any, bits: int) -> int:
             f"random_words: {name}={value} is outside [0, 2^{bits}). Use an integer in that range."
         )
     return value
+
+
+def threefry2x32(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Encrypt `counter` under `key` with Threefry-2x32 in 20 rounds, elementwise (contract W3).
+
+    Args:
+        key: two uint32 arrays, of NumPy or JAX.
+        counter: two uint32 arrays.
+
+    Returns:
+        Two uint32 arrays.
+
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2.
+    """
+    k0, k1 = key
+    schedule = (k0, k1, k0 ^ k1 ^ _PARITY)
+    x0, x1 = counter[0] + k0, counter[1] + k1
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = ((x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))) ^ x0
+        x0 = x0 + schedule[(group + 1) % 3]
+        x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return x0, x1
+
+
+def mix(xp: Arrays, x: Any) -> Any:
+    """Return the three-multiply finaliser of int32 patterns (contract W8).
+
+    Source: C. Wellons, hash-prospector (2018), "triple32".
+    """
+    for shift, factor in _MIXING:
+        x = (x ^ xp.shift(x, shift)) * factor
+    return x ^ xp.shift(x, 14)

@@ -27,13 +27,14 @@ from backends.protocol import (
     stored_names,
     unrefused,
 )
+from halfstep.random_words import threefry2x32
 from halfstep.rules.adafactor import inverse_power
 from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
 from halfstep_jax.numbers.norms import Norms, norm
 from halfstep_jax.numbers.op import JaxOp
-from halfstep_jax.numbers.random_words import leaf_keys, threefry2x32
+from halfstep_jax.numbers.random_words import leaf_keys
 from halfstep_jax.rules.clip import clip
 from halfstep_jax.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio
 from halfstep_jax.storage.formats import Format

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import halfstep_jax as hs
 import halfstep_spec as spec
+from halfstep.random_words import threefry2x32
 from halfstep_jax import Role
-from halfstep_jax.numbers.random_words import _block_words, _index, leaf_keys, threefry2x32
+from halfstep_jax.numbers.random_words import _block_words, _index, leaf_keys
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_spec.numbers.random_words import unmixed_words
 from on_jax.steps import assert_trees_same, sharded, take_step

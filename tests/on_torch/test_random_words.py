@@ -91,7 +91,7 @@ def test_what_dithers_blocks_is_mixed_by_nobody():
 
 def test_the_word_that_roles_share_is_made_once(monkeypatch):
     made = []
-    monkeypatch.setattr(random_words, "mix", lambda x: made.append(0) or x)
+    monkeypatch.setattr(random_words, "mix", lambda xp, x: made.append(0) or x)
     words = words_from(torch.arange(4, dtype=torch.int32), 1, {0: 0, 3: 0})
     for role in (0, 1, 2, 1, 3):
         words(role)

@@ -15,16 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep.random_words import FIELD_SHIFTS, in_range, leaf_number, word_role
+from halfstep.random_words import FIELD_SHIFTS, in_range, leaf_number, mix, threefry2x32, word_role
 from halfstep.storage.blocks import BlockSize, block_layout
 from halfstep_jax.leaf_calls import call_per_shape
+from halfstep_jax.numbers.arrays import JaxArrays
 from halfstep_jax.numbers.seeds import seed_words
 from halfstep_jax.xla.exact import opaque_zero
 from halfstep_jax.xla.shards import Shard, whole_shape
 
-# Random123, threefry.h, R_32x2_*: eight rotations, four to a group of rounds.
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = np.uint32(0x1BD11BDA)
 _GOLDEN_RATIO = np.uint32(0x9E3779B9)
 _LOW_HALF = np.uint32(0xFFFF)
 
@@ -217,35 +215,12 @@ def _element(table: jax.Array, row: int, column: jax.Array) -> jax.Array:
     return lax.dynamic_slice(table, (np.uint32(row), column), (1, 1)).reshape(())
 
 
-def threefry2x32(key, counter):
-    """Encrypt `counter` under `key` with Threefry-2x32 in 20 rounds, elementwise (contract W3).
-
-    Args:
-        key: two uint32 arrays.
-        counter: two uint32 arrays.
-
-    Returns:
-        Two uint32 arrays.
-
-    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2.
-    """
-    k0, k1 = key
-    schedule = (k0, k1, k0 ^ k1 ^ _PARITY)
-    x0, x1 = counter[0] + k0, counter[1] + k1
-    for group in range(5):
-        for rotation in _ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            x1 = ((x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))) ^ x0
-        x0 = x0 + schedule[(group + 1) % 3]
-        x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
-    return x0, x1
-
-
 def _words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
     """Return the words of elements, given their shape, offset and shard: what `_index` asks for."""
     hi, lo = _index(*elements)
     k1 = k1 if hi is None else k1 + _GOLDEN_RATIO * hi
-    return mix(lo * k0 + k1)
+    mixed = mix(JaxArrays(), lax.bitcast_convert_type(lo * k0 + k1, jnp.int32))
+    return lax.bitcast_convert_type(mixed, jnp.uint32)
 
 
 def _block_words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
@@ -261,17 +236,6 @@ def _block_words(elements: tuple, k0: jax.Array, k1: jax.Array) -> jax.Array:
     if hi is not None:
         k1 = k1 + _GOLDEN_RATIO * (hi - (lo < within).astype(jnp.uint32))
     return (lo - within) * k0 + k1
-
-
-def mix(x: jax.Array) -> jax.Array:
-    """Return the three-multiply finaliser of uint32 `x` (contract W8).
-
-    Source: C. Wellons, hash-prospector (2018), "triple32".
-    """
-    x = (x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB)
-    x = (x ^ (x >> np.uint32(11))) * np.uint32(0xAC4C1B51)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x31848BAB)
-    return x ^ (x >> np.uint32(14))
 
 
 def _index(shape: tuple[int, ...], offset: int, shard: Shard | None = None):

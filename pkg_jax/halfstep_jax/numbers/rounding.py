@@ -13,7 +13,9 @@ import numpy as np
 from jax import lax
 
 from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep.rounding import whole
 from halfstep_jax.leaf_calls import call_per_shape
+from halfstep_jax.numbers.arrays import JaxArrays, as_int32
 from halfstep_jax.xla.exact import straight_through
 
 _SIGN = np.uint32(0x80000000)
@@ -190,12 +192,7 @@ def multiple_of_smallest(magnitude: jax.Array, fmt: FloatFormat, words: jax.Arra
     """
     bounded = jnp.minimum(magnitude, np.float32(2.0**fmt.min_exponent).view(np.uint32))
     ratio = lax.bitcast_convert_type(bounded, jnp.float32) * np.float32(1 / fmt.smallest)
-    if words is None:
-        return lax.round(ratio, lax.RoundingMethod.TO_NEAREST_EVEN).astype(jnp.int32)
-    kept = ratio.astype(jnp.int32)
-    fraction = ((ratio - kept.astype(jnp.float32)) * np.float32(2.0 ** (_DRAWN + 1))).astype(jnp.uint32)
-    rounded = (fraction + _ONE) >> _ONE
-    return kept + ((rounded + (words >> np.uint32(32 - _DRAWN))) >> np.uint32(_DRAWN)).astype(jnp.int32)
+    return whole(JaxArrays(), ratio, as_int32(words))
 
 
 def _bounded(result: jax.Array, fmt: FloatFormat, saturate: bool) -> jax.Array:

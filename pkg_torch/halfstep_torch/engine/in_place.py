@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from halfstep.random_words import leaf_id
+from halfstep.random_words import leaf_id, mix
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.inductor import compile_options, compiling, own_code
+from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import as_int32, leaf_keys, mix, whole_words, words_at
+from halfstep_torch.numbers.random_words import as_int32, leaf_keys, whole_words, words_at
 from halfstep_torch.numbers.rounding import round_value
 
 # Elements of a piece. On a CPU, the temporaries of a piece must stay in a cache. Elsewhere, launching the
@@ -71,7 +72,7 @@ def rounding_kernel(new: New, name: str, others: int, device: torch.device) -> C
     def round_flat(x: Tensor, *rest: Tensor) -> None:
         *other_parts, keys = rest
         k0, k1 = keys.unbind()
-        words = mix(torch.arange(x.numel(), dtype=torch.int32, device=x.device) * k0 + k1)
+        words = mix(XP, torch.arange(x.numel(), dtype=torch.int32, device=x.device) * k0 + k1)
         value = new(x.to(torch.float32), *(other.to(torch.float32) for other in other_parts))
         x.copy_(round_value(value, name, words, saturate=False))
 

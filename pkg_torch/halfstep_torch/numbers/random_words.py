@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.random_words import FIELD_SHIFTS, in_range, leaf_number, word_role
+from halfstep.random_words import FIELD_SHIFTS, in_range, leaf_number, mix, threefry2x32, word_role
+from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.seeds import Seed, as_seed
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = np.uint32(0x1BD11BDA)
 GOLDEN_RATIO = np.uint32(0x9E3779B9)
 
 
@@ -27,19 +26,9 @@ def fold(key: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> tuple[np.ndarray,
         key: two uint32 arrays, of shapes that broadcast with `x`.
         x: uint32 array.
 
-    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, section 4.2; constants as
-        in Random123's threefry.h. Contract W3.
+    Source: contract W3.
     """
-    k0, k1 = key
-    schedule = (k0, k1, k0 ^ k1 ^ _PARITY)
-    x0, x1 = np.broadcast_arrays(k0, x)[0], x + k1
-    for group in range(5):
-        for rotation in _ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            x1 = ((x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))) ^ x0
-        x0 = x0 + schedule[(group + 1) % 3]
-        x1 = x1 + (schedule[(group + 2) % 3] + np.uint32(group + 1))
-    return x0, x1
+    return threefry2x32(key, (np.zeros_like(x), x))
 
 
 def leaf_keys(seed: int, steps: Sequence[int], leaves: Sequence[int], roles: Sequence[int]) -> np.ndarray:
@@ -59,22 +48,6 @@ def leaf_keys(seed: int, steps: Sequence[int], leaves: Sequence[int], roles: Seq
     k, kx = fold((step_keys[0][inverse], step_keys[1][inverse]), np.asarray(leaves, np.uint32))
     k1 = fold((k[:, None], kx[:, None]), np.asarray(roles, np.uint32)[None, :])[1]
     return np.concatenate([k[:, None] | np.uint32(1), k1], axis=1)
-
-
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    # int32 shifts drag the sign along; the mask makes the shift a logical one.
-    return (x >> bits) & ((1 << (32 - bits)) - 1)
-
-
-def mix(x: Tensor) -> Tensor:
-    """Return the three-multiply finaliser of int32 patterns.
-
-    Source: C. Wellons, hash-prospector (2018), "triple32".
-    """
-    x = (x ^ _shift_right(x, 17)) * (0xED5AD4BB - (1 << 32))
-    x = (x ^ _shift_right(x, 11)) * (0xAC4C1B51 - (1 << 32))
-    x = (x ^ _shift_right(x, 15)) * 0x31848BAB
-    return x ^ _shift_right(x, 14)
 
 
 def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[..., Tensor]:
@@ -98,7 +71,7 @@ def words_from(index: Tensor, k0, keys: Mapping[int, int | Tensor]) -> Callable[
         if not mixed:
             return index * k0 + keys[key]
         if key not in made:
-            made[key] = mix(index * k0 + keys[key])
+            made[key] = mix(XP, index * k0 + keys[key])
         return field_on_top(made[key], role)
 
     return words
@@ -166,7 +139,7 @@ def random_words(
         )
     k0, k1 = as_int32(leaf_keys(seed, [step], [leaf_number(leaf)], [word_role(role)])[0]).tolist()
     words, shift = whole_words(k0, k1, shape, device, offset), FIELD_SHIFTS.get(role, 0)
-    return (words << shift | _shift_right(words, 32 - shift) if shift else words).view(torch.uint32)
+    return (words << shift | XP.shift(words, 32 - shift) if shift else words).view(torch.uint32)
 
 
 def whole_words(
@@ -196,7 +169,7 @@ def whole_words(
         high = int(as_int32(high_key(row, start >> 32))[0])
         low = start & 0xFFFFFFFF
         index = torch.arange(low, low + stop - start, dtype=torch.int64, device=device).to(torch.int32)
-        parts.append(mix(index * k0 + high) if mixed else index * k0 + high)
+        parts.append(mix(XP, index * k0 + high) if mixed else index * k0 + high)
         start = stop
     flat = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32, device=device)
     return flat.reshape(tuple(shape))
@@ -205,4 +178,4 @@ def whole_words(
 def words_at(k0: int, k1: int, index: Tensor) -> Tensor:
     """Return the int32 words of elements by their row-major indices, int64, in an array (contract W8)."""
     high = (index >> 32).to(torch.int32) * (int(GOLDEN_RATIO) - (1 << 32))
-    return mix(index.to(torch.int32) * k0 + (high + k1))
+    return mix(XP, index.to(torch.int32) * k0 + (high + k1))

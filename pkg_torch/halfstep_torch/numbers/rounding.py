@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep.rounding import draw, whole
 from halfstep_torch.numbers import patterns
+from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.float_formats import dtype_name, torch_dtype
 
 _EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
-# Random bits of a rounding: a field of a word (contract W6).
-_DRAWN = 16
 # Patterns of float32.
 _SIGN, _LARGEST, _INFINITY, _NAN = -(1 << 31), 0x7F7FFFFF, 0x7F800000, 0x7FC00000
 
@@ -125,7 +125,7 @@ def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool, quiet: bool
     """
     bits = x.view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
-    addend = ((bits >> 16) & 1) + 0x7FFF if words is None else draw(words, 16)
+    addend = ((bits >> 16) & 1) + 0x7FFF if words is None else draw(XP, words, 16)
     if quiet and not saturate:
         # Infinity has nothing to carry; a quiet NaN, cut to the least of its kind, does not carry.
         rounded = magnitude.clamp(max=_NAN) + addend
@@ -136,17 +136,6 @@ def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool, quiet: bool
     # All ones where the result is to be NaN: past infinity, or with `saturate` from infinity on.
     to_nan = ((_LARGEST if saturate else _INFINITY) - magnitude) >> 31
     return ((rounded & -0x10000) | (to_nan & _NAN) | (bits & _SIGN)).view(torch.float32)
-
-
-def draw(words: Tensor, bits: int) -> Tensor:
-    """Return what is added to `bits` bits that are cut off: the top 16 of a word, as the top of these.
-
-    Below them stands half a unit of theirs, where there is room.
-    """
-    if bits <= _DRAWN:
-        return (words >> (32 - bits)) & ((1 << bits) - 1)
-    unit = 1 << (bits - _DRAWN)
-    return ((words >> (32 - bits)) & ((1 << bits) - unit)) | (unit >> 1)
 
 
 def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
@@ -180,7 +169,7 @@ def _stochastic_magnitude(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
     """Return the patterns of float32 that |x| rounds to."""
     drop = max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
-    normal = (magnitude + draw(words, drop)) & -(1 << drop)
+    normal = (magnitude + draw(XP, words, drop)) & -(1 << drop)
     subnormal = _multiple_of_smallest(magnitude, fmt, words).to(torch.float32) * fmt.smallest
     return torch.where(magnitude < _first_normal(fmt), subnormal.view(torch.int32), normal)
 
@@ -202,7 +191,7 @@ def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tupl
     if words is None:
         normal = normal + (((normal >> drop) & 1) + ((1 << (drop - 1)) - 1))
     else:
-        normal = normal + draw(words, drop)
+        normal = normal + draw(XP, words, drop)
     infinity = patterns.infinity(fmt)
     normal = normal.clamp(max=((infinity + patterns.base(fmt)) << drop) - 1)
     multiple = _multiple_of_smallest(magnitude, fmt, words)
@@ -227,11 +216,7 @@ def _multiple_of_smallest(magnitude: Tensor, fmt: FloatFormat, words: Tensor | N
     """
     bounded = magnitude.clamp(max=_first_normal(fmt))
     multiples = bounded.view(torch.float32) * (1 / fmt.smallest)
-    if words is None:
-        return multiples.round().to(torch.int32)
-    below = multiples.to(torch.int32)
-    fraction = ((multiples - below.to(torch.float32)) * 2.0 ** (_DRAWN + 1)).to(torch.int32)
-    return below + ((((fraction + 1) >> 1) + draw(words, _DRAWN)) >> _DRAWN)
+    return whole(XP, multiples, words)
 
 
 def _first_normal(fmt: FloatFormat) -> int:
