@@ -12,6 +12,9 @@ _DEVICES = "--xla_force_host_platform_device_count=8"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 
+# What one run has compiled is not what another steps by; tests of stored kernels name a folder.
+os.environ.setdefault("HALFSTEP_KERNELS", "")
+
 # More would each hold both frameworks in memory.
 _PROCESSES = 4
 _MANY = ("on_jax", "on_torch", "twin")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from halfstep_torch.engine.compiled_stage import is_at_hand
 from halfstep_torch.engine.inductor import find_cxx, missing_options
 from halfstep_torch.rules.adam import AdamW
 
@@ -57,3 +58,14 @@ def final_weights(
         parameter.grad = torch.from_numpy(gradient).to(device, torch.bfloat16)  # exact
         optimizer.step()
     return parameter.detach().cpu().view(torch.int16).numpy().view(np.uint16)
+
+
+def warm(recipe: Mapping[str, Any]) -> str:
+    """Compile the step of AdamW of bfloat16 weights on a CPU, and return in words what is kept of it."""
+    parameter = torch.nn.Parameter(torch.zeros(256, 256, dtype=torch.bfloat16))
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = AdamW([("weight", parameter)], compile=True, **recipe)
+    optimizer.step()
+    stored = all(map(is_at_hand, optimizer._last_step.launch.batches))
+    where = "stored: steps are compiled from the first one on" if stored else "in torch.compile's cache"
+    return f"{torch.get_num_threads()} threads, {where}"

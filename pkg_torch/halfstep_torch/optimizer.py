@@ -21,7 +21,7 @@ from halfstep_torch.engine.batches import (
     make_batches,
     measure,
 )
-from halfstep_torch.engine.compiled_stage import compile_batch
+from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
 from halfstep_torch.engine.launch import Launch
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.row_plan import RowSizes
@@ -94,9 +94,10 @@ class Optimizer(SavedOptimizer):
         tx: a transform, or a `chain` of them.
         maximize: ascend.
         compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices; on a
-            CPU with a C++ compiler, once eager steps have cost about as much as compiling, that is after
-            300 million weights stepped: the first step of a large model, step 300 of a million weights. The
-            bits are the same.
+            CPU from the first step on where an earlier process has stored its kernels; else with a C++
+            compiler, once eager steps have cost about as much as compiling, that is after 300 million
+            weights stepped: the first step of a large model, step 300 of a million weights. The bits are
+            the same.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
             names, or a share of them.
         state_device: "cpu" keeps state on the host, and brings it to the device of its weights piece by piece
@@ -317,7 +318,8 @@ class Optimizer(SavedOptimizer):
         for batch in batches:
             elements = sum(slot.param.numel() for slot in batch.slots)
             compile_stages = functools.partial(compile_batch, batch)
-            self._compile.prepare(self._name, batch.device, elements, compile_stages)
+            at_hand = functools.partial(is_at_hand, batch)
+            self._compile.prepare(self._name, batch.device, elements, compile_stages, at_hand)
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """Say what the user should know, most of it at the first step; there compare replicas, too."""

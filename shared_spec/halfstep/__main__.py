@@ -4,6 +4,7 @@ python -m halfstep
 python -m halfstep --compiled
 python -m halfstep --version
 python -m halfstep memory --params 8e9 --recipe one_pass
+python -m halfstep warm one_pass eight_bit
 """
 
 import argparse
@@ -146,6 +147,16 @@ def _recipe(name: str) -> str:
     return name
 
 
+def warm(names: Sequence[str]) -> int:
+    """Compile what steps under recipes need, for images and clusters; all recipes where none is named."""
+    machine: Any = importlib.import_module("halfstep_torch.machine")
+    for name in names or RECIPES:
+        start = time.perf_counter()
+        kept = machine.warm(getattr(recipes, name))
+        print(f"{name}: {time.perf_counter() - start:.1f} s, {kept}", flush=True)
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit status: 1 if a bit differs."""
     parser = argparse.ArgumentParser(
@@ -159,10 +170,14 @@ def main(argv: list[str] | None = None) -> int:
     memory = commands.add_parser("memory", help="print what a model of a size takes, by recipe")
     memory.add_argument("--params", type=_word(count_of), required=True, help="weights, such as 8e9 or 8B")
     memory.add_argument("--recipe", type=_word(_recipe), help="one alone; all without it")
+    warming = commands.add_parser("warm", help="compile and store the steps of AdamW in PyTorch, by recipe")
+    warming.add_argument("recipes", nargs="*", type=_word(_recipe), help="all without any")
     given = parser.parse_args(argv)
     if given.command == "memory":
         print(memory_table(given.params, given.recipe or ""))
         return 0
+    if given.command == "warm":
+        return warm(given.recipes)
     compiled = given.compiled
     print(f"halfstep {__version__}, contract version {SPEC_VERSION}")
     print(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}, ", end="")

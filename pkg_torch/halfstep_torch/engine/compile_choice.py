@@ -44,22 +44,36 @@ class CompileChoice:
                 "Install g++ (or name one in CXX), or use compile=False: the bits are the same."
             )
 
-    def _wanted(self, device: torch.device, elements: int) -> bool:
+    def _wanted(
+        self, device: torch.device, elements: int, at_hand: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Return whether a step of so many elements on `device` is to be compiled."""
         if self.choice != "auto":
             return bool(self.choice)
         if device.type != "cpu":
             return device.type == "cuda"
         self.stepped[device.type] += elements
+        if device.type == "cpu" and at_hand():
+            return True
         return self.stepped[device.type] >= _COST_OF_COMPILING and find_cxx() is not None
 
     def is_due(self, device: torch.device, elements: int) -> bool:
         """Whether an eager step of so many elements was the last one; it is counted."""
         return self.choice == "auto" and self._wanted(device, elements)
 
-    def prepare(self, caller: str, device: torch.device, elements: int, make: Callable[[], object]) -> bool:
-        """Compile by `make` if that is wanted for so many elements, and return whether steps run compiled."""
-        if not self._wanted(device, elements):
+    def prepare(
+        self,
+        caller: str,
+        device: torch.device,
+        elements: int,
+        make: Callable[[], object],
+        at_hand: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Compile by `make` if that is wanted for so many elements, and return whether steps run compiled.
+
+        "auto" compiles at once what is `at_hand`: stored kernels are loaded, in no time.
+        """
+        if not self._wanted(device, elements, at_hand):
             return False
         if why := _unproved(device):
             if self.choice == "auto":

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.inductor import compile_options, compile_rows, mark_width
+from halfstep_torch.engine.kernel_store import forget, is_stored, kernel_name, load, store
 from halfstep_torch.engine.packed_rows import Memory
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.engine.step_numbers import flat, number_places, unflat
@@ -44,6 +45,25 @@ def compile_batch(batch: Batch) -> None:
             }
         )
     batch.kernels = kernels
+
+
+def is_at_hand(batch: Batch) -> bool:
+    """Whether all kernels of a batch are stored, so that compiling it is loading."""
+    threads, names = torch.get_num_threads(), []
+    for k, stage in enumerate(batch.plan.padded_stages):
+        if stage.compiles:
+            (numbers, *others), grad_dtype = (
+                batch.stage_numbers(k).values(),
+                torch.float32 if k else batch.grad_dtype,
+            )
+            names.append(_name(stage, number_places(tuple(numbers)), bool(others), grad_dtype, threads))
+    return batch.device.type == "cpu" and bool(names) and all(map(is_stored, names))
+
+
+@functools.cache
+def _name(stage: Stage, places: tuple, by_row: bool, grad_dtype: torch.dtype, threads: int) -> str | None:
+    """Return the name of a stored kernel for the CPU."""
+    return kernel_name(stage, places, by_row, grad_dtype, threads)
 
 
 def kinds(stage: Stage, device: torch.device) -> tuple[bool, ...]:
@@ -114,8 +134,37 @@ def compiled_stage(
             column = column.view(p.shape[1:])[:, :1] + column[: p.shape[2]]
         stage.step_rows(p, g, u, state, unflat(places, numbers.unbind()), first, keys, column)
 
-    calls = list(_scratch(stage, len(flat(places)), by_row, device, grad_dtype, alone))
-    return compile_rows(step_in_place, compile_options(device), calls)
+    scratch = functools.partial(_scratch, stage, len(flat(places)), by_row, device, grad_dtype, alone)
+    name = _name(stage, places, by_row, grad_dtype, threads) if device.type == "cpu" else None
+    if (stored := load(name)) is not None:
+        if _same_bits(stored, step_in_place, *([x.clone() for x in next(scratch(8))] for _ in range(2))):
+            return stored
+        forget(name)
+    keep = functools.partial(store, name)
+    return compile_rows(step_in_place, compile_options(device), list(scratch(_SCRATCH // stage.width)), keep)
+
+
+def _same_bits(
+    stored: Callable[..., None],
+    eager: Callable[..., None],
+    ours: Sequence[Tensor],
+    theirs: Sequence[Tensor],
+) -> bool:
+    """Whether a stored kernel steps as eager mode does, on memory of ours: eager steps make the state."""
+    generator = torch.Generator().manual_seed(0)
+    p, g, *_, numbers, first, keys, column = ours
+    p.copy_(torch.randn(p.shape, generator=generator))
+    numbers.copy_(torch.rand(numbers.shape, generator=generator) * 0.5 + 0.25)
+    first.copy_(torch.arange(len(first)) * len(column))
+    for step in (eager, eager, stored):
+        g.copy_(torch.randn(g.shape, generator=generator))
+        keys.random_(generator=generator)
+        for x, y in zip(ours, theirs, strict=True):
+            y.copy_(x)
+        step(*ours)
+    eager(*theirs)
+    pairs = zip(ours, theirs, strict=True)
+    return all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in pairs)
 
 
 def _in_blocks(stage: Stage, x: Tensor) -> Tensor:
@@ -124,10 +173,16 @@ def _in_blocks(stage: Stage, x: Tensor) -> Tensor:
 
 
 def _scratch(
-    stage: Stage, numbers: int, by_row: bool, device: torch.device, grad_dtype: torch.dtype, alone: bool
+    stage: Stage,
+    numbers: int,
+    by_row: bool,
+    device: torch.device,
+    grad_dtype: torch.dtype,
+    alone: bool,
+    rows: int,
 ) -> Iterator[Sequence[Tensor]]:
-    """Yield arguments of a kernel, over memory of ours: of many rows, and of one less."""
-    most = max(_SCRATCH // stage.width, 4)
+    """Yield arguments of a kernel, over memory of ours: of so many rows, and of one less."""
+    most = max(rows, 4)
     memory = Memory(stage, most, device, grad_dtype, wide=True)
     columns = sum(1 + len(roles) for roles in stage.roles)
     for count in (most, most - 1):

@@ -66,6 +66,8 @@ class Inductor:
     def __init__(self, compile_fx: Callable, options: dict) -> None:
         self._compile_fx, self._options, self._made = compile_fx, options, []
         self._seen: list[tuple] | None = []
+        self.made: Any = None
+        self.places: list[tuple[int, int | None]] = []
 
     def __call__(self, graph: Any, inputs: Sequence) -> Callable:
         """Compile a graph."""
@@ -96,6 +98,7 @@ class Inductor:
                 return None
             places.append(common[0])
         (made,) = self._made
+        self.made, self.places = made, places
 
         def call(*tensors: Tensor) -> None:
             made(*[tensors[i] if axis is None else tensors[i].shape[axis] for i, axis in places])
@@ -104,16 +107,26 @@ class Inductor:
 
 
 def compile_rows(
-    function: Callable[..., None], options: dict, calls: Sequence[Sequence[Tensor]]
+    function: Callable[..., None],
+    options: dict,
+    calls: Sequence[Sequence[Tensor]],
+    keep: Callable[[Any, list[tuple[int, int | None]]], None],
 ) -> Callable[..., None]:
-    """Return a compiled function of tensors of any length, given calls with tensors of different lengths."""
+    """Return a compiled function of tensors of any length, given calls with tensors of different lengths.
+
+    `keep` gets what Inductor made, and which tensor, or length of one, each of its arguments is.
+    """
     with compiling():
         backend = _backend(options)
         chosen: dict[str, Any] = {"options": options} if backend is None else {"backend": backend}
         kernel = torch.compile(own_code(function), dynamic=True, fullgraph=True, **chosen)
         for tensors in calls:  # the second time by what the first has compiled
             kernel(*tensors)
-    return (backend and backend.direct(calls)) or kernel
+    direct = backend and backend.direct(calls)
+    if backend is None or direct is None:
+        return kernel
+    keep(backend.made, backend.places)
+    return direct
 
 
 def _backend(options: dict) -> Inductor | None:

@@ -1,0 +1,143 @@
+"""Kernels of an earlier process: found by what their bits depend on, and held against eager mode."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+from halfstep_torch.engine import compiled_stage as stages
+from halfstep_torch.engine import kernel_store
+from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, model, take_steps
+from on_torch.steps import assert_same_snapshots, snapshot
+
+NAME = """
+import torch, halfstep_torch as hs
+from halfstep_torch.engine.kernel_store import kernel_name
+p = torch.nn.Parameter(torch.ones(300, dtype=torch.bfloat16))
+optimizer = hs.AdamW([("w", p)], recipe={recipe!r})
+[(_, _, plan)] = optimizer.plans()
+print(kernel_name(plan.padded_stages[0], 1))
+"""
+CALL = """
+def call(self, args):
+        arg0_1, arg1_1, arg2_1 = args
+        args.clear()
+        s5 = arg0_1
+        assert_size_stride(arg1_1, (s5, 256), (256, 1), 'input')
+        cpp_fused_add_0(arg2_1, arg1_1, s5)
+        del arg1_1
+        return ()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Let kernels be stored in a folder of this test, and none be known in this process."""
+    monkeypatch.setenv("HALFSTEP_KERNELS", str(tmp_path / "kernels"))
+    stages.compiled_stage.cache_clear()
+    yield tmp_path / "kernels"
+    stages.compiled_stage.cache_clear()
+
+
+def name_of(recipe) -> str:
+    script = NAME.format(recipe=recipe)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+def test_a_kernel_has_one_name_in_every_process_and_each_stage_its_own():
+    assert name_of("one_pass") == name_of("one_pass") != name_of(None)
+    assert len(name_of(None).strip()) == 32
+
+
+def test_rules_of_others_have_no_name():
+    class Theirs:
+        pass
+
+    assert kernel_store.kernel_name((Theirs(),)) is None
+    assert kernel_store.kernel_name((1, torch.float32)) is not None
+
+
+def test_a_folder_that_others_may_write_is_not_used(folder):
+    assert kernel_store.folder() == folder
+    folder.chmod(0o777)
+    assert kernel_store.folder() is None
+
+
+def made(source: str, library: str = "kernel.so"):
+    function = types.SimpleNamespace(__self__=types.SimpleNamespace(__file__=library))
+    called = types.SimpleNamespace(__globals__={"cpp_fused_add_0": function})
+    return types.SimpleNamespace(source_code=source, current_callable=types.SimpleNamespace(__func__=called))
+
+
+def test_the_order_of_arguments_is_read_from_the_wrapper():
+    assert kernel_store._one_call(made(CALL)) == ("kernel.so", [2, 1, 0])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["cpp_fused_mul_1(arg1_1, s5)", "buf0 = empty_strided_cpu((s5,), (1,), torch.float32)", "arg1_1 += 1"],
+)
+def test_a_wrapper_that_does_more_is_not_stored(line):
+    assert kernel_store._one_call(made(CALL.replace("        del arg1_1", f"        {line}"))) is None
+
+
+def test_a_library_that_does_not_load_is_none(folder):
+    kernel_store.folder()
+    (folder / "x.json").write_text("[[0, null]]")
+    (folder / "x.so").write_bytes(b"no library")
+    assert kernel_store.is_stored("x")
+    assert kernel_store.load("x") is None
+
+
+def steps_of(compile, count: int = 3):
+    params = model(40)
+    optimizer = hs.AdamW(params, lr=1e-2, seed=5, compile=compile)
+    take_steps(optimizer, params, count)
+    return optimizer
+
+
+@pytest.mark.slow
+@IMPORTS_INDUCTOR
+def test_auto_steps_by_a_stored_kernel_from_the_first_step(folder, monkeypatch):
+    eager = snapshot(steps_of(False))
+    assert not steps_of("auto")._last_step.launch.batches[0].kernels
+    steps_of(True)
+    [stored] = folder.glob("*.json")
+    stages.compiled_stage.cache_clear()
+    monkeypatch.setattr(stages, "compile_rows", None)  # nothing is compiled
+    optimizer = steps_of("auto")
+    assert optimizer._last_step.launch.batches[0].kernels
+    assert_same_snapshots(snapshot(optimizer), eager)
+    assert stored.exists()
+
+
+@pytest.mark.slow
+@IMPORTS_INDUCTOR
+def test_a_stored_kernel_with_other_bits_is_left_out(folder):
+    eager = snapshot(steps_of(False))
+    steps_of(True)
+    [stored] = folder.glob("*.json")
+    arguments = json.loads(stored.read_text())
+    moments = [i for i, (tensor, axis) in enumerate(arguments) if axis is None and tensor in (2, 3)]
+    swapped = list(arguments)
+    for i in moments:
+        swapped[i] = [5 - arguments[i][0], None]
+    stored.write_text(json.dumps(swapped))
+    stages.compiled_stage.cache_clear()
+    optimizer = steps_of(True)
+    assert_same_snapshots(snapshot(optimizer), eager)
+    assert json.loads(pathlib.Path(stored).read_text()) == arguments
+
+
+def test_what_is_not_stored_is_at_hand_for_nobody(folder):
+    params = model(3)
+    optimizer = hs.AdamW(params, compile="auto")
+    give_gradients(params, 0)
+    optimizer.step()
+    assert not stages.is_at_hand(optimizer._last_step.launch.batches[0])
