@@ -24,7 +24,7 @@ def blocks_of(page: pathlib.Path) -> list[str]:
 
 
 CLIENTS = (
-    *("transformers", "accelerate", "lightning", "torchao"),
+    *("transformers", "accelerate", "lightning", "torchao", "torchtitan"),
     *("bitsandbytes", "adamw_bf16", "torchastic", "labml_nn"),
 )
 """Libraries that examples drive or come from, in an environment of their own (`make clients`)."""
