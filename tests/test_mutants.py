@@ -43,7 +43,7 @@ def test_a_seed_draws_the_same_hundred_from_every_room_and_each_room_has_tests()
     drawn = mutants.drawn(100, 0)
     assert drawn == mutants.drawn(100, 0)
     assert drawn != mutants.drawn(100, 1)
-    assert {mutant.room for mutant in drawn} == set(mutants.TESTS)
+    assert {mutant.room for mutant in drawn} >= set(mutants.TESTS)
     assert len({(mutant.file, mutant.line) for mutant in drawn}) == 100
     for mutant in drawn:
         assert all((mutants.ROOT / test).exists() for test in mutants.tests_of(mutant)), mutant.room

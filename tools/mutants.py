@@ -60,6 +60,7 @@ TESTS = {
         "on_jax/test_float32_weights"
     ),
     "halfstep_jax/gradients": ("on_jax/test_accumulation"),
+    "halfstep_jax/integrations": "twin/test_integrations twin/test_config",
     "halfstep_jax/numbers": (
         "on_jax/test_random_words on_jax/test_rounding on_jax/test_roots on_jax/test_clip "
         "on_jax/test_exactness on_jax/test_bad_input on_jax/test_params twin/test_muon on_jax/test_hazards"
@@ -105,6 +106,7 @@ TESTS = {
         "on_torch/test_groups on_torch/test_interrupts on_torch/test_compiling on_torch/test_sharded"
     ),
     "halfstep_torch/gradients": ("on_torch/test_accumulation on_torch/test_release"),
+    "halfstep_torch/integrations": "twin/test_integrations twin/test_config",
     "halfstep_torch/numbers": (
         "test_vectors on_torch/test_random_words on_torch/test_rounding on_torch/test_norms "
         "on_torch/test_clip on_torch/test_operations on_torch/test_bad_input twin/test_muon"
@@ -260,7 +262,9 @@ def drawn(count: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(mutant: Mutant) -> list[str]:
-    """Return the tests that are nearest to a mutant, the module's own examples first."""
+    """Return the tests that are nearest to a mutant, the module's own examples first; all of a new room."""
+    if mutant.room not in TESTS:
+        return [mutant.file, "tests"]
     names = TESTS[mutant.room].split()
     paths = [f"tests/{name}" if (ROOT / "tests" / name).is_dir() else f"tests/{name}.py" for name in names]
     return [mutant.file, *paths]
