@@ -357,10 +357,13 @@ def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
     if case.op == "adamw_in_codes_step":
         return hs.as_transform(AdamWInCodes(rate, **options, weight_decay=decay))
     if case.op not in _ALIASES:
-        chained = [link_of(case, hs), hs.add_decayed_weights(decay), hs.scale_by_learning_rate(rate)]
+        decayed = hs.add_decayed_weights(decay, cautious=a["decay"] == "cautious")
+        chained = [link_of(case, hs), decayed, hs.scale_by_learning_rate(rate)]
         return _WRAPPERS[storage](optax.chain(*chained), seed_of(case))
     plain, decayed = _ALIASES[case.op]
-    if a["decay"] == "decoupled":
+    if a["decay"] == "cautious":
+        options["cautious"] = True
+    if a["decay"] in ("decoupled", "cautious"):
         return decayed(rate, **options, weight_decay=decay, param_storage=storage)
     inside = plain(rate, **options, param_storage="nearest")
     return _WRAPPERS[storage](optax.chain(hs.add_decayed_weights(decay), inside), seed_of(case))

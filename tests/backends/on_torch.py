@@ -1,5 +1,6 @@
 """halfstep_torch as a backend: eager, and under torch.compile."""
 
+import functools
 import inspect
 import math
 import re
@@ -299,6 +300,8 @@ class TorchBackend(Backend):
 _CLASSES = {
     ("adam_step", "l2"): hs.Adam,
     ("adam_step", "decoupled"): hs.AdamW,
+    ("adam_step", "cautious"): functools.partial(hs.AdamW, cautious=True),
+    ("lion_step", "cautious"): functools.partial(hs.Lion, cautious=True),
     ("trace_step", "l2"): hs.SGD,
 }
 
@@ -318,7 +321,8 @@ def _optimizer(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Opti
     if given is not None:
         return make(named, rate, weight_decay=decay, **given, param_storage=storage, **options)
     seed, links = seed_of(case), [*_links(case, rule), hs.scale_by_learning_rate(rate)]
-    links.insert(0 if case.arguments["decay"] == "l2" else 1, hs.add_decayed_weights(decay))
+    link = hs.add_decayed_weights(decay, cautious=case.arguments["decay"] == "cautious")
+    links.insert(0 if case.arguments["decay"] == "l2" else 1, link)
     return hs.Optimizer(named, with_param_storage("step", hs.chain(*links), storage, seed), **options)
 
 

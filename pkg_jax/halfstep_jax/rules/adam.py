@@ -112,6 +112,7 @@ def adamw(
     recipe: str | None = None,
     param_storage: str = "stochastic",
     nesterov: bool = False,
+    cautious: bool = False,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamW for weights in bfloat16, float16 or float32: Adam with decoupled weight decay.
@@ -119,10 +120,11 @@ def adamw(
     Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by default
     `round_stochastically`. The learning rate scales the decay too, as in Optax.
 
-    Arguments, result and errors are those of `adam`, with `weight_decay` and `mask` of `add_decayed_weights`.
+    Arguments, result and errors are those of `adam`, with `weight_decay`, `mask` and
+    `cautious` of `add_decayed_weights`.
     One weight storage more is an experiment: `param_storage="int8"` keeps float32 weights in 8 bits in the
     state, and feeds what rounding leaves out into the first moment. `stored_params` reads them from there. It
-    has neither `mask` nor `nesterov`.
+    has neither `mask`, `nesterov` nor `cautious`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -40,6 +40,7 @@ def lion(
     mu_rounding: str = "auto",
     recipe: str | None = None,
     param_storage: str = "stochastic",
+    cautious: bool = False,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Lion for weights in bfloat16, float16 or float32: the sign of an average, with decoupled decay.

@@ -147,6 +147,7 @@ def muon(
     nu_rounding: str = "stochastic",
     recipe: str | None = None,
     param_storage: str = "stochastic",
+    cautious: bool = False,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Muon for the hidden matrices of a model, AdamW for the rest, for weights in 16 bits or float32.
@@ -189,6 +190,7 @@ def muon(
             momentum is then `scaled("float16", 128)`, as large as two moments of 8 bits; under
             "full_precision" it is float32.
         param_storage: as there.
+        cautious: of both decays, as in `add_decayed_weights`.
         seed: as there.
 
     Returns:

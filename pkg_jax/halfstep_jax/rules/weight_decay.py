@@ -19,6 +19,7 @@ def add_decayed_weights(
     mask: Any | Callable[[Any], Any] | None = None,
     *,
     absolute: bool = False,
+    cautious: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Add the decayed weights to the updates: u + (weight_decay p).
 
@@ -31,6 +32,8 @@ def add_decayed_weights(
         mask: a tree of booleans, a prefix of the params' tree, or a function of the params that gives one;
             False leaves a leaf alone. As in Optax.
         absolute: see above.
+        cautious: decay a weight only where that does not pull against its step: u is left alone where u and p
+            are both nonzero and -u leads p away from 0 (with `absolute`, where u does). Compared by signs.
 
     Returns:
         An Optax transform that needs `params`. Its updates are float32. A `weight_decay` of the Python number
@@ -46,9 +49,10 @@ def add_decayed_weights(
         3.0
 
     Source: I. Loshchilov and F. Hutter, "Decoupled weight decay regularization", ICLR 2019; `absolute` is its
-    equation in algorithm 2, with the schedule multiplier left to `weight_decay` (contract D1).
+    equation in algorithm 2, with the schedule multiplier left to `weight_decay` (contract D1). L. Chen et
+    al., "Cautious Weight Decay", arXiv:2510.12402, for `cautious` (contract D3).
     """
-    link = as_transform(AddDecayedWeights(weight_decay, absolute))
+    link = as_transform(AddDecayedWeights(weight_decay, absolute, cautious))
     return link if mask is None else optax.masked(link, functools.partial(_tree_of_mask, mask))
 
 

@@ -97,6 +97,7 @@ class AdamW(Optimizer):
             (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`). An
             experiment of `AdamW` alone is "int8": the state has float32 weights in 8 bits, `stored_params`
             reads them, and what rounding leaves out goes into the first moment (contract A20, P8).
+        cautious: decay only where that does not pull against the step, as in `add_decayed_weights`.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto", as in `Optimizer`.
         names: as in `Optimizer`.
@@ -139,6 +140,7 @@ class AdamW(Optimizer):
         nu_rounding: str = "stochastic",
         recipe: str | None = None,
         param_storage: str = "stochastic",
+        cautious: bool = False,
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,

@@ -49,6 +49,7 @@ class Lion(Optimizer):
         mu_rounding: str = "auto",
         recipe: str | None = None,
         param_storage: str = "stochastic",
+        cautious: bool = False,
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,

@@ -167,6 +167,7 @@ class Muon(Optimizer):
             momentum is then `scaled("float16", 128)`, as large as two moments of 8 bits; under
             "full_precision" it is float32.
         param_storage: as there.
+        cautious: of both decays, as in `add_decayed_weights`.
         seed: as there.
         compile: as there; the factor is made of torch's own products of matrices.
         names: as there. A parameter that stands under two names is tied, and AdamW steps it.
@@ -217,6 +218,7 @@ class Muon(Optimizer):
         nu_rounding: str = "stochastic",
         recipe: str | None = None,
         param_storage: str = "stochastic",
+        cautious: bool = False,
         seed: Seed = 0,
         compile: bool | str = "auto",
         names: Iterable | None = None,

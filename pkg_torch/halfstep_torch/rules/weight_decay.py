@@ -27,7 +27,11 @@ class AddDecayedWeights(shared.AddDecayedWeights, Link):
 
 
 def add_decayed_weights(
-    weight_decay: float = 0.0, mask: Mask | None = None, *, absolute: bool = False
+    weight_decay: float = 0.0,
+    mask: Mask | None = None,
+    *,
+    absolute: bool = False,
+    cautious: bool = False,
 ) -> Rule:
     """Add the decayed weights to the update: u + (weight_decay p), p the weight in float32.
 
@@ -40,6 +44,8 @@ def add_decayed_weights(
             whether it decays; None: all do. Param groups with `weight_decay=0` do the same.
         absolute: u - (weight_decay p), a decay that the learning rate does not scale: the link then stands
             after `scale_by_learning_rate`.
+        cautious: decay a weight only where that does not pull against its step: u is left alone where u and p
+            are both nonzero and -u leads p away from 0 (with `absolute`, where u does). Compared by signs.
 
     Raises:
         TypeError: if the decay is not a number, or the mask not a function.
@@ -49,9 +55,10 @@ def add_decayed_weights(
         >>> add_decayed_weights(0.1, mask=lambda name, param: param.ndim > 1).entries
         {'weight_decay': 0.1}
 
-    Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. Contract D1.
+    Source: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019. L. Chen
+    et al., "Cautious Weight Decay", arXiv:2510.12402, for `cautious`. Contract D1, D3.
     """
-    tx = checked_rule(AddDecayedWeights(weight_decay=weight_decay, mask=mask, absolute=absolute))
+    tx = checked_rule(AddDecayedWeights(weight_decay, absolute, cautious, mask))
     if mask is not None and not callable(mask):
         raise TypeError(
             f"add_decayed_weights: mask={mask!r} is not a function. "

@@ -88,9 +88,9 @@ def in_codes(caller: str, arguments: Mapping[str, Any]) -> AdamWInCodes:
     """Return the rule of an alias of AdamW, from the arguments of the alias.
 
     Raises:
-        ValueError: for a mask of the decay, or for Nesterov's momentum, which the rule has not.
+        ValueError: for a mask of the decay, a cautious decay, or Nesterov's momentum, which the rule has not.
     """
-    for name in ("mask", "nesterov"):
+    for name in ("mask", "nesterov", "cautious"):
         if arguments.get(name):
             raise ValueError(
                 f'{caller}: param_storage="int8" takes the whole step of AdamW by one rule, without {name}. '

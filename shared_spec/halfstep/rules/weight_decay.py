@@ -1,7 +1,8 @@
-"""Weight decay (contract D1)."""
+"""Weight decay (contract D1, D3)."""
 
 from typing import Any
 
+from halfstep.op import Op
 from halfstep.rule import Rule, number
 
 
@@ -12,10 +13,23 @@ class AddDecayedWeights(Rule):
 
     weight_decay: Any = number(0.0, schedule=True)
     absolute: bool = False
+    cautious: bool = False
 
-    def update(self, g, p, n, m, op):
-        """Return u + (weight_decay p), or u - (weight_decay p)."""
+    def __post_init__(self) -> None:
+        """Refuse what would be true, or false, without being meant so."""
+        if not isinstance(self.cautious, bool):
+            raise TypeError(
+                f"add_decayed_weights: cautious={self.cautious!r} is not a bool. Use True or False."
+            )
+
+    def update(self, g: Any, p: Any, n: Any, m: Any, op: Op) -> Any:
+        """Return u + (weight_decay p), or u - (weight_decay p); u where a cautious decay would oppose it."""
         if op.is_zero(self.weight_decay):
             return g
         decay = n.weight_decay * p
-        return g - decay if self.absolute else g + decay
+        decayed = g - decay if self.absolute else g + decay
+        if not self.cautious:
+            return decayed
+        # By signs: the product of an update and a weight may be 0 where neither is.
+        alike, unlike = (g > 0) & (p > 0) | (g < 0) & (p < 0), (g > 0) & (p < 0) | (g < 0) & (p > 0)
+        return op.where(alike if self.absolute else unlike, g, decayed)

@@ -9,8 +9,10 @@ from halfstep_spec.cases.inputs import reals
 from halfstep_spec.cases.steps import LEAF, describe, step_case
 from halfstep_spec.numbers.random_words import LAST_STEP
 from halfstep_spec.numbers.rounding import decode, round_to
+from halfstep_spec.rule import RuleState
 from halfstep_spec.rules.adam import ScaleByAdam
-from halfstep_spec.rules.step import Step
+from halfstep_spec.rules.step import Step, StepState
+from halfstep_spec.storage.state_dtypes import as_format
 from halfstep_spec.vectors import Case
 
 NOTES = {
@@ -21,6 +23,7 @@ NOTES = {
     "Variant": "nesterov, eps_root, other rates, a high seed",
     "Resumed": "from the middle of a run: from all that a checkpoint holds, and nothing else",
     "LateStep": "the count stops at 2^31 - 1: the next step reads the words of the last one",
+    "Cautious": "decay only where it does not pull against the step, by signs",
     "Special": "gradients that are infinite, NaN, zero or so large that their square overflows",
 }
 
@@ -30,7 +33,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 def cases() -> list[Case]:
     """Return the cases of adam.json."""
-    return [*_grid_cases(), *_variant_cases(), *_resumed_cases(), *_special_cases()]
+    return [*_grid_cases(), *_variant_cases(), *_resumed_cases(), *_special_cases(), *_cautious_cases()]
 
 
 def _grid_cases():
@@ -105,6 +108,28 @@ def _special_cases():
         yield step_case(
             step, f"special gradients, then ordinary ones; {dtype}", p, g, None, 1e-3, ("Special",), ("R6",)
         )
+
+
+def _cautious_cases():
+    low = functools.partial(ScaleByAdam, mu_dtype="bfloat16", nu_dtype="bfloat16", seed=42)
+    for param, storage in (("bfloat16", "stochastic"), ("float32", "nearest"), ("bfloat16", "split16")):
+        step = Step(low(), 0.1, "cautious", param, storage)
+        yield _trajectory(step, f"cautious, {storage}", ("Cautious",), ("D3",))
+    yield _signs()
+
+
+def _signs() -> Case:
+    """Return a step at which only signs tell: products of an update and a weight are 0, or neither is."""
+    tiny, sizes = 2.0**-100, np.array([0.0, 2.0**-100, 1.0, 2.0**20], np.float32)
+    signed = np.concatenate([sizes, -sizes])
+    u, p = (x.reshape(-1) for x in np.meshgrid(signed, signed))
+    zeros = {name: as_format("float32").encode(x, None) for name, x in (("mu", 10 * u), ("nu", u * 0 + 1))}
+    state = StepState(RuleState(LAST_STEP - 1, zeros), None)
+    step = Step(ScaleByAdam(b2=0.5, eps=tiny), 0.5, "cautious", "float32", "nearest")
+    clauses, g = ("A5", "A6", "D3"), np.zeros((1, u.size), np.float32)
+    return step_case(
+        step, "signs of updates and weights", p.view(np.uint32), g, state, 0.5, ("Cautious",), clauses
+    )
 
 
 def _trajectory(step: Step, comment: str, flags: tuple[str, ...], clauses=()) -> Case:

@@ -16,6 +16,7 @@ from halfstep_spec.storage.state_dtypes import as_format
 from halfstep_spec.vectors import Case
 
 NOTES = trajectories.NOTES | {
+    "Cautious": "decay only where it does not pull against the step, by signs",
     "Cancel": "two products whose sum is zero or next to nothing: contraction changes its sign",
 }
 
@@ -29,7 +30,7 @@ def cases() -> list[Case]:
         "slow rates, stochastic": Step(low("stochastic", b1=0.95, b2=0.999), 0.1),
         "a seed of two words": Step(low("stochastic", seed=(123 << 32) + 456), 0.1),
     }
-    return [*trajectories_of(ScaleByLion, "A9", variants), _cancelling(), _zeros()]
+    return [*trajectories_of(ScaleByLion, "A9", variants), _cancelling(), _zeros(), *_cautious()]
 
 
 def _cancelling() -> Case:
@@ -47,6 +48,13 @@ def _zeros() -> Case:
     g = np.array([-0.0, -0.0, 0.0, 0.0] * 2, np.float32)
     p = np.array([-0.0] * 4 + [0.0] * 4, np.float32).view(np.uint32)
     return _one_step(ScaleByLion(), "zeros of either sign", p, g, m, ("Special",), ("A9",))
+
+
+def _cautious():
+    """Yield steps whose decay stands aside where a sign pulls the weight away from 0."""
+    for storage in ("stochastic", "split8"):
+        step = Step(make_rule(ScaleByLion, "bfloat16", "stochastic"), 0.1, "cautious", "bfloat16", storage)
+        yield trajectories.trajectory(step, f"cautious, {storage}", ("Cautious",), ("A9", "A6", "D3"))
 
 
 def _one_step(rule: ScaleByLion, comment: str, p, g, m, flags, clauses) -> Case:

@@ -34,7 +34,8 @@ _STEPS: tuple[tuple[dict[str, Any], str], ...] = (
 
 def cases() -> list[Case]:
     """Return the cases of muon.json."""
-    return [*_factor_cases(), *(_step_case(options, storage) for options, storage in _STEPS)]
+    steps = [_step_case(options, storage) for options, storage in _STEPS]
+    return [*_factor_cases(), *steps, _step_case({"mu_dtype": "bfloat16"}, "stochastic", "cautious")]
 
 
 def _factor_cases():
@@ -72,11 +73,14 @@ def _factor_case(comment: str, x: np.ndarray, inputs, outputs) -> Case:
     return Case("newton_schulz", comment, arguments, {"x": Array.of(x)}, outputs_of, flags, ("A14",))
 
 
-def _step_case(options: dict[str, Any], storage: str) -> Case:
+def _step_case(options: dict[str, Any], storage: str, decay: str = "decoupled") -> Case:
     rule = ScaleByMuon(given=True, seed=42, **options)
-    step = Step(rule, 0.1, "decoupled", "float32" if storage == "nearest" else "bfloat16", storage)
+    step = Step(rule, 0.1, decay, "float32" if storage == "nearest" else "bfloat16", storage)
     p = round_to(reals("muon weights", 128, (-4, 0)).reshape(8, 16), step.param_dtype)
     g = reals("muon gradients", 512, (-5, 1)).reshape(4, 8, 16)
     comment = f"{step.param_dtype} {storage} weights, {describe(rule)}"
+    cautious = decay == "cautious"
+    comment = f"{comment}, cautious decay" if cautious else comment
+    clauses = ("A13", "A14", "D3") if cautious else ("A13", "A14")
     with np.errstate(under="raise"):  # contract A8
-        return step_case(step, comment, p, g, None, 1e-3, ("Grid", "Given"), ("A13", "A14"))
+        return step_case(step, comment, p, g, None, 1e-3, ("Grid", "Given"), clauses)

@@ -47,12 +47,12 @@ def trajectories_of(
         if (fmt, rounding) == ("float32", "stochastic"):
             continue  # float32 is not rounded: the same question twice
         step = Step(make_rule(kind, fmt, rounding), 0.1, decay, param)
-        yield _trajectory(step, "grid", ("Grid",), (clause, "A6"))
+        yield trajectory(step, "grid", ("Grid",), (clause, "A6"))
     for storage in PARAM_STORAGES.keys() - {"stochastic"}:
         step = Step(make_rule(kind, _E4M3, "stochastic"), 0.1, decay, "bfloat16", storage)
-        yield _trajectory(step, storage, ("Storage",), (clause, *storage_clauses(step)))
+        yield trajectory(step, storage, ("Storage",), (clause, *storage_clauses(step)))
     for comment, step in variants.items():
-        yield _trajectory(step, comment, ("Variant",), (clause, "A6"))
+        yield trajectory(step, comment, ("Variant",), (clause, "A6"))
     for fmt in ("float32", "bfloat16", _INT8):
         yield _special(Step(make_rule(kind, fmt, "nearest"), 0.0, decay, "bfloat16"), clause)
 
@@ -66,7 +66,8 @@ def _special(step: Step, clause: str) -> Case:
     return step_case(step, comment, _weights("bfloat16"), g, None, 1e-3, ("Special",), (clause, "R6"))
 
 
-def _trajectory(step: Step, comment: str, flags, clauses) -> Case:
+def trajectory(step: Step, comment: str, flags, clauses) -> Case:
+    """Return a case of some steps from zero state with fresh gradients."""
     g = reals("momentum gradients", _STEPS * _SIZE, (-5, 1)).reshape(_STEPS, *_SHAPE)
     comment = f"{comment}: {step.param_dtype} weights, {describe(step.rule)}, {step.decay} decay"
     with np.errstate(under="raise"):  # contract A8

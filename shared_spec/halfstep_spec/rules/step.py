@@ -37,7 +37,8 @@ class Step:
     Attributes:
         rule: the update rule.
         weight_decay: 0 leaves the decay link out.
-        decay: "decoupled" (after the update rule) or "l2" (before it, into the moments).
+        decay: "decoupled" (after the update rule), "l2" (before it, into the moments), or "cautious" (after
+            it, where it does not pull against the step).
         param_dtype: of the weights.
         param_storage: the name of one of `PARAM_STORAGES`.
     """
@@ -55,8 +56,9 @@ class Step:
 
     def links(self, learning_rate) -> tuple[Links, Links]:
         """Return the links in front of the update rule, and those behind it."""
-        decay = (AddDecayedWeights(self.weight_decay),) if self.weight_decay else ()
-        before, after = {"l2": (decay, ()), "decoupled": ((), decay)}[self.decay]
+        link = AddDecayedWeights(self.weight_decay, cautious=self.decay == "cautious")
+        decay = (link,) if self.weight_decay else ()
+        before, after = {"l2": (decay, ()), "decoupled": ((), decay), "cautious": ((), decay)}[self.decay]
         return before, (*after, ScaleByLearningRate(learning_rate))
 
     def init(self, p: np.ndarray) -> StepState:
