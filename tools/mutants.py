@@ -41,13 +41,13 @@ TESTS = {
     ),
     "halfstep/checkpoint": ("halfstep twin/test_state_file twin/test_refused_files twin/test_key_paths"),
     "halfstep/rules": (
-        "test_vectors on_torch/test_bad_input twin/test_muon twin/test_muon_split twin/test_adafactor "
-        "twin/test_ademamix twin/test_adan twin/test_schedule_free twin/test_adamw_in_codes "
-        "twin/test_store_state_twin on_torch/test_bad_rules on_jax/test_bad_rules"
+        "on_torch/test_bad_input twin/test_muon twin/test_muon_split twin/test_adafactor twin/test_ademamix "
+        "twin/test_adan twin/test_schedule_free twin/test_adamw_in_codes twin/test_store_state_twin "
+        "on_torch/test_bad_rules on_jax/test_bad_rules test_vectors"
     ),
     "halfstep/storage": (
-        "test_vectors twin/test_codes twin/test_storage_twin twin/test_bad_tables twin/test_bad_relative "
-        "on_torch/test_formats on_torch/test_bad_input on_jax/test_bad_formats"
+        "twin/test_codes twin/test_storage_twin twin/test_bad_tables twin/test_bad_relative "
+        "on_torch/test_formats on_torch/test_bad_input on_jax/test_bad_formats test_vectors"
     ),
     "halfstep_jax": (
         "twin/test_twin on_jax/test_rule on_jax/test_leaves on_jax/test_bad_input on_jax/test_chains "
@@ -60,24 +60,24 @@ TESTS = {
         "on_jax/test_float32_weights"
     ),
     "halfstep_jax/gradients": ("on_jax/test_accumulation"),
-    "halfstep_jax/integrations": "twin/test_integrations twin/test_config",
+    "halfstep_jax/integrations": ("twin/test_integrations twin/test_config"),
     "halfstep_jax/numbers": (
         "on_jax/test_random_words on_jax/test_rounding on_jax/test_roots on_jax/test_clip "
         "on_jax/test_exactness on_jax/test_bad_input on_jax/test_params twin/test_muon on_jax/test_hazards"
     ),
     "halfstep_jax/rules": (
-        "test_vectors on_jax/test_adam on_jax/test_bad_input on_jax/test_bad_rules on_jax/test_links_alone "
+        "on_jax/test_adam on_jax/test_bad_input on_jax/test_bad_rules on_jax/test_links_alone "
         "on_jax/test_lamb on_jax/test_momentum on_jax/test_weight_rules on_jax/test_clip "
         "on_jax/test_store_state on_jax/test_bad_store_state twin/test_muon twin/test_adafactor "
-        "twin/test_schedule_free"
+        "twin/test_schedule_free test_vectors"
     ),
     "halfstep_jax/storage": (
-        "test_vectors on_jax/test_formats on_jax/test_format_bytes on_jax/test_codebook on_jax/test_tiles "
-        "on_jax/test_bad_formats twin/test_codes twin/test_storage_twin on_jax/test_moments"
+        "on_jax/test_formats on_jax/test_format_bytes on_jax/test_codebook on_jax/test_tiles "
+        "on_jax/test_bad_formats twin/test_codes twin/test_storage_twin on_jax/test_moments test_vectors"
     ),
     "halfstep_jax/weights": (
-        "test_vectors on_jax/test_params on_jax/test_weight_rules on_jax/test_bad_input on_jax/test_chains "
-        "on_jax/test_float32_weights"
+        "on_jax/test_params on_jax/test_weight_rules on_jax/test_bad_input on_jax/test_chains "
+        "on_jax/test_float32_weights test_vectors"
     ),
     "halfstep_jax/xla": (
         "on_jax/test_primitives on_jax/test_exactness on_jax/test_derivatives on_jax/test_sharding "
@@ -106,31 +106,31 @@ TESTS = {
         "on_torch/test_groups on_torch/test_interrupts on_torch/test_compiling on_torch/test_sharded"
     ),
     "halfstep_torch/gradients": ("on_torch/test_accumulation on_torch/test_release"),
-    "halfstep_torch/integrations": "twin/test_integrations twin/test_config",
+    "halfstep_torch/integrations": ("twin/test_integrations twin/test_config"),
     "halfstep_torch/numbers": (
-        "test_vectors on_torch/test_random_words on_torch/test_rounding on_torch/test_norms "
-        "on_torch/test_clip on_torch/test_operations on_torch/test_bad_input twin/test_muon"
+        "on_torch/test_random_words on_torch/test_rounding on_torch/test_norms on_torch/test_clip "
+        "on_torch/test_operations on_torch/test_bad_input twin/test_muon test_vectors"
     ),
     "halfstep_torch/optimizer_state": (
         "on_torch/test_state_dict on_torch/test_damaged_state on_torch/test_groups on_torch/test_names "
         "on_torch/test_schedulers on_torch/test_bad_input"
     ),
     "halfstep_torch/rules": (
-        "test_vectors on_torch/test_adam on_torch/test_lamb on_torch/test_momentum on_torch/test_clip "
+        "on_torch/test_adam on_torch/test_lamb on_torch/test_momentum on_torch/test_clip "
         "on_torch/test_bad_rules on_torch/test_bad_input on_torch/test_store_state twin/test_muon "
-        "twin/test_muon_split twin/test_adafactor on_torch/test_against_torch"
+        "twin/test_muon_split twin/test_adafactor on_torch/test_against_torch test_vectors"
     ),
     "halfstep_torch/sharded": (
         "on_torch/test_sharded on_torch/test_sharded_rules on_torch/test_sharded_bad_input "
         "on_torch/test_sharded_checkpoints on_torch/test_sharded_tools on_torch/test_sharded_cost"
     ),
     "halfstep_torch/storage": (
-        "test_vectors on_torch/test_formats on_torch/test_codebook twin/test_codes twin/test_storage_twin "
-        "on_torch/test_state_dict on_torch/test_diagnosis"
+        "on_torch/test_formats on_torch/test_codebook twin/test_codes twin/test_storage_twin "
+        "on_torch/test_state_dict on_torch/test_diagnosis test_vectors"
     ),
     "halfstep_torch/weights": (
-        "test_vectors on_torch/test_weight_rules on_torch/test_optimizer on_torch/test_bad_rules "
-        "on_torch/test_float32_state"
+        "on_torch/test_weight_rules on_torch/test_optimizer on_torch/test_bad_rules "
+        "on_torch/test_float32_state test_vectors"
     ),
 }
 """Of each room the tests that are nearest, below `tests`; a module's own examples come before them."""
