@@ -23,6 +23,7 @@ from halfstep_torch.checkpoint.save_state import load_state, save_state
 from halfstep_torch.config import from_config
 from halfstep_torch.description import describe
 from halfstep_torch.diagnosis import diagnose
+from halfstep_torch.foreign import round_weights
 from halfstep_torch.gradients.accumulation import accumulate_gradients
 from halfstep_torch.gradients.release import release_gradients
 from halfstep_torch.memory_report import memory_report
@@ -113,6 +114,7 @@ __all__ = [
     "release_gradients",
     "round_stochastically",
     "round_to",
+    "round_weights",
     "save_state",
     "scale_by_adam",
     "scale_by_adan",

@@ -1,0 +1,225 @@
+"""Optimizers of others on 16-bit weights: they step float32 copies, and weights are rounded from these."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.random_words import Role
+from halfstep_torch.distributed.shards import refuse_shards
+from halfstep_torch.engine.in_place import round_in_place
+from halfstep_torch.leaves import check_grad, check_weight, leaf_names
+from halfstep_torch.names import with_names_found
+from halfstep_torch.numbers.seeds import Seed, as_seed
+from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.optimizer_state.group_entries import (
+    check_names,
+    count_nameless,
+    nameless_seeds,
+    parameter_names,
+    with_names,
+)
+
+_FUNCTION = "round_weights"
+_SEED, _COUNT = "round_seed", "round_step"
+_OURS = ("params", "param_names", _SEED)
+
+
+def round_weights(
+    optimizer: torch.optim.Optimizer,
+    *,
+    seed: Seed = 0,
+    names: Iterable | None = None,
+    piece_size: int | None = 1 << 24,
+) -> torch.optim.Optimizer:
+    """Let an optimizer of another library step 16-bit weights, and round these stochastically.
+
+        w <- stochastic(step of the optimizer on float32(w), float32(gradient))
+
+    The optimizer sees float32 copies, and keeps state beside float32 weights. The words are those of
+    `round_stochastically`: they depend on the seed, the step, the name and the index alone. float32 weights
+    are stepped as they are.
+
+    Rounds each weight once per step. While a piece is stepped, its weights and gradients are in float32: 8
+    bytes for each element of the piece, or of the longest parameter. Words and rounding are eager: on a CPU a
+    step takes about six times that of torch's AdamW on float32 weights.
+
+    Args:
+        optimizer: of torch or another library, before its first step. It belongs to the result from here on.
+        seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
+        names: as in `Optimizer`. Without them names are found, as there.
+        piece_size: how many elements are stepped together. None: all, for a rule whose step of a parameter
+            depends on others (Prodigy, D-Adaptation).
+
+    Returns:
+        An optimizer of the same param groups. Schedulers, `zero_grad`, `state_dict` and `load_state_dict` are
+        for it.
+
+    Raises:
+        TypeError: if it is no optimizer, or one of this package, which stores its weights itself, or needs a
+            closure, or a parameter is a DTensor or of a wrong dtype.
+        ValueError: if it has state already, or two parameters have one name. From `step`, if a rule looks at
+            all parameters, and `piece_size` is not None.
+
+    Example:
+        >>> import torch, halfstep_torch as hs
+        >>> model = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+        >>> optimizer = hs.round_weights(torch.optim.RAdam(model.parameters(), lr=1e-3))
+        >>> model(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state[model.weight]["exp_avg"].dtype
+        torch.float32
+
+    Source: ours; the rounding as `round_stochastically`. Contract W6, R3.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"{_FUNCTION}: {type(optimizer).__name__} is no optimizer. Pass a torch.optim one.")
+    if isinstance(optimizer, (Optimizer, RoundedWeights, torch.optim.LBFGS)):
+        raise TypeError(
+            f"{_FUNCTION}: {type(optimizer).__name__} "
+            + ("needs a closure." if isinstance(optimizer, torch.optim.LBFGS) else "rounds weights itself.")
+            + " Pass another optimizer, such as torch.optim.RAdam(params)."
+        )
+    if optimizer.state:
+        raise ValueError(
+            f"{_FUNCTION}: the optimizer has state of steps that it took. Wrap it before its first step, and "
+            "load state by load_state_dict of what is returned. torch's Adagrad makes state when it is built."
+        )
+    if piece_size is not None and (type(piece_size) is not int or piece_size < 1):
+        raise ValueError(f"{_FUNCTION}: piece_size={piece_size!r} is no length. Use 2**24, or None for all.")
+    return RoundedWeights(optimizer, as_seed(_FUNCTION, seed), names, piece_size)
+
+
+class RoundedWeights(torch.optim.Optimizer):
+    """What `round_weights` returns."""
+
+    _whole = False
+
+    def __init__(self, optimizer: Any, seed: int, names: Iterable | None, piece_size: int | None):
+        self._optimizer, self._piece = optimizer, piece_size
+        groups = [dict(group) for group in optimizer.param_groups]
+        if (given := parameter_names(_FUNCTION, names)) is not None:
+            groups = [{**g, "params": with_names(_FUNCTION, g["params"], given)} for g in groups]
+        super().__init__(with_names_found(_FUNCTION, groups), dict(optimizer.defaults))
+        self._whole = True
+        params = [param for group in self.param_groups for param in group["params"]]
+        refuse_shards(_FUNCTION, params, "Use an optimizer of halfstep_torch.")
+        check_names(_FUNCTION, self.param_groups)
+        if "param_names" in self.param_groups[0]:
+            leaves = leaf_names([name for group in self.param_groups for name in group["param_names"]])
+        else:
+            leaves = [str(i) for i in range(len(params))]
+            seed = nameless_seeds([seed], count_nameless([seed]))[0]
+        for group in self.param_groups:
+            group[_SEED] = seed
+        self._members: list[tuple[str, Tensor, Tensor]] = []
+        for name, param in zip(leaves, params, strict=True):
+            check_weight(_FUNCTION, name, param)
+            empty = torch.empty(0, dtype=torch.float32, device=param.device)
+            self._members.append((name, param, torch.nn.Parameter(empty)))
+        shadows = iter(self._members)
+        for group, own in zip(optimizer.param_groups, self.param_groups, strict=True):
+            group["params"] = [next(shadows)[2] for _ in own["params"]]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, while the optimizer is built."""
+        if self._whole:
+            raise TypeError(f"{_FUNCTION}: groups are those of the optimizer. Add them before it is wrapped.")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        entries = [_entries(group) for group in self.param_groups]
+        after: list[dict[str, Any]] | None = None
+        for name, param, _ in self._members:
+            if param.grad is not None:
+                check_grad(_FUNCTION, name, param)
+        for piece in self._pieces():
+            for group, own in zip(self._optimizer.param_groups, entries, strict=True):
+                group.update(own)
+            try:
+                self._step_copies(piece, lambda seen=after: self._check_alike(seen))
+            finally:
+                for _, _, copy in piece:
+                    copy.grad, copy.data = None, copy.data.new_empty(0)
+            after = [_entries(group) for group in self._optimizer.param_groups]
+        for group, own in zip(self.param_groups, after or entries, strict=True):
+            group.update(own)
+        return loss
+
+    def _pieces(self) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
+        piece, size = [], 0
+        for member in self._members:
+            if member[1].grad is None:
+                continue
+            if piece and self._piece is not None and size + member[1].numel() > self._piece:
+                yield piece
+                piece, size = [], 0
+            piece.append(member)
+            size += member[1].numel()
+        if piece:
+            yield piece
+
+    def _step_copies(self, piece: list[tuple[str, Tensor, Tensor]], check: Callable[[], None]) -> None:
+        """Let the optimizer step copies of a piece, and round the weights from them."""
+        for _, param, copy in piece:
+            grad = param.grad
+            assert grad is not None
+            copy.data = param.detach().float()  # float32 weights are not copied, and so stepped in place
+            copy.grad = grad.float()
+        self._optimizer.step()
+        check()
+        for name, param, copy in piece:
+            count = self.state[param].get(_COUNT, torch.zeros((), dtype=torch.int64)) + 1
+            self.state[param] = {**self._optimizer.state[copy], _COUNT: count}
+            if param.dtype != torch.float32:
+                seed = self.param_groups[0][_SEED]
+                round_in_place(param, (copy.data,), _stepped, seed, int(count), name, Role.PARAM)
+
+    def _check_alike(self, before: list[dict[str, Any]] | None) -> None:
+        """Raise ValueError if a piece left other entries in the groups than the one before it."""
+        for own, group in zip(before or (), self._optimizer.param_groups, strict=False):
+            for key, value in _entries(group).items():
+                if isinstance(value, (int, float)) and own.get(key) != value:
+                    raise ValueError(
+                        f"{_FUNCTION}: {key} of a group is {own.get(key)!r} after a piece and {value!r} "
+                        "after the next: the rule looks at all parameters. Build it with piece_size=None."
+                    )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch's optimizers do: that of the optimizer, with counts and the seed."""
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, bit for bit; weights are the model's."""
+        groups, state = state_dict["param_groups"], state_dict["state"]
+        inner = [{key: x for key, x in group.items() if key not in _OURS[1:]} for group in groups]
+        rest = {i: {key: x for key, x in kept.items() if key != _COUNT} for i, kept in state.items()}
+        self._optimizer.load_state_dict({"state": rest, "param_groups": inner})
+        ids = [i for group in groups for i in group["params"]]
+        self.state.clear()
+        for i, (_, param, copy) in zip(ids, self._members, strict=True):
+            if i in state:
+                self.state[param] = {**self._optimizer.state[copy], _COUNT: state[i][_COUNT].clone()}
+        for group, own, saved in zip(self._optimizer.param_groups, self.param_groups, groups, strict=True):
+            own.update(_entries(group), **{_SEED: saved[_SEED]})
+
+
+def _entries(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a group that are the optimizer's own."""
+    return {key: value for key, value in group.items() if key not in _OURS}
+
+
+def _stepped(_weight: Tensor, new: Tensor) -> Tensor:
+    """Return what is rounded: the copy, as the optimizer left it."""
+    return new

@@ -1,0 +1,121 @@
+"""Optimizers of others step 16-bit weights by `round_weights`."""
+
+import io
+
+import pytest
+import torch
+
+import halfstep_torch as hs
+
+
+def net(dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)).to(dtype)
+
+
+def train(model, optimizer, steps, first=0):
+    for step in range(first, first + steps):
+        x = torch.randn(4, 32, generator=torch.Generator().manual_seed(step))
+        model(x.to(model[0].weight.dtype)).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def equal(xs, ys):
+    return all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
+
+
+def test_the_words_and_the_weights_are_those_of_our_own_rule():
+    """Of plain SGD whose learning rate is a power of two: both compute w - lr g without an error between."""
+    ours, theirs = net(), net()
+    wrapped = hs.round_weights(torch.optim.SGD(theirs.parameters(), lr=2.0**-9), seed=3)
+    own = hs.SGD(ours.named_parameters(), lr=2.0**-9, seed=3)
+    assert equal(train(ours, own, 3), train(theirs, wrapped, 3))
+
+
+FOREIGN = [torch.optim.AdamW, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adamax, torch.optim.NAdam]
+
+
+@pytest.mark.parametrize("make", FOREIGN)
+@pytest.mark.parametrize("piece_size", [1, 1 << 24, None])
+def test_pieces_change_no_bit_and_state_is_that_of_float32_weights(make, piece_size):
+    model, whole = net(), net()
+    optimizer = hs.round_weights(make(model.parameters(), lr=1e-3), piece_size=piece_size)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    got = train(model, optimizer, 1)
+    schedule.step()
+    got = train(model, optimizer, 2, first=1)
+    other = hs.round_weights(make(whole.parameters(), lr=1e-3), piece_size=None)
+    train(whole, other, 1)
+    other.param_groups[0]["lr"] = 5e-4
+    assert equal(got, train(whole, other, 2, first=1))
+    floats = [x for state in optimizer.state.values() for x in state.values() if x.is_floating_point()]
+    assert {x.dtype for x in floats} == {torch.float32}
+
+
+def test_small_updates_arrive_on_average():
+    w = torch.nn.Parameter(torch.ones(1 << 16, dtype=torch.bfloat16))
+    optimizer = hs.round_weights(torch.optim.SGD([w], lr=1e-4))
+    for _ in range(10):
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+    # A step moves by 2^-8 with probability 1e-4 / 2^-8; 5 deviations of the mean of 2^16 such sums of 10.
+    assert abs(w.detach().float().mean().item() - (1 - 1e-3)) < 5 * (10 * 1e-4 * 2**-8 / 2**16) ** 0.5
+
+
+def test_a_run_goes_on_from_its_state_dict_to_the_bit():
+    whole = net()
+    run = train(whole, hs.round_weights(torch.optim.AdamW(whole.parameters(), lr=1e-3), seed=7), 4)
+    model, file = net(), io.BytesIO()
+    optimizer = hs.round_weights(torch.optim.AdamW(model.parameters(), lr=1e-3), seed=7)
+    train(model, optimizer, 2)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved, other = torch.load(file, weights_only=True), net()
+    other.load_state_dict(saved["model"])
+    resumed = hs.round_weights(torch.optim.AdamW(other.parameters(), lr=5.0), seed=1)
+    resumed.load_state_dict(saved["optimizer"])
+    assert equal(run, train(other, resumed, 2, first=2))
+
+
+def test_float32_weights_are_stepped_as_they_are():
+    ours, theirs = net(torch.float32), net(torch.float32)
+    wrapped = hs.round_weights(torch.optim.AdamW(ours.parameters(), lr=1e-3))
+    assert equal(train(ours, wrapped, 3), train(theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-3), 3))
+
+
+class LooksAtAll(torch.optim.SGD):
+    """As Prodigy does: an entry of the group grows with all gradients."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            grads = [p.grad for p in group["params"] if p.grad is not None]
+            group["d"] = group.get("d", 0.0) + sum(float(g.abs().sum()) for g in grads)
+        super().step(closure)
+
+
+def test_what_cannot_be_wrapped_is_refused():
+    model = net()
+    with pytest.raises(TypeError, match=r"^round_weights: int is no optimizer"):
+        hs.round_weights(3)
+    with pytest.raises(TypeError, match=r"^round_weights: AdamW rounds weights itself"):
+        hs.round_weights(hs.AdamW(model.parameters()))
+    with pytest.raises(TypeError, match=r"^round_weights: LBFGS needs a closure"):
+        hs.round_weights(torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ValueError, match=r"^round_weights: piece_size=0 is no length"):
+        hs.round_weights(torch.optim.SGD(model.parameters()), piece_size=0)
+    stepped = torch.optim.AdamW(net(torch.float32).parameters())
+    stepped.state[stepped.param_groups[0]["params"][0]]["step"] = torch.tensor(1)
+    with pytest.raises(ValueError, match=r"^round_weights: the optimizer has state of steps"):
+        hs.round_weights(stepped)
+    optimizer = hs.round_weights(torch.optim.SGD(model.parameters(), lr=1e-3))
+    with pytest.raises(TypeError, match=r"^round_weights: groups are those of the optimizer"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    pieces = hs.round_weights(LooksAtAll(model.parameters(), lr=1e-3), piece_size=1)
+    with pytest.raises(ValueError, match=r"the rule looks at all parameters\. Build it with"):
+        train(model, pieces, 1)
+    model = net()
+    whole = hs.round_weights(LooksAtAll(model.parameters(), lr=1e-3), piece_size=None)
+    train(model, whole, 1)
+    assert whole.param_groups[0]["d"] > 0
