@@ -82,7 +82,9 @@ def scale_by_muon(
     `momentum_buffer_scale`.
 
     Args:
-        ns_coeffs: three numbers for all steps, or a row of three for each.
+        ns_coeffs: three numbers for all steps, or a row of three for each; or a name: "jordan" (the default's
+            numbers), "deepseek_v4" (with ns_steps=10: the last two steps take singular values to 1), or
+            "polar_express", whose steps begin steeper.
         ns_steps: of Newton and Schulz, 1 to 20.
         beta: decay rate of the average.
         eps: what the norm of a matrix counts as at least.

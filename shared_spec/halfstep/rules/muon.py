@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,26 @@ from halfstep.rule import Rule, decay_rate, moment
 
 NS_COEFFS = (3.4445, -4.7750, 2.0315)
 """Jordan's: one step takes a singular value x to about 3.4 x near 0, and keeps it within 0.7 to 1.2 later."""
+_POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+)
+_SAFE = tuple((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _POLAR_EXPRESS)
+NAMED_COEFFS: dict[str, Callable[[int], tuple]] = {
+    "jordan": lambda steps: (NS_COEFFS,) * steps,
+    "deepseek_v4": lambda steps: ((NS_COEFFS,) * (steps - 2) + ((2.0, -1.5, 0.5),) * 2)[-steps:],
+    "polar_express": lambda steps: (*_SAFE, *((1.875, -1.25, 0.375),) * MOST_STEPS)[:steps],
+}
+"""The rows of some steps, by name.
+
+Sources: K. Jordan et al., "Muon", 2024. DeepSeek-V4 as MaxText has it: of 10 steps two end at values of 1. N.
+Amsel et al., "The Polar Express", arXiv:2505.16932, algorithm 1, with its safety factor of 1.01.
+"""
 NS_DTYPES = ("float32", "bfloat16")
 SCALES = ("original", "consistent_rms", None)
 MOST_STEPS = 20
@@ -196,6 +216,13 @@ def check_factor(caller: str, ns_coeffs: Any, ns_steps: Any, eps: Any, ns_dtype:
         raise TypeError(f"{caller}: ns_steps={ns_steps!r} is not an integer. Use 5.") from None
     if isinstance(ns_steps, bool) or not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"{caller}: ns_steps={ns_steps} is outside 1 to {MOST_STEPS}. Use 5.")
+    if isinstance(ns_coeffs, str):
+        if ns_coeffs not in NAMED_COEFFS:
+            raise ValueError(
+                f"{caller}: ns_coeffs={ns_coeffs!r} names no coefficients. "
+                'Use "jordan", "deepseek_v4" or "polar_express", three numbers, or a row for each step.'
+            )
+        ns_coeffs = NAMED_COEFFS[ns_coeffs](steps)
     coefficients = _checked_coefficients(caller, ns_coeffs)
     if isinstance(coefficients[0], tuple) and len(coefficients) < steps:
         raise ValueError(
