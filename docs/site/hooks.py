@@ -160,7 +160,10 @@ def reference_pages() -> dict[str, str]:
     table = yaml.safe_load((ROOT / "docs" / "site" / "reference.yml").read_text())
     pages = {
         f"docs/reference/{file}.md": "\n".join(
-            [f"# {entry['title']}", "", entry["about"], "", *(_entry(name) for name in entry["names"])]
+            [
+                *(f"# {entry['title']}", "", entry["about"], "", *_summary(entry["names"]), ""),
+                *(_entry(name) for name in entry["names"]),
+            ]
         )
         for file, entry in table.items()
     }
@@ -176,11 +179,65 @@ def reference_pages() -> dict[str, str]:
     return pages
 
 
+def _names_of(entry: str) -> dict[str, str]:
+    """Return the name that an entry has in each package, "" where it has none."""
+    parts = [part.strip() for part in entry.split("|")]
+    return dict(zip(PACKAGES, parts * 2 if len(parts) == 1 else parts, strict=True))
+
+
+def _summary(entries: list[str]) -> list[str]:
+    """Return a table of the names of a page, with the first sentence of each."""
+    rows = [f"| {' | '.join(PACKAGES)} | what it does |", "|---|---|---|"]
+    for entry in entries:
+        names = _names_of(entry)
+        tab = next(tab for tab, name in names.items() if name)
+        cells = [f"[`{x}`][{PACKAGES[tab]}.{x}]" if x else "" for tab, x in names.items()]
+        rows.append(f"| {' | '.join(cells)} | {first_sentence(PACKAGES[tab], names[tab])} |")
+    return rows
+
+
+_DOCUMENTED = (ast.FunctionDef, ast.ClassDef)
+
+
+def first_sentence(package: str, name: str) -> str:
+    """Return the first sentence of a public name's docstring, from the source; "" where it has none."""
+    origin = sources(package)[name]
+    root = {"halfstep_jax": "pkg_jax", "halfstep_torch": "pkg_torch"}.get(origin.split(".")[0], "shared_spec")
+    path = ROOT.joinpath(root, *origin.split("."))
+    if path.is_dir():  # a module, such as `recipes`, or what halfstep re-exports
+        module = path / f"{name}.py"
+        if not module.is_file():
+            return shared_sentences().get(name, "")
+        return _first_sentence(ast.get_docstring(ast.parse(module.read_text())))
+    nodes = ast.parse(path.with_suffix(".py").read_text()).body
+    if found := next((x for x in nodes if isinstance(x, _DOCUMENTED) and x.name == name), None):
+        return _first_sentence(ast.get_docstring(found))
+    made = next((x for x in nodes if isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == name), None)
+    if made is None or not isinstance(made.value, ast.Call) or not made.value.args:
+        return ""
+    # A link is made of its rule, and a format's function of that of `halfstep`: they have its docstring.
+    return shared_sentences().get(ast.unparse(made.value.args[-1]).split(".")[-1], "")
+
+
+@functools.cache
+def shared_sentences() -> dict[str, str]:
+    """Return the first sentence of everything that `halfstep` defines, by name."""
+    trees = (
+        ast.parse(path.read_text()) for path in sorted((ROOT / "shared_spec" / "halfstep").rglob("*.py"))
+    )
+    nodes = (x for tree in trees for x in ast.walk(tree) if isinstance(x, _DOCUMENTED))
+    return {x.name: _first_sentence(ast.get_docstring(x)) for x in nodes}
+
+
+def _first_sentence(docstring: str | None) -> str:
+    text = " ".join((docstring or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[.:])\s", text)[0].rstrip(":").replace("|", "\\|")
+
+
 def _entry(entry: str) -> str:
     """Return the text of one name: a tab for each package, or a single text where both share the object."""
-    parts = [part.strip() for part in entry.split("|")]
-    names = dict(zip(PACKAGES, parts * 2 if len(parts) == 1 else parts, strict=True))
-    title = "\n## " + ", ".join(f"`{name}`" for name in dict.fromkeys(filter(None, parts))) + "\n"
+    names = _names_of(entry)
+    title = "\n## " + ", ".join(f"`{name}`" for name in dict.fromkeys(filter(None, names.values()))) + "\n"
     origins = {sources(PACKAGES[tab])[name].split(".")[0] for tab, name in names.items() if name}
     if origins == {"halfstep"} or not all(names.values()):
         tab = next(tab for tab, name in names.items() if name)
