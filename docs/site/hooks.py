@@ -67,8 +67,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return Files([*theme, *pages])
 
 
+_BOOSTS = {
+    "docs/recipes.md": 4,
+    "docs/how-to/int8-weights.md": 0.3,
+    "docs/how-to/": 2,
+    "docs/benchmarks/": 0.2,
+    "CHANGELOG.md": 0.1,
+    "docs/mirror.md": 0.1,
+}
+"""How much more a page counts in a search, by the beginning of its path."""
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make tabs, links to the repository and, in the contract, an anchor for each clause."""
+    for start, boost in _BOOSTS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta.setdefault("search", {"boost": boost})
+            break
     path = page.file.src_uri
     markdown = with_source_links(markdown, path, files, f"{config.repo_url}/blob/main")
     if path == CONTRACT:
@@ -76,8 +91,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return with_tabs(with_list_indents(markdown))
 
 
+_PAGES: list[tuple[str, str, str]] = []
+"""Title, place and first sentence of every page, for `llms.txt`."""
+
+
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Link the clauses that a page or a docstring names: "contract L1, N1", "clause F3". Draw formulas."""
+    text = re.search(r"<p>(.*?)</p>", html, flags=re.DOTALL)
+    words = " ".join(re.sub("<[^>]*>", "", text[1]).split()) if text else ""
+    _PAGES.append((page.title or page.url, page.url, re.split(r"(?<=[.:]) ", words)[0]))
     if page.file.src_uri.endswith(".ipynb"):
         html = with_formulas(html)
     contract = files.get_file_from_path(CONTRACT)
@@ -308,6 +330,10 @@ def swallowed_items(html: str) -> list[str]:
 def on_post_build(config: MkDocsConfig) -> None:
     """Follow each link of the built site, also those that plugins made; find lists that are none."""
     site = pathlib.Path(config.site_dir)
+    lines = [f"- [{title}]({url or './'}): {words}" for title, url, words in _PAGES]
+    (site / "llms.txt").write_text(
+        "\n".join(["# halfstep", "", f"> {config.site_description}", "", *lines, ""])
+    )
     pages = {page: _Links() for page in sorted(site.rglob("*.html"))}
     for page, links in pages.items():
         links.feed(page.read_text())

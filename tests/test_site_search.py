@@ -1,0 +1,65 @@
+"""The search of the built site finds the page that a stranger looks for. Skipped where it cannot be built."""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+MKDOCS, NODE = ROOT / ".venv-docs" / "bin" / "mkdocs", shutil.which("node")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not MKDOCS.is_file() or NODE is None, reason="needs `make docs`, and node"),
+]
+# What is typed, and the beginning of a place that is among the first three.
+DUE = {
+    "8-bit": "recipes/",
+    "install": "install/",
+    "GPU": "install/#gpu",
+    "TPU": "faq/#does-it-run-on-gpus-and-tpus",
+    "torch.compile": "how-to/pytorch-loop/#compiled-steps",
+    "weight decay": "faq/#does-weight-decay-work-in-16-bits",
+    "named_parameters": "faq/#why-named_parameters",
+    "huggingface": "how-to/trainer/",
+    "wandb": "how-to/monitor/",
+    "cite": "cite/",
+    "gradscaler": "how-to/gradscaler/",
+    "fsdp2": "how-to/fsdp2/",
+    "resume": "how-to/checkpoints/",
+    "out of memory": "troubleshooting/#out-of-memory",
+    "NaN": "troubleshooting/#nan",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> pathlib.Path:
+    site = tmp_path_factory.mktemp("site")
+    build = [str(MKDOCS), "build", "--quiet", "--site-dir", str(site)]
+    environment = {"NO_MKDOCS_2_WARNING": "1", "PATH": "/usr/bin:/bin"}
+    subprocess.run(build, cwd=ROOT, check=True, timeout=500, env=environment)
+    return site
+
+
+@pytest.fixture(scope="module")
+def found(site) -> dict[str, list[str]]:
+    ask = [str(NODE), str(ROOT / "tests" / "search.js"), str(site), *DUE]
+    lines = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    return dict(map(json.loads, lines))
+
+
+@pytest.mark.parametrize("query", DUE)
+def test_a_search_finds_the_page(found, query):
+    assert any(place.startswith(DUE[query]) for place in found[query][:3]), found[query]
+
+
+def test_a_language_model_finds_every_page_in_llms_txt(site):
+    lines = (site / "llms.txt").read_text().splitlines()
+    assert lines[0] == "# halfstep"
+    assert len(lines[2]) > 20
+    places = [re.search(r"\]\(([^)]*)\): ", line)[1] for line in lines if line.startswith("- ")]
+    assert len(places) == len(set(places)) > 50
+    assert all((site / place / "index.html").is_file() for place in places if "." not in place.strip("./"))
+    assert any(line.startswith("- [Install](install/): ") for line in lines)
