@@ -217,7 +217,7 @@ def _moments(theirs: type, fields: set[str]) -> dict[str, Moment]:
                 f"{theirs.__name__}: the moment {name} has no field for its format, and vectors name it. "
                 f"Declare {dtype}: str | None = None."
             )
-        declared[name] = Moment(
-            d.rate or None, d.signed, dtype, rounding, d.shape or tuple, d.unit, d.linear, d.amplified
-        )
+        linear, amplified = d.errors == "linear", d.errors == "amplified"
+        shape = d.shape or tuple
+        declared[name] = Moment(d.rate or None, d.signed, dtype, rounding, shape, d.unit, linear, amplified)
     return declared
