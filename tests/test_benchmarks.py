@@ -224,7 +224,7 @@ def test_what_a_gpu_will_be_asked_holds_on_a_cpu_and_is_not_asked_again(monkeypa
     assert found["machines"][0]["apex"] == "absent"
     ours = [row for key, row in found["rows"].items() if "JAX: " in key or "torch: " in key]
     assert len(ours) == 3
-    assert all(row["ns"] > 0 and row["bytes"] == 14 and row["recompiled"] == 0 for row in ours)
+    assert all(row["ns"] > 0 and round(row["bytes"], 1) == 14 and row["recompiled"] == 0 for row in ours)
     bits = [row for key, row in found["rows"].items() if key.startswith("bits")]
     assert [row["wrong"] for row in bits] == [[]] * 5
     assert " passed" in bits[-1]["said"]
