@@ -8,11 +8,13 @@ import jax
 import optax
 
 from halfstep.description import NOT_STORED, WEIGHT, ArrayDescription, Description, moment_reason
+from halfstep.rule import Rule
+from halfstep_jax.landings import keeps_nothing
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.weights.chain_check import ChainFault, chain_fault
-from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
+from halfstep_jax.weights.weight_rule import WeightRule
 
 
 def describe(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -> Description:
@@ -40,12 +42,7 @@ def describe(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -
     """
     links, state, _ = state_map(tx, params)
     fault = chain_fault(tx, params, extra_args)
-    stored_by = {
-        name: link.rule
-        for link in links
-        if isinstance(link.rule, WeightRule)
-        for name, _ in named_leaves(link.params)
-    }
+    stored_by = {name: link.rule for link in links if _lands(link) for name, _ in named_leaves(link.params)}
     rows: dict[str, list[ArrayDescription]] = collections.defaultdict(list)
     for row in (row for link in links for row in _rows(link)):
         rows[row.leaf].append(row)
@@ -66,14 +63,17 @@ def weights_that_links_store(tx: optax.GradientTransformation, params: Any) -> s
     """Return the names of the weights that a link of this package stores, so that rounding loses nothing."""
     names = {name for name, _ in named_leaves(params)}
     links = state_map(tx, params).links
-    stored = {
-        name for link in links if isinstance(link.rule, WeightRule) for name, _ in named_leaves(link.params)
-    }
+    stored = {name for link in links if _lands(link) for name, _ in named_leaves(link.params)}
     # A transform that renames weights, such as `optax.flatten`, hides which of them its links store.
     return stored if stored <= names else names
 
 
-def _weight(name: str, p, stored_by: WeightRule | None, fault: ChainFault | None) -> ArrayDescription:
+def _lands(link: Link) -> bool:
+    """Whether a link stores the weights."""
+    return isinstance(link.rule, WeightRule) or link.rule.lands
+
+
+def _weight(name: str, p, stored_by: WeightRule | Rule | None, fault: ChainFault | None) -> ArrayDescription:
     """Return the row of a weight."""
     rounding, why = "nearest", NOT_STORED
     if keeps_nothing(p):
@@ -81,8 +81,15 @@ def _weight(name: str, p, stored_by: WeightRule | None, fault: ChainFault | None
     elif fault is not None and name in fault.leaves:
         why = f"{fault.link} changes what {fault.storage} lands: it is rounded again"
     elif stored_by is not None:
-        rounding, why = "stochastic" if stored_by.rounds(p.dtype) else "nearest", stored_by.name
+        rounding, why = _rounding(stored_by, p.dtype), stored_by.name
     return ArrayDescription(name, WEIGHT, p.shape, str(p.dtype), rounding, _nbytes(p), why)
+
+
+def _rounding(stored_by: WeightRule | Rule, dtype: Any) -> str:
+    """Return how a link rounds weights of 16 bits."""
+    if isinstance(stored_by, Rule):
+        return "feedback"
+    return "stochastic" if stored_by.rounds(dtype) else "nearest"
 
 
 def _rows(link: Link) -> Iterable[ArrayDescription]:

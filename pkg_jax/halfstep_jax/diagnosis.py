@@ -15,12 +15,12 @@ import optax
 from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
 from halfstep_jax.description import weights_that_links_store
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState
+from halfstep_jax.landings import Landings, watched_landings
 from halfstep_jax.leaves import check_params, named_leaves
 from halfstep_jax.moment_trials import NARROW, PAIRS, SUMS, diagnose_moments
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.weights.chain_check import chain_fault
 from halfstep_jax.weights.narrow_weights import Compensate
-from halfstep_jax.weights.weight_rule import Landings, watched_landings
 
 _FUNCTION = "diagnose"
 # `optax.lookahead` moves its slow weights at every fifth to tenth step. 64 steps hold six periods of ten, and

@@ -11,17 +11,23 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
-from halfstep.moments import Feedback, StepMoment, fed_back, feedback_name
+from halfstep.float_formats import FLOAT_FORMATS
+from halfstep.moments import Feedback, StepMoment, StepWeight, fed_back, feedback_name
 from halfstep.numbers import Elsewhere, Number
 from halfstep.op import check_array
+from halfstep.random_words import Role
 from halfstep.rule import Rule, declared
+from halfstep.storage.moment_formats import is_coarse
 from halfstep_jax.numbers.hyperparameters import as_number
 from halfstep_jax.numbers.op import Count, JaxOp
 from halfstep_jax.numbers.random_words import LeafKey
 from halfstep_jax.numbers.roots import divide
+from halfstep_jax.numbers.rounding import round_in_float32
 from halfstep_jax.numbers.schedules import at_count
 from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.relative import into_unit, out_of_unit
@@ -77,6 +83,11 @@ class StoredStepMoment(StepMoment):
         """Whether the format is one that rounds by `inverse_root`."""
         return self._format.has_inverse_root
 
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the format has an end that does not move with its numbers, or codes of 4 bits."""
+        return is_coarse(self._format)
+
     def inverse_root(self, x: Any) -> Number:
         """Round x for the new state, and return about 1/sqrt(x) of x as it was before."""
         x = self._op.bare(x)
@@ -110,6 +121,31 @@ class StoredStepMoment(StepMoment):
         codes = fmt.codes_of(x, words, new.scale, keep_nonzero=stored.keep_nonzero).codes
         self.encoded, self.made = new, Encoded(codes, scale)
         return stored.decode(new, key)
+
+
+class LandedWeight(StepWeight):
+    """A weight of one leaf during one step of a rule that rounds it: to its own dtype, stochastically."""
+
+    def __init__(self, p: jax.Array, dtype: Any, key: LeafKey, op: JaxOp):
+        super().__init__("param", p, op)
+        self._dtype, self._key = jnp.dtype(dtype).name, key
+
+    def store(self, x: jax.Array) -> jax.Array:
+        """Return x rounded to the dtype of the weight, in float32."""
+        if self._dtype == "float32":
+            return x
+        return round_in_float32(x, self._dtype, self._key.words(Role.PARAM, x.shape), quiet=True)
+
+    def bound(self, x: Any, gaps: int) -> Number:
+        """Return x, or 2^gaps over the gap at the weight where this is less."""
+        x = self._op.bare(x)
+        if self._dtype == "float32":
+            return self._op.wrap(jnp.broadcast_to(x, self.value.shape))
+        n, lowest = FLOAT_FORMATS[self._dtype].gap_exponents(gaps)
+        bits = lax.bitcast_convert_type(self._op.bare(self.value), jnp.uint32)
+        exponents = jnp.maximum(bits & np.uint32(0x7F800000), np.uint32(lowest << 23))
+        inverse = lax.bitcast_convert_type(np.uint32(n << 23) - exponents, jnp.float32)
+        return self._op.wrap(jnp.minimum(x, inverse))
 
 
 def step_moments(

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
-from halfstep.random_words import leaf_id
+from halfstep.random_words import Role, leaf_id
 from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule, declared, moments_of
 from halfstep.step import updated
 from halfstep.storage.moment_formats import check_feedback, check_power_unit, check_saturation, check_unit
+from halfstep_jax.landings import watched
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
@@ -25,6 +26,7 @@ from halfstep_jax.numbers.seeds import new_seed, seed_words
 from halfstep_jax.numbers.shared_keys import keep_keys, kept_zero, unshared_keys
 from halfstep_jax.placement import placed_as
 from halfstep_jax.rule import (
+    LandedWeight,
     StepKeys,
     checked,
     numbers_at,
@@ -110,6 +112,7 @@ def as_transform(rule: Rule) -> optax.GradientTransformationExtraArgs:
             return _without_moments(rule, leaves, weights, numbers), after
         dtypes = leaves.weight_dtypes(params)
         us, trees = _with_moments(rule, stored, leaves, weights, dtypes, numbers, state, count)
+        us = watched(rule.name, leaves, weights, us) if rule.lands else us
         return us, _state(rule, count, state.seed, trees)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -153,7 +156,7 @@ def _with_moments(
         for name, moment in stored.items()
     ]
     ids = [leaf_id(name) for name in leaves.names]
-    roles = sorted({moment.key_role for moment in stored.values()})
+    roles = sorted({moment.key_role for moment in stored.values()} | ({Role.PARAM} if rule.lands else set()))
     keys, before = leaf_keys(state.seed, count, ids, roles), None
     if any(moment.dithered for moment in stored.values()):
         before = leaf_keys(state.seed, state.count, ids, roles)
@@ -235,8 +238,10 @@ def _take(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str
     rule, stored = static
     op = _op(rule, keys.zero)
     moments = step_moments(dict(stored), [old[name] for name, _ in stored], keys, op, numbers, **new)
+    dtype = None if p is None else p.dtype
     g, p = opaque_input(g, keys.zero), None if p is None else opaque_input(p, keys.zero)
-    return updated(rule, numbers, g, p, op, moments), moments
+    weight = {"param": LandedWeight(p, dtype, keys.now, op)} if rule.lands else {}
+    return updated(rule, numbers, g, p, op, moments | weight), moments
 
 
 def _in_passes(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str, Encoded], formats):

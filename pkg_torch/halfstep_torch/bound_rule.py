@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.float_formats import FLOAT_FORMATS
 from halfstep.moments import Feedback, Moments, feedback_name
+from halfstep.random_words import Role
+from halfstep.storage.moment_formats import is_coarse
 from halfstep_torch.numbers.op import STEP_OPS, tensor_numbers
+from halfstep_torch.numbers.rounding import round_value
 from halfstep_torch.storage.relative import into_unit, out_of_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, StoredMoment, Words, least_key
@@ -49,6 +53,11 @@ class StepMoment:
     def has_inverse_root(self) -> bool:
         """Whether the format is one that rounds by `inverse_root`."""
         return self._storage.format.has_inverse_root
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the format has an end that does not move with its numbers, or codes of 4 bits."""
+        return is_coarse(self._storage.format)
 
     def inverse_root(self, x: Tensor) -> Tensor:
         """Round x for the new state, and return about 1/sqrt(x) of x as it was before."""
@@ -90,6 +99,35 @@ class StepMoment:
         return x if self._shape is None else x.view(self._shape)
 
 
+class LandedWeight:
+    """The weight during a step of a rule that rounds it: to its own dtype, stochastically (contract P9).
+
+    Attributes:
+        value: the weight, in float32.
+    """
+
+    def __init__(self, p: Tensor, dtype: str, words: Sequence[Words]):
+        self.value, self._dtype, self._words = p, dtype, words
+        self.arrays: Arrays = {}
+
+    def round(self, w: Tensor) -> Tensor:
+        """Return float32 `w` rounded to the dtype of the weights, in float32."""
+        if not self._words:
+            return w
+        words = self._words[0](tuple(w.shape))
+        return round_value(w, self._dtype, words, saturate=False, quiet=True).to(torch.float32)
+
+    def bound(self, x: Any, gaps: int) -> Tensor:
+        """Return x, or 2^gaps over the gap at the weight where this is less."""
+        if not self._words:
+            return x
+        n, lowest = FLOAT_FORMATS[self._dtype].gap_exponents(gaps)
+        exponents = (self.value.view(torch.int32) & 0x7F800000).clamp(min=lowest << 23)
+        # Past 2^31 the pattern and its difference wrap, and the difference is right.
+        inverse = (((n << 23) - (1 << 32) if n > 255 else n << 23) - exponents).view(torch.float32)
+        return _OP.minimum(inverse, x)
+
+
 @dataclasses.dataclass(frozen=True)
 class BoundRule:
     """The update of one kind of parameter by one rule: choices made, numbers not yet known.
@@ -100,12 +138,14 @@ class BoundRule:
         wide_weights: whether `update` gets the weights in float32.
         tensor_numbers: whether numbers are 0-d tensors in eager mode too, where torch rounds a quotient of a
             float and a tensor twice. No rule of ours has one, and floats keep the host quick.
+        lands_on: of a rule that rounds the weights itself, their dtype; else "".
     """
 
     rule: Any
     moments: tuple[StoredMoment, ...] = ()
     wide_weights: bool = True
     tensor_numbers: bool = False
+    lands_on: str = ""
 
     @property
     def scope(self) -> str:
@@ -124,8 +164,13 @@ class BoundRule:
 
     @functools.cached_property
     def sources(self) -> tuple[WordSource, ...]:
-        """The words that `update` reads, of all moments."""
-        return tuple(source for stored in self.moments for source in stored.sources)
+        """The words that `update` reads, of all moments, and of weights that it rounds itself."""
+        of_moments = tuple(source for stored in self.moments for source in stored.sources)
+        return (*of_moments, WordSource(Role.PARAM)) if self._rounds_weights else of_moments
+
+    @property
+    def _rounds_weights(self) -> bool:
+        return self.lands_on not in ("", "float32")
 
     def update(
         self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words], op: Any = None
@@ -145,7 +190,9 @@ class BoundRule:
         shape = tuple(p.shape) if self.scope == "parameter" else None
         if self.tensor_numbers and not torch.compiler.is_compiling():
             numbers = tensor_numbers(numbers, u.device)
-        moments = self.step_moments(state, words, shape, numbers)
+        moments: dict[str, Any] = dict(self.step_moments(state, words, shape, numbers))
+        if self.lands_on:
+            moments["param"] = LandedWeight(p, self.lands_on, words[-1:] if self._rounds_weights else ())
         op = op or STEP_OPS[self.scope]
         u = self.rule.update(u, p, numbers, Moments(self.rule.name, moments), op)
         return u, {key: array for moment in moments.values() for key, array in moment.arrays.items()}

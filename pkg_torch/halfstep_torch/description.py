@@ -25,7 +25,7 @@ from halfstep_torch.link import Link
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.sharded.slots import state_placements
-from halfstep_torch.weights.weight_rule import NearestWeights
+from halfstep_torch.weights.weight_rule import NearestWeights, RoundedWeights
 
 Bytes = tuple[int, int]
 """In all, and in this process."""
@@ -107,6 +107,8 @@ def _weight(optimizer: Optimizer, name: str, param: Tensor, plan: Plan) -> Array
         rounding, why = "none", "requires_grad is False"
     elif dtype == "float32":
         rounding, why = "none", f"{dtype} weights pass through"
+    elif isinstance(rule, RoundedWeights):
+        rounding = "feedback"
     elif isinstance(rule, NearestWeights):
         why = NOT_STORED
     whole = tuple(param.shape)

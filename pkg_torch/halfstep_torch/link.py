@@ -20,6 +20,7 @@ from halfstep.recipes import takes_recipe
 from halfstep.rule import Rule, declared
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.entries import entries_of
+from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.moments import DecayRate
 from halfstep_torch.numbers.op import NumbersOp
 from halfstep_torch.numbers.schedules import Scheduled
@@ -162,7 +163,8 @@ class Link(Rule):
         known = declared(type(rule)).options
         unknown = {field.name: None for field in dataclasses.fields(rule) if field.name not in known}
         bare, theirs = dataclasses.replace(rule, **unknown), not is_ours(type(rule))
-        return BoundRule(bare, moments, self.wide_weights, tensor_numbers=theirs)
+        lands_on = dtype_name(info.dtype) if rule.lands else ""
+        return BoundRule(bare, moments, self.wide_weights, tensor_numbers=theirs, lands_on=lands_on)
 
     def read_by_bind(self, h: Any) -> tuple:
         """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
@@ -197,6 +199,11 @@ class RuleLink(Link):
     def scope(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """That of the rule."""
         return self.inner.scope
+
+    @property
+    def last(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the rule rounds the weights itself."""
+        return self.inner.lands
 
     @property
     def seed(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]

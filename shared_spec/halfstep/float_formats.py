@@ -30,6 +30,14 @@ class FloatFormat:
         """The smallest number above zero."""
         return 2.0 ** (self.min_exponent - self.mantissa_bits)
 
+    def gap_exponents(self, gaps: int) -> tuple[int, int]:
+        """Return (n, lowest): 2^gaps over the gap at a number is the pattern `(n - max(e, lowest)) << 23`.
+
+        e is the exponent field of the number in float32. The result is at most 2^127.
+        """
+        bits = self.mantissa_bits + gaps
+        return 254 + bits, max(127 + self.min_exponent, bits)
+
     @property
     def max_code(self) -> int:
         """The code of `max`: numbers are counted from zero up."""

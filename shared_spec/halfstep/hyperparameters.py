@@ -12,6 +12,9 @@ import numpy as np
 
 Check = Callable[[str, str, Any, float], None]
 
+PEAK_COUNTS = tuple(sorted({round(1.05**k) - 1 for k in range(331)}))
+"""At which counts of steps the largest number of a schedule is looked for: up to 10^7, 5 % apart."""
+
 
 def check_decay_rate(caller: str, name: str, value: Any, number: float) -> None:
     """Refuse a decay rate outside [0, 1)."""

@@ -72,6 +72,11 @@ class StepMoment:
         """Whether the format is one that rounds by `inverse_root`."""
         return False
 
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the format has an end that does not move with its numbers, or codes of 4 bits."""
+        return False
+
     def inverse_root(self, x: Any) -> Number:
         """Round x as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
         raise NotImplementedError
@@ -111,6 +116,14 @@ class StepMoment:
                 f"{self._op.rule}: update never rounds {self.name}, so it would stay zero. "
                 f"Call m.{self.name}.round(...) once, or do not declare it."
             )
+
+
+class StepWeight(StepMoment):
+    """The weight during a step of a rule that rounds it itself (contract P9)."""
+
+    def bound(self, x: Any, gaps: int) -> Number:
+        """Return x, or 2^gaps over the gap between the weight and the next number where this is less."""
+        return self._op.wrap(self._op.bare(x))
 
 
 class Moments:

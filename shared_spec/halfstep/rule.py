@@ -66,6 +66,7 @@ class Moment:
     always: str = ""
     copies_weights: bool = False
     of_any_size: bool = False
+    stored_first: bool = False
 
 
 def number(
@@ -131,6 +132,7 @@ def moment(
     always: str = "",
     copies_weights: bool = False,
     of_any_size: bool = False,
+    stored_first: bool = False,
 ) -> Any:
     """Declare an array that a rule keeps between steps; it starts as zeros.
 
@@ -160,6 +162,8 @@ def moment(
         copies_weights: whether it is the weight: it starts as the weight, rounded to nearest, and weights of
             the model are float32.
         of_any_size: whether its numbers may be of any size, so that formats of a fixed range are refused.
+        stored_first: whether the update is made of what is stored, so that formats of which it is made before
+            are refused.
     """
     return Moment(**locals())
 
@@ -184,6 +188,8 @@ class Rule:
             moments: of the processes that have shards of the array, any can compute it for all.
         reads_params: the reason why `update` reads the weights, for the error about missing `params`; "" if
             it does not read them.
+        lands: whether `update` rounds the weights itself, by `m.param.round(w)`, and returns the update that
+            leads there (contract P9): the rule is then the last of its chain. For rules of halfstep alone.
 
     Example:
         >>> class ScaleBySign(Rule):
@@ -204,6 +210,7 @@ class Rule:
     by_norms: ClassVar[bool] = False
     by_update: ClassVar[bool] = False
     reads_params: ClassVar[str] = ""
+    lands: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -293,6 +300,11 @@ def _check(rule: type[Rule], declarations: Declared, fields: set[str]) -> None:
     if rule.scope not in SCOPES:
         scopes = '"elementwise", "parameter" or "all"'
         raise ValueError(f"{rule.name}: scope={rule.scope!r} is not a scope. Use {scopes}.")
+    if rule.lands and rule.__module__.partition(".")[0] != "halfstep":
+        raise ValueError(
+            f"{rule.name}: lands=True is for rules of halfstep, whose weights are rounded in every trial. "
+            "Leave it out, and end the chain with round_stochastically()."
+        )
     for name, moment in declarations.moments.items():
         if moment.errors not in ERRORS:
             raise ValueError(

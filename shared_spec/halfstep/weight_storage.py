@@ -5,6 +5,8 @@ from typing import Any
 PARAM_STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
 IN_CODES = "int8"
 """Of AdamW alone: float32 weights are kept in 8 bits, and what rounding leaves out is fed back."""
+FED_BACK = "feedback"
+"""Of Adam and AdamW: weights are rounded stochastically, and what this leaves out goes into mu."""
 
 
 def check_param_storage(caller: str, param_storage: Any) -> None:
@@ -13,6 +15,11 @@ def check_param_storage(caller: str, param_storage: Any) -> None:
         raise ValueError(
             f'{caller}: param_storage="int8" is for AdamW alone, whose first moment takes what rounding '
             'leaves out of weights. Use adamw (in torch AdamW), or "stochastic".'
+        )
+    if param_storage == FED_BACK:
+        raise ValueError(
+            f'{caller}: param_storage="feedback" is for Adam and AdamW, whose first moment takes what '
+            'rounding leaves out of weights. Use adam or adamw (in torch Adam or AdamW), or "stochastic".'
         )
     if isinstance(param_storage, str) and param_storage.startswith("float8"):
         raise ValueError(

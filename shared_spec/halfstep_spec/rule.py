@@ -23,7 +23,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.numbers.random_words import next_step, role_of
+from halfstep_spec.numbers.rounding import decode, round_to
 from halfstep_spec.storage.formats import Encoded, Format
 from halfstep_spec.storage.fourth_root_codes import inverse_root, power_of_root
 from halfstep_spec.storage.relative import LARGEST_BOUND, bound, from_unit, to_unit, within_scales
@@ -116,6 +118,11 @@ class StepMoment:
         """Whether the moment can be rounded by `inverse_root`."""
         return self._format.has_inverse_root
 
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the format has an end that does not move with the numbers, or codes of 4 bits."""
+        return _is_bounded(self._format) or self._format.codes.packed
+
     def inverse_root(self, x: np.ndarray) -> np.ndarray:
         """Round as `round` does, and return about 1/sqrt(x) of x as it was before (contract F17)."""
         self.round(x)
@@ -167,10 +174,30 @@ class StepMoment:
         return self.rounded, self.stored
 
 
+class StepWeight:
+    """The weight during a step of a rule that rounds it itself: `moments.param`."""
+
+    def __init__(self, p: np.ndarray, dtype: str, words: np.ndarray | None):
+        self.value, self._dtype, self._words = p, dtype, words
+
+    def round(self, w: np.ndarray) -> np.ndarray:
+        """Return float32 `w`, rounded stochastically to the dtype of the weights; in float32 w itself."""
+        return decode(round_to(w, self._dtype, self._words), self._dtype)
+
+    def bound(self, x: Any, gaps: int) -> np.ndarray:
+        """Return x, or 2^gaps over the gap between the weight and the next number where this is less."""
+        fmt = FLOAT_FORMATS[self._dtype]
+        if fmt.bits == 32:
+            return np.full_like(self.value, x)
+        bits = fmt.mantissa_bits + gaps
+        exponents = np.maximum((self.value.view(np.uint32) >> 23) & 255, max(128 - fmt.bias, bits))
+        return np.minimum(x, ((254 + bits - exponents) << 23).astype(np.uint32).view(np.float32))
+
+
 class Moments:
     """The moments of one step, by name: `moments.mu`."""
 
-    def __init__(self, rule: str, moments: Mapping[str, StepMoment]):
+    def __init__(self, rule: str, moments: Mapping[str, Any]):
         self._rule, self._moments = rule, moments
 
     def __getattr__(self, name: str) -> StepMoment:
@@ -303,7 +330,12 @@ class Rule:
         return RuleState(0, {name: m.zeros(m.shape(tuple(shape))) for name, m in self.moments.items()})
 
     def step(
-        self, g: np.ndarray, state: RuleState, leaf: str, p: np.ndarray | None = None
+        self,
+        g: np.ndarray,
+        state: RuleState,
+        leaf: str,
+        p: np.ndarray | None = None,
+        weight: StepWeight | None = None,
     ) -> tuple[np.ndarray, RuleState]:
         """Return the float32 update and the new state.
 
@@ -312,6 +344,7 @@ class Rule:
             state: of this leaf.
             leaf: its name, for the random words.
             p: float32 values of the weights, for rules that read them.
+            weight: how the weights are rounded, for rules that do it themselves.
         """
         g, count, rule = np.asarray(g, np.float32), next_step(state.count), type(self).__name__
         moments: dict[str, StepMoment] = {}
@@ -319,7 +352,8 @@ class Rule:
         for name, storage in sorted(self.moments.items(), key=lambda item: bool(units.get(item[0]))):
             second = moments.get(units.get(name, ""))
             moments[name] = StepMoment(f"{rule}.{name}", storage, state.moments[name], count, leaf, second)
-        u = self.update(g, p, self.numbers(count), Moments(rule, moments))
+        given = moments if weight is None else moments | {"param": weight}
+        u = self.update(g, p, self.numbers(count), Moments(rule, given))
         if u.shape != g.shape or u.dtype != np.float32:
             raise ValueError(f"{rule}.update: returned {u.dtype}{u.shape}. Return float32{g.shape}, as g is.")
         return u, RuleState(count, {name: _stored(moments[name]) for name in state.moments})

@@ -29,6 +29,7 @@ from backends.protocol import (
 )
 from halfstep.random_words import threefry2x32
 from halfstep.rules.adafactor import inverse_power
+from halfstep.rules.adamw_fed_back import AdamWFedBack
 from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
@@ -356,6 +357,10 @@ def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
         return _WRAPPERS[storage](optax.chain(*adafactor_links(case, hs)), seed_of(case))
     if case.op == "adamw_in_codes_step":
         return hs.as_transform(AdamWInCodes(rate, **options, weight_decay=decay))
+    if case.op == "adamw_fed_back_step":
+        l2 = a["decay"] == "l2"
+        tx = hs.as_transform(AdamWFedBack(rate, **options, weight_decay=0.0 if l2 else decay))
+        return optax.chain(hs.add_decayed_weights(decay), tx) if l2 else tx
     if case.op not in _ALIASES:
         decayed = hs.add_decayed_weights(decay, cautious=a["decay"] == "cautious")
         chained = [link_of(case, hs), decayed, hs.scale_by_learning_rate(rate)]

@@ -30,6 +30,7 @@ from backends.protocol import (
 )
 from halfstep.rule import declared
 from halfstep.rules.adafactor import inverse_power
+from halfstep.rules.adamw_fed_back import AdamWFedBack
 from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_spec.vectors import WIDTHS, Array, Case
 from halfstep_torch.link import ParamInfo
@@ -316,6 +317,8 @@ def _optimizer(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Opti
         return hs.Optimizer(named, with_param_storage("step", links, storage, seed_of(case)), **options)
     if case.op == "adamw_in_codes_step":
         return hs.Optimizer(named, hs.chain(AdamWInCodes(rate, **rule, weight_decay=decay)), **options)
+    if case.op == "adamw_fed_back_step":
+        return _fed_back(case, named, rate, decay, rule, options)
     make = None if case.arguments.get("given") else _class(case, rule)
     given = _class_arguments(make, _link(case.op), rule) if make else None
     if given is not None:
@@ -324,6 +327,20 @@ def _optimizer(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Opti
     link = hs.add_decayed_weights(decay, cautious=case.arguments["decay"] == "cautious")
     links.insert(0 if case.arguments["decay"] == "l2" else 1, link)
     return hs.Optimizer(named, with_param_storage("step", hs.chain(*links), storage, seed), **options)
+
+
+def _fed_back(case: Case, named, rate, decay, rule: dict, options: dict) -> torch.optim.Optimizer:
+    """Return the class by `param_storage="feedback"`, or a chain for what the class has not."""
+    if rule.get("nesterov") or rule["eps_root"] or not rule["b1"]:
+        return hs.Optimizer(named, hs.chain(AdamWFedBack(rate, **rule, weight_decay=decay)), **options)
+    del rule["eps_root"]
+    betas, peak = (rule.pop("b1"), rule.pop("b2")), rule.pop("peak_lr")
+    make = hs.Adam if case.arguments["decay"] == "l2" else hs.AdamW
+    given = {"betas": betas, **rule, "weight_decay": decay, "param_storage": "feedback"}
+    optimizer = make(named, rate, **given, **options)
+    if peak:
+        optimizer.param_groups[0]["initial_lr"] = float(peak)  # as a scheduler writes it
+    return optimizer
 
 
 def _class(case: Case, rule: dict) -> type | None:

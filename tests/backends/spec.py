@@ -23,6 +23,7 @@ from halfstep_spec.numbers.means import inverse_power, mean
 from halfstep_spec.numbers.newton_schulz import newton_schulz
 from halfstep_spec.numbers.random_words import next_step
 from halfstep_spec.rules.adafactor import Adafactor
+from halfstep_spec.rules.adamw_fed_back import FedBack
 from halfstep_spec.rules.adamw_in_codes import InCodes
 from halfstep_spec.rules.clip import clip, clip_by_global_norm
 from halfstep_spec.storage.relative import to_unit
@@ -94,7 +95,8 @@ class SpecBackend(Backend):
             select = a["select"] and tuple(a["select"])
             fmt = format_of(a["state_format"], spec)
             rule = spec.StoreState(rule, fmt, a["state_rounding"], select, rule.seed)
-        kinds = {"lamb": spec.Lamb, "adafactor": Adafactor, "adamw_in_codes": InCodes}
+        kinds: dict[str, type[spec.Step]] = {"lamb": spec.Lamb, "adafactor": Adafactor}
+        kinds |= {"adamw_in_codes": InCodes, "adamw_fed_back": FedBack}
         make = functools.partial(kinds.get(name, spec.Step), **bounds)
         step = make(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
         stored = {

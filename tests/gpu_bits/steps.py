@@ -19,6 +19,7 @@ from halfstep.storage.formats import Format
 from halfstep.storage.moment_formats import ROUNDINGS
 from halfstep_spec.cases.steps import step_case
 from halfstep_spec.rules.adafactor import Adafactor
+from halfstep_spec.rules.adamw_fed_back import FedBack
 from halfstep_spec.rules.adamw_in_codes import InCodes
 from halfstep_spec.vectors import Case
 
@@ -48,7 +49,7 @@ def one_in(count: int, names: Iterable[str]) -> list[str]:
     return [name for name in names if zlib.crc32(name.encode()) % count == 0]
 
 
-_STEPS = {"adafactor": Adafactor, "adamw_in_codes": InCodes}
+_STEPS = {"adafactor": Adafactor, "adamw_fed_back": FedBack, "adamw_in_codes": InCodes}
 """By rule: a step that is none of decay and learning rate alone."""
 
 

@@ -9,13 +9,16 @@ import numpy as np
 
 import halfstep_spec as spec
 from backends.protocol import given_factor, unrefused
+from halfstep.rules.adamw_fed_back import AdamWFedBack
 from halfstep.rules.adamw_in_codes import AdamWInCodes
 from halfstep_spec.numbers.random_words import Role, random_words
 from halfstep_spec.rules.adafactor import Adafactor
+from halfstep_spec.rules.adamw_fed_back import FedBack
 from halfstep_spec.rules.adamw_in_codes import InCodes
 
 BASES = {"lamb": "adam", "schedule_free": "rms"}
 """The rules of more than one link, by that which divides by a root; others stand for themselves."""
+_WHOLE = {"adamw_in_codes": AdamWInCodes, "adamw_fed_back": AdamWFedBack}
 _BESIDE = {"adafactor": ("clipping_threshold", "min_scale"), "lamb": ("max_norm",)}
 _OF_THE_LEAD = ("b1", "warmup_steps", "lead_dtype", "lead_rounding")
 
@@ -30,8 +33,8 @@ def links(package: ModuleType, rule: str, decay: str, arguments: dict[str, Any])
         arguments: of all links, by name; `lr` and `weight_decay` among them.
     """
     own = unrefused(arguments)
-    if rule == "adamw_in_codes":
-        whole = AdamWInCodes(own.pop("lr"), **own)
+    if rule in _WHOLE:
+        whole = _WHOLE[rule](own.pop("lr"), **own)
         return [package.as_transform(whole) if hasattr(package, "as_transform") else whole]
     rate, share = package.scale_by_learning_rate(own.pop("lr")), own.pop("weight_decay")
     beside = {name: own.pop(name) for name in _BESIDE.get(rule, ())}
@@ -76,8 +79,8 @@ def reference(rule: str, arguments: dict[str, Any], decay: tuple[float, str], *w
     common = spec.RULES[BASES.get(rule, rule)](**own), *decay, *weights
     if rule == "adafactor":
         return Adafactor(*common, **beside)
-    if rule == "adamw_in_codes":
-        return InCodes(*common)
+    if rule in _WHOLE:
+        return {"adamw_in_codes": InCodes, "adamw_fed_back": FedBack}[rule](*common)
     if rule == "lamb":
         return spec.Lamb(*common, **beside, exact=True)
     return ScheduleFree(*common, spec.RULES[rule](**lead)) if lead else spec.Step(*common)

@@ -38,7 +38,7 @@ class Setting:
 
     Attributes:
         rule: a key of `halfstep_spec.RULES`, or "lamb"; "muon" has the factor given (A14), and
-            "adamw_in_codes" float32 weights, which it stores itself.
+            "adamw_in_codes" float32 weights, which it stores itself, and "adamw_fed_back" rounds its own.
         dtype: of the weights.
         storage: of the weights.
         formats: of the moments, by argument: (function of the packages, its arguments), or a name.
@@ -135,6 +135,7 @@ _KINDS_OF = {
     "rms": {"nu_dtype": SECOND},
     "adafactor": {"nu_dtype": SECOND},
     "schedule_free": {"nu_dtype": SECOND, "lead_dtype": SIGNED},
+    "adamw_fed_back": {"mu_dtype": [*SIGNED, *FINE, *FIXED], "nu_dtype": SECOND},
     "adamw_in_codes": {
         "mu_dtype": [fmt for fmt in (*SIGNED, *FINE) if fmt != "float16"],
         "nu_dtype": SECOND,
@@ -173,15 +174,21 @@ _OPTIONS_OF = {
         "bias_correction": _BOTH,
         "lead_rounding": _SECOND_ROUNDINGS,
     },
+    "adamw_fed_back": {
+        "mu_rounding": _ROUNDINGS,
+        "nu_rounding": _SECOND_ROUNDINGS,
+        "nesterov": _BOTH,
+    },
     "adamw_in_codes": {"mu_rounding": _ROUNDINGS, "nu_rounding": _SECOND_ROUNDINGS},
 }
 RULES = (
     *("trace", "lion", "adam", "adan", "ademamix", "rms", "adafactor", "muon", "schedule_free", "lamb"),
     "adamw_in_codes",
+    "adamw_fed_back",
 )
 
 
-_DECAYS = {"adafactor": ("", "decoupled"), "adamw_in_codes": ("decoupled",)}
+_DECAYS = {"adafactor": ("", "decoupled"), "adamw_in_codes": ("decoupled",), "adamw_fed_back": ("decoupled",)}
 """Of rules that do not take every kind."""
 
 
@@ -220,6 +227,8 @@ def settings_of_steps(draw) -> Setting:
     dtypes, storages = ("float32", "bfloat16", "bfloat16", "float16"), tuple(PARAM_STORAGES)
     if rule == "adamw_in_codes":
         dtypes, storages = ("float32",), ("nearest",)
+    if rule == "adamw_fed_back":
+        storages = ("nearest",)
     return Setting(
         rule,
         draw(st.sampled_from(dtypes)),

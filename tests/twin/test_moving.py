@@ -50,10 +50,12 @@ _RUNS = {
     "momentum": Run("sgd", "bfloat16", "nearest", "float8_e3m4/8"),
     "float32": Run("sgd", "float32", "stochastic", "bfloat16"),
     "schedule-free": Run("schedule_free", "bfloat16", "split8", "int8/8", "uroot8/8"),
+    "fed back": Run("adamw_fed_back", "bfloat16", "feedback", "relative float8_e3m4", "uroot8/8"),
     "in codes": Run("adamw_in_codes", "float32", "int8", "relative int8/8", "uroot8/8"),
     "stored": Run("stored", "bfloat16", "stochastic", "int8/8"),
 }
 _CLASSES = {"adamw": "AdamW", "adam": "Adam", "adan": "Adan", "ademamix": "AdEMAMix"}
+_CLASSES["adamw_fed_back"] = "AdamW"
 # The formats of their moments besides mu and nu.
 _FURTHER = {
     "adan": {"diff_dtype": "float32", "grad_dtype": "bfloat16"},
@@ -81,8 +83,8 @@ def jax_side(name):
     hs = halfstep_jax
     mu, nu = formats(hs, mu), formats(hs, nu)
     common = {"param_storage": storage, "seed": SEED}
-    if rule in ("adamw", "adam"):
-        tx = getattr(hs, rule)(1e-2, mu_dtype=mu, nu_dtype=nu, **common)
+    if rule in ("adamw", "adam", "adamw_fed_back"):
+        tx = getattr(hs, rule.removesuffix("_fed_back"))(1e-2, mu_dtype=mu, nu_dtype=nu, **common)
     elif rule in _FURTHER:
         options = common | _FURTHER[rule]
         tx = getattr(hs, rule)(1e-2, weight_decay=0.1, mu_dtype=mu, nu_dtype=nu, **options)
@@ -115,8 +117,8 @@ def torch_side(name):
     common = {"param_storage": storage, "seed": 1, "compile": False}
 
     def make(params):
-        if rule in ("adamw", "adam"):
-            decay = 1e-4 if rule == "adamw" else 0.0
+        if rule in ("adamw", "adam", "adamw_fed_back"):
+            decay = 0.0 if rule == "adam" else 1e-4
             optimizer = getattr(hs, _CLASSES[rule])
             return optimizer(params, 1e-2, weight_decay=decay, mu_dtype=mu, nu_dtype=nu, **common)
         if rule in _FURTHER:
@@ -161,7 +163,7 @@ def test_every_rule_format_and_storage_has_a_run_that_changes_framework():
     # begin with the second moment alone.
     apart = {"muon", "rms"}
     assert {_RULE_OF.get(run.rule, run.rule) for run in runs} == {*RULES, *_LAMB, "store_state"} - apart
-    assert {run.storage for run in runs if run.dtype != "float32"} == set(PARAM_STORAGES)
+    assert {run.storage for run in runs if run.dtype != "float32"} == {*PARAM_STORAGES, "feedback"}
     assert {run.dtype for run in runs} == set(HELD_BY_FLOAT32)
 
 

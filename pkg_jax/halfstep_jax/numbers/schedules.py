@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from halfstep.hyperparameters import PEAK_COUNTS
 from halfstep_jax.numbers.hyperparameters import as_float32
 
 
@@ -32,6 +33,16 @@ def at_count(caller: str, name: str, value: optax.ScalarOrSchedule, count) -> An
     if dtype is not None and (jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.float64):
         now = jnp.asarray(now).astype(jnp.float32)
     return as_float32(caller, name, now)
+
+
+def peak_of(schedule: optax.Schedule) -> np.floating | None:
+    """Return about the largest number of a schedule (`PEAK_COUNTS`); None where that is not known yet."""
+    with jax.ensure_compile_time_eval():
+        try:
+            rates = jax.vmap(lambda count: jnp.asarray(schedule(count), jnp.float32))(np.array(PEAK_COUNTS))
+            return np.float32(rates.max())
+        except jax.errors.JAXTypeError:
+            return None
 
 
 def is_zero(number) -> bool:

@@ -71,7 +71,9 @@ def adam(
     are stored. "stochastic" rounds them stochastically; "nearest" lets `optax.apply_updates` round them,
     which drops small updates; "compensated" keeps the lost part (see `compensate`). "split8" and "split16"
     keep further bits (see `split_params`), and "master" keeps a float32 copy (see `keep_master_params`).
-    Under these three the links see float32 weights, and moments are float32 by default.
+    Under these three the links see float32 weights, and moments are float32 by default. "feedback" rounds
+    stochastically too, and what this leaves out goes into the first moment, from which later steps add it, at
+    no byte more (contract A21, P9). It takes no b1 of 0 and no one_pass.
 
     Returns:
         An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
@@ -124,7 +126,7 @@ def adamw(
     `cautious` of `add_decayed_weights`.
     One weight storage more is an experiment: `param_storage="int8"` keeps float32 weights in 8 bits in the
     state, and feeds what rounding leaves out into the first moment. `stored_params` reads them from there. It
-    has neither `mask`, `nesterov` nor `cautious`.
+    has neither `mask`, `nesterov` nor `cautious`, and "feedback" neither `mask` nor `cautious`.
 
     Example:
         >>> import jax.numpy as jnp

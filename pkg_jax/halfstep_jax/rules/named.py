@@ -8,9 +8,9 @@ import optax
 
 from halfstep.rule import Rule
 from halfstep.rules import trust_ratio, weight_decay
-from halfstep.rules.adamw_in_codes import in_codes
 from halfstep.rules.named import Named
-from halfstep.weight_storage import IN_CODES
+from halfstep.weight_storage import FED_BACK
+from halfstep_jax.numbers.schedules import peak_of
 from halfstep_jax.rules.trust_ratio import scale_by_tempered_trust_ratio, scale_by_trust_ratio
 from halfstep_jax.rules.weight_decay import add_decayed_weights
 from halfstep_jax.transform import as_transform, transform_of
@@ -27,8 +27,11 @@ _LINKS: Links = {
 def of_arguments(named: Named, arguments: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
     """Return the transform of a named optimizer, given the arguments of its alias."""
     storage = arguments["param_storage"]
-    if named.in_codes and storage == IN_CODES:
-        return as_transform(in_codes(named.alias, arguments))
+    if whole := named.whole.get(storage):
+        rate = arguments["learning_rate"]
+        peak = {"peak_lr": peak_of(rate)} if storage == FED_BACK and callable(rate) else {}
+        links = [*links_of(named.front, arguments), as_transform(whole(named.alias, {**arguments, **peak}))]
+        return links[0] if len(links) == 1 else optax.chain(*links)
     return with_param_storage(named.alias, storage, links_of(named, arguments), arguments["seed"])
 
 

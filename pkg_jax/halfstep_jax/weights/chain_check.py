@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from halfstep_jax.landings import Landings, keeps_nothing, watched_landings
 from halfstep_jax.leaves import named_leaves
-from halfstep_jax.weights.weight_rule import Landings, keeps_nothing, watched_landings
 
 _LONGEST_AXIS = 4
 # `optax.MultiSteps` returns zeros most of the time, and `reduce_on_plateau` waits for 10 steps.

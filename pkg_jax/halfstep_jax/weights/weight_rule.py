@@ -3,10 +3,7 @@
 Contract: section P.
 """
 
-import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -16,6 +13,7 @@ import optax
 from jax import lax
 
 from halfstep.random_words import Role, leaf_id
+from halfstep_jax.landings import keeps_nothing, watched
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
@@ -80,48 +78,6 @@ class WeightRule:
         return self.store(self.join(p, extra) + u, p.dtype, words)
 
 
-class Landings:
-    """What links that store weights returned, while they were watched: stand-ins for their updates.
-
-    Attributes:
-        by: of the leaves of 16 bits, the link that stored each last.
-        updates: what it returned: numbers that no other link makes by chance, whatever it computed.
-        returned: the same, as the array that it returned.
-        arrived: the update that it was given.
-    """
-
-    def __init__(self):
-        self.by: dict[str, str] = {}
-        self.updates: dict[str, np.ndarray] = {}
-        self.returned: dict[str, jax.Array] = {}
-        self.arrived: dict[str, jax.Array] = {}
-
-    def stand_in(self, caller: str, name: str, u: jax.Array) -> jax.Array:
-        """Return what the link returns for a leaf, given the update that it lands."""
-        self.by[name], self.arrived[name] = caller, u
-        self.updates[name] = np.linspace(0.3, 1.7, u.size, dtype=np.float32).reshape(u.shape)
-        self.returned[name] = jnp.asarray(self.updates[name])
-        return self.returned[name]
-
-
-_watching: contextvars.ContextVar[Landings | None] = contextvars.ContextVar("watching", default=None)
-
-
-@contextlib.contextmanager
-def watched_landings(landings: Landings) -> Iterator[None]:
-    """Let links that store weights return stand-ins that are told apart from anything computed of them."""
-    token = _watching.set(landings)
-    try:
-        yield
-    finally:
-        _watching.reset(token)
-
-
-def keeps_nothing(p) -> bool:
-    """Whether a weight passes through every rule: one of float32, or wider (contract P6)."""
-    return jnp.dtype(p.dtype).itemsize >= 4
-
-
 def landing(p: jax.Array, q: jax.Array) -> jax.Array:
     """Return the update that takes the weight p to q: q - p in float32, and -0.0 where they are equal.
 
@@ -168,7 +124,7 @@ def weight_transform(
             after["count"] = next_count(state.count)
         keys = param_keys(leaves, state.seed, after["count"]) if "count" in after else None
         us, extras = land(rule, leaves, weights, extras, keys)
-        us = _watched(us, rule, leaves, weights)
+        us = watched(rule.name, leaves, weights, us)
         return us, state._replace(**after, **({rule.extra_field: extras} if rule.extra_field else {}))
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -203,16 +159,6 @@ def _land(rule: WeightRule, zero, keys: LeafKeys | None, place, u: jax.Array, p:
     q, extra = rule.land(u, p, extra, words, zero)
     p32 = p.astype(jnp.float32)
     return straight_through(u, landing(p32, q.astype(jnp.float32))), extra
-
-
-def _watched(us, rule: WeightRule, leaves: Leaves, weights: list):
-    """Return the tree of updates; while it is watched, with stand-ins for those of weights of 16 bits."""
-    if (landings := _watching.get()) is None:
-        return us
-    rows = zip(leaves.names, weights, leaves.values, strict=True)
-    return leaves.treedef.unflatten(
-        [u if u is None or keeps_nothing(p) else landings.stand_in(rule.name, name, u) for name, p, u in rows]
-    )
 
 
 def _wide(rule: WeightRule, leaves: Leaves, weights: list, extras: list) -> list:

@@ -4,6 +4,7 @@ A group's entries are the numbers of the links, how moments are stored, and the 
 (`param_storage`, roundings). Numbers may be written at any time, the rest when the group is added.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halfstep.hyperparameters import PEAK_COUNTS
 from halfstep.storage.formats import Format
 from halfstep_torch.chain import Chain
 from halfstep_torch.engine.loss_scale import UNSCALE
@@ -32,6 +34,7 @@ class GroupChoices:
         schedule: its lr as a function of the step, or None.
         shown: the number that the function gave last, which the group shows.
         applies: by leaf name, which links of the chain do something to the parameter.
+        first_lr: the lr of the group when it was added.
         checked: the entries that the group had when they were looked at last, and the ends of its momentum.
     """
 
@@ -40,6 +43,7 @@ class GroupChoices:
     schedule: Callable[[int], Any] | None
     shown: float | None = None
     applies: dict[str, tuple[bool, ...]] = dataclasses.field(default_factory=dict)
+    first_lr: Any = None
     checked: tuple = ()
 
     def rate(self, caller: str, index: int, group: Mapping[str, Any]) -> Any:
@@ -60,6 +64,22 @@ class GroupChoices:
             "step: the function decides. Pass lr as a number to use a scheduler."
         )
         return self.schedule
+
+    @functools.cached_property
+    def _largest_of_schedule(self) -> float:
+        """The largest of the rates that a function gives, as far as it is asked and does not raise."""
+        rates, schedule = [0.0], self.schedule
+        assert schedule is not None
+        with contextlib.suppress(Exception):  # past the end of a list, say
+            rates.extend(float(schedule(count)) for count in PEAK_COUNTS)
+        return max(rates)
+
+    def peak_lr(self, group: Mapping[str, Any]) -> float:
+        """Return the largest learning rate of the run, as far as the group and its schedulers know it."""
+        if self.schedule is not None:
+            return self._largest_of_schedule
+        known = [self.first_lr, *(group.get(key) for key in ("lr", "initial_lr", "max_lr"))]
+        return max(float(rate) for rate in known if rate is not None)
 
     def check_unchanged(self, caller: str, index: int, group: Mapping[str, Any]) -> None:
         """Raise ValueError if an option was written since the group was added: nothing would follow it."""
@@ -115,6 +135,9 @@ class ReadGroup:
         entries = {**self.entries, "grad_scale": self.scale}
         if self.choices.schedule is not None:
             entries["lr"] = self.choices.rate(self.caller, self.index, self.entries)
+        if any(link.rule.lands for link in self.links):
+            own = [getattr(link.rule, "peak_lr", None) or 0.0 for link in self.links]
+            entries["peak_lr"] = max(self.choices.peak_lr(self.entries), *own)
         return [link.read(self.caller, entries) for link in self.links]
 
     @property

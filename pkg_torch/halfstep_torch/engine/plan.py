@@ -23,7 +23,7 @@ from halfstep_torch.numbers.random_words import leaf_keys
 from halfstep_torch.storage.blocks import blocks_of
 from halfstep_torch.storage.formats import with_blocks
 from halfstep_torch.storage.state_array import StateArray
-from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights
+from halfstep_torch.weights.weight_rule import BoundWeights, NearestWeights, RoundedWeights
 
 
 class StreamKind(NamedTuple):
@@ -122,8 +122,11 @@ class Plan:
     def weights(self) -> BoundWeights:
         """What knows the weights best."""
         last = self.rules[-1] if self.rules else None
-        nearest = BoundWeights(NearestWeights(), dtype=dtype_name(self.dtype))
-        return last if isinstance(last, BoundWeights) else nearest
+        if isinstance(last, BoundWeights):
+            return last
+        lands = last is not None and last.lands_on
+        rule = RoundedWeights(last.rule.name) if lands else NearestWeights()
+        return BoundWeights(rule, dtype=dtype_name(self.dtype))
 
     def streams(self, seeds: Sequence) -> tuple[tuple[int, StreamKind, tuple[int, ...]], ...]:
         """Return the random streams that a step reads: seed, kind, and the roles whose keys are read."""

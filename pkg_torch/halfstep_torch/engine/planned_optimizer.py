@@ -178,6 +178,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
             options = {name: param_group.get(name, value) for name, value in options.items()}
         choices = GroupChoices(self._tx.make(**options), options, schedule, rate)
         super().add_param_group(param_group)
+        choices.first_lr = self.param_groups[-1].get("lr")
         if "param_names" not in self.param_groups[-1]:
             choices.chain = self._with_words_of_its_own(choices.chain)
         self._choices.append(choices)

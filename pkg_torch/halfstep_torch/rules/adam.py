@@ -94,9 +94,11 @@ class AdamW(Optimizer):
         recipe: the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they are
             not given.
         param_storage: how weights of 16 bits are stored: "stochastic" (rounded so), "nearest", "compensated"
-            (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`). An
-            experiment of `AdamW` alone is "int8": the state has float32 weights in 8 bits, `stored_params`
-            reads them, and what rounding leaves out goes into the first moment (contract A20, P8).
+            (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
+            "feedback" rounds stochastically too, and what this leaves out goes into the first moment, from
+            which later steps add it, at no byte more (contract A21, P9). An experiment of `AdamW` alone is
+            "int8": the state has float32 weights in 8 bits, `stored_params` reads them, and what rounding
+            leaves out goes into the first moment (contract A20, P8).
         cautious: decay only where that does not pull against the step, as in `add_decayed_weights`.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto", as in `Optimizer`.

@@ -8,9 +8,7 @@ from typing import Any
 from halfstep.hyperparameters import several
 from halfstep.rule import Rule
 from halfstep.rules import learning_rate, trace, trust_ratio, weight_decay
-from halfstep.rules.adamw_in_codes import in_codes
 from halfstep.rules.named import Named
-from halfstep.weight_storage import IN_CODES
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.link import Link, ParamInfo
 from halfstep_torch.numbers.hyperparameters import decay_rate
@@ -89,6 +87,6 @@ def _chain(
         if not isinstance(options[name], bool):
             raise TypeError(f"{caller}: {name}={options[name]!r} is not a bool. Use True or False.")
     given = {**given, **options}
-    if named.in_codes and param_storage == IN_CODES:
-        return chain(in_codes(caller, given))
+    if whole := named.whole.get(param_storage):
+        return chain(*links_of(named.front, given), whole(caller, given))
     return with_param_storage(caller, chain(*links_of(named, given)), param_storage, given["seed"])

@@ -67,6 +67,21 @@ class NearestWeights(WeightRule):
     """What lands on weights where no rule does: nearest, and nothing kept beside them."""
 
 
+class RoundedWeights(WeightRule):
+    """What lands on weights that the rule before has rounded itself, and nothing kept beside them.
+
+    Attributes:
+        by: the name of that rule.
+    """
+
+    by: str = ""
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of the rule that rounds."""
+        return self.by
+
+
 @dataclasses.dataclass(frozen=True)
 class BoundWeights(BoundRule):
     """How weights of one dtype are stored.

@@ -26,7 +26,7 @@ _IN_JAX = (
     "halfstep's, save the inner one: save_state(path, params, state.inner_state, inner)."
 )
 # What a run may change on its way: schedules do.
-_FREE = ("learning_rate", "lr", "weight_decay")
+_FREE = ("learning_rate", "lr", "weight_decay", "peak_lr")
 
 
 def link_record(

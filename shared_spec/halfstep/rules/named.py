@@ -4,11 +4,15 @@ The functions of JAX and the classes of torch have the arguments, with their def
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from halfstep.rule import Moment, Rule, declared
 from halfstep.rules.adam import ScaleByAdam
+from halfstep.rules.adamw_fed_back import AdamFedBack, fed_back
+from halfstep.rules.adamw_in_codes import in_codes
 from halfstep.rules.adan import ScaleByAdan
 from halfstep.rules.ademamix import ScaleByAdemamix
 from halfstep.rules.learning_rate import ScaleByLearningRate
@@ -19,6 +23,7 @@ from halfstep.rules.schedule_free import ScaleByScheduleFree
 from halfstep.rules.trace import Trace
 from halfstep.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio, without_feedback
 from halfstep.rules.weight_decay import AddDecayedWeights
+from halfstep.weight_storage import FED_BACK, IN_CODES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +73,19 @@ class Named:
         alias: its name in JAX; the class of torch has its own.
         parts: the links, in the order in which they are applied; the storage of weights comes after them.
         choices: arguments, True or False, that a param group of torch may have of its own.
-        in_codes: whether `param_storage="int8"` puts one rule in place of all links (contract A20).
+        whole: by weight storage, what makes of (caller, arguments) the one rule that stands in place of all
+            links but those in `front` (contract A20, A21).
     """
 
     alias: str
     parts: tuple[Part, ...]
     choices: tuple[str, ...] = ()
-    in_codes: bool = False
+    whole: Mapping[str, Callable[[str, Mapping[str, Any]], Rule]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def front(self) -> "Named":
+        """What stands in front of one rule for all: L2 decay."""
+        return dataclasses.replace(self, parts=tuple(itertools.takewhile(_is_decay, self.parts)))
 
     @property
     def moments(self) -> tuple[Moment, ...]:
@@ -88,6 +99,10 @@ class Named:
         return frozenset(part.renamed.get(name, name) for part, name in fields)
 
 
+def _is_decay(part: Part) -> bool:
+    return part.rule is AddDecayedWeights
+
+
 _DECAY, _RATE = Part(AddDecayedWeights, needs="weight_decay"), Part(ScaleByLearningRate)
 _ADAM = Part(ScaleByAdam)
 _ADAM_BEFORE_NORMS = Part(ScaleByAdam, before_norms=True)
@@ -99,8 +114,9 @@ _ADAM_BESIDE_MUON = Part(
 _RMS = Part(ScaleByRms, renamed={"decay": "b2"}, fixed={"eps_in_sqrt": False, "bias_correction": True})
 
 # With decay in front it is added to the gradient, and scaled as the gradient is: L2.
-ADAM = Named("adam", (_DECAY, _ADAM, _RATE))
-ADAMW = Named("adamw", (_ADAM, _DECAY, _RATE), in_codes=True)
+_BEHIND_L2 = functools.partial(fed_back, kind=AdamFedBack)
+ADAM = Named("adam", (_DECAY, _ADAM, _RATE), whole={FED_BACK: _BEHIND_L2})
+ADAMW = Named("adamw", (_ADAM, _DECAY, _RATE), whole={IN_CODES: in_codes, FED_BACK: fed_back})
 ADAN = Named("adan", (Part(ScaleByAdan), _DECAY, _RATE))
 ADEMAMIX = Named("ademamix", (Part(ScaleByAdemamix), _DECAY, _RATE))
 _TRUST = Part(ScaleByTrustRatio, fixed={"eps": 0.0})  # the argument `eps` is Adam's

@@ -82,6 +82,12 @@ def check_format(caller: str, moment: Moment, fmt: Format) -> None:
         _check_amplified(caller, argument, fmt)
     if moment.copies_weights:
         check_codes(caller, argument, fmt)
+    if moment.stored_first and fmt.has_inverse_root:
+        raise ValueError(
+            f"{caller}: {argument}={fmt.dtype} makes updates of moments before they are stored, and weights "
+            "are rounded before the first moment here. "
+            'Use the recipe eight_bit, or scaled("uroot8") with a mu_dtype of its own.'
+        )
     if moment.of_any_size and (fmt.family == "fixed" or (fmt.dtype == "float16" and not fmt.scaled)):
         raise ValueError(
             f"{caller}: {argument}={fmt.text} holds numbers of a fixed range, and {moment.name} has the size "
@@ -96,6 +102,11 @@ def check_codes(caller: str, argument: str, fmt: Format) -> None:
             f"{caller}: {argument}={fmt.text} is not a format that weights are kept in. "
             'Use scaled("int8", "row", scale="fine").'
         )
+
+
+def is_coarse(fmt: Format) -> bool:
+    """Whether a format has an end that does not move with its numbers, or codes of 4 bits (contract A21)."""
+    return fmt.family == "fixed" or fmt.packed
 
 
 def check_weight_dtype(caller: str, moment: Moment, leaf: str, dtype: str) -> None:

@@ -1,0 +1,122 @@
+"""AdamW that rounds its weights itself, and feeds what rounding leaves out into mu (contract A21, P9)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.rules.trust_ratio import without_feedback
+
+_TINY = 2.0**-100  # in place of a rate of 0, which divides nothing
+_OF_PEAK, _THIRD = 0.125, 1 / 3
+_MOST, _MOST_OF_COARSE = 4, -1
+"""Powers of two: how many roots of the second moment an error of one gap moves mu by at most."""
+
+
+class AdamWFedBack(Rule):
+    """The whole step of AdamW, which rounds weights stochastically, with what rounding leaves out fed back.
+
+    With t the count of steps, r_i = 1 / (1 - b_i^t), lr the learning rate, and p the weight:
+
+        nu <- round((b2 nu) + ((1 - b2) (g g)))
+        v = (b1 mu) + ((1 - b1) g);  root = sqrt((nu r2) + eps_root) + eps
+        w = p - (((v (r1 lr)) / root) + ((lr weight_decay) p))
+        p <- q = round(w);  e = w - q
+        mu <- round(v - (root (back e)))
+        back = min((((1 - b1) / b1) / r) / max(lr, peak_lr / 8), K / ulp(p)),  r about r1 (contract A21)
+
+    In float32, each operation rounded once. Later steps add b1 / (1 - b1) times what `mu` has, times their
+    rates: here e, once. So errors do not add up: after T steps a weight is about one gap from where it would
+    be, in place of sqrt(T / 6) gaps. `mu` is an average of gradients, as AdamW's, and nothing else is kept.
+
+    Neither bound of `back` depends on e, so that what is fed back is right on average. K is 16 roots of nu;
+    where `mu` has no scale or 4 bits, 1/2. `peak_lr`, the largest rate of the run, is for rates that rise
+    again: what was divided by a rate near 0 would be multiplied by a large one.
+
+    Float32 weights are not rounded: their step is AdamW's.
+    """
+
+    name = "adamw_fed_back"
+    reads_params = "the link rounds params + update"
+    lands = True
+
+    learning_rate: Any = number(schedule=True, torch="lr")
+    b1: Any = decay_rate(0.9, torch="betas[0]")
+    b2: Any = decay_rate(0.999, torch="betas[1]")
+    eps: Any = number(1e-8)
+    eps_root: Any = number(0.0)
+    weight_decay: Any = number(0.0, schedule=True)
+    peak_lr: Any = number(None, none=0.0, torch="peak_lr", owned=False)
+    mu_dtype: Any = None
+    nu_dtype: Any = None
+    mu_rounding: str = "auto"
+    nu_rounding: str = "stochastic"
+    nesterov: bool = False
+    seed: Any = 0
+    mu = moment(rate="b1", unit="nu", torch="exp_avg")
+    nu = moment(rate="b2", signed=False, torch="exp_avg_sq", stored_first=True)
+
+    def numbers(self, h, t, op):
+        """Return the correction of bias of nu, the rates of averages, of gradients and decay, and `back`."""
+        r1, r2, r1_next, r1_second = op.unbias((h.b1, t), (h.b2, t), (h.b1, t + 1), (h.b1, t + 2))
+        ahead, then, later = (r1_next, r1_second, h.b1 * h.b1) if self.nesterov else (r1, r1_next, h.b1)
+        c = (1 / ahead + 1 / then) * 0.5
+        # A third is about -(1 - c) / ln(c): what corrections of bias make of it, which fall at later steps.
+        corrected = op.sqrt(c) * 2 + (1 + c) * 0.5
+        inverse_rate = 1 / op.maximum(op.maximum(h.learning_rate, h.peak_lr * _OF_PEAK), _TINY)
+        return {
+            "r2": r2,
+            "ahead": ahead * h.learning_rate,
+            "now": r1 * h.learning_rate,
+            "decayed": h.learning_rate * h.weight_decay,
+            "back": (((1 - h.b1) / op.maximum(later, _TINY)) * _THIRD * inverse_rate) * corrected,
+        }
+
+    def update(self, g, p, n, m, op):
+        """Return q - p; where nothing is left out w - p, of which p + u makes w; -0.0 where q is p."""
+        root = op.sqrt(m.nu.round(op.ema(m.nu.value, g * g, n.b2)) * n.r2 + n.eps_root) + n.eps
+        v = op.ema(m.mu.value, g, n.b1)
+        step = op.ema(v * n.ahead, g * n.now, n.b1) if self.nesterov else v * n.ahead
+        down = step / root + n.decayed * p
+        w = p - down
+        q = m.param.round(w)
+        back = m.param.bound(n.back, _MOST_OF_COARSE if m.mu.is_coarse else _MOST)
+        m.mu.round(v - root * (back * (w - q)))
+        return op.where(q == w, -down, op.where(q == p, -0.0, q - p))
+
+
+class AdamFedBack(AdamWFedBack):
+    """The same without a decay of its own, behind L2 decay: what a param group says of decay is for that."""
+
+    name = AdamWFedBack.name
+    weight_decay: Any = number(0.0, torch=None)
+
+
+def fed_back(
+    caller: str, arguments: Mapping[str, Any], kind: type[AdamWFedBack] = AdamWFedBack
+) -> AdamWFedBack:
+    """Return the rule of an alias of Adam or AdamW, from the arguments of the alias.
+
+    Raises:
+        ValueError: for a mask of the decay or a cautious decay, which the rule has not; for b1 = 0, which carries nothing on.
+    """
+    for name in ("mask", "cautious"):
+        if arguments.get(name):
+            raise ValueError(
+                f'{caller}: param_storage="feedback" takes the whole step of AdamW by one rule, without {name}. '
+                "Leave it out, or partition the params."
+            )
+    if _is_zero(arguments["b1"]):
+        raise ValueError(
+            f'{caller}: param_storage="feedback" puts what rounding leaves out of weights into the first '
+            'moment, and b1=0 keeps nothing of it. Use a b1 above 0, or "stochastic".'
+        )
+    fields = {field.name for field in dataclasses.fields(AdamWFedBack)} & arguments.keys()
+    if kind is AdamFedBack:  # decay is L2, and stands in front
+        fields.discard("weight_decay")
+    chosen = {name: arguments[name] for name in fields}
+    return kind(**chosen | {"mu_rounding": without_feedback(arguments["mu_rounding"])})
+
+
+def _is_zero(rate: Any) -> bool:
+    return isinstance(rate, (int, float)) and rate == 0

@@ -1,0 +1,333 @@
+"""AdamW whose errors of rounding weights are fed back: its formula, both packages, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+import halfstep_jax
+import halfstep_spec
+import halfstep_torch
+from halfstep.rules.adamw_fed_back import AdamWFedBack
+from halfstep_jax.numbers.schedules import peak_of
+from halfstep_spec.rules.adamw_fed_back import FedBack
+
+B1, B2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.1
+SHAPE = (64, 96)
+
+
+def draws(steps: int, seed: int = 0):
+    """Return weights of a binade or its negative, and a gradient for each step, all as bfloat16 has them."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.uniform(1.3, 1.7, SHAPE) * 0.25
+    arrays = (np.where(rng.random(SHAPE) < 0.5, sizes, -sizes), rng.normal(size=(steps, *SHAPE)))
+    return [np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in arrays]
+
+
+def jax_run(p, gradients, rate=1e-3, dtype="bfloat16", alias="adamw", **options):
+    """Return weights in float32, and the state, after steps in JAX."""
+    decay = {"weight_decay": DECAY} if alias == "adamw" else {}
+    tx = getattr(halfstep_jax, alias)(rate, param_storage="feedback", seed=7, **decay, **options)
+    update = jax.jit(tx.update)
+    params = {"w": jnp.asarray(p, dtype)}
+    state = tx.init(params)
+    for g in gradients:
+        updates, state = update({"w": jnp.asarray(g, dtype)}, state, params)
+        params = optax.apply_updates(params, updates)
+    return np.asarray(params["w"], np.float32), state
+
+
+def torch_run(p, gradients, rate=1e-3, dtype="bfloat16", optimizer="AdamW", schedule=None, **options):
+    """Return weights in float32, and the optimizer, after steps in torch."""
+    w = torch.nn.Parameter(torch.from_numpy(p.copy()).to(getattr(torch, dtype)))
+    options = {"compile": False, "param_storage": "feedback", "seed": 7, "weight_decay": DECAY} | options
+    made = getattr(halfstep_torch, optimizer)([("w", w)], rate, **options)
+    scheduler = schedule and torch.optim.lr_scheduler.LambdaLR(made, schedule)
+    for g in gradients:
+        w.grad = torch.from_numpy(g.copy()).to(w.dtype)
+        made.step()
+        if scheduler:
+            scheduler.step()
+    return w.detach().float().numpy(), made
+
+
+def exact(p, gradients, rates):
+    """Return the weights of AdamW in float64, at each step."""
+    p, mu, nu = p.astype(np.float64), 0.0, 0.0
+    b1, b2 = (float(np.float32(b)) for b in (B1, B2))
+    for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), 1):
+        mu, nu = b1 * mu + (1 - b1) * g, b2 * nu + (1 - b2) * g.astype(np.float64) ** 2
+        p = p - rate * (mu / (1 - b1**t) / (np.sqrt(nu / (1 - b2**t)) + EPS) + DECAY * p)
+    return p
+
+
+def gaps(p):
+    """Return the gap between each weight and the next number of bfloat16."""
+    return np.exp2(np.floor(np.log2(np.abs(p) + 1e-30)) - 7)
+
+
+def error(weights, due):
+    """Return the root mean square of the distance from the exact run, in gaps."""
+    return float(np.sqrt((((weights - due) / gaps(due)) ** 2).mean()))
+
+
+OPTIONS = {
+    "default": {},
+    "float32 moments": {"mu_dtype": "float32", "nu_dtype": "float32"},
+    "eight_bit": {"recipe": "eight_bit"},
+    "four_bit": {"recipe": "four_bit"},
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    "name", [name if name == "default" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS]
+)
+def test_alias_and_class_agree_to_the_bit(name, dtype):
+    p, gradients = draws(4)
+    (w, state), (theirs, made) = (
+        run(p, gradients, dtype=dtype, **OPTIONS[name]) for run in (jax_run, torch_run)
+    )
+    np.testing.assert_array_equal(w, theirs)
+    kept = next(iter(made.state.values()))
+    np.testing.assert_array_equal(np.asarray(state.mu["w"], np.float32), kept["exp_avg"].float().numpy())
+    assert not np.array_equal(w, p)
+
+
+def test_l2_decay_stands_in_front():
+    p, gradients = draws(3)
+    torch_weights, made = torch_run(p, gradients, optimizer="Adam")
+    assert [link.name for link in made._chain.links] == ["add_decayed_weights", "adamw_fed_back"]
+    tx = optax.chain(
+        halfstep_jax.add_decayed_weights(DECAY), halfstep_jax.adam(1e-3, param_storage="feedback", seed=7)
+    )
+    params = {"w": jnp.asarray(p, jnp.bfloat16)}
+    state = tx.init(params)
+    for g in gradients:
+        updates, state = jax.jit(tx.update)({"w": jnp.asarray(g, jnp.bfloat16)}, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_array_equal(np.asarray(params["w"], np.float32), torch_weights)
+
+
+def test_in_float32_it_is_adamw():
+    """30 steps round p, below 1, and what is added, by 2^-24 each."""
+    p, gradients = draws(30)
+    w, _ = torch_run(p, gradients, dtype="float32")
+    np.testing.assert_allclose(w, exact(p, gradients, [1e-3] * 30), rtol=0, atol=30 * 2 * 2.0**-24)
+
+
+def test_errors_do_not_add_up():
+    """Independent errors grow with the root of the steps, to 5 gaps; those fed back stay below 0.94 gaps."""
+    p, gradients = draws(300)
+    due = exact(p, gradients, [1e-3] * 300)
+    formats = {"mu_dtype": "float32", "nu_dtype": "float32"}
+    fed_back = error(torch_run(p, gradients, **formats)[0], due)
+    alone = error(torch_run(p, gradients, param_storage="stochastic", **formats)[0], due)
+    assert fed_back < 0.94 < 4 < alone
+
+
+def test_small_rates_move_weights_by_the_right_amount():
+    """Of equal gradients 400 steps of 1e-6 move a weight by two gaps at most; the mean has 6,144 elements.
+
+    What is fed back is bounded by 16 roots there. A bound on errors themselves would move weights too far.
+    """
+    p, (g,) = draws(1)
+    gradients = np.broadcast_to(np.abs(g) + 0.1, (400, *SHAPE))
+    w, _ = torch_run(p, gradients, rate=1e-6, weight_decay=0.0)
+    moved = float((w.astype(np.float64) - p).mean())
+    spread = float(gaps(p).max()) * 2 / np.sqrt(p.size)
+    assert abs(moved + 400e-6) < 5 * spread < 400e-6
+
+
+def restarts(t: int) -> float:
+    """Return a rate, relative to its largest: it falls to 0 in 100 steps, and starts again."""
+    return 0.5 * (1 + np.cos(np.pi * (t % 100) / 100))
+
+
+def test_a_rate_that_starts_again_releases_no_large_errors():
+    """The group knows the largest rate, by its first lr or by a scheduler: 1/8 of it is what divides errors.
+
+    Without it, errors that were divided by a rate near 0 would be multiplied by the largest.
+    """
+    p, gradients = draws(130)
+    due = exact(p, gradients, [1e-3 * restarts(t) for t in range(130)])
+    formats = {"mu_dtype": "float32", "nu_dtype": "float32"}
+    known = error(torch_run(p, gradients, schedule=restarts, **formats)[0], due)
+    rule = AdamWFedBack(1e-3, weight_decay=DECAY, seed=7, **formats)
+    w = torch.nn.Parameter(torch.from_numpy(p).bfloat16())
+    optimizer = halfstep_torch.Optimizer([("w", w)], halfstep_torch.chain(rule), compile=False)
+    optimizer._choices[0].first_lr = None
+    for t, g in enumerate(gradients):
+        optimizer.param_groups[0]["lr"] = 1e-3 * restarts(t)
+        w.grad = torch.from_numpy(g).bfloat16()
+        optimizer.step()
+    assert known < 1.5 < 4 < error(w.detach().float().numpy(), due)
+
+
+def test_a_schedule_and_a_scheduler_agree_to_the_bit():
+    p, gradients = draws(12)
+    table = jnp.asarray([1e-3 * restarts(t * 16) for t in range(64)], jnp.float32)
+    w, _ = jax_run(p, gradients, rate=lambda count: table[count % 64])
+    theirs, made = torch_run(p, gradients, rate=lambda t: float(table[t % 64]))
+    np.testing.assert_array_equal(w, theirs)
+    assert made._group(0).values[0].peak_lr == np.float32(1e-3) == peak_of(lambda count: table[count % 64])
+
+
+def test_the_largest_rate_of_schedules_is_found():
+    warmup = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 333, 10_000)
+    assert 0.99e-3 < peak_of(warmup) <= 1e-3
+    assert peak_of(optax.constant_schedule(1e-4)) == np.float32(1e-4)
+
+    def traced(rate):
+        tx = halfstep_jax.adamw(lambda count: rate, param_storage="feedback")
+        return tx.update(jnp.ones(3), tx.init(jnp.ones(3)), jnp.ones(3))[0]
+
+    assert jax.jit(traced)(1e-3).shape == (3,)
+
+
+def test_a_function_of_the_step_that_ends_is_asked_up_to_its_end():
+    table = [1e-4, 3e-4, 1e-4]
+    w = torch.nn.Parameter(torch.ones(3))
+    made = halfstep_torch.AdamW([("w", w)], lambda t: table[t], param_storage="feedback", compile=False)
+    assert made._group(0).values[0].peak_lr == pytest.approx(3e-4)
+
+
+def test_schedulers_say_the_largest_rate_of_a_group():
+    w = torch.nn.Parameter(torch.ones(3))
+    made = halfstep_torch.AdamW([("w", w)], 1e-5, param_storage="feedback", compile=False)
+    torch.optim.lr_scheduler.OneCycleLR(made, 1e-3, total_steps=10, cycle_momentum=False)
+    assert made._group(0).values[0].peak_lr == pytest.approx(1e-3)
+
+
+def test_the_bound_by_a_gap_is_exact_for_every_exponent():
+    p = np.float32(2.0) ** np.arange(-126, 127, dtype=np.float32)
+    for dtype, bits, least in (("bfloat16", 7, -126), ("float16", 10, -14)):
+        words = np.zeros(p.shape, np.uint32)
+        weight = halfstep_spec.rule.StepWeight(p, dtype, words)
+        for gaps_ in (-1, 4):
+            exponent = np.maximum(np.log2(p).astype(int), least) - bits
+            due = np.minimum(np.exp2(np.float64(gaps_) - exponent), 2.0**127).astype(np.float32)
+            np.testing.assert_array_equal(weight.bound(np.float32(np.inf), gaps_), due)
+
+
+def test_export_in_float32_owes_what_rounding_left_out():
+    """AdamW in float32 that goes on at the same rate without gradients pays it within some steps.
+
+    What stays is what the first steps, whose second moments still changed, have paid too little or too much.
+    """
+    p, gradients = draws(200)
+    formats = {"mu_dtype": "float32", "nu_dtype": "float32", "weight_decay": 0.0}
+    w, made = torch_run(p, gradients, **formats)
+    wide = torch.nn.Parameter(torch.from_numpy(w))
+    theirs = torch.optim.AdamW([wide], 1e-3, weight_decay=0.0)
+    theirs.load_state_dict(halfstep_torch.float32_state_dict(made))
+    reference = torch.nn.Parameter(torch.from_numpy(p.copy()))
+    plain = torch.optim.AdamW([reference], 1e-3, weight_decay=0.0)
+    for g in gradients:
+        reference.grad = torch.from_numpy(g)
+        plain.step()
+    before = error(w, reference.detach().numpy().astype(np.float64))
+    for optimizer, param in ((theirs, wide), (plain, reference)):
+        param.grad = torch.zeros_like(param)
+        for _ in range(60):
+            optimizer.step()
+    after = error(wide.detach().numpy(), reference.detach().numpy().astype(np.float64))
+    assert after < 0.6 * before
+
+
+def test_a_state_goes_into_another_storage_and_back():
+    """Its moments are those of AdamW: a run may take the storage up, or leave it, by float32 states."""
+    p, gradients = draws(3)
+    _, made = torch_run(p, gradients, param_storage="stochastic")
+    w = torch.nn.Parameter(torch.from_numpy(p).bfloat16())
+    other = halfstep_torch.AdamW([("w", w)], 1e-3, param_storage="feedback", compile=False)
+    halfstep_torch.load_float32_state_dict(other, halfstep_torch.float32_state_dict(made))
+    mine, theirs = other.state[w], next(iter(made.state.values()))
+    assert torch.equal(mine["exp_avg"], theirs["exp_avg"])
+    assert int(mine["step"]) == 3
+
+
+def test_reports_say_it():
+    shapes = {"w": jax.ShapeDtypeStruct(SHAPE, jnp.bfloat16), "f": jax.ShapeDtypeStruct(SHAPE, jnp.float32)}
+    found = halfstep_jax.describe(halfstep_jax.adamw(1e-3, param_storage="feedback"), shapes)
+    assert (found.of("w").rounding, found.of("w").why) == ("feedback", "adamw_fed_back")
+    assert found.of("f").rounding == "none"
+    p, gradients = draws(2)
+    _, made = torch_run(p, gradients)
+    assert "feedback" in str(halfstep_torch.describe(made))
+    w = made.param_groups[0]["params"][0]
+    assert halfstep_torch.diagnose([("w", w)], made).updates_lost == 0
+    grads = {"w": jnp.asarray(gradients[0], jnp.bfloat16)}
+    tx = halfstep_jax.adamw(1e-6, param_storage="feedback")
+    assert halfstep_jax.diagnose(tx, {"w": jnp.asarray(p, jnp.bfloat16)}, grads).updates_lost == 0
+
+
+def test_what_stands_behind_it_is_refused():
+    params = {"w": jnp.ones(3, jnp.bfloat16)}
+    tx = halfstep_jax.adamw(1e-3, param_storage="feedback")
+    halfstep_jax.check_chain(tx, params)
+    halfstep_jax.check_chain(optax.chain(halfstep_jax.clip_by_global_norm(1.0), tx), params)
+    with pytest.raises(ValueError, match="scale changes the updates that adamw_fed_back lands on 'w'"):
+        halfstep_jax.check_chain(optax.chain(tx, optax.scale(0.5)), params)
+    rule = AdamWFedBack(1e-3)
+    with pytest.raises(ValueError, match=r"adamw_fed_back lands on the weights\. Make it the last link"):
+        halfstep_torch.chain(rule, halfstep_torch.scale_by_trust_ratio())
+
+
+REFUSED = {
+    "others": ("lion", {}, 'param_storage="feedback" is for Adam and AdamW, whose first moment takes'),
+    "no momentum": ("adamw", {"b1": 0.0}, "b1=0 keeps nothing of it. Use a b1 above 0"),
+    "updates before moments": (
+        "adamw",
+        {"recipe": "one_pass"},
+        "nu_dtype=uroot4_e4m4 makes updates of moments",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_cannot_do_is_refused_by_both(name):
+    alias, options, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        getattr(halfstep_jax, alias)(1e-3, param_storage="feedback", **options)
+    w = torch.nn.Parameter(torch.ones(SHAPE, dtype=torch.bfloat16))
+    w.grad = torch.ones_like(w)
+    given = dict(options)
+    if "b1" in given:
+        given["betas"] = (given.pop("b1"), B2)
+    kind = {"lion": "Lion", "adamw": "AdamW"}[alias]
+    with pytest.raises(ValueError, match=message):
+        getattr(halfstep_torch, kind)(
+            [("w", w)], 1e-3, param_storage="feedback", compile=False, **given
+        ).step()
+
+
+def test_a_mask_is_refused():
+    with pytest.raises(ValueError, match="takes the whole step of AdamW by one rule, without mask"):
+        halfstep_jax.adamw(1e-3, param_storage="feedback", mask={"w": True})
+
+
+def test_rules_of_users_round_no_weights():
+    class Lands(halfstep_jax.Rule):
+        lands = True
+
+        def update(self, g, p, n, m, op):
+            return g
+
+    with pytest.raises(ValueError, match="lands: lands=True is for rules of halfstep"):
+        halfstep_jax.as_transform(Lands())
+
+
+def test_the_reference_takes_the_same_steps():
+    p, gradients = draws(3)
+    step = FedBack(halfstep_spec.RULES["adamw_fed_back"](seed=7, mu_rounding="stochastic"), DECAY)
+    bits = halfstep_spec.round_to(p, "bfloat16")
+    state = step.init(bits)
+    for g in gradients:
+        bits, state = step.step(bits, g, state, "w", np.float32(1e-3))
+    formats = {"mu_dtype": "float32", "nu_dtype": "float32"}
+    np.testing.assert_array_equal(
+        halfstep_spec.decode(bits, "bfloat16"), torch_run(p, gradients, **formats)[0]
+    )
