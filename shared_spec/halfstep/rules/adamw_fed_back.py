@@ -98,13 +98,14 @@ def fed_back(
     """Return the rule of an alias of Adam or AdamW, from the arguments of the alias.
 
     Raises:
-        ValueError: for a mask of the decay or a cautious decay, which the rule has not; for b1 = 0, which carries nothing on.
+        ValueError: for a mask of the decay or a cautious decay, which the rule has not; for b1 = 0, which
+            carries nothing on.
     """
     for name in ("mask", "cautious"):
         if arguments.get(name):
             raise ValueError(
-                f'{caller}: param_storage="feedback" takes the whole step of AdamW by one rule, without {name}. '
-                "Leave it out, or partition the params."
+                f'{caller}: param_storage="feedback" takes the whole step of AdamW by one rule, without '
+                f"{name}. Leave it out, or partition the params."
             )
     if _is_zero(arguments["b1"]):
         raise ValueError(
