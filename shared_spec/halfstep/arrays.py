@@ -28,6 +28,9 @@ class Arrays(Protocol):
     def shift(self, bits: Any, by: int, /) -> Any:
         """Return patterns moved down, with zeros above them."""
 
+    def sign(self, x: Any, bit: int, /) -> Any:
+        """Return `bit`, of eight, where float32 has a sign and is no NaN, else 0."""
+
     def nearest(self, x: Any, /) -> Any:
         """Return the nearest whole numbers, ties to even, in float32."""
 

@@ -9,7 +9,7 @@ from halfstep.storage.base_codes import NAN_SCALE
 from halfstep_jax.numbers.roots import divide
 from halfstep_jax.xla.exact import opaque_zero, rounded_product
 
-_NAN = np.float32(np.nan).view(np.int32)
+_NAN, _MINUS_INFINITY = (np.float32(x).view(np.int32) for x in (np.nan, -np.inf))
 
 
 class JaxArrays:
@@ -43,6 +43,11 @@ class JaxArrays:
     def shift(self, bits, by):
         """Return patterns moved down."""
         return lax.shift_right_logical(bits, np.int32(by))
+
+    def sign(self, x, bit):
+        """Return a bit where there is a sign."""
+        # As integers negative numbers are up to minus infinity, and NaN are above it.
+        return jnp.where(self.bits(x) <= _MINUS_INFINITY, np.int32(bit), np.int32(0))
 
     def nearest(self, x):
         """Return the nearest whole numbers."""

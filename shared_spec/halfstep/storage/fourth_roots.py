@@ -100,9 +100,7 @@ class MuLawCodes(Codes):
         """Return the codes; NaN has the largest magnitude, and no sign."""
         last = (self.numbers.base + self.numbers.last) << DROP
         code = cut(xp, xp.clip(xp.bits(abs(x) + self.numbers.offset), high=last), words, DROP)
-        sign = xp.bits(x)
-        # The sum passes the sign on up to infinity, and of no NaN.
-        return (code - self.numbers.base) | (((sign & (sign + 0x7FFFFF)) >> 24) & 128)
+        return (code - self.numbers.base) | xp.sign(x, 128)
 
     def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
         """Return the numbers: exact."""
