@@ -110,6 +110,7 @@ _ADAM_BESIDE_MUON = Part(
     ScaleByAdam,
     renamed={"mu_dtype": "adam_mu_dtype", "mu_rounding": "adam_mu_rounding"}
     | {name: f"adam_{name}" for name in ("b1", "b2", "eps", "eps_root")},
+    fixed={"nesterov": False, "bias_correction": True},  # the arguments of these names are Muon's
 )
 _RMS = Part(ScaleByRms, renamed={"decay": "b2"}, fixed={"eps_in_sqrt": False, "bias_correction": True})
 
