@@ -240,7 +240,7 @@ def _take(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str
     moments = step_moments(dict(stored), [old[name] for name, _ in stored], keys, op, numbers, **new)
     dtype = None if p is None else p.dtype
     g, p = opaque_input(g, keys.zero), None if p is None else opaque_input(p, keys.zero)
-    weight = {"param": LandedWeight(p, dtype, keys.now, op)} if rule.lands else {}
+    weight = {"param": LandedWeight(p, dtype, keys.now, op)} if rule.lands and p is not None else {}
     return updated(rule, numbers, g, p, op, moments | weight), moments
 
 

@@ -3,6 +3,7 @@
 Contract: A6, section D.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ def at_count(caller: str, name: str, value: optax.ScalarOrSchedule, count) -> An
     return as_float32(caller, name, now)
 
 
-def peak_of(schedule: optax.Schedule) -> np.floating | None:
+def peak_of(schedule: Callable[..., Any]) -> np.floating | None:
     """Return about the largest number of a schedule (`PEAK_COUNTS`); None where that is not known yet."""
     with jax.ensure_compile_time_eval():
         try:

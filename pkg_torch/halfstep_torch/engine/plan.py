@@ -124,8 +124,7 @@ class Plan:
         last = self.rules[-1] if self.rules else None
         if isinstance(last, BoundWeights):
             return last
-        lands = last is not None and last.lands_on
-        rule = RoundedWeights(last.rule.name) if lands else NearestWeights()
+        rule = RoundedWeights(last.rule.name) if last is not None and last.lands_on else NearestWeights()
         return BoundWeights(rule, dtype=dtype_name(self.dtype))
 
     def streams(self, seeds: Sequence) -> tuple[tuple[int, StreamKind, tuple[int, ...]], ...]:

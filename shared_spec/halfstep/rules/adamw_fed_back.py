@@ -115,8 +115,9 @@ def fed_back(
     fields = {field.name for field in dataclasses.fields(AdamWFedBack)} & arguments.keys()
     if kind is AdamFedBack:  # decay is L2, and stands in front
         fields.discard("weight_decay")
-    chosen = {name: arguments[name] for name in fields}
-    return kind(**chosen | {"mu_rounding": without_feedback(arguments["mu_rounding"])})
+    chosen: dict[str, Any] = {name: arguments[name] for name in fields}
+    chosen["mu_rounding"] = without_feedback(arguments["mu_rounding"])
+    return kind(**chosen)
 
 
 def _is_zero(rate: Any) -> bool:

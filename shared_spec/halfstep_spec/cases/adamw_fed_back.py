@@ -28,14 +28,14 @@ _SIZES: dict[str, Any] = {"min_size": 0, "min_ndim": 0}
 _RULE = functools.partial(AdamWFedBack, mu_rounding="stochastic", seed=42)
 _SHAPE = (4, 6)
 _UROOT8 = scaled("uroot8", 4, **_SIZES)
-_ONE_BYTE = {"mu_dtype": relative("float8_e3m4"), "nu_dtype": _UROOT8}
+_ONE_BYTE: dict[str, Any] = {"mu_dtype": relative("float8_e3m4"), "nu_dtype": _UROOT8}
 
 
 def cases() -> list[Case]:
     """Return the cases of adamw_fed_back.json."""
-    both = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
-    eights = {"mu_dtype": relative("int8", 4, **_SIZES), "nu_dtype": _UROOT8}
-    fours = {"mu_dtype": relative("int4", 4, **_SIZES), "nu_dtype": _UROOT8}
+    both: dict[str, Any] = {"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
+    eights: dict[str, Any] = {"mu_dtype": relative("int8", 4, **_SIZES), "nu_dtype": _UROOT8}
+    fours: dict[str, Any] = {"mu_dtype": relative("int4", 4, **_SIZES), "nu_dtype": _UROOT8}
     rows = [
         (_RULE(**both), "bfloat16", 0, 1e-3, ("Grid",)),
         (_RULE(**both), "float16", 0, 1e-3, ("Grid",)),
