@@ -1,6 +1,7 @@
 """Classes that trainers' configs name, against the documented form of their registries."""
 
 import dataclasses
+import importlib
 import subprocess
 import sys
 import types
@@ -31,6 +32,12 @@ def module(monkeypatch, name, **members):
     vars(sys.modules[name]).update(members)
 
 
+def anew(monkeypatch, name):
+    """Import a module, whatever an earlier test has left of it."""
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module(name)
+
+
 def test_lerobot_builds_ours_by_its_registered_name(monkeypatch):
     @dataclasses.dataclass
     class OptimizerConfig(Registry):
@@ -40,7 +47,8 @@ def test_lerobot_builds_ours_by_its_registered_name(monkeypatch):
 
     module(monkeypatch, "lerobot.optim.optimizers", OptimizerConfig=OptimizerConfig)
     import halfstep_torch as hs
-    import halfstep_torch.integrations.lerobot
+
+    anew(monkeypatch, "halfstep_torch.integrations.lerobot")
 
     config = Registry.kinds["halfstep"](lr=2e-3, recipe="one_pass")
     model = torch.nn.Linear(4, 4).bfloat16()
@@ -66,7 +74,8 @@ def test_levanter_builds_ours_by_its_registered_name(monkeypatch):
 
     module(monkeypatch, "levanter.optim", OptimizerConfig=OptimizerConfig)
     import halfstep_jax
-    import halfstep_jax.integrations.levanter
+
+    anew(monkeypatch, "halfstep_jax.integrations.levanter")
 
     params, grads = {"w": jnp.ones(64)}, {"w": jnp.ones(64)}
     tx = Registry.kinds["halfstep"](recipe="eight_bit").build(100)

@@ -209,7 +209,7 @@ def test_a_native_optimizer_goes_on_from_an_optax_one(tmp_path):
 def test_what_cannot_be_stepped_is_refused():
     model, tx = model_of(), optax.sgd(1.0)
     with pytest.raises(TypeError, match="have no names"):
-        OptaxOptimizer(model.parameters(), tx)
+        OptaxOptimizer([torch.nn.Parameter(torch.ones(1))], tx)
     with pytest.raises(TypeError, match="is not an Optax transform"):
         OptaxOptimizer(model.named_parameters(), 1e-3)
     with pytest.raises(ValueError, match="2 transforms for 1 param groups"):
