@@ -113,9 +113,10 @@ def _with_moments(kind: type[spec.Rule], dtype: str) -> spec.Rule:
     """Return a rule all of whose moments have a dtype and are rounded stochastically, its factor given."""
     names = [field.name for field in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
     options: dict[str, Any] = {name: dtype for name in names if name.endswith("_dtype")}
-    if "param_dtype" in options:  # a rule that takes the whole step has the numbers of all of it
-        codes = spec.scaled("int8", "row", 0, 0, scale="fine")
-        options |= {"param_dtype": codes, "learning_rate": _RATE, "weight_decay": _DECAY}
+    if "learning_rate" in names:  # a rule that takes the whole step has the numbers of all of it
+        options |= {"learning_rate": _RATE, "weight_decay": _DECAY}
+    if "param_dtype" in options:
+        options["param_dtype"] = spec.scaled("int8", "row", 0, 0, scale="fine")
     options |= {name: "stochastic" for name in names if name.endswith("rounding")}
     return kind(**options, **dict.fromkeys({"given"}.intersection(names), True))
 

@@ -82,7 +82,8 @@ class AdamWFedBack(Rule):
         q = m.param.round(w)
         back = m.param.bound(n.back, _MOST_OF_COARSE if m.mu.is_coarse else _MOST)
         m.mu.round(v - root * (back * (w - q)))
-        return op.where(q == w, -down, op.where(q == p, -0.0, q - p))
+        # Triton computes -x as 0 - x, which is 0 of 0, where -0.0 is meant.
+        return op.where(q == w, down * -1.0, op.where(q == p, -0.0, q - p))
 
 
 class AdamFedBack(AdamWFedBack):
