@@ -166,7 +166,8 @@ def test_a_format_that_does_nothing_is_told():
     assert diagnosis.moments["exp_avg_sq"].not_as_asked == 1
     assert diagnosis.moments["exp_avg"].not_as_asked == 0
     assert diagnosis.advice[-1].startswith(
-        "100% of exp_avg_sq is not kept as was asked for: 2304 elements are fewer than min_size=4096."
+        "100% of exp_avg_sq is not kept as was asked for: asked for ufloat8_e5m3, blocks of 128, but 2304 "
+        "elements are fewer than min_size=4096."
     )
     small = ours(1e-4, nu_dtype=hs.scaled("ufloat8_e5m3", min_size=48))
     share = hs.diagnose(*trained(small)).moments["exp_avg_sq"].not_as_asked
