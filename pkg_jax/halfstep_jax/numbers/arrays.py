@@ -74,12 +74,16 @@ class JaxArrays:
 
     def unit(self, scale, down=0):
         """Return the power of two of exponent field `scale` - `down`; NaN of a marked block."""
-        field = scale - down if down else scale
-        return lax.platform_dependent(scale, field, tpu=_marked_by_bits, default=_marked_by_select)
+        return marked_unit(scale, scale - down if down else scale)
 
     def behind(self, x) -> "JaxArrays":
         """Return the same with the sign of x for a zero, which costs no loop."""
         return JaxArrays(lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31))
+
+
+def marked_unit(scale: jax.Array, field: jax.Array) -> jax.Array:
+    """Return the power of two of an exponent field; NaN of a marked block."""
+    return lax.platform_dependent(scale, field, tpu=_marked_by_bits, default=_marked_by_select)
 
 
 def as_int32(x):

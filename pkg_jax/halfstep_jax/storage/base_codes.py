@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from halfstep.storage import base_codes as shared
-from halfstep_jax.numbers.arrays import JaxArrays, as_int32
+from halfstep_jax.numbers.arrays import JaxArrays, as_int32, marked_unit
 
 NAN_SCALE = np.uint8(shared.NAN_SCALE)
 """The scale byte of a block that holds a NaN which its codes cannot."""
@@ -62,4 +62,5 @@ def power_of_two(field: jax.Array) -> jax.Array:
 
 def unit_of_scale(scale: jax.Array, down: int) -> jax.Array:
     """Return the power of two of exponent field `scale` - `down`; NaN in a marked block."""
-    return JaxArrays().unit(scale.astype(jnp.int32), down)
+    # Marks are looked for in bytes: XLA would keep scales in int32 for that.
+    return marked_unit(scale, scale.astype(jnp.int32) - np.int32(down))

@@ -10,6 +10,8 @@ import numpy as np
 from jax import lax
 
 from halfstep.float_formats import FloatFormat
+from halfstep.storage.unsigned_floats import unsigned_values
+from halfstep_jax.numbers.arrays import JaxArrays, as_int32
 from halfstep_jax.numbers.rounding import round_and_cast, round_to_code
 from halfstep_jax.storage.base_codes import (
     BIAS,
@@ -25,6 +27,19 @@ from halfstep_jax.storage.base_codes import (
 from halfstep_jax.xla.kept_on_cpu import keep_codes_for_kernels
 
 _SIGN = np.uint32(0x80000000)
+
+
+class UnsignedCodes(Codes):
+    """Floats without a sign."""
+
+    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
+        """Return the values: exact."""
+        if scale is None:
+            return super().decode(codes, scale, words)
+        base = self.numbers.base(as_int32(scale))
+        values = unsigned_values(JaxArrays(), as_int32(codes), self.numbers, base)
+        # Marks are looked for in bytes: XLA on TPU moves more where scales are int32 by then.
+        return jnp.where(scale == NAN_SCALE, np.float32(np.nan), values)
 
 
 class PlainCodes(Codes):
