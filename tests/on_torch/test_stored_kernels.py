@@ -1,6 +1,7 @@
 """Kernels of an earlier process: found by what their bits depend on, and held against eager mode."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from halfstep_torch.engine import kernel_store
 from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, model, take_steps
 from on_torch.steps import assert_same_snapshots, snapshot
 
+ROOT = pathlib.Path(__file__).parents[2]
 NAME = """
 import torch, halfstep_torch as hs
 from halfstep_torch.engine.kernel_store import kernel_name
@@ -103,6 +105,15 @@ def steps_of(compile, count: int = 3):
 
 
 @pytest.mark.slow
+def test_what_is_stored_holds_in_a_process_of_its_own():
+    """In one that has compiled the same before, Inductor writes no kernel again."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "exhaustive", __file__]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert "2 passed" in ran.stdout, ran.stdout
+
+
+@pytest.mark.exhaustive
 @IMPORTS_INDUCTOR
 def test_auto_steps_by_a_stored_kernel_from_the_first_step(folder, monkeypatch):
     eager = snapshot(steps_of(False))
@@ -117,7 +128,7 @@ def test_auto_steps_by_a_stored_kernel_from_the_first_step(folder, monkeypatch):
     assert stored.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @IMPORTS_INDUCTOR
 def test_a_stored_kernel_with_other_bits_is_left_out(folder):
     eager = snapshot(steps_of(False))
