@@ -348,6 +348,8 @@ def take_steps(case, rule):
     h["nesterov"] = bool(a.get("nesterov"))
     if rule == "adam" and h["nesterov"]:
         raise NotImplementedError("Nesterov momentum in Adam")
+    if a["decay"] == "cautious":
+        raise NotImplementedError("cautious decay")
     asked = {name: a.get(f"{name}_rounding", a.get("rounding")) for name in moments}
     random = {
         name: is_stochastic(asked[name], dtype, h[rate])
