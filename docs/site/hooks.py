@@ -69,6 +69,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 _BOOSTS = {
     "docs/recipes.md": 4,
+    "docs/install.md": 3,
+    "docs/faq.md": 3,
+    "docs/troubleshooting.md": 3,
+    "docs/how-to/pytorch-loop.md": 3,
     "docs/how-to/int8-weights.md": 0.3,
     "docs/how-to/": 2,
     "docs/benchmarks/": 0.2,
