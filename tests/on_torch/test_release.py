@@ -149,10 +149,40 @@ def test_what_needs_all_gradients_is_refused():
         hs.release_gradients(optimizer)
     with pytest.raises(RuntimeError, match=r"clip_grad_norm_: release_gradients"):
         hs.clip_grad_norm_(model.parameters(), 1.0)
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(model(torch.ones(1, 8, dtype=torch.bfloat16)).sum()).backward()
+    handle.remove()
+
+
+@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, hs.clip_grad_norm_])
+def test_clipping_of_freed_gradients_is_refused_at_its_first_call(clip):
+    model, other = model_of(), model_of()
+    handle = hs.release_gradients(hs.AdamW(model.named_parameters()))
+    for m in (model, other):
+        m(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"clip_grad_norm_: release_gradients has freed 6 gradients"):
+        clip(model.parameters(), 1.0)
+    assert clip(other.parameters(), 0.5) > 0.5
+    assert clip(other.parameters(), 0.5) < 0.51
+    handle.remove()
+    assert clip(model.parameters(), 1.0) == 0
+
+
+def test_a_scaler_is_refused_before_a_weight_moves():
+    model = model_of()
+    optimizer, data = hs.AdamW(model.named_parameters()), torch.ones(1, 8, dtype=torch.bfloat16)
+    handle = hs.release_gradients(optimizer)
+    before, scaler = snapshot(optimizer), torch.amp.GradScaler("cpu")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"a GradScaler has scaled a loss by 65536"):
+            scaler.scale(model(data).sum()).backward()
+        assert_same_snapshots(snapshot(optimizer), before)
+        assert all(p.grad is None for p in model.parameters())
+    del scaler
+    model(data).sum().backward()
+    optimizer.step()
+    late = torch.amp.GradScaler("cpu")
+    late.scale(model(data).sum()).backward()
     with pytest.raises(RuntimeError, match="a GradScaler steps this optimizer"):
-        scaler.step(optimizer)
+        late.step(optimizer)
     handle.remove()
 
 

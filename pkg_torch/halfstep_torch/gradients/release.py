@@ -11,6 +11,7 @@ from torch import Tensor
 
 from halfstep_torch.distributed.norms import clip, norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded
+from halfstep_torch.gradients.after_backward import refuse_scaler, watch_clipping
 from halfstep_torch.gradients.hooks import give_back, take, taken_by
 from halfstep_torch.leaves import check_grad
 from halfstep_torch.numbers.hyperparameters import bound
@@ -50,8 +51,8 @@ def release_gradients(optimizer: Optimizer, max_norm: float | None = None) -> "G
         RuntimeError: if several processes train together. Allowed is `fully_shard` of all parameters, if no
             border of a shard cuts a block (FSDP2 calls hooks once it has reduced a gradient). Also from
             backward, if a parameter was stepped since the last `optimizer.step()`: it then stays. From
-            `clip_grad_norm_` of this package; torch's own cannot know, finds no gradient, and returns 0. From
-            `optimizer.step()`, if a `GradScaler` calls it: a scaled backward has then moved the weights.
+            `clip_grad_norm_` of this package and of torch. From the first backward, before a weight moves, if
+            a `GradScaler` has scaled a loss by then; from `optimizer.step()`, if one calls it.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -83,6 +84,7 @@ class GradientRelease:
 
     def __init__(self, optimizer: Optimizer, max_norm: float | None):
         self._accumulates = False
+        self._began = False
         self._steps = [_StepAlone(optimizer, entry, max_norm) for entry in optimizer._named()]
         # A sum is there before it is stepped: hooks run in the order in which they were put on.
         self._sums = [step.param for step in self._steps if taken_by(step.param) == _SUMS]
@@ -95,6 +97,7 @@ class GradientRelease:
             if step.param.requires_grad:
                 hook = functools.partial(_step, weakref.ref(self), weakref.ref(step))
                 self._handles.append(step.param.register_post_accumulate_grad_hook(hook))
+        watch_clipping()
         # The optimizer keeps what its parameters' hooks call, as they themselves would keep it for ever.
         optimizer.release = self
 
@@ -149,8 +152,16 @@ class _StepAlone:
 def _step(release: weakref.ref, reference: weakref.ref, param: Tensor) -> None:
     """Step a parameter, if there still is an optimizer, and this is not a micro-batch before the last."""
     handle, step = release(), reference()
-    if step is not None and not (handle is not None and handle._accumulates):
-        step()
+    if step is None or (handle is not None and handle._accumulates):
+        return
+    if handle is not None and not handle._began:
+        try:
+            refuse_scaler()
+        except RuntimeError:
+            param.grad = None
+            raise
+        handle._began = True
+    step()
 
 
 def _clip(name: str, param: Tensor, max_norm: float | Tensor) -> None:

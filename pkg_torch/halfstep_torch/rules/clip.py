@@ -10,7 +10,7 @@ from halfstep.hyperparameters import check_bound
 from halfstep.rule import Rule, number
 from halfstep_torch.distributed.norms import clip, clip_factors, norms_of_shards
 from halfstep_torch.distributed.shards import local_part, sharding
-from halfstep_torch.gradients.hooks import taken_by
+from halfstep_torch.gradients.after_backward import refuse_freed
 from halfstep_torch.link import Link, checked_rule
 from halfstep_torch.numbers import hyperparameters
 
@@ -129,11 +129,7 @@ def clip_grad_norm_(
     if isinstance(parameters, torch.nn.Module):
         raise TypeError("clip_grad_norm_: the parameters are a module. Pass model.parameters().")
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    if released := [p for p in listed if taken_by(p) == "release_gradients"]:
-        raise RuntimeError(
-            f"{caller}: release_gradients has freed {len(released)} gradients during backward. "
-            "Clip without it, or leave clipping out."
-        )
+    refuse_freed(caller, listed)
     owners = [p for p in listed if p.grad is not None]
     grads = [local_part(_checked(caller, p)) for p in owners]
     norms = norms_of_shards(grads, owners, exact=exact)

@@ -1,0 +1,61 @@
+"""Tools of torch that work on gradients after backward: where those are freed, the first call is refused."""
+
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad
+
+from halfstep_torch.gradients.hooks import taken_by
+
+_FUNCTION = "release_gradients"
+_CLIPPING = "_clip_grads_with_norm_"
+"""What every clipping by a norm ends in, under whatever name it was imported."""
+
+
+def refuse_freed(caller: str, params: list[Tensor]) -> None:
+    """Raise RuntimeError if gradients of parameters are freed during backward."""
+    if released := sum(taken_by(param) == _FUNCTION for param in params):
+        raise RuntimeError(
+            f"{caller}: {_FUNCTION} has freed {released} gradients during backward, and a norm of what is "
+            f"left would clip none. Clip each by its own norm, {_FUNCTION}(optimizer, max_norm=1.0), or call "
+            "remove() of what it returned."
+        )
+
+
+@functools.cache
+def watch_clipping() -> None:
+    """From now on torch's clipping refuses parameters whose gradients are freed; else it is as it was.
+
+    It only reads `grad`, which is None, and would return 0 in silence.
+    """
+    of_torch = getattr(clip_grad, _CLIPPING, None)
+    if of_torch is not None:
+        setattr(clip_grad, _CLIPPING, _watched(of_torch))
+
+
+def _watched(of_torch: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(of_torch)
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> None:
+        listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        refuse_freed("torch.nn.utils.clip_grad_norm_", listed)
+        of_torch(listed, *args, **kwargs)
+
+    return clip
+
+
+def refuse_scaler() -> None:
+    """Raise RuntimeError if a GradScaler has scaled a loss: the gradients of this backward may be its own.
+
+    A gradient does not tell. So all objects are looked through, which takes a tenth of a second.
+    """
+    for x in gc.get_objects():
+        if issubclass(type(x), torch.amp.GradScaler) and getattr(x, "_scale", None) is not None:
+            raise RuntimeError(
+                f"{_FUNCTION}: a GradScaler has scaled a loss by {x.get_scale():g}, and this backward would "
+                "step by scaled gradients. Nothing is changed. Train without a scaler (bfloat16 needs none; "
+                "delete one of an earlier run), or step after backward."
+            )
