@@ -54,7 +54,8 @@ def test_a_test_that_fails_without_the_mutant_is_no_witness(monkeypatch, tmp_pat
     (tmp_path / "a").mkdir()
     file, ends = tmp_path / "a" / "b.py", iter([1, 0, 1, 1])
 
-    def run(tests):
+    def run(tests, seconds):
+        assert seconds == 9
         if len(tests) == 2:
             assert file.read_text() != SOURCE
             (tmp_path / "said.txt").write_text(f"FAILED {tests[1]}::test_x - AssertionError\n")
@@ -64,12 +65,27 @@ def test_a_test_that_fails_without_the_mutant_is_no_witness(monkeypatch, tmp_pat
 
     monkeypatch.setattr(mutants, "_run", run)
     file.write_text(SOURCE)
-    mutant, runs = next(mutants.mutants_of("a/b.py", SOURCE)), mutants.Runs()
+    mutant, runs = next(mutants.mutants_of("a/b.py", SOURCE)), mutants.Runs(9)
     assert runs.verdict(mutant, ["a", "seen.py"]) == "died: seen.py::test_x"
     assert runs.verdict(mutant, ["a", "broken.py"]) == "unknown: broken.py::test_x fails without it"
     (tmp_path / "said.txt").unlink()
-    monkeypatch.setattr(
-        mutants, "_run", lambda tests: (tmp_path / "said.txt").write_text("no tests ran") and 5
-    )
+    monkeypatch.setattr(mutants, "_run", lambda *_: (tmp_path / "said.txt").write_text("no tests ran") and 5)
     with pytest.raises(RuntimeError, match="ended with 5, and no test failed"):
         runs.verdict(mutant, ["a"])
+
+
+def test_tests_that_take_too_long_do_not_count_as_failed(monkeypatch, tmp_path):
+    monkeypatch.setattr(mutants, "TREE", tmp_path)
+    monkeypatch.setattr(mutants, "_test", lambda _: [x for x in iter(int, 1)])
+    file = tmp_path / "a.py"
+    file.write_text(SOURCE)
+    mutant = next(mutants.mutants_of("a.py", SOURCE))
+    assert mutants.Runs(1).verdict(mutant, ["a"]) == "open: its tests took over 1 s"
+    assert file.read_text() == SOURCE
+
+
+def test_the_tests_that_speak_of_a_module_come_first_and_the_vectors_last():
+    file = "pkg_jax/halfstep_jax/rules/lamb.py"
+    tests = mutants.tests_of(next(mutants.mutants_of(file, SOURCE)))
+    assert tests[:2] == [file, "tests/on_jax/test_lamb.py"]
+    assert tests[-1] == "tests/test_vectors.py"

@@ -8,17 +8,19 @@ annotations and messages stay. A seed draws them, as many in each room; a room i
 copy of the tree in `out/mutants` is changed, and the tests of the room run on it until one fails. Processes
 are forked from one that has the frameworks, so that a mutant takes as long as its tests. Each row is written
 as it comes, and a later run goes on where this one ended. A mutant that lives is a test that is missing, or a
-line that changes nothing: `--wide` holds those against all quick tests.
+line that changes nothing: `--again` tries those once more, and `--wide` holds them against all quick tests.
 """
 
 import argparse
 import ast
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -30,9 +32,6 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("shared_spec/halfstep", "pkg_jax/halfstep_jax", "pkg_torch/halfstep_torch")
 TREE = ROOT / "out" / "mutants"
-_LONGEST = 600
-"""Seconds after which tests count as failed: a loop without an end."""
-
 TESTS = {
     "halfstep": (
         "halfstep twin/test_twin twin/test_newest on_torch/test_description on_torch/test_diagnosis "
@@ -262,12 +261,34 @@ def drawn(count: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(mutant: Mutant) -> list[str]:
-    """Return the tests that are nearest to a mutant, the module's own examples first; all of a new room."""
+    """Return the tests of a mutant's room, nearest first: its module's own examples, then what speaks of it.
+
+    Of a new room, all there are.
+    """
     if mutant.room not in TESTS:
         return [mutant.file, "tests"]
     names = TESTS[mutant.room].split()
     paths = [f"tests/{name}" if (ROOT / "tests" / name).is_dir() else f"tests/{name}.py" for name in names]
-    return [mutant.file, *paths]
+    words = re.compile(rf"\b({'|'.join(map(re.escape, _names_of(mutant)))})\b", re.IGNORECASE)
+    return [mutant.file, *sorted(paths, key=lambda path: -_nearness(ROOT / path, words))]
+
+
+def _names_of(mutant: Mutant) -> list[str]:
+    """Return the name of a mutant's module, and the public names that it defines."""
+    path = ROOT / mutant.file
+    nodes = ast.parse(path.read_text()).body
+    defined = [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    return [path.stem, *(name for name in defined if not name.startswith("_"))]
+
+
+def _nearness(path: pathlib.Path, words: re.Pattern) -> float:
+    """Return how often lines of tests speak of a module; the golden vectors take longest, and come last."""
+    if path.stem == "test_vectors":
+        return -1
+    text = "".join(
+        file.read_text() for file in ([path] if path.is_file() else sorted(path.glob("test_*.py")))
+    )
+    return len(words.findall(text)) / (1 + text.count("\n"))
 
 
 def copy_tree() -> None:
@@ -283,25 +304,26 @@ def copy_tree() -> None:
 class Runs:
     """Runs of tests on the copy of the tree."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._passed: dict[str, bool] = {}
 
     def verdict(self, mutant: Mutant, tests: list[str]) -> str:
-        """Return whether tests see a mutant: "lived", or "died" and by which test.
+        """Return whether tests see a mutant: "lived", or "died" and by which test, or "open".
 
-        That test passes without the mutant.
+        That test passes without the mutant. Tests that take too long do not count as failed.
         """
         path = TREE / mutant.file
         source = path.read_text()
         path.write_text(mutant.applied(source))
         try:
-            code = _run(tests)
+            code = _run(tests, self._seconds)
         finally:
             path.write_text(source)
         if code == 0:
             return "lived"
         if code is None:
-            return "died: its tests did not end"
+            return f"open: its tests took over {self._seconds:g} s"
         said = (TREE / "said.txt").read_text()
         failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
         # What cannot even be imported fails in a conftest.
@@ -311,19 +333,24 @@ class Runs:
         if not failed:
             raise RuntimeError(f"mutants: {tests} ended with {code}, and no test failed:\n{said[-2000:]}")
         if failed[0] not in self._passed:
-            self._passed[failed[0]] = _run([failed[0]]) == 0
+            self._passed[failed[0]] = _run([failed[0]], self._seconds) == 0
         return f"died: {failed[0]}" if self._passed[failed[0]] else f"unknown: {failed[0]} fails without it"
 
 
-def _run(tests: list[str]) -> int | None:
-    """Return how pytest ended in a process of its own; None if it did not."""
-    child, end = os.fork(), time.monotonic() + _LONGEST
+def _run(tests: list[str], seconds: float) -> int | None:
+    """Return how pytest ended in a process of its own; None if it did not in so many seconds of a processor.
+
+    Others may work beside it, so that it may take ten times as long by the clock.
+    """
+    child, end = os.fork(), time.monotonic() + 10 * seconds
     if not child:
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 5))
         _test(tests)
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(status)
+            return None if code in (-signal.SIGXCPU, -signal.SIGKILL) else code
         time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -372,6 +399,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1e9, help="after which no other one is begun")
     parser.add_argument("--json", type=pathlib.Path, help="the record, which a later run goes on with")
     parser.add_argument("--list", action="store_true", help="print the mutants and their tests")
+    parser.add_argument("--seconds", type=float, default=600, help="of a processor, for the tests of one")
+    parser.add_argument("--again", action="store_true", help="try those that did not die once more")
     parser.add_argument("--wide", action="store_true", help="hold those that lived against all quick tests")
     arguments = parser.parse_args()
     mutants = drawn(arguments.count, arguments.seed)
@@ -384,16 +413,17 @@ def main() -> int:
     rows, end = record["mutants"], time.monotonic() + 60 * arguments.minutes
     copy_tree()
     _load_frameworks()
-    runs = Runs()
+    runs = Runs(arguments.seconds)
     for mutant in mutants:
         before = rows.get(mutant.name, {}).get("verdict")
-        if time.monotonic() > end or before not in ((None, "lived") if arguments.wide else (None,)):
+        due = before is None or ((arguments.again or arguments.wide) and not before.startswith("died"))
+        if time.monotonic() > end or not due:
             continue
-        tests = ["tests"] if before else tests_of(mutant)
+        tests = ["tests"] if before and arguments.wide else tests_of(mutant)
         start = time.monotonic()
         found = runs.verdict(mutant, tests)
         seconds = time.monotonic() - start
-        if before and found == "lived":
+        if tests == ["tests"] and found == "lived":
             found = "lived, whatever quick test ran"
         rows[mutant.name] = {"room": mutant.room, "verdict": found, "seconds": round(seconds, 1)}
         print(f"{found}, {seconds:.0f} s: {mutant.name}", flush=True)
