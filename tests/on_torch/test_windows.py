@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import types
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import halfstep_torch as hs
+from halfstep_torch.distributed.placement import _fits
 from halfstep_torch.distributed.shards import windows
+from halfstep_torch.distributed.whole_arrays import Spread
 from halfstep_torch.distributed.window import Window
+from halfstep_torch.sharded.slots import _parts
 from halfstep_torch.storage.blocks import blocks_of
 from on_torch.sharded import same_bits
 
@@ -102,3 +106,47 @@ def test_the_scale_of_a_block_is_the_largest_of_its_pieces(fmt, special):
         if not fmt.packed:
             joined = torch.cat([encoded.codes.view(40, -1) for encoded, _ in of_pieces], 1)
             assert same_bits(joined, codes)
+
+
+# A wrong answer here changes no bit: more is exchanged, or gathered, than the page on FSDP2 says.
+
+
+@pytest.mark.parametrize(("run", "size"), [(100, 32), (96, 32), (5, 32)])
+def test_processes_exchange_for_cut_blocks_alone_and_the_last_short_block_is_whole(run, size):
+    for start, stop in itertools.combinations(range(run + 1), 2):
+        parts = list(_parts(start, stop, run, size))
+        assert [first for first, _, _ in parts] + [stop] == [start] + [last for _, last, _ in parts]
+        for first, last, cut in parts:
+            for block in range(first // size, (last - 1) // size + 1):
+                inside = start <= block * size and min((block + 1) * size, run) <= stop
+                assert cut != inside, (start, stop, parts)
+
+
+@pytest.mark.parametrize("run", [100, 96, 5])
+def test_scales_are_beside_their_elements_where_borders_cut_no_block(run):
+    unit, count = 32, -(-run // 32)
+    for start, stop in itertools.combinations(range(run + 1), 2):
+        whole_blocks = start % unit == 0 and (stop % unit == 0 or stop == run)
+        for first, last in itertools.combinations(range(count + 1), 2):
+            entries = Window((count,), (first,), (last - first,))
+            theirs = first == start / unit and last == math.ceil(stop / unit)
+            fits = _fits(Window((run,), (start,), (stop - start,)), entries, 0, run, unit, unit)
+            assert fits == (whole_blocks and theirs)
+
+
+def test_of_copies_the_nearest_is_sent_and_every_shard_once():
+    places = list(itertools.product(range(2), range(3)))
+    for placements in ((Shard(0), Replicate()), (Replicate(), Shard(1)), (Shard(0), Shard(1))):
+        spread = Spread(types.SimpleNamespace(placements=placements), torch.zeros(1), torch.neg)
+        for computing in places:
+            senders = [holder for holder in places if spread.has_first(holder, computing)]
+            shards = [tuple(itertools.compress(at, [p.is_shard() for p in placements])) for at in senders]
+            assert (
+                len(set(shards))
+                == len(shards)
+                == math.prod(size for size, p in zip((2, 3), placements, strict=True) if p.is_shard())
+            )
+            copies = [p.is_replicate() for p in placements]
+            assert {tuple(itertools.compress(at, copies)) for at in senders} == {
+                tuple(itertools.compress(computing, copies))
+            }

@@ -74,6 +74,18 @@ def test_a_recipe_has_the_same_bits_in_both_packages_and_its_bytes(name, draws):
     assert kept == kept_there == BYTES[name]
 
 
+@pytest.mark.parametrize("name", BYTES)
+def test_an_infinite_gradient_takes_its_weight_or_its_block_and_no_other(name, draws):
+    """As in torch, where it is NaN at once; under one_pass it is infinite for one step."""
+    draws[1, 3, 5] = np.inf
+    first, second = (torch.from_numpy(run_torch(name, draws[:n])[0]).view(torch.bfloat16) for n in (2, 3))
+    taken = torch.zeros(SHAPE, dtype=torch.bool)
+    taken[3, slice(None) if name in ("eight_bit", "four_bit") else 5] = True  # blocks of 128
+    assert torch.equal(second.isnan(), taken)
+    assert torch.equal(first.isinf() if name == "one_pass" else first.isnan(), taken)
+    assert (first[~taken].isfinite() & second[~taken].isfinite()).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BYTES)
 def test_a_recipe_suits_lamb(name, draws):
