@@ -36,7 +36,14 @@ from halfstep_jax.rules.clip import clip_by_global_norm
 from halfstep_jax.rules.lamb import lamb, lamb16
 from halfstep_jax.rules.learning_rate import preheat, scale_by_learning_rate
 from halfstep_jax.rules.lion import ScaleByLionState, lion, scale_by_lion
-from halfstep_jax.rules.muon import MatrixAxes, ScaleByMuonState, muon, muon_labels, scale_by_muon
+from halfstep_jax.rules.muon import (
+    MatrixAxes,
+    NormalizeRowsState,
+    ScaleByMuonState,
+    muon,
+    muon_labels,
+    scale_by_muon,
+)
 from halfstep_jax.rules.rms import scale_by_rms
 from halfstep_jax.rules.schedule_free import scale_by_schedule_free
 from halfstep_jax.rules.skip_nonfinite import SkipNonfiniteState, skip_nonfinite
@@ -76,6 +83,7 @@ __all__ = [
     "KeepMasterParamsState",
     "MatrixAxes",
     "Monitor",
+    "NormalizeRowsState",
     "Role",
     "RoundStochasticallyState",
     "Rule",

@@ -97,9 +97,12 @@ def given_factor(options: dict[str, Any], package: Any) -> Any:
         def factor(self, x, matrices):
             return x
 
-    axis, scale = options.pop("output_axis"), options.pop("scale")
+    axis, scale, beta2 = (options.pop(name, None) for name in ("output_axis", "scale", "beta2"))
     options.pop("given")
-    links = rules.MuonMomentum(**unrefused(options)), Given(None, axis, scale=scale)
+    factor = [Given(None, axis, scale=scale)]
+    if beta2 is not None:
+        factor = [Given(None, axis, scale=None), rules.NormalizeRows(None, axis, scale, beta2)]
+    links = rules.MuonMomentum(**unrefused(options)), *factor
     as_transform = getattr(package, "as_transform", None)
     return package.chain(*links) if as_transform is None else optax.chain(*map(as_transform, links))
 

@@ -136,7 +136,7 @@ EXPLICIT = {
 
 
 WHOLE = {
-    "muon": lambda: hs.muon(1e-2),
+    "muon": lambda: hs.muon(1e-2, normalize="rows"),
     "adafactor": lambda: hs.adafactor(1e-2, momentum=0.9, min_dim_size_to_factor=16),
 }
 

@@ -162,6 +162,13 @@ def rows_and_columns_are_those_of_one_process(rank: int) -> None:
         assert_same_bits(Run(make, place).steps(1, STEPS), expected, f"Adafactor, {layout}")
 
 
+def rows_of_the_factor_are_those_of_one_process(rank: int) -> None:
+    make = functools.partial(hs.Muon, lr=1e-2, normalize="rows", compile=False)
+    expected = Run(make).steps(1, STEPS)
+    for layout, _, place in layouts():
+        assert_same_bits(Run(make, place).steps(1, STEPS), expected, f"NorMuon, {layout}")
+
+
 def a_gradient_that_is_not_finite_in_one_process_changes_nothing_in_any(rank: int) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     param = torch.nn.Parameter(shard(torch.ones(8, 8, dtype=torch.bfloat16), mesh, [Shard(0)]))
@@ -188,6 +195,7 @@ def test_two_processes_have_the_bits_of_one():
         trust_ratios_lie_within_the_bound_of_those_of_one_process,
         factors_are_those_of_one_process_and_computed_once,
         rows_and_columns_are_those_of_one_process,
+        rows_of_the_factor_are_those_of_one_process,
         a_gradient_that_is_not_finite_in_one_process_changes_nothing_in_any,
     )
 

@@ -161,7 +161,7 @@ def test_every_rule_format_and_storage_has_a_run_that_changes_framework():
     assert {run.nu for run in runs} - {None} == seconds
     # Sums of products have an order of each framework's own, and so has Muon's factor; schedule-free runs
     # begin with the second moment alone.
-    apart = {"muon", "rms"}
+    apart = {"muon", "normuon", "rms"}
     assert {_RULE_OF.get(run.rule, run.rule) for run in runs} == {*RULES, *_LAMB, "store_state"} - apart
     assert {run.storage for run in runs if run.dtype != "float32"} == {*PARAM_STORAGES, "feedback"}
     assert {run.dtype for run in runs} == set(HELD_BY_FLOAT32)

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
+import safetensors.numpy
 import torch
 
 import halfstep_jax
@@ -354,3 +355,128 @@ def test_a_name_without_coefficients_is_refused():
             ValueError, match=r"uon: ns_coeffs='kimi' names no coefficients\. Use \"jordan\", "
         ):
             muon()
+
+
+def normuon(outputs_first: bool, steps: int, scale: float) -> np.ndarray:
+    """Return weights after steps of the paper's published code, in float64, for outputs by inputs."""
+    x, momentum, average = steep(MATRIX, 0.5).astype(np.float64).T, 0.0, 0.0
+    for g in gradients(steps).astype(np.float64).transpose(0, 2, 1):
+        momentum = 0.95 * momentum + 0.05 * g
+        o = newton_schulz((0.05 * g + 0.95 * momentum).astype(np.float32), [1], [0]).astype(np.float64)
+        average = 0.95 * average + 0.05 * (o * o).mean(1, keepdims=True)
+        rows = o / (np.sqrt(average) + 1e-10)
+        x = x - 0.02 * scale * rows * np.linalg.norm(o) / np.linalg.norm(rows)
+    return x if outputs_first else x.T
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.parametrize("scale", ["original", "consistent_rms"])
+def test_rows_follow_the_published_normuon(framework, scale):
+    """As far as factors are apart (A14), and their rows: a row may be smaller than the mean by the spread."""
+    steps, s = 6, {"original": (80 / 48) ** 0.5, "consistent_rms": 0.2 * 80**0.5}[scale]
+    options = {"scale": scale, "normalize": "rows", "mu_dtype": "float32"}
+    if framework == "jax":
+        tx = optax.chain(halfstep_jax.scale_by_muon(**options), halfstep_jax.scale_by_learning_rate(0.02))
+        params = {"w": jnp.asarray(steep(MATRIX, 0.5))}
+        state, update = tx.init(params), jax.jit(tx.update)
+        for g in gradients(steps):
+            updates, state = update({"w": jnp.asarray(g)}, state, params)
+            params = optax.apply_updates(params, updates)
+        end = np.asarray(params["w"])
+    else:
+        p = torch.nn.Parameter(torch.tensor(steep(MATRIX, 0.5).T.copy()))
+        links = halfstep_torch.scale_by_muon(**options), halfstep_torch.scale_by_learning_rate(0.02)
+        optimizer = halfstep_torch.Optimizer([("w", p)], halfstep_torch.chain(*links))
+        for g in gradients(steps):
+            p.grad = torch.tensor(g.T.copy())
+            optimizer.step()
+        end = p.detach().numpy()
+        assert optimizer.state[p]["second_momentum_buffer"].shape == (80, 1)
+    exact = normuon(framework == "torch", steps, s)
+    moved = steps * 0.02 * s * 1.2 * 48**0.5
+    allowed = 4 * moved * bound(48) + steps * 2.0**-23 * np.linalg.norm(exact)
+    assert np.linalg.norm(np.float64(end) - exact) <= allowed
+    plain = steps * 0.02 * s * 0.1
+    assert np.linalg.norm(end - (steep(MATRIX, 0.5) if framework == "jax" else steep(MATRIX, 0.5).T)) > plain
+
+
+@pytest.mark.parametrize("framework", FACTORS)
+def test_outputs_of_every_matrix_of_a_stack_and_of_a_convolution_move_alike(framework):
+    """At the first step the average is a twentieth of the row's own mean square: all rows become equal."""
+    x = steep((24, 36), 0.5) * np.geomspace(1, 4, 24, dtype=np.float32)[:, None]
+    stack = np.stack([x, 3 * x[::-1]])
+    rows = FACTORS[framework](stack, reduction_axis=2, output_axis=1, normalize="rows")
+    kernel = x.reshape(24, 4, 3, 3)
+    of_kernel = FACTORS[framework](kernel, reduction_axis=(1, 2, 3), output_axis=0, normalize="rows")
+    for matrix in (*rows, of_kernel.reshape(24, 36)):
+        lengths = np.linalg.norm(matrix, axis=1)
+        assert lengths.max() < 1.0001 * lengths.min()
+    factor = FACTORS[framework](x, reduction_axis=1, output_axis=0)
+    lengths = np.linalg.norm(factor, axis=1)
+    assert lengths.max() > 1.1 * lengths.min()
+    assert abs(np.linalg.norm(rows[0]) / np.linalg.norm(factor) - 1) < 1e-4
+
+
+def test_a_run_with_rows_goes_on_in_the_other_framework(tmp_path):
+    """Of one given factor all bits are the same: vectors of A22. Here the file has every array, in both."""
+    w, g = steep((16, 24), 0.5), gradients(2)[:, :16, :24]
+    tx = halfstep_jax.muon(0.02, normalize="rows", matrices=lambda name, x: True)
+    params = {"w": jnp.asarray(w, jnp.bfloat16)}
+    state = tx.init(params)
+    updates, state = tx.update({"w": jnp.asarray(g[0], jnp.bfloat16)}, state, params)
+    params = optax.apply_updates(params, updates)
+    halfstep_jax.save_state(tmp_path / "jax", params, state, tx)
+
+    model = torch.nn.Module()
+    p = model.w = torch.nn.Parameter(torch.zeros(16, 24, dtype=torch.bfloat16))
+    axes = halfstep_torch.MatrixAxes(reduction_axis=0, output_axis=1)
+    optimizer = halfstep_torch.Muon(
+        [("w", p)], 0.02, 0.0, normalize="rows", matrices={"w": axes}, compile=False
+    )
+    halfstep_torch.load_state(tmp_path / "jax", model, optimizer)
+    halfstep_torch.save_state(tmp_path / "torch", model, optimizer)
+    arrays = [safetensors.numpy.load_file(tmp_path / side) for side in ("torch", "jax")]
+    assert arrays[0].keys() == arrays[1].keys() >= {"nu_row/w"}
+    assert all(arrays[0][name].tobytes() == x.tobytes() for name, x in arrays[1].items())
+    loaded, again = halfstep_jax.load_state(tmp_path / "torch", params, tx)
+    assert (optax.tree.get(again, "nu_row")["w"] == optax.tree.get(state, "nu_row")["w"]).all()
+    p.grad = torch.tensor(g[1]).bfloat16()
+    optimizer.step()
+    updates, state = tx.update({"w": jnp.asarray(g[1], jnp.bfloat16)}, again, loaded)
+    ends = (
+        np.asarray(optax.tree.get(state, "nu_row")["w"]),
+        optimizer.state[p]["second_momentum_buffer"].numpy(),
+    )
+    np.testing.assert_allclose(*ends, rtol=2 * bound(16))
+
+
+def test_a_state_dict_with_rows_goes_on_to_the_bit():
+    def made():
+        p = torch.nn.Parameter(torch.tensor(steep((16, 24), 0.5)).bfloat16())
+        return p, halfstep_torch.Muon([("w", p)], lr=0.02, normalize="rows", compile=False)
+
+    def stepped(p, optimizer, rows):
+        for g in rows:
+            p.grad = torch.tensor(g).bfloat16()
+            optimizer.step()
+
+    (p, whole), (q, first), (_, second) = made(), made(), made()
+    rows = gradients(4)[:, :16, :24]
+    stepped(p, whole, rows)
+    stepped(q, first, rows[:2])
+    third = halfstep_torch.Muon([("w", q)], lr=0.02, normalize="rows", compile=False)
+    third.load_state_dict(first.state_dict())
+    stepped(q, third, rows[2:])
+    assert torch.equal(p, q)
+    assert second.param_groups[0]["beta2"] == 0.95
+
+
+def test_what_cannot_be_normalized_is_refused():
+    for muon in (
+        lambda: halfstep_jax.muon(1e-3, normalize="columns"),
+        lambda: halfstep_torch.scale_by_muon(normalize="columns"),
+    ):
+        with pytest.raises(ValueError, match=r"normalize='columns' is none of ours\. Use \"rows\", or None"):
+            muon()
+    with pytest.raises(ValueError, match="beta2=1"):
+        halfstep_torch.Muon([("w", torch.nn.Parameter(torch.ones(2, 2)))], normalize="rows", beta2=1.0)

@@ -1,6 +1,6 @@
 """The Muon update rule as an Optax transform, and `muon` as an optimizer, with AdamW for the rest.
 
-Contract: A13, A14.
+Contract: A13, A14, A22.
 """
 
 import functools
@@ -15,7 +15,7 @@ from jax.core import Tracer
 from halfstep.recipes import takes_recipe
 from halfstep.rule import declared
 from halfstep.rules import muon as shared
-from halfstep.rules.muon import NS_COEFFS, MatrixAxes, MuonMomentum, axes_of, matrices_of
+from halfstep.rules.muon import NS_COEFFS, MatrixAxes, MuonMomentum, NormalizeRows, axes_of, matrices_of
 from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
 from halfstep_jax.leaves import named_leaves
@@ -41,6 +41,16 @@ class ScaleByMuonState(NamedTuple):
     mu_scale: Any = optax.EmptyState()
 
 
+@state_of(NormalizeRows)
+class NormalizeRowsState(NamedTuple):
+    """State of `scale_by_muon(normalize="rows")`, behind that of the momentum; `nu_row` is float32."""
+
+    count: jax.Array
+    seed: jax.Array
+    nu_row: optax.Updates
+    nu_row_scale: Any = optax.EmptyState()
+
+
 @takes_recipe(declared(MuonMomentum).moments.values(), stores_weights=False)
 def scale_by_muon(
     ns_coeffs: Any = NS_COEFFS,
@@ -54,6 +64,8 @@ def scale_by_muon(
     output_axis: int | tuple[int, ...] = OUTPUT_AXIS,
     reduction_axis: int | tuple[int, ...] | None = None,
     scale: str | None = "original",
+    normalize: str | None = None,
+    beta2: jax.typing.ArrayLike = 0.95,
     ns_dtype: str = "float32",
     mu_rounding: str = "auto",
     seed: jax.typing.ArrayLike = 0,
@@ -89,13 +101,17 @@ def scale_by_muon(
             count matrices: a stack of layers (layers, in, out) has reduction_axis=1, output_axis=2.
         scale: s: "original", sqrt(max(1, outputs / inputs)); "consistent_rms", 0.2 sqrt(max(inputs,
             outputs)), with which learning rate and decay are AdamW's; None, 1.
+        normalize: "rows" (NorMuon) divides what the factor gives each output by the root of an average of its
+            mean square, one float32 an output, and gives the matrix its norm back (contract A22); None: not.
+        beta2: decay rate of that average.
         ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32
             (dist 0.046 on digits) than momentum in 16 bits (0.014).
         mu_rounding: as in `scale_by_adam`; "auto" is nearest, unless that freezes.
         seed: of the random words.
 
     Returns:
-        An Optax transform. Its updates are float32. Its state has the momentum's state and an empty state.
+        An Optax transform. Its updates are float32. Its state has the momentum's state, and an empty state or
+        that of the rows.
 
     Raises:
         TypeError: for what is not a number.
@@ -110,14 +126,18 @@ def scale_by_muon(
         [[0.0, 0.0], [0.0, 0.0]]
 
     Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024;
-    `consistent_rms`, J. Liu et al., "Muon is scalable for LLM training", arXiv:2502.16982. Storage is ours
-    (contract A13, A14, F20).
+    `consistent_rms`, J. Liu et al., "Muon is scalable for LLM training", arXiv:2502.16982; `normalize`, Z. Li
+    et al., "NorMuon", arXiv:2510.05491. Storage is ours (contract A13, A14, A22, F20).
     """
+    shared.check_normalize(_MUON, normalize)
     ns_coeffs = shared.check_factor(_MUON, ns_coeffs, ns_steps, eps, ns_dtype, scale)
     axes = MatrixAxes(reduction_axis, output_axis)  # pyright: ignore[reportArgumentType]
     momentum = MuonMomentum(beta, mu_dtype, nesterov, bias_correction, mu_rounding, seed)
-    factor = Orthogonalize(*axes, ns_coeffs, ns_steps, eps, ns_dtype, scale)
-    return _of_matrices(axes, optax.chain(as_transform(momentum), _of_whole(axes, as_transform(factor))))
+    factor = Orthogonalize(*axes, ns_coeffs, ns_steps, eps, ns_dtype, None if normalize else scale)
+    whole = as_transform(factor)
+    if normalize:
+        whole = optax.chain(whole, as_transform(NormalizeRows(*axes, scale, beta2)))
+    return _of_matrices(axes, optax.chain(as_transform(momentum), _of_whole(axes, whole)))
 
 
 @takes_recipe(MUON.moments)
@@ -134,6 +154,8 @@ def muon(
     nesterov: bool = True,
     bias_correction: bool = False,
     scale: str | None = "original",
+    normalize: str | None = None,
+    beta2: jax.typing.ArrayLike = 0.95,
     ns_dtype: str = "float32",
     matrices: MatrixChoice = None,
     adam_b1: jax.typing.ArrayLike = 0.9,
@@ -173,6 +195,8 @@ def muon(
         nesterov: as there.
         bias_correction: as there.
         scale: as there.
+        normalize: as there.
+        beta2: as there.
         ns_dtype: as there.
         matrices: overrides the split. It is a function of leaf name ("layers/0/kernel") and array, or a
             mapping from patterns of names. Values are True (Muon), False (AdamW), `MatrixAxes` (Muon, with

@@ -1,8 +1,8 @@
-"""The Muon update rule, and `Muon` as an optimizer, with AdamW for the rest. Contract: A13, A14."""
+"""The Muon update rule, and `Muon` as an optimizer, with AdamW for the rest. Contract: A13, A14, A22."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -49,6 +49,13 @@ class Orthogonalize(shared.Orthogonalize, Link):
         return newton_schulz(x, matrices, coefficients, self.eps, self.ns_dtype)
 
 
+class NormalizeRows(shared.NormalizeRows, Link):
+    """Rows of the factor, of equal length in the mean."""
+
+    name = "normalize_rows"
+    wide_weights = False
+
+
 @takes_recipe(declared(MuonMomentum).moments.values(), stores_weights=False)
 def scale_by_muon(
     ns_coeffs: Any = NS_COEFFS,
@@ -62,6 +69,8 @@ def scale_by_muon(
     output_axis: Axes = OUTPUT_AXIS,
     reduction_axis: Axes | None = None,
     scale: str | None = "original",
+    normalize: str | None = None,
+    beta2: float = 0.95,
     ns_dtype: str = "float32",
     mu_rounding: str = "auto",
     seed: Seed = 0,
@@ -78,8 +87,8 @@ def scale_by_muon(
     bound (contract A14). Given the factor, all else has the same bits everywhere. A zero matrix gives exactly
     0. A gradient or a momentum with an infinity or a NaN is refused by name, and no weight changes.
 
-    Group entries: `momentum`, `mu_dtype`. State: `momentum_buffer`, and of formats with scales
-    `momentum_buffer_scale`.
+    Group entries: `momentum`, `mu_dtype`, and with `normalize` `beta2`. State: `momentum_buffer`, of formats
+    with scales `momentum_buffer_scale`, and with `normalize` `second_momentum_buffer`.
 
     Args:
         ns_coeffs: three numbers for all steps, or a row of three for each; or a name: "jordan" (the default's
@@ -99,6 +108,9 @@ def scale_by_muon(
             count matrices: a stack of layers (layers, out, in) has output_axis=1, reduction_axis=2.
         scale: s: "original", sqrt(max(1, outputs / inputs)); "consistent_rms", 0.2 sqrt(max(inputs,
             outputs)), with which learning rate and decay are AdamW's; None, 1.
+        normalize: "rows" (NorMuon) divides what the factor gives each output by the root of an average of its
+            mean square, one float32 an output, and gives the matrix its norm back (contract A22); None: not.
+        beta2: decay rate of that average.
         ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32
             (dist 0.046 on digits) than momentum in 16 bits (0.014).
         mu_rounding: as in `scale_by_adam`; "auto" is nearest, unless that freezes.
@@ -119,13 +131,13 @@ def scale_by_muon(
         [[1.0, 0.0], [0.0, 1.0]]
 
     Source: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024;
-    `consistent_rms`, J. Liu et al., "Muon is scalable for LLM training", arXiv:2502.16982. Storage is ours
-    (contract A13, A14, F20).
+    `consistent_rms`, J. Liu et al., "Muon is scalable for LLM training", arXiv:2502.16982; `normalize`, Z. Li
+    et al., "NorMuon", arXiv:2510.05491. Storage is ours (contract A13, A14, A22, F20).
     """
     momentum = MuonMomentum(beta, mu_dtype, nesterov, bias_correction, mu_rounding, seed)
     ns_coeffs = shared.check_factor(_MUON, ns_coeffs, ns_steps, eps, ns_dtype, scale)
     factor = Orthogonalize(reduction_axis, output_axis, ns_coeffs, ns_steps, eps, ns_dtype, scale)
-    return chain(checked_rule(momentum), factor)
+    return chain(checked_rule(momentum), *_factor_links(_MUON, factor, normalize, beta2))
 
 
 class Muon(Optimizer):
@@ -148,6 +160,8 @@ class Muon(Optimizer):
         eps: as there.
         ns_steps: as there.
         adjust_lr_fn: None or "original", or "match_rms_adamw": `scale="consistent_rms"`.
+        normalize: with `beta2`, as there.
+        beta2: as there.
         matrices: overrides the split. It is a function of leaf name ("layers/0/weight") and parameter, or a
             mapping from patterns of names. Values are True (Muon), False (AdamW), `MatrixAxes` (Muon, with
             these axes) or None (as by default).
@@ -204,6 +218,8 @@ class Muon(Optimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         *,
+        normalize: str | None = None,
+        beta2: float = 0.95,
         matrices: MatrixChoice = None,
         maximize: bool = False,
         ns_dtype: str = "float32",
@@ -235,6 +251,7 @@ class Muon(Optimizer):
         scale = _SCALES[adjust_lr_fn]
         ns_coeffs = shared.check_factor(caller, ns_coefficients, ns_steps, eps, ns_dtype, scale)
         factor = Orthogonalize(None, OUTPUT_AXIS, ns_coeffs, ns_steps, eps, ns_dtype, scale)
+        of_factor = _factor_links(caller, factor, normalize, beta2)
         b1, b2 = several(caller, "betas", betas, 2)
         given = {**locals(), "beta": momentum, "learning_rate": lr, "adam_b1": b1, "adam_b2": b2}
         given = {name: given[name] for name in MUON.arguments & given.keys()}
@@ -247,7 +264,7 @@ class Muon(Optimizer):
         names = None if names is None else list(names.items() if isinstance(names, Mapping) else names)
         groups = split_groups(caller, params, matrices, names)
         groups = [group if group["use_muon"] else {**of_adamw, **group} for group in groups]
-        make = functools.partial(_chain, caller, given, factor)
+        make = functools.partial(_chain, caller, given, of_factor)
         adam = chain(links_of(MUON_OF_THE_REST, given)[0])
         tx = ChainByOptions(make, options, others=adam.entries)
         super().__init__(
@@ -255,10 +272,19 @@ class Muon(Optimizer):
         )
 
 
+def _factor_links(caller: str, factor: Orthogonalize, normalize: str | None, beta2: float) -> list[Link]:
+    """Return the link of the factor or, with the rows behind it, two: the last one scales."""
+    shared.check_normalize(caller, normalize)
+    if normalize is None:
+        return [factor]
+    rows = NormalizeRows(factor.reduction_axis, factor.output_axis, factor.scale, beta2)
+    return [dataclasses.replace(factor, scale=None), checked_rule(rows)]
+
+
 def _chain(
     caller: str,
     given: Mapping[str, Any],
-    factor: Orthogonalize,
+    of_factor: Sequence[Link],
     *,
     use_muon: bool,
     output_axis: Axes,
@@ -271,5 +297,6 @@ def _chain(
     rounded = {"mu_rounding": mu_rounding, "adam_mu_rounding": mu_rounding, "nu_rounding": nu_rounding}
     links = links_of(MUON_OF_MATRICES if use_muon else MUON_OF_THE_REST, {**given, **rounded})
     if use_muon:
-        links.insert(1, dataclasses.replace(factor, output_axis=output_axis, reduction_axis=reduction_axis))
+        axes = {"output_axis": output_axis, "reduction_axis": reduction_axis}
+        links[1:1] = [dataclasses.replace(link, **axes) for link in of_factor]
     return with_param_storage(caller, chain(*links), param_storage, given["seed"])

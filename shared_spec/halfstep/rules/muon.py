@@ -1,5 +1,6 @@
-"""Muon (contract A13, A14): momentum, the matrices of an array, and what surrounds their factor."""
+"""Muon (contract A13, A14, A22): momentum, the matrices of an array, and what surrounds their factor."""
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -33,7 +34,9 @@ Amsel et al., "The Polar Express", arXiv:2505.16932, algorithm 1, with its safet
 """
 NS_DTYPES = ("float32", "bfloat16")
 SCALES = ("original", "consistent_rms", None)
+NORMALIZED = ("rows", None)
 MOST_STEPS = 20
+_SMALLEST_NORMAL = 2.0**-126
 
 
 class MuonMomentum(Rule):
@@ -66,18 +69,30 @@ class MuonMomentum(Rule):
         return op.ema(mu, g, n.beta)
 
 
-class Orthogonalize(Rule):
+class OfMatrices(Rule):
+    """Base of rules that see an array as matrices."""
+
+    scope = "parameter"
+
+    reduction_axis: Any
+    output_axis: Any
+
+    @property
+    def trial_shape(self) -> tuple[int, ...]:
+        """A shape that has the axes which are declared."""
+        axes = [*axes_of(self.reduction_axis), *axes_of(self.output_axis)]
+        return (2,) * max(2, *(axis + 1 if axis >= 0 else -axis for axis in axes))
+
+
+class Orthogonalize(OfMatrices):
     """Replaces every matrix by its factor, times a number that its shape gives.
 
     A framework gives `factor`, from an array and its `Matrices`.
     """
 
     name = "scale_by_muon"
-    scope = "parameter"
     by_update = True
 
-    reduction_axis: Any
-    output_axis: Any
     ns_coeffs: tuple = NS_COEFFS
     ns_steps: int = 5
     eps: float = 1e-7
@@ -93,11 +108,38 @@ class Orthogonalize(Rule):
         matrices = matrices_of(self.name, g.shape, self.reduction_axis, self.output_axis)
         return op.apply(lambda x: self.factor(x, matrices), g) * float(shape_scale(self.scale, matrices))
 
+
+class NormalizeRows(OfMatrices):
+    """Behind the factor: makes the rows of a matrix, an output each, as long as each other in the mean.
+
+    A row is divided by the root of an average of its mean square; then the matrix gets its norm back.
+    """
+
+    name = "normalize_rows"
+
+    scale: str | None = "original"
+    beta2: Any = decay_rate(0.95)
+    eps: float = 1e-10
+    nu_row = moment(
+        signed=False, rate="beta2", shape="row_shape", torch="second_momentum_buffer", always="float32"
+    )
+
+    def update(self, g, p, n, m, op):
+        """Return every row times one number (contract A22)."""
+        matrices = matrices_of(self.name, g.shape, self.reduction_axis, self.output_axis)
+        square = _mean(g * g, matrices.inputs, op)
+        inverse = 1.0 / (op.sqrt(m.nu_row.round(op.ema(m.nu_row.value, square, n.beta2))) + self.eps)
+        before, after = (_mean(x, matrices.outputs, op) for x in (square, (square * inverse) * inverse))
+        back = op.sqrt(before / op.maximum(after, _SMALLEST_NORMAL))
+        return g * ((back * inverse) * float(shape_scale(self.scale, matrices)))
+
     @property
-    def trial_shape(self) -> tuple[int, ...]:
-        """A shape that has the axes which are declared."""
-        axes = [*axes_of(self.reduction_axis), *axes_of(self.output_axis)]
-        return (2,) * max(2, *(axis + 1 if axis >= 0 else -axis for axis in axes))
+    def row_shape(self) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+        """From the shape of a weight to that of `nu_row`: axes of inputs have a size of 1."""
+        inputs, outputs = (
+            axis if axis is None else axes_of(axis) for axis in (self.reduction_axis, self.output_axis)
+        )
+        return _row_shape(inputs, outputs)
 
 
 class MatrixAxes(NamedTuple):
@@ -120,12 +162,16 @@ class Matrices(NamedTuple):
     """An array as a stack of matrices.
 
     Attributes:
+        inputs: the axes over which the layer sums, from 0 up.
+        outputs: the axes of its outputs.
         order: of the axes: those that count matrices, those of inputs, those of outputs.
         back: the order that undoes it.
         moved: the shape in that order.
         stack: the number of matrices, inputs, outputs.
     """
 
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
     order: tuple[int, ...]
     back: tuple[int, ...]
     moved: tuple[int, ...]
@@ -179,7 +225,9 @@ def matrices_of(caller: str, shape: Sequence[int], reduction_axis: Any, output_a
     order = (*counting, *inputs, *outputs)
     sizes = [math.prod(shape[axis] for axis in axes) for axes in (counting, inputs, outputs)]
     back = tuple(sorted(range(ndim), key=lambda axis: order[axis]))
-    return Matrices(order, back, tuple(shape[axis] for axis in order), (sizes[0], sizes[1], sizes[2]))
+    return Matrices(
+        inputs, outputs, order, back, tuple(shape[axis] for axis in order), (sizes[0], sizes[1], sizes[2])
+    )
 
 
 def shape_scale(scale: str | None, matrices: Matrices) -> np.float32:
@@ -194,6 +242,26 @@ def shape_scale(scale: str | None, matrices: Matrices) -> np.float32:
     if scale == "original":
         return np.float32(math.sqrt(max(1.0, outputs / inputs)))
     return np.float32(0.2 * math.sqrt(max(inputs, outputs)))
+
+
+def _mean(x: Any, axes: tuple[int, ...], op: Any) -> Any:
+    """Return the mean along some axes, one after the other from the first on."""
+    return functools.reduce(op.mean, sorted(axes), x)
+
+
+@functools.cache
+def _row_shape(reduction_axis: Any, output_axis: Any) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+    def shape_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+        inputs = matrices_of(NormalizeRows.name, shape, reduction_axis, output_axis).inputs
+        return tuple(1 if axis in inputs else size for axis, size in enumerate(shape))
+
+    return shape_of
+
+
+def check_normalize(caller: str, normalize: Any) -> None:
+    """Refuse what cannot be normalized."""
+    if normalize not in NORMALIZED:
+        raise ValueError(f'{caller}: normalize={normalize!r} is none of ours. Use "rows", or None for none.')
 
 
 def coefficients_of(ns_coeffs: tuple, ns_steps: int) -> tuple[tuple[float, float, float], ...]:
