@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import optax
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.named import SCHEDULE_FREE_ADAMW
 from halfstep.rules.schedule_free import ScaleByScheduleFree
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_jax.checkpoint.float32_weights import float32_params
 from halfstep_jax.checkpoint.link_moments import decoded_moments
 from halfstep_jax.leaves import named_leaves
@@ -70,9 +72,9 @@ def schedule_free_adamw(
     *,
     lead_dtype: StateDType | None = None,
     nu_dtype: StateDType | None = None,
-    nu_rounding: str = "stochastic",
-    recipe: str | None = None,
-    param_storage: str = "stochastic",
+    nu_rounding: Rounding = "stochastic",
+    recipe: Recipe | None = None,
+    param_storage: ParamStorage = "stochastic",
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Schedule-free AdamW for weights in bfloat16, float16 or float32: no schedule, and no end to choose.

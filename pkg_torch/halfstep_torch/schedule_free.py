@@ -1,14 +1,16 @@
 """`AdamWScheduleFree` as an optimizer, and the averaged weights of any schedule-free run. Contract: A17."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.named import SCHEDULE_FREE_ADAMW
 from halfstep.rules.schedule_free import ScaleByScheduleFree
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_torch.checkpoint.float32_state import decoded_states
 from halfstep_torch.checkpoint.float32_weights import float32_params
 from halfstep_torch.distributed.shards import local_part
@@ -24,7 +26,7 @@ _TRAINED = "trained"
 
 
 @torch.no_grad()
-def schedule_free_eval_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
+def schedule_free_eval_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
     """Return the averaged weights, in float32: the weights as precisely as they are known, less their lead.
 
     For evaluation and for export; training goes on with the weights of the model. Decodes; rounds the
@@ -115,11 +117,11 @@ class AdamWScheduleFree(Optimizer):
         maximize: bool = False,
         lead_dtype: DType = None,
         nu_dtype: DType = None,
-        nu_rounding: str = "stochastic",
-        recipe: str | None = None,
-        param_storage: str = "stochastic",
+        nu_rounding: Rounding = "stochastic",
+        recipe: Recipe | None = None,
+        param_storage: ParamStorage = "stochastic",
         seed: Seed = 0,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:

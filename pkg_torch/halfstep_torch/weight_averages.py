@@ -19,7 +19,7 @@ _FUNCTION, _ROLE = "ema_params", role_of("ema")
 
 def ema_params(
     model: torch.nn.Module, decay: float, seed: Seed = 0
-) -> Callable[[Sequence, Sequence, Tensor], None]:
+) -> Callable[[Sequence, Sequence, Tensor | int], None]:
     """Average weights over steps, for `swa_utils`: average <- stochastic((decay average) + ((1 - decay) p)).
 
     Of DTensors every process averages its shard, with the bits of one process.
@@ -64,7 +64,9 @@ def ema_params(
         return ema(average, p, rate)
 
     @torch.no_grad()
-    def multi_avg_fn(averages: Sequence[Tensor], params: Sequence[Tensor], num_averaged: Tensor) -> None:
+    def multi_avg_fn(
+        averages: Sequence[Tensor], params: Sequence[Tensor], num_averaged: Tensor | int
+    ) -> None:
         names, step = _names(model), min(int(num_averaged), LAST_STEP)
         for average, p in zip(averages, params, strict=True):
             if not p.is_floating_point() or not p.numel():

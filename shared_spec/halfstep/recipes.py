@@ -20,39 +20,56 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from halfstep.did_you_mean import did_you_mean
 from halfstep.rule import Moment
-from halfstep.storage.moment_formats import AMPLIFIED
+from halfstep.storage.formats import Format
+from halfstep.storage.moment_formats import AMPLIFIED, Rounding
 from halfstep.storage.relative import relative
 from halfstep.storage.state_dtypes import scaled
+from halfstep.weight_storage import ParamStorage
 
-full_precision = types.MappingProxyType(
-    {"param_storage": "split16", "mu_dtype": "float32", "nu_dtype": "float32"}
-)
+
+class Settings(TypedDict, total=False):
+    """What a recipe stands for: arguments of an optimizer, by name."""
+
+    param_storage: ParamStorage
+    mu_dtype: str | Format
+    nu_dtype: str | Format
+    mu_rounding: Rounding
+
+
+def _recipe(settings: Settings) -> Settings:
+    return cast("Settings", types.MappingProxyType(settings))  # which nobody changes
+
+
+full_precision = _recipe({"param_storage": "split16", "mu_dtype": "float32", "nu_dtype": "float32"})
 """12 bytes per parameter: float32 weights, of which the model sees the upper half, and float32 moments."""
 
-near_float32 = types.MappingProxyType(
-    {"param_storage": "split8", "mu_dtype": "bfloat16", "nu_dtype": "bfloat16"}
-)
+near_float32 = _recipe({"param_storage": "split8", "mu_dtype": "bfloat16", "nu_dtype": "bfloat16"})
 """7 bytes: weights of 24 bits, moments of 16."""
 
-sixteen_bit = types.MappingProxyType({"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"})
+sixteen_bit = _recipe({"mu_dtype": "bfloat16", "nu_dtype": "bfloat16"})
 """6 bytes: what bfloat16 weights get by default."""
 
-one_pass = types.MappingProxyType({"mu_dtype": relative("mulaw8"), "nu_dtype": "uroot4_e4m4"})
+one_pass = _recipe({"mu_dtype": relative("mulaw8"), "nu_dtype": "uroot4_e4m4"})
 """4.00 bytes: 8-bit moments without scales, roots and quotients, so that a step reads memory once."""
 
-eight_bit = types.MappingProxyType(
+eight_bit = _recipe(
     {"mu_dtype": relative("float8_e3m4"), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "feedback"}
 )
 """4.01 bytes: the second moment with a scale per block of 128, and so nearer to float32, in a second pass."""
 
-four_bit = types.MappingProxyType(
+four_bit = _recipe(
     {"mu_dtype": relative("int4", 32), "nu_dtype": scaled("uroot8", 128), "mu_rounding": "feedback"}
 )
 """3.55 bytes: a first moment of 4 bits, a second one of 8."""
+
+Recipe = (
+    Literal["full_precision", "near_float32", "sixteen_bit", "one_pass", "eight_bit", "four_bit"] | Settings
+)
+"""The argument `recipe`, by name or as it is."""
 
 
 def __dir__() -> list[str]:

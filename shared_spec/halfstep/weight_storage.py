@@ -1,8 +1,9 @@
 """How weights are stored, by name: the argument `param_storage` of the aliases. Contract: section P."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
-PARAM_STORAGES = ("stochastic", "nearest", "compensated", "split8", "split16", "master")
+ParamStorage = Literal["stochastic", "nearest", "compensated", "split8", "split16", "master"]
+PARAM_STORAGES: tuple[str, ...] = get_args(ParamStorage)
 IN_CODES = "int8"
 """Of AdamW alone: float32 weights are kept in 8 bits, and what rounding leaves out is fed back."""
 FED_BACK = "feedback"

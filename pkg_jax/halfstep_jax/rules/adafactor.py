@@ -8,6 +8,8 @@ import numpy as np
 import optax
 
 from halfstep.rules.adafactor import ClipByBlockRms, ScaleByFactoredRms, ScaleByParamBlockRms
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_jax.numbers.hyperparameters import as_float32
 from halfstep_jax.rules.learning_rate import scale_by_learning_rate
 from halfstep_jax.rules.trace import trace
@@ -36,9 +38,9 @@ def adafactor(
     weight_decay_mask: Any | Callable[[Any], Any] | None = None,
     *,
     nu_dtype: StateDType | None = None,
-    nu_rounding: str = "stochastic",
-    momentum_rounding: str = "auto",
-    param_storage: str = "stochastic",
+    nu_rounding: Rounding = "stochastic",
+    momentum_rounding: Rounding = "auto",
+    param_storage: ParamStorage = "stochastic",
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Adafactor, whose second moment takes a row and a column of each matrix, for weights in 16 bits.

@@ -4,14 +4,16 @@ Contract: section A.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import optax
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.adam import ScaleByAdam
 from halfstep.rules.named import ADAM, ADAMW
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType
@@ -53,10 +55,10 @@ def adam(
     mu_dtype: StateDType | None = None,
     *,
     nu_dtype: StateDType | None = None,
-    mu_rounding: str = "auto",
-    nu_rounding: str = "stochastic",
-    recipe: str | None = None,
-    param_storage: str = "stochastic",
+    mu_rounding: Rounding = "auto",
+    nu_rounding: Rounding = "stochastic",
+    recipe: Recipe | None = None,
+    param_storage: ParamStorage | Literal["feedback"] = "stochastic",
     nesterov: bool = False,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -109,10 +111,10 @@ def adamw(
     mask: Any | Callable[[Any], Any] | None = None,
     *,
     nu_dtype: StateDType | None = None,
-    mu_rounding: str = "auto",
-    nu_rounding: str = "stochastic",
-    recipe: str | None = None,
-    param_storage: str = "stochastic",
+    mu_rounding: Rounding = "auto",
+    nu_rounding: Rounding = "stochastic",
+    recipe: Recipe | None = None,
+    param_storage: ParamStorage | Literal["feedback", "int8"] = "stochastic",
     nesterov: bool = False,
     cautious: bool = False,
     seed: jax.typing.ArrayLike = 0,

@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import optax
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.ademamix import ScaleByAdemamix
 from halfstep.rules.named import ADEMAMIX
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType
 from halfstep_jax.transform import transform_of
@@ -31,11 +33,11 @@ def ademamix(
     *,
     slow_dtype: StateDType | None = None,
     nu_dtype: StateDType | None = None,
-    mu_rounding: str = "auto",
-    slow_rounding: str = "auto",
-    nu_rounding: str = "stochastic",
-    recipe: str | None = None,
-    param_storage: str = "stochastic",
+    mu_rounding: Rounding = "auto",
+    slow_rounding: Rounding = "auto",
+    nu_rounding: Rounding = "stochastic",
+    recipe: Recipe | None = None,
+    param_storage: ParamStorage = "stochastic",
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """AdEMAMix for weights in bfloat16, float16 or float32: Adam with a second, much slower average.

@@ -10,8 +10,10 @@ from typing import Any
 import jax
 import optax
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.named import LAMB, LAMB16
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType, scaled
 
@@ -31,10 +33,10 @@ def lamb(
     mu_dtype: StateDType | None = None,
     *,
     nu_dtype: StateDType | None = None,
-    mu_rounding: str = "auto",
-    nu_rounding: str = "stochastic",
-    recipe: str | None = None,
-    param_storage: str = "stochastic",
+    mu_rounding: Rounding = "auto",
+    nu_rounding: Rounding = "stochastic",
+    recipe: Recipe | None = None,
+    param_storage: ParamStorage = "stochastic",
     bias_correction: bool = True,
     max_norm: jax.typing.ArrayLike | None = 10.0,
     exact: bool = False,
@@ -81,10 +83,10 @@ def lamb16(
     mu_dtype: StateDType | None = LAMB16_MU,
     *,
     nu_dtype: StateDType | None = LAMB16_NU,
-    mu_rounding: str = "auto",
-    nu_rounding: str = "stochastic",
-    recipe: str | None = None,
-    param_storage: str = "stochastic",
+    mu_rounding: Rounding = "auto",
+    nu_rounding: Rounding = "stochastic",
+    recipe: Recipe | None = None,
+    param_storage: ParamStorage = "stochastic",
     bias_correction: bool = True,
     max_norm: jax.typing.ArrayLike | None = 10.0,
     trust_power: jax.typing.ArrayLike | None = 0.382,

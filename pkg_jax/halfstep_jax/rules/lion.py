@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.lion import ScaleByLion
 from halfstep.rules.named import LION
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType
@@ -37,9 +39,9 @@ def lion(
     weight_decay: optax.ScalarOrSchedule = 1e-3,
     mask: Any | Callable[[Any], Any] | None = None,
     *,
-    mu_rounding: str = "auto",
-    recipe: str | None = None,
-    param_storage: str = "stochastic",
+    mu_rounding: Rounding = "auto",
+    recipe: Recipe | None = None,
+    param_storage: ParamStorage = "stochastic",
     cautious: bool = False,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rule import declared
 from halfstep.rules import muon as shared
 from halfstep.rules.muon import NS_COEFFS, MatrixAxes, MuonMomentum, NormalizeRows, axes_of, matrices_of
 from halfstep.rules.muon_split import MatrixChoice, announce, split
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.numbers.newton_schulz import newton_schulz
 from halfstep_jax.placement import cut_as, whole_along
@@ -67,7 +69,7 @@ def scale_by_muon(
     normalize: str | None = None,
     beta2: jax.typing.ArrayLike = 0.95,
     ns_dtype: str = "float32",
-    mu_rounding: str = "auto",
+    mu_rounding: Rounding = "auto",
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Replace the update of every matrix by the factor of its momentum: the nearest matrix that only turns.
@@ -166,11 +168,11 @@ def muon(
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     adam_mu_dtype: StateDType | None = None,
     nu_dtype: StateDType | None = None,
-    mu_rounding: str = "auto",
-    adam_mu_rounding: str = "auto",
-    nu_rounding: str = "stochastic",
-    recipe: str | None = None,
-    param_storage: str = "stochastic",
+    mu_rounding: Rounding = "auto",
+    adam_mu_rounding: Rounding = "auto",
+    nu_rounding: Rounding = "stochastic",
+    recipe: Recipe | None = None,
+    param_storage: ParamStorage = "stochastic",
     cautious: bool = False,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:

@@ -14,7 +14,7 @@ import optax
 from jax.core import Tracer
 
 from halfstep.random_words import Role, leaf_id
-from halfstep.storage.moment_formats import check_stored_state
+from halfstep.storage.moment_formats import Rounding, check_stored_state
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_state, named_leaves
 from halfstep_jax.link_reports import Inside, report, reported_links
@@ -55,7 +55,7 @@ def store_state(
     inner: optax.GradientTransformation,
     format: StateDType,
     *,
-    rounding: str = "stochastic",
+    rounding: Rounding = "stochastic",
     select: Callable[[str, Any], bool] | None = None,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:

@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.named import SGD
 from halfstep.rules.trace import Trace
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType
@@ -34,9 +36,9 @@ def sgd(
     nesterov: bool = False,
     accumulator_dtype: StateDType | None = None,
     *,
-    rounding: str = "auto",
-    recipe: str | None = None,
-    param_storage: str = "stochastic",
+    rounding: Rounding = "auto",
+    recipe: Recipe | None = None,
+    param_storage: ParamStorage = "stochastic",
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient descent for weights in bfloat16, float16 or float32, with momentum or without.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import optax
 
-from halfstep.weight_storage import check_param_storage
+from halfstep.weight_storage import ParamStorage, check_param_storage
 from halfstep_jax.numbers.shared_keys import with_shared_keys
 from halfstep_jax.weights.narrow_weights import compensate, round_stochastically
 from halfstep_jax.weights.wide_weights import keep_master_params, split_params
@@ -13,7 +13,7 @@ from halfstep_jax.weights.wide_weights import keep_master_params, split_params
 
 def store_params(
     inner: optax.GradientTransformation,
-    param_storage: str = "stochastic",
+    param_storage: ParamStorage = "stochastic",
     *,
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:

@@ -20,7 +20,7 @@ _LARGEST_HALF = 65504.0
 
 
 @torch.no_grad()
-def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | list[Tensor]:
+def float32_params(optimizer: Optimizer) -> dict[str, Tensor] | Any:
     """Return the weights in float32, as precisely as they are known.
 
     p + c under `compensate`; both parts under `split_params`; the copy under `keep_master_params`; otherwise

@@ -4,7 +4,7 @@ import collections
 import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ class PlannedOptimizer(torch.optim.Optimizer):
         tx: Chain | Rule | ChainByOptions | None = None,
         *,
         maximize: bool = False,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | torch.device | None = None,
         **others: Any,

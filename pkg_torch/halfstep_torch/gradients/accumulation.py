@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ def accumulate_gradients(
     parameters: torch.nn.Module | torch.optim.Optimizer | Iterable,
     *,
     seed: Seed = 0,
-    compile: bool | str = "auto",
+    compile: bool | Literal["auto"] = "auto",
 ) -> "GradientAccumulation":
     """Round stochastically when backward adds a gradient to one that is there: grad <- stochastic(grad + g).
 

@@ -3,13 +3,15 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from halfstep.hyperparameters import several
 from halfstep.rule import number
 from halfstep.rules import adafactor as shared
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.link import link_of
 from halfstep_torch.numbers.seeds import Seed, as_seed
@@ -146,10 +148,10 @@ class Adafactor(Optimizer):
         maximize: bool = False,
         min_dim_size_to_factor: int = 0,
         nu_dtype: DType = None,
-        nu_rounding: str = "stochastic",
-        param_storage: str = "stochastic",
+        nu_rounding: Rounding = "stochastic",
+        param_storage: ParamStorage = "stochastic",
         seed: Seed = 0,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
         scale_parameter: bool = True,

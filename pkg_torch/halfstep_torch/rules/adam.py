@@ -1,12 +1,15 @@
 """The Adam update rule, and `Adam` and `AdamW` as optimizers. Contract: section A."""
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from torch import Tensor
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.adam import ScaleByAdam
 from halfstep.rules.named import ADAM, ADAMW
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_torch.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
@@ -51,12 +54,12 @@ class Adam(Optimizer):
         maximize: bool = False,
         mu_dtype: DType = None,
         nu_dtype: DType = None,
-        mu_rounding: str = "auto",
-        nu_rounding: str = "stochastic",
-        recipe: str | None = None,
-        param_storage: str = "stochastic",
+        mu_rounding: Rounding = "auto",
+        nu_rounding: Rounding = "stochastic",
+        recipe: Recipe | None = None,
+        param_storage: ParamStorage | Literal["feedback"] = "stochastic",
         seed: Seed = 0,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
         foreach: bool | None = None,
@@ -138,13 +141,13 @@ class AdamW(Optimizer):
         maximize: bool = False,
         mu_dtype: DType = None,
         nu_dtype: DType = None,
-        mu_rounding: str = "auto",
-        nu_rounding: str = "stochastic",
-        recipe: str | None = None,
-        param_storage: str = "stochastic",
+        mu_rounding: Rounding = "auto",
+        nu_rounding: Rounding = "stochastic",
+        recipe: Recipe | None = None,
+        param_storage: ParamStorage | Literal["feedback", "int8"] = "stochastic",
         cautious: bool = False,
         seed: Seed = 0,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
         foreach: bool | None = None,

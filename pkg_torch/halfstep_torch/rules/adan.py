@@ -1,12 +1,15 @@
 """The Adan update rule, and `Adan` as an optimizer. Contract: A11."""
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from torch import Tensor
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.adan import ScaleByAdan
 from halfstep.rules.named import ADAN
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_torch.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
@@ -52,12 +55,12 @@ class Adan(Optimizer):
         diff_dtype: DType = None,
         nu_dtype: DType = None,
         grad_dtype: DType = None,
-        mu_rounding: str = "auto",
-        nu_rounding: str = "stochastic",
-        recipe: str | None = None,
-        param_storage: str = "stochastic",
+        mu_rounding: Rounding = "auto",
+        nu_rounding: Rounding = "stochastic",
+        recipe: Recipe | None = None,
+        param_storage: ParamStorage = "stochastic",
         seed: Seed = 0,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:

@@ -4,11 +4,14 @@ Contract: L3, L4. What LAMB16 set out to do, and what of it is kept: `docs/lamb1
 """
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from torch import Tensor
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.named import LAMB, LAMB16
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
 from halfstep_torch.rules.named import of_arguments
@@ -60,15 +63,15 @@ class Lamb(Optimizer):
         maximize: bool = False,
         mu_dtype: DType = None,
         nu_dtype: DType = None,
-        mu_rounding: str = "auto",
-        nu_rounding: str = "stochastic",
-        recipe: str | None = None,
-        param_storage: str = "stochastic",
+        mu_rounding: Rounding = "auto",
+        nu_rounding: Rounding = "stochastic",
+        recipe: Recipe | None = None,
+        param_storage: ParamStorage = "stochastic",
         bias_correction: bool = True,
         max_norm: float | None = 10.0,
         exact: bool = False,
         seed: Seed = 0,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:
@@ -119,16 +122,16 @@ class Lamb16(Optimizer):
         maximize: bool = False,
         mu_dtype: DType = LAMB16_MU,
         nu_dtype: DType = LAMB16_NU,
-        mu_rounding: str = "auto",
-        nu_rounding: str = "stochastic",
-        recipe: str | None = None,
-        param_storage: str = "stochastic",
+        mu_rounding: Rounding = "auto",
+        nu_rounding: Rounding = "stochastic",
+        recipe: Recipe | None = None,
+        param_storage: ParamStorage = "stochastic",
         bias_correction: bool = True,
         max_norm: float | None = 10.0,
         trust_power: float | None = 0.382,
         exact: bool = False,
         seed: Seed = 0,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:

@@ -1,12 +1,15 @@
 """The Lion update rule, and `Lion` as an optimizer. Contract: A9."""
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from torch import Tensor
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.lion import ScaleByLion
 from halfstep.rules.named import LION
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_torch.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
@@ -46,12 +49,12 @@ class Lion(Optimizer):
         *,
         maximize: bool = False,
         mu_dtype: DType = None,
-        mu_rounding: str = "auto",
-        recipe: str | None = None,
-        param_storage: str = "stochastic",
+        mu_rounding: Rounding = "auto",
+        recipe: Recipe | None = None,
+        param_storage: ParamStorage = "stochastic",
         cautious: bool = False,
         seed: Seed = 0,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:

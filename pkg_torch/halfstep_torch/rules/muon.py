@@ -3,17 +3,19 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from halfstep.hyperparameters import several
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rule import declared
 from halfstep.rules import muon as shared
 from halfstep.rules.muon import NS_COEFFS, matrices_of
 from halfstep.rules.muon_split import MatrixChoice
 from halfstep.rules.named import MUON, MUON_OF_MATRICES, MUON_OF_THE_REST
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_torch.chain import Chain, ChainByOptions, chain
 from halfstep_torch.link import Link, ParamInfo, checked_rule
 from halfstep_torch.numbers.newton_schulz import newton_schulz
@@ -72,7 +74,7 @@ def scale_by_muon(
     normalize: str | None = None,
     beta2: float = 0.95,
     ns_dtype: str = "float32",
-    mu_rounding: str = "auto",
+    mu_rounding: Rounding = "auto",
     seed: Seed = 0,
 ) -> Chain:
     """Replace the update of every matrix by the factor of its momentum: the nearest matrix that only turns.
@@ -225,20 +227,20 @@ class Muon(Optimizer):
         ns_dtype: str = "float32",
         bias_correction: bool = False,
         mu_dtype: DType = None,
-        mu_rounding: str = "auto",
+        mu_rounding: Rounding = "auto",
         adam_lr: float | Tensor | Callable[[int], float] | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         adam_eps: float = 1e-8,
         adam_weight_decay: float | None = None,
         adam_mu_dtype: DType = None,
         nu_dtype: DType = None,
-        adam_mu_rounding: str = "auto",
-        nu_rounding: str = "stochastic",
-        recipe: str | None = None,
-        param_storage: str = "stochastic",
+        adam_mu_rounding: Rounding = "auto",
+        nu_rounding: Rounding = "stochastic",
+        recipe: Recipe | None = None,
+        param_storage: ParamStorage = "stochastic",
         cautious: bool = False,
         seed: Seed = 0,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from halfstep.random_words import Role
 from halfstep.rule import Rule, declared
-from halfstep.storage.moment_formats import check_stored_state
+from halfstep.storage.moment_formats import Rounding, check_stored_state
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.chain import Chain, chain
 from halfstep_torch.link import Link, ParamInfo
@@ -155,7 +155,7 @@ def store_state(
     inner: Chain | Rule,
     format: str | torch.dtype | Format,
     *,
-    rounding: str = "stochastic",
+    rounding: Rounding = "stochastic",
     select: Select | None = None,
     seed: Seed = 0,
 ) -> Chain:

@@ -1,12 +1,15 @@
 """Momentum, and `SGD` as an optimizer. Contract: A10."""
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from torch import Tensor
 
-from halfstep.recipes import takes_recipe
+from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules import named as table
 from halfstep.rules.trace import Trace
+from halfstep.storage.moment_formats import Rounding
+from halfstep.weight_storage import ParamStorage
 from halfstep_torch.link import link_of
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer
@@ -53,11 +56,11 @@ class SGD(Optimizer):
         *,
         maximize: bool = False,
         accumulator_dtype: DType = None,
-        rounding: str = "auto",
-        recipe: str | None = None,
-        param_storage: str = "stochastic",
+        rounding: Rounding = "auto",
+        recipe: Recipe | None = None,
+        param_storage: ParamStorage = "stochastic",
         seed: Seed = 0,
-        compile: bool | str = "auto",
+        compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,
         state_device: str | None = None,
         foreach: bool | None = None,

@@ -6,6 +6,7 @@ from typing import Any
 
 from halfstep.hyperparameters import check_bound
 from halfstep.rule import Rule, moment, number, option
+from halfstep.storage.moment_formats import Rounding
 
 Shape = tuple[int, ...]
 
@@ -76,7 +77,7 @@ class ScaleByFactoredRms(Rule):
     epsilon: Any = number(1e-30)
     floor: Any = number(0.0)
     nu_dtype: Any = None
-    nu_rounding: str = "stochastic"
+    nu_rounding: Rounding = "stochastic"
     seed: Any = 0
     nu = moment(signed=False, shape="whole_shape", torch="variance")
     nu_row = moment(signed=False, shape="row_shape", torch="row_var", always="float32")

@@ -7,6 +7,7 @@ import numpy as np
 
 from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep.storage.fourth_roots import FOURTH_ROOT
+from halfstep.storage.moment_formats import Rounding
 
 # Rounding keeps the mean of nu^(1/4), and steps come out a quarter of a per cent long; a second moment
 # that is half a per cent larger takes that back.
@@ -83,8 +84,8 @@ class ScaleByAdam(Rule):
     mu_dtype: Any = None
     _: KW_ONLY
     nu_dtype: Any = None
-    mu_rounding: str = "auto"
-    nu_rounding: str = "stochastic"
+    mu_rounding: Rounding = "auto"
+    nu_rounding: Rounding = "stochastic"
     nesterov: bool = False
     bias_correction: bool = option(True)
     seed: Any = 0

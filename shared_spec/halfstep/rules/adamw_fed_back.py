@@ -6,6 +6,7 @@ from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
 from halfstep.rules.trust_ratio import without_feedback
+from halfstep.storage.moment_formats import Rounding
 
 _TINY = 2.0**-100  # in place of a rate of 0, which divides nothing
 _OF_PEAK, _THIRD = 0.125, 1 / 3
@@ -49,8 +50,8 @@ class AdamWFedBack(Rule):
     peak_lr: Any = number(None, none=0.0, torch="peak_lr", owned=False)
     mu_dtype: Any = None
     nu_dtype: Any = None
-    mu_rounding: str = "auto"
-    nu_rounding: str = "stochastic"
+    mu_rounding: Rounding = "auto"
+    nu_rounding: Rounding = "stochastic"
     nesterov: bool = False
     seed: Any = 0
     mu = moment(rate="b1", unit="nu", torch="exp_avg")

@@ -6,7 +6,7 @@ from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
 from halfstep.rules.trust_ratio import without_feedback
-from halfstep.storage.moment_formats import INT8
+from halfstep.storage.moment_formats import INT8, Rounding
 
 _TINY = 2.0**-100  # in place of a decay rate of 0, which carries nothing on
 
@@ -45,9 +45,9 @@ class AdamWInCodes(Rule):
     mu_dtype: Any = None
     nu_dtype: Any = None
     param_dtype: Any = INT8
-    mu_rounding: str = "auto"
-    nu_rounding: str = "stochastic"
-    param_rounding: str = "stochastic"
+    mu_rounding: Rounding = "auto"
+    nu_rounding: Rounding = "stochastic"
+    param_rounding: Rounding = "stochastic"
     seed: Any = 0
     mu = moment(rate="b1", unit="nu", torch="lr_exp_avg", of_any_size=True)
     nu = moment(rate="b2", signed=False, torch="exp_avg_sq")
@@ -98,4 +98,5 @@ def in_codes(caller: str, arguments: Mapping[str, Any]) -> AdamWInCodes:
             )
     fields = {field.name for field in dataclasses.fields(AdamWInCodes)} & arguments.keys()
     chosen = {name: arguments[name] for name in fields}
-    return AdamWInCodes(**chosen | {"mu_rounding": without_feedback(arguments["mu_rounding"])})
+    chosen["mu_rounding"] = without_feedback(arguments["mu_rounding"])
+    return AdamWInCodes(**chosen)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.storage.moment_formats import Rounding
 
 
 class ScaleByAdan(Rule):
@@ -36,8 +37,8 @@ class ScaleByAdan(Rule):
     diff_dtype: Any = None
     nu_dtype: Any = None
     grad_dtype: Any = None
-    mu_rounding: str = "auto"
-    nu_rounding: str = "stochastic"
+    mu_rounding: Rounding = "auto"
+    nu_rounding: Rounding = "stochastic"
     seed: Any = 0
     mu = moment(rate="b1", torch="exp_avg")
     diff = moment(rate="b2", rounding="mu_rounding", torch="exp_avg_diff")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.storage.moment_formats import Rounding
 
 
 class ScaleByAdemamix(Rule):
@@ -38,9 +39,9 @@ class ScaleByAdemamix(Rule):
     mu_dtype: Any = None
     slow_dtype: Any = None
     nu_dtype: Any = None
-    mu_rounding: str = "auto"
-    slow_rounding: str = "auto"
-    nu_rounding: str = "stochastic"
+    mu_rounding: Rounding = "auto"
+    slow_rounding: Rounding = "auto"
+    nu_rounding: Rounding = "stochastic"
     seed: Any = 0
     mu = moment(rate="b1", torch="exp_avg")
     slow = moment(rate="b3", torch="exp_avg_slow")

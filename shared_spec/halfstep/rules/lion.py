@@ -4,6 +4,7 @@ from dataclasses import KW_ONLY
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment
+from halfstep.storage.moment_formats import Rounding
 
 
 class ScaleByLion(Rule):
@@ -34,7 +35,7 @@ class ScaleByLion(Rule):
     b2: Any = decay_rate(0.99, torch="betas[1]")
     mu_dtype: Any = None
     _: KW_ONLY
-    mu_rounding: str = "auto"
+    mu_rounding: Rounding = "auto"
     seed: Any = 0
     mu = moment(rate="b2", torch="exp_avg")
 

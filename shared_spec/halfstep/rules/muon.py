@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halfstep.rule import Rule, decay_rate, moment
+from halfstep.storage.moment_formats import Rounding
 
 NS_COEFFS = (3.4445, -4.7750, 2.0315)
 """Jordan's: one step takes a singular value x to about 3.4 x near 0, and keeps it within 0.7 to 1.2 later."""
@@ -48,7 +49,7 @@ class MuonMomentum(Rule):
     mu_dtype: Any = None
     nesterov: bool = True
     bias_correction: bool = False
-    mu_rounding: str = "auto"
+    mu_rounding: Rounding = "auto"
     seed: Any = 0
     mu = moment(rate="beta", torch="momentum_buffer", errors="amplified")
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.storage.moment_formats import Rounding
 
 
 class ScaleByRms(Rule):
@@ -30,7 +31,7 @@ class ScaleByRms(Rule):
     eps_in_sqrt: bool = True
     bias_correction: bool = False
     nu_dtype: Any = None
-    nu_rounding: str = "stochastic"
+    nu_rounding: Rounding = "stochastic"
     seed: Any = 0
     nu = moment(rate="decay", signed=False, torch="exp_avg_sq")
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from halfstep.hyperparameters import check_count
 from halfstep.rule import Rule, decay_rate, moment, number
+from halfstep.storage.moment_formats import Rounding
 
 
 class ScaleByScheduleFree(Rule):
@@ -43,7 +44,7 @@ class ScaleByScheduleFree(Rule):
     b1: Any = decay_rate(0.9, torch="momentum")
     warmup_steps: Any = number(0, check=check_count, none=0.0)
     lead_dtype: Any = None
-    lead_rounding: str = "stochastic"
+    lead_rounding: Rounding = "stochastic"
     seed: Any = 0
     lead = moment(torch="lead", errors="lasting")
 

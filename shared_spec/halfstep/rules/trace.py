@@ -5,6 +5,7 @@ from typing import Any
 
 from halfstep.hyperparameters import check_decay_rate
 from halfstep.rule import Rule, moment, number
+from halfstep.storage.moment_formats import Rounding
 
 
 class Trace(Rule):
@@ -34,7 +35,7 @@ class Trace(Rule):
     nesterov: bool = False
     accumulator_dtype: Any = None
     _: KW_ONLY
-    rounding: str = "auto"
+    rounding: Rounding = "auto"
     seed: Any = 0
     trace = moment(
         rate="decay",

@@ -5,7 +5,7 @@ Contract: F1 to F3, F12, F18 to F20.
 
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, get_args
 
 from halfstep.rule import Moment
 from halfstep.storage.formats import Format
@@ -18,7 +18,8 @@ AMPLIFIED = scaled("float16", 128)
 INT8 = scaled("int8", "row", scale="fine")
 """Weights of 8 bits: a scale of three significant bits for every row (contract P8)."""
 
-ROUNDINGS = ("stochastic", "feedback", "nearest", "auto", "nearest_unchecked")
+Rounding = Literal["stochastic", "feedback", "nearest", "auto", "nearest_unchecked"]
+ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 
 
 def dtype_argument(moment: Moment) -> str:
