@@ -81,7 +81,7 @@ def whole_along(x: jax.Array, axes: Sequence[int]) -> jax.Array:
         return x
     spec = (*_sharding(x).spec, *(None,) * x.ndim)
     kept = [None if i in axes else spec[i] for i in range(x.ndim)]
-    return jax.sharding.reshard(x, PartitionSpec(*kept))
+    return jax.sharding.reshard(x, NamedSharding(_sharding(x).mesh, PartitionSpec(*kept)))
 
 
 def cut_as(x: jax.Array, like: jax.Array) -> jax.Array:

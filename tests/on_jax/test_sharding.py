@@ -3,6 +3,7 @@
 Contract: W8. The eight devices are the host's, made by tests/conftest.py.
 """
 
+import contextlib
 import functools
 
 import jax
@@ -141,14 +142,15 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize("cut", [P("x"), P(None, "x")], ids=str)
+@pytest.mark.parametrize(("cut", "named"), [(P("x"), True), (P(None, "x"), False)], ids=str)
 @pytest.mark.parametrize("name", WHOLE)
-def test_rules_of_whole_arrays_have_the_bits_of_one_device_on_explicit_axes(name, cut):
+def test_rules_of_whole_arrays_have_the_bits_of_one_device_on_explicit_axes(name, cut, named):
+    """The mesh is that of the arrays, whether `jax.set_mesh` names it or not."""
     tx, size = WHOLE[name](), (32, 64)
     params, rows = {"w": weights(size)}, {"w": gradients(2, size)}
     expected = run(tx, params, rows)
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh) if named else contextlib.nullcontext():
         placed = jax.device_put(params, {"w": NamedSharding(mesh, cut)})
         after = run(tx, placed, jax.device_put(rows, NamedSharding(mesh, P(None, *cut))))
     assert after[0]["w"].sharding.spec == P(*cut, *(None,) * (2 - len(cut)))
