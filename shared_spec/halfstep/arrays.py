@@ -22,6 +22,9 @@ class Arrays(Protocol):
     def integer(self, x: Any, /) -> Any:
         """Return float32 as int32, toward zero."""
 
+    def wide(self, scale: Any, /) -> Any:
+        """Return scale bytes as int32. Marks are looked for in bytes: int32 would be kept for that."""
+
     def stored(self, codes: Any, dtype: str, /) -> Any:
         """Return int32 in the dtype in which it is stored, or as it is, if a cast follows elsewhere."""
 
@@ -51,6 +54,15 @@ class Arrays(Protocol):
 
     def unit(self, scale: Any, /, down: int = 0) -> Any:
         """Return the power of two of exponent field `scale` - `down`; NaN of a marked block."""
+
+    def table_codes(self, y: Any, words: Any, table: Any, /) -> Any:
+        """Round to the codes of a table: up from the number below if h gap < y - number.
+
+        h is (2 (word >> 16) + 1) / 2^17, or 1/2 without words. Past either end it is that end; of NaN, any.
+        """
+
+    def table_numbers(self, codes: Any, table: Any, /) -> Any:
+        """Return the float32 numbers of codes of a table: exact."""
 
     def behind(self, x: Any, /) -> "Arrays":
         """Return the same, for products that are made of `x`, whose sign is 0 and not known to be."""

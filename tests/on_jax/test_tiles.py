@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from halfstep.storage.base_codes import NAN_SCALE
 from halfstep_jax.numbers.arrays import _marked_by_bits, _marked_by_select
 from halfstep_jax.storage import tiles
-from halfstep_jax.storage.base_codes import NAN_SCALE
 from halfstep_jax.storage.blocks import (
     _maximum,
     _of_maximum_on_tpu,

@@ -13,8 +13,8 @@ from compare import assert_same
 from halfstep.storage.tables import TABLES as SHARED_TABLES
 from halfstep_spec.storage.tables import TABLES, decode_table, encode_table
 from halfstep_spec.vectors import Array
+from halfstep_torch.numbers import tables
 from halfstep_torch.sharded.slots import new_state
-from halfstep_torch.storage import tables
 from on_torch.steps import assert_same_snapshots, snapshot, values
 from on_torch.test_formats import CNN, TRANSFORMER, reload, run, weights
 

@@ -7,6 +7,7 @@ from jax import lax
 
 from halfstep.storage.base_codes import NAN_SCALE
 from halfstep_jax.numbers.roots import divide
+from halfstep_jax.numbers.tables import decode_table, encode_table
 from halfstep_jax.xla.exact import opaque_zero, rounded_product
 
 _NAN, _MINUS_INFINITY = (np.float32(x).view(np.int32) for x in (np.nan, -np.inf))
@@ -16,6 +17,7 @@ class JaxArrays:
     """Operations of JAX; `zero` is from `exact.opaque_zero`, or made where a product needs it."""
 
     quotient = staticmethod(divide)
+    table_codes, table_numbers = staticmethod(encode_table), staticmethod(decode_table)
 
     def __init__(self, zero: jax.Array | None = None):
         self._zero = zero
@@ -35,6 +37,10 @@ class JaxArrays:
     def integer(self, x):
         """Return int32, toward zero."""
         return x.astype(jnp.int32)
+
+    def wide(self, scale):
+        """Return bytes as int32."""
+        return scale.astype(jnp.int32)
 
     def stored(self, codes, dtype):
         """Return codes in their dtype: marking them is the last operation."""
@@ -74,20 +80,18 @@ class JaxArrays:
 
     def unit(self, scale, down=0):
         """Return the power of two of exponent field `scale` - `down`; NaN of a marked block."""
-        return marked_unit(scale, scale - down if down else scale)
+        field = self.wide(scale)
+        return lax.platform_dependent(
+            scale, field - down if down else field, tpu=_marked_by_bits, default=_marked_by_select
+        )
 
     def behind(self, x) -> "JaxArrays":
         """Return the same with the sign of x for a zero, which costs no loop."""
         return JaxArrays(lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31))
 
 
-def marked_unit(scale: jax.Array, field: jax.Array) -> jax.Array:
-    """Return the power of two of an exponent field; NaN of a marked block."""
-    return lax.platform_dependent(scale, field, tpu=_marked_by_bits, default=_marked_by_select)
-
-
 def as_int32(x):
-    """Return codes, scales and words in int32."""
+    """Return codes and words in int32."""
     if x is None:
         return None
     return lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.uint32 else x.astype(jnp.int32)

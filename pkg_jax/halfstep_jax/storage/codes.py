@@ -1,19 +1,15 @@
 """The codes of all state formats, on arrays of JAX."""
 
-from halfstep.storage import codes, floats, tables, unsigned_floats
+from halfstep.storage import codes, floats
 from halfstep.storage.base_codes import Codes as SharedCodes
 from halfstep_jax.storage.base_codes import Codes
-from halfstep_jax.storage.float_codes import FixedCodes, IntegerCodes, PlainCodes, SignedCodes, UnsignedCodes
-from halfstep_jax.storage.table_codes import TableCodes
+from halfstep_jax.storage.float_codes import FixedCodes, PlainCodes, SignedCodes
 
 # Those whose arithmetic JAX has its own way of.
 _OWN: dict[type[SharedCodes], type[Codes]] = {
     floats.PlainCodes: PlainCodes,
     floats.SignedCodes: SignedCodes,
-    floats.IntegerCodes: IntegerCodes,
     floats.FixedCodes: FixedCodes,
-    tables.TableCodes: TableCodes,
-    unsigned_floats.UnsignedCodes: UnsignedCodes,
 }
 CODES = {
     family: {name: _OWN.get(type(entry), Codes)(entry) for name, entry in entries.items()}

@@ -1,4 +1,4 @@
-"""Codes that are floats with a sign, and integers.
+"""Codes that are floats with a sign.
 
 Contract: F5.
 """
@@ -10,36 +10,12 @@ import numpy as np
 from jax import lax
 
 from halfstep.float_formats import FloatFormat
-from halfstep.storage.unsigned_floats import unsigned_values
-from halfstep_jax.numbers.arrays import JaxArrays, as_int32
+from halfstep_jax.numbers.arrays import JaxArrays
 from halfstep_jax.numbers.rounding import round_and_cast, round_to_code
-from halfstep_jax.storage.base_codes import (
-    BIAS,
-    INFINITY,
-    MANTISSA_BITS,
-    NAN_SCALE,
-    Codes,
-    Mask,
-    must_not_vanish,
-    power_of_two,
-    unit_of_scale,
-)
+from halfstep_jax.storage.base_codes import Codes, Mask
 from halfstep_jax.xla.kept_on_cpu import keep_codes_for_kernels
 
 _SIGN = np.uint32(0x80000000)
-
-
-class UnsignedCodes(Codes):
-    """Floats without a sign."""
-
-    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
-        """Return the values: exact."""
-        if scale is None:
-            return super().decode(codes, scale, words)
-        base = self.numbers.base(as_int32(scale))
-        values = unsigned_values(JaxArrays(), as_int32(codes), self.numbers, base)
-        # Marks are looked for in bytes: XLA on TPU moves more where scales are int32 by then.
-        return jnp.where(scale == NAN_SCALE, np.float32(np.nan), values)
 
 
 class PlainCodes(Codes):
@@ -71,7 +47,7 @@ class SignedCodes(Codes):
         width = 8 * np.dtype(self._bits).itemsize
         code = self.magnitude(x, scale, words, nonzero).astype(jnp.uint32)
         sign = lax.bitcast_convert_type(x, jnp.uint32) >> np.uint32(31) << np.uint32(width - 1)
-        finite, bits = jnp.abs(x) < INFINITY, (code | sign).astype(self._bits)
+        finite, bits = jnp.abs(x) < np.float32(np.inf), (code | sign).astype(self._bits)
         return lax.platform_dependent(
             finite, bits, cpu=self._select_once, tpu=self._select_floats, default=self._select_bits
         )
@@ -96,7 +72,7 @@ class SignedCodes(Codes):
             numbers = lax.platform_dependent(codes, tpu=cast, default=self._decoded)
         else:
             numbers = self._decoded(codes)
-        return numbers * self._unit(scale)
+        return numbers * JaxArrays().unit(scale, self.exponent)
 
     def _decoded(self, codes: jax.Array) -> jax.Array:
         """Return the numbers of codes, read as integers."""
@@ -104,30 +80,14 @@ class SignedCodes(Codes):
 
     def magnitude(self, x, scale, words, nonzero) -> jax.Array:
         """Return the codes of |x|, finite, in int32; `scale` of every element, or one for all."""
-        inverse = np.uint32(2 * BIAS + self.exponent) - scale.astype(jnp.uint32)
+        xp = JaxArrays()
         # Of a magnitude: XLA on CPU computes x again, where it would keep an x that meets its own scale.
-        code = round_to_code(jnp.abs(x) * power_of_two(inverse), self.numbers, words)
-        return (
-            code if nonzero is False else jnp.where(must_not_vanish(x, nonzero), jnp.maximum(code, 1), code)
-        )
-
-    def _unit(self, scale: jax.Array) -> jax.Array:
-        """Return what the code of 1 stands for: 2^(byte - 127 - e); NaN in a marked block."""
-        return unit_of_scale(scale, self.exponent)
-
-
-class IntegerCodes(SignedCodes):
-    """int8, from -127 to 127."""
-
-    def encode(self, x: jax.Array, scale, words: jax.Array | None, nonzero: Mask) -> jax.Array:
-        """Round, and mark what is not finite."""
-        code = self.magnitude(x, scale, words, nonzero)
-        negative = lax.bitcast_convert_type(x, jnp.int32) < 0
-        return jnp.where(scale == NAN_SCALE, np.int8(0), jnp.where(negative, -code, code).astype(jnp.int8))
-
-    def decode(self, codes: jax.Array, scale, words: jax.Array | None = None) -> jax.Array:
-        """Return the values: exact."""
-        return codes.astype(jnp.float32) * self._unit(scale)
+        y = jnp.abs(x) * xp.floats((254 + self.exponent - xp.wide(scale)) << 23)
+        code = round_to_code(y, self.numbers, words)
+        if nonzero is not False:
+            # By the bits of x: XLA on CPU takes a subnormal number for zero.
+            code = jnp.where((xp.bits(x) > 0) & nonzero, jnp.maximum(code, 1), code)
+        return code
 
 
 class FixedCodes(Codes):
@@ -164,7 +124,7 @@ def _value(magnitude: jax.Array, fmt: FloatFormat) -> jax.Array:
     # Of a normal number these are the bits of its double, and of a subnormal one those of its sum with
     # the smallest normal number; that difference is exact. The lesser of what either rule gives is right.
     subnormal = lax.bitcast_convert_type(bits, jnp.float32) - first_normal
-    normal = (bits - (np.uint32(1) << MANTISSA_BITS)).astype(jnp.int32)
+    normal = (bits - (np.uint32(1 << 23))).astype(jnp.int32)
     lesser = jnp.minimum(lax.bitcast_convert_type(subnormal, jnp.int32), normal)
     value = lax.bitcast_convert_type(lesser, jnp.float32)
     return jnp.where(magnitude > fmt.max_code, np.float32(np.nan), value)

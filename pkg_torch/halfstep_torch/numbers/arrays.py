@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from halfstep.storage.base_codes import NAN_SCALE
+from halfstep_torch.numbers.tables import decode_table, encode_table
 
 
 class TorchArrays:
     """Operations of torch, which rounds each of them once."""
 
     product, quotient = staticmethod(torch.mul), staticmethod(torch.div)
+    table_codes, table_numbers = staticmethod(encode_table), staticmethod(decode_table)
 
     def bits(self, x):
         """Return the patterns of float32."""
@@ -28,6 +30,10 @@ class TorchArrays:
     def integer(self, x):
         """Return int32, toward zero."""
         return x.to(torch.int32)
+
+    def wide(self, scale):
+        """Return scales, which are int32 here."""
+        return scale
 
     def stored(self, codes, dtype):
         """Return codes as they are: a round trip decodes them before they are cast."""

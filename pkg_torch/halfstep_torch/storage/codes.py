@@ -2,19 +2,16 @@
 
 import torch
 
-from halfstep.storage import codes, floats, tables
+from halfstep.storage import codes, floats
 from halfstep.storage.base_codes import Codes as SharedCodes
 from halfstep_torch.storage.base_codes import Codes
-from halfstep_torch.storage.float_codes import FixedCodes, IntegerCodes, PatternCodes, PlainCodes, SignedCodes
-from halfstep_torch.storage.table_codes import TableCodes
+from halfstep_torch.storage.float_codes import FixedCodes, PatternCodes, PlainCodes, SignedCodes
 
 # Those whose arithmetic torch has its own way of.
 _OWN: dict[type[SharedCodes], type[Codes]] = {
     floats.PlainCodes: PlainCodes,
     floats.SignedCodes: SignedCodes,
-    floats.IntegerCodes: IntegerCodes,
     floats.FixedCodes: FixedCodes,
-    tables.TableCodes: TableCodes,
 }
 
 

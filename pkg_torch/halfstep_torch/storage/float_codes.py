@@ -1,4 +1,4 @@
-"""Codes that are floats with a sign, and integers.
+"""Codes that are floats with a sign.
 
 Contract: F3, F5.
 """
@@ -31,7 +31,7 @@ class PlainCodes(_Floats):
 
 
 class SignedCodes(_Floats):
-    """Floats with a sign and a scale, and integers: floats that are all subnormal, with quantum 1."""
+    """Floats with a sign and a scale."""
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return x / 2^s, rounded."""
@@ -47,18 +47,6 @@ class SignedCodes(_Floats):
         """Return codes times 2^s."""
         assert scale is not None
         return wide * XP.unit(scale, self.exponent)
-
-
-class IntegerCodes(SignedCodes):
-    """Integers, which have one zero, while a float32 that is rounded to them may be -0.0."""
-
-    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
-        """Return x / 2^s, rounded; 0 in a block that is marked."""
-        return self.shared.marked(XP, x, scale, super().encode(x, scale, words, nonzero))
-
-    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
-        """Return codes times 2^s; zero without a sign, which would be seen in a weight that is -0.0."""
-        return super().decode(wide, scale, words) + 0.0
 
 
 class PatternCodes(SignedCodes):

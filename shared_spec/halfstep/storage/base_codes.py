@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from halfstep.arrays import Arrays
+from halfstep.float_formats import FloatFormat
 
 NAN_SCALE = 255
 """The scale byte of a block that holds a NaN which its codes cannot."""
@@ -18,7 +19,7 @@ NAN_SCALE = 255
 
 @dataclasses.dataclass(frozen=True)
 class Codes:
-    """What codes are, and what they hold. In arithmetic codes, scales and words are int32.
+    """What codes are, and what they hold. In arithmetic codes and words are int32, and scales bytes or int32.
 
     Attributes:
         dtype: of their arrays, as ml_dtypes calls it.
@@ -110,3 +111,11 @@ class Codes:
 def carry_past(largest: float) -> int:
     """Return what a pattern is raised by, so that mantissas above that of `largest` carry."""
     return 0x7FFFFF - (int(np.float32(largest).view(np.uint32)) & 0x7FFFFF)
+
+
+def scales_of(fmt: FloatFormat) -> dict[str, Any]:
+    """Return what scales that are powers of two are made by, given the numbers of the codes."""
+    # From the byte under which the smallest code would decode to a subnormal float32.
+    exponent = math.frexp(fmt.max)[1] - 1
+    lowest = exponent - math.frexp(fmt.smallest)[1] + 2
+    return {"scale_range": (lowest, 254), "carry": carry_past(fmt.max), "exponent": exponent}

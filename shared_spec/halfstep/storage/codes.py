@@ -5,9 +5,9 @@ A family of codes has a file of its own: names, limits and arithmetic. A line he
 
 from halfstep.float_formats import FLOAT_FORMATS, HALVES, INT8
 from halfstep.storage.base_codes import NAN_SCALE, Codes
-from halfstep.storage.floats import FixedCodes, IntegerCodes, PlainCodes, SignedCodes
+from halfstep.storage.floats import FixedCodes, PlainCodes, SignedCodes
 from halfstep.storage.fourth_roots import MULAW8, UROOT4
-from halfstep.storage.integers import DEAD_ZONE, FINE_CODES, FIXED_INT8
+from halfstep.storage.integers import DEAD_ZONE, FINE_CODES, FIXED_INT8, IntegerCodes
 from halfstep.storage.tables import TABLES, TableCodes
 from halfstep.storage.unsigned_floats import UNSIGNED_CODES
 from halfstep.storage.unsigned_roots import ROOT_CODES

@@ -1,9 +1,7 @@
-"""Floats with a sign, and integers as floats that are all subnormal. Contract: F3, F5."""
-
-import math
+"""Floats with a sign. Contract: F3, F5."""
 
 from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
-from halfstep.storage.base_codes import Codes, carry_past
+from halfstep.storage.base_codes import Codes, scales_of
 
 
 class PlainCodes(Codes):
@@ -23,18 +21,7 @@ class SignedCodes(Codes):
     @classmethod
     def of(cls, fmt: FloatFormat) -> "SignedCodes":
         """Return the codes of a format."""
-        return cls(fmt.name, fmt, half_gap(fmt), **_scales(fmt))
-
-
-class IntegerCodes(SignedCodes):
-    """Integers, floats with the quantum 1, which have one zero and no NaN."""
-
-    @classmethod
-    def of(cls, fmt: FloatFormat) -> "IntegerCodes":
-        """Return the codes of a format."""
-        # Of all gaps the largest is below the largest code; and integers lift what is small by orders.
-        gap = 0.5 / fmt.max
-        return cls(fmt.name, fmt, gap, nan_in_scale=True, for_second_moments=False, **_scales(fmt))
+        return cls(fmt.name, fmt, half_gap(fmt), **scales_of(fmt))
 
 
 class FixedCodes(Codes):
@@ -49,10 +36,3 @@ class FixedCodes(Codes):
 def half_gap(fmt: FloatFormat) -> float:
     """Return half of the largest relative gap between normal numbers."""
     return 2.0 ** -(fmt.mantissa_bits + 1)
-
-
-def _scales(fmt: FloatFormat) -> dict:
-    # From the byte under which the smallest code would decode to a subnormal float32.
-    exponent = math.frexp(fmt.max)[1] - 1
-    lowest = exponent - math.frexp(fmt.smallest)[1] + 2
-    return {"scale_range": (lowest, 254), "carry": carry_past(fmt.max), "exponent": exponent}

@@ -1,4 +1,4 @@
-"""Integers under one scale for all, or under a scale of three significant bits. Contract: F13 to F15."""
+"""Integers under a power of two, one scale for all, or three significant bits. Contract: F5, F13 to F15."""
 
 import math
 from typing import Any
@@ -8,12 +8,33 @@ import numpy as np
 from halfstep.arrays import Arrays
 from halfstep.float_formats import INT4, INT8, FloatFormat
 from halfstep.rounding import draw, whole
-from halfstep.storage.base_codes import NAN_SCALE, Codes
+from halfstep.storage.base_codes import NAN_SCALE, Codes, scales_of
 from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS, unsigned_values
 
 DEAD_ZONE = 1 / 16
 """The share of a unit up to which dithered codes store exact zero: an average that decays ends there."""
 _SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
+
+
+class IntegerCodes(Codes):
+    """int8 under a power of two: floats that are all subnormal, with the quantum 1, one zero and no NaN."""
+
+    @classmethod
+    def of(cls, fmt: FloatFormat) -> "IntegerCodes":
+        """Return the codes of a format."""
+        # Of all gaps the largest is below the largest code; and integers lift what is small by orders.
+        gap = 0.5 / fmt.max
+        return cls(fmt.name, fmt, gap, nan_in_scale=True, for_second_moments=False, **scales_of(fmt))
+
+    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+        """Return x over the scale, rounded to integers that stop at 127."""
+        # Of a magnitude: XLA on CPU computes x again, where it would keep an x that meets its own scale.
+        size = abs(x) * xp.floats((254 + self.exponent - xp.wide(scale)) << 23)
+        return _with_sign(xp, x, size, words, nonzero, int(self.numbers.max))
+
+    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+        """Return the integers times the scale: exact."""
+        return xp.real(codes) * xp.unit(scale, self.exponent)
 
 
 class FixedIntegerCodes(Codes):
@@ -22,8 +43,7 @@ class FixedIntegerCodes(Codes):
     def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
         """Return x over the scale, rounded to integers that stop at 127."""
         # Past 8 it saturates; a number that 16 takes past float32's largest one does too.
-        size = xp.clip(whole(xp, xp.clip(abs(x), high=8.0) * 16.0, words), high=127)
-        return xp.where(xp.bits(x) < 0, -size, size)
+        return _with_sign(xp, x, xp.clip(abs(x), high=8.0) * 16.0, words, False, 127)
 
     def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
         """Return the integers times the scale."""
@@ -60,19 +80,15 @@ class FineIntegerCodes(Codes):
 
     def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
         """Return x / s, rounded to integers that stop at K. A quotient: of q s it is the integer again."""
-        ratio = xp.quotient(abs(x), unsigned_values(xp, scale, _SCALES, _SCALES.fixed_base))
-        size = xp.clip(whole(xp, xp.clip(ratio, high=128.0), words), high=self.largest)
-        if nonzero is not False:
-            # By bits: XLA on CPU takes a subnormal number for zero.
-            size = xp.where((xp.bits(x) > 0) & nonzero, xp.clip(size, 1), size)
-        return xp.where(xp.bits(x) < 0, -size, size)
+        ratio = xp.quotient(abs(x), unsigned_values(xp, xp.wide(scale), _SCALES, _SCALES.fixed_base))
+        return _with_sign(xp, x, ratio, words, nonzero, self.largest)
 
     def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
         """Return the integers times s: exact."""
         return xp.real(codes) * self._unit(xp, scale)
 
     def _unit(self, xp: Arrays, scale: Any) -> Any:
-        unit = unsigned_values(xp, scale, _SCALES, _SCALES.fixed_base)
+        unit = unsigned_values(xp, xp.wide(scale), _SCALES, _SCALES.fixed_base)
         return xp.where(scale == NAN_SCALE, math.nan, unit)
 
 
@@ -85,7 +101,7 @@ class DitheredCodes(FineIntegerCodes):
 
     def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
         """Return x / s + d, rounded to nearest integers that stop at 7, and 8 above that; 0 near zero."""
-        unit = unsigned_values(xp, scale, _SCALES, _SCALES.fixed_base)
+        unit = unsigned_values(xp, xp.wide(scale), _SCALES, _SCALES.fixed_base)
         q = xp.clip(xp.nearest(xp.quotient(x, unit) + _dither(xp, words)), -self.largest, self.largest)
         # That is |x / s| <= 1/16: s has three bits, so that no x is so near above s/16 that x / s is 1/16. A
         # quotient with two uses XLA on CPU keeps in float32.
@@ -99,6 +115,15 @@ class DitheredCodes(FineIntegerCodes):
 
 FIXED_INT8 = FixedIntegerCodes("int8", INT8, 0.5 / INT8.max, for_second_moments=False, nan_code=-128)
 FINE_CODES = {"int8": FineIntegerCodes.of("int8", INT8), "int4": DitheredCodes.of("uint8", INT4, packed=True)}
+
+
+def _with_sign(xp: Arrays, x: Any, size: Any, words: Any, nonzero: Any, largest: int) -> Any:
+    """Return magnitudes, rounded to integers that stop at the largest, with the signs of x."""
+    size = xp.clip(whole(xp, xp.clip(size, high=128.0), words), high=largest)
+    if nonzero is not False:
+        # By bits: XLA on CPU takes a subnormal number for zero.
+        size = xp.where((xp.bits(x) > 0) & nonzero, xp.clip(size, 1), size)
+    return xp.where(xp.bits(x) < 0, -size, size)
 
 
 def _dither(xp: Arrays, words: Any) -> Any:

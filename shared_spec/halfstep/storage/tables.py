@@ -6,9 +6,11 @@ so zero has the code 0.
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
+from halfstep.arrays import Arrays
 from halfstep.storage.base_codes import Codes, carry_past
 
 
@@ -115,3 +117,15 @@ class TableCodes(Codes):
             carry=carry_past(fraction),
             step=1 - exponent,
         )
+
+    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+        """Return the codes of x over its block's scale."""
+        codes = xp.table_codes(x * xp.floats((254 - xp.wide(scale)) << 23), words, self.numbers)
+        if nonzero is not False and self.numbers.has_zero:
+            # By bits: XLA on CPU takes a subnormal number for zero.
+            codes = xp.where((xp.bits(x) > 0) & nonzero & (codes == 0), 1, codes)
+        return codes
+
+    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+        """Return the numbers times their block's scale: exact."""
+        return xp.table_numbers(codes, self.numbers) * xp.unit(scale)

@@ -82,16 +82,16 @@ class UnsignedCodes(Codes):
             code = cut(xp, bits, None, drop)
         else:
             code = (bits + (draw(xp, words, drop) + self._root_term(bits))) >> drop
-        return xp.clip(code - self._base(scale), xp.clip(bits, high=1), 255)
+        return xp.clip(code - self._base(xp, scale), xp.clip(bits, high=1), 255)
 
     def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
         """Return the numbers from the base of their block up."""
-        values = unsigned_values(xp, codes, self.numbers, self._base(scale))
+        values = unsigned_values(xp, codes, self.numbers, self._base(xp, scale))
         return values if scale is None else xp.where(scale == NAN_SCALE, math.nan, values)
 
-    def _base(self, scale: Any) -> Any:
+    def _base(self, xp: Arrays, scale: Any) -> Any:
         """Return what code 0 stands on: of every block, or one for all."""
-        return self.numbers.fixed_base if scale is None else self.numbers.base(scale)
+        return self.numbers.fixed_base if scale is None else self.numbers.base(xp.wide(scale))
 
     def _root_term(self, bits: Any) -> Any:
         """Return what rounding adds so that it keeps the mean of x^(1/4), and not of x.

@@ -85,7 +85,7 @@ class RootCodes(Codes):
 
     def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
         """Return codes of the root, rounded; there is no zero."""
-        y = x * xp.floats((254 - scale) << 23)
+        y = x * xp.floats((254 - xp.wide(scale)) << 23)
         # As integers: NaN becomes a number; a clamp of floats, which keeps NaN, takes far longer on a CPU.
         root = eighth_root(xp.behind(y), xp.floats(xp.clip(xp.bits(y), _LEAST, _MOST)))
         place = xp.integer(root * float(self.numbers.top * _ONE)) - self.numbers.above * _ONE

@@ -12,11 +12,11 @@ from halfstep.storage.tables import Table
 
 
 def encode_table(y: jax.Array, words: jax.Array | None, table: Table) -> jax.Array:
-    """Round float32 `y` to uint8 codes: up from the number below if h gap < y - number.
+    """Round float32 `y` to int32 codes: up from the number below if h gap < y - number.
 
     Args:
         y: float32; below the first number it gets the first, above the last the last.
-        words: uint32: h = (2 (word >> 16) + 1) / 2^17; or None: h = 1/2.
+        words: int32 patterns: h = (2 (word >> 16) + 1) / 2^17; or None: h = 1/2.
         table: of the codes.
 
     Example:
@@ -27,11 +27,11 @@ def encode_table(y: jax.Array, words: jax.Array | None, table: Table) -> jax.Arr
     """
     h = np.float32(0.5) if words is None else _fraction(words)
     index = _count(y, h, table) if table.bits == 4 else _search(y, h, table)
-    return ((index - table.zero) & (table.size - 1)).astype(jnp.uint8)
+    return (index - table.zero) & (table.size - 1)
 
 
 def decode_table(codes: jax.Array, table: Table) -> jax.Array:
-    """Return the float32 number of every code: exact."""
+    """Return the float32 number of every code, int32: exact."""
     if table.bits == 4:
         return _select(codes, table.by_code)
     looked_up, computed = (functools.partial(f, table=table) for f in (_looked_up_by_code, _computed_by_code))
@@ -40,7 +40,8 @@ def decode_table(codes: jax.Array, table: Table) -> jax.Array:
 
 def _fraction(words: jax.Array) -> jax.Array:
     """Return odd multiples of 2^-17 in (0, 1). None is 0: what is next to zero rounds to zero everywhere."""
-    return ((words >> np.uint32(15)) | np.uint32(1)).astype(jnp.float32) * np.float32(2.0**-17)
+    odd = lax.shift_right_logical(words, np.int32(15)) | np.int32(1)
+    return odd.astype(jnp.float32) * np.float32(2.0**-17)
 
 
 def _count(y: jax.Array, h, table: Table) -> jax.Array:
@@ -97,11 +98,10 @@ def _looked_up(index: jax.Array, table: Table) -> jax.Array:
 
 
 def _looked_up_by_code(codes: jax.Array, table: Table) -> jax.Array:
-    return jnp.asarray(table.by_code).at[codes.astype(jnp.int32)].get(mode="promise_in_bounds")
+    return jnp.asarray(table.by_code).at[codes].get(mode="promise_in_bounds")
 
 
-def _computed_by_code(codes: jax.Array, table: Table) -> jax.Array:
-    code = codes.astype(jnp.int32)
+def _computed_by_code(code: jax.Array, table: Table) -> jax.Array:
     if not table.signed:
         return _of_places(code, table)
     is_negative = code > _last(table)
@@ -158,6 +158,6 @@ def _select(codes: jax.Array, numbers: np.ndarray) -> jax.Array:
     """Return numbers[codes] for 16 numbers without a gather: on accelerators one is slow."""
     chosen = list(numbers)
     for bit in range(4):
-        is_set = (codes & np.uint8(1 << bit)) != 0
+        is_set = (codes & np.int32(1 << bit)) != 0
         chosen = [jnp.where(is_set, odd, even) for even, odd in zip(chosen[0::2], chosen[1::2], strict=True)]
     return chosen[0]
