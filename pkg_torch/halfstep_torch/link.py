@@ -29,7 +29,7 @@ from halfstep_torch.storage.bound_moments import bound_moments, check_moments
 from halfstep_torch.storage.formats import Format
 from halfstep_torch.storage.state_array import Shape
 
-_NUMBERS_OP = NumbersOp()
+_NUMBERS_OP: Any = NumbersOp()
 
 P = ParamSpec("P")
 

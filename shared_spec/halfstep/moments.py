@@ -127,14 +127,16 @@ class StepWeight(StepMoment):
 
 
 class Moments:
-    """The moments of one array during one step, as attributes."""
+    """The moments of one array during one step, as attributes, and `param` where a rule rounds the weight."""
+
+    param: StepWeight
 
     def __init__(self, rule: str, moments: Mapping[str, Any]):
         self._rule = rule
         for name, moment in moments.items():  # Dynamo of torch 2.11 cannot trace `__dict__.update`
             setattr(self, name, moment)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> StepMoment:
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(

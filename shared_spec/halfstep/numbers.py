@@ -7,7 +7,7 @@ number where it is read, and only there. Contract: A1, A2.
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from halfstep.op import Op
@@ -128,11 +128,13 @@ class Number(_Guarded):
             f"{self._op.rule}: update branches on a number of the step. Use op.where(mask, x, y)."
         )
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        way = f"op.{name}(x)" if hasattr(self._op, name) else "op.apply(function, x)"
-        raise AttributeError(f"{self._op.rule}: update uses .{name} of a number of the step. Use {way}.")
+    if not TYPE_CHECKING:  # checkers know what there is
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            way = f"op.{name}(x)" if hasattr(self._op, name) else "op.apply(function, x)"
+            raise AttributeError(f"{self._op.rule}: update uses .{name} of a number of the step. Use {way}.")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -178,3 +180,21 @@ class Elsewhere:
 
     __bool__ = __float__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
     __add__ = __sub__ = __mul__ = __truediv__ = __radd__ = __rsub__ = __rmul__ = __rtruediv__ = refuse
+
+
+class Numbers(Protocol):
+    """The numbers of a step, by name: of a rule's hyperparameters, and what its `numbers` returned."""
+
+    def __getattr__(self, name: str, /) -> Number: ...
+
+
+class Count(Protocol):
+    """The count of a step in `numbers`: a number of the host, or one that is known when the step is run."""
+
+    def __add__(self, k: int, /) -> "Count": ...
+    def __sub__(self, k: int, /) -> "Count": ...
+    def __mod__(self, k: int, /) -> "Count": ...
+    def __lt__(self, k: int, /) -> Any: ...
+    def __le__(self, k: int, /) -> Any: ...
+    def __gt__(self, k: int, /) -> Any: ...
+    def __ge__(self, k: int, /) -> Any: ...

@@ -5,7 +5,7 @@ Contract: A1 to A3.
 
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from halfstep.means import mean
 from halfstep.numbers import Elsewhere, Made, Mask, Number
@@ -28,10 +28,12 @@ class Op:
     def __init__(self, rule: str):
         self.rule = rule
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise AttributeError(f"{self.rule}: op has no {name}. Use op.apply(function, x).")
+    if not TYPE_CHECKING:  # checkers know what there is
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise AttributeError(f"{self.rule}: op has no {name}. Use op.apply(function, x).")
 
     # What a framework says.
 
@@ -264,6 +266,18 @@ class Op:
         if x._protected is None:
             x._protected = self.opaque(x.value)
         return x._protected
+
+
+class NumbersOp(Op):
+    """The operations of a rule's `numbers`, which runs once a step: on scalars, and on counts."""
+
+    def unbias(self, *pairs: tuple[Any, Any]) -> tuple[Number, ...]:
+        """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2)."""
+        raise NotImplementedError
+
+    def float32(self, x: Any) -> Number:
+        """Return a count, or the truth of a comparison, as a number."""
+        raise NotImplementedError
 
 
 def _shape(x: Number) -> tuple[int, ...]:

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
+
+    from halfstep.moments import Moments
+    from halfstep.numbers import Count, Number, Numbers
+    from halfstep.op import NumbersOp, Op
 else:
 
     def dataclass_transform(**_: Any) -> Callable[[type], type]:
@@ -218,7 +222,9 @@ class Rule:
             cls.name = _WORDS.sub("_", cls.__name__).lower()
         dataclasses.dataclass(frozen=True)(cls)
 
-    def numbers(self, h: Any, t: Any, op: Any) -> Mapping[str, Any]:
+    # Types of arguments are inherited: an editor knows them in every rule, which need not repeat them.
+
+    def numbers(self, h: "Numbers", t: "Count", op: "NumbersOp") -> Mapping[str, Any]:
         """Return numbers of a step that `update` reads beside the hyperparameters, or in place of some.
 
         Args:
@@ -228,7 +234,7 @@ class Rule:
         """
         return {}
 
-    def update(self, g: Any, p: Any, n: Any, m: Any, op: Any) -> Any:
+    def update(self, g: "Number", p: "Number", n: "Numbers", m: "Moments", op: "Op") -> Any:
         """Return the update, and round every moment once on the way.
 
         Pure, in float32: operators and `op` round once and protect their own products. Of `self`, only

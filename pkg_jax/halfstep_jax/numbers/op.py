@@ -13,14 +13,14 @@ import numpy as np
 from jax import lax
 
 from halfstep.numbers import Made, Mask, Number
-from halfstep.op import Op
+from halfstep.op import NumbersOp
 from halfstep_jax.numbers import moments, norms, roots
 from halfstep_jax.numbers.global_norm import global_norm, norm_in_range
 from halfstep_jax.numbers.schedules import is_zero
 from halfstep_jax.xla import exact
 
 
-class JaxOp(Op):
+class JaxOp(NumbersOp):
     """Operations on float32 arrays of JAX.
 
     Args:

@@ -8,10 +8,10 @@ import optax
 
 from halfstep.hyperparameters import check_bound
 from halfstep.numbers import Number
+from halfstep.op import Op
 from halfstep.rule import Rule, number
 from halfstep_jax.numbers.global_norm import global_norms
 from halfstep_jax.numbers.norms import Norms, check_axis_names
-from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.transform import as_transform
 
 
@@ -64,7 +64,7 @@ class ClipByGlobalNorm(Rule):
     exact: bool = False
     axis_names: Any = None
 
-    def update(self, g, p, n, m, op):
+    def update(self, g: Any, p, n, m, op):
         """Return the clipped updates of all leaves."""
         check_axis_names(self.name, self.axis_names)
         arrays = [op.bare(u) for u in g]
@@ -72,7 +72,7 @@ class ClipByGlobalNorm(Rule):
         return clip(g, norms, n.max_norm, op)
 
 
-def clip(updates: Sequence[Number], norms: Norms, max_norm: Number, op: JaxOp) -> tuple[Number, ...]:
+def clip(updates: Sequence[Number], norms: Norms, max_norm: Number, op: Op) -> tuple[Number, ...]:
     """Return updates, times max_norm / norm unless the norm is at most that: float32 (contract N3)."""
     divisor, scale = map(op.wrap, norms.in_range())
     passes = op.wrap(norms.whole) <= max_norm

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from halfstep.hyperparameters import check_bound
+from halfstep.numbers import Number
+from halfstep.op import NumbersOp
 from halfstep.rule import Rule, moment, number, option
 from halfstep.storage.moment_formats import Rounding
 
@@ -189,7 +191,7 @@ class ScaleByParamBlockRms(Rule):
         return op.scaled(g, op.maximum(op.sqrt(op.mean(p * p)), n.min_scale))
 
 
-def inverse_power(t: Any, c: Any, op: Any) -> Any:
+def inverse_power(t: Number, c: Number, op: NumbersOp) -> Number:
     """Return t^-c of float32 t >= 1 and c in [0, 1], by roots alone: the same bits everywhere (contract M4).
 
     For every bit 2^-k of c, k from 0 to 24, the root t^(2^-k), correctly rounded, is a factor.

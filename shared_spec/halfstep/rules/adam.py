@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from halfstep.moments import Moments
+from halfstep.numbers import Number, Numbers
+from halfstep.op import Op
 from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep.storage.fourth_roots import FOURTH_ROOT
 from halfstep.storage.moment_formats import Rounding
@@ -112,7 +115,7 @@ class ScaleByAdam(Rule):
         # In one expression, so that eager torch keeps no more arrays than the formula has.
         return ahead / (op.sqrt(v * n.r2 if op.is_zero(self.eps_root) else v * n.r2 + n.eps_root) + n.eps)
 
-    def _by_inverse_root(self, g, n, m, op):
+    def _by_inverse_root(self, g: Number, n: Numbers, m: Moments, op: Op) -> Number:
         """Return (mu s) unbias, s about 1 / sqrt(nu), of the averages before they are stored."""
         s = m.nu.inverse_root(n.b2 * m.nu.value + (n.share * (g * g) + n.floor))
         mu = op.ema(m.mu.value, g, n.b1)

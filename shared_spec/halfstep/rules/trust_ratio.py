@@ -4,6 +4,8 @@ import math
 from typing import Any
 
 from halfstep.hyperparameters import check_bound
+from halfstep.numbers import Number, Numbers
+from halfstep.op import Op
 from halfstep.rule import Rule, number
 
 TEMPERED_COEFFICIENT = 1e-3
@@ -31,7 +33,7 @@ class TrustRatio(Rule):
         p_norm, (u_norm, scale) = op.norm(p, self.exact), op.norm_in_range(g, self.exact)
         return op.scaled(g, self.ratio(p_norm, u_norm, scale, n, op), scale)
 
-    def ratio(self, p_norm, u_norm, scale, n, op):
+    def ratio(self, p_norm: Number, u_norm: Number, scale: Number, n: Numbers, op: Op) -> Number:
         """Return the ratio, given both norms, the second one of the update times a scale: 1 or 2^-64."""
         up = 1.0 / scale
         p_norm = op.clamp(p_norm, n.min_norm, n.max_norm)
@@ -42,7 +44,7 @@ class TrustRatio(Rule):
         ratio = op.where((p_norm == 0) | (u_norm == 0), up, ratio)
         return op.clamp(ratio, up * n.min_ratio, up * n.max_ratio)
 
-    def tempered(self, quotient, up, n, op):
+    def tempered(self, quotient: Number, up: Number, n: Numbers, op: Op) -> Number:
         """Return the quotient of the norms as it is."""
         return quotient
 
@@ -86,6 +88,6 @@ class ScaleByTemperedTrustRatio(TrustRatio):
         coefficient = TEMPERED_COEFFICIENT / h.learning_rate
         return lower | {"trust_coefficient": coefficient, "max_ratio": TEMPERED_MAX_RATIO}
 
-    def tempered(self, quotient, up, n, op):
+    def tempered(self, quotient: Number, up: Number, n: Numbers, op: Op) -> Number:
         """Return (quotient / up)^trust_power up, in factors that are float32 numbers."""
         return op.power(quotient, n.trust_power) * (up / op.power(up, n.trust_power))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from halfstep.op import Op
 from halfstep.rule import Rule, number
 
 
@@ -22,7 +21,7 @@ class AddDecayedWeights(Rule):
                 f"add_decayed_weights: cautious={self.cautious!r} is not a bool. Use True or False."
             )
 
-    def update(self, g: Any, p: Any, n: Any, m: Any, op: Op) -> Any:
+    def update(self, g, p, n, m, op):
         """Return u + (weight_decay p), or u - (weight_decay p); u where a cautious decay would oppose it."""
         if op.is_zero(self.weight_decay):
             return g
