@@ -9,7 +9,7 @@ import optax
 
 from halfstep.description import NOT_STORED, WEIGHT, ArrayDescription, Description, moment_reason
 from halfstep.rule import Rule
-from halfstep_jax.landings import keeps_nothing
+from halfstep_jax.landings import is_wide
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.storage.stored_moment import StoredMoment
@@ -76,7 +76,7 @@ def _lands(link: Link) -> bool:
 def _weight(name: str, p, stored_by: WeightRule | Rule | None, fault: ChainFault | None) -> ArrayDescription:
     """Return the row of a weight."""
     rounding, why = "nearest", NOT_STORED
-    if keeps_nothing(p):
+    if is_wide(p):
         rounding, why = "none", f"{p.dtype} weights pass through"
     elif fault is not None and name in fault.leaves:
         why = f"{fault.link} changes what {fault.storage} lands: it is rounded again"
@@ -113,7 +113,7 @@ def _rows(link: Link) -> Iterable[ArrayDescription]:
 
 def _moment_row(leaf: str, p, moment: StoredMoment, codes, scale) -> ArrayDescription:
     fmt, rounding = moment.storage_of(codes, p.shape)
-    by_default = moment.narrow_only
+    by_default = moment.default_of_narrow
     why, as_asked = moment_reason(moment.asked_for, fmt, tuple(p.shape), str(p.dtype), by_default)
     nbytes = _nbytes(codes) + (0 if scale is None else _nbytes(scale))
     rounding = rounding if fmt.rounds else "none"

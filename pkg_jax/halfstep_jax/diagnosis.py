@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
+from halfstep.diagnosis import Count, Diagnosis, Wording, diagnosis_of
 from halfstep_jax.description import weights_that_links_store
 from halfstep_jax.gradients.accumulation import AccumulateGradientsState
 from halfstep_jax.landings import Landings, watched_landings
 from halfstep_jax.leaves import check_params, named_leaves
-from halfstep_jax.moment_trials import NARROW, PAIRS, SUMS, diagnose_moments
+from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.weights.chain_check import chain_fault
 from halfstep_jax.weights.narrow_weights import Compensate
@@ -26,7 +26,7 @@ _FUNCTION = "diagnose"
 # `optax.lookahead` moves its slow weights at every fifth to tenth step. 64 steps hold six periods of ten, and
 # the rest of a seventh is a small share.
 _STEPS = 64
-_TERMS = Terms(
+_TERMS = Wording(
     package="halfstep_jax",
     cure="Use a transform of halfstep_jax, or its round_stochastically as the last link.",
     rate="its rate",

@@ -9,7 +9,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from halfstep_jax.leaves import with_prefix
-from halfstep_jax.xla.shards import manual_axes, shard_of, told_shards
+from halfstep_jax.xla.shards import known_shards, manual_axes, shard_of
 
 _FUNCTION = "in_shard_map"
 
@@ -68,18 +68,18 @@ def in_shard_map(inner: optax.GradientTransformation, specs: Any) -> optax.Gradi
     inner_update = optax.with_extra_args_support(inner).update
 
     def init(params):
-        with _told(specs, params):
+        with _shard_context(specs, params):
             return inner.init(params)
 
     def update(updates, state, params=None, **extra_args):
-        with _told(specs, updates):
+        with _shard_context(specs, updates):
             return inner_update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 @contextlib.contextmanager
-def _told(specs, tree) -> Iterator[None]:
+def _shard_context(specs, tree) -> Iterator[None]:
     """Let links know which parts the arrays of a tree are; outside of `jax.shard_map`, nothing."""
     if not manual_axes():
         yield
@@ -92,7 +92,7 @@ def _told(specs, tree) -> Iterator[None]:
                 f"{_FUNCTION}: the spec of '{name}' is {spec}, its shape {x.shape}. Use a spec of its axes."
             )
         shards[name] = shard_of(spec, x.shape)
-    with told_shards(shards):
+    with known_shards(shards):
         yield
 
 

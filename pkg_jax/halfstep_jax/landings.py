@@ -52,7 +52,7 @@ def watched_landings(landings: Landings) -> Iterator[None]:
         _watching.reset(token)
 
 
-def keeps_nothing(p) -> bool:
+def is_wide(p) -> bool:
     """Whether a weight passes through every rule: one of float32, or wider (contract P6)."""
     return jnp.dtype(p.dtype).itemsize >= 4
 
@@ -64,5 +64,5 @@ def watched(caller: str, leaves: Leaves, weights: list, us: Any) -> Any:
         return us
     rows = zip(leaves.names, weights, leaves.values, strict=True)
     return leaves.treedef.unflatten(
-        [u if u is None or keeps_nothing(p) else landings.stand_in(caller, name, u) for name, p, u in rows]
+        [u if u is None or is_wide(p) else landings.stand_in(caller, name, u) for name, p, u in rows]
     )

@@ -11,7 +11,7 @@ from halfstep.description import WEIGHT
 from halfstep.monitor import NUMBERS, checked_every, corner, row_of
 from halfstep_jax.description import describe, leaf_at_end, weights_that_links_store
 from halfstep_jax.leaves import named_leaves
-from halfstep_jax.moment_trials import NARROW, PAIRS
+from halfstep_jax.moment_probe import NARROW, PAIRS
 from halfstep_jax.storage.ends import count_at_ends, moment_pairs
 from halfstep_jax.weights.chain_check import chain_fault
 

@@ -18,7 +18,7 @@ from jax import lax
 
 from halfstep.float_formats import FLOAT_FORMATS
 from halfstep.moments import Feedback, StepMoment, StepWeight, fed_back, feedback_name
-from halfstep.numbers import Elsewhere, Number
+from halfstep.numbers import Number, ReadFromNumbers
 from halfstep.op import check_array
 from halfstep.random_words import Role
 from halfstep.rule import Rule, declared
@@ -220,9 +220,9 @@ def static_form(rule: Rule) -> Rule:
             continue
         known = name not in fields.numbers or isinstance(value, np.floating)
         if not known:
-            value = Elsewhere(rule.name, name, f"n.{name}")
+            value = ReadFromNumbers(rule.name, name, f"n.{name}")
         elif name in fields.host_options:
-            value = Elsewhere(rule.name, name, "what `numbers` makes of it")
+            value = ReadFromNumbers(rule.name, name, "what `numbers` makes of it")
         object.__setattr__(form, name, value)
     return form
 

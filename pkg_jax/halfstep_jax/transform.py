@@ -23,7 +23,7 @@ from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import ScheduleState, next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shared_keys import keep_keys, kept_zero, unshared_keys
+from halfstep_jax.numbers.shared_keys import share_keys, shared_zero, unshared_keys
 from halfstep_jax.placement import placed_as
 from halfstep_jax.rule import (
     LandedWeight,
@@ -40,7 +40,7 @@ from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.xla import passes
 from halfstep_jax.xla.exact import opaque_bits, opaque_input, stored_with
-from halfstep_jax.xla.shards import shards, told_shards
+from halfstep_jax.xla.shards import known_shards, shards
 
 _TRIAL_SHAPE = (8, 16)
 
@@ -139,7 +139,7 @@ def transform_of(rule: Callable[P, Rule]) -> Callable[P, optax.GradientTransform
 
 
 def _without_moments(rule: Rule, leaves: Leaves, weights: list, numbers):
-    zero, form = kept_zero(), static_form(rule)
+    zero, form = shared_zero(), static_form(rule)
     if rule.scope == "all":
         here = [i for i, g in enumerate(leaves.values) if g is not None]
         gs, ps = (tuple(column[i] for i in here) for column in (leaves.values, weights))
@@ -161,7 +161,7 @@ def _with_moments(
     if any(moment.dithered for moment in stored.values()):
         before = leaf_keys(state.seed, state.count, ids, roles)
     static = static_form(rule), tuple(stored.items())
-    keep_keys(ids, keys)
+    share_keys(ids, keys)
     places = keys.places(shards(rule.name, leaves.names, leaves.values))
     rows = [
         (None, *encoded)
@@ -317,5 +317,5 @@ def _try(rule: Rule, stored: dict[str, StoredMoment]) -> None:
         state = _state(rule, count, jnp.zeros(2, jnp.uint32), trees)
         return _with_moments(tried, stored, leaves, [p], [None], numbers, state, count)
 
-    with told_shards({}), unshared_keys():  # The rule may be made inside `jax.shard_map`, or an alias.
+    with known_shards({}), unshared_keys():  # The rule may be made inside `jax.shard_map`, or an alias.
         jax.eval_shape(trial, jax.ShapeDtypeStruct((), jnp.int32), x, weight, given)

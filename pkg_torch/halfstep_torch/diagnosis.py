@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.diagnosis import Count, Diagnosis, Terms, diagnosis_of
+from halfstep.diagnosis import Count, Diagnosis, Wording, diagnosis_of
 from halfstep_torch.distributed.collectives import total_counts
 from halfstep_torch.distributed.norms import norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded, local_part
-from halfstep_torch.gradients.hooks import named_leaves, taken_by
-from halfstep_torch.moment_trials import PAIRS, diagnose_moments, float32_moments
-from halfstep_torch.say_once import say_once
-from halfstep_torch.trial_steps import (
+from halfstep_torch.gradients.hooks import named_leaves, owner_of
+from halfstep_torch.moment_probe import PAIRS, diagnose_moments, float32_moments
+from halfstep_torch.probe_steps import (
     NARROW,
     any_optimizer,
     compensated,
@@ -27,6 +26,7 @@ from halfstep_torch.trial_steps import (
     weights_after_decay,
     weights_after_step,
 )
+from halfstep_torch.say_once import say_once
 
 _FUNCTION = "diagnose"
 # Writes to a gradient from which it is a sum: unscaling and clipping are two.
@@ -35,7 +35,7 @@ _WRITES = 3
 _VERSION = "_version"
 
 
-_TERMS = Terms(
+_TERMS = Wording(
     package="halfstep_torch",
     cure="Use an optimizer of halfstep_torch, which rounds stochastically.",
     rate="beta",
@@ -173,7 +173,7 @@ def _sums_rounded(params: list[Tensor]) -> float:
     if grads and not hasattr(grads[0][1], _VERSION):
         say_once(f"{_FUNCTION}: torch counts no writes to a tensor any more: sums in 16 bits are not seen.")
         return 0.0
-    plain = [g for p, g in grads if g.dtype in NARROW and taken_by(p) != "accumulate_gradients"]
+    plain = [g for p, g in grads if g.dtype in NARROW and owner_of(p) != "accumulate_gradients"]
     rounded = sum(g.numel() for g in plain if getattr(g, _VERSION) >= _WRITES)
     return rounded / max(sum(g.numel() for _, g in grads), 1)
 

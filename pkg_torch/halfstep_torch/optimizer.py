@@ -272,7 +272,7 @@ class Optimizer(SavedOptimizer):
                 warn_of_no_gradient(self._name, self._idle_steps)
         if may_make_state and not how.any_of(any(_moves(batch) for batch in all_batches)):
             return
-        # Of a dry run there is the state alone.
+        # On the meta device only state is made.
         batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
         with how.exchanged(batches):
             self._run(how, batches, last, functools.partial(self._attach, batches, last, sizes))

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from halfstep import rule_check
 from halfstep.moments import Moments, StepMoment
-from halfstep.numbers import Made, Number
+from halfstep.numbers import Number, Origin
 from halfstep.rule import Rule
 from halfstep.rule_check import Answer, Question
 from halfstep_torch.bound_rule import BoundRule
+from halfstep_torch.dry_run import bare_update
 from halfstep_torch.engine.inductor import compile_options, compiling, find_cxx, own_code
 from halfstep_torch.engine.step_numbers import flat, number_places, unflat
 from halfstep_torch.link import ParamInfo, as_link
 from halfstep_torch.numbers.op import GuardedOp, tensor_numbers
-from halfstep_torch.rule_trial import bare_update
 
 _CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ class _TracedOp(GuardedOp):
         super().__init__(rule)
         self.results: list[Tensor] = []
 
-    def wrap(self, x: Any, made: Made = Made.ARRAY) -> Number:
+    def wrap(self, x: Any, made: Origin = Origin.ARRAY) -> Number:
         """Return a Number, and keep the tensor."""
         self.results.append(x)
         return super().wrap(x, made)
@@ -121,7 +121,7 @@ def _run(function: Callable, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _operations(bound: BoundRule, numbers: Any, question: Question) -> tuple[Tensor, ...]:
     """Return the result of every operation of a step."""
     op = _TracedOp(bound.rule.name)
-    n = type(numbers)(*(op.wrap(x, Made.NUMBER) for x in numbers))
+    n = type(numbers)(*(op.wrap(x, Origin.NUMBER) for x in numbers))
     moments = {name: StepMoment(name, x, op) for name, x in question.moments.items()}
     g, p = op.wrap(question.g), op.wrap(question.p)
     op.results.clear()

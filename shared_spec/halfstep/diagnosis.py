@@ -137,7 +137,7 @@ class Diagnosis(Report):
 
 
 @dataclasses.dataclass(frozen=True)
-class Terms:
+class Wording:
     """What a framework's users know things by, and what a package offers them.
 
     Attributes:
@@ -160,7 +160,7 @@ class Terms:
 
 
 def diagnosis_of(
-    terms: Terms,
+    terms: Wording,
     updates: Mapping[str, Count],
     compensated: Mapping[str, Count],
     decay: Iterable[Count] | None,
@@ -272,7 +272,9 @@ def _advice_on_nonfinite(shares: Mapping[str, float]) -> Iterable[str]:
         )
 
 
-def _advice_on_formats(terms: Terms, moments: Mapping[str, MomentDiagnosis], largest: float) -> Iterable[str]:
+def _advice_on_formats(
+    terms: Wording, moments: Mapping[str, MomentDiagnosis], largest: float
+) -> Iterable[str]:
     kept = {name: moment.dtypes for name, moment in moments.items()}
     for dtype in RANGES:
         if any(dtype in dtypes for dtypes in kept.values()) and (problem := outside_range(dtype, largest)):
@@ -290,7 +292,7 @@ def _share(counts: Iterable[Count]) -> float:
     return sum(lost) / max(sum(total), 1)
 
 
-def _advice_on_updates(terms: Terms, updates_lost: float, decay_lost: float | None) -> Iterable[str]:
+def _advice_on_updates(terms: Wording, updates_lost: float, decay_lost: float | None) -> Iterable[str]:
     if updates_lost > 0.05 or (decay_lost or 0) > 0.05:
         decay = f" and {decay_lost:.0%} of the decay" if decay_lost else ""
         yield (
@@ -308,7 +310,7 @@ def _advice_on_compensation(lost: float) -> Iterable[str]:
         )
 
 
-def _advice_on_moment(terms: Terms, name: str, moment: MomentDiagnosis) -> Iterable[str]:
+def _advice_on_moment(terms: Wording, name: str, moment: MomentDiagnosis) -> Iterable[str]:
     if moment.frozen > 0.05:
         yield (
             f"{moment.frozen:.0%} of {name} cannot shrink: 1 - {terms.rate} is below half a gap of its "
@@ -331,7 +333,7 @@ def _advice_on_moment(terms: Terms, name: str, moment: MomentDiagnosis) -> Itera
 
 
 def _advice_on_gradients(
-    terms: Terms, sums_rounded: float, norm: float, plain_norm: float, largest: float
+    terms: Wording, sums_rounded: float, norm: float, plain_norm: float, largest: float
 ) -> Iterable[str]:
     if math.isinf(norm) and math.isfinite(largest):
         yield (

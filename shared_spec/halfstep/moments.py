@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from halfstep.numbers import Made, Number
+from halfstep.numbers import Number, Origin
 from halfstep.op import Op, check_array
 from halfstep.rule import Moment, Rule, declared
 
@@ -98,7 +98,7 @@ class StepMoment:
         x = self._op.bare(x)
         check_array(rule, f"what is stored as {self.name}", x, self.value.shape)
         # In units of a root what was stored is a product, which is not exact.
-        made = Made.ARRAY if self.unit is None else Made.PRODUCT
+        made = Origin.ARRAY if self.unit is None else Origin.PRODUCT
         self.rounded = self._op.wrap(self.store(x), made)
         if self.feedback is None:
             return self.rounded

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from halfstep.op import Op
 
 
-class Made(enum.Enum):
+class Origin(enum.Enum):
     """What made an operand, as far as a compiler cares."""
 
     ARRAY = "array"  # already protected, or nothing that a compiler changes
@@ -70,7 +70,7 @@ class Number(_Guarded):
     __slots__ = ("_op", "_protected", "made", "value")
     __hash__: ClassVar[Any] = None
 
-    def __init__(self, value: Any, made: Made, op: "Op"):
+    def __init__(self, value: Any, made: Origin, op: "Op"):
         self.value, self.made, self._op, self._protected = value, made, op, None
 
     def __add__(self, other: Any) -> "Number":
@@ -167,7 +167,7 @@ class Mask(_Guarded):
 
 
 @dataclasses.dataclass(frozen=True)
-class Elsewhere:
+class ReadFromNumbers:
     """Stands in a field that `update` may not read, because its value changes; `place` has it."""
 
     rule: str

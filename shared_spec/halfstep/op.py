@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from halfstep.means import mean
-from halfstep.numbers import Elsewhere, Made, Mask, Number
+from halfstep.numbers import Mask, Number, Origin, ReadFromNumbers
 
 LARGE_NORM = 2.0**100
 """Above this, numbers are multiplied by 2^-64 before their norm divides anything (contract N3, L2)."""
@@ -67,7 +67,7 @@ class Op:
         """Return x as a Number: a bare scalar counts as a number of the step."""
         if isinstance(x, Number):
             return x
-        if isinstance(x, Elsewhere):
+        if isinstance(x, ReadFromNumbers):
             return x.refuse()
         scalar = None if isinstance(x, (Mask, bool)) else self.as_scalar(x)
         if scalar is None:
@@ -78,9 +78,9 @@ class Op:
                 else "numbers of the step, or op.apply(function, x)"
             )
             raise TypeError(f"{self.rule}: update computes with {kind}. Use {way}.")
-        return Number(scalar, Made.NUMBER, self)
+        return Number(scalar, Origin.NUMBER, self)
 
-    def wrap(self, x: Any, made: Made = Made.ARRAY) -> Number:
+    def wrap(self, x: Any, made: Origin = Origin.ARRAY) -> Number:
         """Return a bare array of the framework as a Number."""
         return Number(x, made, self)
 
@@ -101,19 +101,19 @@ class Op:
     def multiply(self, x: Any, y: Any) -> Number:
         """Return x y."""
         a, b = self._pair(x, y, "product")
-        scaled = {a.made, b.made} & {Made.NUMBER, Made.SCALED}
-        return self.wrap(self._factor(a, b) * self._factor(b, a), Made.SCALED if scaled else Made.PRODUCT)
+        scaled = {a.made, b.made} & {Origin.NUMBER, Origin.SCALED}
+        return self.wrap(self._factor(a, b) * self._factor(b, a), Origin.SCALED if scaled else Origin.PRODUCT)
 
     def divide(self, x: Any, y: Any) -> Number:
         """Return x / y, correctly rounded."""
         a, b = self._pair(x, y, "quotient")
-        above = self._opaque(a) if a.made is Made.QUOTIENT else a.value
+        above = self._opaque(a) if a.made is Origin.QUOTIENT else a.value
         # (x / y) / z becomes x / (y z); x / sqrt(y) and a quotient by one number for all become products.
-        if b.made is Made.NUMBER or (_shape(a) and _shape(a) != _shape(b)):
+        if b.made is Origin.NUMBER or (_shape(a) and _shape(a) != _shape(b)):
             below = self.spread(b.value, a.value)
         else:
-            below = self._opaque(b) if b.made in (Made.QUOTIENT, Made.ROOT) else b.value
-        return self.wrap(self.quotient(above, below), Made.QUOTIENT)
+            below = self._opaque(b) if b.made in (Origin.QUOTIENT, Origin.ROOT) else b.value
+        return self.wrap(self.quotient(above, below), Origin.QUOTIENT)
 
     def negative(self, x: Any) -> Number:
         """Return -x, made as x was."""
@@ -122,7 +122,7 @@ class Op:
 
     def sqrt(self, x: Any) -> Number:
         """Return the root of x, correctly rounded."""
-        return self.wrap(self.root(self.number(x).value), Made.ROOT)
+        return self.wrap(self.root(self.number(x).value), Origin.ROOT)
 
     def ema(self, average: Any, value: Any, rate: Any) -> Number:
         """Return (rate average) + ((1 - rate) value), each operation rounded once (contract M1)."""
@@ -233,7 +233,7 @@ class Op:
 
     def _pair(self, x: Any, y: Any, what: str) -> tuple[Number, Number]:
         x, y = self.number(x), self.number(y)
-        if x.made is Made.NUMBER and y.made is Made.NUMBER:
+        if x.made is Origin.NUMBER and y.made is Origin.NUMBER:
             # Frameworks disagree on it: eager torch would compute in float64, compiled code in float32.
             raise TypeError(
                 f"{self.rule}: update computes the {what} of two numbers of the step. "
@@ -247,11 +247,11 @@ class Op:
 
     def _summand(self, x: Number) -> Any:
         # A zero that is seen vanishes, and (x + c) + d becomes x + (c + d).
-        return self._opaque(x) if x.made is Made.NUMBER else self._term(x)
+        return self._opaque(x) if x.made is Origin.NUMBER else self._term(x)
 
     def _term(self, x: Number) -> Any:
         """Return a value that a sum may read: a product is kept from being fused with it."""
-        if x.made not in (Made.PRODUCT, Made.SCALED):
+        if x.made not in (Origin.PRODUCT, Origin.SCALED):
             return x.value
         if x._protected is None:
             x._protected = self.opaque_product(x.value)
@@ -259,7 +259,7 @@ class Op:
 
     def _factor(self, x: Number, y: Number) -> Any:
         """Return x as a factor beside y: (x c) d becomes x (c d) where a compiler sees c and d."""
-        gathers = x.made is Made.SCALED and y.made in (Made.SCALED, Made.NUMBER)
+        gathers = x.made is Origin.SCALED and y.made in (Origin.SCALED, Origin.NUMBER)
         return self._opaque(x) if gathers else x.value
 
     def _opaque(self, x: Number) -> Any:

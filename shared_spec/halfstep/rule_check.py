@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halfstep.moments import StepMoment
-from halfstep.numbers import Made, Mask, Number
+from halfstep.numbers import Mask, Number, Origin
 from halfstep.op import Op
 from halfstep.rule import Rule, moments_of
 from halfstep.step import updated
@@ -83,7 +83,7 @@ class Recorded(Op):
         super().__init__(*arguments, **options)
         self.results, self.places, self.loose = [], [], []
 
-    def wrap(self, x: Any, made: Made = Made.ARRAY) -> Number:
+    def wrap(self, x: Any, made: Origin = Origin.ARRAY) -> Number:
         """Return a Number, and keep the array."""
         if (place := _line()) is not None:
             self.results.append(x)

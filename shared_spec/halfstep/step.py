@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep.moments import Moments, StepMoment
-from halfstep.numbers import Made, met_a_number, refusal
+from halfstep.numbers import Origin, met_a_number, refusal
 from halfstep.op import Op
 from halfstep.rule import Rule
 
@@ -14,7 +14,7 @@ def updated(rule: Rule, numbers: Any, g: Any, p: Any, op: Op, moments: Mapping[s
 
     `g` and `p` are float32, tuples where the scope is "all"; `p` is None where the rule reads none.
     """
-    n = type(numbers)(*(op.wrap(x, Made.NUMBER) for x in numbers))
+    n = type(numbers)(*(op.wrap(x, Origin.NUMBER) for x in numbers))
     try:
         u = rule.update(_wrapped(op, g), _wrapped(op, p), n, Moments(rule.name, moments), op)
     except TypeError as error:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from halfstep.numbers import Made
+from halfstep.numbers import Origin
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.xla.exact import opaque_zero
 from hazards import HAZARDS, NUMPY, ZERO, C, D, differing, operands
@@ -33,7 +33,7 @@ def on_numbers(function):
 
     def computed(x, y, z):
         op = JaxOp("hazard", opaque_zero())
-        numbers = (op.wrap(c, Made.NUMBER) for c in (C, D, ZERO))
+        numbers = (op.wrap(c, Origin.NUMBER) for c in (C, D, ZERO))
         return op.bare(function(*map(op.wrap, (x, y, z)), *numbers, op))
 
     return computed

@@ -15,7 +15,7 @@ from halfstep.float_formats import FLOAT_FORMATS
 from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, named_leaves
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.weights.narrow_weights import Compensate, RoundStochasticallyState
-from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing, narrowest
+from halfstep_jax.weights.weight_rule import WeightRule, is_wide, narrowest
 from halfstep_jax.weights.wide_weights import KeepMasterParams, SplitParams
 
 _KEEPERS: dict[type, type[WeightRule]] = {
@@ -57,7 +57,7 @@ def float32_params(params: Any, state: Any) -> Any:
 
     def known(name, p):
         check_weight(caller, name, p)
-        if keeps_nothing(p) or name not in kept:
+        if is_wide(p) or name not in kept:
             return jnp.asarray(p).astype(jnp.float32)
         rule, array = kept[name]
         return rule.join(p, array)
@@ -97,7 +97,7 @@ def set_float32_params(params: Any, state: Any, values: Any) -> tuple[Any, Any]:
     new_params, new_kept = {}, {}
     for name, p, value in _pairs(caller, params, values):
         w = jnp.asarray(value).astype(jnp.float32)
-        if name in kept and not keeps_nothing(p):
+        if name in kept and not is_wide(p):
             shown, new_kept[name] = kept[name][0].store(w, p.dtype, None)
             new_params[name] = shown.astype(p.dtype)
         else:
@@ -154,7 +154,7 @@ def _kept(caller: str, params, state) -> dict[str, tuple[WeightRule, Any]]:
     ]
     for rule, name, array in arrays:
         p = weights.get(name)
-        if p is not None and keeps_nothing(p):
+        if p is not None and is_wide(p):
             continue
         if p is None or p.shape != array.shape:
             shape = "not among the params" if p is None else f"of shape {p.shape}"

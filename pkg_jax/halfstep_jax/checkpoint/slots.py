@@ -14,7 +14,7 @@ import jax
 from halfstep.rule import Rule, declared
 from halfstep_jax.leaves import named_leaves
 from halfstep_jax.link_reports import Inside, Link, state_map
-from halfstep_jax.weights.weight_rule import WeightRule, keeps_nothing
+from halfstep_jax.weights.weight_rule import WeightRule, is_wide
 
 Kind = Literal["count", "seed", "array", "nothing", "other"]
 
@@ -186,7 +186,7 @@ def _entry(link: Link) -> Entry:
     """Return what a file says of a link that is no `store_state`."""
     rule, weights = link.rule, dict(named_leaves(link.params))
     # float32 weights pass through.
-    passes = {leaf for leaf, p in weights.items() if isinstance(rule, WeightRule) and keeps_nothing(p)}
+    passes = {leaf for leaf, p in weights.items() if isinstance(rule, WeightRule) and is_wide(p)}
     arrays: dict[str, dict[str, Any]] = {leaf: {} for leaf in weights}
     for name, moment in (link.inside or {}).items():
         for leaf, codes in named_leaves(getattr(link.state, name)):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep.numbers import Made, Mask, Number
+from halfstep.numbers import Mask, Number, Origin
 from halfstep.op import NumbersOp
 from halfstep_jax.numbers import moments, norms, roots
 from halfstep_jax.numbers.global_norm import global_norm, norm_in_range
@@ -92,7 +92,7 @@ class JaxOp(NumbersOp):
     def power(self, x: Any, y: Any) -> Number:
         """Return x^y; the exponent is opaque, or that of 0.5 would be a root."""
         x, y = self._pair(x, y, "power")
-        exponent = self._opaque(y) if y.made is Made.NUMBER else self.bare(y)
+        exponent = self._opaque(y) if y.made is Origin.NUMBER else self.bare(y)
         return self.wrap(jnp.power(self.bare(x), exponent))
 
     def matmul(self, x: Any, y: Any) -> Number:

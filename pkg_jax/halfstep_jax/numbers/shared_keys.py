@@ -19,19 +19,19 @@ _kept: contextvars.ContextVar[dict[tuple[int, ...], LeafKeys] | None] = contextv
 )
 
 
-def keep_keys(ids: Sequence[int], keys: LeafKeys) -> None:
+def share_keys(ids: Sequence[int], keys: LeafKeys) -> None:
     """Keep the keys of leaves for the links that follow; outside of an alias they are not kept."""
     if (kept := _kept.get()) is not None:
         kept[tuple(ids)] = keys
 
 
-def kept_keys(ids: Sequence[int], role: int) -> LeafKeys | None:
+def shared_keys_of(ids: Sequence[int], role: int) -> LeafKeys | None:
     """Return the keys of these leaves that an earlier link made for that role, if there are any."""
     keys = (_kept.get() or {}).get(tuple(ids))
     return keys if keys is not None and role in keys.roles else None
 
 
-def kept_zero() -> jax.Array:
+def shared_zero() -> jax.Array:
     """Return a zero for `exact.opaque`: that of keys that an earlier link made, or a new one."""
     keys = next(iter((_kept.get() or {}).values()), None)
     return opaque_zero() if keys is None else keys.zero

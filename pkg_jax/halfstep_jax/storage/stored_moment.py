@@ -47,8 +47,8 @@ class StoredMoment:
         asked_for: its format; None takes bfloat16 for bfloat16 params, else float32.
         rounding: one of `moment_formats.ROUNDINGS`.
         rate: the decay rate; None where it is an array, which counts as not known (contract F3).
-        narrow_only: whether the format is that of bfloat16 weights alone, and nothing was asked for (F20);
-            what has no scales in the state is then float32.
+        default_of_narrow: whether nothing was asked for, and the format is that of bfloat16 weights alone
+            (F20); what has no scales in the state is then float32.
 
     Raises:
         ValueError: if the format cannot hold a state, or nearest would freeze it.
@@ -59,7 +59,7 @@ class StoredMoment:
     asked_for: Format | None
     rounding: str
     rate: np.float32 | None
-    narrow_only: bool = False
+    default_of_narrow: bool = False
 
     @classmethod
     def of(cls, rule, field: Moment) -> "StoredMoment":
@@ -75,16 +75,16 @@ class StoredMoment:
         # Known when the link is built, and the same under `jax.jit` as without it.
         constant = np.float32(rate) if isinstance(rate, np.floating | np.ndarray) else None
         rounding = getattr(rule, field.rounding) if field.rounding else "auto"
-        narrow_only = asked_for is None and field.errors == "amplified"
-        if narrow_only:
+        default_of_narrow = asked_for is None and field.errors == "amplified"
+        if default_of_narrow:
             asked_for = Format.of(AMPLIFIED)
-        return cls(rule.name, field, asked_for, rounding, constant, narrow_only)
+        return cls(rule.name, field, asked_for, rounding, constant, default_of_narrow)
 
     def __post_init__(self):
         check_rounding(self.caller, self.field, self.rounding)
         if self.asked_for is not None:
             check_format(self.caller, self.field, self.asked_for)
-            if not self.narrow_only:
+            if not self.default_of_narrow:
                 self._refuse_freezing(self.asked_for)
 
     @property
@@ -221,7 +221,7 @@ class StoredMoment:
             fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         else:
             fmt = self.asked_for.for_shape(self._shape(shape))
-            if self.narrow_only and codes.dtype == jnp.float32:
+            if self.default_of_narrow and codes.dtype == jnp.float32:
                 fmt = as_format(self.caller, self.dtype_name, codes.dtype)
         if self.feeds_back(fmt):
             return fmt, "feedback"
@@ -292,7 +292,7 @@ class StoredMoment:
         """
         if self.asked_for is None:
             return None
-        if self.narrow_only and is_wide:
+        if self.default_of_narrow and is_wide:
             return Format("float32")
         if self.asked_for.scaled and shard is not None:
             shard.check()

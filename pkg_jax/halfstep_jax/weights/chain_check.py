@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from halfstep_jax.landings import Landings, keeps_nothing, watched_landings
+from halfstep_jax.landings import Landings, is_wide, watched_landings
 from halfstep_jax.leaves import named_leaves
 
 _LONGEST_AXIS = 4
@@ -175,7 +175,7 @@ def _lands(tx: optax.GradientTransformation, params, extra_args: dict[str, Any])
         intact.append(all(name in after and after[name] is landings.returned.get(name) for name in narrow))
         return updates
 
-    narrow = [name for name, p in named_leaves(params) if not keeps_nothing(p)]
+    narrow = [name for name, p in named_leaves(params) if not is_wide(p)]
     try:
         jax.eval_shape(step, _gradient(params), params)
     except TypeError as error:
@@ -189,7 +189,7 @@ class _Trial:
     """What a few steps showed: leaves of 16 bits, what links stored, and leaves that none of these did."""
 
     def __init__(self, params):
-        self.narrow = [name for name, p in named_leaves(params) if not keeps_nothing(p)]
+        self.narrow = [name for name, p in named_leaves(params) if not is_wide(p)]
         self.landings = Landings()
         self.wrong: set[str] = set()
 

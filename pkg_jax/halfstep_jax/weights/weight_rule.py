@@ -13,14 +13,14 @@ import optax
 from jax import lax
 
 from halfstep.random_words import Role, leaf_id
-from halfstep_jax.landings import keeps_nothing, watched
+from halfstep_jax.landings import is_wide, watched
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.leaves import Leaves, check_params, check_state, flatten_updates
 from halfstep_jax.link_reports import report
 from halfstep_jax.numbers.random_words import LeafKeys, leaf_keys
 from halfstep_jax.numbers.schedules import next_count
 from halfstep_jax.numbers.seeds import new_seed, seed_words
-from halfstep_jax.numbers.shared_keys import kept_keys, kept_zero
+from halfstep_jax.numbers.shared_keys import shared_keys_of, shared_zero
 from halfstep_jax.xla.exact import opaque_input, straight_through
 from halfstep_jax.xla.shards import shards
 
@@ -133,12 +133,12 @@ def weight_transform(
 def param_keys(leaves: Leaves, seed: jax.Array | np.ndarray, count) -> LeafKeys:
     """Return the keys of the words that round the weights of `leaves`."""
     ids = [leaf_id(name) for name in leaves.names]
-    return kept_keys(ids, Role.PARAM) or leaf_keys(seed, count, ids, (Role.PARAM,))
+    return shared_keys_of(ids, Role.PARAM) or leaf_keys(seed, count, ids, (Role.PARAM,))
 
 
 def land(rule: WeightRule, leaves: Leaves, weights: list, extras: list, keys: LeafKeys | None):
     """Return the tree of updates that land on the new weights, and the tree of what is kept beside them."""
-    zero = kept_zero() if keys is None else None
+    zero = shared_zero() if keys is None else None
     parts = shards(rule.name, leaves.names, leaves.values)
     places = [None] * len(weights) if keys is None else keys.places(parts)
     rows = [
@@ -153,7 +153,7 @@ def _land(rule: WeightRule, zero, keys: LeafKeys | None, place, u: jax.Array, p:
     key = None if keys is None else keys.of_leaf(place)
     zero = zero if key is None else key.zero
     u = opaque_input(u, zero)
-    if keeps_nothing(p):
+    if is_wide(p):
         return u, extra
     words = key.words(Role.PARAM, u.shape) if key is not None and rule.rounds(p.dtype) else None
     q, extra = rule.land(u, p, extra, words, zero)
@@ -164,9 +164,7 @@ def _land(rule: WeightRule, zero, keys: LeafKeys | None, place, u: jax.Array, p:
 def _wide(rule: WeightRule, leaves: Leaves, weights: list, extras: list) -> list:
     """Return the weights as `inner` sees them: in float32, where there is an update."""
     rows = zip(leaves.values, weights, extras, strict=True)
-    return [
-        p if u is None or keeps_nothing(p) else call_per_shape(_join, rule, p, extra) for u, p, extra in rows
-    ]
+    return [p if u is None or is_wide(p) else call_per_shape(_join, rule, p, extra) for u, p, extra in rows]
 
 
 def _join(rule: WeightRule, p: jax.Array, extra) -> jax.Array:
@@ -177,7 +175,7 @@ def _first_extras(rule: WeightRule, params):
     """Return what is kept beside new weights, in their tree; of a float32 weight nothing."""
     if not rule.extra_field:
         return None
-    return jax.tree.map(lambda p: optax.MaskedNode() if keeps_nothing(p) else rule.first_extra(p), params)
+    return jax.tree.map(lambda p: optax.MaskedNode() if is_wide(p) else rule.first_extra(p), params)
 
 
 def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
@@ -188,9 +186,9 @@ def _extras(rule: WeightRule, leaves: Leaves, weights: list, state) -> list:
     arrays = leaves.match_any_shape(kept, "state", "Pass the tree that init saw.")
     for name, u, p, array in zip(leaves.names, leaves.values, weights, arrays, strict=True):
         nothing = isinstance(array, optax.MaskedNode)
-        if u is None or (keeps_nothing(p) and nothing):
+        if u is None or (is_wide(p) and nothing):
             continue
-        if keeps_nothing(p):
+        if is_wide(p):
             raise ValueError(
                 f"{rule.name}: '{name}' is float32, and was of 16 bits when init made the state. Apply "
                 "updates by optax.apply_updates, which keeps the dtype (eqx.apply_updates does not)."
@@ -214,7 +212,7 @@ def narrowest(params) -> jax.Array:
 def _check_narrowest(rule: WeightRule, params, mark: jax.Array) -> None:
     """Refuse weights that were all cast since `init` made the state."""
     now = narrowest(params)
-    if keeps_nothing(now) != keeps_nothing(mark):
+    if is_wide(now) != is_wide(mark):
         raise ValueError(
             f"{rule.name}: the narrowest weight is {now.dtype}, and was {mark.dtype} when init made the "
             "state. Apply updates by optax.apply_updates, which keeps dtypes (eqx.apply_updates does not); "

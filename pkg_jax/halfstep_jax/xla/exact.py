@@ -164,15 +164,15 @@ _straight_through = elementwise(
 )
 
 
-def another_zero(zero: jax.Array, *, on_gpu: bool) -> jax.Array:
+def zero_of_pass(zero: jax.Array, *, on_gpu: bool) -> jax.Array:
     """Return a zero behind which XLA takes an array for another one: on a CPU, and `on_gpu` if that is set.
 
     On a TPU it is the zero itself: what is behind it twice is computed once.
     """
-    return _another_zero(zero) if on_gpu else _another_zero_on_cpu(zero)
+    return _zero_of_pass(zero) if on_gpu else _zero_of_pass_on_cpu(zero)
 
 
-def _three_times(zero: jax.Array) -> jax.Array:
+def _distinct_zero(zero: jax.Array) -> jax.Array:
     return zero * np.uint32(3)
 
 
@@ -180,14 +180,14 @@ def _as_it_is(zero: jax.Array) -> jax.Array:
     return zero
 
 
-_another_zero = elementwise(
-    "another_zero", type_of_first, lambda primals, tangents: tangents[0], _three_times, tpu=_as_it_is
+_zero_of_pass = elementwise(
+    "zero_of_pass", type_of_first, lambda primals, tangents: tangents[0], _distinct_zero, tpu=_as_it_is
 )
-_another_zero_on_cpu = elementwise(
-    "another_zero_on_cpu",
+_zero_of_pass_on_cpu = elementwise(
+    "zero_of_pass_on_cpu",
     type_of_first,
     lambda primals, tangents: tangents[0],
-    _three_times,
+    _distinct_zero,
     tpu=_as_it_is,
     cuda=_as_it_is,
     rocm=_as_it_is,

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from halfstep_jax.xla.exact import another_zero
+from halfstep_jax.xla.exact import zero_of_pass
 
 try:
     from jax.extend import core
@@ -27,7 +27,7 @@ def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool
         take: from a zero, and what the step has stored, to what it returns, and what it stores.
         stored: arrays like those that it stores: their tree, shapes and dtypes.
         zero: of the step.
-        on_gpu: whether passes are kept apart there too; see `another_zero`.
+        on_gpu: whether passes are kept apart there too; see `zero_of_pass`.
 
     Source: ours.
     """
@@ -45,10 +45,10 @@ def step_in_passes(take: Callable, stored: Any, zero: jax.Array, *, on_gpu: bool
     new: dict[int, Any] = {}
     while passes:
         i = next(i for i, part in passes.items() if _reads(part) <= new.keys())
-        zero = another_zero(zero, on_gpu=on_gpu)
+        zero = zero_of_pass(zero, on_gpu=on_gpu)
         (new[i],) = _run(passes.pop(i), trace.consts, zero, like, new)
     last = _part(trace.jaxpr, trace.jaxpr.outvars[len(like) :])
-    result = _run(last, trace.consts, another_zero(zero, on_gpu=on_gpu), like, new)
+    result = _run(last, trace.consts, zero_of_pass(zero, on_gpu=on_gpu), like, new)
     return trees[0].unflatten(result), tree.unflatten([new[i] for i in range(len(like))])
 
 

@@ -54,17 +54,19 @@ class Shard:
             raise ValueError(self.problem)
 
 
-_told: contextvars.ContextVar[Mapping[str, Shard] | None] = contextvars.ContextVar("told", default=None)
+_shard_context: contextvars.ContextVar[Mapping[str, Shard] | None] = contextvars.ContextVar(
+    "shard_context", default=None
+)
 
 
 @contextlib.contextmanager
-def told_shards(shards: Mapping[str, Shard] | None) -> Iterator[None]:
+def known_shards(shards: Mapping[str, Shard] | None) -> Iterator[None]:
     """Let links know which parts their arrays are, by the names of the weights; None: nothing is said."""
-    token = _told.set(shards)
+    token = _shard_context.set(shards)
     try:
         yield
     finally:
-        _told.reset(token)
+        _shard_context.reset(token)
 
 
 def manual_axes() -> tuple[str, ...]:
@@ -130,9 +132,9 @@ def whole_shape(shard: Shard | None, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _shard(caller: str, name: str, shape: tuple[int, ...], x) -> Shard | None:
-    told = _told.get()
+    told = _shard_context.get()
     if told is None:
-        return _untold(caller, name, shape, x)
+        return _unknown_shard(caller, name, shape, x)
     parts = name.split("/")
     ends = ("/".join(parts[k:]) for k in range(len(parts) + 1))
     shard = next((told[end] for end in ends if end in told), None)
@@ -146,7 +148,7 @@ def _shard(caller: str, name: str, shape: tuple[int, ...], x) -> Shard | None:
     return shard
 
 
-def _untold(caller: str, name: str, shape: tuple[int, ...], x) -> Shard | None:
+def _unknown_shard(caller: str, name: str, shape: tuple[int, ...], x) -> Shard | None:
     """Return None of an array that JAX knows to be whole, and else what refuses it once it matters."""
     manual = manual_axes()
     if isinstance(x, jax.Array) and varying(lax.axis_index(manual)) and not varying(x):

@@ -13,6 +13,7 @@ from halfstep.recipes import settings
 from halfstep.rule import Rule
 from halfstep.rules.named import Named
 from halfstep_torch.chain import Chain, ChainByOptions, chain
+from halfstep_torch.dry_run import try_rule
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.groups import GroupChoices, ReadGroup, plain_value, rate_of
 from halfstep_torch.engine.loss_scale import scale_of
@@ -36,7 +37,6 @@ from halfstep_torch.optimizer_state.group_entries import (
     with_names,
 )
 from halfstep_torch.optimizer_state.state_dict import make_header
-from halfstep_torch.rule_trial import try_rule
 
 _CYCLE = ("base_momentum", "max_momentum")
 """What OneCycleLR and CyclicLR write into groups: the ends between which they take betas[0] or momentum."""

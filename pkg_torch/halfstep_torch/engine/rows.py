@@ -205,7 +205,7 @@ class AliasedRows(Rows):
             self.state[i] = x.to(kernel_dtype(x.dtype, x.device), copy=True)
 
     def write_back(self, outgoing: Mapping[int, Tensor] | None) -> None:
-        """Nothing else is elsewhere. Forget the gradient, which others may want to free."""
+        """Write back the numbers that were widened, and drop the gradient, so that it can be freed."""
         for i, x in self._narrow.items():
             x.copy_(self.state[i])
             self.state[i] = x

@@ -13,7 +13,7 @@ from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.step_numbers import number_places, unflat
 
 Leaving = Generator[Any, None, Mapping[int, Tensor]]
-"""What ends with the updates that parameters leave, by their places, and may wait for others on the way."""
+"""Yields requests to other processes, and returns the updates that parameters leave, by slot."""
 
 
 def run_batch(batch: Batch) -> None:

@@ -71,7 +71,7 @@ class Slot:
 
     @property
     def held(self) -> Tensor:
-        """What says which processes have the elements here."""
+        """The tensor whose placement decides which processes have the elements here."""
         return self.owner
 
     @property

@@ -68,7 +68,7 @@ class Stage:
 
     @property
     def by_update(self) -> bool:
-        """Whether nothing but the update is read and written, as `Rule.by_update` has it."""
+        """Whether a rule reads only its update and keeps no state, as `Rule.by_update` has it."""
         return not self.lands and any(rule.rule.by_update for rule in self.rules)
 
     @functools.cached_property
@@ -241,7 +241,7 @@ def _without_short_ones(fmt: Format) -> Blocks:
 
 
 def _in_rows(p: Tensor, first: Tensor) -> Tensor:
-    """Return the weights, by a choice that every row makes for itself and that is always the same.
+    """Return the weights, through a `where` whose condition is always true.
 
     Else Inductor, on a CPU, runs over weights that draw no words as over one line, and over moments in rows:
     it cuts the step in two, and keeps the moments in memory in between.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
-from halfstep_torch.gradients.hooks import taken_by
+from halfstep_torch.gradients.hooks import owner_of
 
 _FUNCTION = "release_gradients"
 _CLIPPING = "_clip_grads_with_norm_"
@@ -18,7 +18,7 @@ _CLIPPING = "_clip_grads_with_norm_"
 
 def refuse_freed(caller: str, params: list[Tensor]) -> None:
     """Raise RuntimeError if gradients of parameters are freed during backward."""
-    if released := sum(taken_by(param) == _FUNCTION for param in params):
+    if released := sum(owner_of(param) == _FUNCTION for param in params):
         raise RuntimeError(
             f"{caller}: {_FUNCTION} has freed {released} gradients during backward, and a norm of what is "
             f"left would clip none. Clip each by its own norm, {_FUNCTION}(optimizer, max_norm=1.0), or call "

@@ -14,7 +14,7 @@ from halfstep_torch.optimizer import Optimizer
 _TAKEN: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def taken_by(param: Tensor) -> str:
+def owner_of(param: Tensor) -> str:
     """Return the name of the function whose hooks a parameter has, or ""."""
     return _TAKEN.get(param) or ""
 
@@ -23,7 +23,7 @@ def take(caller: str, named: Iterable[tuple[str, Tensor]], over: str = "") -> No
     """Note that `caller` puts hooks on parameters; where one has hooks but those of `over`, none is taken."""
     listed = list(named)
     for name, param in listed:
-        if (other := taken_by(param)) and other != over:
+        if (other := owner_of(param)) and other != over:
             raise ValueError(
                 f"{caller}: the parameter {name!r} has the hooks of {other} already. "
                 f"Call remove() of what {other} returned first."

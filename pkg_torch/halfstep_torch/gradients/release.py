@@ -12,7 +12,7 @@ from torch import Tensor
 from halfstep_torch.distributed.norms import clip, norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.gradients.after_backward import refuse_scaler, watch_clipping
-from halfstep_torch.gradients.hooks import give_back, take, taken_by
+from halfstep_torch.gradients.hooks import give_back, owner_of, take
 from halfstep_torch.leaves import check_grad
 from halfstep_torch.numbers.hyperparameters import bound
 from halfstep_torch.optimizer import Optimizer, check_optimizer
@@ -87,7 +87,7 @@ class GradientRelease:
         self._began = False
         self._steps = [_StepAlone(optimizer, entry, max_norm) for entry in optimizer._named()]
         # A sum is there before it is stepped: hooks run in the order in which they were put on.
-        self._sums = [step.param for step in self._steps if taken_by(step.param) == _SUMS]
+        self._sums = [step.param for step in self._steps if owner_of(step.param) == _SUMS]
         take(_FUNCTION, ((step.name, step.param) for step in self._steps), over=_SUMS)
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(_refuse_scaler),

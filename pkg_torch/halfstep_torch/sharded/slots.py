@@ -94,7 +94,7 @@ class ShardedSlot(Slot):
 
     @property
     def held(self) -> Tensor:
-        """What says which processes have the elements here: what was gathered, every process."""
+        """The tensor whose placement decides which processes have the elements: a gathered one, on all."""
         return self.param if self.gathered else self.owner
 
     @property

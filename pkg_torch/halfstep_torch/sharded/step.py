@@ -1,9 +1,9 @@
 """How parameters are stepped where some are DTensors: what processes exchange around their steps.
 
 At the first step on a mesh, processes exchange errors, and compare everything that must be the same. They do
-this again before every step in which they exchange anything. Other steps of shards need no exchange, and
-what was the same once stays so while all processes do the same. Whether they do, every hundredth step asks: a
-scheduler may be fed with a loss of one process, and a process may lack a gradient.
+this again before every step in which they exchange anything. Other steps of shards need no exchange: state
+that agreed once stays equal while every process runs the same step. Whether it did, each hundredth step asks:
+a scheduler may be fed with a loss of one process, and a process may lack a gradient.
 """
 
 import contextlib

@@ -14,8 +14,8 @@ from halfstep_torch.distributed.collectives import total_counts
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.optimizer import Optimizer
+from halfstep_torch.probe_steps import NARROW, copy_of, is_moment, take_step
 from halfstep_torch.storage.ends import count_at_ends
-from halfstep_torch.trial_steps import NARROW, copy_of, is_moment, take_step
 
 PAIRS = {"exp_avg_sq": "exp_avg"}
 """The keys of second moments, and of the first ones beside them."""
