@@ -19,10 +19,12 @@ help:  ## list the targets
 
 setup: $(READY)  ## make .venv with the pinned development environment
 
-# torch goes first and alone: behind another package's open range an installer may fetch the build with CUDA.
+# The lock first, by hashes (.ci/lock.py); then nothing but torch is left to fetch. That goes alone: behind another
+# package's open range an installer may fetch the build with CUDA.
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): torch, JAX and the tools of constraints.txt, about 2 GB; this takes minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python .ci/lock.py --install dev
 	@$(BIN)/python $(PIP) -c constraints.txt torch
 	@$(BIN)/python $(PIP) -c constraints.txt -e ".[dev]"
 	@touch $(READY)
@@ -67,6 +69,7 @@ DOCS_PACKAGES := mkdocs-material mkdocs-jupyter "mkdocstrings[python]" latex2mat
 $(DOCS)/.ready: constraints.txt
 	@echo "Setting up $(DOCS)."
 	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python .ci/lock.py --install docs
 	@$(DOCS)/bin/python $(PIP) -c constraints.txt \
 		$(DOCS_PACKAGES)
 	@touch $@
@@ -76,13 +79,15 @@ docs: $(DOCS)/.ready  ## build the documentation site in out/site; a warning or 
 
 # An environment of its own: nothing of halfstep depends on these libraries.
 CLIENT_PACKAGES := numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16 tyro
+CLIENTS_ALONE := torchtitan spmd_types torchastic labml labml-nn
 $(CLIENTS)/.ready: constraints.txt
 	@echo "Setting up $(CLIENTS)."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python .ci/lock.py --install clients
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt torch
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt \
 		$(CLIENT_PACKAGES)
-	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt --no-deps torchtitan spmd_types torchastic labml labml-nn
+	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt --no-deps $(CLIENTS_ALONE)
 	@touch $@
 
 clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries
@@ -94,6 +99,7 @@ RELEASE_PACKAGES := build twine
 $(RELEASE)/.ready: constraints.txt
 	@echo "Setting up $(RELEASE)."
 	@test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python .ci/lock.py --install release
 	@$(RELEASE)/bin/python $(PIP) -c constraints.txt $(RELEASE_PACKAGES)
 	@touch $@
 
@@ -109,6 +115,7 @@ COMPILER_PACKAGES := jax jaxlib ml_dtypes optax libtpu jax-cuda13-plugin jax-cud
 $(COMPILERS)/.ready: constraints.txt
 	@echo "Setting up $(COMPILERS)."
 	@test -x $(COMPILERS)/bin/python || $(PYTHON) -m venv $(COMPILERS)
+	@$(COMPILERS)/bin/python .ci/lock.py --install compilers
 	@$(COMPILERS)/bin/python $(PIP) -c constraints.txt \
 		$(COMPILER_PACKAGES)
 	@touch $@
@@ -154,14 +161,15 @@ bench: setup  ## speed of a step against peers, and what it costs the host, one 
 # would fetch builds for GPUs. opt-einsum and packaging are what HeavyBall and bitsandbytes import besides; flax and
 # tqdm are for benchmarks/muon.py.
 PEER_PACKAGES := numpy jax jaxlib ml_dtypes optax flax safetensors scikit-learn opt-einsum packaging tqdm
+PEERS_ALONE := torchao bitsandbytes torch-optimi heavyball torchastic adamw_bf16 flashoptim rollfast flashoptim-jax
 $(PEERS)/.ready: constraints.txt
 	@echo "Setting up $(PEERS): torch, JAX and the other libraries, about 2 GB."
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python .ci/lock.py --install peers
 	@$(PEERS)/bin/python $(PIP) -c constraints.txt torch
 	@$(PEERS)/bin/python $(PIP) -c constraints.txt \
 		$(PEER_PACKAGES)
-	@$(PEERS)/bin/python $(PIP) -c constraints.txt --no-deps \
-		torchao bitsandbytes torch-optimi heavyball torchastic adamw_bf16 flashoptim rollfast flashoptim-jax
+	@$(PEERS)/bin/python $(PIP) -c constraints.txt --no-deps $(PEERS_ALONE)
 	@touch $@
 
 peers: $(PEERS)/.ready  ## what breaks in silence, in halfstep and in other libraries; writes README's table and docs/comparison.md
@@ -187,9 +195,10 @@ check: GPU_BITS = share
 check: lint types contracts vectors docs test test-slow notebooks readme compiled gpu-bits  ## all that CI runs
 
 # torch with each environment that has it.
-lock: setup  ## pin what the pinned packages bring, for every environment: the second half of constraints.txt
-	$(BIN)/python .ci/lock.py torch ".[dev]" -- $(DOCS_PACKAGES) -- torch $(CLIENT_PACKAGES) \
-		-- torch $(PEER_PACKAGES) -- $(RELEASE_PACKAGES) -- $(COMPILER_PACKAGES)
+lock: setup  ## pin what the pinned packages bring, for every environment, and their hashes: constraints.txt, .ci/locks
+	$(BIN)/python .ci/lock.py dev torch ".[dev]" -- docs $(DOCS_PACKAGES) \
+		-- clients torch $(CLIENT_PACKAGES) + $(CLIENTS_ALONE) -- peers torch $(PEER_PACKAGES) + $(PEERS_ALONE) \
+		-- release $(RELEASE_PACKAGES) -- compilers $(COMPILER_PACKAGES)
 
 clean:  ## remove what was built
 	rm -rf $(VENV) $(COMPILERS) $(CLIENTS) $(DOCS) $(PEERS) $(RELEASE) .venv-versions out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,12 +1,16 @@
-"""Pin what the pinned packages bring: the second half of constraints.txt, for every environment.
+"""Pin what the pinned packages bring, and the hashes of all: constraints.txt, and a lock per environment.
 
     make lock
+    python .ci/lock.py --install dev    # into the environment of this Python
 
 Each environment of the Makefile is resolved without installing anything, from the pins that stand. What is
 pinned stays, what is new gets the version that was found, and what no environment needs any more goes. To
-have newer ones, take their lines out first. Versions are pinned, and not hashes. pip asks for hashes of
-everything or of nothing: there are none of this folder, and torch's CPU build is another file than the
-index has.
+have newer ones, take their lines out first.
+
+`.ci/locks` has the hashes, each of the file that this Python and platform took. With another, versions alone
+are held, by constraints.txt. torch has none, nor what its CUDA build brings: an index may have its build for
+a CPU as another file. A set-up installs the lock first, without what it asks for, and torch after it: then
+nothing else is left to fetch.
 """
 
 import json
@@ -14,10 +18,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 CONSTRAINTS = pathlib.Path(__file__).parents[1] / "constraints.txt"
+LOCKS = pathlib.Path(__file__).parent / "locks"
 BROUGHT = "# What these bring, by `make lock`."
 # torch's build for CUDA pins them, each to one version.
 WITH_TORCH = ("nvidia-", "cuda-", "triton")
@@ -34,14 +40,27 @@ def pins(text: str) -> dict[str, str]:
     return {canonical(name): version for name, version in found}
 
 
-def resolved(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of all that pip would install for some packages, by canonical name."""
+def lock_of(environment: str) -> pathlib.Path:
+    """Return the file with an environment's hashes for this Python and platform."""
+    return LOCKS / f"{environment}-{sys.implementation.cache_tag}-{sysconfig.get_platform()}.txt"
+
+
+def resolved(*packages: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (canonical name, version, hash) of all that pip would install for some packages."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         options = ("--dry-run", "--ignore-installed", "--quiet", "--report", report, "-c", CONSTRAINTS)
         subprocess.run([sys.executable, "-m", "pip", "install", *options, *packages], check=True)
-        rows = [row["metadata"] for row in json.loads(report.read_text())["install"]]
-    return {canonical(row["name"]): row["version"].split("+")[0] for row in rows}
+        for row in json.loads(report.read_text())["install"]:
+            name, version = canonical(row["metadata"]["name"]), row["metadata"]["version"].split("+")[0]
+            if name != "halfstep" and not name.startswith(WITH_TORCH):
+                yield name, version, row["download_info"]["archive_info"]["hashes"]["sha256"]
+
+
+def hashed(packages: Iterable[tuple[str, str, str]]) -> str:
+    """Return a lock: each package with its hash, but torch."""
+    rows = sorted(row for row in packages if row[0] != "torch")
+    return "".join(f"{name}=={version} --hash=sha256:{digest}\n" for name, version, digest in rows)
 
 
 def locked(text: str, environments: Iterable[Mapping[str, str]]) -> str:
@@ -54,7 +73,7 @@ def locked(text: str, environments: Iterable[Mapping[str, str]]) -> str:
     brought: dict[str, str] = {}
     for versions in environments:
         for name, version in versions.items():
-            if name in pins(direct) or name == "halfstep" or name.startswith(WITH_TORCH):
+            if name in pins(direct):
                 continue
             if brought.setdefault(name, version) != version:
                 raise ValueError(
@@ -65,7 +84,7 @@ def locked(text: str, environments: Iterable[Mapping[str, str]]) -> str:
 
 
 def _environments(words: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the packages of each environment: what stands between two "--"."""
+    """Yield the name and packages of each environment: what stands between two "--"."""
     packages: list[str] = []
     for word in [*words, "--"]:
         if word == "--":
@@ -75,9 +94,34 @@ def _environments(words: Iterable[str]) -> Iterator[list[str]]:
             packages.append(word)
 
 
+def _with_alone(words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield what packages bring, and behind a "+" those that come without what they ask for."""
+    cut = [*words, "+"].index("+")
+    yield from resolved(*words[:cut])
+    if alone := words[cut + 1 :]:
+        yield from resolved("--no-deps", *alone)
+
+
+def install(environment: str) -> None:
+    """Install an environment's lock into this Python's, if there is one of it and of this platform."""
+    lock = lock_of(environment)
+    if lock.exists():
+        options = ("-qq", "--disable-pip-version-check", "--require-hashes", "--no-deps", "-r", str(lock))
+        subprocess.run([sys.executable, "-m", "pip", "install", *options], check=True)
+    else:
+        print(f"{lock.name} is not there: versions are held, and not hashes.")
+
+
 def main() -> int:
-    """Write the second half of constraints.txt."""
-    found = [resolved(packages) for packages in _environments(sys.argv[1:]) if packages]
+    """Write constraints.txt's second half and the locks, or install one."""
+    if sys.argv[1] == "--install":
+        install(sys.argv[2])
+        return 0
+    found: list[dict[str, str]] = []
+    for name, *packages in _environments(sys.argv[1:]):
+        rows = set(_with_alone(packages))
+        lock_of(name).write_text(hashed(rows))
+        found.append({package: version for package, version, _ in rows})
     CONSTRAINTS.write_text(locked(CONSTRAINTS.read_text(), found))
     return 0
 
