@@ -16,7 +16,7 @@ from halfstep.moments import Feedback, Moments, feedback_name
 from halfstep.random_words import Role
 from halfstep.storage.moment_formats import is_coarse
 from halfstep_torch.numbers.op import STEP_OPS, tensor_numbers
-from halfstep_torch.numbers.rounding import round_value
+from halfstep_torch.numbers.rounding import round_number
 from halfstep_torch.storage.relative import into_unit, out_of_unit
 from halfstep_torch.storage.state_array import Shape, StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, StoredMoment, Words, least_key
@@ -115,7 +115,7 @@ class LandedWeight:
         if not self._words:
             return w
         words = self._words[0](tuple(w.shape))
-        return round_value(w, self._dtype, words, saturate=False, quiet=True).to(torch.float32)
+        return round_number(w, self._dtype, words, saturate=False, quiet=True)
 
     def bound(self, x: Any, gaps: int) -> Tensor:
         """Return x, or 2^gaps over the gap at the weight where this is less."""

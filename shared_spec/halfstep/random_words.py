@@ -113,10 +113,12 @@ def threefry2x32(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, A
 
 
 def mix(xp: Arrays, x: Any) -> Any:
-    """Return the three-multiply finaliser of int32 patterns (contract W8).
+    """Return the three-multiply finaliser of int32 patterns (contract W8), in place where arrays can change.
 
     Source: C. Wellons, hash-prospector (2018), "triple32".
     """
     for shift, factor in _MIXING:
-        x = (x ^ xp.shift(x, shift)) * factor
-    return x ^ xp.shift(x, 14)
+        x ^= xp.shift(x, shift)
+        x *= factor
+    x ^= xp.shift(x, 14)
+    return x

@@ -13,6 +13,8 @@ from backends.on_torch import from_torch
 from compare import assert_same
 from halfstep_spec.numbers.float_formats import FLOAT_FORMATS
 from halfstep_spec.vectors import Array
+from halfstep_torch.numbers.exact import is_tame, sqrt
+from halfstep_torch.weights.weight_rule import apply_updates, landed, landing
 
 TARGETS = tuple(FLOAT_FORMATS)
 NARROW = [name for name, fmt in FLOAT_FORMATS.items() if fmt.bits < 32]
@@ -114,3 +116,44 @@ def test_rounding_works_on_slices_scalars_and_nothing():
         theirs = hs.round_to(part.contiguous(), "bfloat16", words)
         assert torch.equal(ours, theirs)
         assert ours.shape == part.shape
+
+
+@pytest.mark.parametrize("saturate", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(bits=patterns(), words=uint32s(96), stochastic=st.booleans())
+def test_numbers_far_from_the_ends_are_rounded_alike_alone(dtype, saturate, bits, words, stochastic):
+    x = torch.from_numpy(bits.view(np.float32).copy())
+    far = x.abs() < 2.0**126
+    drawn = torch.from_numpy(words.view(np.int32).copy()) if stochastic else None
+    every = torch.cat([x, torch.tensor([torch.inf])])
+    together = hs.round_to(
+        every, dtype, None if drawn is None else torch.cat([drawn, drawn[:1]]), saturate=saturate
+    )
+    alone = hs.round_to(x[far], dtype, None if drawn is None else drawn[far], saturate=saturate)
+    assert is_tame(x[far]) or not far.any()
+    assert not is_tame(every)
+    kind = torch.int16 if dtype == "bfloat16" else torch.int32
+    assert torch.equal(alone.view(kind), together[:-1][far].view(kind))
+
+
+_ENDS = [0, 1, 0x3F80, 0x3F81, 0x3780, 0x0080, 0x7E7F, 0x7E80, 0x7F7F, 0x7F80, 0x7FC0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_weight_lands_where_its_update_takes_it(dtype):
+    ends = torch.tensor([end - sign for end in _ENDS for sign in (0, 1 << 15)]).to(torch.int16)
+    p, q = (x.flatten().view(dtype).float() for x in torch.meshgrid(ends, ends, indexing="ij"))
+    expected = apply_updates(p, landing(p, q), dtype).view(torch.int16)
+    for i in range(len(p)):  # alone, as what is beside an element decides how it is computed
+        at = slice(i, i + 1)
+        assert torch.equal(landed(p[at], q[at], dtype).view(torch.int16), expected[at]), (p[at], q[at])
+
+
+def test_roots_are_rounded_correctly():
+    bits = torch.randint(
+        0, 0x7F800001, (1 << 16,), generator=torch.Generator().manual_seed(0), dtype=torch.int32
+    )
+    x = torch.cat([bits.view(torch.float32), torch.tensor([0.0, -0.0, torch.inf])])
+    assert torch.equal(sqrt(x).view(torch.int32), x.double().sqrt().float().view(torch.int32))
+    assert sqrt(torch.tensor([-1.0, torch.nan])).isnan().all()

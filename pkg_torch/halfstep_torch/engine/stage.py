@@ -17,7 +17,7 @@ from halfstep_torch.storage.blocks import Blocks
 from halfstep_torch.storage.formats import Format, with_blocks
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Words
-from halfstep_torch.weights.weight_rule import BoundWeights, apply_updates
+from halfstep_torch.weights.weight_rule import BoundWeights, apply_updates, landed
 
 # A compiled kernel has the length of a block as a constant.
 LONGEST_BLOCK = 1 << 16
@@ -145,6 +145,9 @@ class Stage:
             known = self.weights.join(p32, state) if self.scope == "elementwise" else self._known(p, state)
         for rule, sources, wrapped, n in zip(self.rules, self.sources, self.wrapped, numbers, strict=True):
             drawn = [words(*source) for source in sources]
+            if self.lands and isinstance(rule, BoundWeights):  # the last
+                q, arrays = rule.land(u, p32, state, drawn)
+                return landed(p32, q, self.dtype), {**new_state, **arrays}
             u, arrays = rule.update(u, known if wrapped else p32, state, n, drawn, *ops)
             new_state.update(arrays)
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state

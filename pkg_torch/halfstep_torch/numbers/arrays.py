@@ -41,7 +41,9 @@ class TorchArrays:
 
     def shift(self, bits, by):
         """Return patterns moved down: int32 shifts drag the sign along."""
-        return (bits >> by) & ((1 << (32 - by)) - 1)
+        moved = bits >> by
+        moved &= (1 << (32 - by)) - 1
+        return moved
 
     def sign(self, x, bit):
         """Return a bit where there is a sign: without a comparison, of which the compiler makes more."""

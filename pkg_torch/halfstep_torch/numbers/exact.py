@@ -1,15 +1,36 @@
 """Arithmetic that torch has to be helped with to round correctly. Contract: A3."""
 
+import numpy as np
 import torch
 from torch import Tensor
+
+# Half of the largest power of two: sums and differences of two smaller numbers are finite.
+_TAME = 2.0**126
+
+
+def is_tame(x: Tensor) -> bool:
+    """Whether float32 numbers are seen to be finite, and far from the largest: fewer operations are enough.
+
+    Only where seeing costs nothing: in eager mode on a CPU. There a pass that makes a truth value of each
+    element takes longer than five that compute, and the two ends of an array are found in half a pass.
+    """
+    if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu" or not x.numel():
+        return False
+    low, high = torch.aminmax(x)
+    return -_TAME < low.item() and high.item() < _TAME
 
 
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root, correctly rounded to float32."""
-    # torch's vectorised float32 sqrt on CPU may be off by one bit in eager mode; through float64 it is right,
-    # and compiled code emits the machine's own square root, which is right at once.
+    # torch's vectorised float32 sqrt on CPU may be off by one bit in eager mode. Compiled code emits the
+    # machine's own square root, which is right, and so does NumPy; through float64 it is right too.
     if torch.compiler.is_compiling():
         return torch.sqrt(x)
+    if type(x) is Tensor and x.device.type == "cpu" and x.dtype == torch.float32 and not x.requires_grad:
+        root = torch.empty_like(x)
+        with np.errstate(all="ignore"):
+            np.sqrt(x.numpy(), out=root.numpy())
+        return root
     return torch.sqrt(x.to(torch.float64)).to(torch.float32)
 
 

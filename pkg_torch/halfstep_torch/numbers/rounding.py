@@ -14,6 +14,7 @@ from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
 from halfstep.rounding import draw, whole
 from halfstep_torch.numbers import patterns
 from halfstep_torch.numbers.arrays import XP
+from halfstep_torch.numbers.exact import is_tame
 from halfstep_torch.numbers.float_formats import dtype_name, torch_dtype
 
 _EXPONENT_BIAS = 127
@@ -99,12 +100,22 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool, quie
         quiet: whether a NaN in x is quiet, as arithmetic makes it: then fewer operations are enough.
     """
     if name == "float32":
-        return torch.where(x.abs() < math.inf, x, math.nan) if saturate else x
+        if not saturate:
+            return x
+        return x.clone() if is_tame(x) else torch.where(x.abs() < math.inf, x, math.nan)
     if name == "bfloat16":
-        return _round_bfloat16(x, words, saturate, quiet).to(torch.bfloat16)
+        number = _round_tame(x, words) if is_tame(x) else _round_bfloat16(x, words, saturate, quiet)
+        return number.to(torch.bfloat16)
     fmt, dtype = FLOAT_FORMATS[name], torch_dtype(name)
     value = rounded(x, fmt, words, saturate)
     return (value if dtype.is_floating_point else patterns.to_patterns(value, fmt)).to(dtype)
+
+
+def round_number(x: Tensor, name: str, words: Tensor | None, saturate: bool, quiet: bool = False) -> Tensor:
+    """Return what `round_value` does, in float32."""
+    if name == "bfloat16" and is_tame(x):
+        return _round_tame(x, words)
+    return round_value(x, name, words, saturate, quiet).to(torch.float32)
 
 
 def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -> Tensor:
@@ -114,6 +125,14 @@ def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -
     value, overflow = round_narrow(x, fmt, words), math.inf if fmt.has_infinity else math.nan
     value = torch.where(value.abs() <= fmt.max, value, overflow * value.sign())
     return torch.where(x == x, value, math.nan)
+
+
+def _round_tame(x: Tensor, words: Tensor | None) -> Tensor:
+    """Round finite numbers, far from the largest, to a float32 that bfloat16 holds: no sum meets the sign."""
+    bits = x.view(torch.int32)
+    sums = bits + (((bits >> 16) & 1) + 0x7FFF if words is None else draw(XP, words, 16))
+    sums &= -0x10000
+    return sums.view(torch.float32)
 
 
 def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool, quiet: bool) -> Tensor:

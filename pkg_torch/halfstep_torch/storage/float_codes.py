@@ -8,7 +8,7 @@ from torch import Tensor
 
 from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.patterns import from_patterns, to_patterns
-from halfstep_torch.numbers.rounding import round_to_patterns, round_value, rounded
+from halfstep_torch.numbers.rounding import round_number, round_to_patterns, round_value, rounded
 from halfstep_torch.storage.base_codes import Codes
 
 
@@ -24,6 +24,13 @@ class PlainCodes(_Floats):
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return x, rounded."""
         return round_value(x, self.dtype, words, saturate=True)
+
+    def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
+        """Return x, rounded, twice: in eager mode nothing is decoded from a cast."""
+        if torch.compiler.is_compiling():
+            return super().round_trip(x, words, nonzero)
+        number = round_number(x, self.dtype, words, saturate=True)
+        return number, number
 
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the numbers themselves."""

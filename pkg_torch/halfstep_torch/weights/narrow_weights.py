@@ -12,7 +12,7 @@ from torch import Tensor
 
 from halfstep.rule import Rule
 from halfstep_torch.link import checked_rule
-from halfstep_torch.numbers.rounding import round_value
+from halfstep_torch.numbers.rounding import round_number, round_value
 from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Arrays
@@ -30,7 +30,7 @@ class RoundStochastically(WeightRule):
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
         """Return stochastic(w), or nearest(w) without words (contract P2)."""
-        return round_value(w, dtype, words, saturate=False, quiet=words is not None).to(torch.float32), {}
+        return round_number(w, dtype, words, saturate=False, quiet=words is not None), {}
 
 
 class Compensate(WeightRule):

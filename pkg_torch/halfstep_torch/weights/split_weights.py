@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from halfstep.float_formats import FloatFormat
-from halfstep_torch.numbers.rounding import round_narrow, round_value
+from halfstep_torch.numbers.rounding import round_narrow, round_number
 
 _TOP = -(1 << 31)
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
@@ -22,7 +22,7 @@ def nearest_away(w: Tensor, dtype: str) -> Tensor:
     """Return float32 `w` rounded to nearest, ties away from zero, still in float32."""
     # A word of one half carries exactly where half or more is discarded.
     half = torch.full((), _TOP, dtype=torch.int32, device=w.device)
-    return round_value(w, dtype, half, saturate=False).to(torch.float32)
+    return round_number(w, dtype, half, saturate=False)
 
 
 @dataclasses.dataclass(frozen=True)

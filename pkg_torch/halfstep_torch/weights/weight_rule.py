@@ -14,8 +14,9 @@ from torch import Tensor
 from halfstep.random_words import Role
 from halfstep_torch.bound_rule import BoundRule
 from halfstep_torch.link import Link, ParamInfo, has_field
+from halfstep_torch.numbers.exact import is_tame
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.rounding import round_value
+from halfstep_torch.numbers.rounding import round_number
 from halfstep_torch.storage.state_array import StateArray, WordSource
 from halfstep_torch.storage.stored_moment import Arrays, Words
 
@@ -106,9 +107,12 @@ class BoundWeights(BoundRule):
         self, u: Tensor, p: Tensor, state: Arrays, numbers: Any, words: Sequence[Words]
     ) -> tuple[Tensor, Arrays]:
         """Return q - p for the weights q that `land` gives, and -0.0 where q = p (contract P2)."""
-        chosen = words[0](p.shape) if words else None
-        q, extra = self.rule.land(u, p, state, self.dtype, chosen)
+        q, extra = self.land(u, p, state, words)
         return landing(p, q), extra
+
+    def land(self, u: Tensor, p: Tensor, state: Arrays, words: Sequence[Words]) -> tuple[Tensor, Arrays]:
+        """Return the weights that p becomes, in float32, and the rule's new state arrays."""
+        return self.rule.land(u, p, state, self.dtype, words[0](p.shape) if words else None)
 
     def join(self, p: Tensor, state: Arrays) -> Tensor:
         """Return the float32 weights of the model's, in float32, and the state arrays of all rules."""
@@ -126,6 +130,14 @@ def apply_updates(p: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
     return (p + u).to(dtype)
 
 
+def landed(p: Tensor, q: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return p after the update that takes it to q, in `dtype`: what `apply_updates` makes of `landing`."""
+    # Of finite numbers p - (p - q) is the same, if no p is -0.0, which a q of +0.0 would not leave alone.
+    if is_tame(q) and p.view(torch.int32).amin().item() > -(2**31):
+        return (p - (p - q)).to(dtype)
+    return apply_updates(p, landing(p, q), dtype)
+
+
 def landing(p: Tensor, q: Tensor) -> Tensor:
     """Return the update that takes the weight p to q: q - p, and -0.0 where they are equal (contract P2)."""
     # -0.0 is the one number that moves no weight: neither an infinity nor a zero of either sign.
@@ -134,4 +146,4 @@ def landing(p: Tensor, q: Tensor) -> Tensor:
 
 def nearest(w: Tensor, dtype: str) -> Tensor:
     """Return float32 `w` rounded to nearest in `dtype`, still in float32."""
-    return round_value(w, dtype, None, saturate=False).to(torch.float32)
+    return round_number(w, dtype, None, saturate=False)
