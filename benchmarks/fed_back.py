@@ -43,6 +43,8 @@ def run_all(steps: int) -> list[dict[str, Any]]:
         rows = [(recipe, storage) for recipe in RECIPES for storage in STORAGES]
         for recipe, storage in tqdm(rows, desc=rate, unit="row"):
             options = RECIPES[recipe] | {"param_storage": storage}
+            if storage == "feedback":  # steps before it stores mu
+                options["mu_rounding"] = "stochastic"
             tx = hs.adamw(schedule, weight_decay=quality.DECAY, **options)
             full, losses, stored = quality.train_by(tx, "bfloat16", 0, n, x, y, hs.float32_params)
             named = {"rate": rate, "recipe": recipe, "storage": storage, "bytes": stored}

@@ -28,7 +28,7 @@ from halfstep.storage.formats import Format
 from halfstep.storage.moment_formats import AMPLIFIED, Rounding
 from halfstep.storage.relative import relative
 from halfstep.storage.state_dtypes import scaled
-from halfstep.weight_storage import ParamStorage
+from halfstep.weight_storage import FED_BACK, ParamStorage
 
 
 class Settings(TypedDict, total=False):
@@ -118,7 +118,7 @@ def takes_recipe(moments: Iterable[Moment], stores_weights: bool = True) -> Call
                 _check_names(caller, options, parameters)
             _check_arguments(caller, args, options, moments, stores_weights)
             if (recipe := options.get("recipe")) is not None:
-                options = {**settings(caller, recipe, moments, stores_weights), **options}
+                options = {**settings(caller, recipe, moments, stores_weights, options), **options}
             if not takes_it:
                 options.pop("recipe", None)
             return function(*args, **options)
@@ -164,9 +164,17 @@ def _check_arguments(
 
 
 def settings(
-    caller: str, recipe: Any, moments: Sequence[Moment], stores_weights: bool = True
+    caller: str,
+    recipe: Any,
+    moments: Sequence[Moment],
+    stores_weights: bool = True,
+    beside: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Mapping[str, Any]:
-    """Return the arguments for which a recipe stands, of an optimizer that keeps such moments."""
+    """Return the arguments for which a recipe stands, of an optimizer that keeps such moments.
+
+    `beside` are arguments that are given. Weights that are fed back go into the moment before it is stored,
+    so that no error of storing it is known to the update: it is rounded stochastically (contract A21).
+    """
     recipes, known = _recipes(), _known(moments, stores_weights)
     recipe = next((name for name, x in recipes.items() if x is recipe), recipe)
     if not isinstance(recipe, str):
@@ -183,7 +191,8 @@ def settings(
         given[moment.dtype] = _formats(moment, moments)[recipe]
         # Other updates are not linear in a moment that has no unit, so that no error is fed back.
         if moment.unit and "mu_rounding" in chosen:
-            given[moment.rounding] = chosen["mu_rounding"]
+            fed_back = beside.get("param_storage") == FED_BACK
+            given[moment.rounding] = "stochastic" if fed_back else chosen["mu_rounding"]
     return given
 
 

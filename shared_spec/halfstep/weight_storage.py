@@ -7,7 +7,15 @@ PARAM_STORAGES: tuple[str, ...] = get_args(ParamStorage)
 IN_CODES = "int8"
 """Of AdamW alone: float32 weights are kept in 8 bits, and what rounding leaves out is fed back."""
 FED_BACK = "feedback"
-"""Of Adam and AdamW: weights are rounded stochastically, and what this leaves out goes into mu."""
+"""Of Adam, AdamW and SGD: weights are rounded stochastically, and what this leaves out goes into a moment."""
+_NOT_FED_BACK = {
+    "lion": "A sign makes updates of one size, whatever is put into mu",
+    "muon": "The factor makes momentum orthogonal, whatever size it has",
+    "adafactor": "Adafactor keeps no first moment",
+    "lamb": "LAMB divides by the norm of updates, and what is owed lengthens these",
+    "lamb16": "LAMB divides by the norm of updates, and what is owed lengthens these",
+    "schedulefree": "A schedule-free run averages weights for good, so that no later step could pay",
+}
 
 
 def check_param_storage(caller: str, param_storage: Any) -> None:
@@ -18,9 +26,11 @@ def check_param_storage(caller: str, param_storage: Any) -> None:
             'leaves out of weights. Use adamw (in torch AdamW), or "stochastic".'
         )
     if param_storage == FED_BACK:
+        plain = caller.lower().replace("_", "").replace("adamw", "")
+        why = _NOT_FED_BACK.get(plain, "Of other rules it is not known how much of that comes back")
         raise ValueError(
-            f'{caller}: param_storage="feedback" is for Adam and AdamW, whose first moment takes what '
-            'rounding leaves out of weights. Use adam or adamw (in torch Adam or AdamW), or "stochastic".'
+            f'{caller}: param_storage="feedback" is for Adam, AdamW and SGD, whose first moment takes what '
+            f'rounding leaves out of weights. {why}. Use one of the three, or "stochastic".'
         )
     if isinstance(param_storage, str) and param_storage.startswith("float8"):
         raise ValueError(

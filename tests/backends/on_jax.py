@@ -31,6 +31,7 @@ from halfstep.random_words import threefry2x32
 from halfstep.rules.adafactor import inverse_power
 from halfstep.rules.adamw_fed_back import AdamWFedBack
 from halfstep.rules.adamw_in_codes import AdamWInCodes
+from halfstep.rules.sgd_fed_back import SGDFedBack
 from halfstep_jax.numbers.global_norm import global_norm
 from halfstep_jax.numbers.moments import bias_correction
 from halfstep_jax.numbers.norms import Norms, norm
@@ -361,6 +362,9 @@ def _transform(case: Case) -> optax.GradientTransformationExtraArgs:
         l2 = a["decay"] == "l2"
         tx = hs.as_transform(AdamWFedBack(rate, **options, weight_decay=0.0 if l2 else decay))
         return optax.chain(hs.add_decayed_weights(decay), tx) if l2 else tx
+    if case.op == "sgd_fed_back_step":
+        tx = hs.as_transform(SGDFedBack(rate, **options))
+        return optax.chain(hs.add_decayed_weights(decay), tx) if decay else tx
     if case.op not in _ALIASES:
         decayed = hs.add_decayed_weights(decay, cautious=a["decay"] == "cautious")
         chained = [link_of(case, hs), decayed, hs.scale_by_learning_rate(rate)]

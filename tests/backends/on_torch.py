@@ -32,6 +32,7 @@ from halfstep.rule import declared
 from halfstep.rules.adafactor import inverse_power
 from halfstep.rules.adamw_fed_back import AdamWFedBack
 from halfstep.rules.adamw_in_codes import AdamWInCodes
+from halfstep.rules.sgd_fed_back import SGDFedBack
 from halfstep_spec.vectors import WIDTHS, Array, Case
 from halfstep_torch.link import ParamInfo
 from halfstep_torch.numbers.global_norm import global_norm
@@ -319,6 +320,8 @@ def _optimizer(case: Case, p: torch.nn.Parameter, **options) -> torch.optim.Opti
         return hs.Optimizer(named, hs.chain(AdamWInCodes(rate, **rule, weight_decay=decay)), **options)
     if case.op == "adamw_fed_back_step":
         return _fed_back(case, named, rate, decay, rule, options)
+    if case.op == "sgd_fed_back_step":
+        return _sgd_fed_back(named, rate, decay, rule, options)
     make = None if case.arguments.get("given") else _class(case, rule)
     given = _class_arguments(make, _link(case.op), rule) if make else None
     if given is not None:
@@ -340,6 +343,17 @@ def _fed_back(case: Case, named, rate, decay, rule: dict, options: dict) -> torc
     optimizer = make(named, rate, **given, **options)
     if peak:
         optimizer.param_groups[0]["initial_lr"] = float(peak)  # as a scheduler writes it
+    return optimizer
+
+
+def _sgd_fed_back(named, rate, decay, rule: dict, options: dict) -> torch.optim.Optimizer:
+    """Return SGD by `param_storage="feedback"`, or a chain without momentum, which the class refuses."""
+    if not rule["decay"]:
+        return hs.Optimizer(named, hs.chain(SGDFedBack(rate, **rule)), **options)
+    momentum, peak = rule.pop("decay"), rule.pop("peak_lr")
+    optimizer = hs.SGD(named, rate, momentum, weight_decay=decay, param_storage="feedback", **rule, **options)
+    if peak:
+        optimizer.param_groups[0]["initial_lr"] = float(peak)
     return optimizer
 
 

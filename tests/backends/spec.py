@@ -26,6 +26,7 @@ from halfstep_spec.rules.adafactor import Adafactor
 from halfstep_spec.rules.adamw_fed_back import FedBack
 from halfstep_spec.rules.adamw_in_codes import InCodes
 from halfstep_spec.rules.clip import clip, clip_by_global_norm
+from halfstep_spec.rules.sgd_fed_back import FedBackSGD
 from halfstep_spec.storage.relative import to_unit
 from halfstep_spec.vectors import Array, Case
 
@@ -96,7 +97,7 @@ class SpecBackend(Backend):
             fmt = format_of(a["state_format"], spec)
             rule = spec.StoreState(rule, fmt, a["state_rounding"], select, rule.seed)
         kinds: dict[str, type[spec.Step]] = {"lamb": spec.Lamb, "adafactor": Adafactor}
-        kinds |= {"adamw_in_codes": InCodes, "adamw_fed_back": FedBack}
+        kinds |= {"adamw_in_codes": InCodes, "adamw_fed_back": FedBack, "sgd_fed_back": FedBackSGD}
         make = functools.partial(kinds.get(name, spec.Step), **bounds)
         step = make(rule, scalar(case, "weight_decay"), a["decay"], i["p"].dtype, a["param_storage"])
         stored = {

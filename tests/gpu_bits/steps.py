@@ -21,6 +21,7 @@ from halfstep_spec.cases.steps import step_case
 from halfstep_spec.rules.adafactor import Adafactor
 from halfstep_spec.rules.adamw_fed_back import FedBack
 from halfstep_spec.rules.adamw_in_codes import InCodes
+from halfstep_spec.rules.sgd_fed_back import FedBackSGD
 from halfstep_spec.vectors import Case
 
 SMALL, MIDDLE, LARGE = (40, 384), (256, 1024), (512, 1024)
@@ -50,6 +51,7 @@ def one_in(count: int, names: Iterable[str]) -> list[str]:
 
 
 _STEPS = {"adafactor": Adafactor, "adamw_fed_back": FedBack, "adamw_in_codes": InCodes}
+_STEPS["sgd_fed_back"] = FedBackSGD
 """By rule: a step that is none of decay and learning rate alone."""
 
 
@@ -78,7 +80,8 @@ def steps() -> dict[str, spec.Step]:
     for dtype in ("bfloat16", "float32"):
         for name, rule in _rules(dtype).items():
             # SGD has no other decay, and Adafactor links of its own.
-            decay, make = "l2" if name == "trace" else "decoupled", _STEPS.get(name, spec.Step)
+            make, sums = _STEPS.get(name, spec.Step), ("trace", "sgd_fed_back")
+            decay = "l2" if name in sums else "decoupled"
             if name == "adamw_in_codes":  # its weights are float32; what it keeps may be of 16 bits
                 add(f"{name}, {dtype} moments", rule, "float32", "nearest", make)
                 continue
@@ -114,7 +117,7 @@ def _with_moments(kind: type[spec.Rule], dtype: str) -> spec.Rule:
     names = [field.name for field in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
     options: dict[str, Any] = {name: dtype for name in names if name.endswith("_dtype")}
     if "learning_rate" in names:  # a rule that takes the whole step has the numbers of all of it
-        options |= {"learning_rate": _RATE, "weight_decay": _DECAY}
+        options |= {"learning_rate": _RATE} | ({"weight_decay": _DECAY} if "weight_decay" in names else {})
     if "param_dtype" in options:
         options["param_dtype"] = spec.scaled("int8", "row", 0, 0, scale="fine")
     options |= {name: "stochastic" for name in names if name.endswith("rounding")}

@@ -11,14 +11,17 @@ import halfstep_spec as spec
 from backends.protocol import given_factor, unrefused
 from halfstep.rules.adamw_fed_back import AdamWFedBack
 from halfstep.rules.adamw_in_codes import AdamWInCodes
+from halfstep.rules.sgd_fed_back import SGDFedBack
 from halfstep_spec.numbers.random_words import Role, random_words
 from halfstep_spec.rules.adafactor import Adafactor
 from halfstep_spec.rules.adamw_fed_back import FedBack
 from halfstep_spec.rules.adamw_in_codes import InCodes
+from halfstep_spec.rules.sgd_fed_back import FedBackSGD
 
 BASES = {"lamb": "adam", "schedule_free": "rms"}
 """The rules of more than one link, by that which divides by a root; others stand for themselves."""
-_WHOLE = {"adamw_in_codes": AdamWInCodes, "adamw_fed_back": AdamWFedBack}
+_WHOLE = {"adamw_in_codes": AdamWInCodes, "adamw_fed_back": AdamWFedBack, "sgd_fed_back": SGDFedBack}
+_STEPS = {"adamw_in_codes": InCodes, "adamw_fed_back": FedBack, "sgd_fed_back": FedBackSGD}
 _BESIDE = {"adafactor": ("clipping_threshold", "min_scale"), "lamb": ("max_norm",)}
 _OF_THE_LEAD = ("b1", "warmup_steps", "lead_dtype", "lead_rounding")
 
@@ -34,6 +37,8 @@ def links(package: ModuleType, rule: str, decay: str, arguments: dict[str, Any])
     """
     own = unrefused(arguments)
     if rule in _WHOLE:
+        if rule == "sgd_fed_back":
+            own.pop("weight_decay")
         whole = _WHOLE[rule](own.pop("lr"), **own)
         return [package.as_transform(whole) if hasattr(package, "as_transform") else whole]
     rate, share = package.scale_by_learning_rate(own.pop("lr")), own.pop("weight_decay")
@@ -80,7 +85,7 @@ def reference(rule: str, arguments: dict[str, Any], decay: tuple[float, str], *w
     if rule == "adafactor":
         return Adafactor(*common, **beside)
     if rule in _WHOLE:
-        return {"adamw_in_codes": InCodes, "adamw_fed_back": FedBack}[rule](*common)
+        return _STEPS[rule](*common)
     if rule == "lamb":
         return spec.Lamb(*common, **beside, exact=True)
     return ScheduleFree(*common, spec.RULES[rule](**lead)) if lead else spec.Step(*common)

@@ -38,7 +38,7 @@ class Setting:
 
     Attributes:
         rule: a key of `halfstep_spec.RULES`, or "lamb"; "muon" has the factor given (A14), and
-            "adamw_in_codes" float32 weights, which it stores itself, and "adamw_fed_back" rounds its own.
+            "adamw_in_codes" float32 weights, which it stores itself; those fed back round their own.
         dtype: of the weights.
         storage: of the weights.
         formats: of the moments, by argument: (function of the packages, its arguments), or a name.
@@ -136,6 +136,7 @@ _KINDS_OF = {
     "adafactor": {"nu_dtype": SECOND},
     "schedule_free": {"nu_dtype": SECOND, "lead_dtype": SIGNED},
     "adamw_fed_back": {"mu_dtype": [*SIGNED, *FINE, *FIXED], "nu_dtype": SECOND},
+    "sgd_fed_back": {"accumulator_dtype": SIGNED},
     "adamw_in_codes": {
         "mu_dtype": [fmt for fmt in (*SIGNED, *FINE) if fmt != "float16"],
         "nu_dtype": SECOND,
@@ -179,16 +180,19 @@ _OPTIONS_OF = {
         "nu_rounding": _SECOND_ROUNDINGS,
         "nesterov": _BOTH,
     },
+    "sgd_fed_back": {"rounding": _ROUNDINGS, "nesterov": _BOTH},
     "adamw_in_codes": {"mu_rounding": _ROUNDINGS, "nu_rounding": _SECOND_ROUNDINGS},
 }
 RULES = (
     *("trace", "lion", "adam", "adan", "ademamix", "rms", "adafactor", "muon", "schedule_free", "lamb"),
     "adamw_in_codes",
     "adamw_fed_back",
+    "sgd_fed_back",
 )
 
 
 _DECAYS = {"adafactor": ("", "decoupled"), "adamw_in_codes": ("decoupled",), "adamw_fed_back": ("decoupled",)}
+_DECAYS["sgd_fed_back"] = ("",)
 """Of rules that do not take every kind."""
 
 
@@ -227,7 +231,7 @@ def settings_of_steps(draw) -> Setting:
     dtypes, storages = ("float32", "bfloat16", "bfloat16", "float16"), tuple(PARAM_STORAGES)
     if rule == "adamw_in_codes":
         dtypes, storages = ("float32",), ("nearest",)
-    if rule == "adamw_fed_back":
+    if rule in ("adamw_fed_back", "sgd_fed_back"):
         storages = ("nearest",)
     return Setting(
         rule,
@@ -246,6 +250,7 @@ _TINY = (1e-8, 1e-30, 1e-6, 1e-3, 1.0)
 _RMS = {"decay": _RATES, "eps": _TINY}
 _NUMBERS_OF = {
     "trace": {"decay": _RATES},
+    "sgd_fed_back": {"decay": _RATES, "peak_lr": (0.0, 0.1)},
     "lion": {"b1": _RATES, "b2": _RATES},
     "muon": {"beta": _RATES},
     "adan": {"b1": _RATES, "b2": _RATES, "b3": _RATES, "eps": _TINY},

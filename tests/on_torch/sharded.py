@@ -33,7 +33,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "split8": {"param_storage": "split8"},
     "master": {"param_storage": "master"},
     "eight_bit": dict(hs.recipes.eight_bit),
-    "fed_back": dict(hs.recipes.eight_bit) | {"param_storage": "feedback"},
+    "fed_back": {"recipe": "eight_bit", "param_storage": "feedback"},
     "four_bit": dict(hs.recipes.four_bit),
     "float8": {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")},
     # Each row a block, which a border along it cuts; rows of blocks of two sizes, in units of each other.

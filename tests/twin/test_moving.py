@@ -51,6 +51,7 @@ _RUNS = {
     "float32": Run("sgd", "float32", "stochastic", "bfloat16"),
     "schedule-free": Run("schedule_free", "bfloat16", "split8", "int8/8", "uroot8/8"),
     "fed back": Run("adamw_fed_back", "bfloat16", "feedback", "relative float8_e3m4", "uroot8/8"),
+    "fed back, momentum": Run("sgd_fed_back", "bfloat16", "feedback", "bfloat16"),
     "in codes": Run("adamw_in_codes", "float32", "int8", "relative int8/8", "uroot8/8"),
     "stored": Run("stored", "bfloat16", "stochastic", "int8/8"),
 }
@@ -93,7 +94,7 @@ def jax_side(name):
         tx = getattr(hs, rule)(1e-2, weight_decay=0.1, mu_dtype=mu, nu_dtype=nu, **options)
     elif rule == "lion":
         tx = hs.lion(1e-3, mu_dtype=mu, weight_decay=0.1, **common)
-    elif rule == "sgd":
+    elif rule in ("sgd", "sgd_fed_back"):
         tx = hs.sgd(1e-2, 0.9, accumulator_dtype=mu, **common)
     elif rule == "schedule_free":
         tx = hs.schedule_free_adamw(1e-2, 5, weight_decay=0.1, lead_dtype=mu, nu_dtype=nu, **common)
@@ -129,7 +130,7 @@ def torch_side(name):
             return getattr(hs, rule.capitalize())(params, 1e-2, **options)
         if rule == "lion":
             return hs.Lion(params, 1e-3, weight_decay=0.1, mu_dtype=mu, **common)
-        if rule == "sgd":
+        if rule in ("sgd", "sgd_fed_back"):
             return hs.SGD(params, 1e-2, 0.9, accumulator_dtype=mu, **common)
         if rule == "schedule_free":
             options = {"weight_decay": 0.1, "warmup_steps": 5, "lead_dtype": mu, "nu_dtype": nu} | common

@@ -1,6 +1,6 @@
 """Momentum as an Optax transform. Contract: A10."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import optax
@@ -38,14 +38,15 @@ def sgd(
     *,
     rounding: Rounding = "auto",
     recipe: Recipe | None = None,
-    param_storage: ParamStorage = "stochastic",
+    param_storage: ParamStorage | Literal["feedback"] = "stochastic",
     seed: jax.typing.ArrayLike = 0,
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient descent for weights in bfloat16, float16 or float32, with momentum or without.
 
     Chains `trace`, unless `momentum` is None or 0, `scale_by_learning_rate` and the weight storage, by
     default `round_stochastically`. `momentum` is the decay of `trace`; the other arguments are those of the
-    links, and `param_storage`, `seed`, result and errors those of `adam`.
+    links, and `param_storage`, `seed`, result and errors those of `adam`. "feedback" asks for a momentum:
+    what rounding weights leaves out goes into the sum (contract A23).
 
     Example:
         >>> import jax.numpy as jnp

@@ -28,7 +28,8 @@ class SGD(Optimizer):
 
     `momentum` is the decay of `trace`, and 0 keeps no sum; `nesterov`, `accumulator_dtype` and `rounding` are
     as there. `dampening` is 0. `weight_decay` is L2 decay, added to the gradient. The other arguments, and
-    the errors, are those of `AdamW`; `nesterov` without a momentum is a ValueError.
+    the errors, are those of `AdamW`; `nesterov` without a momentum is a ValueError. With a momentum
+    `param_storage` may be "feedback": what rounding weights leaves out goes into the sum (contract A23).
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -58,7 +59,7 @@ class SGD(Optimizer):
         accumulator_dtype: DType = None,
         rounding: Rounding = "auto",
         recipe: Recipe | None = None,
-        param_storage: ParamStorage = "stochastic",
+        param_storage: ParamStorage | Literal["feedback"] = "stochastic",
         seed: Seed = 0,
         compile: bool | Literal["auto"] = "auto",
         names: Iterable | None = None,

@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfstep.rule import Rule, decay_rate, moment, number
-from halfstep.rules.trust_ratio import without_feedback
+from halfstep.rules.fed_back import MOST, TINY, check_fed_back, landed, largest_rate
 from halfstep.storage.moment_formats import Rounding
 
-_TINY = 2.0**-100  # in place of a rate of 0, which divides nothing
-_OF_PEAK, _THIRD = 0.125, 1 / 3
-_MOST, _MOST_OF_COARSE = 4, -1
-"""Powers of two: how many roots of the second moment an error of one gap moves mu by at most."""
+_THIRD = 1 / 3
+_MOST_OF_COARSE = -1  # in place of MOST, whose unit is a root of the second moment
 
 
 class AdamWFedBack(Rule):
@@ -64,13 +62,13 @@ class AdamWFedBack(Rule):
         c = (1 / ahead + 1 / then) * 0.5
         # A third is about -(1 - c) / ln(c): what corrections of bias make of it, which fall at later steps.
         corrected = op.sqrt(c) * 2 + (1 + c) * 0.5
-        inverse_rate = 1 / op.maximum(op.maximum(h.learning_rate, h.peak_lr * _OF_PEAK), _TINY)
+        inverse_rate = 1 / largest_rate(h, op)
         return {
             "r2": r2,
             "ahead": ahead * h.learning_rate,
             "now": r1 * h.learning_rate,
             "decayed": h.learning_rate * h.weight_decay,
-            "back": (((1 - h.b1) / op.maximum(later, _TINY)) * _THIRD * inverse_rate) * corrected,
+            "back": (((1 - h.b1) / op.maximum(later, TINY)) * _THIRD * inverse_rate) * corrected,
         }
 
     def update(self, g, p, n, m, op):
@@ -81,10 +79,9 @@ class AdamWFedBack(Rule):
         down = step / root + n.decayed * p
         w = p - down
         q = m.param.round(w)
-        back = m.param.bound(n.back, _MOST_OF_COARSE if m.mu.is_coarse else _MOST)
+        back = m.param.bound(n.back, _MOST_OF_COARSE if m.mu.is_coarse else MOST)
         m.mu.round(v - root * (back * (w - q)))
-        # Triton computes -x as 0 - x, which is 0 of 0, where -0.0 is meant.
-        return op.where(q == w, down * -1.0, op.where(q == p, -0.0, q - p))
+        return landed(p, down, w, q, op)
 
 
 class AdamFedBack(AdamWFedBack):
@@ -100,8 +97,7 @@ def fed_back(
     """Return the rule of an alias of Adam or AdamW, from the arguments of the alias.
 
     Raises:
-        ValueError: for a mask of the decay or a cautious decay, which the rule has not; for b1 = 0, which
-            carries nothing on.
+        ValueError: for a mask of the decay or a cautious decay, which the rule has not; as `check_fed_back`.
     """
     for name in ("mask", "cautious"):
         if arguments.get(name):
@@ -109,18 +105,8 @@ def fed_back(
                 f'{caller}: param_storage="feedback" takes the whole step of AdamW by one rule, without '
                 f"{name}. Leave it out, or partition the params."
             )
-    if _is_zero(arguments["b1"]):
-        raise ValueError(
-            f'{caller}: param_storage="feedback" puts what rounding leaves out of weights into the first '
-            'moment, and b1=0 keeps nothing of it. Use a b1 above 0, or "stochastic".'
-        )
+    check_fed_back(caller, arguments, "b1", "mu_rounding")
     fields = {field.name for field in dataclasses.fields(AdamWFedBack)} & arguments.keys()
     if kind is AdamFedBack:  # decay is L2, and stands in front
         fields.discard("weight_decay")
-    chosen: dict[str, Any] = {name: arguments[name] for name in fields}
-    chosen["mu_rounding"] = without_feedback(arguments["mu_rounding"])
-    return kind(**chosen)
-
-
-def _is_zero(rate: Any) -> bool:
-    return isinstance(rate, (int, float)) and rate == 0
+    return kind(**{name: arguments[name] for name in fields})

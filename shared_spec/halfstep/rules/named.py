@@ -20,6 +20,7 @@ from halfstep.rules.lion import ScaleByLion
 from halfstep.rules.muon import MuonMomentum
 from halfstep.rules.rms import ScaleByRms
 from halfstep.rules.schedule_free import ScaleByScheduleFree
+from halfstep.rules.sgd_fed_back import sgd_fed_back
 from halfstep.rules.trace import Trace
 from halfstep.rules.trust_ratio import ScaleByTemperedTrustRatio, ScaleByTrustRatio, without_feedback
 from halfstep.rules.weight_decay import AddDecayedWeights
@@ -124,9 +125,8 @@ _TRUST = Part(ScaleByTrustRatio, fixed={"eps": 0.0})  # the argument `eps` is Ad
 LAMB = Named("lamb", (_ADAM_BEFORE_NORMS, _DECAY, _TRUST, _RATE))
 LAMB16 = Named("lamb16", (_ADAM_BEFORE_NORMS, _DECAY, Part(ScaleByTemperedTrustRatio), _RATE))
 LION = Named("lion", (Part(ScaleByLion), _DECAY, _RATE))
-SGD = Named(
-    "sgd", (_DECAY, Part(Trace, renamed={"decay": "momentum"}, needs="momentum"), _RATE), ("nesterov",)
-)
+_SUM = Part(Trace, renamed={"decay": "momentum"}, needs="momentum")
+SGD = Named("sgd", (_DECAY, _SUM, _RATE), ("nesterov",), whole={FED_BACK: sgd_fed_back})
 SCHEDULE_FREE_ADAMW = Named("schedule_free_adamw", (_RMS, _DECAY, _RATE, Part(ScaleByScheduleFree)))
 # Two chains: of matrices, which has their factor behind the momentum, and of the rest.
 MUON_OF_MATRICES = Named("muon", (Part(MuonMomentum), _DECAY, _RATE))

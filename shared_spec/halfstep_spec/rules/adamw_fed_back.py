@@ -86,11 +86,15 @@ class FedBack(Step):
         """What lands on the weights that the rule has rounded."""
         return NearestWeights(self.param_dtype)
 
-    def step(self, p: np.ndarray, g: np.ndarray, state: StepState, leaf: str, learning_rate):
-        """Return the new patterns of the weights and the new state."""
+    def at_rate(self, learning_rate: float) -> Any:
+        """Return the rule at the learning rate of a step."""
         rule: Any = self.rule
         decay = self.weight_decay if self.decay == "decoupled" else 0.0
-        rule = dataclasses.replace(rule, learning_rate=float(learning_rate), weight_decay=decay)
+        return dataclasses.replace(rule, learning_rate=learning_rate, weight_decay=decay)
+
+    def step(self, p: np.ndarray, g: np.ndarray, state: StepState, leaf: str, learning_rate):
+        """Return the new patterns of the weights and the new state."""
+        rule = self.at_rate(float(learning_rate))
         p32 = self.storage.seen(p, None)
         for link in self.links(learning_rate)[0]:
             g, _ = link.step(g, link.init(g.shape), "", p32)

@@ -1,0 +1,70 @@
+"""SGD that rounds its weights itself, and feeds what this leaves out into the momentum (contract A23, P9)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from halfstep.hyperparameters import check_decay_rate
+from halfstep.rule import Rule, moment, number
+from halfstep.rules.fed_back import MOST, TINY, check_fed_back, landed, largest_rate
+from halfstep.storage.moment_formats import Rounding
+
+
+class SGDFedBack(Rule):
+    """The whole step of SGD with momentum, which rounds weights stochastically, with errors fed back.
+
+    With lr the learning rate, and p the weight:
+
+        t = g + (decay trace)
+        w = p - (lr t);  with `nesterov` p - (lr (g + (decay t)))
+        p <- q = round(w);  e = w - q
+        trace <- round(t - (back e))
+        back = min(((1 - decay) / decay) / max(lr, peak_lr / 8), |t| (16 / ulp(p)))
+
+    In float32, each operation rounded once; with `nesterov` the divisor is decay^2. Later steps add
+    decay / (1 - decay) times what `trace` has, times their rates: here e, once. So errors do not add up. The
+    sum has no second moment for a unit. So an error of one gap moves it by at most 16 times itself, which a
+    rate that was near 0 and rises needs. That bound reads t before w is rounded: what is fed back is right
+    on average. `peak_lr` is the largest rate of the run, as in `AdamWFedBack`.
+
+    Float32 weights are not rounded: their step is that of SGD.
+    """
+
+    name = "sgd_fed_back"
+    reads_params = "the link rounds params + update"
+    lands = True
+
+    learning_rate: Any = number(schedule=True, torch="lr")
+    decay: Any = number(torch="momentum", check=check_decay_rate)
+    peak_lr: Any = number(None, none=0.0, torch="peak_lr", owned=False)
+    nesterov: bool = False
+    accumulator_dtype: Any = None
+    rounding: Rounding = "auto"
+    seed: Any = 0
+    trace = moment(rate="decay", dtype="accumulator_dtype", rounding="rounding", torch="momentum_buffer")
+
+    def numbers(self, h, t, op):
+        """Return what errors are multiplied by, where the bound does not decide."""
+        later = h.decay * h.decay if self.nesterov else h.decay
+        return {"back": ((1 - h.decay) / op.maximum(later, TINY)) / largest_rate(h, op)}
+
+    def update(self, g, p, n, m, op):
+        """Return q - p; where nothing is left out w - p, of which p + u makes w; -0.0 where q is p."""
+        t = g + n.decay * m.trace.value
+        down = n.learning_rate * (g + n.decay * t if self.nesterov else t)
+        w = p - down
+        q = m.param.round(w)
+        back = op.minimum(n.back, op.abs(t) * m.param.bound(2.0**127, MOST))
+        m.trace.round(t - back * (w - q))
+        return landed(p, down, w, q, op)
+
+
+def sgd_fed_back(caller: str, arguments: Mapping[str, Any]) -> SGDFedBack:
+    """Return the rule of an alias of SGD, from the arguments of the alias.
+
+    Raises:
+        ValueError: without a momentum, which would carry errors on; for a momentum with error feedback.
+    """
+    check_fed_back(caller, arguments, "momentum", "rounding")
+    fields = {field.name for field in dataclasses.fields(SGDFedBack)} & arguments.keys()
+    return SGDFedBack(decay=arguments["momentum"], **{name: arguments[name] for name in fields - {"decay"}})

@@ -1,0 +1,68 @@
+"""SGD whose errors of rounding weights are fed back: steps over formats, dtypes and rates."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from halfstep_spec.cases.inputs import reals
+from halfstep_spec.cases.steps import describe, step_case
+from halfstep_spec.numbers.rounding import round_to
+from halfstep_spec.rule import RuleState
+from halfstep_spec.rules.sgd_fed_back import FedBackSGD, SGDFedBack
+from halfstep_spec.storage.state_dtypes import scaled
+from halfstep_spec.vectors import Case
+
+NOTES = {
+    "Grid": "dtypes of the weights, and ways to store the sum",
+    "Small": "small rates, where the bound by the sum itself decides",
+    "Peak": "a rate far below the largest rate of the run, by which what is fed back is then divided",
+    "Still": "no momentum, or a learning rate of 0: nothing is divided by either",
+    "L2": "L2 decay, which stands in front of the rule",
+    "Edge": "weights of 0, subnormal weights, weights that overflow, and gradients of 0",
+}
+
+_RULE = functools.partial(SGDFedBack, accumulator_dtype="bfloat16", rounding="stochastic", seed=42)
+_SHAPE = (4, 6)
+
+
+def cases() -> list[Case]:
+    """Return the cases of sgd_fed_back.json."""
+    sizes: dict[str, Any] = {"min_size": 0, "min_ndim": 0}
+    rows = [
+        (_RULE(), "bfloat16", 0, 1e-2, ("Grid",)),
+        (_RULE(), "float16", 0, 1e-2, ("Grid",)),
+        (_RULE(), "float32", 0, 1e-2, ("Grid",)),
+        (_RULE(accumulator_dtype="float32"), "bfloat16", 0, 1e-2, ("Grid",)),
+        (_RULE(accumulator_dtype=scaled("float8_e4m3fn", 4, **sizes)), "bfloat16", 0, 1e-2, ("Grid",)),
+        (_RULE(accumulator_dtype=scaled("int8", 4, **sizes)), "bfloat16", 0, 1e-2, ("Grid",)),
+        (_RULE(nesterov=True), "bfloat16", 0, 1e-2, ("Grid",)),
+        (_RULE(), "bfloat16", 1000, 1e-6, ("Small",)),
+        (_RULE(), "float16", 1000, 1e-6, ("Small",)),
+        (_RULE(peak_lr=1e-1), "bfloat16", 1000, 1e-3, ("Peak",)),
+        (_RULE(decay=0.0), "bfloat16", 0, 1e-2, ("Still",)),
+        (_RULE(), "bfloat16", 3, 0.0, ("Still",)),
+        (_RULE(), "bfloat16", 0, 1e-2, ("L2",)),
+        (_RULE(), "bfloat16", 10, 1e-2, ("Edge",)),
+        (_RULE(), "float16", 10, 1e-2, ("Edge",)),
+    ]
+    return [_case(*row) for row in rows]
+
+
+def _case(rule: SGDFedBack, dtype: str, count: int, lr: float, flags: tuple[str, ...]) -> Case:
+    size, edge = int(np.prod(_SHAPE)), flags == ("Edge",)
+    weights = reals("weights of SGD fed back", size, (-6, 0))
+    g = reals("gradients of SGD fed back", 5 * size, (-5, 1))
+    if edge:
+        weights[:8] = [0, -0.0, 1e-30, -1e-30, 2.0**-14, 6e4, -6.5504e4, 1e-5]
+        g[4::7] = 0
+    rule = dataclasses.replace(rule, learning_rate=lr)
+    step = FedBackSGD(rule, 0.1 if flags == ("L2",) else 0.0, "l2", dtype, "feedback")
+    p = round_to(weights.reshape(_SHAPE), dtype)
+    state: Any = step.init(p)
+    state = state._replace(rule=RuleState(count, state.rule.moments))
+    after = f" after {count} steps" if count else ""
+    comment = f"{dtype} weights{after}, learning rate {lr}, peak {rule.peak_lr}, {describe(rule)}"
+    with np.errstate(under="raise"):  # contract A8
+        return step_case(step, comment, p, g.reshape(5, *_SHAPE), state, lr, flags, ("A23", "P9", "W6"))

@@ -1,0 +1,65 @@
+"""SGD whose errors of rounding weights go into the momentum. Contract: A23. Vectors: sgd_fed_back."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from halfstep_spec.rule import Moment, Rule, StepWeight, moment
+from halfstep_spec.rules.adamw_fed_back import FedBack
+from halfstep_spec.storage.formats import Format
+
+_TINY = np.float32(2.0**-100)
+
+
+@dataclasses.dataclass(frozen=True)
+class SGDFedBack(Rule):
+    """The whole step of SGD: it rounds weights, and what this leaves out goes into the sum of gradients.
+
+    Attributes:
+        peak_lr: the largest learning rate of the run, as far as it is known; 0 where it is not.
+    """
+
+    learning_rate: float = 1e-3
+    decay: float = 0.9
+    peak_lr: float = 0.0
+    nesterov: bool = False
+    accumulator_dtype: str | Format = "float32"
+    rounding: str = "auto"
+    seed: int = 0
+    trace: Moment = moment("decay", dtype="accumulator_dtype", rounding="rounding")
+
+    def step(self, g, state, leaf, p=None, weight=None):
+        """Do as `Rule.step`; without a `weight`, for float32 weights, which are not rounded."""
+        if weight is None:
+            weight = StepWeight(np.asarray(p, np.float32), "float32", None)
+        return super().step(g, state, leaf, p, weight)
+
+    def corrections(self, count: int) -> Mapping[str, Any]:
+        """Return what errors are multiplied by, where no gap bounds it."""
+        lr, decay = np.float32(self.learning_rate), np.float32(self.decay)
+        later = np.maximum(decay * decay if self.nesterov else decay, _TINY)
+        rate = np.maximum(np.maximum(lr, np.float32(self.peak_lr) * np.float32(0.125)), _TINY)
+        return {"back": ((np.float32(1) - decay) / later) / rate}
+
+    def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
+        """Return the update that leads to the rounded weights; the formula is in the contract."""
+        assert p is not None
+        t = g + (n.decay * moments.trace.value)
+        down = n.learning_rate * (g + (n.decay * t) if self.nesterov else t)
+        w = p - down
+        q = moments.param.round(w)
+        most = np.abs(t) * moments.param.bound(np.float32(2.0**127), 4)
+        moments.trace.round(t - (np.minimum(n.back, most) * (w - q)))
+        return np.where(q == w, -down, np.where(q == p, np.float32(-0.0), q - p))
+
+
+@dataclasses.dataclass(frozen=True)
+class FedBackSGD(FedBack):
+    """A step of that rule, behind L2 decay if there is any."""
+
+    def at_rate(self, learning_rate: float) -> Any:
+        """Return the rule at the learning rate of a step."""
+        rule: Any = self.rule
+        return dataclasses.replace(rule, learning_rate=learning_rate)
