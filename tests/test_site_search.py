@@ -1,4 +1,4 @@
-"""The search of the built site finds the page that a stranger looks for. Skipped where it cannot be built."""
+"""What the built site offers a stranger: search, arguments, sources. Skipped where it cannot be built."""
 
 import json
 import pathlib
@@ -63,3 +63,14 @@ def test_a_language_model_finds_every_page_in_llms_txt(site):
     assert len(places) == len(set(places)) > 50
     assert all((site / place / "index.html").is_file() for place in places if "." not in place.strip("./"))
     assert any(line.startswith("- [Install](install/): ") for line in lines)
+
+
+def test_the_reference_lists_arguments_in_both_packages_and_leads_to_the_source(site):
+    page = (site / "reference" / "optimizers" / "index.html").read_text()
+    for name in ("adamw", "lion", "sgd", "AdamW", "Lion", "SGD"):
+        package = "halfstep_torch" if name[0].isupper() else "halfstep_jax"
+        after = page.split(f'id="{package}.{name}"')[1]
+        part = after.split("Examples:")[0]
+        listed = re.findall(r"<b><code>(\w+)</code></b>", part)
+        assert {"seed", "param_storage"} <= set(listed), name
+        assert re.search(r'href="[^"]*/blob/main/pkg_\w+/[\w/]+\.py#L\d+">Source<', after)

@@ -28,6 +28,51 @@ class Links(griffe.Extension):
                     name, dot, inside = made_of[1].partition(".")
                     rule = loader.modules_collection[module.resolve(name) + dot + inside]
                     module.set_member(attribute.name, _function(attribute, rule))
+        if pkg.name in ("halfstep_jax", "halfstep_torch"):
+            list_arguments(pkg)
+
+
+_LEFT_TO_OTHERS = re.compile(r"[Aa]rguments\b[^.;]{0,60}?\s(?:are|and)\s+[^.;]{0,40}?(?:those|the same)")
+_SECTION = re.compile(r"^(?=\w+:$|Source: )", flags=re.MULTILINE)
+
+
+def list_arguments(pkg: griffe.Module) -> None:
+    """List the arguments of functions and classes that say they are those of `other`, as `other` has them.
+
+    Raises:
+        ValueError: if an argument is described nowhere.
+    """
+    functions = {
+        x.name: x
+        for module in [pkg, *_modules(pkg)]
+        for x in module.members.values()
+        if isinstance(x, griffe.Function | griffe.Class) and x.docstring and x.is_public
+    }
+
+    def described(name: str, seen: set[str]) -> dict[str, str]:
+        """Return the text of each argument, a function's own first, then that of functions it names."""
+        if name in seen or name not in functions:
+            return {}
+        seen.add(name)
+        before, *sections = _SECTION.split(functions[name].docstring.value)
+        args = "".join(x for x in sections if x.startswith("Args:"))
+        own = dict(re.findall(r"^    (\w+): (.*\n(?:     .*\n)*)", args + "\n", flags=re.MULTILINE))
+        for other in re.findall(r"`(\w+)`", before):
+            own = described(other, seen) | own
+        return own
+
+    for name, function in functions.items():
+        text = function.docstring.value
+        if not _LEFT_TO_OTHERS.search(_SECTION.split(text)[0]):
+            continue
+        known = described(name, set())
+        wanted = [x.name for x in function.parameters if x.name != "self"]
+        if missing := [x for x in wanted if x not in known]:
+            raise ValueError(f"{function.path}: no docstring describes {', '.join(missing)}")
+        text = re.sub(r"^Args:\n(?:    .*\n)*", "", text, flags=re.MULTILINE)
+        listed = "Args:\n" + "".join(f"    {x}: {known[x]}" for x in wanted) + "\n"
+        cut = len(_SECTION.split(text)[0])
+        function.docstring.value = text[:cut].rstrip("\n") + "\n\n" + listed + text[cut:]
 
 
 def _modules(module: griffe.Module) -> list[griffe.Module]:

@@ -200,8 +200,7 @@ def reference_pages() -> dict[str, str]:
         names = [name for name in sources(package) if name != "SPEC_VERSION"]
         blocks = "\n".join(_block(package, name) for name in names)
         pages[f"docs/reference/{file}.md"] = f"# {title}\n\n{blocks}"
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
-    pages["docs/reference/messages.md"] = messages.page(ROOT, f"{urls['Source']}/blob/main")
+    pages["docs/reference/messages.md"] = messages.page(ROOT, _source())
     return pages
 
 
@@ -225,24 +224,35 @@ def _summary(entries: list[str]) -> list[str]:
 _DOCUMENTED = (ast.FunctionDef, ast.ClassDef)
 
 
-def first_sentence(package: str, name: str) -> str:
-    """Return the first sentence of a public name's docstring, from the source; "" where it has none."""
+def defined(package: str, name: str) -> tuple[pathlib.Path, ast.stmt | None]:
+    """Return the file of a public name, and the statement there that makes it; None: the name is the file."""
     origin = sources(package)[name]
     root = {"halfstep_jax": "pkg_jax", "halfstep_torch": "pkg_torch"}.get(origin.split(".")[0], "shared_spec")
     path = ROOT.joinpath(root, *origin.split("."))
     if path.is_dir():  # a module, such as `recipes`, or what halfstep re-exports
-        module = path / f"{name}.py"
-        if not module.is_file():
-            return shared_sentences().get(name, "")
-        return _first_sentence(ast.get_docstring(ast.parse(module.read_text())))
-    nodes = ast.parse(path.with_suffix(".py").read_text()).body
-    if found := next((x for x in nodes if isinstance(x, _DOCUMENTED) and x.name == name), None):
-        return _first_sentence(ast.get_docstring(found))
-    made = next((x for x in nodes if isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == name), None)
-    if made is None or not isinstance(made.value, ast.Call) or not made.value.args:
+        if (module := path / f"{name}.py").is_file():
+            return module, None
+        passed_on = origin != package and name in sources(origin)
+        return defined(origin, name) if passed_on else (path / "__init__.py", None)
+    path = path.with_suffix(".py")
+    for node in ast.parse(path.read_text()).body:
+        assigned = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
+        if assigned or (isinstance(node, _DOCUMENTED) and node.name == name):
+            return path, node
+    return path, None
+
+
+def first_sentence(package: str, name: str) -> str:
+    """Return the first sentence of a public name's docstring, from the source; "" where it has none."""
+    path, node = defined(package, name)
+    if node is None:
+        return _first_sentence(ast.get_docstring(ast.parse(path.read_text()))) if path.stem == name else ""
+    if isinstance(node, _DOCUMENTED):
+        return _first_sentence(ast.get_docstring(node))
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or not node.value.args:
         return ""
     # A link is made of its rule, and a format's function of that of `halfstep`: they have its docstring.
-    return shared_sentences().get(ast.unparse(made.value.args[-1]).split(".")[-1], "")
+    return shared_sentences().get(ast.unparse(node.value.args[-1]).split(".")[-1], "")
 
 
 @functools.cache
@@ -276,8 +286,18 @@ def _entry(entry: str) -> str:
 
 
 def _block(package: str, name: str) -> str:
-    """Return what mkdocstrings replaces by the documentation of a name."""
-    return f"::: {package}.{name}\n    options:\n      show_root_toc_entry: false\n"
+    """Return what mkdocstrings replaces by the documentation of a name, and a link to its source."""
+    path, node = defined(package, name)
+    line = f"#L{node.lineno}" if node else ""
+    link = f"[Source]({_source()}/{path.relative_to(ROOT).as_posix()}{line})"
+    return f"::: {package}.{name}\n    options:\n      show_root_toc_entry: false\n\n{link}\n"
+
+
+@functools.cache
+def _source() -> str:
+    """Return the address of the repository's files."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    return f"{urls['Source']}/blob/main"
 
 
 @functools.cache

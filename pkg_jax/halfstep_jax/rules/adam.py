@@ -46,7 +46,7 @@ scale_by_adam = transform_of(ScaleByAdam)
 
 
 @takes_recipe(ADAM.moments)
-def adam(
+def adam(  # noqa: D417 (the others are its links')
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
@@ -67,19 +67,24 @@ def adam(
     Chains `scale_by_adam`, `scale_by_learning_rate` and the weight storage, by default
     `round_stochastically`. Rounds what these round.
 
-    `learning_rate` is a number >= 0, a float32 scalar array, or a schedule; `seed` is for moments and weights
-    alike. `recipe` is the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they
-    are not given. The other arguments are those of `scale_by_adam`, and `param_storage`: how 16-bit weights
-    are stored. "stochastic" rounds them stochastically; "nearest" lets `optax.apply_updates` round them,
-    which drops small updates; "compensated" keeps the lost part (see `compensate`). "split8" and "split16"
-    keep further bits (see `split_params`), and "master" keeps a float32 copy (see `keep_master_params`).
-    Under these three the links see float32 weights, and moments are float32 by default. "feedback" rounds
-    stochastically too, and what this leaves out goes into the first moment, from which later steps add it, at
-    no byte more (contract A21, P9). It takes no b1 of 0 and no one_pass.
+    Arguments are those of `scale_by_adam`, and:
+
+    Args:
+        learning_rate: a number >= 0, a float32 scalar array, or a schedule.
+        recipe: the name of one of `recipes`, for `mu_dtype`, `nu_dtype` and `param_storage` where they are
+            not given.
+        param_storage: how 16-bit weights are stored. "stochastic" rounds them stochastically; "nearest" lets
+            `optax.apply_updates` round them, which drops small updates; "compensated" keeps the lost part
+            (see `compensate`). "split8" and "split16" keep further bits (see `split_params`), and "master"
+            keeps a float32 copy (see `keep_master_params`). Under these three the links see float32 weights,
+            and moments are float32 by default. "feedback" rounds stochastically too, and what this leaves out
+            goes into the first moment, from which later steps add it, at no byte more (contract A21, P9). It
+            takes no b1 of 0 and no one_pass.
+        seed: of the random words, for moments and weights alike.
 
     Returns:
-        An Optax transform, the last before `optax.apply_updates`: what scales or averages its updates stands
-        inside of `store_params`. Its updates are float32.
+        An Optax transform. Put it last, and wrap what scales or averages updates in `store_params`. Its
+        updates are float32.
 
     Raises:
         TypeError: if one of the links raises it.

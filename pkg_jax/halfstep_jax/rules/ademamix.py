@@ -44,8 +44,7 @@ def ademamix(
 
     Chains `scale_by_ademamix`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by
     default `round_stochastically`. Arguments are those of the links, in the order of
-    `optax.contrib.ademamix`, and `param_storage`, `seed`, result and errors those of `adam`. `b3` is a
-    number.
+    `optax.contrib.ademamix`, and `param_storage`, `seed`, result and errors those of `adam`.
 
     Example:
         >>> import jax.numpy as jnp

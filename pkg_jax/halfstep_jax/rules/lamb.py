@@ -72,7 +72,7 @@ def lamb(
 
 
 @takes_recipe(LAMB16.moments)
-def lamb16(
+def lamb16(  # noqa: D417 (the others are its links')
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
@@ -105,10 +105,12 @@ def lamb16(
     the momentum of a large layer: it divides by the norm over n, where the block's largest magnitude is
     wanted. `docs/lamb16.md` has the figures.
 
-    Arguments, result and errors are the same as for `lamb`. In addition there is `trust_power`: a number in
-    (0, 1), by default as in the published code, or None for LAMB's own ratio. Not 1: the learning rate would
-    cancel, and a schedule do nothing. With `exact` the power still differs from torch's by ulps, but for
-    None.
+    Arguments, result and errors are the same as for `lamb`. With `exact` the power still differs from torch's
+    by ulps, but for None.
+
+    Args:
+        trust_power: a number in (0, 1), by default as in the published code, or None for LAMB's own ratio.
+            Not 1: the learning rate would cancel, and a schedule do nothing.
 
     Example:
         >>> import jax.numpy as jnp

@@ -30,7 +30,7 @@ trace = transform_of(Trace)
 
 
 @takes_recipe(SGD.moments)
-def sgd(
+def sgd(  # noqa: D417 (the others are its links')
     learning_rate: optax.ScalarOrSchedule,
     momentum: jax.typing.ArrayLike | None = None,
     nesterov: bool = False,
@@ -44,9 +44,12 @@ def sgd(
     """Gradient descent for weights in bfloat16, float16 or float32, with momentum or without.
 
     Chains `trace`, unless `momentum` is None or 0, `scale_by_learning_rate` and the weight storage, by
-    default `round_stochastically`. `momentum` is the decay of `trace`; the other arguments are those of the
-    links, and `param_storage`, `seed`, result and errors those of `adam`. "feedback" asks for a momentum:
-    what rounding weights leaves out goes into the sum (contract A23).
+    default `round_stochastically`. The other arguments are those of the links; `param_storage`, `seed`,
+    result and errors are those of `adam`. "feedback" asks for a momentum: what rounding weights leaves out
+    goes into the sum (contract A23).
+
+    Args:
+        momentum: the decay of `trace`; None or 0: none, and no state.
 
     Example:
         >>> import jax.numpy as jnp

@@ -26,8 +26,11 @@ class Adam(Optimizer):
     in float32; rounds each moment to its dtype, and the weight to its own, once per step. In float32
     throughout it is `torch.optim.Adam` to within rounding.
 
-    Arguments and errors are those of `AdamW`, but `weight_decay`, the L2 decay that is added to the gradient.
-    `decoupled_weight_decay` is False; `AdamW` has it.
+    Arguments and errors are those of `AdamW`, but:
+
+    Args:
+        weight_decay: L2 decay, added to the gradient.
+        decoupled_weight_decay: False; `AdamW` has it.
 
     Example:
         >>> import torch, halfstep_torch as hs

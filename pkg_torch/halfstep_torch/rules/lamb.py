@@ -32,9 +32,12 @@ class Lamb(Optimizer):
 
     Arguments and errors are those of `AdamW`, with `max_norm` and `exact` of `scale_by_trust_ratio`. Without
     `max_norm`, steps at a constant rate grow with the weights; None is no bound, as You et al.'s text has it.
-    `bias_correction` is present in v1 and the final paper, absent in v3; without decay and `eps` the ratio
-    cancels it up to rounding. Under "split8", "split16" and "master" norms too are taken of the float32
-    weights. Compiled, what comes before the ratio has the same bits.
+    Under "split8", "split16" and "master" norms too are taken of the float32 weights. Compiled, what comes
+    before the ratio has the same bits.
+
+    Args:
+        bias_correction: present in v1 and the final paper, absent in v3; without decay and `eps` the ratio
+            cancels it up to rounding.
 
     Example:
         >>> import torch, halfstep_torch as hs
@@ -90,10 +93,12 @@ class Lamb16(Optimizer):
     momentum of a large layer: it divides by the norm over n, where the block's largest magnitude is wanted.
     `docs/lamb16.md` has the figures.
 
-    Arguments and errors are the same as for `Lamb`. In addition there is `trust_power`: a number in (0, 1),
-    by default as in the published code, or None for LAMB's own ratio. Not 1: the learning rate would cancel,
-    and a schedule do nothing. The published code has no bias correction. With `exact` the power still differs
-    from JAX's by ulps, but for None.
+    Arguments and errors are the same as for `Lamb`. The published code has no bias correction. With `exact`
+    the power still differs from JAX's by ulps, but for None.
+
+    Args:
+        trust_power: a number in (0, 1), by default as in the published code, or None for LAMB's own ratio.
+            Not 1: the learning rate would cancel, and a schedule do nothing.
 
     Example:
         >>> import torch, halfstep_torch as hs

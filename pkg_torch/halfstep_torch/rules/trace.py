@@ -26,10 +26,14 @@ class SGD(Optimizer):
     float32; rounds the momentum to its dtype, and the weight to its own, once per step. In float32 throughout
     it is `torch.optim.SGD` without dampening to within rounding.
 
-    `momentum` is the decay of `trace`, and 0 keeps no sum; `nesterov`, `accumulator_dtype` and `rounding` are
-    as there. `dampening` is 0. `weight_decay` is L2 decay, added to the gradient. The other arguments, and
-    the errors, are those of `AdamW`; `nesterov` without a momentum is a ValueError. With a momentum
-    `param_storage` may be "feedback": what rounding weights leaves out goes into the sum (contract A23).
+    The other arguments and errors are those of `trace` and of `AdamW`; `nesterov` without a momentum is a
+    ValueError. With a momentum `param_storage` may be "feedback": what rounding weights leaves out goes into
+    the sum (contract A23).
+
+    Args:
+        momentum: the decay of `trace`; 0 keeps no sum.
+        dampening: 0.
+        weight_decay: L2 decay, added to the gradient.
 
     Example:
         >>> import torch, halfstep_torch as hs

@@ -18,8 +18,20 @@ class ScaleByAdan(Rule):
         diff <- round((b2 diff) + ((1 - b2) d))
         u = ((mu r1) + (b2 (diff r2))) / (sqrt(nu r3) + eps)
 
-    All in float32, each operation rounded once; u reads what was stored. The four dtypes are as in
-    `scale_by_adam`; `mu_rounding` is for diff and grad too. Errors are those of `scale_by_adam`.
+    All in float32, each operation rounded once; u reads what was stored. Errors are those of `scale_by_adam`.
+
+    Args:
+        b1: decay rate of the average of gradients.
+        b2: decay rate of the average of differences.
+        b3: decay rate of the average of squares.
+        eps: added to the root.
+        mu_dtype: how the average of gradients is stored, as in `scale_by_adam`.
+        diff_dtype: how the average of differences is stored, likewise.
+        nu_dtype: how the average of squares is stored, as there.
+        grad_dtype: how the last gradient is stored, as `mu_dtype`.
+        mu_rounding: how the three with a sign are rounded, as there.
+        nu_rounding: how the average of squares is rounded, as there.
+        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:
         >>> ScaleByAdan(nu_dtype="bfloat16").name

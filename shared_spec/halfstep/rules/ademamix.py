@@ -18,9 +18,23 @@ class ScaleByAdemamix(Rule):
 
     All in float32, each operation rounded once; u reads what was stored. At b3 = 0.9999 an average rounded to
     nearest in 8 bits, or in bfloat16, stands still: by default `slow` is rounded stochastically and moves.
-    The dtypes are as in `scale_by_adam`; `slow_dtype` and `slow_rounding` are for the slow average. `alpha`
-    may be a function of the count in JAX, as the paper warms it up; in torch it is an entry of the group.
     Errors are those of `scale_by_adam`.
+
+    Args:
+        b1: decay rate of the fast average.
+        b2: decay rate of the second moment.
+        b3: decay rate of the slow average, a number.
+        alpha: weight of the slow average. In JAX it may be a function of the count, as the paper warms it up;
+            in torch it is an entry of the group.
+        eps: added to the root.
+        eps_root: added under the root.
+        mu_dtype: how the fast average is stored, as in `scale_by_adam`.
+        slow_dtype: how the slow average is stored, likewise.
+        nu_dtype: how the second moment is stored, as there.
+        mu_rounding: how the fast average is rounded, as there.
+        slow_rounding: how the slow average is rounded, likewise.
+        nu_rounding: how the second moment is rounded, as there.
+        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:
         >>> ScaleByAdemamix(slow_dtype="bfloat16").name

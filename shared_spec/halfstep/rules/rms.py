@@ -14,9 +14,18 @@ class ScaleByRms(Rule):
         nu <- round((decay nu) + ((1 - decay) (g g)))
         u = g / sqrt((nu r) + eps), or, without `eps_in_sqrt`, g / (sqrt(nu r) + eps)
 
-    All in float32, each operation rounded once; u reads what was stored. Arguments are those of
-    `optax.scale_by_rms`, but `initial_scale`, which is 0; `nu_dtype` and `nu_rounding` are as in
-    `scale_by_adam`, and so are errors. Group entries in torch: `alpha` (for `decay`), `eps`, `nu_dtype`.
+    All in float32, each operation rounded once; u reads what was stored. `optax.scale_by_rms` has
+    `initial_scale` besides, which is 0 here. Errors are those of `scale_by_adam`. Group entries in torch:
+    `alpha` (for `decay`), `eps`, `nu_dtype`.
+
+    Args:
+        decay: decay rate of the second moment.
+        eps: added under the root, or to it.
+        eps_in_sqrt: whether `eps` is added under the root.
+        bias_correction: divide the second moment by 1 - decay^t.
+        nu_dtype: how the second moment is stored, as in `scale_by_adam`.
+        nu_rounding: how it is rounded, as there.
+        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:
         >>> ScaleByRms(nu_dtype="bfloat16").name

@@ -23,11 +23,16 @@ class ScaleByScheduleFree(Rule):
 
     All in float32, each operation rounded once; u is made before `lead` is stored. The averaged weights,
     y - lead, are what to evaluate: `schedule_free_eval_params`. Warm up by `warmup_steps` alone: a rate that
-    rises otherwise is averaged as if it stood.
+    rises otherwise is averaged as if it were constant.
 
-    `b1` is how much of the average is in the weights, as a decay rate; `lead_dtype` a format with a sign, as
-    for the first moment of `scale_by_adam`. To nearest the lead would freeze, so it is rounded
-    stochastically. Group entries in torch: `momentum` (for `b1`), `warmup_steps`, `lead_dtype`.
+    Group entries in torch: `momentum` (for `b1`), `warmup_steps`, `lead_dtype`.
+
+    Args:
+        b1: how much of the average is in the weights, as a decay rate.
+        warmup_steps: over how many steps updates grow to their whole length.
+        lead_dtype: how the lead, which has a sign, is stored, as `mu_dtype` of `scale_by_adam`.
+        lead_rounding: "stochastic"; to nearest the lead would freeze.
+        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Raises:
         ValueError: as in `scale_by_adam`; if `warmup_steps` is not a whole number >= 0, or `lead_rounding`

@@ -16,10 +16,15 @@ class Trace(Rule):
 
     All in float32, whatever the dtype of `g`, each operation rounded once. Rounds t to its dtype, once.
 
-    `accumulator_dtype` and `rounding` are for the sum, which has a sign, as `mu_dtype` and `mu_rounding` are
-    for the first moment of `scale_by_adam`. Seed and errors are as there. In torch, entries of param groups
-    are `momentum` and `accumulator_dtype`; the state is `momentum_buffer`, and of formats with scales
-    `momentum_buffer_scale`.
+    Errors are those of `scale_by_adam`. In torch, entries of param groups are `momentum` and
+    `accumulator_dtype`; the state is `momentum_buffer`, and of formats with scales `momentum_buffer_scale`.
+
+    Args:
+        decay: how much of the sum each step keeps, in [0, 1).
+        nesterov: look one step ahead, as Nesterov's momentum does.
+        accumulator_dtype: how the sum, which has a sign, is stored, as `mu_dtype` of `scale_by_adam`.
+        rounding: how it is rounded, as `mu_rounding` there.
+        seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
 
     Example:
         >>> import halfstep_jax, halfstep_torch as hs, optax
