@@ -344,6 +344,7 @@ def _run(tests: list[str], seconds: float) -> int | None:
     """
     child, end = os.fork(), time.monotonic() + 10 * seconds
     if not child:
+        os.setpgid(0, 0)
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds) + 5))
         _test(tests)
     while time.monotonic() < end:
@@ -361,7 +362,6 @@ def _test(tests: list[str]) -> None:
     """Run tests in this process, which ends with them."""
     code = 1
     try:
-        os.setpgid(0, 0)
         os.chdir(TREE)
         sys.path[:0] = [str(TREE / folder) for folder in ("shared_spec", "pkg_jax", "pkg_torch")]
         sys.path_importer_cache.clear()  # of folders that were not there yet

@@ -57,7 +57,42 @@ def test_lerobot_builds_ours_by_its_registered_name(monkeypatch):
         assert type(optimizer) is hs.AdamW
         group = optimizer.param_groups[0]
         assert (group["lr"], group["nu_dtype"], group["param_names"][0]) == (2e-3, "uroot4_e4m4", "weight")
+        told = hs.AdamW(model.named_parameters(), recipe="one_pass", seed=0)
+        assert str(group["halfstep"]) == str(told.param_groups[0]["halfstep"])
     assert type(Registry.kinds["halfstep"](optimizer="lion").build(model.parameters())) is hs.Lion
+
+
+def test_torchtitan_builds_ours_by_name_and_its_own(monkeypatch):
+    class OptimizersContainer:
+        class Config:
+            pass
+
+        @staticmethod
+        def _resolve_optimizer_factory(name):
+            return f"torchtitan's {name}"
+
+    module(monkeypatch, "torchtitan.components.optimizer", OptimizersContainer=OptimizersContainer)
+    import halfstep_torch as hs
+
+    made = anew(monkeypatch, "halfstep_torch.integrations.torchtitan").HalfstepOptimizers
+    assert made._resolve_optimizer_factory("Lion") is hs.Lion
+    for name in ("RMSprop", "from_config", "Monitor", "recipes"):
+        assert made._resolve_optimizer_factory(name) == f"torchtitan's {name}"
+
+
+def test_the_trainer_tells_which_weights_decay(monkeypatch):
+    class Trainer:
+        def get_decay_parameter_names(self, model):
+            return [name for name, _ in model.named_parameters() if name.endswith("weight")]
+
+    module(monkeypatch, "transformers", Trainer=Trainer)
+    import halfstep_torch as hs
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[1].bias.requires_grad_(False)
+    optimizer = hs.integrations.transformers()(model, lr=1e-3, weight_decay=0.1)
+    told = [(group["param_names"], group["weight_decay"]) for group in optimizer.param_groups]
+    assert told == [(["0.weight", "1.weight"], 0.1), (["0.bias"], 0.0)]
 
 
 def test_levanter_builds_ours_by_its_registered_name(monkeypatch):
