@@ -192,14 +192,9 @@ def way_row(device: str, width: int, how: str) -> Row:
     return {"differ": differ, "peak": other / plain.numel(), "peak of plain": peak / plain.numel()}
 
 
-def share_of(name: str, one_in: int) -> list[Any]:
-    """Return one in so many of the golden vectors of a file."""
-    return [case for case in load(SPEC_VERSION)[name] if int(case.digest, 16) % one_in == 0]
-
-
-def vector_row(backend: str, name: str, device: str, one_in: int) -> Row:
-    """Return how many golden vectors of a file a device was asked, and which it gets wrong."""
-    runner, wrong, cases = make_backend(backend), [], share_of(name, one_in)
+def vector_row(backend: str, cases: list[Any], device: str) -> Row:
+    """Return how many golden vectors a device was asked, and which it gets wrong."""
+    runner, wrong = make_backend(backend), []
     with on_device(device):
         for case in cases:
             try:
@@ -229,15 +224,17 @@ def bit_rows(device: str, small: bool, left: Callable[[], float]) -> Rows:
     """Yield what is asked of the bits: a small share of every file first, the long runs last."""
     vectors = load(SPEC_VERSION)
     for one_in in (100,) if small else (50, 5):
-        asked = [name for name in vectors if share_of(name, one_in)]
-        for name in asked[: 2 if small else None]:
+        shares = {
+            name: [case for case in cases if int(case.digest, 16) % one_in == 0]
+            for name, cases in vectors.items()
+        }
+        asked = [(name, share) for name, share in shares.items() if share]
+        for name, share in asked[: 2 if small else None]:
             for backend in ("torch-eager", "jax-jit"):
                 key = f"bits, vectors, 1 in {one_in}: {backend}, {name}"
                 yield (
                     key,
-                    lambda backend=backend, name=name, one_in=one_in: vector_row(
-                        backend, name, device, one_in
-                    ),
+                    lambda backend=backend, share=share: vector_row(backend, share, device),
                 )
     listed = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/gpu"],

@@ -13,12 +13,12 @@ VECTORS = load(SPEC_VERSION)
 
 
 _ONE_IN = {
-    ("torch-compile", True): 24,
-    ("torch-compile", False): 12,
-    ("jax-sharded", True): 6,
-    ("jax-sharded", False): 4,
-    ("jax-eager", True): 6,
-    ("jax-eager", False): 6,
+    ("torch-compile", True): 48,
+    ("torch-compile", False): 40,
+    ("jax-sharded", True): 12,
+    ("jax-sharded", False): 8,
+    ("jax-eager", True): 20,
+    ("jax-eager", False): 20,
     ("jax-jit", True): 2,
 }
 """By backend, and whether a case is a trajectory: of how many CI takes one. Each is seconds of compiling."""
