@@ -142,8 +142,16 @@ WHOLE = {
 }
 
 
-@pytest.mark.parametrize(("cut", "named"), [(P("x"), True), (P(None, "x"), False)], ids=str)
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("name", "cut", "named"),
+    [
+        ("muon", P(None, "x"), False),
+        ("adafactor", P("x"), True),
+        pytest.param("muon", P("x"), True, marks=pytest.mark.slow),
+        pytest.param("adafactor", P(None, "x"), False, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_rules_of_whole_arrays_have_the_bits_of_one_device_on_explicit_axes(name, cut, named):
     """The mesh is that of the arrays, whether `jax.set_mesh` names it or not."""
     tx, size = WHOLE[name](), (32, 64)
