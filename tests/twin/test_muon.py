@@ -369,7 +369,11 @@ def normuon(outputs_first: bool, steps: int, scale: float) -> np.ndarray:
     return x if outputs_first else x.T
 
 
-@pytest.mark.parametrize("framework", ["jax", "torch"])
+# A step of JAX takes seconds to compile.
+SLOW_IN_JAX = [pytest.param("jax", marks=pytest.mark.slow), "torch"]
+
+
+@pytest.mark.parametrize("framework", SLOW_IN_JAX)
 @pytest.mark.parametrize("scale", ["original", "consistent_rms"])
 def test_rows_follow_the_published_normuon(framework, scale):
     """As far as factors are apart (A14), and their rows: a row may be smaller than the mean by the spread."""
@@ -400,7 +404,7 @@ def test_rows_follow_the_published_normuon(framework, scale):
     assert np.linalg.norm(end - (steep(MATRIX, 0.5) if framework == "jax" else steep(MATRIX, 0.5).T)) > plain
 
 
-@pytest.mark.parametrize("framework", FACTORS)
+@pytest.mark.parametrize("framework", SLOW_IN_JAX)
 def test_outputs_of_every_matrix_of_a_stack_and_of_a_convolution_move_alike(framework):
     """At the first step the average is a twentieth of the row's own mean square: all rows become equal."""
     x = steep((24, 36), 0.5) * np.geomspace(1, 4, 24, dtype=np.float32)[:, None]
@@ -417,13 +421,14 @@ def test_outputs_of_every_matrix_of_a_stack_and_of_a_convolution_move_alike(fram
     assert abs(np.linalg.norm(rows[0]) / np.linalg.norm(factor) - 1) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_run_with_rows_goes_on_in_the_other_framework(tmp_path):
     """Of one given factor all bits are the same: vectors of A22. Here the file has every array, in both."""
     w, g = steep((16, 24), 0.5), gradients(2)[:, :16, :24]
     tx = halfstep_jax.muon(0.02, normalize="rows", matrices=lambda name, x: True)
     params = {"w": jnp.asarray(w, jnp.bfloat16)}
-    state = tx.init(params)
-    updates, state = tx.update({"w": jnp.asarray(g[0], jnp.bfloat16)}, state, params)
+    state, update = tx.init(params), jax.jit(tx.update)
+    updates, state = update({"w": jnp.asarray(g[0], jnp.bfloat16)}, state, params)
     params = optax.apply_updates(params, updates)
     halfstep_jax.save_state(tmp_path / "jax", params, state, tx)
 
@@ -442,7 +447,7 @@ def test_a_run_with_rows_goes_on_in_the_other_framework(tmp_path):
     assert (optax.tree.get(again, "nu_row")["w"] == optax.tree.get(state, "nu_row")["w"]).all()
     p.grad = torch.tensor(g[1]).bfloat16()
     optimizer.step()
-    updates, state = tx.update({"w": jnp.asarray(g[1], jnp.bfloat16)}, again, loaded)
+    updates, state = update({"w": jnp.asarray(g[1], jnp.bfloat16)}, again, loaded)
     ends = (
         np.asarray(optax.tree.get(state, "nu_row")["w"]),
         optimizer.state[p]["second_momentum_buffer"].numpy(),
