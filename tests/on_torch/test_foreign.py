@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import halfstep_torch as hs
+from halfstep.random_words import mix
+from halfstep_torch.engine.float32_copies import Float32Copies
+from halfstep_torch.numbers.arrays import XP
 
 
 def net(dtype=torch.bfloat16):
@@ -32,6 +35,44 @@ def test_the_words_and_the_weights_are_those_of_our_own_rule():
     wrapped = hs.round_weights(torch.optim.SGD(theirs.parameters(), lr=2.0**-9), seed=3)
     own = hs.SGD(ours.named_parameters(), lr=2.0**-9, seed=3)
     assert equal(train(ours, own, 3), train(theirs, wrapped, 3))
+
+
+@pytest.mark.slow
+def test_a_compiled_rounding_has_the_bits_of_an_eager_one():
+    runs = []
+    for compile in (False, True):
+        model = net()
+        optimizer = hs.round_weights(torch.optim.AdamW(model.parameters(), lr=1e-3), compile=compile)
+        runs.append(train(model, optimizer, 3))
+    assert equal(*runs)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (300, 257), (1 << 18,), (), (0, 4)])
+def test_words_are_those_of_the_row_major_index_in_any_shape(shape):
+    """In rows of 256, of memory in another order too; one of more elements than are rounded at once."""
+    p = torch.nn.Parameter(torch.linspace(1, 2, int(torch.Size(shape).numel())).reshape(shape).bfloat16())
+    q = torch.nn.Parameter(p.detach().t().contiguous().t() if p.dim() == 2 else p.detach().clone())
+    before = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    ours = hs.SGD([("a", torch.nn.Parameter(before.detach().clone())), ("b", p)], lr=2.0**-9)
+    theirs = hs.round_weights(torch.optim.SGD([("a", before), ("b", q)], lr=2.0**-9))
+    for optimizer in (ours, theirs):
+        for param in optimizer.param_groups[0]["params"]:
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+    assert torch.equal(p, q)
+
+
+@pytest.mark.slow
+def test_a_parameter_whose_index_passes_2_to_the_32_has_the_high_half_in_its_words():
+    """By rows alone: the parameter would take 8 GB."""
+    name, length = "w", (1 << 24) + 2
+    copies = Float32Copies.__new__(Float32Copies)
+    copies._lengths = [length]
+    first, k0, k1 = (x[-2:] for x in copies._words(5, [1], [name], hs.Role.PARAM, torch.device("cpu")))
+    index = first[:, None] + torch.arange(256, dtype=torch.int32)
+    words = mix(XP, index * k0[:, None] + k1[:, None])
+    expected = hs.random_words(5, 1, name, hs.Role.PARAM, (2, 256), offset=1 << 32)
+    assert torch.equal(words, expected.view(torch.int32))
 
 
 FOREIGN = [torch.optim.AdamW, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adamax, torch.optim.NAdam]
