@@ -92,8 +92,12 @@ def test_an_elementwise_rule_steps_every_part_of_an_array_as_it_steps_the_whole(
     np.testing.assert_array_equal(whole.view(np.uint32), np.concatenate(parts).view(np.uint32))
 
 
-def test_of_the_rules_with_moments_two_see_whole_arrays():
-    assert [name for name, rule in spec.RULES.items() if rule.scope == "parameter"] == ["adafactor", "muon"]
+def test_of_the_rules_with_moments_three_see_whole_arrays():
+    assert [name for name, rule in spec.RULES.items() if rule.scope == "parameter"] == [
+        "adafactor",
+        "muon",
+        "normuon",
+    ]
 
 
 @pytest.mark.parametrize("name", spec.RULES)
