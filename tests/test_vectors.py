@@ -19,7 +19,8 @@ _ONE_IN = {
     ("jax-sharded", False): 8,
     ("jax-eager", True): 20,
     ("jax-eager", False): 20,
-    ("jax-jit", True): 2,
+    ("jax-jit", True): 3,
+    ("jax-jit", False): 2,
 }
 """By backend, and whether a case is a trajectory: of how many CI takes one. Each is seconds of compiling."""
 _ONE_QUICK_IN = {"spec": 1, "torch-eager": 1, "jax-jit": 40, "jax-eager": 240}
