@@ -5,6 +5,8 @@ Contract: section F. A `Format` is all that a transform knows of storage, and it
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +28,8 @@ from halfstep_jax.storage.blocks import (
 )
 from halfstep_jax.storage.codes import CODES
 
+F = TypeVar("F", bound=Callable)
+
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["codes", "scale"], meta_fields=["shape"])
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,19 @@ class Encoded:
     codes: jax.Array
     scale: jax.Array | None
     shape: tuple[int, ...] | None = None
+
+
+def _on_auto_axes(method: F) -> F:
+    """Return a method of a format that, where there are blocks to cut, sees no explicit mesh axes."""
+
+    @functools.wraps(method)
+    def on_auto_axes(self, *arrays, **options) -> Any:
+        bound = functools.partial(method, self, **options)
+        if not self.scaled or not all(x is None or isinstance(x, jax.Array | Encoded) for x in arrays):
+            return bound(*arrays)
+        return with_auto_axes(bound, *arrays)
+
+    return on_auto_axes  # pyright: ignore[reportReturnType]
 
 
 class Format(shared.Format):
@@ -61,18 +78,17 @@ class Format(shared.Format):
             return f"is {scale.dtype}{list(scale.shape)}; {made}"
         return None if isinstance(scale, Tracer) else self.problem_of_scale(np.asarray(scale))
 
+    @_on_auto_axes
     def zeros_like(self, p) -> Encoded:
         """Return the codes and scales of zeros, in the shape and with the sharding of `p`."""
-        if not self.scaled:
-            return Encoded(jnp.zeros_like(p, dtype=self.code_dtype), None)
-        return with_auto_axes(self._zeros_like, p) if isinstance(p, jax.Array) else self._zeros_like(p)
-
-    def _zeros_like(self, p) -> Encoded:
         codes = jnp.zeros_like(p, dtype=self.code_dtype)
+        if not self.scaled:
+            return Encoded(codes, None)
         lowest, _ = self.codes.scale_range
         scale = jnp.full_like(first_elements(codes, self.block_size), lowest, dtype=jnp.uint8)
         return self._encoded(codes, scale)
 
+    @_on_auto_axes
     def encode(self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never") -> Encoded:
         """Round the float32 `x` to codes.
 
@@ -86,42 +102,11 @@ class Format(shared.Format):
             keep_nonzero: when a nonzero number must not be stored as zero. "always" (a second moment),
                 "never", or "where_nonnegative": in blocks without a negative number (contract S4).
         """
-        if not self.scaled:
-            return Encoded(self.arithmetic.encode(x, None, words, keep_nonzero == "always"), None)
-        return with_auto_axes(functools.partial(self._encode, keep_nonzero=keep_nonzero), x, words)
+        return self._encoded(*self._codes_and_scale(x, words, keep_nonzero))
 
+    @_on_auto_axes
     def scale_of(self, x: jax.Array) -> jax.Array:
         """Return the scale bytes of the blocks of x."""
-        return with_auto_axes(self._scale_of, x)
-
-    def codes_of(
-        self, x: jax.Array, words: jax.Array | None, scale: jax.Array | None, *, keep_nonzero: str = "never"
-    ) -> Encoded:
-        """Return what `encode` returns, given what `scale_of` returned; not packed (see `packed_up`)."""
-        if not self.scaled:
-            return Encoded(self.arithmetic.encode(x, None, words, keep_nonzero == "always"), None)
-        return with_auto_axes(functools.partial(self._codes_of, keep_nonzero=keep_nonzero), x, words, scale)
-
-    def _codes_of(self, x: jax.Array, words: jax.Array | None, scale: jax.Array, keep_nonzero: str):
-        codes, _ = self._codes_and_scale(x, words, keep_nonzero, scale)
-        return Encoded(kept_for_kernels(codes) if self.packed else codes, scale)
-
-    def unpacked(self, encoded: Encoded) -> Encoded:
-        """Return what is stored with a code for every element, whatever is packed."""
-        return with_auto_axes(self._unpacked, encoded) if encoded.shape is not None else encoded
-
-    def _unpacked(self, encoded: Encoded) -> Encoded:
-        assert encoded.shape is not None
-        codes = unpack(encoded.codes, encoded.shape, self.block_size)
-        return Encoded(kept_for_kernels(codes), encoded.scale)
-
-    def packed_up(self, encoded: Encoded) -> Encoded:
-        """Return what is stored in the form in which it is, given it in that of `unpacked`."""
-        if not self.packed:
-            return encoded
-        return with_auto_axes(lambda encoded: self._encoded(encoded.codes, encoded.scale), encoded)
-
-    def _scale_of(self, x: jax.Array) -> jax.Array:
         # A block with a NaN that its codes cannot hold is marked, whatever else is in it.
         not_finite = np.inf if self.codes.nan_in_scale else 0.0
         # The bytes of packed codes a TPU keeps in another order, so that bytes of scales do not join them.
@@ -130,6 +115,28 @@ class Format(shared.Format):
             self.arithmetic.scale, x, self.block_size, not_finite, bytes_on_tpu=not packed
         )
 
+    @_on_auto_axes
+    def codes_of(
+        self, x: jax.Array, words: jax.Array | None, scale: jax.Array | None, *, keep_nonzero: str = "never"
+    ) -> Encoded:
+        """Return what `encode` returns, given what `scale_of` returned; not packed (see `packed_up`)."""
+        codes, scale = self._codes_and_scale(x, words, keep_nonzero, scale)
+        return Encoded(kept_for_kernels(codes) if self.packed else codes, scale)
+
+    @_on_auto_axes
+    def unpacked(self, encoded: Encoded) -> Encoded:
+        """Return what is stored with a code for every element, whatever is packed."""
+        if encoded.shape is None:
+            return encoded
+        codes = unpack(encoded.codes, encoded.shape, self.block_size)
+        return Encoded(kept_for_kernels(codes), encoded.scale)
+
+    @_on_auto_axes
+    def packed_up(self, encoded: Encoded) -> Encoded:
+        """Return what is stored in the form in which it is, given it in that of `unpacked`."""
+        return self._encoded(encoded.codes, encoded.scale)
+
+    @_on_auto_axes
     def round_trip(
         self, x: jax.Array, words: jax.Array | None, *, keep_nonzero: str = "never"
     ) -> tuple[Encoded, jax.Array]:
@@ -137,31 +144,23 @@ class Format(shared.Format):
         if not self.packed:
             encoded = self.encode(x, words, keep_nonzero=keep_nonzero)
             return encoded, self.decode(encoded, words)
-        return with_auto_axes(functools.partial(self._round_trip, keep_nonzero=keep_nonzero), x, words)
-
-    def _round_trip(
-        self, x: jax.Array, words: jax.Array | None, keep_nonzero: str
-    ) -> tuple[Encoded, jax.Array]:
         codes, scale = self._codes_and_scale(x, words, keep_nonzero)
         encoded = self._encoded(codes, scale)
         codes = unpack(encoded.codes, x.shape, self.block_size, codes)
-        of_element = per_element(scale, x.shape, self.block_size)
-        return encoded, self.arithmetic.decode(codes, of_element, words)
-
-    def _encode(self, x: jax.Array, words: jax.Array | None, keep_nonzero: str) -> Encoded:
-        return self._encoded(*self._codes_and_scale(x, words, keep_nonzero))
+        return encoded, self.arithmetic.decode(codes, self._of_elements(scale, x.shape), words)
 
     def _codes_and_scale(
         self, x: jax.Array, words: jax.Array | None, keep_nonzero: str, scale: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array | None]:
         """Return the code of every element, and the scale of every block, if it is not known."""
-        scale = self._scale_of(x) if scale is None else scale
+        if self.scaled and scale is None:
+            scale = self.scale_of(x)
         nonzero: Mask = keep_nonzero == "always"
-        if keep_nonzero == "where_nonnegative":
+        if self.scaled and keep_nonzero == "where_nonnegative":
             nonzero = self._without_negative(x)
-        of_element = per_element(scale, x.shape, self.block_size)
-        return self.arithmetic.encode(x, of_element, words, nonzero), scale
+        return self.arithmetic.encode(x, self._of_elements(scale, x.shape), words, nonzero), scale
 
+    @_on_auto_axes
     def decode(self, encoded: Encoded, words: jax.Array | None = None) -> jax.Array:
         """Return the float32 values of codes and scales: exact.
 
@@ -169,16 +168,14 @@ class Format(shared.Format):
             encoded: what `encode` returned.
             words: with which it was made, where codes are dithered; of no use elsewhere.
         """
-        if not self.scaled:
-            return self.arithmetic.decode(encoded.codes, None, words)
-        return with_auto_axes(self._decode, encoded, words)
-
-    def _decode(self, encoded: Encoded, words: jax.Array | None) -> jax.Array:
-        codes, scale = encoded.codes, encoded.scale
-        assert scale is not None
+        codes = encoded.codes
         if encoded.shape is not None:
             codes = unpack(codes, encoded.shape, self.block_size)
-        return self.arithmetic.decode(codes, per_element(scale, codes.shape, self.block_size), words)
+        return self.arithmetic.decode(codes, self._of_elements(encoded.scale, codes.shape), words)
+
+    def _of_elements(self, scale: jax.Array | None, shape: tuple[int, ...]) -> jax.Array | None:
+        """Return the scale of every element; None in a format without."""
+        return None if scale is None else per_element(scale, shape, self.block_size)
 
     def _without_negative(self, x: jax.Array) -> jax.Array:
         """Tell of every element whether its block holds no number below zero."""
@@ -188,7 +185,7 @@ class Format(shared.Format):
         largest = block_maximum(negative.astype(jnp.float32), self.block_size)
         return per_element((largest == 0).astype(jnp.uint8), x.shape, self.block_size) == 1
 
-    def _encoded(self, codes: jax.Array, scale: jax.Array) -> Encoded:
+    def _encoded(self, codes: jax.Array, scale: jax.Array | None) -> Encoded:
         """Return what is stored, given the code of every element."""
         if not self.packed:
             return Encoded(codes, scale)
