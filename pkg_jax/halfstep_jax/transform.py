@@ -226,10 +226,11 @@ def _step_here(
         u, new = _in_passes(static, step_keys, numbers, g, p, old, formats)
         return u, *(formats[name].packed_up(new[name]) for name, _ in stored)
     u, moments = _take(static, step_keys, numbers, g, p, dict(zip(formats, encoded, strict=True)))
-    if any(moment.has_inverse_root for moment in moments.values()):
+    if static[0].lands or any(moment.has_inverse_root for moment in moments.values()):
         # Made before moments are stored, u would have a pass of its own on a TPU.
         for name, moment in stored:
-            u = stored_with(u, moments[name].encoded.codes, key.zero) if moment.field.unit else u
+            early = moment.field.unit or (static[0].lands and moment.field.signed)
+            u = stored_with(u, moments[name].encoded.codes, key.zero) if early else u
     return u, *(moments[name].encoded for name, _ in stored)
 
 
