@@ -229,8 +229,9 @@ def _step_here(
     if static[0].lands or any(moment.has_inverse_root for moment in moments.values()):
         # Made before moments are stored, u would have a pass of its own on a TPU.
         for name, moment in stored:
-            early = moment.field.unit or (static[0].lands and moment.field.signed)
-            u = stored_with(u, moments[name].encoded.codes, key.zero) if early else u
+            codes, early = moments[name].encoded.codes, static[0].lands and moment.field.signed
+            if (moment.field.unit or early) and codes.shape == u.shape:  # codes of 4 bits are packed
+                u = stored_with(u, codes, key.zero)
     return u, *(moments[name].encoded for name, _ in stored)
 
 
