@@ -50,7 +50,8 @@ class SGDFedBack(Rule):
         down = n.learning_rate * (g + (n.decay * t) if self.nesterov else t)
         w = p - down
         q = moments.param.round(w)
-        most = np.abs(t) * moments.param.bound(np.float32(2.0**127), 4)
+        with np.errstate(over="ignore"):  # an infinite bound bounds nothing
+            most = np.abs(t) * moments.param.bound(np.float32(2.0**127), 4)
         moments.trace.round(t - (np.minimum(n.back, most) * (w - q)))
         return np.where(q == w, -down, np.where(q == p, np.float32(-0.0), q - p))
 
