@@ -1,4 +1,4 @@
-"""The page of costs has the figures of its records, of `benchmarks/compiled.py` and `benchmarks/step.py`."""
+"""Pages have the figures of their records: costs, recipes, and weights fed back."""
 
 import json
 import pathlib
@@ -8,6 +8,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "benchmarks" / "cost.md").read_text()
+FED_BACK = (ROOT / "docs" / "how-to" / "fed-back-weights.md").read_text()
 IN_TORCH = {
     "AdamW, bfloat16 (default)": "AdamW",
     "bfloat16, nearest": "AdamW, nearest",
@@ -19,16 +20,16 @@ IN_TORCH = {
 """The names of the settings in the record of torch's programs."""
 
 
-def record(name: str) -> list[dict]:
+def record(name: str, key: str = "rows", page: str = PAGE) -> list[dict]:
     """Return the rows of the newest record of a name, which the page must link."""
     path = max((ROOT / "benchmarks" / "results").glob(f"*-{name}.json"))
-    assert f"results/{path.name})" in PAGE, f"The page does not name {path.name}, the newest."
-    return json.loads(path.read_text())["rows"]
+    assert f"results/{path.name})" in page, f"The page does not name {path.name}, the newest."
+    return json.loads(path.read_text())[key]
 
 
-def table(first: str) -> dict[str, list[str]]:
+def table(first: str, page: str = PAGE) -> dict[str, list[str]]:
     """Return the cells of the table whose first heading begins with a text, by the name of the row."""
-    (found,) = re.findall(rf"^\| {re.escape(first)}.*\n\|-.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    (found,) = re.findall(rf"^\| {re.escape(first)}.*\n\|-.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()]
     return {name.replace("`", ""): cells for name, *cells in rows}
 
@@ -88,6 +89,21 @@ def test_times_of_many_arrays_are_those_of_the_record():
         by_name.setdefault(row["name"], []).append(f"{row['cpu'] / peer['cpu']:.2f}")
     del by_name["copy of 14 bytes"]
     assert table("AdamW in torch, bfloat16, 300 arrays") == by_name
+
+
+@pytest.mark.parametrize(("rule", "first"), [("adamw", "learning rate |"), ("sgd", "learning rate of SGD")])
+def test_distances_of_weights_fed_back_are_those_of_the_record(rule, first):
+    rows = [row for row in record("fed_back-cpu", "digits", FED_BACK) if row["rule"] == rule]
+    due: dict[str, list[str]] = {}
+    for without, with_it in zip(rows[::2], rows[1::2], strict=True):
+        assert (without["storage"], with_it["storage"]) == ("stochastic", "feedback")
+        cell = f"{without['dist']:.4f} to **{with_it['dist']:.4f}**"
+        due.setdefault(with_it["rate"].removesuffix("s").replace("restart", "restarted"), []).append(cell)
+        (heading,) = re.findall(rf"^\| {re.escape(first)}.*$", FED_BACK, re.MULTILINE)
+        assert f"{with_it['recipe'].replace('_bit', '_bit`')}, {with_it['bytes']:.2f} bytes" in heading
+    assert table(first, FED_BACK) == due
+    worst = max(record("fed_back-cpu", "digits", FED_BACK), key=lambda row: abs(row["loss"]))
+    assert f"At {worst['rate']} its loss is {worst['loss']:.4f}".replace("0.0", ".0") in FED_BACK
 
 
 RECIPES = ("full_precision", "near_float32", "sixteen_bit", "eight_bit", "one_pass", "four_bit")
