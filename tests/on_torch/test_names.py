@@ -1,6 +1,8 @@
 """Names of parameters decide their random words: order, groups, freezing and lists change no bit."""
 
 import copy
+import sys
+import types
 
 import pytest
 import torch
@@ -91,48 +93,125 @@ def test_without_names_the_index_over_all_groups_is_the_name():
     assert_same_snapshots(snapshot(bare), snapshot(told))
 
 
-def _of_each_parameter(params):
-    return [hs.AdamW([p], lr=1e-3) for p in params]
+def _equal_layers():
+    """Return a model of four equal layers, whose gradients are equal too."""
+    model = torch.nn.ModuleDict({f"layer{i}": torch.nn.Module() for i in range(4)})
+    for layer in model.values():
+        layer.weight = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    sum((p.float() * 1e-2).sum() for p in model.parameters()).backward()
+    return model
 
 
-def _of_each_parameter_as_a_group(params):
-    return [hs.AdamW([{"params": [p], "lr": 1e-3}]) for p in params]
+def _bare(model):
+    """Return copies of its parameters that no module owns, with their gradients."""
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
+    for x, p in zip(copies, model.parameters(), strict=True):
+        x.grad = p.grad
+    return copies
 
 
-def _by_chains(params):
-    links = hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3), hs.round_stochastically()
-    return [hs.Optimizer([p], hs.chain(*links)) for p in params]
-
-
-def _of_each_block(params):
-    return [hs.AdamW(params[:2], lr=1e-3), hs.AdamW(params[2:], lr=1e-3)]
-
-
-def _released(params):
-    optimizers = _of_each_parameter(params)
+def _step(*optimizers):
     for optimizer in optimizers:
+        optimizer.step()
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def _of_each_parameter(model):
+    return _step(*(hs.AdamW([p], lr=1e-3) for p in _bare(model)))
+
+
+def _of_each_parameter_as_a_group(model):
+    return _step(*(hs.AdamW([{"params": [p], "lr": 1e-3}]) for p in _bare(model)))
+
+
+def _of_each_parameter_by_chains(model):
+    links = hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3), hs.round_stochastically()
+    return _step(*(hs.Optimizer([p], hs.chain(*links)) for p in _bare(model)))
+
+
+def _of_each_block(model):
+    params = _bare(model)
+    return _step(hs.AdamW(params[:2], lr=1e-3), hs.AdamW(params[2:], lr=1e-3))
+
+
+def _of_each_layer_of_the_model(model):
+    return _step(*(hs.AdamW(layer.parameters(), lr=1e-3) for layer in model.values()))
+
+
+def _of_groups(model):
+    return _step(hs.AdamW([{"params": [p]} for p in _bare(model)], lr=1e-3))
+
+
+def _of_all_without_names(model):
+    return _step(hs.AdamW(_bare(model), lr=1e-3))
+
+
+def _of_a_model_by_name(model):
+    return _step(hs.AdamW(model.named_parameters(), lr=1e-3))
+
+
+def _of_a_model_that_is_searched(model):
+    return _step(hs.AdamW(model.parameters(), lr=1e-3))
+
+
+def _of_registered_names(model):
+    hs.register_names(model, prefix="actor")
+    return _step(*(hs.AdamW(layer.parameters(), lr=1e-3) for layer in model.values()))
+
+
+def _from_a_text(model):
+    return _step(*(hs.from_config("AdamW(lr=1e-3)")([p]) for p in _bare(model)))
+
+
+def _by_the_factory_of_transformers(model):
+    trainer = types.SimpleNamespace(get_decay_parameter_names=lambda self, model: [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", types.SimpleNamespace(Trainer=trainer))
+        return _step(hs.integrations.transformers()(model, lr=1e-3))
+
+
+def _by_step_parameter(model):
+    optimizers = [hs.AdamW([p], lr=1e-3) for p in _bare(model)]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for i, p in enumerate(group["params"]):
+                optimizer.step_parameter(p, group, i)
+    return [optimizer.param_groups[0]["params"][0] for optimizer in optimizers]
+
+
+def _by_released_gradients(model):
+    params = _bare(model)
+    optimizers = [hs.AdamW([p], lr=1e-3) for p in params]
+    for p, optimizer in zip(params, optimizers, strict=True):
+        p.grad = None
         hs.release_gradients(optimizer)
-    return optimizers
+    sum((p.float() * 1e-2).sum() for p in params).backward()
+    return params
 
 
-WAYS = [_of_each_parameter, _of_each_parameter_as_a_group, _by_chains, _of_each_block, _released]
+def _by_a_wrapped_optimizer(model):
+    rounded = [hs.round_weights(torch.optim.AdamW([p], lr=1e-3, weight_decay=0)) for p in _bare(model)]
+    return _step(*rounded)
+
+
+WAYS = [
+    *(_of_each_parameter, _of_each_parameter_as_a_group, _of_each_parameter_by_chains, _of_each_block),
+    *(_of_each_layer_of_the_model, _of_groups, _of_all_without_names, _of_a_model_by_name),
+    *(_of_a_model_that_is_searched, _of_registered_names, _from_a_text, _by_the_factory_of_transformers),
+    *(_by_step_parameter, _by_released_gradients, _by_a_wrapped_optimizer),
+]
 
 
 @pytest.mark.parametrize("build", WAYS, ids=lambda way: way.__name__.strip("_"))
-def test_optimizers_without_names_draw_noise_of_their_own(build):
-    """Four equal layers with equal gradients: by one seed their weights were rounded by the same words."""
-    n = 4096
-    params = [torch.nn.Parameter(torch.ones(n, dtype=torch.bfloat16)) for _ in range(4)]
-    optimizers = build(params)
-    sum((p.float() * 1e-2).sum() for p in params).backward()
-    for optimizer in optimizers:
-        if build is not _released:
-            optimizer.step()
+def test_layers_draw_noise_of_their_own_however_optimizers_are_built(build):
+    """By one seed and one name for all, weights of equal layers were rounded by the same words."""
+    params = build(_equal_layers())
+    assert len(params) == 4
     noise = torch.stack([p.detach().float() for p in params])
     assert 0.2 < (noise != 1).float().mean() < 0.8  # an update of 1e-3 in a gap of 2^-8 or 2^-7
     # Of independent layers the correlation has a deviation of 1 / sqrt(n); 5 of these are a chance of 4e-6.
     correlations = torch.corrcoef(noise) - torch.eye(4)
-    assert correlations.abs().max() < 5 / n**0.5
+    assert correlations.abs().max() < 5 / noise.shape[1] ** 0.5
 
 
 def test_words_of_an_optimizer_without_names_are_saved_and_loaded():

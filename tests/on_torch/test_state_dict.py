@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -274,6 +275,57 @@ def test_a_group_that_is_split_goes_on_with_the_bits_of_the_whole(split):
         p.grad = torch.full_like(p, 0.5)
     whole.step()
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), copies.parameters(), strict=True))
+
+
+def _stages(seed, split):
+    """Return a model of four layers, its stages, and an optimizer of each."""
+    torch.manual_seed(seed)
+    model = torch.nn.ModuleDict({str(i): torch.nn.Linear(8, 8, dtype=torch.bfloat16) for i in range(4)})
+    stages = [torch.nn.ModuleDict({layer: model[layer] for layer in layers}) for layers in split]
+    options = {"lr": 1e-2, "seed": seed, **hs.recipes.near_float32}
+    return model, stages, [hs.AdamW(stage.named_parameters(), **options) for stage in stages]
+
+
+def _flat(stages, optimizers):
+    """As torchtitan's container: the flat states of all stages in one dict, which one DCP call takes."""
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    flats = [
+        get_optimizer_state_dict(*pair, options=options) for pair in zip(stages, optimizers, strict=True)
+    ]
+    return {key: x for flat in flats for key, x in flat.items()}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize(
+    ("saved", "loaded"), [("0 1 2 3", "01 23"), ("01 23", "0 1 2 3"), ("0123", "01 23"), ("0 123", "01 23")]
+)
+def test_a_checkpoint_of_one_pipeline_split_goes_on_in_another(saved, loaded, tmp_path):
+    def steps(run, numbers):
+        model, _, optimizers = run
+        for step in numbers:
+            generator = torch.Generator().manual_seed(step)
+            for p in model.parameters():
+                p.grad = torch.randn(p.shape, generator=generator).bfloat16()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    before, after = _stages(3, saved.split()), _stages(4, loaded.split())
+    steps(before, range(3))
+    dcp.save({"model": before[0].state_dict(), "optimizer": _flat(*before[1:])}, checkpoint_id=str(tmp_path))
+    state = {"model": after[0].state_dict(), "optimizer": _flat(*after[1:])}
+    dcp.load(state, checkpoint_id=str(tmp_path))
+    after[0].load_state_dict(state["model"])
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    for stage, optimizer in zip(*after[1:], strict=True):
+        set_optimizer_state_dict(stage, optimizer, state["optimizer"], options=options)
+    for run_of in (before, after):
+        steps(run_of, range(3, 5))
+    states = [
+        {p: optimizer.state[p] for optimizer in run[2] for p in optimizer.state} for run in (before, after)
+    ]
+    for p, q in zip(before[0].parameters(), after[0].parameters(), strict=True):
+        assert torch.equal(p, q)
+        assert all(torch.equal(x, states[1][q][key]) for key, x in states[0][p].items())
 
 
 def test_a_part_with_a_name_that_the_whole_lacks_is_refused():
