@@ -75,7 +75,22 @@ _READING = """\
   ([figures](benchmarks/comparison-data.md#resumed-from-a-file)).
 - *Processes* compares one process with two, where each process seeds torch's generator with its rank.
 - *rollfast* passes every experiment but one, where compiled and eager steps differ in some bits. Its steps
-  take longer, as the last table shows."""
+  take longer, as the last table shows.
+- *optax.inject_hyperparams* gives its numbers the dtype of the weights. In bfloat16 `b2` is 1, and the first
+  step divides 0 by 0. With `hyperparam_dtype=jnp.float32` it does not; `halfstep_jax` asks for that."""
+_FOUND = """\
+Every bold cell of other libraries, by version, as in the table above. A thread is named where one is known
+that is about the failure; we searched in November 2026."""
+THREADS = {
+    "optax.inject_hyperparams(adamw)": {
+        "small": "[optax#1414](https://github.com/google-deepmind/optax/issues/1414), open; "
+        "[#1445](https://github.com/google-deepmind/optax/pull/1445), closed without a merge",
+    },
+    "torch AdamW(fused)": {
+        "small": "[pytorch#120376](https://github.com/pytorch/pytorch/issues/120376), open",
+    },
+}
+"""Of optimizers the threads that are about an experiment."""
 _DATA = """\
 [Beside other libraries](../comparison.md) has the summary. Each section is one experiment. A figure is
 **bold** where it is outside the bounds of its section."""
@@ -213,20 +228,34 @@ def _speed(record: dict) -> str:
     return "\n\n".join(["## Time of a step", text, table, *notes])
 
 
+def _mark(row: dict, entry: str) -> str:
+    """Return a tick, or the figure of an optimizer that is farthest outside of its bounds."""
+    figures = row["figures"].get(entry)
+    if figures is None or "failed" in figures:
+        return cell(row, figures, "")
+    return cell(row, figures, farthest(row, figures)) if outside(row, figures) else "✔"
+
+
 def _summary(record: dict) -> str:
-    """Return the table of docs/comparison.md: a tick, or the figure farthest outside of its bounds."""
+    """Return the table of docs/comparison.md."""
     rows = {row["key"]: row for row in record["rows"]}
-
-    def mark(row: dict, entry: str) -> str:
-        figures = row["figures"].get(entry)
-        if figures is None or "failed" in figures:
-            return cell(row, figures, "")
-        return cell(row, figures, farthest(row, figures)) if outside(row, figures) else "✔"
-
     lines = [
-        [entry["name"], *(mark(rows[key], entry["name"]) for key in SHORT)] for entry in record["entries"]
+        [entry["name"], *(_mark(rows[key], entry["name"]) for key in SHORT)] for entry in record["entries"]
     ]
     return _table(["", *SHORT.values()], lines)
+
+
+def found(record: dict) -> list[list[str]]:
+    """Return, of each optimizer of others with a bold cell: name, version, these cells, and threads."""
+    rows = {row["key"]: row for row in record["rows"]}
+    lines = []
+    for entry in record["entries"]:
+        marks = {key: _mark(rows[key], entry["name"]) for key in SHORT}
+        bold = [f"{SHORT[key]} {mark.strip('*')}" for key, mark in marks.items() if "*" in mark]
+        if bold and not entry["ours"]:
+            threads = "; ".join(THREADS.get(entry["name"], {}).values())
+            lines.append([entry["name"], entry["package"], ", ".join(bold), threads or "-"])
+    return lines
 
 
 def page(record: dict, speed: dict) -> str:
@@ -248,6 +277,9 @@ def page(record: dict, speed: dict) -> str:
         "Where halfstep falls short:",
         "\n".join(shortfalls),
         _prose(said),
+        "## Found with halfstep",
+        _prose(_FOUND),
+        _table(["", "version", "outside of its bounds", "thread"], found(record), texts=4),
         _speed(speed),
     ]
     return "\n\n".join(parts) + "\n"

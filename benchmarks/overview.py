@@ -8,6 +8,7 @@ Left: what arrives of small updates. Right: bytes per parameter against distance
 from __future__ import annotations
 
 import io
+import math
 import pathlib
 
 import matplotlib
@@ -73,7 +74,8 @@ def points(record: dict) -> dict[str, tuple[float, float]]:
     return {
         name: (2 + rows["state"][name]["bytes per parameter"], figures["distance"])
         for name, figures in rows["network"].items()
-        if "distance" in figures and name not in ("torch Muon", "halfstep_jax, default")
+        if math.isfinite(figures.get("distance", math.nan))
+        and name not in ("torch Muon", "halfstep_jax, default")
     }
 
 

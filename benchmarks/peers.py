@@ -40,6 +40,7 @@ class Entry:
         compiles: whether its step is compiled as it comes; else it is compiled from outside, for comparison.
         needs: what a CPU cannot give it.
         arguments: of `make`, for a step that is compiled and for one that is not.
+        timed: whether its step is timed; not where another's time is its own.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Entry:
     compiles: bool = False
     needs: str = ""
     arguments: tuple[dict, dict] = ({}, {})
+    timed: bool = True
 
     @property
     def ours(self) -> bool:
@@ -124,6 +126,12 @@ def _jax_ours(*, lr, eps, weight_decay):
 
 def _optax_adamw(*, lr, eps, weight_decay):
     return _optax_pair(optax.adamw(lr, *BETAS, eps=eps, weight_decay=weight_decay))
+
+
+def _optax_injected(*, lr, eps, weight_decay):
+    """As loops build it that write the learning rate: its numbers take the dtype of the weights."""
+    make = optax.inject_hyperparams(optax.adamw)
+    return _optax_pair(make(lr, *BETAS, eps=eps, weight_decay=weight_decay))
 
 
 def _rollfast(*, lr, eps, weight_decay):
@@ -308,6 +316,15 @@ def _jax_peers() -> list[Entry]:
     flash = importlib.import_module
     return [
         Entry("optax.adamw", "optax", _optax_adamw, "JAX", second=_nu, compiles=True),
+        Entry(
+            "optax.inject_hyperparams(adamw)",
+            "optax",
+            _optax_injected,
+            "JAX",
+            second=_nu,
+            compiles=True,
+            timed=False,
+        ),
         Entry(
             "rollfast adamw, bfloat16 state",
             "rollfast",

@@ -100,7 +100,7 @@ def contenders(shapes: Sequence[tuple[int, ...]]) -> tuple[list[Contender], dict
     """Return a copy and every optimizer that takes a step, and why the others take none."""
     size = sum(map(np.prod, shapes))
     entries, failed = [copy_contender(14, 1, (1, int(size)))], {}
-    for entry in peers.entries():
+    for entry in (entry for entry in peers.entries() if entry.timed):
         make = torch_contender if entry.framework == "torch" else jax_contender
         try:
             with limited(LIMIT):

@@ -125,10 +125,12 @@ def claims(record: dict) -> dict[str, bool]:
 
 
 def replaced(record: dict, newer: dict) -> dict:
-    """Return a record with the figures that a newer one has in their place."""
+    """Return a record with the figures and the optimizers of a newer one in their place, or beside them."""
     older = {row["key"]: row["figures"] for row in record["rows"]}
     rows = [{**row, "figures": older.get(row["key"], {}) | row["figures"]} for row in newer["rows"]]
-    return {**record, "shortfalls": newer["shortfalls"], "rows": rows}
+    known = {entry["name"]: entry for entry in [*record["entries"], *newer["entries"]]}
+    entries = [known[entry.name] for entry in peers.entries() if entry.name in known]
+    return {**record, "shortfalls": newer["shortfalls"], "entries": entries, "rows": rows}
 
 
 def main() -> int:
@@ -175,7 +177,7 @@ def main() -> int:
     if arguments.into:
         record = replaced(json.loads(arguments.into.read_text()), record)
         arguments.into.write_text(json.dumps(record, indent=1) + "\n")
-    print(comparison.page(record))
+    print(comparison.data_page(record))
     if arguments.json:
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
     held = claims(record)
