@@ -52,7 +52,7 @@ TESTS = {
         "twin/test_twin on_jax/test_rule on_jax/test_leaves on_jax/test_bad_input on_jax/test_chains "
         "on_jax/test_reports on_jax/test_diagnosis on_jax/test_placement on_jax/test_averages "
         "on_jax/test_sharding on_jax/test_shard_map on_jax/test_weights_in_codes on_jax/test_memory "
-        "twin/test_schedule_free"
+        "on_jax/test_lamb twin/test_schedule_free"
     ),
     "halfstep_jax/checkpoint": (
         "on_jax/test_checkpoints twin/test_state_file twin/test_refused_files twin/test_optax_state "

@@ -19,7 +19,7 @@ from halfstep_jax.landings import Landings, watched_landings
 from halfstep_jax.leaves import check_params, named_leaves
 from halfstep_jax.moment_probe import NARROW, PAIRS, SUMS, diagnose_moments
 from halfstep_jax.numbers.global_norm import global_norm
-from halfstep_jax.weights.chain_check import chain_fault
+from halfstep_jax.weights.chain_check import as_stepped, chain_fault
 from halfstep_jax.weights.narrow_weights import Compensate
 
 _FUNCTION = "diagnose"
@@ -57,7 +57,7 @@ def diagnose(
 
     Args:
         tx: the transform that trains.
-        params: the weights.
+        params: the weights. Of `optax.lookahead` these, or its `LookaheadParams`.
         grads: of the next step.
         state: of `tx`; None for a fresh one.
         extra_args: what `tx.update` wants beside updates, state and params, such as `value`.
@@ -73,6 +73,7 @@ def diagnose(
     Source: ours.
     """
     check_params(_FUNCTION, params)
+    params = as_stepped(tx, params)
     fault = chain_fault(tx, params, extra_args)
     tx = _with_extra_args(tx, extra_args)
     state = tx.init(params) if state is None else state

@@ -174,6 +174,13 @@ def test_an_alias_behind_another_is_named_by_its_link():
         hs.check_chain(optax.chain(hs.sgd(1e-3), hs.sgd(1e-3, param_storage="nearest")), P)
 
 
+@pytest.mark.parametrize("before", [[], pytest.param([optax.clip(1.0)], marks=pytest.mark.slow)])
+def test_lookahead_is_found_however_seldom_it_moves_weights(before):
+    tx = optax.chain(*before, optax.lookahead(hs.sgd(1e-3), 40, 0.5))
+    with pytest.raises(ValueError, match="lookahead moves weights between a fast and a slow copy"):
+        hs.check_chain(tx, P)
+
+
 def test_lookahead_over_what_stores_both_copies_moves_as_far_as_in_float32():
     tx = hs.store_params(optax.lookahead(hs.adam(1e-4, param_storage="nearest"), 5, 0.5))
     copies = optax.LookaheadParams.init_synced({"w": jnp.ones(4096, jnp.bfloat16)})

@@ -83,12 +83,15 @@ BROKEN = {
     ["scale", "lookahead", *(pytest.param(n, marks=pytest.mark.slow) for n in ("scale_by_adam", "ema"))],
 )
 def test_a_chain_that_undoes_its_rounding_is_told_first_with_the_movement_that_is_lost(name):
-    """Where weights of about 1 really move at most a tenth of what they should."""
+    """Where weights of about 1 really move at most a tenth of what they should.
+
+    Of `optax.lookahead` plain weights become its copies.
+    """
     tx = BROKEN[name]()
     params = {"w": jnp.linspace(0.5, 2, 4096, dtype=jnp.bfloat16).reshape(64, 64)}
     grads = {"w": jnp.ones((64, 64), jnp.bfloat16)}
     copies = optax.LookaheadParams.init_synced(params) if name == "lookahead" else params
-    found = hs.diagnose(tx, copies, grads)
+    found = hs.diagnose(tx, params, grads)
     with pytest.raises(ValueError, match=f"check_chain: {name}") as caught:
         hs.check_chain(tx, copies)
     assert found.advice[0] == str(caught.value).removeprefix("check_chain: ")

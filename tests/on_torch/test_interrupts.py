@@ -11,6 +11,7 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.engine import whole_step
+from halfstep_torch.engine.signals import SignalsWait
 from on_torch.steps import reals, snapshot
 
 SHAPES = [(100, 100)] + [(40, 17)] * 8
@@ -135,6 +136,33 @@ def test_a_second_interrupt_does_not_wait(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     assert counts(optimizer) == [0, 0]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@NEEDS_TIMER
+def test_each_of_two_signals_is_handled_where_the_first_raises(alarm):
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append("SIGTERM"))
+    try:
+        with pytest.raises(Interrupted), SignalsWait():
+            [*map(signal.raise_signal, (signal.SIGALRM, signal.SIGTERM))]
+        assert came == ["SIGTERM"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@NEEDS_TIMER
+def test_handlers_are_back_where_a_signal_comes_before_it_is_told_to_wait(alarm, monkeypatch):
+    exchange, before = signal.signal, signal.getsignal(signal.SIGINT)
+
+    def exchange_and_send(number, handler):
+        exchange(number, handler)
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(signal, "signal", exchange_and_send)
+    with pytest.raises(Interrupted), SignalsWait():
+        pass
     assert signal.getsignal(signal.SIGINT) is before
 
 

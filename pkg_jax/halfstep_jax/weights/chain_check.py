@@ -90,8 +90,8 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
     `optax.apply_updates` as they are. Scaled, averaged or projected, they land between two weights and are
     rounded away. Such a link is named here, as is a chain that leaves 16-bit weights to nearest rounding.
 
-    It takes 16 steps, so a link that acts later is not found. `params` and the state of a run are neither
-    read nor changed.
+    It takes 16 steps, or those after which `optax.lookahead` moves its weights. A link that acts later is not
+    found. `params` and the state of a run are neither read nor changed.
 
     Args:
         tx: any Optax transform.
@@ -144,6 +144,14 @@ def chain_fault(
     if found.intact or not found.by:
         return None
     return _fault(tx, small, extra_args, _try(tx, small, extra_args))
+
+
+def as_stepped(tx: optax.GradientTransformation, params: Any) -> Any:
+    """Return weights in the form in which a transform steps them: `optax.lookahead` has two copies."""
+    has_copies = any(_name(link) == "lookahead" for link in _links(tx) or [tx])
+    if has_copies and not isinstance(params, optax.LookaheadParams):
+        return optax.LookaheadParams.init_synced(params)
+    return params
 
 
 class _StepsLeftOut(TypeError):
@@ -220,10 +228,15 @@ def _try(tx: optax.GradientTransformation, params, extra_args: dict[str, Any]) -
     step = jax.jit(lambda state: update(gradient, state, params, **extra_args))
     with watched_landings(trial.landings):
         state = tx.init(params)
-        for _ in range(_STEPS):
+        for _ in range(max(_STEPS, *map(_period, _links(tx) or [tx]))):
             updates, state = step(state)
             trial.look(updates)
     return trial
+
+
+def _period(tx: optax.GradientTransformation) -> int:
+    """Return after how many steps `optax.lookahead` moves its weights; 1 of any other transform."""
+    return int(_closure(_update(tx)).get("sync_period", 1))
 
 
 def _fault(
@@ -270,10 +283,16 @@ def _links(tx: optax.GradientTransformation) -> list[optax.GradientTransformatio
 
 def _name(tx: optax.GradientTransformation) -> str:
     """Return the name of the function that made a transform."""
+    update = _update(tx)
+    return getattr(_closure(update).get("rule"), "name", None) or _function(update)
+
+
+def _update(tx: optax.GradientTransformation) -> Callable[..., Any]:
+    """Return the update of a transform, not of what only passes extra arguments on."""
     update = tx.update
-    while (name := _function(update)) == "with_extra_args_support":
+    while _function(update) == "with_extra_args_support":
         update = _closure(update)["tx"].update
-    return getattr(_closure(update).get("rule"), "name", None) or name
+    return update
 
 
 def _function(update: Callable[..., Any]) -> str:
@@ -292,7 +311,4 @@ def _gradient(params):
 def _small_params(tx: optax.GradientTransformation, params):
     """Return small arrays in the place of weights, in the form in which the transform steps them."""
     small = jax.tree.map(lambda p: jnp.full([min(n, _LONGEST_AXIS) for n in p.shape], 0.05, p.dtype), params)
-    has_copies = any(_name(link) == "lookahead" for link in _links(tx) or [tx])
-    if has_copies and not isinstance(params, optax.LookaheadParams):
-        small = optax.LookaheadParams.init_synced(small)
-    return small
+    return as_stepped(tx, small)

@@ -25,8 +25,12 @@ class SignalsWait:
         if threading.current_thread() is threading.main_thread():
             found = zip(_ALL, map(_handler_of, _ALL), strict=True)
             self._handlers = {number: handler for number, handler in found if callable(handler)}
-            for number in self._handlers:
-                signal.signal(number, self._keep)
+            try:
+                for number in self._handlers:
+                    signal.signal(number, self._keep)
+            except BaseException:  # raised by the handler of a signal that comes before it is told to wait
+                self.__exit__()
+                raise
 
     def _keep(self, number: int, frame: Any) -> None:
         if self._over or number in self._came:
@@ -36,7 +40,19 @@ class SignalsWait:
 
     def __exit__(self, *_: Any) -> None:
         self._over = True  # whatever happens from here on, the handlers run
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        for number, frame in self._came.items():
+        try:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+        finally:
+            if self._came:
+                self._handle_kept()
+
+    def _handle_kept(self) -> None:
+        """Run the handlers of the signals that came, oldest first: each, also where one raises."""
+        number = next(iter(self._came))
+        frame = self._came.pop(number)
+        try:
             self._handlers[number](number, frame)
+        finally:
+            if self._came:
+                self._handle_kept()
