@@ -23,7 +23,7 @@ LINES = [
         "second moment after gradients drop tenfold: of median, 5 % and 95 %, the farthest from 1",
     ),
     ("sizes", "1e-08", "movement under steady gradients of 1e-8"),
-    ("spike", "x10000", "largest step after one batch 10,000 times larger"),
+    ("spike", "x10000", "largest step after one batch 10,000 times larger, *without clipping*"),
     ("nan", "0x7fffffff stays NaN", "NaN of an NVIDIA GPU that stay NaN"),
     ("resume", "differ", "weights that differ after a resume *without the generator's state*"),
     ("processes", "differ", "weights that differ between two processes *with a seed per rank*"),
