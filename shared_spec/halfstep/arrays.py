@@ -23,7 +23,7 @@ class Arrays(Protocol):
         """Return float32 as int32, toward zero."""
 
     def wide(self, scale: Any, /) -> Any:
-        """Return scale bytes as int32. Marks are looked for in bytes: int32 would be kept for that."""
+        """Return scale bytes as int32. Where a mark is looked for in int32, XLA may keep them for that."""
 
     def stored(self, codes: Any, dtype: str, /) -> Any:
         """Return int32 in the dtype in which it is stored, or as it is, if a cast follows elsewhere."""

@@ -33,7 +33,7 @@ def encode_table(y: jax.Array, words: jax.Array | None, table: Table) -> jax.Arr
 def decode_table(codes: jax.Array, table: Table) -> jax.Array:
     """Return the float32 number of every code, int32: exact."""
     if table.bits == 4:
-        return _select(codes, table.by_code)
+        return _select(codes.astype(jnp.uint8), table.by_code)
     looked_up, computed = (functools.partial(f, table=table) for f in (_looked_up_by_code, _computed_by_code))
     return lax.platform_dependent(codes, cpu=looked_up, default=computed)
 
@@ -158,6 +158,6 @@ def _select(codes: jax.Array, numbers: np.ndarray) -> jax.Array:
     """Return numbers[codes] for 16 numbers without a gather: on accelerators one is slow."""
     chosen = list(numbers)
     for bit in range(4):
-        is_set = (codes & np.int32(1 << bit)) != 0
+        is_set = (codes & np.uint8(1 << bit)) != 0
         chosen = [jnp.where(is_set, odd, even) for even, odd in zip(chosen[0::2], chosen[1::2], strict=True)]
     return chosen[0]
