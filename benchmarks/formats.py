@@ -30,6 +30,8 @@ DIAGRAMS = ROOT / "docs" / "images" / "formats"
 # What a diagram shows: powers of two of magnitudes, with a scale and without, and of errors.
 SCALED_AXIS, PLAIN_AXIS, ERROR_AXIS = (-40, 0), (-56, 20), (-12, 0)
 STEPS_PER_BINADE = 4096
+BIT = 24  # the width of a bit: "sign" and "exponent 3" fit under theirs
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 FLOATS = {"bfloat16": (8, 7), "float16": (5, 10), "float8_e4m3fn": (4, 3), "float8_e5m2": (5, 2)}
 FLOATS |= {"float8_e3m4": (3, 4)}
 # Of the eighth root, of the fourth root and of a logarithm.
@@ -117,11 +119,11 @@ class Diagram:
         for name, width in fields:
             x += 16 * (name == "scale")
             for bit in range(width):
-                square = f'x="{x + 20 * bit}" y="14" width="20" height="20"'
+                square = f'x="{x + BIT * bit}" y="14" width="{BIT}" height="20"'
                 boxes.append(f'<rect {square} fill="{COLOURS[name]}" stroke="white"/>')
             label = "scale, once per block" if name == "scale" else f"{name} {width}" if width > 2 else name
-            boxes.append(f'<text x="{x + 10 * width}" y="50" text-anchor="middle">{label}</text>')
-            x += 20 * width
+            boxes.append(f'<text x="{x + BIT * width // 2}" y="50" text-anchor="middle">{label}</text>')
+            x += BIT * width
         return boxes
 
     def _curve(self) -> list[str]:
@@ -153,13 +155,15 @@ class Diagram:
             )
         for power in range(-12, 1, 4):
             y = point(1, 2.0**power).split(",")[1]
+            percent = f"{100 * 2.0**power:.2g}" if power else "100"
             lines += [
                 f'<line x1="60" x2="620" y1="{y}" y2="{y}" stroke="#dddddd"/>',
-                f'<text x="54" y="{float(y) + 4:.1f}" text-anchor="end">{100 * 2.0**power:.2g} %</text>',
+                f'<text x="54" y="{float(y) + 4:.1f}" text-anchor="end">{percent} %</text>',
             ]
         for power in range(low, high + 1, 8):
             x = point(2.0**power, 1).split(",")[0]
-            lines.append(f'<text x="{x}" y="226" text-anchor="middle">2^{power}</text>')
+            exponent = str(power).translate(SUPERSCRIPTS)
+            lines.append(f'<text x="{x}" y="228" text-anchor="middle">2{exponent}</text>')
         unit = "of the largest magnitude of the block" if self.format.scaled else "magnitude"
         unit = (
             "magnitude, in units of the root of nu"
@@ -172,7 +176,7 @@ class Diagram:
 HEAD = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 250" font-family="sans-serif" font-size="12">',
     '<rect width="640" height="250" rx="6" fill="white"/>',
-    '<text x="20" y="72">largest error of rounding to nearest, relative to the number</text>',
+    '<text x="20" y="69">largest error of rounding to nearest, relative to the number</text>',
 )
 
 

@@ -43,6 +43,24 @@ def test_the_page_of_formats_shows_every_diagram():
     assert all(f"(../images/formats/{name})" in page for name in pictures)
 
 
+def test_texts_of_a_diagram_do_not_overprint():
+    """A letter of 12 pixels takes a box of 6.5 x 14 or less."""
+    text = re.compile(r'<text x="([\d.]+)" y="([\d.]+)"(?: text-anchor="(\w+)")?>([^<]*)<')
+    shift = {"": 0, "middle": 0.5, "end": 1}
+    for path in (ROOT / "docs" / "images" / "formats").glob("*.svg"):
+        boxes = []
+        for x, y, anchor, letters in text.findall(path.read_text()):
+            width = 6.5 * len(letters)
+            left = float(x) - shift[anchor] * width
+            box = (left, left + width, float(y) - 11, float(y) + 3)
+            over = [
+                o for *b, o in boxes if box[0] < b[1] and b[0] < box[1] and box[2] < b[3] and b[2] < box[3]
+            ]
+            assert not over, f"{path.name}: {letters!r} over {over}"
+            boxes.append((*box, letters))
+        assert len(boxes) > 10
+
+
 def test_every_page_is_in_the_navigation():
     """Strict MkDocs says so too, in an environment of its own."""
     navigation = (ROOT / "mkdocs.yml").read_text()
