@@ -55,6 +55,15 @@ def test_a_search_finds_the_page(found, query):
     assert any(place.startswith(DUE[query]) for place in found[query][:3]), found[query]
 
 
+def test_a_shared_link_shows_title_sentence_and_picture(site):
+    page = (site / "how-to" / "muon" / "index.html").read_text()
+    card = dict(re.findall(r'<meta property="og:(\w+)" content="([^"]*)">', page))
+    assert card["title"] == "Train with Muon"
+    assert card["description"].startswith("Muon updates each hidden matrix")
+    assert f'<meta name="description" content="{card["description"]}">' in page
+    assert (site / card["image"].partition("/docs/")[2]).is_file()
+
+
 def test_a_language_model_finds_every_page_in_llms_txt(site):
     lines = (site / "llms.txt").read_text().splitlines()
     assert lines[0] == "# halfstep"

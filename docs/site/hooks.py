@@ -103,7 +103,10 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     """Link the clauses that a page or a docstring names: "contract L1, N1", "clause F3". Draw formulas."""
     text = re.search(r"<p>(.*?)</p>", html, flags=re.DOTALL)
     words = " ".join(re.sub("<[^>]*>", "", text[1]).split()) if text else ""
-    _PAGES.append((page.title or page.url, page.url, re.split(r"(?<=[.:]) ", words)[0]))
+    sentence = re.split(r"(?<=[.:]) ", words)[0]
+    _PAGES.append((page.title or page.url, page.url, sentence))
+    if sentence:
+        page.meta.setdefault("description", entities.escape(entities.unescape(sentence.rstrip(":"))))
     if page.file.src_uri.endswith(".ipynb"):
         html = with_formulas(html)
     contract = files.get_file_from_path(CONTRACT)
@@ -116,6 +119,21 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         return match[1] + re.sub(r"[A-Z]\d+", rf'<a href="{url}#\g<0>">\g<0></a>', match[2])
 
     return re.sub(r"(\b(?:[Cc]lauses?|[Cc]ontract:?) )([A-Z]\d+(?:(?:,| and| to) [A-Z]\d+)*)", clauses, html)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Say what a link to the page shows elsewhere: title, first sentence and the picture of `make demo`."""
+    title = "" if page.file.dest_uri == "index.html" else page.title
+    card = {
+        "type": "website",
+        "title": entities.escape(entities.unescape(title or config.site_name)),
+        "description": page.meta.get("description", config.site_description),
+        "url": page.canonical_url,
+        "image": f"{config.site_url}images/demo.png",
+    }
+    tags = [f'<meta property="og:{name}" content="{text}">' for name, text in card.items()]
+    tags.append('<meta name="twitter:card" content="summary_large_image">')
+    return output.replace("</head>", "\n".join([*tags, "</head>"]), 1)
 
 
 def with_list_indents(markdown: str) -> str:
