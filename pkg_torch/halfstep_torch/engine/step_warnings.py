@@ -36,8 +36,8 @@ def warn_at_first_step(caller: str, batches: Iterable[Batch], nameless: int, bef
             )
         elif nameless > 1 and batch.plan.kinds:
             say_once(
-                f"{caller}: the parameters have no names, so their random words follow their order: another "
-                "order, or another share of them on every process, gives other bits. Pass "
+                f"{caller}: the parameters have no names, so their random words follow their order: results "
+                "change if parameters are reordered or sharded differently. Pass "
                 "model.named_parameters(), or call halfstep_torch.register_names(model) before."
             )
         if batch.grad_dtype == torch.float16 and batch.group.scale is None:
