@@ -79,6 +79,8 @@ def test_a_test_that_fails_without_the_mutant_is_no_witness(monkeypatch, tmp_pat
         runs.verdict(mutant, ["a"])
 
 
+# JAX's, where other tests have brought it.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_tests_that_take_too_long_do_not_count_as_failed(monkeypatch, tmp_path):
     monkeypatch.setattr(mutants, "TREE", tmp_path)
     monkeypatch.setattr(mutants, "_test", lambda _: [x for x in iter(int, 1)])
