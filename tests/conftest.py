@@ -18,7 +18,7 @@ os.environ.setdefault("HALFSTEP_KERNELS", "")
 # More would each hold both frameworks in memory.
 _PROCESSES = 4
 _MANY = ("on_jax", "on_torch", "twin")
-_ONE_IN = 8
+_ONE_IN = 12
 
 
 def pytest_addoption(parser):
@@ -49,7 +49,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of the cases of slow tests CI takes one in eight, by its name; the rest are `make test-exhaustive`."""
+    """Of the cases of slow tests CI takes one in twelve, by its name; the rest are `make test-exhaustive`."""
     for item in items:
         case = item.get_closest_marker("slow") and "[" in item.name and item.path.parent.name in _MANY
         if case and zlib.crc32(item.nodeid.encode()) % _ONE_IN:

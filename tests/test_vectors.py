@@ -19,7 +19,7 @@ _ONE_IN = {
     ("jax-sharded", False): 8,
     ("jax-eager", True): 20,
     ("jax-eager", False): 20,
-    ("jax-jit", True): 3,
+    ("jax-jit", True): 6,
     ("jax-jit", False): 2,
 }
 """By backend, and whether a case is a trajectory: of how many CI takes one. Each is seconds of compiling."""

@@ -318,6 +318,7 @@ def test_the_line_whose_result_differs_under_jit_is_named(rule, line):
     assert "differs under jax.jit from operations taken one by one" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_operation_that_is_not_numpys_is_named(monkeypatch):
     monkeypatch.setattr(JaxOp, "root", lambda self, x: 1 / jax.lax.rsqrt(x))
     with pytest.raises(

@@ -94,6 +94,7 @@ def test_a_failing_compiler_means_eager_steps_and_one_warning_under_auto(monkeyp
     assert optimizer.state[p]["step"] == 2
 
 
+@pytest.mark.slow
 def test_global_settings_of_torch_stay_as_they_are():
     from torch._dynamo import config as dynamo_config
     from torch._inductor import config as inductor_config

@@ -172,6 +172,7 @@ def test_alias_and_class_agree_to_the_bit_and_weights_are_the_numbers_of_the_cod
     assert not np.array_equal(w, p)
 
 
+@pytest.mark.slow
 def test_a_state_alone_goes_on_as_a_state_with_weights_does():
     p, gradients = draws(4)
     tx = halfstep_jax.adamw(1e-3, param_storage="int8", seed=7, weight_decay=DECAY)
