@@ -169,6 +169,24 @@ def test_handlers_are_back_where_a_signal_comes_before_it_is_told_to_wait(alarm,
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_handler_that_could_not_be_put_back_is_called_nevertheless(monkeypatch):
+    came, before = [], {number: signal.getsignal(number) for number in signal.valid_signals()}
+    signal.signal(signal.SIGTERM, lambda *_: came.append("SIGTERM"))
+
+    def refuse(*_):
+        raise Interrupted
+
+    try:
+        with pytest.raises(Interrupted), SignalsWait():
+            monkeypatch.setattr(signal, "signal", refuse)
+        signal.raise_signal(signal.SIGTERM)
+        assert came == ["SIGTERM"]
+    finally:
+        monkeypatch.undo()
+        for number in (number for number in before if signal.getsignal(number) is not before[number]):
+            signal.signal(number, before[number])
+
+
 def test_what_was_stepped_before_a_failure_is_counted(monkeypatch):
     pairs = named([(4, 4), (3,)])
     optimizer = hs.AdamW([{"params": pairs[:1]}, {"params": pairs[1:]}], compile=False)
