@@ -66,10 +66,24 @@ def _case(rule: AdamWFedBack, dtype: str, count: int, lr: float, flags: tuple[st
     decay = "l2" if flags == ("L2",) else "decoupled"
     rule = dataclasses.replace(rule, learning_rate=lr, weight_decay=0.0 if edge else 0.1)
     step = FedBack(rule, rule.weight_decay, decay, dtype, "feedback")
-    p = round_to(weights.reshape(_SHAPE), dtype)
+    return fed_back_case(step, weights.reshape(_SHAPE), g.reshape(5, *_SHAPE), count, lr, flags, "A21")
+
+
+def fed_back_case(
+    step: FedBack,
+    weights: np.ndarray,
+    g: np.ndarray,
+    count: int,
+    lr: float,
+    flags: tuple[str, ...],
+    clause: str,
+) -> Case:
+    """Return steps of a rule that feeds errors back, from weights that are not rounded yet."""
+    rule: Any = step.rule
+    p = round_to(weights, step.param_dtype)
     state: Any = step.init(p)
     state = state._replace(rule=RuleState(count, state.rule.moments))
     after = f" after {count} steps" if count else ""
-    comment = f"{dtype} weights{after}, learning rate {lr}, peak {rule.peak_lr}, {describe(rule)}"
+    comment = f"{step.param_dtype} weights{after}, learning rate {lr}, peak {rule.peak_lr}, {describe(rule)}"
     with np.errstate(under="raise"):  # contract A8
-        return step_case(step, comment, p, g.reshape(5, *_SHAPE), state, lr, flags, ("A21", "P9", "W6"))
+        return step_case(step, comment, p, g, state, lr, flags, (clause, "P9", "W6"))

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from halfstep_spec.cases.adamw_fed_back import fed_back_case
 from halfstep_spec.cases.inputs import reals
-from halfstep_spec.cases.steps import describe, step_case
-from halfstep_spec.numbers.rounding import round_to
-from halfstep_spec.rule import RuleState
 from halfstep_spec.rules.sgd_fed_back import FedBackSGD, SGDFedBack
 from halfstep_spec.storage.state_dtypes import scaled
 from halfstep_spec.vectors import Case
@@ -59,10 +57,4 @@ def _case(rule: SGDFedBack, dtype: str, count: int, lr: float, flags: tuple[str,
         g[4::7] = 0
     rule = dataclasses.replace(rule, learning_rate=lr)
     step = FedBackSGD(rule, 0.1 if flags == ("L2",) else 0.0, "l2", dtype, "feedback")
-    p = round_to(weights.reshape(_SHAPE), dtype)
-    state: Any = step.init(p)
-    state = state._replace(rule=RuleState(count, state.rule.moments))
-    after = f" after {count} steps" if count else ""
-    comment = f"{dtype} weights{after}, learning rate {lr}, peak {rule.peak_lr}, {describe(rule)}"
-    with np.errstate(under="raise"):  # contract A8
-        return step_case(step, comment, p, g.reshape(5, *_SHAPE), state, lr, flags, ("A23", "P9", "W6"))
+    return fed_back_case(step, weights.reshape(_SHAPE), g.reshape(5, *_SHAPE), count, lr, flags, "A23")

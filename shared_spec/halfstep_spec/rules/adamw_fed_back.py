@@ -17,7 +17,35 @@ _TINY = np.float32(2.0**-100)
 
 
 @dataclasses.dataclass(frozen=True)
-class AdamWFedBack(Rule):
+class FedBackRule(Rule):
+    """A whole step: it rounds weights, and what this leaves out goes into the first moment (P9)."""
+
+    def step(self, g, state, leaf, p=None, weight=None):
+        """Do as `Rule.step`; without a `weight`, for float32 weights, which are not rounded."""
+        if weight is None:
+            weight = StepWeight(np.asarray(p, np.float32), "float32", None)
+        return super().step(g, state, leaf, p, weight)
+
+    @staticmethod
+    def later(decay: Any, nesterov: bool) -> np.float32:
+        """Return what the next steps take of an error that a moment of this decay rate has."""
+        rate = np.float32(decay)
+        return np.maximum(rate * rate if nesterov else rate, _TINY)
+
+    @staticmethod
+    def largest_rate(learning_rate: float, peak_lr: float) -> np.float32:
+        """Return the learning rate, or an eighth of the largest of the run."""
+        peak = np.float32(peak_lr) * np.float32(0.125)
+        return np.maximum(np.maximum(np.float32(learning_rate), peak), _TINY)
+
+    @staticmethod
+    def landed(p: np.ndarray, down: np.ndarray, w: np.ndarray, q: np.ndarray) -> np.ndarray:
+        """Return the update that leads from p to q, which is w = p - down, rounded."""
+        return np.where(q == w, -down, np.where(q == p, np.float32(-0.0), q - p))
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamWFedBack(FedBackRule):
     """The whole step of AdamW: it rounds weights, and what this leaves out goes into the first moment.
 
     Attributes:
@@ -40,12 +68,6 @@ class AdamWFedBack(Rule):
     mu: Moment = moment("b1", unit="nu")
     nu: Moment = moment("b2", signed=False)
 
-    def step(self, g, state, leaf, p=None, weight=None):
-        """Do as `Rule.step`; without a `weight`, for float32 weights, which are not rounded."""
-        if weight is None:
-            weight = StepWeight(np.asarray(p, np.float32), "float32", None)
-        return super().step(g, state, leaf, p, weight)
-
     def corrections(self, count: int) -> Mapping[str, Any]:
         """Return the numbers of a step."""
         one, lr, b1 = np.float32(1), np.float32(self.learning_rate), np.float32(self.b1)
@@ -53,8 +75,8 @@ class AdamWFedBack(Rule):
         ahead, then = (r1_next, r1_second) if self.nesterov else (r1, r1_next)
         c = ((one / ahead) + (one / then)) * np.float32(0.5)
         corrected = (np.sqrt(c) * np.float32(2)) + ((one + c) * np.float32(0.5))
-        later = np.maximum(b1 * b1 if self.nesterov else b1, _TINY)
-        rate = np.maximum(np.maximum(lr, np.float32(self.peak_lr) * np.float32(0.125)), _TINY)
+        later = self.later(b1, self.nesterov)
+        rate = self.largest_rate(self.learning_rate, self.peak_lr)
         return {
             "r2": one / bias_correction(self.b2, count),
             "ahead": ahead * lr,
@@ -74,7 +96,7 @@ class AdamWFedBack(Rule):
         q = moments.param.round(w)
         back = moments.param.bound(n.back, -1 if moments.mu.is_coarse else 4)
         moments.mu.round(v - (root * (back * (w - q))))
-        return np.where(q == w, -down, np.where(q == p, np.float32(-0.0), q - p))
+        return self.landed(p, down, w, q)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from halfstep_spec.rule import Moment, Rule, StepWeight, moment
-from halfstep_spec.rules.adamw_fed_back import FedBack
+from halfstep_spec.rule import Moment, moment
+from halfstep_spec.rules.adamw_fed_back import FedBack, FedBackRule
 from halfstep_spec.storage.formats import Format
-
-_TINY = np.float32(2.0**-100)
 
 
 @dataclasses.dataclass(frozen=True)
-class SGDFedBack(Rule):
+class SGDFedBack(FedBackRule):
     """The whole step of SGD: it rounds weights, and what this leaves out goes into the sum of gradients.
 
     Attributes:
@@ -30,18 +28,11 @@ class SGDFedBack(Rule):
     seed: int = 0
     trace: Moment = moment("decay", dtype="accumulator_dtype", rounding="rounding")
 
-    def step(self, g, state, leaf, p=None, weight=None):
-        """Do as `Rule.step`; without a `weight`, for float32 weights, which are not rounded."""
-        if weight is None:
-            weight = StepWeight(np.asarray(p, np.float32), "float32", None)
-        return super().step(g, state, leaf, p, weight)
-
     def corrections(self, count: int) -> Mapping[str, Any]:
         """Return what errors are multiplied by, where no gap bounds it."""
-        lr, decay = np.float32(self.learning_rate), np.float32(self.decay)
-        later = np.maximum(decay * decay if self.nesterov else decay, _TINY)
-        rate = np.maximum(np.maximum(lr, np.float32(self.peak_lr) * np.float32(0.125)), _TINY)
-        return {"back": ((np.float32(1) - decay) / later) / rate}
+        decay = np.float32(self.decay)
+        rate = self.largest_rate(self.learning_rate, self.peak_lr)
+        return {"back": ((np.float32(1) - decay) / self.later(decay, self.nesterov)) / rate}
 
     def update(self, g: np.ndarray, p: np.ndarray | None, n: Any, moments: Any) -> np.ndarray:
         """Return the update that leads to the rounded weights; the formula is in the contract."""
@@ -53,7 +44,7 @@ class SGDFedBack(Rule):
         with np.errstate(over="ignore"):  # an infinite bound bounds nothing
             most = np.abs(t) * moments.param.bound(np.float32(2.0**127), 4)
         moments.trace.round(t - (np.minimum(n.back, most) * (w - q)))
-        return np.where(q == w, -down, np.where(q == p, np.float32(-0.0), q - p))
+        return self.landed(p, down, w, q)
 
 
 @dataclasses.dataclass(frozen=True)
