@@ -190,7 +190,7 @@ def _update(rule: Rule, zero: jax.Array, numbers, g: jax.Array, p) -> jax.Array:
 
 def _of_whole(rule: Rule, places: Any, update: Callable[..., Any], *arrays) -> Any:
     """Return update(*arrays); of a rule that reads whole arrays, where explicit mesh axes cut them too."""
-    is_whole = rule.scope == "parameter" and not rule.by_norms
+    is_whole = rule.scope == "parameter" and rule.needs != "norms"
     return placed_as(places, update, *arrays) if is_whole else update(*arrays)
 
 

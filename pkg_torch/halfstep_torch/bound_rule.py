@@ -153,9 +153,9 @@ class BoundRule:
         return self.rule.scope
 
     @property
-    def by_norms(self) -> bool:
-        """Whether norms are all that `update` sees of other elements, as `Rule.by_norms` has it."""
-        return self.scope == "elementwise" or self.rule.by_norms
+    def needs_norms_alone(self) -> bool:
+        """Whether norms are all that `update` sees of other elements, as `Rule.needs` has it."""
+        return self.scope == "elementwise" or self.rule.needs == "norms"
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, StateArray]:

@@ -166,7 +166,7 @@ class Link(Rule):
         lands_on = dtype_name(info.dtype) if rule.lands else ""
         return BoundRule(bare, moments, self.wide_weights, tensor_numbers=theirs, lands_on=lands_on)
 
-    def read_by_bind(self, h: Any) -> tuple:
+    def bind_key(self, h: Any) -> tuple:
         """Return what `bind` reads of the hyperparameters: while that stays, so does the bound rule."""
         cls = type(self)
         if cls.acts is not Link.acts or cls.bind is not Link.bind:

@@ -84,7 +84,7 @@ _ALONE = {
     "sixteen_bit": "bfloat16",
     "eight_bit": scaled("float8_e4m3fn", 128),
 }
-# Of the lead of a schedule-free run, whose errors stay in the average (dist on digits 0.05; of e4m3fn 0.15).
+# The lead of a schedule-free run: its errors stay in the average (distance 0.05 on digits; of e4m3fn 0.15).
 _LEAD = _ALONE | {"near_float32": AMPLIFIED, "eight_bit": scaled("int8", 32, scale="fine")}
 # Of a momentum whose errors a factor magnifies.
 _AMPLIFIED = {"full_precision": "float32"} | dict.fromkeys(

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -185,11 +185,10 @@ class Rule:
         name: in messages, state dicts and files; the class's name in snake case unless given.
         scope: "elementwise"; "parameter", if the update of an element reads other elements of its array; or
             "all", if it reads other arrays (JAX alone; `update` then gets and returns tuples).
-        by_norms: of a rule of scope "parameter", whether `update` reads other elements through `op.norm`
-            alone: processes that have shards of the array then exchange norms, not the array. Such an
-            `update` keeps no moments, and asks for the same norms whatever their values.
-        by_update: of a rule of scope "parameter", whether `update` reads its update alone, and keeps no
-            moments: of the processes that have shards of the array, any can compute it for all.
+        needs: of a rule of scope "parameter", what `update` needs of the array where processes have shards
+            of it. "array": all of it. "norms": what `op.norm` returns, and they exchange norms alone; such an
+            `update` keeps no moments, and asks for the same norms whatever their values. "update": its update
+            alone, and no moments; any of the processes can compute it for all.
         reads_params: the reason why `update` reads the weights, for the error about missing `params`; "" if
             it does not read them.
         lands: whether `update` rounds the weights itself, by `m.param.round(w)`, and returns the update that
@@ -211,8 +210,7 @@ class Rule:
 
     name: ClassVar[str] = "rule"
     scope: ClassVar[str] = SCOPES[0]
-    by_norms: ClassVar[bool] = False
-    by_update: ClassVar[bool] = False
+    needs: ClassVar[Literal["array", "norms", "update"]] = "array"
     reads_params: ClassVar[str] = ""
     lands: ClassVar[bool] = False
 

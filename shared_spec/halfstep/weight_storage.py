@@ -35,7 +35,7 @@ def check_param_storage(caller: str, param_storage: Any) -> None:
     if isinstance(param_storage, str) and param_storage.startswith("float8"):
         raise ValueError(
             f'{caller}: param_storage="{param_storage}" would end as far from float32 as another order of '
-            "the batches does (dist on a transformer 0.352 and 0.346, where int8 has 0.119). "
+            "the batches does (distance on a transformer 0.352 and 0.346, where int8 has 0.119). "
             'Use "int8" of AdamW.'
         )
     if param_storage not in PARAM_STORAGES:

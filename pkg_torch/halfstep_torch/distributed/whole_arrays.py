@@ -47,7 +47,7 @@ class Spread(NamedTuple):
         rows, numel = max(self.like.shape[0], 1), self.like.numel()
         return numel * min(rows, numel // rows)
 
-    def has_first(self, holder: tuple, computing: tuple) -> bool:
+    def sends(self, holder: tuple, computing: tuple) -> bool:
         """Whether a process, by coordinates, sends to another: of those that have the same, the nearest."""
         places = zip(self.like.placements, holder, computing, strict=True)
         return all(at == to for placement, at, to in places if placement.is_replicate())
@@ -88,7 +88,7 @@ def _map_round(arrays: Mapping[int, Spread], mesh: Any) -> dict[int, Tensor]:
 
     def sent(holder: int, computing: int) -> int:
         array = arrays.get(computing)
-        first = array and array.has_first(coordinates[holder], coordinates[computing])
+        first = array and array.sends(coordinates[holder], coordinates[computing])
         return elements(holder, computing) if first else 0
 
     (like, *_) = (array.local for array in arrays.values())

@@ -143,7 +143,7 @@ class ReadGroup:
     @property
     def plan_key(self) -> tuple:
         """What the plans of the group's parameters depend on, besides the parameters."""
-        read = tuple(link.read_by_bind(h) for link, h in zip(self.links, self.values, strict=True))
+        read = tuple(link.bind_key(h) for link, h in zip(self.links, self.values, strict=True))
         return self.index, bool(self.entries["maximize"]), tuple(link.seed for link in self.links), read
 
     def info(self, name: str, param: Tensor) -> ParamInfo:

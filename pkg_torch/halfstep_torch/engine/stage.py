@@ -67,9 +67,9 @@ class Stage:
         return self.rules[0].scope if self.rules else "elementwise"
 
     @property
-    def by_update(self) -> bool:
-        """Whether a rule reads only its update and keeps no state, as `Rule.by_update` has it."""
-        return not self.lands and any(rule.rule.by_update for rule in self.rules)
+    def needs_update_alone(self) -> bool:
+        """Whether a rule reads only its update and keeps no state, as `Rule.needs` has it."""
+        return not self.lands and any(rule.rule.needs == "update" for rule in self.rules)
 
     @functools.cached_property
     def arrays(self) -> dict[str, StateArray]:
@@ -153,7 +153,7 @@ class Stage:
         return (apply_updates(p32, u, self.dtype) if self.lands else u), new_state
 
     def run_alone(self, u: Tensor, numbers: Sequence) -> Tensor:
-        """Return the update that a stage which reads nothing else (`by_update`) makes of a whole update."""
+        """Return the update that a stage of `needs_update_alone` makes of a whole update."""
         u = -u if self.negates else u
         for rule, n in zip(self.rules, numbers, strict=True):
             u, _ = rule.update(u, u, {}, n, ())

@@ -13,7 +13,7 @@ from halfstep.random_words import Role
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.in_place import round_in_place, rounding_kernel
-from halfstep_torch.gradients.hooks import give_back, named_leaves, take
+from halfstep_torch.gradients.hooks import claim, named_leaves, release
 from halfstep_torch.leaves import check_grad
 from halfstep_torch.numbers.float_formats import dtype_name
 from halfstep_torch.numbers.seeds import Seed, as_seed
@@ -112,7 +112,7 @@ class GradientAccumulation:
         self._compile = CompileChoice(_FUNCTION, compile)
         for leaf in leaves:
             self._compile.check(_FUNCTION, leaf.param.device)
-        take(_FUNCTION, [(leaf.name, leaf.param) for leaf in leaves])
+        claim(_FUNCTION, [(leaf.name, leaf.param) for leaf in leaves])
         self._seed, self._leaves = seed, {leaf.name: leaf for leaf in leaves}
         self._handles: list[Any] = []
         for leaf in leaves:
@@ -170,7 +170,7 @@ class GradientAccumulation:
         """Take the hooks away: gradients are added as autograd adds them."""
         for handle in self._handles:
             handle.remove()
-        give_back(leaf.param for leaf in self._leaves.values())
+        release(leaf.param for leaf in self._leaves.values())
         self._handles.clear()
 
     def state_dict(self) -> dict[str, Any]:

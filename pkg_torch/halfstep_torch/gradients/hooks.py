@@ -11,15 +11,15 @@ from halfstep_torch.leaves import leaf_names
 from halfstep_torch.names import with_names_found
 from halfstep_torch.optimizer import Optimizer
 
-_TAKEN: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_OWNERS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def owner_of(param: Tensor) -> str:
     """Return the name of the function whose hooks a parameter has, or ""."""
-    return _TAKEN.get(param) or ""
+    return _OWNERS.get(param) or ""
 
 
-def take(caller: str, named: Iterable[tuple[str, Tensor]], over: str = "") -> None:
+def claim(caller: str, named: Iterable[tuple[str, Tensor]], over: str = "") -> None:
     """Note that `caller` puts hooks on parameters; where one has hooks but those of `over`, none is taken."""
     listed = list(named)
     for name, param in listed:
@@ -29,15 +29,15 @@ def take(caller: str, named: Iterable[tuple[str, Tensor]], over: str = "") -> No
                 f"Call remove() of what {other} returned first."
             )
     for _, param in listed:
-        _TAKEN[param] = caller
+        _OWNERS[param] = caller
 
 
-def give_back(params: Iterable[Tensor], caller: str = "") -> None:
+def release(params: Iterable[Tensor], caller: str = "") -> None:
     """Note that the hooks of parameters are gone, or that only those of another caller are left."""
     for param in params:
-        _TAKEN.pop(param, None)
+        _OWNERS.pop(param, None)
         if caller:
-            _TAKEN[param] = caller
+            _OWNERS[param] = caller
 
 
 def named_leaves(caller: str, given: Any) -> Iterator[tuple[str, Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from halfstep_torch.distributed.norms import clip, norms_of_shards
 from halfstep_torch.distributed.shards import is_sharded
 from halfstep_torch.gradients.after_backward import refuse_scaler, watch_clipping
-from halfstep_torch.gradients.hooks import give_back, owner_of, take
+from halfstep_torch.gradients.hooks import claim, owner_of, release
 from halfstep_torch.leaves import check_grad
 from halfstep_torch.numbers.hyperparameters import bound
 from halfstep_torch.optimizer import Optimizer, check_optimizer
@@ -88,7 +88,7 @@ class GradientRelease:
         self._steps = [_StepAlone(optimizer, entry, max_norm) for entry in optimizer._named()]
         # A sum is there before it is stepped: hooks run in the order in which they were put on.
         self._sums = [step.param for step in self._steps if owner_of(step.param) == _SUMS]
-        take(_FUNCTION, ((step.name, step.param) for step in self._steps), over=_SUMS)
+        claim(_FUNCTION, ((step.name, step.param) for step in self._steps), over=_SUMS)
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(_refuse_scaler),
             optimizer.register_step_post_hook(self._end_backward),
@@ -118,8 +118,8 @@ class GradientRelease:
         """Take the hooks away: gradients stay until `zero_grad`, and `optimizer.step()` steps."""
         for handle in self._handles:
             handle.remove()
-        give_back(step.param for step in self._steps)
-        give_back(self._sums, _SUMS)
+        release(step.param for step in self._steps)
+        release(self._sums, _SUMS)
         self._handles.clear()
         self._sums.clear()
         self._steps.clear()

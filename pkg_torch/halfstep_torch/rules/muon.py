@@ -114,7 +114,7 @@ def scale_by_muon(
             mean square, one float32 an output, and gives the matrix its norm back (contract A22); None: not.
         beta2: decay rate of that average.
         ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32
-            (dist 0.046 on digits) than momentum in 16 bits (0.014).
+            (distance 0.046 on digits) than momentum in 16 bits (0.014).
         mu_rounding: as in `scale_by_adam`; "auto" is nearest, unless that freezes.
         seed: of the random words.
 

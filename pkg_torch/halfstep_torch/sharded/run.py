@@ -55,8 +55,8 @@ def _step_arrays(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leavin
             apart[place] = u
         else:
             leaving[place] = step_array(batch, k, place, u)
-    by_update = batch.plan.padded_stages[k].by_update
-    others = yield from (_step_whole if by_update else _step_by_norms)(batch, k, apart)
+    needs_update_alone = batch.plan.padded_stages[k].needs_update_alone
+    others = yield from (_step_whole if needs_update_alone else _step_by_norms)(batch, k, apart)
     return {**leaving, **others}
 
 

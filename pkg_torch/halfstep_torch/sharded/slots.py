@@ -140,7 +140,9 @@ def is_gathered(plan: Plan, param: Tensor) -> bool:
     """Whether a step needs all of a sharded parameter in every process."""
     if not is_sharded(param) or all(window.is_full for window in windows_of_all(param)):
         return False
-    if not all(stage.by_update or rule.by_norms for stage in plan.stages for rule in stage.rules):
+    if not all(
+        stage.needs_update_alone or rule.needs_norms_alone for stage in plan.stages for rule in stage.rules
+    ):
         return True
     if any(array_placements(spec, param) is None for spec in plan.arrays.values()):
         return _cut_layout(plan, param) is None

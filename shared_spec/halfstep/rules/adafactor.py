@@ -151,7 +151,7 @@ class ClipByBlockRms(Rule):
     """
 
     scope = "parameter"
-    by_update = True
+    needs = "update"
 
     threshold: Any = number(check=check_threshold)
 

@@ -57,8 +57,8 @@ class AdamWInCodes(Rule):
         """Refuse other roundings of weights: errors of nearest are no noise, and feedback is not enough."""
         if self.param_rounding in ("nearest", "nearest_unchecked", "auto"):
             raise ValueError(
-                f"{self.name}: param_rounding={self.param_rounding!r} loses small updates (dist on digits "
-                '0.24, where stochastic rounding has 0.055). Use "stochastic".'
+                f"{self.name}: param_rounding={self.param_rounding!r} loses small updates (distance 0.24 "
+                'on digits, where stochastic rounding has 0.055). Use "stochastic".'
             )
 
     def numbers(self, h, t, op):

@@ -92,7 +92,7 @@ class Orthogonalize(OfMatrices):
     """
 
     name = "scale_by_muon"
-    by_update = True
+    needs = "update"
 
     ns_coeffs: tuple = NS_COEFFS
     ns_steps: int = 5
@@ -304,7 +304,7 @@ def check_factor(caller: str, ns_coeffs: Any, ns_steps: Any, eps: Any, ns_dtype:
     if ns_dtype not in NS_DTYPES:
         raise ValueError(
             f'{caller}: ns_dtype={ns_dtype!r} is no dtype of the factor. Use "float32"; or "bfloat16", which '
-            "costs more than storing the momentum in 16 bits (dist 0.046 on digits)."
+            "costs more than storing the momentum in 16 bits (distance 0.046 on digits)."
         )
     if scale not in SCALES:
         raise ValueError(

@@ -24,7 +24,7 @@ class TrustRatio(Rule):
     """Base of both ratios: n has `trust_coefficient`, `eps` and the bounds; `exact` adds integers."""
 
     scope = "parameter"
-    by_norms = True
+    needs = "norms"
     reads_params = "the link compares the norms of params and updates"
     exact = False
 

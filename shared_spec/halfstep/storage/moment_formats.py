@@ -125,14 +125,14 @@ def _check_amplified(caller: str, argument: str, fmt: Format) -> None:
     if fmt.packed:
         raise ValueError(
             f"{caller}: {argument}={fmt.dtype} has 4 bits. The factor of a matrix magnifies errors of "
-            "storing up to 485 times, and the run ends far from float32's (dist 1.07 on digits). "
+            "storing up to 485 times, and the run ends far from float32's (distance 1.07 on digits). "
             'Use scaled("int8", 32, scale="fine").'
         )
     is_fine = fmt.family == "fine" and isinstance(fmt.block_size, int) and fmt.block_size <= 64
     if fmt.codes.half_gap > 2.0**-8 and not is_fine:
         warnings.warn(
             f"{caller}: {argument}={fmt.text} is too coarse for the factor of a matrix, which magnifies "
-            "errors of storing 485 times: on digits such a run ends further from float32 (dist 0.55 to 0.68) "
+            "errors of storing 485 times: on digits such a run ends further from float32 (0.55 to 0.68) "
             'than another order of the batches (0.27). Use scaled("float16", 128), or of 8 bits '
             'scaled("int8", 32, scale="fine") (0.39).',
             stacklevel=3,
