@@ -135,6 +135,20 @@ def test_the_pages_give_one_figure_for_each_recipe():
         assert (float(size), distance) == (float(said[name][2]), said[name][3])
 
 
+def test_both_pages_give_the_measured_distance_of_fed_back_weights():
+    rows = record("fed_back-cpu", "digits", FED_BACK)
+    (row,) = (
+        row
+        for row in rows
+        if (row["rule"], row["rate"], row["recipe"], row["storage"])
+        == ("adamw", "1e-3", "default", "feedback")
+    )
+    assert f'`param_storage="feedback"` | {row["bytes"]:.0f} | {row["dist"]:.3f} |' in (
+        (ROOT / "README.md").read_text()
+    )
+    assert f"ends at {row['dist']:.3f}" in (ROOT / "docs" / "recipes.md").read_text()
+
+
 def test_memory_of_a_large_model_is_the_counted_bytes_of_each_recipe():
     said = recipe_rows("docs/recipes.md")
     due = {name: round(8 * float(said[name][2])) for name in ("sixteen_bit", "one_pass", "four_bit")}
