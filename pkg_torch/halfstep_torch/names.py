@@ -96,13 +96,14 @@ def with_names_found(caller: str, params: Any) -> Any:
     bare = [x for group in groups for x in group.get("params") or ()]
     named = any("param_names" in group for group in groups) or not all(isinstance(x, Tensor) for x in bare)
     if not named and (names := names_of(caller, bare)) is not None:
+        in_order = iter(names)
         for group in groups:
-            group["params"] = [(names[param], param) for param in group["params"]]
+            group["params"] = [(next(in_order), param) for param in group["params"]]
     return groups if in_groups else groups[0]["params"]
 
 
-def names_of(caller: str, params: list[Tensor]) -> dict[Tensor, str] | None:
-    """Return the names of parameters, of which the caller was given none, or None.
+def names_of(caller: str, params: list[Tensor]) -> list[str] | None:
+    """Return the name of each parameter, of which the caller was given none, or None.
 
     Raises:
         ValueError: as `with_names_found`.
@@ -114,8 +115,8 @@ def names_of(caller: str, params: list[Tensor]) -> dict[Tensor, str] | None:
     return _of_owners(caller, params)
 
 
-def _registered(caller: str, params: list[Tensor]) -> dict[Tensor, str] | None:
-    """Return the names of parameters in the registered models; None if all of them are in none."""
+def _registered(caller: str, params: list[Tensor]) -> list[str] | None:
+    """Return the name of each parameter in the registered models; None if all of them are in none."""
     found = _look_up(_TABLES, params)
     if not all(found):  # the model may have other parameters by now
         _TABLES.update({model: _table(model, prefix) for model, prefix in list(_REGISTERED.items())})
@@ -134,11 +135,11 @@ def _registered(caller: str, params: list[Tensor]) -> dict[Tensor, str] | None:
                 f"{caller}: a parameter of shape {tuple(param.shape)} is in no model of register_names, and "
                 f"{known!r} is. Register its model too, or pass pairs (name, parameter)."
             )
-    return {param: owned[0][1] for param, owned in zip(params, found, strict=True)} if any(found) else None
+    return [owned[0][1] for owned in found] if any(found) else None
 
 
-def _of_owners(caller: str, params: list[Tensor]) -> dict[Tensor, str] | None:
-    """Return the names of parameters in the outermost modules that own them, where each has one."""
+def _of_owners(caller: str, params: list[Tensor]) -> list[str] | None:
+    """Return the name of each parameter in the outermost module that owns it, where all have one."""
     found = _look_up(_FOUND, params)
     if not all(found):
         _FOUND.clear()
@@ -153,7 +154,7 @@ def _of_owners(caller: str, params: list[Tensor]) -> dict[Tensor, str] | None:
         return None
     owners = sorted({type(owner).__name__ for owner in {owner for owned in found for owner, _ in owned}})
     _LOG.info("%s: the parameters have the names of %s, which owns them.", caller, " and ".join(owners))
-    return {param: owned[0][1] for param, owned in zip(params, found, strict=True)}
+    return [owned[0][1] for owned in found]
 
 
 def _look_up(tables: Mapping[torch.nn.Module, _Table], params: list[Tensor]) -> _Owned:
@@ -208,23 +209,19 @@ def _roots(params: list[Tensor]) -> list[torch.nn.Module]:
     A parameter knows no module, so all objects are searched. Compiled graphs, which are modules too, count
     only where nothing else does.
     """
-    wanted, owners = set(map(id, params)), []
-    parents: dict[int, list[torch.nn.Module]] = {}
-    for module in _modules():
-        fields = vars(module)
-        if (own := fields.get("_parameters")) and not wanted.isdisjoint(map(id, own.values())):
-            owners.append(module)
-        if children := fields.get("_modules"):
-            for child in children.values():
-                parents.setdefault(id(child), []).append(module)
-    seen: dict[int, torch.nn.Module] = {}
-    while owners:
-        module = owners.pop()
-        if id(module) not in seen:
-            seen[id(module)] = module
-            owners += parents.get(id(module), ())
-    roots = [module for key, module in seen.items() if key not in parents]
+    modules, inner, wanted = _modules(), set[int](), set(map(id, params))
+    for module in modules:
+        if children := vars(module).get("_modules"):
+            inner.update(map(id, children.values()))
+    outermost = [module for module in modules if id(module) not in inner]
+    roots = [module for module in outermost if _owns(module, wanted)]
     return [root for root in roots if not isinstance(root, torch.fx.GraphModule)] or roots
+
+
+def _owns(root: torch.nn.Module, wanted: set[int]) -> bool:
+    """Tell whether a module, or one in it, has a parameter of such an id."""
+    own = (vars(module).get("_parameters") for module in root.modules())
+    return any(not wanted.isdisjoint(map(id, params.values())) for params in own if params)
 
 
 def _modules() -> list[torch.nn.Module]:

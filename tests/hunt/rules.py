@@ -56,7 +56,7 @@ def links(package: ModuleType, rule: str, decay: str, arguments: dict[str, Any])
 
 
 def _rule(package: ModuleType, rule: str, own: dict[str, Any]) -> Any:
-    if rule == "muon":
+    if rule in ("muon", "normuon"):
         return given_factor(own, package)
     name = {"trace": "trace", "adafactor": "scale_by_factored_rms"}.get(rule, f"scale_by_{rule}")
     return getattr(package, name)(**own)

@@ -28,6 +28,7 @@ MATRICES = ((1, 1), (2, 3), (31, 2), (5, 7), (1, 129), (16, 17))
 """Two axes and some elements, as Muon asks for."""
 PATHS = (("w",), ("b", "w"), ("blocks/0/w", "blocks/1/w"), ("a/kernel", "a/bias", "head/kernel"))
 """Names of the arrays of a tree; a number is a place in a list."""
+_MUONS = ("muon", "normuon")
 _BLOCKS = (2, 4, 16, 128, "row", None)
 _ODD_BLOCKS = (*_BLOCKS, 1, 7, 13)
 
@@ -37,7 +38,7 @@ class Setting:
     """All that a step is compiled for.
 
     Attributes:
-        rule: a key of `halfstep_spec.RULES`, or "lamb"; "muon" has the factor given (A14), and
+        rule: a key of `halfstep_spec.RULES`, or "lamb"; "muon" and "normuon" have the factor given (A14), and
             "adamw_in_codes" float32 weights, which it stores itself; those fed back round their own.
         dtype: of the weights.
         storage: of the weights.
@@ -129,7 +130,7 @@ _ROUNDINGS = ("stochastic", "nearest", "auto")
 _KINDS_OF = {
     "trace": {"accumulator_dtype": SIGNED},
     "lion": {"mu_dtype": SIGNED},
-    "muon": {"mu_dtype": formats(lambda codes: codes.signed and not codes.packed)},
+    **{name: {"mu_dtype": formats(lambda codes: codes.signed and not codes.packed)} for name in _MUONS},
     "adan": {"mu_dtype": SIGNED, "diff_dtype": SIGNED, "nu_dtype": SECOND, "grad_dtype": SIGNED},
     "ademamix": {"mu_dtype": SIGNED, "slow_dtype": SIGNED, "nu_dtype": SECOND},
     "rms": {"nu_dtype": SECOND},
@@ -145,17 +146,18 @@ _KINDS_OF = {
 }
 """Of rules whose formats do not depend on each other; Adam's do, and LAMB's."""
 _BOTH, _SECOND_ROUNDINGS = (True, False), ("stochastic", "nearest")
+_OF_MUON = {
+    "mu_rounding": _ROUNDINGS,
+    "nesterov": _BOTH,
+    "bias_correction": _BOTH,
+    "output_axis": (0, 1),
+    "scale": ("original", "consistent_rms", None),
+    "given": (True,),
+}
 _OPTIONS_OF = {
     "trace": {"rounding": (*_ROUNDINGS, "feedback"), "nesterov": _BOTH},
     "lion": {"mu_rounding": _ROUNDINGS},
-    "muon": {
-        "mu_rounding": _ROUNDINGS,
-        "nesterov": _BOTH,
-        "bias_correction": _BOTH,
-        "output_axis": (0, 1),
-        "scale": ("original", "consistent_rms", None),
-        "given": (True,),
-    },
+    **dict.fromkeys(_MUONS, _OF_MUON),
     "adan": {"mu_rounding": _ROUNDINGS, "nu_rounding": _SECOND_ROUNDINGS},
     "ademamix": {
         "mu_rounding": _ROUNDINGS,
@@ -184,7 +186,7 @@ _OPTIONS_OF = {
     "adamw_in_codes": {"mu_rounding": _ROUNDINGS, "nu_rounding": _SECOND_ROUNDINGS},
 }
 RULES = (
-    *("trace", "lion", "adam", "adan", "ademamix", "rms", "adafactor", "muon", "schedule_free", "lamb"),
+    *("trace", "lion", "adam", "adan", "ademamix", "rms", "adafactor", *_MUONS, "schedule_free", "lamb"),
     "adamw_in_codes",
     "adamw_fed_back",
     "sgd_fed_back",
@@ -227,7 +229,7 @@ def settings_of_steps(draw) -> Setting:
     rule = draw(st.sampled_from((*RULES, "adam", "adam")))
     kinds, options = draw(_moments(rule))
     names = draw(st.sampled_from(PATHS))
-    shapes = MATRICES if rule == "muon" else SHAPES
+    shapes = MATRICES if rule in _MUONS else SHAPES
     dtypes, storages = ("float32", "bfloat16", "bfloat16", "float16"), tuple(PARAM_STORAGES)
     if rule == "adamw_in_codes":
         dtypes, storages = ("float32",), ("nearest",)
@@ -253,6 +255,7 @@ _NUMBERS_OF = {
     "sgd_fed_back": {"decay": _RATES, "peak_lr": (0.0, 0.1)},
     "lion": {"b1": _RATES, "b2": _RATES},
     "muon": {"beta": _RATES},
+    "normuon": {"beta": _RATES, "beta2": _RATES},
     "adan": {"b1": _RATES, "b2": _RATES, "b3": _RATES, "eps": _TINY},
     "ademamix": {
         **{name: _RATES for name in ("b1", "b2", "b3")},
@@ -300,7 +303,7 @@ _FINITE = st.sampled_from(("near 1", "tiny", "zero", "rows"))
 
 def kinds_for(setting: Setting) -> st.SearchStrategy[str]:
     """Return the kinds of numbers that a setting takes: Muon refuses infinities, also those of a format."""
-    return _FINITE if setting.rule == "muon" else kinds_of_numbers
+    return _FINITE if setting.rule in _MUONS else kinds_of_numbers
 
 
 def patterns(seed: int, kind: str, shape: tuple[int, ...], dtype: str, least: float = 0.0) -> np.ndarray:

@@ -124,6 +124,19 @@ def test_hooks_keep_no_model_in_memory():
     assert other_weight() is None
 
 
+def test_an_optimizer_that_nobody_keeps_is_told_of(caplog):
+    model, x = model_of(), torch.ones(1, 8, dtype=torch.bfloat16)
+    handle = hs.release_gradients(hs.AdamW(model.named_parameters(), compile=False))
+    model(x).sum().backward()  # the handle keeps it
+    assert model[0].weight.grad is None
+    del handle
+    gc.collect()
+    assert caplog.messages == []
+    for _ in range(2):
+        model(x).sum().backward()
+    assert ["nothing holds its optimizer any more" in text for text in caplog.messages] == [True]
+
+
 def test_what_needs_all_gradients_is_refused():
     model = model_of()
     clipping = hs.chain(hs.clip_by_global_norm(1.0), hs.scale_by_adam(), hs.scale_by_learning_rate(1e-3))

@@ -16,6 +16,7 @@ from halfstep_torch.gradients.hooks import claim, owner_of, release
 from halfstep_torch.leaves import check_grad
 from halfstep_torch.numbers.hyperparameters import bound
 from halfstep_torch.optimizer import Optimizer, check_optimizer
+from halfstep_torch.say_once import say_once
 from halfstep_torch.sharded.slots import exchanges
 
 _FUNCTION, _SUMS = "release_gradients", "accumulate_gradients"
@@ -34,6 +35,7 @@ def release_gradients(optimizer: Optimizer, max_norm: float | None = None) -> "G
     last backward frees one after the other. `accumulate_gradients`, called before, adds them without a loss.
     Some methods need all gradients before a step, and cannot be combined with it: clipping by the norm of
     all, `GradScaler`, and averages over processes.
+    Keep the optimizer or the handle: once both are gone, backward steps nothing, and the log says so.
     Parameters are stepped one by one, at a cost of about a millisecond each on the host. After an error in
     the middle of backward, the parameters before it have taken their step.
 
@@ -150,9 +152,15 @@ class _StepAlone:
 
 
 def _step(release: weakref.ref, reference: weakref.ref, param: Tensor) -> None:
-    """Step a parameter, if there still is an optimizer, and this is not a micro-batch before the last."""
+    """Step a parameter, unless this is a micro-batch before the last; say it if there is no optimizer now."""
     handle, step = release(), reference()
-    if step is None or (handle is not None and handle._accumulates):
+    if step is None:
+        say_once(
+            f"{_FUNCTION}: nothing holds its optimizer any more, and backward steps nothing. Keep the "
+            "optimizer or the handle; to train on without it, call handle.remove() before both are dropped."
+        )
+        return
+    if handle is not None and handle._accumulates:
         return
     if handle is not None and not handle._began:
         try:
