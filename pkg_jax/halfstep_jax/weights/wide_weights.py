@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from halfstep.weights.split_weights import SplitWeight
+from halfstep_jax.numbers.arrays import JaxArrays, as_int32
 from halfstep_jax.numbers.rounding import round_and_cast
-from halfstep_jax.weights.split_weights import holds_float32, join, split
 from halfstep_jax.weights.weight_rule import WeightRule, weight_transform
 from halfstep_jax.xla.kept_on_cpu import keep_for_kernels
 
@@ -146,15 +147,20 @@ class SplitParams(WeightRule):
 
     def rounds(self, dtype) -> bool:
         """Whether the wider format is not float32 itself."""
-        return not holds_float32(dtype, self.extra_bits)
+        return self._split(dtype).rounds
 
     def join(self, p, extra):
         """Return the weight of both parts."""
-        return join(p, extra)
+        bits = as_int32(lax.bitcast_convert_type(p, jnp.uint16))
+        return self._split(p.dtype).join(JaxArrays(), bits, as_int32(extra))
 
     def store(self, w, dtype, words):
         """Return both parts of w, rounded to the wider format where they cannot hold it (contract P5)."""
-        return split(w, dtype, self.extra_bits, words)
+        bits, low = self._split(dtype).split(JaxArrays(), w, as_int32(words))
+        return lax.bitcast_convert_type(bits.astype(jnp.uint16), dtype), low
+
+    def _split(self, dtype) -> SplitWeight:
+        return SplitWeight(jnp.dtype(dtype).name, self.extra_bits)
 
     def land(self, u, p, extra, words, zero):
         """Return both parts of the weight and the update."""

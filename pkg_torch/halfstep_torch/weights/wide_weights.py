@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from halfstep.rule import Rule
+from halfstep.weights.split_weights import SplitWeight
 from halfstep_torch.chain import Chain, chain
 from halfstep_torch.link import checked_rule
+from halfstep_torch.numbers.arrays import XP
+from halfstep_torch.numbers.rounding import round_number
 from halfstep_torch.storage.state_array import StateArray
 from halfstep_torch.storage.stored_moment import Arrays
-from halfstep_torch.weights.split_weights import SplitWeight, nearest_away
 from halfstep_torch.weights.weight_rule import WeightRule
 
 
@@ -27,8 +29,8 @@ class SplitParams(WeightRule):
     seed: Any = 0
 
     def extra(self, dtype: str) -> Mapping[str, StateArray]:
-        """The low bits."""
-        return {"extra_bits": StateArray(self._split(dtype).extra_dtype)}
+        """The low bits; int16 where uint16 is meant, of which torch knows little."""
+        return {"extra_bits": StateArray(torch.uint8 if self.extra_bits == 8 else torch.int16)}
 
     def rounds(self, dtype: str) -> bool:
         """Whether there is something that the two parts cannot hold."""
@@ -36,12 +38,18 @@ class SplitParams(WeightRule):
 
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
         """Return the weight of both parts."""
-        return self._split(dtype).join(p, extra["extra_bits"])
+        bits = p.view(torch.int32) >> 16 if dtype == "bfloat16" else p.half().view(torch.int16).int()
+        low = extra["extra_bits"].to(torch.int32) & ((1 << self.extra_bits) - 1)
+        return self._split(dtype).join(XP, bits, low)
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
         """Return both parts of w, rounded to the wider format where they cannot hold it (contract P5)."""
-        shown, extra = self._split(dtype).split(w, words)
-        return shown, {"extra_bits": extra}
+        bits, low = self._split(dtype).split(XP, w, words)
+        bits = bits << 16
+        # What a cast makes of numbers out of range is the machine's own business: a sign is drawn down.
+        half = None if dtype == "bfloat16" else (bits >> 16).to(torch.int16).view(torch.float16)
+        shown = bits.view(torch.float32) if half is None else half.to(torch.float32)
+        return shown, {"extra_bits": low if self.extra_bits == 8 else (low << 16) >> 16}
 
     def _split(self, dtype: str) -> SplitWeight:
         return SplitWeight(dtype, self.extra_bits)
@@ -59,11 +67,17 @@ class KeepMasterParams(WeightRule):
     def join(self, p: Tensor, extra: Arrays, dtype: str) -> Tensor:
         """Return the copy, or p where the copy does not show p: somebody has changed the weight since."""
         master = extra["master"]
-        return torch.where(nearest_away(master, dtype) == p, master, p)
+        return torch.where(_nearest_away(master, dtype) == p, master, p)
 
     def store(self, w: Tensor, dtype: str, words: Tensor | None) -> tuple[Tensor, Arrays]:
         """Return w to nearest, ties away from zero, and w (contract P5)."""
-        return nearest_away(w, dtype), {"master": w}
+        return _nearest_away(w, dtype), {"master": w}
+
+
+def _nearest_away(w: Tensor, dtype: str) -> Tensor:
+    # A word of one half carries exactly where half or more is discarded: ties go away from zero.
+    half = torch.full((), -(1 << 31), dtype=torch.int32, device=w.device)
+    return round_number(w, dtype, half, saturate=False)
 
 
 def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Sequence[int] = 0) -> Chain:
