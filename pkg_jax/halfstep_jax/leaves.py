@@ -181,6 +181,18 @@ def check_state(caller: str, state, kind: type) -> None:
         )
 
 
+def check_states(caller: str, state, count: int) -> None:
+    """Refuse what is not the state of a chain of so many links; 0 if it is no chain."""
+    if count and not (isinstance(state, (tuple, list)) and len(state) == count):
+        given = (
+            f"has {len(state)} parts" if isinstance(state, (tuple, list)) else f"is {type(state).__name__}"
+        )
+        raise ValueError(
+            f"{caller}: the state {given}, due are {count}: it is of another transform. Pass the state that "
+            "init made; from_optax(state, tx, params) makes one of the state of an Optax optimizer."
+        )
+
+
 def _way_out(p) -> str:
     if hasattr(p, "dtype"):
         return "Cast it, or mask the leaf out."

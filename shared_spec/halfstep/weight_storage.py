@@ -2,6 +2,8 @@
 
 from typing import Any, Literal, get_args
 
+from halfstep.did_you_mean import did_you_mean
+
 ParamStorage = Literal["stochastic", "nearest", "compensated", "split8", "split16", "master"]
 PARAM_STORAGES: tuple[str, ...] = get_args(ParamStorage)
 IN_CODES = "int8"
@@ -42,5 +44,5 @@ def check_param_storage(caller: str, param_storage: Any) -> None:
         names = [f'"{name}"' for name in PARAM_STORAGES]
         raise ValueError(
             f"{caller}: param_storage={param_storage!r} is not a weight storage. "
-            f"Use {', '.join(names[:-1])} or {names[-1]}."
+            f"{did_you_mean(param_storage, PARAM_STORAGES)}Use {', '.join(names[:-1])} or {names[-1]}."
         )

@@ -71,7 +71,8 @@ _BLOCK = 'Use a positive integer, "row" or None.'
         (
             lambda: hs.scale_by_adam(nu_dtype="complex64"),
             ValueError,
-            'scale_by_adam: nu_dtype=complex64 is not a state dtype. Use "bfloat16" or "float32"; of 8 bits '
+            "scale_by_adam: nu_dtype='complex64' is not a state dtype. "
+            'Use "bfloat16" or "float32"; of 8 bits '
             'scaled("ufloat8_e5m3"), or a recipe.',
         ),
         (

@@ -23,6 +23,11 @@ def injected(**options):
     return optax.inject_hyperparams(hs.adamw)(1e-3, **options).init(W)
 
 
+def update_if_finite(tx):
+    tx = optax.apply_if_finite(tx, max_consecutive_errors=3)
+    return tx.update(W, tx.init(W), W)
+
+
 _DTYPES = 'Use "bfloat16", "float16" or "float32"; of 8 bits scaled("float8_e4m3fn"), or a recipe.'
 _NU_DTYPES = 'Use "bfloat16" or "float32"; of 8 bits scaled("ufloat8_e5m3"), or a recipe.'
 _ROUNDINGS = 'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".'
@@ -131,10 +136,39 @@ ROWS = [
         'scale_by_adam: mu_dtype=float8_e5m2 cannot hold a moment without a block scale. Use scaled("float8_e5m2").',
     ),
     (lambda: hs.adamw(1e-3, nu_dtype=jnp.int32), ValueError, f"scale_by_adam: nu_dtype=int32 is not a state dtype. {_NU_DTYPES}"),
-    (lambda: hs.adam(1e-3, mu_dtype="float64"), ValueError, f"scale_by_adam: mu_dtype=float64 is not a state dtype. {_DTYPES}"),
-    (lambda: hs.adam(1e-3, mu_dtype="bf16"), ValueError, f"scale_by_adam: mu_dtype=bf16 is not a state dtype. Did you mean \"bfloat16\"? {_DTYPES}"),
+    (lambda: hs.adam(1e-3, mu_dtype="float64"), ValueError, f"scale_by_adam: mu_dtype='float64' is not a state dtype. {_DTYPES}"),
+    (lambda: hs.adam(1e-3, mu_dtype="bf16"), ValueError, f"scale_by_adam: mu_dtype='bf16' is not a state dtype. Did you mean \"bfloat16\"? {_DTYPES}"),
     (lambda: hs.adam(1e-3, mu_dtype=16), TypeError, f"scale_by_adam: mu_dtype=16 is not a state dtype. {_DTYPES}"),
     (lambda: hs.scale_by_adam(nu_rounding="up"), ValueError, f"scale_by_adam: nu_rounding='up' is not a rounding. {_ROUNDINGS}"),
+    (
+        lambda: hs.adamw(1e-3, param_storage="split-8"),
+        ValueError,
+        "adamw: param_storage='split-8' is not a weight storage. Did you mean \"split8\"? "
+        'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
+    ),
+    (
+        lambda: hs.scale_by_adam(mu_rounding="stochastik"),
+        ValueError,
+        f"scale_by_adam: mu_rounding='stochastik' is not a rounding. Did you mean \"stochastic\"? {_ROUNDINGS}",
+    ),
+    (
+        lambda: hs.adamw(1e-3).update(W, optax.adamw(1e-3).init(W), W),
+        ValueError,
+        "adamw: the state has 3 parts, due are 4: it is of another transform. Pass the state that init made; "
+        "from_optax(state, tx, params) makes one of the state of an Optax optimizer.",
+    ),
+    (
+        lambda: hs.adamw(1e-3).update(W, None, W),
+        ValueError,
+        "adamw: the state is NoneType, due are 4: it is of another transform. Pass the state that init made; "
+        "from_optax(state, tx, params) makes one of the state of an Optax optimizer.",
+    ),
+    (
+        lambda: update_if_finite(hs.adamw(1e-3)),
+        TypeError,
+        "round_stochastically: optax.apply_if_finite wants updates in the dtype of the gradients, bfloat16, and "
+        "what lands on 16-bit weights is float32. Wrap by halfstep_jax.skip_nonfinite instead.",
+    ),
     (lambda: hs.scale_by_adam(mu_rounding=None), ValueError, f"scale_by_adam: mu_rounding=None is not a rounding. {_ROUNDINGS}"),
     (
         lambda: hs.adamw(1e-3, param_storage="kahan"),

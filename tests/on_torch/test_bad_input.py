@@ -99,7 +99,7 @@ CALLS = [
     (
         lambda: hs.scale_by_adam(mu_dtype="float64"),
         ValueError,
-        f"scale_by_adam: mu_dtype=float64 is not a state dtype. {DTYPES}",
+        f"scale_by_adam: mu_dtype='float64' is not a state dtype. {DTYPES}",
     ),
     (
         lambda: hs.scale_by_adam(nu_rounding="up"),

@@ -308,7 +308,7 @@ def test_codes_that_need_a_scale_are_refused_without(dtype):
 
 @pytest.mark.parametrize("dtype", ["complex64", "int32", "float64"])
 def test_other_dtypes_are_no_state_dtypes(dtype):
-    with pytest.raises(ValueError, match=f"scale_by_adam: nu_dtype={dtype} is not a state dtype"):
+    with pytest.raises(ValueError, match=f"scale_by_adam: nu_dtype='{dtype}' is not a state dtype"):
         hs.scale_by_adam(nu_dtype=dtype)
 
 

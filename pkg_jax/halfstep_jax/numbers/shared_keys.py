@@ -7,6 +7,7 @@ reads the keys of the first, the word that moments and weight share (contract W6
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import optax
@@ -53,12 +54,18 @@ def _keeping(keys: dict[tuple[int, ...], LeafKeys] | None) -> Iterator[None]:
         _kept.reset(token)
 
 
-def with_shared_keys(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """Return the same transform. Its links have one seed and one count, and so may read each other's keys."""
+def with_shared_keys(
+    tx: optax.GradientTransformationExtraArgs, check_state: Callable[[Any], None]
+) -> optax.GradientTransformationExtraArgs:
+    """Return the same transform. Its links have one seed and one count, and so may read each other's keys.
+
+    `check_state` raises for the state of another transform.
+    """
     update: Callable = tx.update
 
     # What has no name at module level is pickled with the globals that it reads: no context variable.
     def update_with_shared_keys(updates, state, params=None, **extra_args):
+        check_state(state)
         with _keeping({}):
             return update(updates, state, params, **extra_args)
 

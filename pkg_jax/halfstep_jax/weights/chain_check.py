@@ -187,7 +187,7 @@ def _lands(tx: optax.GradientTransformation, params, extra_args: dict[str, Any])
     try:
         jax.eval_shape(step, _gradient(params), params)
     except TypeError as error:
-        if "cond branches" in str(error):
+        if "cond branches" in str(error) or "optax.apply_if_finite" in str(error):
             raise _StepsLeftOut(_LEFT_OUT) from None
         raise
     return _Landed(landings.by, intact[0])

@@ -1,11 +1,13 @@
 """How weights are stored, by name: the argument `param_storage` of the aliases, for a chain of any links."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
 import optax
 
 from halfstep.weight_storage import ParamStorage, check_param_storage
+from halfstep_jax.leaves import check_states
 from halfstep_jax.numbers.shared_keys import with_shared_keys
 from halfstep_jax.weights.narrow_weights import compensate, round_stochastically
 from halfstep_jax.weights.wide_weights import keep_master_params, split_params
@@ -70,5 +72,8 @@ def with_param_storage(
         "master": lambda: keep_master_params(optax.chain(*links)),
     }
     tx = storages[param_storage]()
-    # Links that a client gives may have other seeds.
-    return tx if caller == "store_params" else with_shared_keys(tx)
+    if caller == "store_params":  # links that a client gives may have other seeds
+        return tx
+    parts = {"nearest": 0, "stochastic": 1, "compensated": 1}
+    count = len(links) + parts[param_storage] if param_storage in parts else 0
+    return with_shared_keys(tx, functools.partial(check_states, caller, count=count))

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
+from halfstep.did_you_mean import did_you_mean
 from halfstep.rule import Moment
 from halfstep.storage.formats import Format
 from halfstep.storage.relative import LARGEST_BOUND, bound
@@ -37,7 +38,8 @@ def check_rounding(caller: str, moment: Moment, rounding: Any) -> None:
     if rounding not in ROUNDINGS:
         raise ValueError(
             f"{caller}: {rounding_argument(moment)}={rounding!r} is not a rounding. "
-            'Use "stochastic", "feedback", "nearest", "auto" or "nearest_unchecked".'
+            f'{did_you_mean(rounding, ROUNDINGS)}Use "stochastic", "feedback", "nearest", "auto" or '
+            '"nearest_unchecked".'
         )
     if rounding == "feedback" and moment.errors != "linear":
         raise ValueError(

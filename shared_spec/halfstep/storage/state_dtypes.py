@@ -150,7 +150,8 @@ def as_format(caller: str, argument: str, dtype: Any) -> Format:
         )
     known = () if hasattr(np, name) else (*PLAIN_CODES, *SCALED_CODES, *CODEBOOK_CODES)
     meant = did_you_mean(name, known)
-    raise ValueError(f"{caller}: {argument}={name} is not a state dtype. {meant}{hint}")
+    given = repr(dtype) if isinstance(dtype, str) else name
+    raise ValueError(f"{caller}: {argument}={given} is not a state dtype. {meant}{hint}")
 
 
 def default_format(dtype: str) -> Format:
