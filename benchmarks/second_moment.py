@@ -77,9 +77,7 @@ def averages(sigma: jax.Array) -> dict[str, jax.Array]:
         new = {"float32": B2 * kept["float32"] + (np.float32(1) - B2) * (g * g)}
         for i, (name, (fmt, stochastic)) in enumerate(FORMATS.items()):
             words = hs.random_words(i, t + 1, name, hs.Role.NU, SHAPE) if stochastic else None
-            # As the step with inverse roots has it (contract A12).
-            share = np.float32(1.005 if fmt.has_inverse_root else 1)
-            average = B2 * fmt.decode(kept[name]) + share * (np.float32(1) - B2) * (g * g)
+            average = B2 * fmt.decode(kept[name]) + (np.float32(1) - B2) * (g * g)
             new[name] = fmt.encode(average, words, keep_nonzero="always")
         return new, None
 

@@ -18,7 +18,7 @@ LINK = {
 }
 HEADER = {
     "writer": "halfstep 0.1.0",
-    "spec_version": 2,
+    "spec_version": 3,
     "layout_version": 1,
     "leaves": {"a": 0, "b": 1},
     "recipes": [[LINK], [{**LINK, "count": None, "seed": None}]],

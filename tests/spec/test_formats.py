@@ -159,8 +159,10 @@ def test_what_unsigned_floats_hold_never_moves(dtype):
 def test_the_eighth_root_is_the_root_to_two_units_of_2_24_and_on_average():
     rng = np.random.Generator(np.random.PCG64(3))
     y = (2.0 ** rng.uniform(-46, 2, 200_000)).astype(np.float32)
-    error = eighth_root(y).astype(np.float64) / y.astype(np.float64) ** 0.125 - 1
+    root, inverse = eighth_root(y)
+    error = root.astype(np.float64) / y.astype(np.float64) ** 0.125 - 1
     assert np.abs(error).max() <= 2.1 * 2.0**-24
+    assert np.abs(inverse * y.astype(np.float64) ** 0.125 - 1).max() <= 2.0**-10
     # An average takes a thousand such roundings: a bias of all would show, which an error of each does not.
     assert abs(error.mean()) <= 2.0**-26
 
@@ -179,15 +181,19 @@ def test_what_uroot8_holds_never_moves():
         np.testing.assert_array_equal(fmt.encode(x, words).codes, codes)
 
 
-def test_the_mean_of_the_eighth_root_over_all_words_is_the_root():
+def test_the_mean_of_the_square_of_the_eighth_root_over_all_words_is_that_of_the_root():
+    """So steps, which are nu^(-1/2), keep their length: the mean of the root would make them shorter."""
     words = (np.arange(65536, dtype=np.uint32) << np.uint32(16)) + np.uint32(0x8000)
-    for value in (0.7, 0.31, 1e-4, 1e-9):
+    for value in (0.7, 0.31, 1e-4, 1e-9, 1e-11):
         x = np.full(65536, value, np.float32)
         x[0] = 1.0  # the block's maximum
-        codes = whole("uroot8").encode(x, words).codes[1:].astype(np.float64)
-        # As for floats, two fields that count as their neighbours, and by how much the root may be off.
-        bound = 2.0**-17 + 2.0**-16 + 2.0**-16 + 261 * 2.1 * 2.0**-24
-        assert abs(codes.mean() + 6 - 261 * float(x[1]) ** 0.125) <= bound
+        codes = whole("uroot8").encode(x, words).codes[1:].astype(np.float64) + 6
+        # As for floats, two fields that count as their neighbours, and by how much the root may be off; what
+        # is taken off a word is cut, and its 2 R stands for C + (C + 1): a square of 1/(8 C) by that.
+        bound = 2.0**-17 + 2.0**-16 + 2.0**-16 + 261 * 2.1 * 2.0**-24 + 2.0**-17
+        low = codes.min()
+        due = 261.0**2 * float(x[1]) ** 0.25
+        assert abs((codes**2).mean() - due) <= bound * (2 * low + 1) + (1 / (8 * low)) ** 2
 
 
 @pytest.mark.parametrize("dtype", SIGNED)

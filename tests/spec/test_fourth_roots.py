@@ -56,7 +56,7 @@ def test_the_inverse_root_errs_by_less_than_two_millionths():
 @pytest.mark.parametrize("b2", [0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.99999, 0.999999])
 def test_without_gradients_no_code_falls_below_the_smallest(b2):
     n = _adam(b2=b2).numbers(1)
-    v = np.float32(b2) * _NUMBERS + (n.share * np.float32(0) + n.floor)
+    v = np.float32(b2) * _NUMBERS + (n.rest * np.float32(0) + n.floor)
     # What an encoder that raises nothing would make of it: its codes are the same.
     assert (v > FLOOR).all()
     y = np.sqrt(inverse_root(v).astype(np.float64))

@@ -14,7 +14,7 @@ import numpy as np
 from halfstep.checkpoint.state_file import LAYOUT_VERSION
 from halfstep.version import __version__
 
-SPEC_VERSION = 2
+SPEC_VERSION = 3
 """Of the contract: it changes whenever a published bit does."""
 
 Recipe = list[dict[str, Any]]

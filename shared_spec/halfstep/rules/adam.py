@@ -12,9 +12,6 @@ from halfstep.rule import Rule, decay_rate, moment, number, option
 from halfstep.storage.fourth_roots import FOURTH_ROOT
 from halfstep.storage.moment_formats import Rounding
 
-# Rounding keeps the mean of nu^(1/4), and steps come out a quarter of a per cent long; a second moment
-# that is half a per cent larger takes that back.
-_SHARE = np.float32(1.005)
 _SMALLEST, _ABOVE = FOURTH_ROOT.smallest, FOURTH_ROOT.smallest * np.float32(2.0**-16)
 
 
@@ -98,7 +95,7 @@ class ScaleByAdam(Rule):
     def numbers(self, h, t, op):
         """Return the inverse bias corrections of this step, and of mu at the next step; and those of A12."""
         rest, smallest = 1 - h.b2, op.maximum(h.eps * h.eps + h.eps_root, _SMALLEST)
-        n = {"share": rest * _SHARE, "floor": rest * smallest + _ABOVE}
+        n = {"rest": rest, "floor": rest * smallest + _ABOVE}
         if not self.bias_correction:
             return {**n, "r1": 1.0, "r2": 1.0, "r1_next": 1.0, "unbias": 1.0}
         r1, r2, r1_next = op.unbias((h.b1, t), (h.b2, t), (h.b1, t + 1))
@@ -117,7 +114,7 @@ class ScaleByAdam(Rule):
 
     def _by_inverse_root(self, g: Number, n: Numbers, m: Moments, op: Op) -> Number:
         """Return (mu s) unbias, s about 1 / sqrt(nu), of the averages before they are stored."""
-        s = m.nu.inverse_root(n.b2 * m.nu.value + (n.share * (g * g) + n.floor))
+        s = m.nu.inverse_root(n.b2 * m.nu.value + (n.rest * (g * g) + n.floor))
         mu = op.ema(m.mu.value, g, n.b1)
         m.mu.round(mu)
         ahead = op.ema(mu * n.r1_next, g * n.r1, n.b1) if self.nesterov else mu

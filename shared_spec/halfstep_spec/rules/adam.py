@@ -49,7 +49,7 @@ class ScaleByAdam(Rule):
             "r1": r1,
             "r2": r2,
             "r1_next": r1_next,
-            "share": o2 * np.float32(1.005),
+            "rest": o2,
             "floor": o2 * smallest + FLOOR * np.float32(2.0**-16),
             "unbias": (one if self.nesterov else r1) / np.sqrt(r2),
         }
@@ -78,14 +78,14 @@ class ScaleByAdam(Rule):
     def _by_inverse_root(self, g: np.ndarray, n: Any, mu: Any, nu: Any) -> np.ndarray:
         """Return the update of moments before they are stored (contract A12).
 
-            v = (b2 nu) + ((share (g g)) + floor),   share = 1.005 (1 - b2)
+            v = (b2 nu) + (((1 - b2) (g g)) + floor)
             m = (b1 mu) + ((1 - b1) g)
             u = (m s) unbias,   s about 1/sqrt(v), unbias = r1 / sqrt(r2)
 
         floor is (1 - b2) (eps^2 + eps_root), or that of the smallest number of the format if this is more,
         and a little: so v is never below that number.
         """
-        v = (n.b2 * nu.value) + ((n.share * (g * g)) + n.floor)
+        v = (n.b2 * nu.value) + ((n.rest * (g * g)) + n.floor)
         s = nu.inverse_root(v)
         m = ema(mu.value, g, n.b1)
         mu.round(m)
