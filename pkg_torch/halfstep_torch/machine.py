@@ -66,6 +66,6 @@ def warm(recipe: Mapping[str, Any]) -> str:
     parameter.grad = torch.zeros_like(parameter)
     optimizer = AdamW([("weight", parameter)], compile=True, **recipe)
     optimizer.step()
-    stored = all(map(is_at_hand, optimizer._last_step.launch.batches))
+    stored = all(map(is_at_hand, optimizer._launches[None].batches))
     where = "stored: steps are compiled from the first one on" if stored else "in torch.compile's cache"
     return f"{torch.get_num_threads()} threads, {where}"

@@ -3,30 +3,19 @@
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from halfstep_torch.distributed.agreement import Attempt
 from halfstep_torch.distributed.replicas import check_replicas
-from halfstep_torch.distributed.shards import check_not_replaced, is_sharded
-from halfstep_torch.engine.batches import (
-    Batch,
-    LastStep,
-    attach_keys,
-    attach_numbers,
-    attach_row_plans,
-    check_finite,
-    make_batches,
-    measure,
-)
-from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
-from halfstep_torch.engine.launch import Launch
+from halfstep_torch.distributed.shards import check_not_replaced
+from halfstep_torch.engine.batches import Batch, check_finite, measure
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.signals import SignalsWait
-from halfstep_torch.engine.slots import count
 from halfstep_torch.engine.step_warnings import (
     warn_at_ends,
     warn_at_first_step,
@@ -34,11 +23,11 @@ from halfstep_torch.engine.step_warnings import (
     warn_of_no_gradient,
     warn_of_range,
 )
-from halfstep_torch.engine.whole_step import WholeStep
+from halfstep_torch.launch import Launch, Named
 from halfstep_torch.leaves import has_memory, parameters_by_leaf
 from halfstep_torch.saved_optimizer import SavedOptimizer
-from halfstep_torch.sharded.step import ShardedStep
-from halfstep_torch.streamed_state import StreamedStep
+from halfstep_torch.sharded.agreement import Agreement
+from halfstep_torch.sharded.exchange import meshes_of
 
 
 def _undisturbed(step: Callable[..., None]) -> Callable[..., None]:
@@ -60,10 +49,6 @@ def _undisturbed(step: Callable[..., None]) -> Callable[..., None]:
                 step(self, *args, **options)
 
     return run
-
-
-Named = Sequence[tuple[int, str, Tensor]]
-_WHOLE = WholeStep()
 
 
 class Optimizer(SavedOptimizer):
@@ -195,7 +180,7 @@ class Optimizer(SavedOptimizer):
             ValueError: if the parameter is not this optimizer's, or a link of the chain needs all gradients.
         """
         if param not in self._alone:
-            self._alone = {member: ((i, name, member), LastStep()) for i, name, member in self._named()}
+            self._alone = {member: (i, name, member) for i, name, member in self._named()}
             if readers := [link.name for links in self.bound_links() for link, _ in links if link.measures]:
                 self._alone = {}
                 raise ValueError(
@@ -207,42 +192,42 @@ class Optimizer(SavedOptimizer):
                 f"{self._name}: step_parameter got a tensor of shape {tuple(param.shape)}, which is none of "
                 "its parameters. Pass one of a param group's params, or use add_param_group first."
             )
-        entry, last = self._alone[param]
-        self.step_alone([entry], last)
+        self.step_alone([self._alone[param]], param)
 
     @functools.cached_property
-    def _alone(self) -> dict[Tensor, tuple[tuple[int, str, Tensor], LastStep]]:
-        """Of each parameter that is stepped alone its place and name, and what its last step has left."""
+    def _alone(self) -> dict[Tensor, tuple[int, str, Tensor]]:
+        """Of each parameter that is stepped alone its place and name."""
         return {}
 
     def _step(self) -> None:
         if not is_skipped(self):
-            self.step_alone(None, self._last_step)
+            self.step_alone()
 
     def _may_make_state(self) -> bool:
         """Whether this may be the step by which torch.distributed.checkpoint makes state.
 
         It is if all gradients are 0, too. Such a step would change no weight; it is none, and is not counted.
         """
+        if self.state:
+            return False
         params = [param for group in self.param_groups for param in group["params"] if param.requires_grad]
         rates = [group.get("lr") for group in self.param_groups]
-        return (
-            not self.state
-            and all(rate is not None and float(rate) == 0 for rate in rates)
-            and all(param.grad is not None for param in params)
-        )
+        at_zero = all(rate is not None and float(rate) == 0 for rate in rates)
+        return at_zero and all(param.grad is not None for param in params)
 
     def check_steps(self) -> None:
         """Raise RuntimeError unless a step can go on from the state that is here."""
         self.check_loaded()
 
     @_undisturbed
-    def step_alone(self, parameters: Named | None, last: LastStep, sizes: RowSizes | None = None) -> None:
+    def step_alone(
+        self, parameters: Named | None = None, at: Any = None, sizes: RowSizes | None = None
+    ) -> None:
         """Step some of the parameters, those with a gradient: by the launch of the last step, if it holds.
 
         Args:
             parameters: the index of their group, leaf name, parameter; None for all.
-            last: what the last step of these parameters has left.
+            at: under which the launch of these parameters is kept.
             sizes: of rows; by default the fastest.
         """
         self.check_steps()
@@ -250,76 +235,49 @@ class Optimizer(SavedOptimizer):
             listed = [param for group in self.param_groups for param in group["params"]]
         else:
             listed = [param for _, _, param in parameters]
-        launch = last.launch
-        if launch is not None and launch.renew(listed, self, scale_of(self)):
-            self._run(_WHOLE, launch.batches, last)
-            return
-        last.launch = None
         may_make_state = parameters is None and self._may_make_state()
-        self._build(list(self._named()) if parameters is None else parameters, last, sizes, may_make_state)
-
-    def _build(self, named: Named, last: LastStep, sizes: RowSizes | None, may_make_state: bool) -> None:
-        """Build the step of parameters, and run it; not if it may make state, and would move nothing."""
-        all_batches: list[Batch] = []
-        params = [param for _, _, param in named]
-        how = self._how(params)
-        with how.agreed_batches(params, all_batches):
-            all_batches += make_batches(named, self._group, self.state, last, how.slots_of)
-            attach_keys(all_batches)
-            if not all_batches and not self.state:
-                check_not_replaced(self._name, {name: p for _, name, p in named}, parameters_by_leaf)
-                self._idle_steps += bool(named)
-                warn_of_no_gradient(self._name, self._idle_steps)
-        if may_make_state and not how.any_of(any(_moves(batch) for batch in all_batches)):
+        before: Any = self._launches.get(at)
+        launch = before if before is not None and before.holds(listed, self) else None
+        agreement = self._agreement
+        agreement.begin(meshes_of(listed) if launch is None else launch.meshes, len(listed) > 1)
+        with Attempt() as attempt:
+            if launch is None or not launch.renew(self, scale_of(self)):
+                named = list(self._named()) if parameters is None else parameters
+                launch = self._launches[at] = Launch(self, named, before)
+                self._warn_of_nothing(launch, named)
+        agreement.agree_on(attempt.error, launch)
+        assert launch is not None  # else an error was raised
+        if may_make_state and not agreement.any_of(any(map(_moves, [*launch.batches, *launch.on_meta]))):
             return
-        # On the meta device only state is made.
-        batches = [batch for batch in all_batches if has_memory(batch.slots[0].param)]
-        with how.exchanged(batches):
-            self._run(how, batches, last, functools.partial(self._attach, batches, last, sizes))
-            if how is _WHOLE and 0 < len(batches) == len(all_batches):
-                last.launch = Launch(params, self.state, self.param_groups, batches, self._compile)
-        count([slot for batch in all_batches for slot in batch.slots if not has_memory(slot.owner)])
+        try:
+            launch.bring()
+            show_rates, measured = [], measure(launch.batches)
+            with Attempt() as attempt:
+                check_finite(self._name, launch.batches)
+                launch.prepare(self, measured, sizes)
+                show_rates = self._rates_of(launch.batches)
+                self._look_around(launch.batches)
+            agreement.agree(attempt.error)
+            # Everything that can fail has been tried: from here on, weights change.
+            with SignalsWait():
+                launch.run()
+                for show_rate in show_rates:
+                    show_rate()
+            launch.keep(self)
+        finally:
+            launch.forget()
 
-    def _attach(self, batches: Sequence[Batch], last: LastStep, sizes: RowSizes | None) -> None:
-        """Compile what is to be compiled, and give batches their rows."""
-        self._compile_all(batches)
-        attach_row_plans(batches, last, sizes)
+    def _warn_of_nothing(self, launch: Launch, named: Named) -> None:
+        """Say why nothing moves, where no parameter has ever had a gradient."""
+        if not (launch.batches or launch.on_meta or self.state):
+            check_not_replaced(self._name, {name: p for _, name, p in named}, parameters_by_leaf)
+            self._idle_steps += bool(named)
+            warn_of_no_gradient(self._name, self._idle_steps)
 
-    def _run(
-        self,
-        how: WholeStep,
-        batches: Sequence[Batch],
-        last: LastStep,
-        attach: Callable[[], None] | None = None,
-    ) -> None:
-        """Give batches the numbers of a step, and step them."""
-        show_rates, measured = [], measure(batches)
-        with how.agreed():
-            check_finite(self._name, batches)
-            attach_numbers(batches, measured, last)
-            attach_keys(batches) if attach is None else attach()
-            scheduled = [batch for batch in batches if batch.group.choices.schedule is not None]
-            show_rates = self._shown_rates([(batch.group.index, max(batch.numbers)) for batch in scheduled])
-            self._look_around(batches)
-        # Everything that can fail has been tried: from here on, weights change.
-        with SignalsWait():
-            how.run(batches)
-            for show_rate in show_rates:
-                show_rate()
-
-    def _how(self, params: Iterable[Tensor]) -> WholeStep:
-        """Return how parameters are stepped."""
-        if self._state_on_host:
-            return self._streamed_step
-        return self._sharded_step if any(map(is_sharded, params)) else _WHOLE
-
-    def _compile_all(self, batches: Iterable[Batch]) -> None:
-        """Compile what is to be compiled."""
-        for batch in batches:
-            elements = sum(slot.param.numel() for slot in batch.slots)
-            compile_stages = functools.partial(compile_batch, batch)
-            at_hand = functools.partial(is_at_hand, batch)
-            self._compile.prepare(self._name, batch.device, elements, compile_stages, at_hand)
+    def _rates_of(self, batches: Sequence[Batch]) -> list[Callable[[], None]]:
+        """Return what shows, after a step, the rates of groups whose lr is a function of it."""
+        scheduled = [batch for batch in batches if batch.group.choices.schedule is not None]
+        return self._shown_rates([(batch.group.index, max(batch.numbers)) for batch in scheduled])
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """Say what the user should know, most of it at the first step; there compare replicas, too."""
@@ -339,12 +297,13 @@ class Optimizer(SavedOptimizer):
             self._compared = True
 
     @functools.cached_property
-    def _streamed_step(self) -> StreamedStep:
-        return StreamedStep(self._name)
+    def _agreement(self) -> Agreement:
+        return Agreement(self._name)
 
     @functools.cached_property
-    def _sharded_step(self) -> ShardedStep:
-        return ShardedStep(self._name)
+    def _arenas(self) -> dict | None:
+        """Memory through which the state of each device passes; None where it is beside the weights."""
+        return {} if self._state_on_host else None
 
 
 def _moves(batch: Batch) -> bool:

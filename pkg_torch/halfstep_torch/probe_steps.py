@@ -20,9 +20,10 @@ NARROW = (torch.bfloat16, torch.float16)
 _KEPT_BESIDE = ("comp", "kahan", "shift", "master", "extra_bits", "remainder")
 # An optimizer's own memory of its last step, and what others have hung on it.
 _NOT_COPIED = (
-    "_last_step",
-    "_sharded_step",
-    "_streamed_step",
+    "_launches",
+    "_alone",
+    "_agreement",
+    "_arenas",
     "_members",
     "release",
     "step",

@@ -7,9 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep_torch.engine.batches import (
-    LastStep,
-)
 from halfstep_torch.engine.groups import plain_value
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
@@ -25,8 +22,8 @@ from halfstep_torch.optimizer_state.state_dict import (
     replace_groups,
 )
 from halfstep_torch.say_once import say_once
-from halfstep_torch.sharded.slots import state_placements
-from halfstep_torch.streamed_state import is_streamed, on_host
+from halfstep_torch.sharded.slots import at_home, state_placements
+from halfstep_torch.streamed_state import is_streamed
 
 
 class SavedOptimizer(PlannedOptimizer):
@@ -111,7 +108,7 @@ class SavedOptimizer(PlannedOptimizer):
             group[HEADER] = make_header(choices.chain)
         for show_rate in show_rates:
             show_rate()
-        self._last_step.forget_state()
+        self._launches.clear()
         self.__dict__.pop("_alone", None)
         load_states(self.state, states, lambda param, state: self.at_home(param, plans[param], state))
         self._half_loaded = False
@@ -151,7 +148,8 @@ class SavedOptimizer(PlannedOptimizer):
         """Return the state of a parameter with its arrays where this optimizer keeps them."""
         if not (self._state_on_host and is_streamed(plan, param)):
             return state
-        return {key: x if key == "step" else on_host(x, param.device) for key, x in state.items()}
+        host = torch.device("cpu")
+        return {key: x if key == "step" else at_home(x, host, param.device) for key, x in state.items()}
 
     def _shown_rates(self, steps: Iterable[tuple[int, int]]) -> list[Callable[[], None]]:
         """Return what shows the learning rates of a step in the groups whose lr is a function of it."""
@@ -161,5 +159,6 @@ class SavedOptimizer(PlannedOptimizer):
         return [self._choices[i].show(self._name, i, self.param_groups[i], oldest[i]) for i in oldest]
 
     @functools.cached_property
-    def _last_step(self) -> LastStep:
-        return LastStep()
+    def _launches(self) -> dict[Any, Any]:
+        """The last step of all parameters, by None, and of each that is stepped alone."""
+        return {}

@@ -13,7 +13,6 @@ from compare import assert_same
 from halfstep_spec import ScaleByAdam, Step, decode, round_to
 from halfstep_spec.numbers.random_words import random_words
 from halfstep_spec.vectors import Array
-from halfstep_torch.engine.batches import LastStep
 from halfstep_torch.engine.row_plan import RowSizes
 
 SEED, LEAF = 2**33 + 7, "encoder/0/weight"
@@ -144,7 +143,7 @@ def assert_equal_runs(ours, theirs, context: str) -> None:
 def step_in_pieces(optimizer: hs.Optimizer, length: int) -> None:
     """Take a step by rows of at most so many elements, as where arrays are longer."""
     with torch.no_grad():
-        optimizer.step_alone([*optimizer._named()], LastStep(), RowSizes(length, length, length))
+        optimizer.step_alone([*optimizer._named()], "pieces", RowSizes(length, length, length))
 
 
 def snapshot(optimizer: torch.optim.Optimizer) -> list[np.ndarray]:

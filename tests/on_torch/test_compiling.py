@@ -152,7 +152,7 @@ def test_rows_of_one_parameter_have_the_bits_of_rows_of_many(fresh, monkeypatch)
 
 def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
     made = []
-    for where, name in ((groups, "make_plan"), (batches, "RowPlan")):
+    for where, name in ((groups, "make_plan"), (batches, "make_rows")):
         make = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *args, make=make, name=name: made.append(name) or make(*args))
     params = model(8)
@@ -161,14 +161,14 @@ def test_plans_and_rows_are_made_once_whatever_the_rate(monkeypatch):
         give_gradients(params, step)
         optimizer.param_groups[0]["lr"] = 1e-3 / (step + 1)
         optimizer.step()
-    assert collections.Counter(made) == {"make_plan": 8, "RowPlan": 1}
+    assert collections.Counter(made) == {"make_plan": 8, "make_rows": 1}
     params[1][1].data = params[1][1].detach().clone()  # elsewhere in memory
     params[2][1].grad = None
     optimizer.step()
-    assert collections.Counter(made) == {"make_plan": 8, "RowPlan": 2}
+    assert collections.Counter(made) == {"make_plan": 8, "make_rows": 2}
     optimizer.param_groups[0]["weight_decay"] = 0.0
     optimizer.step()
-    assert collections.Counter(made) == {"make_plan": 15, "RowPlan": 3}
+    assert collections.Counter(made) == {"make_plan": 15, "make_rows": 3}
 
 
 @pytest.mark.slow

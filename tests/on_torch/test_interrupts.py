@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine import whole_step
+from halfstep_torch import launch
 from halfstep_torch.engine.signals import SignalsWait
 from on_torch.steps import reals, snapshot
 
@@ -108,14 +108,15 @@ def test_a_step_is_whole_whenever_one_of_many_signals_comes(alarm, compile):
 
 def send_in_step(monkeypatch, how_often):
     """Let a signal come as often after the first batch is stepped and before it is counted."""
-    run_batch, to_come = whole_step.run_batch, [signal.SIGINT] * how_often
+    run_batch, to_come = launch.run_batch, [signal.SIGINT] * how_often
 
-    def run_and_send(batch):
-        run_batch(batch)
+    def run_and_send(batch, step_apart):
+        waiting = run_batch(batch, step_apart)
         while to_come:
             signal.raise_signal(to_come.pop())
+        return waiting
 
-    monkeypatch.setattr(whole_step, "run_batch", run_and_send)
+    monkeypatch.setattr(launch, "run_batch", run_and_send)
 
 
 def test_an_interrupt_is_raised_once_the_step_is_whole(monkeypatch):
@@ -190,14 +191,14 @@ def test_a_handler_that_could_not_be_put_back_is_called_nevertheless(monkeypatch
 def test_what_was_stepped_before_a_failure_is_counted(monkeypatch):
     pairs = named([(4, 4), (3,)])
     optimizer = hs.AdamW([{"params": pairs[:1]}, {"params": pairs[1:]}], compile=False)
-    run_batch, weights = whole_step.run_batch, pairs[1][1].detach().clone()
+    run_batch, weights = launch.run_batch, pairs[1][1].detach().clone()
 
-    def fail_at_the_second(batch):
+    def fail_at_the_second(batch, step_apart):
         if batch.slots[0].owner is pairs[1][1]:
             raise RuntimeError("no memory left")
-        run_batch(batch)
+        return run_batch(batch, step_apart)
 
-    monkeypatch.setattr(whole_step, "run_batch", fail_at_the_second)
+    monkeypatch.setattr(launch, "run_batch", fail_at_the_second)
     give_gradients(pairs, 0)
     with pytest.raises(RuntimeError, match="no memory left"):
         optimizer.step()

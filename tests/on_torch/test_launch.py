@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import halfstep_torch as hs
-from halfstep_torch.engine import launch
+from halfstep_torch import launch
 from on_torch.steps import assert_same_snapshots, reals, snapshot
 
 
@@ -44,7 +44,7 @@ def stepped(steps: int = 2, **options):
     for step in range(steps):
         give_gradients(pairs, step)
         optimizer.step()
-    assert optimizer._last_step.launch is not None
+    assert optimizer._launches[None]._key is not None
     give_gradients(pairs, steps)
     return pairs, optimizer
 
@@ -56,7 +56,7 @@ def rows_of(part) -> list:
 def outcome(pairs, optimizer, built_anew: bool):
     """Return the error of a step and all that the optimizer then has, with or without its last launch."""
     if built_anew:
-        optimizer.__dict__.pop("_last_step")
+        optimizer.__dict__.pop("_launches")
     error = None
     try:
         optimizer.step()
@@ -194,14 +194,15 @@ def same_threads():
 
 def assert_built_anew(change, is_stale=True):
     (pairs, optimizer), (others, reference) = stepped(), stepped()
-    kept = optimizer._last_step.launch
+    kept = optimizer._launches[None]
     for of in ((pairs, optimizer), (others, reference)):
         with torch.no_grad():
             change(*of)
     (error, ours), (expected, theirs) = outcome(pairs, optimizer, False), outcome(others, reference, True)
     assert error == expected
     assert_same_snapshots(ours, theirs)
-    assert (optimizer._last_step.launch is not kept) == is_stale
+    is_run_again = optimizer._launches[None] is kept and kept._key is not None
+    assert is_run_again != is_stale
 
 
 @pytest.mark.parametrize("part", STALE, ids=str)
@@ -213,14 +214,14 @@ def test_every_part_of_the_key_makes_a_launch_stale(part, same_threads):
 def test_no_other_part_of_the_key_says_the_same(part, same_threads):
     pairs, optimizer = stepped()
     listed = [param for _, param in pairs]
-    before, _ = launch._key_of(listed, optimizer.state, optimizer._compile)
+    before, _ = launch._key_of(listed, optimizer.state, optimizer._compile.choice)
     with torch.no_grad():
         STALE[part](pairs, optimizer)
-    after, _ = launch._key_of(listed, optimizer.state, optimizer._compile)
+    after, _ = launch._key_of(listed, optimizer.state, optimizer._compile.choice)
     changed = {
         (name, i)
         for name, xs, ys in zip(before._fields, map(rows_of, before), map(rows_of, after), strict=True)
-        for i in ([None] if name in ("names", "counts", "choice", "threads") else range(len(xs[0])))
+        for i in ([None] if name in ("names", "shards", "counts", "choice", "threads") else range(len(xs[0])))
         if (xs != ys if i is None else [x[i] for x in xs] != [y[i] for y in ys])
     }
     assert changed - {("arrays", 1)} == {part} - {("arrays", 1)}
@@ -292,7 +293,7 @@ def test_a_schedule_is_asked_at_every_step():
         for step in range(4):
             give_gradients(pairs, step)
             if built_anew:
-                optimizer.__dict__.pop("_last_step", None)
+                optimizer.__dict__.pop("_launches", None)
             optimizer.step()
         runs.append(snapshot(optimizer))
         assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 4)

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, init_device_mesh
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import halfstep_torch as hs
-from halfstep_torch.sharded import step as sharded_step
+from halfstep_torch.sharded import agreement
 from on_torch.processes import in_processes
 from on_torch.sharded import counted, shard
 
@@ -75,7 +75,7 @@ def processes_that_drift_apart_later_are_told_of_it(rank: int) -> None:
     for what in ("steps", "numbers of the param groups"):
         params = {name: torch.nn.Parameter(shard(ones, mesh, [Shard(0)])) for name in "ab"}
         optimizer = hs.AdamW(list(params.items()), compile=False)
-        with unittest.mock.patch.object(sharded_step, "_EVERY", 3), counted() as calls:
+        with unittest.mock.patch.object(agreement, "_EVERY", 3), counted() as calls:
             for step in range(1, 4):
                 for name, param in params.items():
                     param.grad = shard(ones, mesh, [Shard(0)])

@@ -117,13 +117,13 @@ def test_what_is_stored_holds_in_a_process_of_its_own():
 @IMPORTS_INDUCTOR
 def test_auto_steps_by_a_stored_kernel_from_the_first_step(folder, monkeypatch):
     eager = snapshot(steps_of(False))
-    assert not steps_of("auto")._last_step.launch.batches[0].kernels
+    assert not steps_of("auto")._launches[None].batches[0].kernels
     steps_of(True)
     [stored] = folder.glob("*.json")
     stages.compiled_stage.cache_clear()
     monkeypatch.setattr(stages, "compile_rows", None)  # nothing is compiled
     optimizer = steps_of("auto")
-    assert optimizer._last_step.launch.batches[0].kernels
+    assert optimizer._launches[None].batches[0].kernels
     assert_same_snapshots(snapshot(optimizer), eager)
     assert stored.exists()
 
@@ -151,4 +151,4 @@ def test_what_is_not_stored_is_at_hand_for_nobody(folder):
     optimizer = hs.AdamW(params, compile="auto")
     give_gradients(params, 0)
     optimizer.step()
-    assert not stages.is_at_hand(optimizer._last_step.launch.batches[0])
+    assert not stages.is_at_hand(optimizer._launches[None].batches[0])

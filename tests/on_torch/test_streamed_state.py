@@ -29,9 +29,9 @@ class PoisonedArena(Arena):
 
     def place(self, pieces):
         super().place(pieces)
-        self._memory.fill_(255)
+        self.memory.fill_(255)
         self.piece = None
-        self.sizes.append(self._memory.numel())
+        self.sizes.append(self.memory.numel())
 
     def fetch(self, piece):
         assert self.piece is None, "the state of another piece is in the way"
@@ -41,7 +41,7 @@ class PoisonedArena(Arena):
     def put(self, piece):
         assert self.piece is piece
         super().put(piece)
-        self._memory.fill_(255)
+        self.memory.fill_(255)
         self.piece = None
 
 
@@ -52,7 +52,7 @@ def streaming() -> Iterator[None]:
         for what, name, value in (
             (streamed_state, "is_away", lambda device: True),
             (streamed_state, "_PIECE", _PIECE),
-            (streamed_state.StreamedStep, "arena", PoisonedArena),
+            (streamed_state.Streaming, "arena", PoisonedArena),
         ):
             stack.enter_context(unittest.mock.patch.object(what, name, value))
         yield

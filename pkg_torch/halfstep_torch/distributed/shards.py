@@ -17,7 +17,7 @@ from torch import Tensor
 
 from halfstep_torch.distributed.window import Shape, Window
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = {Tensor, torch.nn.Parameter}
 
 
 def is_sharded(x: Any) -> bool:
@@ -28,12 +28,21 @@ def is_sharded(x: Any) -> bool:
     return module is not None and isinstance(x, module.DTensor)
 
 
+def are_plain(tensors: Iterable[Any]) -> bool:
+    """Whether none of some tensors can be a DTensor, or any other subclass."""
+    return {*map(type, tensors)} <= _PLAIN
+
+
 def local_part(x: Tensor) -> Tensor:
     """Return the part of a tensor that is in this process, in its own memory: all of a plain tensor."""
-    if not is_sharded(x):
+    if type(x) in _PLAIN or not is_sharded(x):
         return x
-    with torch.no_grad():
-        local: Any = x.to_local()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    whole: Any = x
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            local = whole.to_local()
+    else:
+        local = whole.to_local()
     # A collective may still be under way.
     return local.wait() if hasattr(local, "__tensor_flatten__") else local
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.norms import norms_of_shards
-from halfstep_torch.distributed.shards import sharding
+from halfstep_torch.distributed.shards import local_part, sharding
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
-from halfstep_torch.engine.row_plan import RowPlan, RowSizes, signature
+from halfstep_torch.engine.row_plan import RowSizes, StageRows, make_rows, signature_of
+from halfstep_torch.engine.rows import alias
 from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.step_numbers import StepNumbers
 from halfstep_torch.leaves import check_count, check_grad
@@ -29,6 +30,7 @@ from halfstep_torch.storage.state_array import StateArray
 # Counts from which slots that differ in them are stepped together: each of their rows then reads its numbers,
 # and the kernel that does so is compiled besides.
 _MANY_COUNTS = 5
+_ALIGNED = 4
 
 
 @dataclasses.dataclass
@@ -42,10 +44,14 @@ class Batch:
         grad_dtype: of all gradients.
         slots: the parameters.
         numbers: of each of their counts after this step the numbers of each rule.
-        keys: of their random words.
+        vectors: of each stage the numbers of its rules, on the device: a vector or, where counts differ,
+            a column for each slot.
+        keys: of their random words, on the device: a column for each slot.
+        host_keys: the same, where they were made.
         kernels: of each stage the compiled functions, for rows of one parameter by True, of many by False;
             none where it runs eagerly, and none of any stage where all do.
-        row_plan: the rows of the slots.
+        rows: of the slots that go through all stages together: their places, and the rows of each stage.
+        signature: of the memory that the rows are of; None where that goes after a step.
     """
 
     group: ReadGroup
@@ -54,77 +60,69 @@ class Batch:
     grad_dtype: torch.dtype
     slots: list[Slot]
     numbers: dict[int, list[StepNumbers]] = dataclasses.field(default_factory=dict)
+    vectors: Sequence[Tensor | SlotColumns] = ()
     keys: Any = None
+    host_keys: Any = None
     kernels: Sequence[Mapping[bool, Callable[..., None]]] = ()
-    row_plan: Any = None
+    rows: StageRows = dataclasses.field(default_factory=list)
+    signature: list[tuple] | None = None
 
     @functools.cached_property
     def streams(self) -> tuple:
         """The random streams that its slots read."""
         return self.plan.streams([link.seed for link in self.group.links])
 
+    @functools.cached_property
+    def owners(self) -> list[Tensor]:
+        """The parameters."""
+        return [slot.owner for slot in self.slots]
+
+    @functools.cached_property
+    def counters(self) -> list[Tensor]:
+        """The counts, as the state holds them, of the parameters that are stepped once the batch is."""
+        return list({id(slot.counter): slot.counter for slot in self.slots if slot.ends}.values())
+
+    @functools.cached_property
+    def _have_all(self) -> bool:
+        """Whether each slot is all that this process has of its parameter."""
+        return all(slot.has_all for slot in self.slots)
+
     def gradients(self, places: Iterable[int]) -> dict[int, Tensor]:
         """Return the gradients of some slots, by their places."""
-        if type(self.slots[0]) is not Slot:
+        if not self._have_all:
             return {place: self.slots[place].grad for place in places}
-        grads: Any = [(place, self.slots[place].owner.grad) for place in places]
+        owners: list[Any] = self.owners
+        grads = [(place, local_part(owners[place].grad)) for place in places]
         return {place: grad.detach() if grad.requires_grad else grad for place, grad in grads}
 
     def stage_numbers(self, k: int) -> dict[int, list[Any]]:
         """Return of each count the numbers of the rules of the k-th stage, by name."""
-        return {step: [n.by_name for n in of_rules] for step, of_rules in self._of_stage(k)}
-
-    def stage_vectors(self, k: int) -> list[list[float]]:
-        """Return of each count the numbers of the rules of the k-th stage, one after the other."""
-        return [[x for n in of_rules for x in n.flat] for _, of_rules in self._of_stage(k)]
-
-    def _of_stage(self, k: int) -> Iterator[tuple[int, list[StepNumbers]]]:
         rules = self.plan.bounds[k]
-        for step, of_rules in self.numbers.items():
-            yield step, of_rules[rules.start : rules.stop]
-
-
-@dataclasses.dataclass
-class LastStep:
-    """What a step can take over from the one before, which saves time and changes nothing.
-
-    Attributes:
-        slots: of each parameter that was stepped what its plan was made from, and its slots.
-        plan_keys: of each group, by its index, what the plans of its parameters depend on.
-        row_plans: of each batch.
-        numbers: of each link of each group, its values and the numbers of each count: where counts differ,
-            most are one more than another's.
-        launch: the step itself, where it can be run again.
-    """
-
-    slots: dict[Tensor, tuple[tuple, Sequence[Slot]]] = dataclasses.field(default_factory=dict)
-    plan_keys: dict[int, tuple] = dataclasses.field(default_factory=dict)
-    row_plans: dict[tuple, RowPlan] = dataclasses.field(default_factory=dict)
-    numbers: dict[tuple[int, int], tuple[Any, dict[int, Any]]] = dataclasses.field(default_factory=dict)
-    launch: Any = None
-
-    def forget_state(self) -> None:
-        """Let go of state arrays."""
-        self.launch = None
-        self.slots.clear()
-        self.row_plans.clear()
+        of_stage = ((step, of_rules[rules.start : rules.stop]) for step, of_rules in self.numbers.items())
+        return {step: [n.by_name for n in of_rules] for step, of_rules in of_stage}
 
 
 def make_batches(
     parameters: Iterable[tuple[int, str, Tensor]],
     read_group: Callable[[int], ReadGroup],
     states: MutableMapping[Tensor, Any],
-    last: LastStep,
     slots_of: Callable[[ReadGroup, str, Tensor], Sequence[Slot]],
-) -> list[Batch]:
-    """Return the parameters that have a gradient, sorted; all that is read of them is checked.
+    known: Mapping[Tensor, tuple[tuple, Sequence[Slot]]],
+    plan_keys: dict[int, tuple],
+) -> tuple[list[Batch], dict[Tensor, tuple[tuple, Sequence[Slot]]]]:
+    """Return the parameters that have a gradient, sorted, and their slots; all that is read is checked.
 
-    `parameters` are triples: the index of the group, leaf name, parameter. New parameters get zeros in
-    `states`. `last` is of the step before, and is changed to be of this step. `slots_of` makes the slots of a
-    parameter.
+    New parameters get zeros in `states`.
+
+    Args:
+        parameters: triples: the index of the group, leaf name, parameter.
+        read_group: reads a group.
+        states: of the parameters.
+        slots_of: makes the slots of a parameter.
+        known: of each parameter that was stepped before, what its plan was made from, and its slots.
+        plan_keys: of each group, by its index, what the plans of its parameters depended on; it is changed.
     """
     groups: dict[int, ReadGroup] = {}
-    plan_keys: dict[int, tuple] = {}
     slots: dict[Tensor, tuple[tuple, Sequence[Slot]]] = {}
     kinds: dict[tuple, dict[int, list[Slot]]] = {}
     for i, name, param in parameters:
@@ -133,13 +131,14 @@ def make_batches(
             continue
         if i not in groups:
             group = groups[i] = read_group(i)
-            now, before = group.plan_key, last.plan_keys.get(i, ())
-            plan_keys[i] = before if before == now else now  # the same object is compared at once
+            now = group.plan_key
+            if plan_keys.get(i) != now:  # else the same object, which is compared at once
+                plan_keys[i] = now
         group = groups[i]
         check_grad(group.caller, name, param)
         key = (plan_keys[i], param.dtype, param.shape, param.device, name, sharding(param))
-        known, of_param = last.slots.get(param, ((), []))
-        if known != key:
+        before, of_param = known.get(param, ((), []))
+        if before != key:
             of_param = slots_of(group, name, param)
         slots[param], state = (key, of_param), states.get(param)
         counter = of_param[0].counter
@@ -155,11 +154,10 @@ def make_batches(
         parts = list(by_count.values())
         together = [list(itertools.chain(*parts))] if len(parts) >= _MANY_COUNTS else parts
         made += [Batch(groups[i], alike[0].plan, device, grad_dtype, alike) for alike in together]
-    last.slots, last.plan_keys = slots, plan_keys
     for batch in made:
         for slot in batch.slots:
             slot.attach(batch.group.caller, states[slot.owner])
-    return made
+    return made, slots
 
 
 def check_finite(caller: str, batches: Sequence[Batch]) -> None:
@@ -228,28 +226,34 @@ def _norms_of(batches: Iterable[Batch], link: Any, scale: float | None) -> Calla
     return norms
 
 
-def attach_numbers(batches: Sequence[Batch], measured: Mapping[tuple[int, int], Any], last: LastStep) -> None:
-    """Give batches the numbers of each rule, those that depend on all gradients too."""
-    known, last.numbers = last.numbers, {}
+Numbers = dict[tuple[int, int], tuple[Any, dict[int, StepNumbers]]]
+"""Of each link of each group, its values and the numbers of each count."""
+
+
+def attach_numbers(
+    batches: Sequence[Batch], measured: Mapping[tuple[int, int], Any], known: Numbers
+) -> Numbers:
+    """Give batches the numbers of each rule, those that depend on all gradients too; return them.
+
+    What is `known` of the step before is not computed again: where counts differ, most are one more than
+    another's.
+    """
+    now: Numbers = {}
     for batch in batches:
-        batch.numbers = _step_numbers(batch, measured, known, last.numbers)
-
-
-def _step_numbers(
-    batch: Batch, all_measured: Mapping, known: Mapping, now: dict
-) -> dict[int, list[StepNumbers]]:
-    """Return of each count of a batch the numbers of each rule; what is `known` is not computed again."""
-    group, numbers = batch.group, {slot.step: [] for slot in batch.slots}
-    for j in batch.plan.rule_indices:
-        link, h, measured = group.links[j], group.values[j], all_measured.get((group.index, j))
-        before, of_counts = known.get((group.index, j), (None, {}))
-        of_counts = of_counts if before == h and not link.measures else {}
-        _, kept = now.setdefault((group.index, j), (h, {}))
-        for step, of_rules in numbers.items():
-            if step not in kept or link.measures:
-                kept[step] = of_counts.get(step) or StepNumbers.of(link.step_numbers(h, step, measured))
-            of_rules.append(kept[step])
-    return numbers
+        group, numbers = batch.group, {slot.step: [] for slot in batch.slots}
+        for j in batch.plan.rule_indices:
+            link, h, at = group.links[j], group.values[j], (group.index, j)
+            before, of_counts = known.get(at, (None, {}))
+            of_counts = of_counts if before == h and not link.measures else {}
+            _, kept = now.setdefault(at, (h, {}))
+            for step, of_rules in numbers.items():
+                if step not in kept or link.measures:
+                    kept[step] = of_counts.get(step) or StepNumbers.of(
+                        link.step_numbers(h, step, measured.get(at))
+                    )
+                of_rules.append(kept[step])
+        batch.numbers = numbers
+    return now
 
 
 def _has(batch: Batch, link: Any) -> bool:
@@ -267,25 +271,91 @@ def attach_keys(batches: Iterable[Batch]) -> None:
         start = 0
         for batch in sharing:
             stop = start + len(batch.slots)
-            columns = np.ascontiguousarray(as_int32(keys[start:stop]).T)
-            batch.keys, start = SlotColumns(torch.from_numpy(columns).to(batch.device)), stop
+            batch.host_keys, start = np.ascontiguousarray(as_int32(keys[start:stop]).T), stop
 
 
-def attach_row_plans(batches: Iterable[Batch], last: LastStep, sizes: RowSizes | None = None) -> None:
-    """Give batches their rows: those of the step before where all is where it was.
-
-    `last` is of the step before, and is changed to be of this step. `sizes` are by default the fastest.
-    """
-    before, counts = dict(last.row_plans), collections.Counter()
-    last.row_plans.clear()
+def send(batches: Iterable[Batch]) -> None:
+    """Bring numbers and keys of batches to their devices: by one copy to each, for which nothing waits."""
+    by_device: dict[torch.device, list[Batch]] = {}
     for batch in batches:
-        # Batches that differ in their counts alone come in the order of the parameters.
+        by_device.setdefault(batch.device, []).append(batch)
+    for device, of_device in by_device.items():
+        arrays = [array for batch in of_device for array in (batch.host_keys, *_vectors(batch))]
+        sent = iter(as_sent(arrays, device))
+        for batch in of_device:
+            batch.keys = SlotColumns(next(sent))
+            vectors = [(next(sent), bounds) for bounds in batch.plan.bounds]
+            for vector, bounds in vectors:
+                _write_measured(vector, next(iter(batch.numbers.values()))[bounds.start : bounds.stop])
+            batch.vectors = [x if x.dim() == 1 else SlotColumns(x) for x, _ in vectors]
+
+
+def as_sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Return arrays of 4-byte numbers on a device, by one copy of pinned memory; on a CPU in place."""
+    if not is_elsewhere(device):
+        return [torch.from_numpy(array) for array in arrays]
+    # Kernels read what begins at a multiple of 16 bytes.
+    ends = list(itertools.accumulate(-(-array.size // _ALIGNED) * _ALIGNED for array in arrays))
+    host = torch.empty(ends[-1], dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
+    places = list(zip(arrays, [0, *ends], strict=False))
+    for array, start in places:
+        host.numpy()[start : start + array.size] = array.reshape(-1).view(np.int32)
+    there = host.to(device, non_blocking=True)
+    dtypes = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
+    return [alias(there, start, array.shape, dtypes[array.dtype]) for array, start in places]
+
+
+def is_elsewhere(device: torch.device) -> bool:
+    """Whether the host's memory is no memory of a device."""
+    return device.type != "cpu"
+
+
+def _vectors(batch: Batch) -> Iterator[np.ndarray]:
+    """Yield of each stage its numbers: float32, a vector or, where counts differ, a column for each slot.
+
+    A number that is on a device is 0 in them: it stays there.
+    """
+    for bounds in batch.plan.bounds:
+        by_count = {
+            step: [
+                0.0 if isinstance(x, Tensor) else x
+                for n in of_rules[bounds.start : bounds.stop]
+                for x in n.flat
+            ]
+            for step, of_rules in batch.numbers.items()
+        }
+        (first, *others) = by_count.values()
+        one = not others
+        yield np.array(first if one else [by_count[slot.step] for slot in batch.slots], np.float32).T.copy()
+
+
+def _write_measured(vector: Tensor, of_rules: Sequence[StepNumbers]) -> None:
+    """Write what was measured of all gradients, the same for all counts, where it is: on its device."""
+    for i, x in enumerate(x for n in of_rules for x in n.flat):
+        if isinstance(x, Tensor):
+            vector[i].copy_(x)
+
+
+def attach_rows(batches: Iterable[Batch], before: Iterable[Batch], sizes: RowSizes | None = None) -> None:
+    """Give batches their rows: those of batches `before` where all is where it was.
+
+    `sizes` are by default the fastest.
+    """
+    known = {kind: batch for kind, batch in _by_kind(before)}
+    for kind, batch in _by_kind(batches):
+        other, signature = known.get(kind), signature_of(batch.slots)
+        if other is not None and other.signature == signature:
+            batch.rows = other.rows
+        else:
+            batch.rows = make_rows(batch.slots, batch.grad_dtype, bool(batch.kernels), sizes)
+        batch.signature = signature
+
+
+def _by_kind(batches: Iterable[Batch]) -> Iterator[tuple[tuple, Batch]]:
+    """Yield batches with what they are; those that differ in counts alone come in the order of parameters."""
+    counts: collections.Counter[tuple] = collections.Counter()
+    for batch in batches:
         compiled = bool(batch.kernels)
         kind = (batch.group.index, id(batch.plan.shared), batch.device, batch.grad_dtype, compiled)
-        key, counts[kind] = (*kind, counts[kind]), counts[kind] + 1
-        plan = before.get(key)
-        if plan is None or plan.signature != signature(batch.slots):
-            plan = RowPlan(batch.slots, batch.grad_dtype, compiled, sizes)
-        batch.row_plan = plan
-        if not batch.slots[0].gathered:  # whose memory goes after the step
-            last.row_plans[key] = plan
+        yield (*kind, counts[kind]), batch
+        counts[kind] += 1

@@ -42,39 +42,32 @@ def row_sizes(stage: Stage, device: torch.device, compiled: bool) -> RowSizes:
     return RowSizes(1 << 18 if stage.blocks else 1 << 24, 1 << 18, (1 << 15) - 1)
 
 
-class RowPlan:
-    """The rows of the slots of a batch. What it is made of stays from step to step, so it is made once.
-
-    Attributes:
-        groups: of slots that go through all stages together: their places, and the rows of each stage.
-        signature: of the memory that the rows are of.
-    """
-
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        grad_dtype: torch.dtype,
-        compiled: bool,
-        sizes: RowSizes | None = None,
-    ) -> None:
-        self.signature = signature(slots)
-        stages, device = slots[0].plan.padded_stages, slots[0].param.device
-        chosen = [sizes or row_sizes(stage, device, compiled) for stage in stages]
-        # Between stages stand updates in float32: those of one long parameter, or some short ones.
-        together = _split(slots, chosen[0].packed) if len(stages) > 1 else [list(range(len(slots)))]
-        self.groups: list[tuple[list[int], list[list[Rows]]]] = [(places, []) for places in together]
-        for k, stage in enumerate(stages):
-            cuts = [_cut(k, slots, places, chosen[k], compiled) for places in together]
-            counts = [sum(span.rows(stage.width) for span in pack) for cut in cuts for pack in cut.packs]
-            incoming = torch.float32 if k else grad_dtype
-            memory = Memory(stage, max(2, *counts) if counts else 0, device, incoming, compiled)
-            for (_, stage_rows), cut in zip(self.groups, cuts, strict=True):
-                aliased = [AliasedRows(stage, span, slots[span.slot], compiled) for span in cut.aliased]
-                packed = [PackedRows(stage, pack, slots, memory) for pack in cut.packs]
-                stage_rows.append([*aliased, *packed])
+StageRows = list[tuple[list[int], list[list[Rows]]]]
+"""Of slots that go through all stages together: their places, and the rows of each stage."""
 
 
-def signature(slots: Sequence[Slot]) -> list[tuple]:
+def make_rows(
+    slots: Sequence[Slot], grad_dtype: torch.dtype, compiled: bool, sizes: RowSizes | None = None
+) -> StageRows:
+    """Return the rows of the slots of a batch. What they are made of stays from step to step."""
+    stages, device = slots[0].plan.padded_stages, slots[0].param.device
+    chosen = [sizes or row_sizes(stage, device, compiled) for stage in stages]
+    # Between stages stand updates in float32: those of one long parameter, or some short ones.
+    together = _split(slots, chosen[0].packed) if len(stages) > 1 else [list(range(len(slots)))]
+    groups: StageRows = [(places, []) for places in together]
+    for k, stage in enumerate(stages):
+        cuts = [_cut(k, slots, places, chosen[k], compiled) for places in together]
+        counts = [sum(span.rows(stage.width) for span in pack) for cut in cuts for pack in cut.packs]
+        incoming = torch.float32 if k else grad_dtype
+        memory = Memory(stage, max(2, *counts) if counts else 0, device, incoming, compiled)
+        for (_, stage_rows), cut in zip(groups, cuts, strict=True):
+            aliased = [AliasedRows(stage, span, slots[span.slot], compiled) for span in cut.aliased]
+            packed = [PackedRows(stage, pack, slots, memory) for pack in cut.packs]
+            stage_rows.append([*aliased, *packed])
+    return groups
+
+
+def signature_of(slots: Sequence[Slot]) -> list[tuple]:
     """Return what the rows of slots depend on, besides their plans: where they are in memory, and how."""
     places = []
     for slot in slots:

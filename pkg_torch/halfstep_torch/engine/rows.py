@@ -227,11 +227,13 @@ def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.int32 if dtype == torch.int16 and device.type == "cpu" else dtype
 
 
-def alias(x: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
+def alias(x: Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
     """Return an alias of a stretch of a row-major tensor, from its entry `start` on, in a shape.
+
+    It may have another `dtype` of the same size.
 
     Not a view: a view has a base, and Dynamo, where it is shown one, compiles once for every rank of bases.
     """
     strides = tuple(itertools.accumulate(shape[:0:-1], operator.mul, initial=1))[::-1]
-    same = torch.empty(0, dtype=x.dtype, device=x.device)
+    same = torch.empty(0, dtype=x.dtype if dtype is None else dtype, device=x.device)
     return same.set_(x.untyped_storage(), x.storage_offset() + start, shape, strides)

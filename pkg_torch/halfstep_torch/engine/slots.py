@@ -17,7 +17,7 @@ from halfstep_torch.optimizer_state.form import LAST_STEP
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """A parameter that is stepped, all of which is in this process; `ShardedSlot` is for others.
+    """A parameter that is stepped, all of which is in this process; `PartSlot` is for others.
 
     Attributes:
         owner: the parameter, with a gradient.
@@ -29,10 +29,15 @@ class Slot:
         counter: the count that the state holds.
         arrays: its state arrays, as the state holds them.
         kinds: their dtypes and shapes.
-        state: of each what is here, row-major.
+        kept: of each what is the slot's, row-major.
+        state: the same where it is stepped.
         gathered: whether what is here, of a sharded parameter, is all of it, in memory of ours.
         cuts: whether the elements here are of blocks that have others elsewhere.
         index: of the parameter among those of the step: an order that all processes share.
+        has_all: whether it is all that this process has of the parameter, whose gradient is beside it.
+        exchanges: whether processes exchange anything in every step of the slot.
+        waits: whether a rule sees elements of the parameter that are not here.
+        ends: whether the parameter is stepped once the slot is.
     """
 
     owner: Tensor
@@ -44,30 +49,20 @@ class Slot:
     counter: Any = None
     arrays: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     kinds: list[tuple] = dataclasses.field(default_factory=list)
+    kept: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gathered: bool = False
     cuts: bool = False
     index: int = 0
+    has_all = True
+    exchanges = False
+    waits = False
+    ends = True
 
     @property
     def whole_plan(self) -> Plan:
         """That of the step of all elements."""
         return self.plan
-
-    @property
-    def placements(self) -> Mapping[str, Any]:
-        """How state arrays are placed, by name: only those of a sharded parameter are."""
-        return {}
-
-    @property
-    def home(self) -> torch.device:
-        """Where its state arrays are kept."""
-        return self.owner.device
-
-    @property
-    def kept(self) -> Mapping[str, Tensor]:
-        """Of each state array what is here, where it is kept between steps."""
-        return self.state
 
     @property
     def held(self) -> Tensor:
@@ -89,20 +84,20 @@ class Slot:
         """Have the parameter's state: a new one gets zeros, and what is in another is checked."""
         known = self.arrays and _holds(state, self.arrays) and self.kinds == _kinds(self.arrays)
         if not known:  # else they are as they were checked
-            self._check(caller, state)
-        self.state, self.counter = self.arrays, state["step"]
+            specs = self.whole_plan.arrays
+            # A momentum that was 0 until now had no buffer.
+            missing = self.new_arrays([key for key in specs if key not in state])
+            state.update(missing if state else {"step": new_count(), **missing})
+            check_leftovers(caller, self.name, specs, state)
+            self.check_arrays(caller, state)
+            self.arrays = {key: state[key] for key in specs}
+            self.kinds = _kinds(self.arrays)
+        self.state, self.kept, self.counter = self.arrays, self.arrays, state["step"]
 
-    def _check(self, caller: str, state: MutableMapping[str, Any]) -> None:
-        specs, placements = self.whole_plan.arrays, self.placements
-        # A momentum that was 0 until now had no buffer.
-        missing = self.new_arrays([key for key in specs if key not in state])
-        state.update(missing if state else {"step": new_count(), **missing})
-        check_leftovers(caller, self.name, specs, state)
-        for key, spec in specs.items():
-            where = placements.get(key), self.home
-            check_state_array(caller, self.name, key, spec, state[key], self.owner, *where)
-        self.arrays = {key: state[key] for key in specs}
-        self.kinds = _kinds(self.arrays)
+    def check_arrays(self, caller: str, state: Mapping[str, Any]) -> None:
+        """Raise TypeError or ValueError for an array that does not fit."""
+        for key, spec in self.whole_plan.arrays.items():
+            check_state_array(caller, self.name, key, spec, state[key], self.owner)
 
     def new_arrays(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """Return some of the state arrays of a parameter that was never stepped."""
@@ -131,13 +126,12 @@ def new_count() -> Tensor:
     return torch.tensor(0, dtype=torch.int64, device="cpu")
 
 
-def count(slots: Sequence[Slot]) -> None:
-    """Count the step of parameters, each once, whatever number of slots it has."""
-    counters = {id(slot.counter): slot.counter for slot in slots}
+def count(counters: Sequence[Tensor], steps: Iterable[int]) -> None:
+    """Count the step of parameters, whose counts are among `steps` then."""
     if counters:
-        for_each("add_", list(counters.values()), 1)
-    if LAST_STEP in {slot.step for slot in slots}:
-        for_each("clamp_max_", list(counters.values()), LAST_STEP)
+        for_each("add_", list(counters), 1)
+    if counters and LAST_STEP in steps:
+        for_each("clamp_max_", list(counters), LAST_STEP)
 
 
 @dataclasses.dataclass(eq=False)

@@ -18,9 +18,13 @@ class StepNumbers(NamedTuple):
 
 def flat(numbers: Any) -> list[float]:
     """Return the numbers of named tuples, nested or not, in their order."""
-    if isinstance(numbers, (tuple, list)):
-        return [x for part in numbers for x in flat(part)]
-    return [numbers]
+    made = []
+    for x in numbers:
+        if isinstance(x, (tuple, list)):
+            made += flat(x)
+        else:
+            made.append(x)
+    return made
 
 
 def number_places(numbers: Any) -> Any:

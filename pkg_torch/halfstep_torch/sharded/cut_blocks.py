@@ -22,8 +22,9 @@ from torch import Tensor
 from halfstep_torch.distributed.collectives import by_mesh, reduce_max
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.run import row_step
-from halfstep_torch.sharded.slots import ShardedSlot
+from halfstep_torch.engine.run import step_rows
+from halfstep_torch.sharded.action import Action
+from halfstep_torch.sharded.slots import PartSlot
 from halfstep_torch.storage.stored_moment import scale_key
 
 
@@ -36,28 +37,34 @@ class _Leaf:
         scales: of each array of scales the bytes of all blocks, as processes are to share them.
     """
 
-    slots: list[ShardedSlot]
+    slots: list[PartSlot]
     scales: dict[str, Tensor]
 
 
-class CutBlocks:
+class CutBlocks(Action):
     """The scales of all cut blocks in a step."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
         slots = [
-            slot for batch in batches for slot in batch.slots if isinstance(slot, ShardedSlot) and slot.part
+            slot for batch in batches for slot in batch.slots if isinstance(slot, PartSlot) and slot.part
         ]
+        # In another process parts may come in other batches: parameters have one order everywhere.
+        self.slots: Sequence[PartSlot] = sorted(slots, key=lambda slot: slot.index)
         self._batches = [batch for batch in batches if batch.slots[0].cuts]
         self._leaves: list[_Leaf] = []
         self._shared: list[tuple[Any, Tensor]] = []
-        by_index: dict[int, list[ShardedSlot]] = {}
-        # In another process parts may come in other batches: parameters have one order everywhere.
-        for slot in sorted(slots, key=lambda slot: slot.index):
+
+    def begin(self) -> None:
+        """Give all pieces the scales of their blocks: nothing of the parameters changes."""
+        self.forget()
+        by_index: dict[int, list[PartSlot]] = {}
+        for slot in self.slots:
             by_index.setdefault(slot.index, []).append(slot)
         for mesh, leaves in by_mesh(by_index.values(), lambda parts: parts[0].owner).items():
             self._share(mesh, leaves)
+        self._agree()
 
-    def _share(self, mesh: Any, leaves: Sequence[list[ShardedSlot]]) -> None:
+    def _share(self, mesh: Any, leaves: Sequence[list[PartSlot]]) -> None:
         arrays = [(parts, key) for parts in leaves for key in parts[0].arrays if _is_scale(parts[0], key)]
         sizes = [parts[0].arrays[key].numel() for parts, key in arrays]
         shared = torch.zeros(sum(sizes), dtype=torch.uint8, device=leaves[0][0].param.device)
@@ -67,8 +74,10 @@ class CutBlocks:
             views.setdefault(parts[0].index, _Leaf(parts, {})).scales[key] = view
         self._leaves += views.values()
 
-    def agree(self) -> None:
-        """Give all pieces the scales of their blocks: nothing of the parameters changes."""
+    def _agree(self) -> None:
+        for slot in self.slots:
+            for key in slot.scales.keys() & slot.arrays.keys():
+                slot.scales[key].copy_(slot.scales_in(key, local_part(slot.arrays[key])))
         slots = [slot for leaf in self._leaves for slot in leaf.slots if slot.cuts]
         for slot in slots:
             for key in slot.scales.keys() - slot.arrays.keys():
@@ -88,7 +97,7 @@ class CutBlocks:
                         if slot.cuts and of_leaf[key] <= depth:
                             slot.scales[f"{key}_least"].copy_(slot.scales_in(key, leaf.scales[key]))
 
-    def share(self) -> None:
+    def end(self) -> None:
         """Bring the scales of all blocks, once they are stepped, to every process."""
         self._reduce([slot for leaf in self._leaves for slot in leaf.slots])
         for leaf in self._leaves:
@@ -96,7 +105,11 @@ class CutBlocks:
                 array = local_part(leaf.slots[0].arrays[key])
                 array.copy_(scales.view(array.shape))
 
-    def _reduce(self, slots: Iterable[ShardedSlot]) -> None:
+    def forget(self) -> None:
+        """Let go of the memory in which they are shared."""
+        self._leaves, self._shared = [], []
+
+    def _reduce(self, slots: Iterable[PartSlot]) -> None:
         leaves = {leaf.slots[0].index: leaf for leaf in self._leaves}
         for _, shared in self._shared:
             shared.zero_()
@@ -110,20 +123,20 @@ class CutBlocks:
 
 def _choose_scales(batch: Batch) -> None:
     """Step pieces in memory of ours, and leave of that the scales."""
-    step = row_step(batch, 0)
-    for places, (all_rows, *_) in batch.row_plan.groups:
+    all_rows: list[Any]
+    for places, (all_rows, *_) in batch.rows:
         grads = {place: batch.slots[place].grad for place in places}
         for rows in all_rows:
             rows.load(grads, None)
-            step(rows)
+            step_rows(batch, 0, rows)
             rows.write_scales_back()
 
 
-def _is_scale(slot: ShardedSlot, key: str) -> bool:
+def _is_scale(slot: PartSlot, key: str) -> bool:
     return slot.whole_plan.arrays[key].scale_of is not None
 
 
-def _depths(slot: ShardedSlot) -> dict[str, int]:
+def _depths(slot: PartSlot) -> dict[str, int]:
     """Return of each array of scales how many others must be known before."""
     moments = [moment for rule in slot.whole_plan.rules for moment in rule.moments]
     scaled = {moment.name for moment in moments if moment.format.scaled}

@@ -1,37 +1,43 @@
 """What processes exchange before a step of sharded parameters, and what they take from it after."""
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from halfstep_torch.distributed.collectives import by_mesh, gather_whole, reduce_together
 from halfstep_torch.distributed.shards import from_local, is_sharded, local_part, window_of
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.sharded.slots import ShardedSlot, slots_in
+from halfstep_torch.sharded.action import Action
+from halfstep_torch.sharded.slots import PartSlot, is_elsewhere, slots_in
 
 
-@contextlib.contextmanager
-def exchanged(batches: Iterable[Batch]) -> Iterator[None]:
-    """Bring gradients to where their weights are, and gathered parameters into every process, for a step.
+class Gathering(Action):
+    """Gradients come to where their weights are, and gathered parameters into every process, for a step."""
 
-    On the way out gathered weights are forgotten; `scatter` brings them back to the parameters before.
-    """
-    slots = slots_in(batches)
-    # Processes have different numbers of slots of a parameter, and the same parameters.
-    owners = list(dict.fromkeys(slot.owner for slot in slots))
-    placed = dict(zip(owners, _placed_grads(owners), strict=True))
-    gathered = [slot for slot in slots if slot.gathered]
-    for slot in slots:
-        if placed[slot.owner] is not slot.owner.grad:
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        slots = slots_in(batches)
+        self.slots = [slot for slot in slots if slot.gathered or is_elsewhere(slot.owner)]
+
+    def bring(self) -> None:
+        """Bring them."""
+        # Processes have different numbers of slots of a parameter, and the same parameters.
+        owners = list(dict.fromkeys(slot.owner for slot in self.slots))
+        placed = dict(zip(owners, _placed_grads(owners), strict=True))
+        for slot in self.slots:
             slot.placed_grad = local_part(placed[slot.owner])
-    _gather(gathered, placed)
-    try:
-        yield
-    finally:
-        for slot in slots:
+        _gather([slot for slot in self.slots if slot.gathered], placed)
+
+    def end(self) -> None:
+        """Write gathered weights, once they are stepped, to what this process has of the parameters."""
+        for slot in self.slots:
+            if slot.gathered:
+                local_part(slot.owner).detach().copy_(slot.param[window_of(slot.owner).box])
+
+    def forget(self) -> None:
+        """Let go of what came."""
+        for slot in self.slots:
             slot.placed_grad = None
-        for slot in gathered:
-            slot.param = None
+            if slot.gathered:
+                slot.param = None
 
 
 def meshes_of(params: Iterable[Any]) -> list[Any]:
@@ -45,7 +51,7 @@ def talking_meshes(batches: Sequence[Batch]) -> list[Any]:
     talking = (
         slot.owner
         for slot in slots_in(batches)
-        if slot.exchanges or _is_elsewhere(slot.owner) or id(slot) in measured
+        if slot.exchanges or is_elsewhere(slot.owner) or id(slot) in measured
     )
     return meshes_of(talking)
 
@@ -54,19 +60,7 @@ def _measures(batch: Batch) -> bool:
     return any(batch.group.links[j].measures for j in batch.plan.rule_indices)
 
 
-def _is_elsewhere(param: Any) -> bool:
-    """Whether the gradient of a DTensor is not placed as it is."""
-    return tuple(param.placements) != tuple(param.grad.placements)
-
-
-def scatter(batches: Iterable[Batch]) -> None:
-    """Write gathered weights, once they are stepped, to what this process has of the parameters."""
-    for slot in slots_in(batches):
-        if slot.gathered:
-            local_part(slot.owner).detach().copy_(slot.param[window_of(slot.owner).box])
-
-
-def _gather(slots: Sequence[ShardedSlot], placed: Mapping[Any, Any]) -> None:
+def _gather(slots: Sequence[PartSlot], placed: Mapping[Any, Any]) -> None:
     for of_mesh in by_mesh(slots, lambda slot: slot.owner).values():
         whole = gather_whole([tensor for slot in of_mesh for tensor in (slot.owner, placed[slot.owner])])
         for slot, param, grad in zip(of_mesh, whole[::2], whole[1::2], strict=True):
@@ -82,7 +76,7 @@ def _placed_grads(params: Sequence[Any]) -> list[Any]:
     grads = [param.grad.detach() for param in params]
     summed: dict[tuple, list[int]] = {}
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        if not _is_elsewhere(param):
+        if not is_elsewhere(param):
             continue
         pairs = list(zip(param.placements, grad.placements, strict=True))
         if all(to == at or (to.is_replicate() and at.is_partial("sum")) for to, at in pairs):

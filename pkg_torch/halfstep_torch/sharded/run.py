@@ -11,8 +11,8 @@ from halfstep_torch.distributed.norms import Share, SharedNorms, exchange
 from halfstep_torch.distributed.shards import local_part
 from halfstep_torch.distributed.whole_arrays import Spread, map_whole
 from halfstep_torch.engine.batches import Batch
-from halfstep_torch.engine.run import Leaving, step_array, walks
-from halfstep_torch.sharded.slots import ShardedSlot
+from halfstep_torch.engine.run import Leaving, step_array
+from halfstep_torch.sharded.slots import PartSlot
 
 
 @dataclasses.dataclass(eq=False)
@@ -25,39 +25,21 @@ class Piece:
         function: the rule, of the whole update.
     """
 
-    slot: ShardedSlot
+    slot: PartSlot
     u: Tensor
     function: Callable[[Tensor], Tensor]
 
 
-def run_batches(batches: Sequence[Batch]) -> None:
-    """Step the slots of batches in place.
-
-    Where a rule sees more than is here, parameters wait until all that do so have come to that rule. Their
-    updates stand in float32 meanwhile.
-    """
-    all_walks = (walk for batch in batches for walk in walks(batch, _step_arrays))
-    waiting = [(walk, asked) for walk in all_walks if (asked := next(walk, None))]
-    while waiting:
-        asked = [x for _, of_walk in waiting for x in of_walk]
-        exchange([x for x in asked if isinstance(x, Share)])
-        _map_whole(x for x in asked if isinstance(x, Piece))
-        waiting = [(walk, asked) for walk, _ in waiting if (asked := next(walk, None))]
+def exchange_all(asked: Sequence[Share | Piece]) -> None:
+    """Exchange what all processes have come to wait for."""
+    exchange([x for x in asked if isinstance(x, Share)])
+    _map_whole(x for x in asked if isinstance(x, Piece))
 
 
-def _step_arrays(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
-    """Run the k-th stage on parameters, each in its shape; return the updates that it leaves."""
-    leaving: dict[int, Tensor] = {}
-    apart: dict[int, Tensor] = {}
-    for place, u in arriving.items():
-        slot = batch.slots[place]
-        if isinstance(slot, ShardedSlot) and slot.waits:
-            apart[place] = u
-        else:
-            leaving[place] = step_array(batch, k, place, u)
+def step_apart(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
+    """Run the k-th stage on parameters of which other processes have parts; return the updates they leave."""
     needs_update_alone = batch.plan.padded_stages[k].needs_update_alone
-    others = yield from (_step_whole if needs_update_alone else _step_by_norms)(batch, k, apart)
-    return {**leaving, **others}
+    return (_step_whole if needs_update_alone else _step_by_norms)(batch, k, arriving)
 
 
 def _step_by_norms(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving:
@@ -82,7 +64,7 @@ def _step_whole(batch: Batch, k: int, arriving: Mapping[int, Tensor]) -> Leaving
     stage, pieces = batch.plan.padded_stages[k], {}
     for place, u in arriving.items():
         slot = batch.slots[place]
-        assert isinstance(slot, ShardedSlot)
+        assert isinstance(slot, PartSlot)
         function = functools.partial(stage.run_alone, numbers=batch.stage_numbers(k)[slot.step])
         pieces[place] = Piece(slot, u, function)
     if pieces:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,13 +11,23 @@ from torch import Tensor
 
 from halfstep.storage.blocks import block_layout
 from halfstep_torch.distributed.placement import array_placements, new_array
-from halfstep_torch.distributed.shards import is_sharded, local_part, replicated, window_of, windows_of_all
+from halfstep_torch.distributed.shards import (
+    check_sharding,
+    is_sharded,
+    local_part,
+    replicated,
+    window_of,
+    windows_of_all,
+)
 from halfstep_torch.distributed.window import Window
 from halfstep_torch.engine.batches import Batch
+from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.plan import Plan
 from halfstep_torch.engine.slots import Slot, new_count, whole_slot
 from halfstep_torch.engine.stage import LONGEST_BLOCK
+from halfstep_torch.leaves import check_state_array
 from halfstep_torch.storage.blocks import Blocks
+from halfstep_torch.storage.state_array import StateArray
 
 Layout = tuple[int, int, int]
 """Of an array in blocks the number of leading axes, the length of a run, the elements of a block."""
@@ -38,8 +48,8 @@ class Part(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class ShardedSlot(Slot):
-    """A DTensor that is stepped; of a cut one each part is a slot.
+class PartSlot(Slot):
+    """A DTensor that is stepped, or a part of a parameter; several slots may be of one.
 
     It is `gathered` where a rule sees all of a parameter, or a border of a shard cuts a byte of two codes.
 
@@ -47,17 +57,23 @@ class ShardedSlot(Slot):
         all_elements: the plan of the step of all of them.
         part: which elements in this process are the slot's, where borders of shards cut blocks
             (`cut_blocks.py`); None for all. The window is then in runs, an axis each.
+        rows: which rows of the first axis in this process are the slot's; None for all.
+        home: where state arrays are kept, if that is another device than that of the weights.
         placed_grad: the gradient here, where that is not what the parameter's own is.
         scales: of a part the scales of its blocks, by the key of the array.
     """
 
     all_elements: Any = None
     part: Part | None = None
+    rows: slice | None = None
+    home: torch.device | None = None
     placed_grad: Tensor | None = None
     scales: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
     def local(self, x: Tensor) -> Tensor:
         """Return what the slot has of what this process has of the parameter, or of an array like it."""
+        if self.rows is not None:
+            return x[self.rows]
         if self.part is None:
             return x
         runs, (start, stop, length) = self.window.shape[:-1], self.part
@@ -76,21 +92,29 @@ class ShardedSlot(Slot):
         """That of the step of all elements."""
         return self.all_elements
 
+    @property
+    def has_all(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it is all that this process has of the parameter, whose gradient is beside it."""
+        return not (self.part or self.rows or self.gathered or is_elsewhere(self.owner))
+
     @functools.cached_property
-    def waits(self) -> bool:
+    def waits(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether a rule needs what other processes have: norms of the parameter, or all of its update."""
-        whole = self.gathered or all(window.is_full for window in windows_of_all(self.owner))
+        if not is_sharded(self.owner) or self.gathered:
+            return False
+        whole = all(window.is_full for window in windows_of_all(self.owner))
         return not whole and any(rule.scope != "elementwise" for rule in self.plan.rules)
 
     @property
-    def exchanges(self) -> bool:
+    def exchanges(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether processes exchange anything in every step of the slot."""
         return self.gathered or self.part is not None or self.waits
 
     @property
-    def placements(self) -> dict[str, tuple]:
-        """How state arrays are placed, by name."""
-        return state_placements(self.whole_plan, self.owner)
+    def ends(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the parameter is stepped once the slot is: not where processes exchange what is left."""
+        last = self.rows is None or self.rows.stop == local_part(self.owner).shape[0]
+        return last and not self.exchanges
 
     @property
     def held(self) -> Tensor:
@@ -109,31 +133,63 @@ class ShardedSlot(Slot):
         """Have the weights of a step, its count, and the place of the parameter in it."""
         super().begin(step, index)
         # `to_empty` and `load_state_dict(assign=True)` replace what is here.
-        self.param = self.local(local_part(self.owner))
+        here = local_part(self.owner)
+        self.param = self.local(here.detach() if self.rows else here)
 
     def attach(self, caller: str, state: MutableMapping[str, Any]) -> None:
         """Have what is here of the parameter's state; of a part, scales in memory of ours."""
         super().attach(caller, state)
         here = {key: local_part(array) for key, array in self.arrays.items()}
-        self.state = here if self.part is None else self._of_part(here)
+        self.kept = {
+            key: self.local(x) if self.part is None else self._of_part(key, x) for key, x in here.items()
+        }
+        self.state = self.kept = {**self.kept, **self.scales}
 
-    def _of_part(self, here: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        state = {}
-        for key, x in here.items():
-            if self.whole_plan.arrays[key].scale_of is None:
-                state[key] = self.local(x)
-                continue
-            scales = self.scales_in(key, x)
-            for name in (key, *([f"{key}_least"] if self.cuts else [])):
-                if name not in self.scales:
-                    self.scales[name] = torch.zeros_like(scales, memory_format=torch.contiguous_format)
-            state[key] = self.scales[key].copy_(scales)
-        return state | self.scales
+    def _of_part(self, key: str, x: Tensor) -> Tensor:
+        if self.whole_plan.arrays[key].scale_of is None:
+            return self.local(x)
+        scales = self.scales_in(key, x)
+        for name in (key, *([f"{key}_least"] if self.cuts else [])):
+            if name not in self.scales:
+                self.scales[name] = torch.zeros_like(scales, memory_format=torch.contiguous_format)
+        return self.scales[key].copy_(scales)
+
+    def check_arrays(self, caller: str, state: Mapping[str, Any]) -> None:
+        """Raise TypeError or ValueError for an array that does not fit, or lies elsewhere."""
+        placements = state_placements(self.whole_plan, self.owner)
+        for key, spec in self.whole_plan.arrays.items():
+            where = placements.get(key), self.home
+            check_state_array(caller, self.name, key, spec, state[key], self.owner, *where)
 
     def new_arrays(self, keys: Iterable[str]) -> dict[str, Tensor]:
-        """Return some of the state arrays of a parameter that was never stepped, as DTensors."""
-        specs, placements = self.whole_plan.arrays, self.placements
-        return {key: new_array(specs[key], self.owner, placements[key]) for key in keys}
+        """Return some of the state arrays of a parameter that was never stepped: DTensors, as it is one."""
+        return {key: self._at_home(self._new(self.whole_plan.arrays[key], key)) for key in keys}
+
+    def _new(self, spec: StateArray, key: str) -> Tensor:
+        if is_sharded(self.owner):
+            return new_array(spec, self.owner, state_placements(self.whole_plan, self.owner)[key])
+        like, home = self.owner.detach(), self.home
+        if home is None:
+            return spec.new(like)
+        copies = spec.copies_weights or spec.copied_as
+        return spec.new(like.to(home) if copies else torch.empty(like.shape, device=home))
+
+    def _at_home(self, x: Tensor) -> Tensor:
+        return x if self.home is None else at_home(x, self.home, self.owner.device)
+
+
+def at_home(x: Tensor, home: torch.device, device: torch.device) -> Tensor:
+    """Return a tensor at home, in memory from which the device of its weights can copy while it computes."""
+    x = x.to(home)  # a DTensor keeps its mesh and its placements
+    if device.type == "cuda" and home.type == "cpu":
+        local = local_part(x)
+        local.data = local.pin_memory()
+    return x
+
+
+def is_elsewhere(param: Any) -> bool:
+    """Whether the gradient of a DTensor is not placed as it is."""
+    return is_sharded(param) and tuple(param.placements) != tuple(param.grad.placements)
 
 
 def is_gathered(plan: Plan, param: Tensor) -> bool:
@@ -174,12 +230,12 @@ def _blocks(plan: Plan, key: str) -> Blocks:
     return fmt.blocks
 
 
-def sharded_slots(param: Tensor, name: str, plan: Plan) -> list[ShardedSlot]:
+def sharded_slots(param: Tensor, name: str, plan: Plan) -> list[PartSlot]:
     """Return the slots of a DTensor, given the plan of all of it: mostly one."""
 
-    def slot(window: Window, cuts: bool = False, **others: Any) -> ShardedSlot:
+    def slot(window: Window, cuts: bool = False, **others: Any) -> PartSlot:
         here = plan.within(window, cuts)
-        return ShardedSlot(param, name, here, window, cuts=cuts, all_elements=plan, **others)
+        return PartSlot(param, name, here, window, cuts=cuts, all_elements=plan, **others)
 
     window = window_of(param)
     if is_gathered(plan, param):
@@ -277,8 +333,17 @@ def new_state(param: Tensor, plan: Plan) -> dict[str, Tensor]:
     return {"step": new_count(), **slot.new_arrays(plan.arrays)}
 
 
-def slots_in(batches: Iterable[Batch]) -> list[ShardedSlot]:
+def slots_of(group: ReadGroup, name: str, param: Tensor) -> Sequence[Slot]:
+    """Return the slots of a parameter of a group."""
+    plan = group.plan(name, param)
+    if not is_sharded(param):
+        return [whole_slot(param, name, plan)]
+    check_sharding(group.caller, name, param)
+    return sharded_slots(param, name, plan)
+
+
+def slots_in(batches: Iterable[Batch]) -> list[PartSlot]:
     """Return the slots of DTensors, in an order that all processes share."""
-    slots = [slot for batch in batches for slot in batch.slots if isinstance(slot, ShardedSlot)]
+    slots = [slot for batch in batches for slot in batch.slots if isinstance(slot, PartSlot)]
     slots = [slot for slot in slots if is_sharded(slot.owner)]
     return sorted(slots, key=lambda slot: slot.index)

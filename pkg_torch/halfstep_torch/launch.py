@@ -1,0 +1,253 @@
+"""A step that was built once, to be run again: what makes it stale, and what it takes up anew.
+
+built once   checks of parameters, gradients and state; plans; rows; kernels; what processes exchange
+each step    counts; numbers of groups whose entries are other objects; keys of random words
+kept         what the state and the rows hold anyhow, and no gradient
+"""
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.distributed.shards import are_plain, local_part, sharding
+from halfstep_torch.engine.batches import attach_keys, attach_numbers, attach_rows, make_batches, send
+from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
+from halfstep_torch.engine.groups import ReadGroup
+from halfstep_torch.engine.row_plan import RowSizes
+from halfstep_torch.engine.run import run_batch
+from halfstep_torch.engine.slots import count
+from halfstep_torch.leaves import has_memory
+from halfstep_torch.optimizer_state.form import HEADER, LAST_STEP
+from halfstep_torch.sharded.cut_blocks import CutBlocks
+from halfstep_torch.sharded.exchange import Gathering, meshes_of, talking_meshes
+from halfstep_torch.sharded.run import exchange_all, step_apart
+from halfstep_torch.sharded.slots import slots_of
+from halfstep_torch.streamed_state import Streaming, in_pieces, streamed_slots_of
+
+# Entries of a group that no link reads: parameters and their names are part of the key.
+_NOT_NUMBERS = ("params", "param_names", HEADER)
+_UNCHANGING = (bool, int, float, str, type(None), torch.dtype)
+
+Named = Sequence[tuple[int, str, Tensor]]
+
+
+class Key(NamedTuple):
+    """What makes a launch stale: of every parameter with a gradient, in their order.
+
+    Attributes:
+        weights: where they are in memory, and what. Whose they are, the arrays say.
+        grads: what they are. Their addresses are no part: rows find them anew at every step, and keep none.
+        names: of the state arrays.
+        arrays: where they are in memory, and what.
+        shards: meshes and placements of weights and of gradients, as far as they are DTensors.
+        counts: how much more often than the first it was stepped: those of equal counts go together.
+        choice: whether steps are compiled.
+        threads: of the CPU, which Inductor writes into a kernel.
+    """
+
+    weights: list[tuple]
+    grads: list[tuple]
+    names: list[str]
+    arrays: list[tuple]
+    shards: list[tuple]
+    counts: list[int]
+    choice: bool | str
+    threads: int
+
+
+class Launch:
+    """The step of some parameters, as it was built.
+
+    It is stale when its `key` is another: what any check, plan, row or kernel depends on. Numbers are none of
+    it; a group is read again, and checked, when one of its entries is another object than before, or one that
+    can change in place, as a tensor.
+
+    Attributes:
+        batches: that are run.
+        on_meta: others, of which only state is made.
+        meshes: of all parameters, also of those without a gradient.
+        talking: those whose processes exchange anything in the step.
+    """
+
+    def __init__(self, optimizer: Any, named: Named, before: "Launch | None") -> None:
+        """Check and sort parameters; what holds of a launch `before`, which is stale from here on, stays."""
+        self._listed, self._key = [param for _, _, param in named], None
+        self._before, slots, self._plan_keys, self._numbers = [], {}, {}, {}
+        if before is not None:
+            before._key, self._before = None, before.batches
+            slots, self._plan_keys, self._numbers = before._slots, before._plan_keys, before._numbers
+        on_host = optimizer._arenas is not None
+        how = streamed_slots_of if on_host else slots_of
+        read, states = optimizer._group, optimizer.state
+        batches, self._slots = make_batches(named, read, states, how, slots, self._plan_keys)
+        self.meshes, self.talking = meshes_of(self._listed), talking_meshes(batches)
+        others, pieces = in_pieces(batches) if on_host else (batches, [])
+        actions = Gathering(others), CutBlocks(others), Streaming(optimizer._arenas, pieces)
+        self._actions = [action for action in actions if action.slots]
+        batches = [*others, *pieces]
+        self.batches = [batch for batch in batches if has_memory(batch.slots[0].param)]
+        self.on_meta = [batch for batch in batches if not has_memory(batch.slots[0].param)]
+        exchanging = (slot for batch in batches for slot in batch.slots if slot.exchanges)
+        self._exchanging = {id(slot.counter): (slot.counter, slot) for slot in exchanging}
+
+    def holds(self, listed: Sequence[Tensor], optimizer: Any) -> bool:
+        """Whether these parameters can be stepped by it: nothing that it was built of is another."""
+        if (
+            self._key is None
+            or len(listed) != len(self._listed)
+            or not all(map(operator.is_, listed, self._listed))
+        ):
+            return False
+        try:
+            key, self._steps = _key_of(listed, optimizer.state, optimizer._compile.choice)
+        except Exception:  # what is wrong with it, the build says
+            return False
+        return key == self._key and all([action.stays() for action in self._actions])
+
+    def renew(self, optimizer: Any, scale: float | None) -> bool:
+        """Have the counts and groups of a step, after `holds`; return False if it is to be built anew.
+
+        `scale` is that of the gradients. Raises what reading a group raises.
+        """
+        for i, (read, plan_key, entries) in self._groups.items():
+            group = optimizer.param_groups[i]
+            if read.scale == scale and entries.are_those_of(group):
+                continue
+            read = optimizer._group(i)
+            if read.plan_key != plan_key:
+                return False
+            self._groups[i] = read, plan_key, _Entries(group, read)
+        if any([optimizer._compile.is_due(*of_batch) for of_batch in self._eager]):
+            return False
+        for slots, step in zip(self._by_index, self._steps, strict=True):
+            for slot in slots:
+                slot.step = step
+        for batch in self.batches:
+            batch.group = self._groups[batch.group.index][0]
+        return True
+
+    def bring(self) -> None:
+        """Bring gradients, and what else is read before numbers are known, to where weights are stepped."""
+        for action in self._actions:
+            action.bring()
+
+    def prepare(
+        self, optimizer: Any, measured: Mapping[tuple[int, int], Any], sizes: RowSizes | None
+    ) -> None:
+        """Have numbers, keys, kernels and rows: all that can fail before weights change."""
+        self._numbers = attach_numbers(self.batches, measured, self._numbers)
+        if self._key is None:
+            for batch in self.batches:
+                elements = sum(slot.param.numel() for slot in batch.slots)
+                make, at_hand = functools.partial(compile_batch, batch), functools.partial(is_at_hand, batch)
+                optimizer._compile.prepare(optimizer._name, batch.device, elements, make, at_hand)
+            attach_rows(self.batches, self._before, sizes)
+            self._before = []
+        elif gathered := [batch for batch in self.batches if not batch.rows]:
+            attach_rows(gathered, [], sizes)
+        attach_keys(self.batches)
+        send(self.batches)
+
+    def run(self) -> None:
+        """Step the batches, and count each as it ends: weights, state and counts change."""
+        waiting = []
+        for action in self._actions:
+            action.begin()
+        for batch in self.batches:
+            for action in self._actions:
+                action.before(batch)
+            waiting += run_batch(batch, step_apart)
+            for action in self._actions:
+                action.after(batch)
+            count(batch.counters, batch.numbers)
+        # What has come to a rule that sees more than is here waits until all that do so have come to it.
+        while waiting:
+            exchange_all([x for _, of_walk in waiting for x in of_walk])
+            waiting = [(walk, asked) for walk, _ in waiting if (asked := next(walk, None)) is not None]
+        for action in self._actions:
+            action.end()
+        counters = [counter for counter, _ in self._exchanging.values()]
+        count(counters, {slot.step for _, slot in self._exchanging.values()})
+        for batch in self.on_meta:
+            count(batch.counters, {slot.step for slot in batch.slots})
+
+    def forget(self) -> None:
+        """Let go of what was brought, and of rows of it."""
+        for action in self._actions:
+            action.forget()
+        for batch in self.batches:
+            if batch.slots[0].gathered:
+                batch.rows, batch.signature = [], None
+
+    def keep(self, optimizer: Any) -> None:
+        """Be ready to be run again, as all is now."""
+        if self._key is not None or self.on_meta or not self.batches:
+            return
+        slots: dict[int, list] = {}
+        for slot in (slot for batch in self.batches for slot in batch.slots):
+            slots.setdefault(slot.index, []).append(slot)
+        self._by_index = [slots[index] for index in sorted(slots)]
+        reads = {batch.group.index: batch.group for batch in self.batches}
+        self._groups = {
+            i: (read, read.plan_key, _Entries(optimizer.param_groups[i], read)) for i, read in reads.items()
+        }
+        elements = ((batch, sum(slot.param.numel() for slot in batch.slots)) for batch in self.batches)
+        self._eager = [(batch.device, n) for batch, n in elements if not batch.kernels]
+        self._key, _ = _key_of(self._listed, optimizer.state, optimizer._compile.choice)
+
+
+class _Entries:
+    """The entries of a group, by which it is known that none is another object."""
+
+    def __init__(self, group: Mapping[str, Any], read: ReadGroup) -> None:
+        self._keys, self._values = list(group), list(group.values())
+        values = [value for key, value in group.items() if key not in _NOT_NUMBERS]
+        values += [x for value in values if type(value) is tuple for x in value]
+        self._stay = read.choices.schedule is None and all(
+            isinstance(x, (*_UNCHANGING, tuple)) for x in values
+        )
+
+    def are_those_of(self, group: Mapping[str, Any]) -> bool:
+        """Whether a group has these very entries, and none can have changed in place."""
+        same = len(group) == len(self._keys) and all(map(operator.is_, group.values(), self._values))
+        return self._stay and same and list(group) == self._keys
+
+
+def _key_of(
+    listed: Sequence[Tensor], states: Mapping[Tensor, Any], choice: bool | str
+) -> tuple[Key, list[int]]:
+    """Return the key of the parameters that have a gradient, and their counts after this step."""
+    pairs = [(p, p.grad) for p in listed]
+    weights: list[Any] = [p for p, g in pairs if g is not None]
+    grads: list[Any] = [g for _, g in pairs if g is not None]
+    held: list[Any] = [states.get(p) for p in weights]
+    arrays = [x for state in held for x in state.values()]
+    steps = [state["step"].item() + 1 for state in held]
+    if steps and max(steps) > LAST_STEP:
+        steps = [min(step, LAST_STEP) for step in steps]
+    shards, ids = [], [*map(id, arrays)]
+    types = [type(x) for x in (*weights, *grads)]
+    if not are_plain((*weights, *grads, *arrays)):
+        shards = [where for where in map(sharding, (*weights, *grads)) if where]
+        weights, grads, arrays = ([*map(local_part, tensors)] for tensors in (weights, grads, arrays))
+    key = Key(
+        [
+            (cls, p.data_ptr(), p.dtype, p.shape, p.stride(), p.device)
+            for cls, p in zip(types, weights, strict=False)
+        ],
+        [
+            (cls, g.dtype, g.shape, g.device, g.layout, g.is_contiguous())
+            for cls, g in zip(types[len(weights) :], grads, strict=True)
+        ],
+        [name for state in held for name in state],
+        [(of, x.data_ptr(), x.dtype, x.shape) for of, x in zip(ids, arrays, strict=True)],
+        shards,
+        [step - steps[0] for step in steps],
+        choice,
+        torch.get_num_threads(),
+    )
+    return key, steps
