@@ -6,6 +6,7 @@ kept         what the state and the rows hold anyhow, and no gradient
 """
 
 import functools
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,15 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.shards import are_plain, local_part, sharding
-from halfstep_torch.engine.batches import attach_keys, attach_numbers, attach_rows, make_batches, send
+from halfstep_torch.engine.batches import (
+    attach_keys,
+    attach_numbers,
+    attach_rows,
+    check_finite,
+    make_batches,
+    measure,
+    send,
+)
 from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.row_plan import RowSizes
@@ -71,6 +80,7 @@ class Launch:
         on_meta: others, of which only state is made.
         meshes: of all parameters, also of those without a gradient.
         talking: those whose processes exchange anything in the step.
+        has_schedules: whether the lr of a group is a function of the step.
     """
 
     def __init__(self, optimizer: Any, named: Named, before: "Launch | None") -> None:
@@ -89,8 +99,12 @@ class Launch:
         actions = Gathering(others), CutBlocks(others), Streaming(optimizer._arenas, pieces)
         self._actions = [action for action in actions if action.slots]
         batches = [*others, *pieces]
+        rules = [(batch.group.links[j], batch) for batch in batches for j in batch.plan.rule_indices]
+        self._looks = any(link.measures or link.needs_finite for link, _ in rules)
+        self.has_schedules = any(batch.group.choices.schedule is not None for batch in batches)
         self.batches = [batch for batch in batches if has_memory(batch.slots[0].param)]
         self.on_meta = [batch for batch in batches if not has_memory(batch.slots[0].param)]
+        self._gathered = [batch for batch in batches if batch.slots[0].gathered]
         exchanging = (slot for batch in batches for slot in batch.slots if slot.exchanges)
         self._exchanging = {id(slot.counter): (slot.counter, slot) for slot in exchanging}
 
@@ -106,7 +120,7 @@ class Launch:
             key, self._steps = _key_of(listed, optimizer.state, optimizer._compile.choice)
         except Exception:  # what is wrong with it, the build says
             return False
-        return key == self._key and all([action.stays() for action in self._actions])
+        return key == self._key and all(action.stays() for action in self._actions)
 
     def renew(self, optimizer: Any, scale: float | None) -> bool:
         """Have the counts and groups of a step, after `holds`; return False if it is to be built anew.
@@ -121,7 +135,7 @@ class Launch:
             if read.plan_key != plan_key:
                 return False
             self._groups[i] = read, plan_key, _Entries(group, read)
-        if any([optimizer._compile.is_due(*of_batch) for of_batch in self._eager]):
+        if any(optimizer._compile.is_due(*of_batch) for of_batch in self._eager):
             return False
         for slots, step in zip(self._by_index, self._steps, strict=True):
             for slot in slots:
@@ -130,15 +144,18 @@ class Launch:
             batch.group = self._groups[batch.group.index][0]
         return True
 
-    def bring(self) -> None:
-        """Bring gradients, and what else is read before numbers are known, to where weights are stepped."""
+    def bring(self) -> Mapping[tuple[int, int], Any]:
+        """Bring gradients to where weights are stepped; return what links measure of all of them."""
         for action in self._actions:
             action.bring()
+        return measure(self.batches) if self._looks else {}
 
     def prepare(
         self, optimizer: Any, measured: Mapping[tuple[int, int], Any], sizes: RowSizes | None
     ) -> None:
         """Have numbers, keys, kernels and rows: all that can fail before weights change."""
+        if self._looks:
+            check_finite(optimizer._name, self.batches)
         self._numbers = attach_numbers(self.batches, measured, self._numbers)
         if self._key is None:
             for batch in self.batches:
@@ -147,8 +164,8 @@ class Launch:
                 optimizer._compile.prepare(optimizer._name, batch.device, elements, make, at_hand)
             attach_rows(self.batches, self._before, sizes)
             self._before = []
-        elif gathered := [batch for batch in self.batches if not batch.rows]:
-            attach_rows(gathered, [], sizes)
+        elif self._gathered:
+            attach_rows(self._gathered, [], sizes)
         attach_keys(self.batches)
         send(self.batches)
 
@@ -170,8 +187,9 @@ class Launch:
             waiting = [(walk, asked) for walk, _ in waiting if (asked := next(walk, None)) is not None]
         for action in self._actions:
             action.end()
-        counters = [counter for counter, _ in self._exchanging.values()]
-        count(counters, {slot.step for _, slot in self._exchanging.values()})
+        if self._exchanging:
+            counters, slots = zip(*self._exchanging.values(), strict=True)
+            count(counters, {slot.step for slot in slots})
         for batch in self.on_meta:
             count(batch.counters, {slot.step for slot in batch.slots})
 
@@ -179,9 +197,8 @@ class Launch:
         """Let go of what was brought, and of rows of it."""
         for action in self._actions:
             action.forget()
-        for batch in self.batches:
-            if batch.slots[0].gathered:
-                batch.rows, batch.signature = [], None
+        for batch in self._gathered:
+            batch.rows, batch.signature = [], None
 
     def keep(self, optimizer: Any) -> None:
         """Be ready to be run again, as all is now."""
@@ -221,16 +238,15 @@ def _key_of(
     listed: Sequence[Tensor], states: Mapping[Tensor, Any], choice: bool | str
 ) -> tuple[Key, list[int]]:
     """Return the key of the parameters that have a gradient, and their counts after this step."""
-    pairs = [(p, p.grad) for p in listed]
-    weights: list[Any] = [p for p, g in pairs if g is not None]
-    grads: list[Any] = [g for _, g in pairs if g is not None]
-    held: list[Any] = [states.get(p) for p in weights]
+    weights: list[Any] = [p for p in listed if p.grad is not None]
+    grads: list[Any] = [p.grad for p in weights]
+    held: list[Any] = [*map(states.get, weights)]
     arrays = [x for state in held for x in state.values()]
     steps = [state["step"].item() + 1 for state in held]
     if steps and max(steps) > LAST_STEP:
         steps = [min(step, LAST_STEP) for step in steps]
     shards, ids = [], [*map(id, arrays)]
-    types = [type(x) for x in (*weights, *grads)]
+    types = [*map(type, (*weights, *grads))]
     if not are_plain((*weights, *grads, *arrays)):
         shards = [where for where in map(sharding, (*weights, *grads)) if where]
         weights, grads, arrays = ([*map(local_part, tensors)] for tensors in (weights, grads, arrays))
@@ -243,7 +259,7 @@ def _key_of(
             (cls, g.dtype, g.shape, g.device, g.layout, g.is_contiguous())
             for cls, g in zip(types[len(weights) :], grads, strict=True)
         ],
-        [name for state in held for name in state],
+        [*itertools.chain.from_iterable(held)],
         [(of, x.data_ptr(), x.dtype, x.shape) for of, x in zip(ids, arrays, strict=True)],
         shards,
         [step - steps[0] for step in steps],

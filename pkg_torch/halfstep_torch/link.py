@@ -148,11 +148,15 @@ class Link(Rule):
             numbers[field] = DecayRate.of(value) if number.is_rate and ours else value
         with np.errstate(all="ignore"):  # infinities are numbers too: at lr = 0 nothing moves
             numbers.update(rule.numbers(_hyperparameters(values), step, _NUMBERS_OP))
-            for name, moment in fed_back(rule).items():
+            for name, moment in self._fed_back.items():
                 numbers[name] = values[moment.rate] / (np.float32(1) - values[moment.rate])
         numbers.update(measured or {})
-        rounded = (x if isinstance(x, DecayRate) else float(np.float32(x)) for x in numbers.values())
+        rounded = [x if isinstance(x, DecayRate) else float(np.float32(x)) for x in numbers.values()]
         return named_tuple("Numbers", tuple(numbers))(*rounded)
+
+    @functools.cached_property
+    def _fed_back(self) -> Mapping[str, Any]:
+        return fed_back(self.rule)
 
     def bind(self, caller: str, h: Any, info: ParamInfo) -> "BoundRule | None":
         """Return what the rule does to such parameters, given what `read` gave, or None for nothing."""

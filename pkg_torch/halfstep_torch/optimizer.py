@@ -12,7 +12,7 @@ from torch import Tensor
 from halfstep_torch.distributed.agreement import Attempt
 from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.distributed.shards import check_not_replaced
-from halfstep_torch.engine.batches import Batch, check_finite, measure
+from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.signals import SignalsWait
@@ -250,12 +250,10 @@ class Optimizer(SavedOptimizer):
         if may_make_state and not agreement.any_of(any(map(_moves, [*launch.batches, *launch.on_meta]))):
             return
         try:
-            launch.bring()
-            show_rates, measured = [], measure(launch.batches)
+            show_rates, measured = [], launch.bring()
             with Attempt() as attempt:
-                check_finite(self._name, launch.batches)
                 launch.prepare(self, measured, sizes)
-                show_rates = self._rates_of(launch.batches)
+                show_rates = self._rates_of(launch.batches) if launch.has_schedules else []
                 self._look_around(launch.batches)
             agreement.agree(attempt.error)
             # Everything that can fail has been tried: from here on, weights change.

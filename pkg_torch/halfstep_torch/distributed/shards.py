@@ -20,12 +20,21 @@ from halfstep_torch.distributed.window import Shape, Window
 _PLAIN = {Tensor, torch.nn.Parameter}
 
 
+class _Kinds(dict):
+    """Of each class whether its objects are DTensors: asked for some times of every tensor of a step."""
+
+    def __missing__(self, cls: type) -> bool:
+        module = sys.modules.get("torch.distributed.tensor")  # without it there is none
+        self[cls] = module is not None and issubclass(cls, module.DTensor)
+        return self[cls]
+
+
+_SHARDED = _Kinds()
+
+
 def is_sharded(x: Any) -> bool:
     """Whether a tensor is a DTensor; a replicated one is, too."""
-    if type(x) in _PLAIN:
-        return False
-    module = sys.modules.get("torch.distributed.tensor")  # without it there is none
-    return module is not None and isinstance(x, module.DTensor)
+    return _SHARDED[type(x)]
 
 
 def are_plain(tensors: Iterable[Any]) -> bool:
@@ -35,7 +44,7 @@ def are_plain(tensors: Iterable[Any]) -> bool:
 
 def local_part(x: Tensor) -> Tensor:
     """Return the part of a tensor that is in this process, in its own memory: all of a plain tensor."""
-    if type(x) in _PLAIN or not is_sharded(x):
+    if not _SHARDED[type(x)]:
         return x
     whole: Any = x
     if torch.is_grad_enabled():
@@ -49,7 +58,7 @@ def local_part(x: Tensor) -> Tensor:
 
 def sharding(x: Any) -> tuple[Any, tuple] | None:
     """Return the mesh and the placements of a DTensor; None for a plain tensor."""
-    return (x.device_mesh, tuple(x.placements)) if is_sharded(x) else None
+    return (x.device_mesh, tuple(x.placements)) if _SHARDED[type(x)] else None
 
 
 def mesh_sizes(mesh: Any) -> Shape:

@@ -284,10 +284,12 @@ def send(batches: Iterable[Batch]) -> None:
         sent = iter(as_sent(arrays, device))
         for batch in of_device:
             batch.keys = SlotColumns(next(sent))
-            vectors = [(next(sent), bounds) for bounds in batch.plan.bounds]
-            for vector, bounds in vectors:
-                _write_measured(vector, next(iter(batch.numbers.values()))[bounds.start : bounds.stop])
-            batch.vectors = [x if x.dim() == 1 else SlotColumns(x) for x, _ in vectors]
+            vectors = [next(sent) for _ in batch.plan.bounds]
+            for vector, (numbers, *_) in zip(vectors, _stages_of(batch), strict=True):
+                for i, x in enumerate(numbers):
+                    if isinstance(x, Tensor):  # the same for all counts
+                        vector[i].copy_(x)
+            batch.vectors = [x if x.dim() == 1 else SlotColumns(x) for x in vectors]
 
 
 def as_sent(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
@@ -310,30 +312,30 @@ def is_elsewhere(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def _vectors(batch: Batch) -> Iterator[np.ndarray]:
-    """Yield of each stage its numbers: float32, a vector or, where counts differ, a column for each slot.
+def _vectors(batch: Batch) -> list[np.ndarray]:
+    """Return of each stage its numbers: float32, a vector or, where counts differ, a column for each slot.
 
-    A number that is on a device is 0 in them: it stays there.
+    A number that was measured on a device is 0 in them: it stays there.
     """
-    for bounds in batch.plan.bounds:
-        by_count = {
-            step: [
-                0.0 if isinstance(x, Tensor) else x
-                for n in of_rules[bounds.start : bounds.stop]
-                for x in n.flat
-            ]
-            for step, of_rules in batch.numbers.items()
-        }
-        (first, *others) = by_count.values()
-        one = not others
-        yield np.array(first if one else [by_count[slot.step] for slot in batch.slots], np.float32).T.copy()
+    made, places = [], {step: i for i, step in enumerate(batch.numbers)}
+    for numbers in _stages_of(batch):
+        if Tensor in map(type, numbers[0]):
+            numbers = [[0.0 if isinstance(x, Tensor) else x for x in of_count] for of_count in numbers]
+        rows = np.array(numbers, np.float32)
+        of_slots = [places[slot.step] for slot in batch.slots] if len(rows) > 1 else 0
+        made.append(np.ascontiguousarray(rows[of_slots].T))
+    return made
 
 
-def _write_measured(vector: Tensor, of_rules: Sequence[StepNumbers]) -> None:
-    """Write what was measured of all gradients, the same for all counts, where it is: on its device."""
-    for i, x in enumerate(x for n in of_rules for x in n.flat):
-        if isinstance(x, Tensor):
-            vector[i].copy_(x)
+def _stages_of(batch: Batch) -> list[list[list[Any]]]:
+    """Return of each stage, of each count, the numbers of its rules one after the other."""
+    return [
+        [
+            [x for n in of_rules[rules.start : rules.stop] for x in n.flat]
+            for of_rules in batch.numbers.values()
+        ]
+        for rules in batch.plan.bounds
+    ]
 
 
 def attach_rows(batches: Iterable[Batch], before: Iterable[Batch], sizes: RowSizes | None = None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 _ALL = sorted(signal.valid_signals())
 # Without the wrapper that makes an enum of each, and takes longer than all the rest.
-_handler_of = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_handler_of = getattr(signal, "_signal", signal).getsignal
 
 
 class SignalsWait:

@@ -137,7 +137,7 @@ class NumbersOp:
 
     def unbias(self, *pairs: tuple[Any, int]) -> tuple[np.float32, ...]:
         """Return 1 / (1 - rate^t) of each pair (rate, t) (contract M2)."""
-        return tuple(np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs)
+        return tuple([np.float32(1) / moments.bias_correction(rate, t) for rate, t in pairs])
 
     def float32(self, x: Any) -> np.float32:
         """Return a count, or the truth of a comparison, as a number."""

@@ -34,13 +34,15 @@ class Agreement:
         # Released gradients come one by one: a process that lacks one makes no step of it.
         self._steps += together
         all_asked = together and self._steps % _EVERY == 0
-        self._meshes = meshes
-        self._asked = [
-            mesh for mesh in meshes if all_asked or mesh not in self._compared or mesh in self._talking
-        ]
+        self._meshes, self._asked = meshes, []
+        for mesh in meshes:
+            if all_asked or mesh not in self._compared or mesh in self._talking:
+                self._asked.append(mesh)
 
     def agree_on(self, error: Exception | None, launch: Any) -> None:
         """Raise in all processes if any has an error, or their launches are not the same step."""
+        if not (self._meshes or error):
+            return
         notes = [_notes(mesh, [] if error else [*launch.batches, *launch.on_meta]) for mesh in self._asked]
         agree(self._caller, self._asked, error, notes)
         self._compared.update(self._asked)
@@ -49,7 +51,8 @@ class Agreement:
 
     def agree(self, error: Exception | None) -> None:
         """Raise in all processes if any has an error."""
-        agree(self._caller, self._asked, error, [{} for _ in self._asked])
+        if self._asked or error:
+            agree(self._caller, self._asked, error, [{} for _ in self._asked])
 
     def any_of(self, here: bool) -> bool:
         """Return whether it is so in any process of the meshes."""
