@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import halfstep_torch as hs
 from on_torch.processes import in_processes
@@ -67,7 +68,8 @@ def what_is_another_than_before_is_stepped_as_it_is(rank: int) -> None:
                 if not built_anew and step:
                     again = optimizer._launches[None] is launch
                     assert again == (step == 1 or (step == 3 and change is not give_summands)), change
-            outcomes.append(param.detach().to_local().clone())
+            here: Any = param.detach()
+            outcomes.append(here.to_local().clone())
         assert same_bits(*outcomes), change
 
 
