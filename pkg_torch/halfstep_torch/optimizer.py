@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from halfstep_torch.distributed.replicas import check_replicas
 from halfstep_torch.distributed.shards import check_not_replaced
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.loss_scale import is_skipped, scale_of
+from halfstep_torch.engine.planned_optimizer import PlannedOptimizer
 from halfstep_torch.engine.row_plan import RowSizes
 from halfstep_torch.engine.signals import SignalsWait
 from halfstep_torch.engine.step_warnings import (
@@ -25,7 +26,7 @@ from halfstep_torch.engine.step_warnings import (
 )
 from halfstep_torch.launch import Launch, Named
 from halfstep_torch.leaves import has_memory, parameters_by_leaf
-from halfstep_torch.saved_optimizer import SavedOptimizer
+from halfstep_torch.saved_state import load, with_headers
 from halfstep_torch.sharded.agreement import Agreement
 from halfstep_torch.sharded.exchange import meshes_of
 
@@ -51,7 +52,7 @@ def _undisturbed(step: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-class Optimizer(SavedOptimizer):
+class Optimizer(PlannedOptimizer):
     """A `torch.optim` optimizer that applies a chain of transforms.
 
     At each step every gradient goes through the links of the chain, in float32, and the weight becomes
@@ -119,6 +120,9 @@ class Optimizer(SavedOptimizer):
 
     _idle_steps = 0
     """So many steps began, and no parameter has had a gradient yet."""
+
+    _half_loaded = False
+    """Whether groups and state are of two runs: `load_state_dict` began to change them and did not end."""
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -219,6 +223,51 @@ class Optimizer(SavedOptimizer):
         """Raise RuntimeError unless a step can go on from the state that is here."""
         self.check_loaded()
 
+    def check_loaded(self) -> None:
+        """Raise RuntimeError if the last `load_state_dict` failed while it copied."""
+        if self._half_loaded:
+            raise RuntimeError(
+                f"{self._name}: the last load_state_dict failed while it copied, so groups and state are of "
+                "two runs. Free memory and load the state dict again, or build a new optimizer."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch's optimizers do, each group with an entry that says what it belongs to.
+
+        That entry, `halfstep`, holds the spec version, the links of the chain, and their seeds. It also holds
+        the leaf names of the parameters, and the distinct counts of their steps. All of it loads with
+        `torch.load(weights_only=True)`. State arrays are not copied. Arrays of a dtype that checkpointers
+        cannot gather (int16, 8-bit floats) are shown as their bytes, uint8.
+
+        Raises:
+            RuntimeError: if the last `load_state_dict` failed while it copied.
+        """
+        self.check_loaded()
+        return with_headers(self, super().state_dict())
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore from a state dict, bit for bit.
+
+        Numbers of the param groups and the seeds are taken from the state dict; state arrays are copied.
+        Parameters are matched by name within their group or, where either side has no names, by their place.
+        Random words then follow the names of this optimizer. State of a parameter that is a DTensor becomes
+        DTensors, from arrays that are sharded in any way, or whole in every process.
+
+        Args:
+            state_dict: what `state_dict` returned.
+
+        Raises:
+            TypeError: if it is not a state dict.
+            ValueError: if it is of another chain, spec version, names, shapes or formats, or an array has no
+                memory here ("meta") or is sparse. Nothing is changed.
+
+        Old arrays go before new ones are made, so that both never stand in memory at once. Where copying
+        fails after the checks (no memory left, an interrupt), part of the state is gone: `step` and
+        `state_dict` then raise RuntimeError until a state dict is loaded whole.
+        """
+        load(self, state_dict)
+
     @_undisturbed
     def step_alone(
         self, parameters: Named | None = None, at: Any = None, sizes: RowSizes | None = None
@@ -275,7 +324,14 @@ class Optimizer(SavedOptimizer):
     def _rates_of(self, batches: Sequence[Batch]) -> list[Callable[[], None]]:
         """Return what shows, after a step, the rates of groups whose lr is a function of it."""
         scheduled = [batch for batch in batches if batch.group.choices.schedule is not None]
-        return self._shown_rates([(batch.group.index, max(batch.numbers)) for batch in scheduled])
+        return self.shown_rates([(batch.group.index, max(batch.numbers)) for batch in scheduled])
+
+    def shown_rates(self, steps: Iterable[tuple[int, int]]) -> list[Callable[[], None]]:
+        """Return what shows the learning rates of a step in the groups whose lr is a function of it."""
+        oldest: dict[int, int] = {}
+        for i, step in steps:
+            oldest[i] = max(oldest.get(i, 0), step)
+        return [self._choices[i].show(self._name, i, self.param_groups[i], oldest[i]) for i in oldest]
 
     def _look_around(self, batches: Sequence[Batch]) -> None:
         """Say what the user should know, most of it at the first step; there compare replicas, too."""
@@ -293,6 +349,11 @@ class Optimizer(SavedOptimizer):
             seeds = [[link.seed for link in choices.chain.links] for choices in self._choices]
             check_replicas(self._name, slots, seeds)
             self._compared = True
+
+    @functools.cached_property
+    def _launches(self) -> dict[Any, Launch]:
+        """The last step of all parameters, by None, and of each that is stepped alone."""
+        return {}
 
     @functools.cached_property
     def _agreement(self) -> Agreement:

@@ -19,6 +19,7 @@ from halfstep_torch.numbers.seeds import Seed
 from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.state_dict import read_groups
 from halfstep_torch.rules.named import of_arguments
+from halfstep_torch.saved_state import headers_of
 from halfstep_torch.storage.state_dtypes import DType
 
 _TRAINED = "trained"
@@ -175,7 +176,7 @@ class AdamWScheduleFree(Optimizer):
         rest, saved = _without_trained(state_dict)
         trained = None
         if saved:
-            ids = read_groups(rest, self._headers())[1]
+            ids = read_groups(rest, headers_of(self))[1]
             named = [
                 (_checked_trained(name, saved.get(ids[i][name]), param), param)
                 for i, name, param in self._named()

@@ -22,6 +22,7 @@ from halfstep_torch.optimizer import Optimizer, check_optimizer
 from halfstep_torch.optimizer_state.form import LAST_STEP, check_form, saved_step
 from halfstep_torch.optimizer_state.group_entries import check_decay
 from halfstep_torch.optimizer_state.state_dict import replace_groups
+from halfstep_torch.saved_state import at_home
 from halfstep_torch.sharded.slots import new_state, state_placements
 
 # What a param group says in torch's form; how state is stored is no part of it.
@@ -143,7 +144,7 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
             states[param] = plan, _encoded(optimizer, i, name, param, plan, saved) if saved else {}
     replace_groups(optimizer.param_groups, groups, lambda: list(optimizer.plans()))
     for param, (plan, state) in states.items():
-        optimizer.state[param] = optimizer.at_home(param, plan, state)
+        optimizer.state[param] = at_home(optimizer, param, plan, state)
 
 
 def _words(optimizer: Optimizer, group: int, name: str, param: Tensor, plan: Plan, step: int) -> list[list]:

@@ -175,10 +175,10 @@ class PartSlot(Slot):
         return spec.new(like.to(home) if copies else torch.empty(like.shape, device=home))
 
     def _at_home(self, x: Tensor) -> Tensor:
-        return x if self.home is None else at_home(x, self.home, self.owner.device)
+        return x if self.home is None else kept_at(x, self.home, self.owner.device)
 
 
-def at_home(x: Tensor, home: torch.device, device: torch.device) -> Tensor:
+def kept_at(x: Tensor, home: torch.device, device: torch.device) -> Tensor:
     """Return a tensor at home, in memory from which the device of its weights can copy while it computes."""
     x = x.to(home)  # a DTensor keeps its mesh and its placements
     if device.type == "cuda" and home.type == "cpu":

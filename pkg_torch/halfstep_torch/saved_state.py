@@ -1,0 +1,115 @@
+"""The state of an optimizer as a state dict, and back: torch's form, with what it belongs to."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep_torch.engine.groups import plain_value
+from halfstep_torch.engine.plan import Plan
+from halfstep_torch.optimizer_state.byte_form import as_bytes, from_bytes
+from halfstep_torch.optimizer_state.form import HEADER
+from halfstep_torch.optimizer_state.state_dict import (
+    check_counts,
+    check_saved_state,
+    load_group,
+    load_states,
+    make_header,
+    read_groups,
+    replace_groups,
+)
+from halfstep_torch.say_once import say_once
+from halfstep_torch.sharded.slots import kept_at, state_placements
+from halfstep_torch.streamed_state import is_streamed
+
+
+def with_headers(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return torch's state dict with arrays as they are saved, and what each group belongs to."""
+    headers = headers_of(optimizer)
+    state_dict["state"] = {key: as_bytes(entry) for key, entry in state_dict["state"].items()}
+    for group, header in zip(state_dict["param_groups"], headers, strict=True):
+        group.update({key: plain_value(value) for key, value in group.items()}, **{HEADER: header})
+    return state_dict
+
+
+def load(optimizer: Any, state_dict: Mapping[str, Any]) -> None:
+    """Restore from a state dict, as `Optimizer.load_state_dict` says."""
+    state_dict = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
+    for hook in _hooks(optimizer, "_optimizer_load_state_dict_pre_hooks"):
+        replaced = hook(optimizer, state_dict)
+        state_dict = state_dict if replaced is None else replaced
+    saved_groups, ids, seeds = read_groups(state_dict, headers_of(optimizer))
+    check_counts(state_dict, ids)
+    states: dict[Tensor, tuple[dict[str, tuple | None], Mapping[str, Any]]] = {}
+    steps: list[tuple[int, int]] = []
+    plans: dict[Tensor, Plan] = {}
+    group_of = functools.cache(optimizer._group)
+    for i, name, param in optimizer._named():
+        saved = state_dict["state"].get(ids[i][name])
+        if saved:
+            plan = plans[param] = group_of(i).plan(name, param)
+            saved = from_bytes(saved, {key: spec.dtype for key, spec in plan.arrays.items()})
+            saved_arrays = optimizer._group(i, saved_groups[i]).plan(name, param).arrays
+            check_saved_state(name, param, plan.arrays, saved_arrays, saved)
+            placements = state_placements(plan, param)
+            states[param] = {key: placements.get(key) for key in plan.arrays}, saved
+            steps.append((i, max(int(saved["step"]), 1)))
+    show_rates = optimizer.shown_rates(steps)
+    groups = [
+        load_group(group, saved, choices.options, choices.schedule is not None)
+        for group, saved, choices in zip(
+            optimizer.param_groups, saved_groups, optimizer._choices, strict=True
+        )
+    ]
+    was_half, optimizer._half_loaded = optimizer._half_loaded, True
+    try:
+        replace_groups(optimizer.param_groups, groups, functools.partial(_check_values, optimizer))
+    except BaseException:  # the groups are as they were
+        optimizer._half_loaded = was_half
+        raise
+    for choices, chain_seeds, group in zip(optimizer._choices, seeds, optimizer.param_groups, strict=True):
+        choices.chain = choices.chain.with_seeds(chain_seeds)
+        group[HEADER] = make_header(choices.chain)
+    for show_rate in show_rates:
+        show_rate()
+    optimizer._launches.clear()
+    optimizer.__dict__.pop("_alone", None)
+    load_states(optimizer.state, states, lambda param, state: at_home(optimizer, param, plans[param], state))
+    optimizer._half_loaded = False
+    for hook in _hooks(optimizer, "_optimizer_load_state_dict_post_hooks"):
+        hook(optimizer)
+
+
+def _check_values(optimizer: Any) -> None:
+    """Check the values of all groups."""
+    for i in range(len(optimizer.param_groups)):
+        _ = optimizer._group(i).values
+
+
+def _hooks(optimizer: Any, name: str) -> list[Callable[..., Any]]:
+    """Return hooks that torch keeps under a name."""
+    if not hasattr(optimizer, name):
+        say_once(f"{optimizer._name}: torch keeps no {name} any more: hooks of load_state_dict do not run.")
+    return list(getattr(optimizer, name, {}).values())
+
+
+def headers_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return of every param group what it belongs to, as its state dict says it."""
+    names: list[list[str]] = [[] for _ in optimizer.param_groups]
+    counts: list[set[int]] = [set() for _ in optimizer.param_groups]
+    for i, name, param in optimizer._named():
+        names[i].append(name)
+        if state := optimizer.state.get(param):
+            counts[i].add(int(state["step"]))
+    rows = zip((choices.chain for choices in optimizer._choices), names, counts, strict=True)
+    return [make_header(chain, leaves, sorted(of_group)) for chain, leaves, of_group in rows]
+
+
+def at_home(optimizer: Any, param: Tensor, plan: Plan, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a parameter with its arrays where the optimizer keeps them."""
+    if optimizer._arenas is None or not is_streamed(plan, param):
+        return state
+    host = torch.device("cpu")
+    return {key: x if key == "step" else kept_at(x, host, param.device) for key, x in state.items()}
