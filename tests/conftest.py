@@ -3,14 +3,28 @@
 import gc
 import os
 import pathlib
+import sys
 import zlib
 
 import pytest
 
-# Eight host devices, so that sharded steps run on a machine without an accelerator.
-_DEVICES = "--xla_force_host_platform_device_count=8"
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+# Eight host devices, so that sharded steps run on a machine without an accelerator. By the second flag XLA
+# reads its flags whenever it compiles.
+_DEVICES = "--xla_force_host_platform_device_count=8 --xla_flags_reset=true"
+_FLAGS = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+os.environ["XLA_FLAGS"] = _FLAGS
+# Tests wait for compilations most of their time, and without optimizations these take a third. Bits are the
+# contract's with them and without: the files below watch what optimizations could change, as do the vectors.
+_QUICK = (
+    f"{_FLAGS} --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+    " --xla_llvm_disable_expensive_passes=true"
+)
+_AS_USERS_DO = (
+    f"{_FLAGS} --xla_cpu_use_fusion_emitters=true --xla_backend_optimization_level=3"
+    " --xla_llvm_disable_expensive_passes=false"
+)
+_QUICK_FOLDERS = ("on_jax", "twin")
+_OPTIMIZED = ("test_exactness", "test_hazards", "test_memory", "test_primitives", "test_roots", "test_rule")
 
 # What one run has compiled is not what another steps by; tests of stored kernels name a folder.
 os.environ.setdefault("HALFSTEP_KERNELS", "")
@@ -54,8 +68,29 @@ def pytest_collection_modifyitems(items):
         case = item.get_closest_marker("slow") and "[" in item.name and item.path.parent.name in _MANY
         if case and zlib.crc32(item.nodeid.encode()) % _ONE_IN:
             item.add_marker(pytest.mark.exhaustive)
+    # What was optimized serves tests that ask for less, and not the other way.
+    items.sort(key=lambda item: _is_quick(item.path))
 
 
-def pytest_collection_finish():
-    """Leave what importing made out of what optimizers without names search for modules."""
+@pytest.fixture(scope="module", autouse=True)
+def _heap():
+    """Leave what other files and importing made out of what optimizers without names search for modules."""
+    gc.collect()
     gc.freeze()
+
+
+def _is_quick(path):
+    """Whether JAX compiles a file's programs without optimizations."""
+    return path.parent.name in _QUICK_FOLDERS and path.stem not in _OPTIMIZED
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _optimizations_of_jax(request):
+    """Switch them for a file. Other versions have other flags, and XLA ends the process at an unknown one."""
+    jax = sys.modules.get("jax")
+    flags = _QUICK if _is_quick(request.path) else _AS_USERS_DO
+    if not jax or not jax.__version__.startswith("0.10.") or os.environ["XLA_FLAGS"] == flags:
+        return
+    if os.environ["XLA_FLAGS"] == _QUICK:
+        jax.clear_caches()
+    os.environ["XLA_FLAGS"] = flags

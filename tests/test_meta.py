@@ -74,17 +74,16 @@ def test_flipping_one_expected_bit_of_any_element_of_any_output_fails(name):
 def test_an_answer_past_its_ulps_fails(name):
     backend = SpecBackend()
     for case in VECTORS[name]:
-        for output, actual in backend.run(case).items():
-            expected = case.outputs[output]
-            if expected.compare == "bits":
-                continue
+        near = {output: array for output, array in case.outputs.items() if array.compare != "bits"}
+        actual = backend.run(case) if near else {}
+        for output, expected in near.items():
             assert expected.compare["because"]
             past = expected.bits + np.array(expected.compare.get("ulps", 0) + 1, expected.bits.dtype)
             if "norm" in expected.compare:
                 past = np.float32(1 + 2 * expected.compare["norm"]) * expected.bits.view(np.float32)
                 past = past.view(np.uint32)
             with pytest.raises(AssertionError, match=r"elements differ|norm of the difference"):
-                assert_same(actual, dataclasses.replace(expected, bits=past))
+                assert_same(actual[output], dataclasses.replace(expected, bits=past))
 
 
 def test_an_unknown_op_is_refused_by_name():

@@ -1,5 +1,6 @@
 """The site shows every public name and every format; `make docs` builds it and follows its links."""
 
+import functools
 import importlib
 import pathlib
 import re
@@ -69,11 +70,14 @@ def test_every_page_is_in_the_navigation():
     assert all(f" {path}\n" in navigation for path in pages + notebooks)
 
 
-@pytest.fixture
-def messages(monkeypatch):
-    """The module that reads every message from the source, as the site does."""
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
-    yield importlib.import_module("messages")
+@pytest.fixture(scope="module")
+def messages():
+    """The module that reads every message from the source, as the site does; it reads once."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(ROOT / "docs" / "site"))
+        module = importlib.import_module("messages")
+        patched.setattr(module, "messages", functools.cache(module.messages))
+        yield module
     sys.modules.pop("messages", None)
 
 

@@ -43,6 +43,14 @@ def counts(optimizer):
     return [int(optimizer.state[param]["step"]) if optimizer.state[param] else 0 for param in params]
 
 
+@pytest.fixture(autouse=True)
+def interrupt():
+    """Python's own handler: what a shell starts in the background begins with none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def alarm():
     """Return what lets a handler raise `Interrupted` after some seconds."""
