@@ -74,6 +74,11 @@ def check_weight(caller: str, name: str, param: Tensor) -> None:
     if not _is_plain(param) and not is_sharded(param):
         raise TypeError(f"{caller}: the weight {name!r} is {_kind(param)}. Pass plain dense tensors.")
     check_sharding(caller, name, param)
+    if param.is_complex():
+        raise TypeError(
+            f"{caller}: the weight {name!r} is {dtype_name(param.dtype)}; weights are real. Make a parameter "
+            "of its parts, torch.view_as_real(weight), and torch.view_as_complex(parameter) in the model."
+        )
     if param.dtype not in _HELD_BY_FLOAT32:
         raise TypeError(
             f"{caller}: the weight {name!r} is {dtype_name(param.dtype)}; "

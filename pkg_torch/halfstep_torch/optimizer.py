@@ -85,7 +85,7 @@ class Optimizer(PlannedOptimizer):
             weights stepped: the first step of a large model, step 300 of a million weights. The bits are
             the same.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
-            names, or a share of them.
+            names, or a share of them. Empty: names are not looked for either, and words follow the order.
         state_device: "cpu" keeps state on the host, and brings it to the device of its weights piece by piece
             while a step runs: two pieces of 16 million elements, or the two longest parameters where a norm
             is measured or rows are no whole blocks. The bits are the same. State of a shard whose step

@@ -288,7 +288,8 @@ CALLS = [
     (
         lambda: hs.AdamW([parameter(), parameter(torch.complex64)]),
         TypeError,
-        "AdamW: the weight '1' is complex64; weights are float32, bfloat16 or float16. Cast it.",
+        "AdamW: the weight '1' is complex64; weights are real. Make a parameter of its parts, "
+        "torch.view_as_real(weight), and torch.view_as_complex(parameter) in the model.",
     ),
     (
         lambda: hs.AdamW([("w", torch.ones(2).to_sparse())]),

@@ -357,14 +357,17 @@ def test_adafactor_takes_the_arguments_of_transformers_that_ask_for_nothing():
 
 def test_flat_arrays_in_place_of_named_parameters_are_refused_with_the_way_out():
     """As DeepSpeed's ZeRO puts them there; without names they are stepped."""
-    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-    named, unnamed = hs.AdamW([("a", params[0]), ("b", params[1])]), hs.AdamW(params)
-    for optimizer in (named, unnamed):
+    model = torch.nn.Linear(3, 3)
+    named = hs.AdamW(model.parameters()), hs.AdamW(model.named_parameters())  # the first finds names
+    unnamed = hs.AdamW(model.parameters(), names=())
+    for optimizer in (*named, unnamed):
         flat = torch.nn.Parameter(torch.ones(6))
         flat.grad = torch.ones(6)
         optimizer.param_groups[0]["params"] = [flat]
-    with pytest.raises(ValueError, match=r"flat arrays .* needs an optimizer without names: pass model"):
-        named.step()
+    way = r"flat arrays .* without names: pass model\.parameters\(\) and names=\(\)\."
+    for optimizer in named:
+        with pytest.raises(ValueError, match=way):
+            optimizer.step()
     unnamed.step()
     assert (unnamed.param_groups[0]["params"][0] < 1).all()
 

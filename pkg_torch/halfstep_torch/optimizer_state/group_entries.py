@@ -120,7 +120,7 @@ class NamedMembers:
                     f"{caller}: the parameter {place} of param group {index}, of shape {tuple(param.shape)}, "
                     "has no name, as it was put into the group's list. Use add_param_group. A wrapper that "
                     "puts flat arrays there (DeepSpeed's ZeRO) needs an optimizer without names: pass "
-                    "model.parameters()."
+                    "model.parameters() and names=()."
                 )
             self._names[param] = names[place]
         return [self._names[param] for param in params]
