@@ -48,8 +48,9 @@ class Key(NamedTuple):
     """What makes a launch stale: of every parameter with a gradient, in their order.
 
     Attributes:
-        weights: where they are in memory, and what. Whose they are, the arrays say.
-        grads: what they are. Their addresses are no part: rows find them anew at every step, and keep none.
+        weights: where they are in memory, which tells their device, and what. Whose they are, the arrays say.
+        grads: what they are, beside their weights. Their addresses are no part: rows find them anew at every
+            step, and keep none.
         names: of the state arrays.
         arrays: where they are in memory, and what.
         shards: meshes and placements of weights and of gradients, as far as they are DTensors.
@@ -251,12 +252,9 @@ def _key_of(
         shards = [where for where in map(sharding, (*weights, *grads)) if where]
         weights, grads, arrays = ([*map(local_part, tensors)] for tensors in (weights, grads, arrays))
     key = Key(
+        [(cls, p.data_ptr(), p.dtype, p.shape, p.stride()) for cls, p in zip(types, weights, strict=False)],
         [
-            (cls, p.data_ptr(), p.dtype, p.shape, p.stride(), p.device)
-            for cls, p in zip(types, weights, strict=False)
-        ],
-        [
-            (cls, g.dtype, g.shape, g.device, g.layout, g.is_contiguous())
+            (cls, g.dtype, g.shape, g.is_contiguous())
             for cls, g in zip(types[len(weights) :], grads, strict=True)
         ],
         [*itertools.chain.from_iterable(held)],

@@ -122,6 +122,14 @@ def give_sparse_gradient(pairs, optimizer):
     pairs[0][1].grad = pairs[0][1].grad.to_sparse()
 
 
+def move_away(pairs, optimizer):
+    param = pairs[0][1]
+    param.grad = None
+    there = torch.nn.Parameter(torch.empty_like(param, device="meta"))
+    torch.utils.swap_tensors(param, there)
+    param.grad = torch.empty_like(param)
+
+
 def give_transposed_gradient(pairs, optimizer):
     pairs[2][1].grad = pairs[2][1].grad.t()
 
@@ -160,7 +168,7 @@ STALE = {
     ("grads", 0): set_class(lambda pairs, _: pairs[0][1].grad, WrappedTensor),
     ("grads", 1): give_wide_gradient,
     ("grads", 2): with_data(lambda pairs, _: pairs[1][1].grad, lambda x: x[:2]),
-    ("grads", 5): give_transposed_gradient,
+    ("grads", 3): give_transposed_gradient,
     ("names", None): rename_state,
     ("arrays", 0): replace_state,
     ("arrays", 1): with_data(long_moment, torch.clone),
@@ -181,6 +189,7 @@ ALSO_STALE = {
     "parameters in another order": lambda pairs, optimizer: optimizer.param_groups[0]["params"].reverse(),
     "a parameter less": lambda pairs, optimizer: optimizer.param_groups[0]["params"].pop(),
     "a weight of another size": lambda pairs, optimizer: pairs[0][1].set_(torch.zeros(8, 16).bfloat16()),
+    "a weight on another device": move_away,
     "a gradient that autograd knows": lambda pairs, _: pairs[0][1].grad.requires_grad_(),
 }
 
@@ -208,6 +217,17 @@ def assert_built_anew(change, is_stale=True):
 @pytest.mark.parametrize("part", STALE, ids=str)
 def test_every_part_of_the_key_makes_a_launch_stale(part, same_threads):
     assert_built_anew(STALE[part])
+
+
+def test_every_part_of_the_key_is_one_of_these():
+    pairs, optimizer = stepped()
+    key, _ = launch._key_of([param for _, param in pairs], optimizer.state, optimizer._compile.choice)
+    parts = {
+        (name, i)
+        for name, rows in zip(key._fields, key, strict=True)
+        for i in (range(len(rows[0])) if name in ("weights", "grads", "arrays") else [None])
+    }
+    assert parts - {("shards", None)} == set(STALE)  # which test_sharded_launch.py changes
 
 
 @pytest.mark.parametrize("part", STALE, ids=str)
