@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.norms import norms_of_shards
-from halfstep_torch.distributed.shards import local_part, sharding
+from halfstep_torch.distributed.shards import is_sharded, local_part, sharding
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
@@ -87,12 +87,18 @@ class Batch:
         """Whether each slot is all that this process has of its parameter."""
         return all(slot.has_all for slot in self.slots)
 
+    @functools.cached_property
+    def _are_shards(self) -> bool:
+        return any(map(is_sharded, self.owners))
+
     def gradients(self, places: Iterable[int]) -> dict[int, Tensor]:
         """Return the gradients of some slots, by their places."""
         if not self._have_all:
             return {place: self.slots[place].grad for place in places}
         owners: list[Any] = self.owners
-        grads = [(place, local_part(owners[place].grad)) for place in places]
+        grads = [(place, owners[place].grad) for place in places]
+        if self._are_shards:
+            grads = [(place, local_part(grad)) for place, grad in grads]
         return {place: grad.detach() if grad.requires_grad else grad for place, grad in grads}
 
     def stage_numbers(self, k: int) -> dict[int, list[Any]]:
