@@ -5,8 +5,9 @@
 b2 = 0.999; gradients are normal with a lognormal scale per element, of spread sigma *within* a block (a hard
 case); after 500 of 3,500 steps they shrink tenfold. Against the same average kept in float32: median and
 5-95 % of nu / nu32; "lifted", the share of elements at over 4 times their value, which the range of their
-block does not hold, and the mean of the others; the RMS of sqrt(nu32 / nu) - 1, the relative error of the
-update; "NaN", the share of elements beyond the top of a format without a scale, which the others leave out.
+block does not hold, and the mean of the others, of nu and of its fourth root; the RMS of sqrt(nu32 / nu) - 1,
+the relative error of the update; "NaN", the share of elements beyond the top of a format without a scale,
+which the others leave out.
 Rounding is stochastic but where it says nearest.
 
 Of 8 bits the aim is a median within 0.97 and 1.03, and 5 to 95 % within 0.5 and 2, at every sigma. What
@@ -99,6 +100,7 @@ def figures(sigma: float) -> list[dict]:
         lifted = ratio > 4
         mean = ratio[~lifted].mean() if not lifted.all() else np.nan
         row = {"sigma": sigma, "format": name, "median": np.median(ratio), "low": low, "high": high}
+        row["root"] = (ratio[~lifted] ** 0.25).mean() if not lifted.all() else np.nan
         row["high held"] = np.quantile(ratio[~lifted], 0.95) if not lifted.all() else np.nan
         row |= {"lifted": lifted.mean(), "mean": mean, "error": error, "zeros": (kept == 0).mean()}
         row["nan"] = 1 - held.mean()
@@ -120,8 +122,8 @@ def claims(rows: list[dict]) -> dict[str, bool]:
         "ufloat8_e5m3, of those that a block holds, any sigma: 5 to 95 % within 0.5 and 2": all(
             0.5 < row["low"] and row["high held"] < 2 for row in e5m3
         ),
-        "uroot4_e4m4: median within 0.988 and 1.012": all(
-            0.988 < by["uroot4_e4m4", s]["median"] < 1.012 for s in SIGMAS
+        "uroot8 and uroot4_e4m4: mean of the fourth root within 0.99 and 1.01": all(
+            0.99 < by[name, s]["root"] < 1.01 for name in ("scaled uroot8", "uroot4_e4m4") for s in SIGMAS
         ),
         "ufloat8_e6m2 and uroot4_e4m4: median within 0.97 and 1.03": all(
             0.97 < by[name, s]["median"] < 1.03 for name in ("ufloat8_e6m2", "uroot4_e4m4") for s in SIGMAS
@@ -152,9 +154,9 @@ def main() -> int:
     """Print the table, what misses the aim, and whether the table shows what it must."""
     arguments = report.arguments("Keep a second moment through a tenfold drop.")
     rows = [row for sigma in SIGMAS for row in figures(sigma)]
-    keys = ("median", "low", "high", "lifted", "mean", "error", "nan")
+    keys = ("median", "low", "high", "lifted", "mean", "root", "error", "nan")
     report.print_table(
-        "sigma | <format | median | 5 % | 95 % | lifted | mean | RMS error of the update | NaN",
+        "sigma | <format | median | 5 % | 95 % | lifted | mean | of nu^(1/4) | RMS error of the update | NaN",
         ((row["sigma"], row["format"], *(f"{row[key]:.3f}" for key in keys)) for row in rows),
     )
     for sentence in misses(rows):
