@@ -30,6 +30,28 @@ class FloatFormat:
         """The smallest number above zero."""
         return 2.0 ** (self.min_exponent - self.mantissa_bits)
 
+    @property
+    def first_normal(self) -> int:
+        """The pattern in float32 of the smallest normal number."""
+        return (127 + self.min_exponent) << 23
+
+    @property
+    def base(self) -> int:
+        """How far float32's patterns, cut to the mantissa of the format, stand above its own."""
+        return (126 + self.min_exponent) << self.mantissa_bits
+
+    @property
+    def sign(self) -> int:
+        """The bit of a sign in a pattern of 8 or 16 bits."""
+        return 0x8000 if self.name.endswith("16") else 0x80
+
+    @property
+    def nan_code(self) -> int:
+        """The pattern of NaN: all ones in the exponent, and the first of the mantissa, or all of them."""
+        ones = self.sign - 1
+        cut_off = self.mantissa_bits - 1 if self.has_infinity else 0
+        return ones >> cut_off << cut_off
+
     def gap_exponents(self, gaps: int) -> tuple[int, int]:
         """Return (n, lowest): 2^gaps over the gap at a number is the pattern `(n - max(e, lowest)) << 23`.
 

@@ -6,6 +6,7 @@ Words are int32 patterns, of which the top 16 bits are read; None stands for nea
 from typing import Any
 
 from halfstep.arrays import Arrays
+from halfstep.float_formats import FloatFormat
 
 _DRAWN = 16
 """Random bits of a rounding: a field of a word (contract W6)."""
@@ -35,3 +36,26 @@ def whole(xp: Arrays, y: Any, words: Any) -> Any:
     below = xp.integer(y)
     fraction = xp.integer((y - xp.real(below)) * 2.0 ** (_DRAWN + 1))
     return below + ((((fraction + 1) >> 1) + draw(xp, words, _DRAWN)) >> _DRAWN)
+
+
+def multiple_of_smallest(xp: Arrays, magnitude: Any, fmt: FloatFormat, words: Any) -> Any:
+    """Return which multiple of the smallest number of `fmt` patterns up to its smallest normal one round to.
+
+    In float32: the products and the difference are exact. XLA on CPU computes with zero in place of numbers
+    that are subnormal in float32. In any `fmt` that comes here, such a number has a fraction below 2^-17.
+    """
+    bounded = xp.clip(magnitude, high=fmt.first_normal)
+    return whole(xp, xp.floats(bounded) * (1 / fmt.smallest), words)
+
+
+def code_of_magnitude(xp: Arrays, x: Any, fmt: FloatFormat, words: Any) -> Any:
+    """Return the code of a state of |x| in `fmt`, in int32; any code if it is not finite.
+
+    For every `fmt` that has fewer exponents than float32, the integers up to 127 among them. Below the
+    smallest normal number, a code counts multiples of the smallest number. There, a pattern that is cut as
+    the pattern of a normal number gives a lower code. Above it, the count of multiples is the lower code.
+    """
+    magnitude = xp.bits(x) & 0x7FFFFFFF
+    normal = cut(xp, magnitude, words, 23 - fmt.mantissa_bits) - fmt.base
+    code = xp.clip(normal, low=multiple_of_smallest(xp, magnitude, fmt, words))
+    return xp.clip(code, high=fmt.max_code)

@@ -16,8 +16,10 @@ import halfstep_spec as spec
 from backends.on_jax import from_jax
 from compare import assert_same
 from halfstep.float_formats import FLOAT_FORMATS
+from halfstep.storage.floats import numbers_of
 from halfstep.storage.state_dtypes import SCALED_DTYPES
-from halfstep_jax.storage.float_codes import cast, decode_bits
+from halfstep_jax.numbers.arrays import JaxArrays
+from halfstep_jax.storage.float_codes import cast
 from halfstep_jax.storage.formats import Encoded, Format
 from halfstep_spec.vectors import Array
 from on_jax.steps import (
@@ -59,7 +61,7 @@ def values(shape, seed: int, *, positive: bool) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e3m4"])
 def test_a_cast_as_on_tpu_reads_the_numbers_that_integers_read(dtype):
     patterns = np.arange(256, dtype=np.uint8)
-    read = np.asarray(decode_bits(jnp.asarray(patterns), FLOAT_FORMATS[dtype]))
+    read = np.asarray(numbers_of(JaxArrays(), jnp.asarray(patterns, jnp.int32), FLOAT_FORMATS[dtype]))
     numbers = np.asarray(cast(jnp.asarray(patterns.view(getattr(ml_dtypes, dtype)))))
     stored = ~np.isinf(numbers)  # of infinity the code is that of NaN
     np.testing.assert_array_equal(numbers[stored], read[stored])

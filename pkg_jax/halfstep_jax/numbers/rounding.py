@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
-from halfstep.rounding import whole
+from halfstep.rounding import multiple_of_smallest
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.numbers.arrays import JaxArrays, as_int32
 from halfstep_jax.xla.exact import straight_through
@@ -129,21 +129,6 @@ def _round_in_float32(target: tuple[str, bool, bool], x: jax.Array, words: jax.A
     return lax.bitcast_convert_type(result & _kept_mask(fmt), jnp.float32)
 
 
-def round_to_code(x: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
-    """Return the code of the magnitude of `round_to` with `saturate`, in int32; any code if it is not finite.
-
-    For every `fmt` that has fewer exponents than float32, the integers up to 127 among them. Below the
-    smallest normal number, a code counts multiples of the smallest number. There, a pattern that is cut as
-    the pattern of a normal number gives a lower code. Above it, the count of multiples is the lower code.
-    """
-    magnitude = lax.bitcast_convert_type(x, jnp.uint32) & _MAGNITUDE
-    drop = np.uint32(_MANTISSA_BITS - fmt.mantissa_bits)
-    base = (_EXPONENT_BIAS + fmt.min_exponent - 1) << fmt.mantissa_bits
-    normal = (_add_to_kept(magnitude, fmt, words) >> drop).astype(jnp.int32) - np.int32(base)
-    code = jnp.maximum(normal, multiple_of_smallest(magnitude, fmt, words))
-    return jnp.minimum(code, fmt.max_code)
-
-
 def round_and_cast(x: jax.Array, name: str, words: jax.Array | None, *, saturate: bool = False) -> jax.Array:
     """Return `round_to` of arguments that need no checks.
 
@@ -180,19 +165,9 @@ def draw(words: jax.Array, bits: int) -> jax.Array:
 
 def _round_subnormal(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
     """Round patterns below the smallest normal number of `fmt` to a multiple of its smallest number."""
-    value = multiple_of_smallest(magnitude, fmt, words).astype(jnp.float32) * np.float32(fmt.smallest)
+    multiple = multiple_of_smallest(JaxArrays(), as_int32(magnitude), fmt, as_int32(words))
+    value = multiple.astype(jnp.float32) * np.float32(fmt.smallest)
     return lax.bitcast_convert_type(value, jnp.uint32)
-
-
-def multiple_of_smallest(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
-    """Return which multiple of the smallest number of `fmt` patterns below its normal ones round to.
-
-    In float32: the products and the difference are exact. XLA on CPU computes with zero in place of numbers
-    that are subnormal in float32. In any `fmt` that comes here, such a number has a fraction below 2^-17.
-    """
-    bounded = jnp.minimum(magnitude, np.float32(2.0**fmt.min_exponent).view(np.uint32))
-    ratio = lax.bitcast_convert_type(bounded, jnp.float32) * np.float32(1 / fmt.smallest)
-    return whole(JaxArrays(), ratio, as_int32(words))
 
 
 def _bounded(result: jax.Array, fmt: FloatFormat, saturate: bool) -> jax.Array:

@@ -3,13 +3,12 @@
 from halfstep.storage import codes, floats
 from halfstep.storage.base_codes import Codes as SharedCodes
 from halfstep_jax.storage.base_codes import Codes
-from halfstep_jax.storage.float_codes import FixedCodes, PlainCodes, SignedCodes
+from halfstep_jax.storage.float_codes import PlainCodes, SignedCodes
 
 # Those whose arithmetic JAX has its own way of.
 _OWN: dict[type[SharedCodes], type[Codes]] = {
     floats.PlainCodes: PlainCodes,
     floats.SignedCodes: SignedCodes,
-    floats.FixedCodes: FixedCodes,
 }
 CODES = {
     family: {name: _OWN.get(type(entry), Codes)(entry) for name, entry in entries.items()}

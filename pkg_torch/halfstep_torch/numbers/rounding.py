@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
-from halfstep.rounding import draw, whole
-from halfstep_torch.numbers import patterns
+from halfstep.rounding import code_of_magnitude, draw, multiple_of_smallest
 from halfstep_torch.numbers.arrays import XP
 from halfstep_torch.numbers.exact import is_tame
 from halfstep_torch.numbers.float_formats import dtype_name, torch_dtype
 
-_EXPONENT_BIAS = 127
 _MANTISSA_BITS = 23
 # Patterns of float32.
 _SIGN, _LARGEST, _INFINITY, _NAN = -(1 << 31), 0x7F7FFFFF, 0x7F800000, 0x7FC00000
@@ -108,7 +106,7 @@ def round_value(x: Tensor, name: str, words: Tensor | None, saturate: bool, quie
         return number.to(torch.bfloat16)
     fmt, dtype = FLOAT_FORMATS[name], torch_dtype(name)
     value = rounded(x, fmt, words, saturate)
-    return (value if dtype.is_floating_point else patterns.to_patterns(value, fmt)).to(dtype)
+    return (value if dtype.is_floating_point else _patterns(value, fmt)).to(dtype)
 
 
 def round_number(x: Tensor, name: str, words: Tensor | None, saturate: bool, quiet: bool = False) -> Tensor:
@@ -122,7 +120,8 @@ def rounded(x: Tensor, fmt: FloatFormat, words: Tensor | None, saturate: bool) -
     """Return what `round_value` does for a format of fewer exponent bits than float32, still in float32."""
     if saturate:
         return torch.where(x.abs() < math.inf, _saturated(x, fmt, words), math.nan)
-    value, overflow = round_narrow(x, fmt, words), math.inf if fmt.has_infinity else math.nan
+    value = _nearest(x, fmt) if words is None else _with_sign_of(x, _stochastic_magnitude(x, fmt, words))
+    overflow = math.inf if fmt.has_infinity else math.nan
     value = torch.where(value.abs() <= fmt.max, value, overflow * value.sign())
     return torch.where(x == x, value, math.nan)
 
@@ -157,21 +156,20 @@ def _round_bfloat16(x: Tensor, words: Tensor | None, saturate: bool, quiet: bool
     return ((rounded & -0x10000) | (to_nan & _NAN) | (bits & _SIGN)).view(torch.float32)
 
 
-def round_narrow(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
-    """Round to a float32 that `fmt`, of fewer exponent bits, holds, or that lies past its range."""
-    return _nearest_narrow(x, fmt) if words is None else _stochastic_narrow(x, fmt, words)
-
-
 def _saturated(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
-    """Return what `round_narrow` does of finite numbers, or the largest number of the format."""
+    """Return what finite numbers round to, or the largest number of the format."""
     if words is None:
-        return _nearest_narrow(x, fmt).clamp(-fmt.max, fmt.max)
-    magnitude = _stochastic_magnitude(x, fmt, words).clamp(max=_pattern(fmt.max))
+        return _nearest(x, fmt).clamp(-fmt.max, fmt.max)
+    largest = (fmt.max_code + fmt.base) << (_MANTISSA_BITS - fmt.mantissa_bits)
+    return _with_sign_of(x, _stochastic_magnitude(x, fmt, words).clamp(max=largest))
+
+
+def _with_sign_of(x: Tensor, magnitude: Tensor) -> Tensor:
     return (magnitude | (x.view(torch.int32) & _SIGN)).view(torch.float32)
 
 
-def _nearest_narrow(x: Tensor, fmt: FloatFormat) -> Tensor:
-    bits, drop = x.view(torch.int32), max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
+def _nearest(x: Tensor, fmt: FloatFormat) -> Tensor:
+    bits, drop = x.view(torch.int32), _MANTISSA_BITS - fmt.mantissa_bits
     normal = ((bits + (((bits >> drop) & 1) + (1 << (drop - 1)) - 1)) & -(1 << drop)).view(torch.float32)
     # Of a float32 sum with this power of two the unit in the last place is the quantum of the subnormals.
     power = 2.0 ** (fmt.min_exponent - fmt.mantissa_bits + _MANTISSA_BITS)
@@ -180,23 +178,20 @@ def _nearest_narrow(x: Tensor, fmt: FloatFormat) -> Tensor:
     return torch.where(x.abs() < 2.0**fmt.min_exponent, subnormal, normal)
 
 
-def _stochastic_narrow(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
-    return (_stochastic_magnitude(x, fmt, words) | (x.view(torch.int32) & _SIGN)).view(torch.float32)
-
-
 def _stochastic_magnitude(x: Tensor, fmt: FloatFormat, words: Tensor) -> Tensor:
     """Return the patterns of float32 that |x| rounds to."""
-    drop = max(_MANTISSA_BITS - fmt.mantissa_bits, 1)
+    drop = _MANTISSA_BITS - fmt.mantissa_bits
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
     normal = (magnitude + draw(XP, words, drop)) & -(1 << drop)
-    subnormal = _multiple_of_smallest(magnitude, fmt, words).to(torch.float32) * fmt.smallest
-    return torch.where(magnitude < _first_normal(fmt), subnormal.view(torch.int32), normal)
+    subnormal = multiple_of_smallest(XP, magnitude, fmt, words).to(torch.float32) * fmt.smallest
+    return torch.where(magnitude < fmt.first_normal, subnormal.view(torch.int32), normal)
 
 
 def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the int32 patterns that float32 `x` rounds to as a state, and the float32 numbers that they are.
 
     It saturates, and infinity becomes NaN. Both results come from the same parts, without a decoding between.
+    As `halfstep` has it, Inductor makes three loops of a step, which takes 1.4 times as long.
 
     Args:
         x: float32.
@@ -206,44 +201,43 @@ def round_to_patterns(x: Tensor, fmt: FloatFormat, words: Tensor | None) -> tupl
     bits, drop = x.view(torch.int32), _MANTISSA_BITS - fmt.mantissa_bits
     magnitude = bits & 0x7FFFFFFF
     # Below the smallest normal number this is that, and multiples of the smallest number are taken off.
-    normal = magnitude.clamp(min=_first_normal(fmt))
+    normal = magnitude.clamp(min=fmt.first_normal)
     if words is None:
         normal = normal + (((normal >> drop) & 1) + ((1 << (drop - 1)) - 1))
     else:
         normal = normal + draw(XP, words, drop)
-    infinity = patterns.infinity(fmt)
-    normal = normal.clamp(max=((infinity + patterns.base(fmt)) << drop) - 1)
-    multiple = _multiple_of_smallest(magnitude, fmt, words)
-    code = (normal >> drop) + (multiple - (patterns.base(fmt) + (1 << fmt.mantissa_bits)))
+    normal = normal.clamp(max=((fmt.max_code + 1 + fmt.base) << drop) - 1)
+    multiple = multiple_of_smallest(XP, magnitude, fmt, words)
+    code = (normal >> drop) + (multiple - (fmt.base + (1 << fmt.mantissa_bits)))
     # From this power of two up the unit in the last place of float32 is the smallest number.
     exponent = fmt.min_exponent + drop
-    shifted = (multiple + ((exponent + _EXPONENT_BIAS) << _MANTISSA_BITS)).view(torch.float32)
+    shifted = (multiple + (fmt.first_normal + (drop << _MANTISSA_BITS))).view(torch.float32)
     off = shifted - (2.0**exponent + 2.0**fmt.min_exponent)
     number = (normal & -(1 << drop)).view(torch.float32) + off
     # All ones where x is not finite.
     not_finite = (_LARGEST - magnitude) >> 31
-    nan = infinity + (1 << (fmt.mantissa_bits - 1))
-    code = ((code | ((bits >> 24) & 0x80)) & ~not_finite) | (nan & not_finite)
+    code = ((code | ((bits >> 24) & 0x80)) & ~not_finite) | (fmt.nan_code & not_finite)
     number = number.view(torch.int32) | (not_finite & _NAN) | (bits & _SIGN)
     return code, number.view(torch.float32)
 
 
-def _multiple_of_smallest(magnitude: Tensor, fmt: FloatFormat, words: Tensor | None) -> Tensor:
-    """Return which multiple of the smallest number patterns up to the smallest normal one round to.
+def from_patterns(codes: Tensor, fmt: FloatFormat) -> Tensor:
+    """Return the float32 numbers of 8-bit patterns in int32, of a format with infinities."""
+    drop = _MANTISSA_BITS - fmt.mantissa_bits
+    # Their exponents at the upper end of float32's, so that infinity and NaN are what they are there too.
+    lowest = 255 - (0x7F >> fmt.mantissa_bits)
+    high = ((codes << drop) & (0x7F << drop)) | (lowest << _MANTISSA_BITS)
+    # Of a normal number this is the double, and of a subnormal one its sum with the smallest normal number.
+    # The lesser of what either rule gives is right.
+    double = high.view(torch.float32) * 2.0 ** (127 + fmt.min_exponent - lowest)
+    subnormal = double - 2.0**fmt.min_exponent
+    number = subnormal.view(torch.int32).minimum((double * 0.5).view(torch.int32))
+    return (number | ((codes << 24) & _SIGN)).view(torch.float32)
 
-    The multiple below is the integer part of a float32 product by a power of two.
-    """
-    bounded = magnitude.clamp(max=_first_normal(fmt))
-    multiples = bounded.view(torch.float32) * (1 / fmt.smallest)
-    return whole(XP, multiples, words)
 
-
-def _first_normal(fmt: FloatFormat) -> int:
-    """Return the pattern of the smallest normal number."""
-    return (fmt.min_exponent + _EXPONENT_BIAS) << _MANTISSA_BITS
-
-
-def _pattern(number: float) -> int:
-    """Return the pattern of a positive normal float32 number."""
-    half, exponent = math.frexp(number)
-    return int(math.ldexp(half, _MANTISSA_BITS + 1)) + ((exponent + _EXPONENT_BIAS - 2) << _MANTISSA_BITS)
+def _patterns(value: Tensor, fmt: FloatFormat) -> Tensor:
+    """Return the patterns, in int32, of what `rounded` gives: of a format with infinities, or NaN."""
+    code = code_of_magnitude(XP, value, fmt, None)
+    code = torch.where(value.abs() <= fmt.max, code, fmt.max_code + 1)
+    code = torch.where(value == value, code, fmt.nan_code)
+    return code | ((value.view(torch.int32) >> 24) & 0x80)

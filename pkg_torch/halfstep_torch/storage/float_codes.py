@@ -7,8 +7,13 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.numbers.arrays import XP
-from halfstep_torch.numbers.patterns import from_patterns, to_patterns
-from halfstep_torch.numbers.rounding import round_number, round_to_patterns, round_value, rounded
+from halfstep_torch.numbers.rounding import (
+    from_patterns,
+    round_number,
+    round_to_patterns,
+    round_value,
+    rounded,
+)
 from halfstep_torch.storage.base_codes import Codes
 
 
@@ -38,7 +43,7 @@ class PlainCodes(_Floats):
 
 
 class SignedCodes(_Floats):
-    """Floats with a sign and a scale."""
+    """Floats with a scale. They are made by a cast, and read by one."""
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return x / 2^s, rounded."""
@@ -56,27 +61,15 @@ class SignedCodes(_Floats):
         return wide * XP.unit(scale, self.exponent)
 
 
-class PatternCodes(SignedCodes):
-    """Floats for which torch has no dtype: their patterns."""
-
-    def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
-        """Return the patterns of x / 2^s, rounded."""
-        return to_patterns(super().encode(x, scale, words, nonzero), self.numbers)
-
-    def to_wide(self, codes: Tensor) -> Tensor:
-        """Return the numbers of the patterns."""
-        return from_patterns(codes.to(torch.int32), self.numbers)
-
-
 class FixedCodes(Codes):
-    """Floats of 8 bits, kept as patterns, under the scale of a block with the maximum 7.5: none is stored."""
+    """Floats of 8 bits as patterns, without a scale: rounding knows their numbers without decoding them."""
 
     def encode(self, x: Tensor, scale: Tensor | None, words: Tensor | None, nonzero: bool | Tensor) -> Tensor:
         """Return the patterns of x, rounded."""
         return round_to_patterns(x, self.numbers, words)[0]
 
     def round_trip(self, x: Tensor, words: Tensor | None, nonzero: bool) -> tuple[Tensor, Tensor]:
-        """Return the patterns, and the numbers, which rounding knows without them."""
+        """Return the patterns, and the numbers."""
         return round_to_patterns(x, self.numbers, words)
 
     def to_wide(self, codes: Tensor) -> Tensor:

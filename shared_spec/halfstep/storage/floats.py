@@ -1,7 +1,14 @@
 """Floats with a sign. Contract: F3, F5."""
 
+import math
+from typing import Any
+
+from halfstep.arrays import Arrays
 from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
+from halfstep.rounding import code_of_magnitude
 from halfstep.storage.base_codes import Codes, scales_of
+
+_NAN = 0x7FC00000
 
 
 class PlainCodes(Codes):
@@ -15,15 +22,6 @@ class PlainCodes(Codes):
         return cls(name, fmt, half_gap(fmt) if fmt else 0.0, for_second_moments=name != "float16")
 
 
-class SignedCodes(Codes):
-    """Floats with a sign: a code y stands for y 2^(byte - 127 - e), e the exponent of the largest code."""
-
-    @classmethod
-    def of(cls, fmt: FloatFormat) -> "SignedCodes":
-        """Return the codes of a format."""
-        return cls(fmt.name, fmt, half_gap(fmt), **scales_of(fmt))
-
-
 class FixedCodes(Codes):
     """Floats of 8 bits, kept as patterns, under the scale of a block with the maximum 7.5: none is stored."""
 
@@ -31,6 +29,59 @@ class FixedCodes(Codes):
     def of(cls, fmt: FloatFormat) -> "FixedCodes":
         """Return the codes of a format."""
         return cls("uint8", fmt, half_gap(fmt), for_second_moments=False)
+
+    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+        """Return the patterns of x."""
+        return code_of_magnitude(xp, x, self.numbers, words) | self.sign(xp, x)
+
+    def sign(self, xp: Arrays, x: Any) -> Any:
+        """Return the sign of x, where patterns have it."""
+        bit = self.numbers.sign
+        return (xp.bits(x) >> (16 if bit == 0x8000 else 24)) & bit
+
+    def marked(self, xp: Arrays, x: Any, scale: Any, codes: Any) -> Any:
+        """Return patterns as they are stored, of NaN where x is not finite."""
+        return xp.where(abs(x) < math.inf, xp.stored(codes, self.dtype), self.numbers.nan_code)
+
+    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+        """Return the numbers of the patterns."""
+        return numbers_of(xp, codes, self.numbers)
+
+
+class SignedCodes(FixedCodes):
+    """Floats with a sign: a code y stands for y 2^(byte - 127 - e), e the exponent of the largest code."""
+
+    @classmethod
+    def of(cls, fmt: FloatFormat) -> "SignedCodes":
+        """Return the codes of a format."""
+        return cls(fmt.name, fmt, half_gap(fmt), **scales_of(fmt))
+
+    def rounded(self, xp: Arrays, x: Any, scale: Any, words: Any, nonzero: Any) -> Any:
+        """Return the patterns of x over its block's scale."""
+        # Of a magnitude: XLA on CPU computes x again, where it would keep an x that meets its own scale.
+        y = abs(x) * xp.floats((254 + self.exponent - xp.wide(scale)) << 23)
+        code = code_of_magnitude(xp, y, self.numbers, words)
+        if nonzero is not False:
+            # By the bits of x: XLA on CPU takes a subnormal number for zero.
+            code = xp.where((xp.bits(x) > 0) & nonzero, xp.clip(code, low=1), code)
+        return code | self.sign(xp, x)
+
+    def values(self, xp: Arrays, codes: Any, scale: Any, words: Any) -> Any:
+        """Return the numbers times their block's scale: exact."""
+        return numbers_of(xp, codes, self.numbers) * xp.unit(scale, self.exponent)
+
+
+def numbers_of(xp: Arrays, codes: Any, fmt: FloatFormat) -> Any:
+    """Return the float32 numbers of patterns in int32, NaN past the largest: exact."""
+    magnitude, drop = codes & (fmt.sign - 1), 23 - fmt.mantissa_bits
+    # Of a normal number these are the bits of its double, and of a subnormal one those of its sum with
+    # the smallest normal number; that difference is exact. The lesser of what either rule gives is right.
+    bits = (magnitude << drop) + fmt.first_normal
+    subnormal = xp.bits(xp.floats(bits) - 2.0**fmt.min_exponent)
+    lesser = xp.clip(subnormal, high=bits - (1 << 23))
+    # All ones past the largest: of a comparison and its select, torch's compiler makes more.
+    past = (fmt.max_code - magnitude) >> 31
+    return xp.floats(lesser | (past & _NAN) | ((codes << (16 if fmt.sign == 0x8000 else 24)) & ~0x7FFFFFFF))
 
 
 def half_gap(fmt: FloatFormat) -> float:
