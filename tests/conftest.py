@@ -62,14 +62,14 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Of the cases of slow tests CI takes one in twelve, by its name; the rest are `make test-exhaustive`."""
     for item in items:
         case = item.get_closest_marker("slow") and "[" in item.name and item.path.parent.name in _MANY
         if case and zlib.crc32(item.nodeid.encode()) % _ONE_IN:
             item.add_marker(pytest.mark.exhaustive)
     # What was optimized serves tests that ask for less, and not the other way.
-    items.sort(key=lambda item: _is_quick(item.path))
+    items.sort(key=lambda item: _is_quick(config, item.path))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,16 +79,17 @@ def _heap():
     gc.freeze()
 
 
-def _is_quick(path):
-    """Whether JAX compiles a file's programs without optimizations."""
-    return path.parent.name in _QUICK_FOLDERS and path.stem not in _OPTIMIZED
+def _is_quick(config, path):
+    """Whether JAX compiles a file's programs without optimizations; for slow tests it has them all."""
+    folder = path.parent.name in _QUICK_FOLDERS and "not slow" in config.getoption("markexpr")
+    return folder and path.stem not in _OPTIMIZED
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _optimizations_of_jax(request):
     """Switch them for a file. Other versions have other flags, and XLA ends the process at an unknown one."""
     jax = sys.modules.get("jax")
-    flags = _QUICK if _is_quick(request.path) else _AS_USERS_DO
+    flags = _QUICK if _is_quick(request.config, request.path) else _AS_USERS_DO
     if not jax or not jax.__version__.startswith("0.10.") or os.environ["XLA_FLAGS"] == flags:
         return
     if os.environ["XLA_FLAGS"] == _QUICK:
