@@ -5,7 +5,7 @@ import torch
 from halfstep.storage import codes, floats
 from halfstep.storage.base_codes import Codes as SharedCodes
 from halfstep_torch.storage.base_codes import Codes
-from halfstep_torch.storage.float_codes import FixedCodes, PlainCodes, SignedCodes
+from halfstep_torch.storage.float_codes import FixedCodes, PatternCodes, PlainCodes, SignedCodes
 
 # Those whose arithmetic torch has its own way of.
 _OWN: dict[type[SharedCodes], type[Codes]] = {
@@ -16,8 +16,8 @@ _OWN: dict[type[SharedCodes], type[Codes]] = {
 
 
 def _on_tensors(entry: SharedCodes) -> Codes:
-    # Of float8_e3m4, for which torch has no dtype, codes are patterns, as `halfstep` makes them.
-    return _OWN.get(type(entry), Codes)(entry) if hasattr(torch, entry.dtype) else Codes(entry)
+    kind = _OWN.get(type(entry), Codes) if hasattr(torch, entry.dtype) else PatternCodes
+    return kind(entry)
 
 
 CODES = {

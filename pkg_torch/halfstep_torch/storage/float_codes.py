@@ -79,3 +79,16 @@ class FixedCodes(Codes):
     def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
         """Return the numbers themselves."""
         return wide
+
+
+class PatternCodes(Codes):
+    """Floats with a scale for which torch has no dtype: their patterns, of which infinity's is read too."""
+
+    def to_wide(self, codes: Tensor) -> Tensor:
+        """Return the numbers of the patterns."""
+        return from_patterns(codes.to(torch.int32), self.numbers)
+
+    def decode(self, wide: Tensor, scale: Tensor | None, words: Tensor | None = None) -> Tensor:
+        """Return numbers times 2^s."""
+        assert scale is not None
+        return wide * XP.unit(scale, self.exponent)
