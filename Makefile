@@ -12,7 +12,7 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed gpu mutants lock check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory gpu mutants lock check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -180,6 +180,11 @@ peers: $(PEERS)/.ready  ## what breaks in silence, in halfstep and in other libr
 peers-speed: $(PEERS)/.ready  ## speed of a step beside other libraries, one run, for a quiet machine; writes docs/comparison.md
 	$(OURS) JAX_PLATFORMS=cpu $(PEERS)/bin/python benchmarks/peers_speed.py \
 		--json benchmarks/results/$$(date +%F)-peers_speed-cpu.json
+	$(PEERS)/bin/python benchmarks/comparison.py --write
+
+peers-memory: $(PEERS)/.ready  ## memory and time of a model of 124M parameters beside other libraries; writes docs/comparison.md
+	$(OURS) JAX_PLATFORMS=cpu $(PEERS)/bin/python benchmarks/peers_memory.py \
+		--json benchmarks/results/$$(date +%F)-peers_memory-cpu.json
 	$(PEERS)/bin/python benchmarks/comparison.py --write
 
 # For machines that are lent for minutes: `MINUTES=9`, again and again, with one gpu.json.

@@ -1,4 +1,4 @@
-"""What `silent_failures.py` and `peers_speed.py` measured: the table of README.md, and two pages of docs/.
+"""What `silent_failures.py`, `peers_speed.py`, `peers_memory.py` measured: the README's table, and two pages.
 
 python benchmarks/comparison.py           # prints the README's table
 python benchmarks/comparison.py --write   # writes it into README.md, and the pages
@@ -104,6 +104,14 @@ takes 1.1. [Benchmarks](benchmarks/cost.md#time-on-a-cpu) has a quiet run of hal
 Figures are medians: nanoseconds per parameter, then the time relative to a copy of 14 bytes per parameter
 and to torch's fused AdamW. The steps of halfstep and torchao are compiled in torch, and all steps in JAX are
 jitted. Each other optimizer steps as it comes."""
+_MEMORY = """\
+`make peers-memory` trains GPT-2 small, of {millions:.0f} million parameters, on a CPU ({processor}, {threads}
+threads), each optimizer in a process of its own, with {tokens} tokens a step. This run is of {date}, of
+the versions that are named above. *Peak* is the most memory of the
+process in steps behind the first, less what it held before there was a model. Times are of processor time,
+the least of {later} steps, at a load of {load:.0f}; the section above has quiet times. *GB for* a number of
+parameters are weights, gradients and state, by the bytes counted here."""
+_MODELS = {"1B": 1e9, "8B": 8e9, "70B": 70e9}
 _RIGHT = dict.fromkeys(("small", "decay", "drop", "sizes", "spike", "nan"), "1.00")
 
 
@@ -230,6 +238,23 @@ def _speed(record: dict) -> str:
     return "\n\n".join(["## Time of a step", text, table, *notes])
 
 
+def _memory(record: dict) -> str:
+    """Return the section on memory: a line for each optimizer that trained the model."""
+
+    def cells(row: dict) -> list[str]:
+        weight = 4 if row["name"].endswith("float32") else 2
+        all_of = 2 * weight + row["state"]
+        figures = [f"{row[key]:.2f}" for key in ("state", "peak", "step", "update")]
+        return [row["name"], *figures, *(f"{all_of * size / 1e9:.1f}" for size in _MODELS.values())]
+
+    head = ["", "bytes of state per parameter", "peak, GB", "step, s", "of it the optimizer, s"]
+    head += [f"GB for {size}" for size in _MODELS]
+    numbers = {**record, **record["machine"], "millions": record["parameters"] / 1e6}
+    missing = f" Not in this run: {'; '.join(record['not run'])}." if record["not run"] else ""
+    text = _prose(_MEMORY.format(**numbers, later=record["steps"] - 1) + missing)
+    return "\n\n".join(["## Memory of a model", text, _table(head, list(map(cells, record["rows"])))])
+
+
 def _mark(row: dict, entry: str) -> str:
     """Return a tick, or the figure of an optimizer that is farthest outside of its bounds."""
     figures = row["figures"].get(entry)
@@ -260,8 +285,8 @@ def found(record: dict) -> list[list[str]]:
     return lines
 
 
-def page(record: dict, speed: dict) -> str:
-    """Return docs/comparison.md: what breaks in silence, and the time of a step."""
+def page(record: dict, speed: dict, memory: dict) -> str:
+    """Return docs/comparison.md: what breaks in silence, the time of a step, and the memory of a model."""
     versions = list(dict.fromkeys(entry["package"] for entry in record["entries"]))
     refused = [f" {name} was not run: {why}." for name, why in record["not run"].items()]
     said = (
@@ -283,6 +308,7 @@ def page(record: dict, speed: dict) -> str:
         _prose(_FOUND),
         _table(["", "version", "outside of its bounds", "thread"], found(record), texts=4),
         _speed(speed),
+        _memory(memory),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -310,7 +336,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write README.md and the pages of docs/")
     record = newest()
     if parser.parse_args().write:
-        (ROOT / "docs" / "comparison.md").write_text(page(record, newest("peers_speed")))
+        (ROOT / "docs" / "comparison.md").write_text(
+            page(record, newest("peers_speed"), newest("peers_memory"))
+        )
         (ROOT / "docs" / DATA).write_text(data_page(record))
         path = ROOT / "README.md"
         path.write_text(placed(path.read_text(), readme_table(record)))

@@ -112,7 +112,9 @@ def _torch_ours(**options) -> Entry:
     )
 
 
-def _optax_pair(tx) -> tuple[Callable, Callable]:
+def optax_pair(tx) -> tuple[Callable, Callable]:
+    """Return `init` and the update of a transform, as `Entry.make` does."""
+
     def update(params, state, gradients):
         updates, state = tx.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
@@ -121,17 +123,17 @@ def _optax_pair(tx) -> tuple[Callable, Callable]:
 
 
 def _jax_ours(*, lr, eps, weight_decay):
-    return _optax_pair(halfstep_jax.adamw(lr, *BETAS, eps=eps, weight_decay=weight_decay))
+    return optax_pair(halfstep_jax.adamw(lr, *BETAS, eps=eps, weight_decay=weight_decay))
 
 
 def _optax_adamw(*, lr, eps, weight_decay):
-    return _optax_pair(optax.adamw(lr, *BETAS, eps=eps, weight_decay=weight_decay))
+    return optax_pair(optax.adamw(lr, *BETAS, eps=eps, weight_decay=weight_decay))
 
 
 def _optax_injected(*, lr, eps, weight_decay):
     """As loops build it that write the learning rate: its numbers take the dtype of the weights."""
     make = optax.inject_hyperparams(optax.adamw)
-    return _optax_pair(make(lr, *BETAS, eps=eps, weight_decay=weight_decay))
+    return optax_pair(make(lr, *BETAS, eps=eps, weight_decay=weight_decay))
 
 
 def _rollfast(*, lr, eps, weight_decay):

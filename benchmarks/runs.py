@@ -66,7 +66,7 @@ class TorchRun:
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors of the state that have an axis; of a tensor subclass those within."""
-        return [x for x in _tensors(list(self.optimizer.state.values())) if x.ndim]
+        return [x for x in tensors_in(list(self.optimizer.state.values())) if x.ndim]
 
 
 class JaxRun:
@@ -141,13 +141,14 @@ class Float32Run:
         return self._v
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a value, of a tensor subclass those within."""
     if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
-        yield from _tensors([getattr(value, name) for name in value.__tensor_flatten__()[0]])
+        yield from tensors_in([getattr(value, name) for name in value.__tensor_flatten__()[0]])
     elif isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+        yield from tensors_in(list(value.values()))
     elif isinstance(value, (list, tuple)):
         for entry in value:
-            yield from _tensors(entry)
+            yield from tensors_in(entry)

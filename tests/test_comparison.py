@@ -38,6 +38,13 @@ def speed(benchmarks):
     return comparison.newest("peers_speed")
 
 
+@pytest.fixture
+def memory(benchmarks):
+    import comparison
+
+    return comparison.newest("peers_memory")
+
+
 def test_the_readme_has_the_table_of_the_newest_record(record):
     import comparison
 
@@ -46,11 +53,24 @@ def test_the_readme_has_the_table_of_the_newest_record(record):
     assert len(comparison.LINES) <= 9
 
 
-def test_the_page_is_that_of_the_newest_records(record, speed):
+def test_the_page_is_that_of_the_newest_records(record, speed, memory):
     import comparison
 
-    assert (ROOT / "docs" / "comparison.md").read_text() == comparison.page(record, speed), STALE
+    assert (ROOT / "docs" / "comparison.md").read_text() == comparison.page(record, speed, memory), STALE
     assert (ROOT / "docs" / comparison.DATA).read_text() == comparison.data_page(record), STALE
+
+
+def test_the_model_keeps_the_bytes_that_are_counted(memory):
+    """Of arrays that are large enough for codes; biases and norms are a thousandth of it."""
+    from halfstep.memory import bytes_per_weight
+
+    ours = [row for row in memory["rows"] if row["name"].startswith("halfstep")]
+    assert ours
+    for row in ours:
+        recipe = row["name"].split(", ")[1].replace("default", "sixteen_bit")
+        assert row["state"] == pytest.approx(bytes_per_weight(recipe)[2], rel=2e-3)
+    float32 = {row["name"]: row["state"] for row in memory["rows"] if row["name"].endswith("float32")}
+    assert all(state == pytest.approx(8, rel=1e-3) for state in float32.values())
 
 
 def test_the_summary_names_every_experiment_with_bounds(record):
