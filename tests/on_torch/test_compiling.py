@@ -109,7 +109,7 @@ def test_a_profiler_changes_nothing_about_compiling(fresh, at_once, choice):
         compiled_stage.compiled_stage.cache_clear()
         p = torch.nn.Parameter(torch.linspace(-1, 1, 10_000).bfloat16())
         p.grad = torch.ones_like(p)
-        optimizer = hs.AdamW([p], compile=choice)
+        optimizer = hs.AdamW([("w", p)], compile=choice)
         before = graphs()
         with profiler:
             optimizer.step()
