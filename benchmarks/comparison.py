@@ -76,8 +76,6 @@ _READING = """\
 - *Processes* compares one process with two, where each process seeds torch's generator with its rank.
 - *rollfast* passes every experiment but one, where compiled and eager steps differ in some bits. Its steps
   take longer, as the last table shows.
-- *one_pass*, *eight_bit* and *four_bit* ran under version 2 of the contract. Under version 3 their steps are
-  0.1 to 0.5 % longer, as long as float32's.
 - *optax.inject_hyperparams* gives its numbers the dtype of the weights. In bfloat16 `b2` is 1, and the first
   step divides 0 by 0. With `hyperparam_dtype=jnp.float32` it does not; `halfstep_jax` asks for that."""
 _FOUND = """\

@@ -226,7 +226,18 @@ def entries() -> list[Entry]:
         ),
         compiles=True,
     )
-    return [*ours, in_jax, *_torch_peers(), *_jax_peers()]
+    return [*ours, *_fed_back(), in_jax, *_torch_peers(), *_jax_peers()]
+
+
+def _fed_back() -> list[Entry]:
+    """Return ours whose weights have their rounding errors fed back; benchmarks/cost.md has their times."""
+    options: dict[str, dict[str, Any]] = {"feedback": {}, "eight_bit, feedback": {"recipe": "eight_bit"}}
+    return [
+        dataclasses.replace(
+            _torch_ours(param_storage="feedback", **recipe), name=f"halfstep_torch, {name}", timed=False
+        )
+        for name, recipe in options.items()
+    ]
 
 
 def _is_recipe(value: Any) -> bool:

@@ -11,7 +11,9 @@ from experiments import Figures, experiment, pool, weights
 from peers import Entry
 
 REPLICAS: dict[str, np.ndarray] = {}
-"""The bits with which the second process ended, by name."""
+"""The bits with which the second process ended, by name: for each seed of `SEEDS`."""
+SEEDS = (1, 0)
+"""Of torch's generator in the second process: its rank, and that of the first process."""
 
 
 def _bits(run: Any) -> np.ndarray:
@@ -125,20 +127,29 @@ def _loaded(entry: Entry, file: bytes) -> Any:
     return run
 
 
-def replica(entry: Entry, rank: int, device: Any = None) -> np.ndarray:
-    """Return the bits with which a process ends whose torch generator was seeded with its rank."""
-    torch.manual_seed(rank)
+def replica(entry: Entry, seed: int, device: Any = None) -> np.ndarray:
+    """Return the bits with which a process ends whose torch generator had such a seed."""
+    torch.manual_seed(seed)
     how = {"device": device} if entry.framework == "JAX" else {}
     return _bits(_trained(entry.start(weights(), **how), pool()[:10]))
 
 
-@experiment("One and two processes", {"differ": ".1%"}, {"differ": (0, 0)})
+@experiment(
+    "One and two processes",
+    {"differ": ".1%", "equal seeds": ".1%"},
+    {"differ": (0, 0), "equal seeds": (0, 0)},
+)
 def processes(entry: Entry) -> Figures:
     """Ten steps with the same gradients in two processes; each seeds torch's generator with its rank.
 
-    JAX runs on one device and on two. The figure is the share of weights whose bits differ.
+    JAX runs on one device and on two. The figures are the share of weights whose bits differ, and the same
+    share if both processes have the same seed.
     """
-    return {"differ": _differ(replica(entry, 0), REPLICAS[entry.name])}
+    first = replica(entry, 0)
+    return {
+        name: _differ(first, second)
+        for name, second in zip(("differ", "equal seeds"), REPLICAS[entry.name], strict=True)
+    }
 
 
 @experiment("Bytes of state", {"bytes per parameter": ".3f"}, {})

@@ -139,7 +139,7 @@ def test_of_copies_the_nearest_is_sent_and_every_shard_once():
     for placements in ((Shard(0), Replicate()), (Replicate(), Shard(1)), (Shard(0), Shard(1))):
         spread = Spread(types.SimpleNamespace(placements=placements), torch.zeros(1), torch.neg)
         for computing in places:
-            senders = [holder for holder in places if spread.has_first(holder, computing)]
+            senders = [holder for holder in places if spread.sends(holder, computing)]
             shards = [tuple(itertools.compress(at, [p.is_shard() for p in placements])) for at in senders]
             assert (
                 len(set(shards))
