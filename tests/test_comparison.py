@@ -9,7 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 MODULES = (
     *("comparison", "digits", "experiments", "failures", "peers", "runs", "same_bits"),
-    *("overview", "silent_failures", "small_network"),
+    *("overview", "peers_memory", "report", "silent_failures", "small_network", "timing"),
 )
 STALE_TIMES = "Run `make peers-speed`, which measures anew and writes docs/comparison.md."
 STALE = "Run `make peers`, which measures anew and writes README.md and docs/comparison.md."
@@ -61,14 +61,22 @@ def test_the_page_is_that_of_the_newest_records(record, speed, memory):
 
 
 def test_the_model_keeps_the_bytes_that_are_counted(memory):
-    """Of arrays that are large enough for codes; biases and norms are a thousandth of it."""
+    """Of matrices; biases and norms, a thousandth of it, may be too short for codes: at most 8 bytes."""
+    import peers_memory
+
     from halfstep.memory import bytes_per_weight
+
+    short = sum(shape[0] for shape in peers_memory.shapes().values() if len(shape) == 1)
+    share = short / memory["parameters"]
+    assert share < 1e-3
 
     ours = [row for row in memory["rows"] if row["name"].startswith("halfstep")]
     assert ours
     for row in ours:
         recipe = row["name"].split(", ")[1].replace("default", "sixteen_bit")
-        assert row["state"] == pytest.approx(bytes_per_weight(recipe)[2], rel=2e-3)
+        counted = bytes_per_weight(recipe)[2]
+        # A count of steps beside each array is 8 bytes.
+        assert counted <= row["state"] <= counted + share * (8 - counted) + 1e-5
     float32 = {row["name"]: row["state"] for row in memory["rows"] if row["name"].endswith("float32")}
     assert all(state == pytest.approx(8, rel=1e-3) for state in float32.values())
 
