@@ -50,6 +50,18 @@ def test_bytes_moved_are_those_of_the_compiled_programs():
     assert not shown
 
 
+def test_what_a_step_costs_the_host_is_as_recorded():
+    due: dict[str, dict[str, dict]] = {}
+    for row in record("host_time-cpu"):
+        due.setdefault(row["case"], {})[row["row"]] = row
+    shown = table("weights | calls, compiled")
+    assert list(shown) == list(due)
+    for case, by_row in due.items():
+        calls = [f"{by_row[name]['calls']:,}" for name in ("compiled", "torch foreach")]
+        timed = [by_row.get(name) for name in ("eager", "compiled", "one_pass", "torch fused")]
+        assert shown[case] == [*calls, *(f"{row['of foreach']:.2f}" if row else "-" for row in timed)], case
+
+
 def test_instructions_are_those_of_the_machine_code():
     in_torch = {row["step"]: row["instructions"]["sm_90"] for row in record("compiled_torch-h100")}
     due = {}
