@@ -62,6 +62,12 @@ def test_the_sum_takes_half_the_memory_of_optax():
     assert 2 * ours.nbytes == theirs.nbytes
 
 
+def test_a_single_micro_batch_is_a_step():
+    tx, g = hs.accumulate_gradients(optax.sgd(1.0), every_k=1), {"w": jnp.full(4, 0.5, jnp.float32)}
+    updates, _ = tx.update(g, tx.init(g), g)
+    assert (np.asarray(updates["w"]) == -0.5).all()
+
+
 @pytest.mark.slow
 def test_eager_and_jitted_micro_batches_agree_to_the_bit():
     tx = hs.accumulate_gradients(optax.sgd(0.3), 3, seed=5)
