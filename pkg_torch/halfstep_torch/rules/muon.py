@@ -245,12 +245,7 @@ class Muon(Optimizer):
         state_device: str | None = None,
     ) -> None:
         caller = type(self).__name__
-        if adjust_lr_fn not in _SCALES:
-            raise ValueError(
-                f"{caller}: adjust_lr_fn={adjust_lr_fn!r} is not a scale. "
-                'Use None, "original" or "match_rms_adamw".'
-            )
-        scale = _SCALES[adjust_lr_fn]
+        scale = _scale_of(caller, adjust_lr_fn)
         ns_coeffs = shared.check_factor(caller, ns_coefficients, ns_steps, eps, ns_dtype, scale)
         factor = Orthogonalize(None, OUTPUT_AXIS, ns_coeffs, ns_steps, eps, ns_dtype, scale)
         of_factor = _factor_links(caller, factor, normalize, beta2)
@@ -272,6 +267,15 @@ class Muon(Optimizer):
         super().__init__(
             groups, tx, maximize=maximize, compile=compile, names=names, state_device=state_device
         )
+
+
+def _scale_of(caller: str, adjust_lr_fn: str | None) -> str | None:
+    if adjust_lr_fn not in _SCALES:
+        raise ValueError(
+            f"{caller}: adjust_lr_fn={adjust_lr_fn!r} is not a scale. "
+            'Use None, "original" or "match_rms_adamw".'
+        )
+    return _SCALES[adjust_lr_fn]
 
 
 def _factor_links(caller: str, factor: Orthogonalize, normalize: str | None, beta2: float) -> list[Link]:
