@@ -4,6 +4,7 @@ Contract: W7. Names come from key paths, never from positions: masks and partiti
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,8 +56,10 @@ class Leaves:
         try:
             return self.treedef.flatten_up_to(tree)
         except ValueError as error:
+            other = [name for name, _ in named_leaves(tree, _is_none)]
+            problem = difference("updates", self.names, f"the {owner}s", other, error)
             raise ValueError(
-                f"{self.caller}: updates and {owner}s are different trees: {error}. {hint}"
+                f"{self.caller}: updates and {owner}s are different trees: {problem}. {hint}"
             ) from None
 
     def weights(self, params, *, wide: bool = True) -> list[Any]:
@@ -142,15 +145,36 @@ def with_prefix(
             lambda x, below: jax.tree.map(lambda _: x, below), prefix, tree, is_leaf=is_leaf
         )
     except ValueError as error:
-        names = [f"{name}/" for name, _ in named_leaves(tree)]
-        alone = [x for x, _ in named_leaves(prefix, is_leaf) if not any(n.startswith(f"{x}/") for n in names)]
-        problem = f"'{alone[0]}' is in {owner} alone" if alone else str(error).splitlines()[0]
+        names, short = ([x for x, _ in named_leaves(*each)] for each in ((tree,), (prefix, is_leaf)))
+        problem = difference(owner, short, "params", names, error)
         raise ValueError(
             f"{caller}: params and {owner} are different trees: {problem}. Pass {owner} of params."
         ) from None
     named = named_leaves(tree)
     for (name, leaf), x in zip(named, jax.tree.leaves(spread, is_leaf=is_leaf), strict=True):
         yield name, leaf, x
+
+
+def difference(owner: str, prefix: list[str], other: str, names: list[str], error: Exception) -> str:
+    """Return why a tree is no prefix of another, by the names of their leaves; else what JAX says of it.
+
+    Example:
+        >>> difference("mask", ["w", "v"], "params", ["w/0", "w/1"], ValueError())
+        "'v' is in mask alone"
+    """
+    above = set(prefix)
+    below = {"/".join(parts[:i]) for parts in (x.split("/") for x in names) for i in range(len(parts) + 1)}
+    alone = [f"{quoted(x)} is in {owner} alone" for x in prefix if x not in below]
+    for name in names:
+        parts = name.split("/")
+        if above.isdisjoint("/".join(parts[:i]) for i in range(len(parts) + 1)):
+            alone.append(f"{quoted(name)} is in {other} alone")
+    return alone[0] if alone else without_values(error)
+
+
+def without_values(error: Exception) -> str:
+    """Return what JAX says of two trees without the arrays of one, which it prints whole."""
+    return re.split(r", (?:got|value)\b|\n", str(error))[0].rstrip(".")
 
 
 def quoted(name: str) -> str:

@@ -4,11 +4,20 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-_SHORT = {
-    **{"bf16": "bfloat16", "bfloat": "bfloat16", "fp16": "float16", "half": "float16", "f16": "float16"},
-    **{"fp32": "float32", "f32": "float32", "float": "float32", "single": "float32"},
-    **{"fp8": "float8_e4m3fn", "float8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"},
-    **{"4bit": "four_bit", "8bit": "eight_bit", "16bit": "sixteen_bit", "32bit": "full_precision"},
+# What users of other libraries call it: a dtype, a recipe, or a weight storage, whichever is asked for.
+_MEANT = {
+    **dict.fromkeys(("bf16", "bfloat", "bfloat16"), ("bfloat16", "sixteen_bit")),
+    **dict.fromkeys(("fp16", "f16", "half", "float16", "16bit"), ("float16", "sixteen_bit")),
+    **dict.fromkeys(
+        ("fp32", "f32", "float", "single", "float32", "32bit"), ("float32", "full_precision", "master")
+    ),
+    **dict.fromkeys(
+        ("fp8", "float8", "e4m3", "e4m3fn", "8bit", "int8", "uint8", "mxfp8", "float8e4m3fn"),
+        ("float8_e4m3fn", "ufloat8_e5m3", "eight_bit"),
+    ),
+    "e5m2": ("float8_e5m2", "eight_bit"),
+    **dict.fromkeys(("4bit", "int4", "fp4", "nf4", "mxfp4", "nvfp4"), ("four_bit",)),
+    **{"kahan": ("compensated",), "sr": ("stochastic",), "rne": ("nearest",)},
 }
 
 
@@ -16,7 +25,7 @@ def did_you_mean(given: Any, names: Iterable[str]) -> str:
     """Return a question with a space behind it, or "" where no name is near.
 
     Example:
-        >>> did_you_mean("one-pass", ["one_pass"]), did_you_mean("8-bit", ["eight_bit"])
+        >>> did_you_mean("one-pass", ["one_pass"]), did_you_mean("fp8", ["eight_bit"])
         ('Did you mean "one_pass"? ', 'Did you mean "eight_bit"? ')
         >>> did_you_mean("x", ["one_pass"])
         ''
@@ -24,6 +33,6 @@ def did_you_mean(given: Any, names: Iterable[str]) -> str:
     if not isinstance(given, str):
         return ""
     known, word = list(names), given.lower().replace("-", "_").replace(" ", "_")
-    short = _SHORT.get(word.replace("_", ""))
-    near = [short] if short in known else difflib.get_close_matches(word, known, 1, 0.6)
+    near = [meant for meant in _MEANT.get(word.replace("_", ""), ()) if meant in known]
+    near = near or difflib.get_close_matches(word, known, 1, 0.6)
     return f'Did you mean "{near[0]}"? ' if near else ""

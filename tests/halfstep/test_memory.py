@@ -43,6 +43,7 @@ def test_the_command_prints_one_recipe(capsys):
         (["memory", "--params", "nan"], "is not a number of weights"),
         (["memory", "--params", "many"], "is not a number of weights"),
         (["memory", "--params", "1B", "--recipe", "one-pass"], 'Did you mean "one_pass"?'),
+        (["memory", "--params", "1B", "--recipe", "bf16"], 'Did you mean "sixteen_bit"?'),
         (["memori"], "invalid choice"),
     ],
 )

@@ -173,7 +173,7 @@ ROWS = [
     (
         lambda: hs.adamw(1e-3, param_storage="kahan"),
         ValueError,
-        "adamw: param_storage='kahan' is not a weight storage. "
+        "adamw: param_storage='kahan' is not a weight storage. Did you mean \"compensated\"? "
         'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
     ),
     # Seeds and words.

@@ -10,13 +10,26 @@ import halfstep_jax as hs
 from on_jax.steps import G, assert_trees_same, update
 
 
-@pytest.mark.parametrize("other", [{"v": jnp.ones(3)}, [jnp.ones(3)], {"w": {"x": jnp.ones(3)}}, {}])
-def test_updates_of_another_tree_are_refused(other):
+@pytest.mark.parametrize(
+    ("other", "leaf"),
+    [
+        ({"v": jnp.ones(3)}, r"'v' is in updates alone"),
+        ([jnp.ones(3)], r"'0' is in updates alone"),
+        ({"w": {"x": jnp.ones(3)}}, r"'w/x' is in updates alone"),
+        ({}, r"'w' is in the (state|weight)s alone"),
+    ],
+)
+def test_updates_of_another_tree_are_refused_and_the_leaf_is_named(other, leaf):
+    message = rf"updates and (state|weight)s are different trees: {leaf}\. Pass the [\w ]*\.$"
     for tx in (hs.scale_by_adam(), hs.add_decayed_weights(0.1), hs.round_stochastically()):
-        with pytest.raises(
-            ValueError, match=r"updates and (state|weight)s are different trees: .*\. Pass the "
-        ):
+        with pytest.raises(ValueError, match=message):
             update(tx, other)
+
+
+def test_trees_of_other_containers_are_told_without_their_arrays():
+    tx, params = hs.scale_by_adam(), [jnp.zeros(3, jnp.bfloat16)]
+    with pytest.raises(ValueError, match=r"different trees: Expected tuple\. Pass the tree that init saw\.$"):
+        tx.update((jnp.ones(3),), tx.init(params), params)
 
 
 BAD_UPDATES = [

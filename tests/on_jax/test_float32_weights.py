@@ -73,7 +73,9 @@ def test_what_is_kept_is_found_anywhere_in_a_state(name, tx):
 
 
 def test_values_in_another_tree_are_refused():
-    with pytest.raises(ValueError, match=r"params and values are different trees: .*\['v'\]"):
+    with pytest.raises(
+        ValueError, match=r"params and values are different trees: 'w' is in params alone\. Pass"
+    ):
         hs.set_float32_params({"w": weights(3)}, hs.compensate().init({"w": weights(3)}), {"v": weights(3)})
 
 
@@ -163,7 +165,7 @@ _STORAGES = 'Use "stochastic", "nearest", "compensated", "split8", "split16" or 
         (
             lambda: hs.adamw(1e-3, param_storage="kahan"),
             ValueError,
-            f"adamw: param_storage='kahan' is not a weight storage. {_STORAGES}",
+            f"adamw: param_storage='kahan' is not a weight storage. Did you mean \"compensated\"? {_STORAGES}",
         ),
         (
             lambda: hs.set_float32_params(W, None, {"w": jnp.array([1.0, 7e4, 0.0])}),

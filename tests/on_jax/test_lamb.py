@@ -305,7 +305,7 @@ BAD = [
     (functools.partial(hs.lamb, LR, max_norm=-1.0), ValueError,
      "scale_by_trust_ratio: max_norm=-1.0 is negative. Use a number >= 0."),
     (functools.partial(hs.lamb, LR, param_storage="kahan"), ValueError,
-     "lamb: param_storage='kahan' is not a weight storage. "
+     "lamb: param_storage='kahan' is not a weight storage. Did you mean \"compensated\"? "
      'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".'),
     (functools.partial(hs.lamb16, LR, trust_power=1.0), ValueError,
      "lamb16: trust_power=1.0 cancels the learning rate: a schedule would do nothing. "

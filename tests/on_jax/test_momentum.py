@@ -119,7 +119,7 @@ def test_injected_rates_give_the_bits_of_constants(make):
         ),
         (
             lambda: hs.lion(1e-3, param_storage="kahan"),
-            "lion: param_storage='kahan' is not a weight storage. "
+            "lion: param_storage='kahan' is not a weight storage. Did you mean \"compensated\"? "
             'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
         ),
     ],

@@ -307,7 +307,7 @@ BAD = [
      "scale_by_trust_ratio: eps='small' is not a number. Use a float."),
     (lambda: lamb(max_norm=-1.0), ValueError, "Lamb: max_norm=-1.0 is negative. Use a number >= 0."),
     (lambda: lamb(param_storage="kahan"), ValueError,
-     "Lamb: param_storage='kahan' is not a weight storage. "
+     "Lamb: param_storage='kahan' is not a weight storage. Did you mean \"compensated\"? "
      'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".'),
     (lambda: lamb16(trust_power=1.0), ValueError,
      f"Lamb16: trust_power=1.0 cancels the learning rate: a schedule would do nothing. {POWER}"),

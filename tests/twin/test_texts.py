@@ -54,6 +54,7 @@ def test_a_format_is_taken_as_the_text_of_its_call(text):
         ('scaled("int8", size=3)', "unexpected keyword argument 'size'"),
         ("bf16", 'Did you mean "bfloat16"?'),
         ("bfloat61", 'Did you mean "bfloat16"?'),
+        ("fp8", 'Did you mean "float8_e4m3fn"?'),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("package", MAKE)
@@ -63,8 +64,19 @@ def test_a_text_that_is_no_format_is_refused_and_nothing_of_it_runs(package, tex
 
 
 @pytest.mark.parametrize("package", MAKE)
+def test_another_libraries_word_is_told_one_that_may_stand_there(package):
+    with pytest.raises(ValueError, match=r'nu_dtype=\'fp8\' .* Did you mean "ufloat8_e5m3"\?'):
+        MAKE[package](nu_dtype="fp8")
+    with pytest.raises(ValueError, match=r'param_storage=\'kahan\' .* Did you mean "compensated"\?'):
+        MAKE[package](param_storage="kahan")
+
+
+@pytest.mark.parametrize("package", MAKE)
 def test_a_recipe_by_nearly_the_right_name_is_told_the_right_one(package):
-    for given, meant in {"one-pass": "one_pass", "8bit": "eight_bit", "Four Bit": "four_bit"}.items():
+    words = {"one-pass": "one_pass", "8bit": "eight_bit", "Four Bit": "four_bit", "bf16": "sixteen_bit"}
+    words |= dict.fromkeys(("fp8", "int8", "float8_e4m3fn"), "eight_bit")
+    words |= {"fp4": "four_bit", "int4": "four_bit", "float32": "full_precision"}
+    for given, meant in words.items():
         with pytest.raises(ValueError, match=rf'is not a recipe\. Did you mean "{meant}"\? Use '):
             MAKE[package](recipe=given)
     with pytest.raises(TypeError, match=r"is not a recipe\. Use"):

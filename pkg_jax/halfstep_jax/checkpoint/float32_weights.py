@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from halfstep.float_formats import FLOAT_FORMATS
-from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, named_leaves
+from halfstep_jax.leaves import HELD_BY_FLOAT32, check_weight, difference, named_leaves
 from halfstep_jax.numbers.rounding import round_and_cast
 from halfstep_jax.weights.narrow_weights import Compensate, RoundStochasticallyState
 from halfstep_jax.weights.weight_rule import WeightRule, is_wide, narrowest
@@ -173,8 +173,10 @@ def _pairs(caller: str, params, values):
     try:
         all_values = jax.tree.structure(params).flatten_up_to(values)
     except ValueError as error:
+        names, given = ([name for name, _ in named_leaves(tree)] for tree in (params, values))
+        problem = difference("params", names, "values", given, error)
         raise ValueError(
-            f"{caller}: params and values are different trees: {error}. Pass values in the tree of params."
+            f"{caller}: params and values are different trees: {problem}. Pass values in the tree of params."
         ) from None
     rows = [(name, p, value) for (name, p), value in zip(named_leaves(params), all_values, strict=True)]
     for name, p, value in rows:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from halfstep.random_words import leaf_id
-from halfstep_jax.leaves import Leaves, check_state, named_leaves
+from halfstep_jax.leaves import Leaves, check_state, named_leaves, without_values
 from halfstep_jax.link_reports import Inside, Link, state_map
 from halfstep_jax.numbers.op import JaxOp
 from halfstep_jax.numbers.random_words import leaf_keys
@@ -114,7 +114,9 @@ def placed_moments(caller: str, state, tx, params) -> list[tuple[LinkMoments | s
     try:
         parts = treedef.flatten_up_to(state)
     except ValueError as error:
-        raise ValueError(f"{caller}: the state is not of tx: {error}. Pass the state and its tx.") from None
+        raise ValueError(
+            f"{caller}: the state is not of tx: {without_values(error)}. Pass the state and its tx."
+        ) from None
     return list(zip(places, parts, strict=True))
 
 

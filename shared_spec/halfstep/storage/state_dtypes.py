@@ -149,7 +149,8 @@ def as_format(caller: str, argument: str, dtype: Any) -> Format:
             f'Use scaled("{way_out}").'
         )
     known = () if hasattr(np, name) else (*PLAIN_CODES, *SCALED_CODES, *CODEBOOK_CODES)
-    meant = did_you_mean(name, known)
+    signed = ("float8", "int") if second else ()
+    meant = did_you_mean(name, [x for x in known if not x.startswith(signed)])
     given = repr(dtype) if isinstance(dtype, str) else name
     raise ValueError(f"{caller}: {argument}={given} is not a state dtype. {meant}{hint}")
 
