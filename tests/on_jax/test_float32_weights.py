@@ -165,7 +165,8 @@ _STORAGES = 'Use "stochastic", "nearest", "compensated", "split8", "split16" or 
         (
             lambda: hs.adamw(1e-3, param_storage="kahan"),
             ValueError,
-            f"adamw: param_storage='kahan' is not a weight storage. Did you mean \"compensated\"? {_STORAGES}",
+            "adamw: param_storage='kahan' is not a weight storage. "
+            f'Did you mean "compensated"? {_STORAGES}',
         ),
         (
             lambda: hs.set_float32_params(W, None, {"w": jnp.array([1.0, 7e4, 0.0])}),
