@@ -71,9 +71,13 @@ def test_the_readme_has_an_example_for_each_framework():
 @pytest.mark.slow
 @pytest.mark.parametrize(("client", "blocks"), list(examples()))
 def test_examples_run(client, blocks, tmp_path):
-    """Each in a namespace of its own, as it stands; of one folder in one process, which imports once."""
+    """Each in a namespace of its own, as it stands; of one folder in one process, which imports once.
+
+    An example that waits forever says where each of its threads waits.
+    """
     script = tmp_path / "examples.py"
-    runs = [
+    runs = ["import faulthandler; faulthandler.dump_traceback_later(280, exit=True)"]
+    runs += [
         f"exec(compile({block!r}, {place!r}, 'exec'), {{'__name__': '__main__'}})"
         for place, block in blocks.items()
     ]
