@@ -161,10 +161,18 @@ class Optimizer(PlannedOptimizer):
                 )
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
+        grad_mode = torch.is_grad_enabled()
+        try:
+            torch.set_grad_enabled(False)
             # Inside a compiled training step this is a graph break: Dynamo must not trace NumPy on the host.
             # A decorator would do, and import Dynamo together with this package.
             torch.compiler.disable(self._step)()  # pyright: ignore[reportCallIssue]
+        finally:
+            # Twice: the handler of a signal may raise in the first. `torch.no_grad` would leave them off.
+            try:
+                torch.set_grad_enabled(grad_mode)
+            finally:
+                torch.set_grad_enabled(grad_mode)
         if zero_grad:
             self.zero_grad()
         return loss

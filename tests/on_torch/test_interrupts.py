@@ -2,13 +2,16 @@
 
 import gc
 import hashlib
+import itertools
 import signal
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd import grad_mode
 
 import halfstep_torch as hs
 from halfstep_torch import launch
@@ -96,6 +99,7 @@ def interrupted_steps(alarm, signals: int, **options) -> int:
             duration = min(duration, time.perf_counter() - start)
         except Interrupted:
             came += 1
+        assert torch.is_grad_enabled()
         (now,) = set(counts(optimizer))
         whole += now > count
         if now not in expected:
@@ -143,6 +147,29 @@ def test_an_interrupt_is_raised_once_the_step_is_whole(monkeypatch):
         optimizer.step()
     assert counts(optimizer) == [1, 1]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_gradients_are_on_again_wherever_a_handler_raises_while_they_are_switched():
+    pairs = named([(4, 4)])
+    optimizer = hs.AdamW(pairs, compile=False)
+    for at in range(100):
+        give_gradients(pairs, at)
+        left = itertools.count(-at)
+
+        def raise_in_grad_mode(frame, event, _, left=left):
+            if frame.f_code.co_filename == grad_mode.__file__ and next(left) == 0:
+                raise Interrupted
+
+        sys.setprofile(raise_in_grad_mode)
+        try:
+            optimizer.step()
+        except Interrupted:
+            assert torch.is_grad_enabled(), at
+        else:
+            break
+        finally:
+            sys.setprofile(None)
+    assert 4 < at < 99
 
 
 def test_a_second_interrupt_does_not_wait(monkeypatch):
