@@ -148,8 +148,8 @@ function chart(rate, size, dtype) {
   return `<svg viewBox="0 0 ${width} ${height + 6}" role="img" font-size="11" fill="currentColor" style="max-width:40rem">` +
     `<title>Share of updates lost to nearest rounding, against the learning rate</title>${shares.join("")}` +
     `${marks.join("")}<text x="${width / 2}" y="${height}" text-anchor="middle">learning rate</text>` +
-    `<path d="${path.join("")}" fill="none" stroke="#d55e00" stroke-width="2"/>` +
-    `<circle cx="${x(here)}" cy="${y(loss(here, size, dtype).lost)}" r="5" fill="#0072b2"/></svg>`;
+    `<path d="${path.join("")}" fill="none" style="stroke:var(--theirs)" stroke-width="2"/>` +
+    `<circle cx="${x(here)}" cy="${y(loss(here, size, dtype).lost)}" r="5" style="fill:var(--ours)"/></svg>`;
 }
 
 function drawLoss(form) {
@@ -170,7 +170,7 @@ function drawMemory(form) {
     const rows = globalThis.HALFSTEP.sizes.map(([name, bytes, ours]) =>
       `<tr><td>${name}</td><td style="text-align:right">${bytes.toFixed(2)}</td>` +
       `<td style="text-align:right">${((count * bytes) / 1e9).toPrecision(3)}</td><td style="width:12rem">` +
-      `<div style="height:0.7em;width:${(100 * bytes) / most}%;background:${ours ? "#0072b2" : "#d55e00"}"></div></td></tr>`);
+      `<div style="height:0.7em;width:${(100 * bytes) / most}%;background:var(--${ours ? "ours" : "theirs"})"></div></td></tr>`);
     return `<table><thead><tr><th>weights and optimizer state</th><th>bytes per parameter</th><th>GB</th><th></th></tr>` +
       `</thead><tbody>${rows.join("")}</tbody></table>`;
   });
