@@ -11,6 +11,7 @@ from halfstep.random_words import Role
 from halfstep_torch.distributed.shards import refuse_shards
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.float32_copies import Float32Copies
+from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.leaves import check_grad, check_weight, leaf_names
 from halfstep_torch.names import with_names_found
 from halfstep_torch.numbers.seeds import Seed, as_seed
@@ -46,8 +47,9 @@ def round_weights(
 
     Rounds each weight once per step. While a piece is stepped, its weights and gradients are in float32: 8
     bytes for each element of the piece, or of the longest parameter; a CPU keeps that memory for the next
-    step. On a CPU, compiled, a step takes about 1.6 times that of torch's AdamW on float32 weights, of which
-    the rounding is a third; in eager mode 4 to 5 times. Many small parameters cost more.
+    step. On a CPU, compiled, a step takes 1.4 to 1.9 times that of torch's AdamW on float32 weights, the more
+    the smaller the parameters are; in eager mode 2 to 3.2 times. The kernel is compiled once on a machine.
+    Where it is stored, "auto" steps by it from the first step on.
 
     Args:
         optimizer: of torch or another library, before its first step. It belongs to the result from here on.
@@ -202,8 +204,9 @@ class RoundedWeights(torch.optim.Optimizer):
                 copy.data, copy.grad = weight, grad
         self._optimizer.step()
         check()
-        for _, param, copy in piece:
-            count = self.state[param].get(_COUNT, torch.zeros((), dtype=torch.int64)) + 1
+        counts = [self.state[param].get(_COUNT, torch.zeros((), dtype=torch.int64)) for _, param, _ in piece]
+        for_each("add_", counts, 1)
+        for (_, param, copy), count in zip(piece, counts, strict=True):
             self.state[param] = {**self._optimizer.state[copy], _COUNT: count}
         for members, of_members in copies:
             for (_, _, copy), weight in zip(members, of_members.weights, strict=True):

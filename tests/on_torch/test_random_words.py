@@ -21,6 +21,14 @@ def test_words_are_those_of_the_spec(role, offset):
     np.testing.assert_array_equal(ours.numpy(), theirs)
 
 
+def test_words_are_the_same_by_numpy_and_by_torch(monkeypatch):
+    by_numpy = hs.random_words(3, 1, "w", hs.Role.NU, (65, 7))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(random_words, "_ONE_THREAD", -1)
+    monkeypatch.setattr(random_words, "_NUMPY", None)
+    assert torch.equal(by_numpy.view(torch.int32), hs.random_words(3, 1, "w", 2, (65, 7)).view(torch.int32))
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (1,), 7, [2, 3]])
 def test_words_take_any_shape(shape):
     ours = hs.random_words(1, 1, "w", hs.Role.PARAM, shape)

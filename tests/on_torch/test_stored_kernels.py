@@ -12,7 +12,7 @@ import torch
 
 import halfstep_torch as hs
 from halfstep_torch.engine import compiled_stage as stages
-from halfstep_torch.engine import kernel_store
+from halfstep_torch.engine import float32_copies, kernel_store
 from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, model, take_steps
 from on_torch.steps import assert_same_snapshots, snapshot
 
@@ -41,9 +41,11 @@ def call(self, args):
 def folder(tmp_path, monkeypatch):
     """Let kernels be stored in a folder of this test, and none be known in this process."""
     monkeypatch.setenv("HALFSTEP_KERNELS", str(tmp_path / "kernels"))
-    stages.compiled_stage.cache_clear()
+    for known in (stages.compiled_stage, float32_copies._kernel):
+        known.cache_clear()
     yield tmp_path / "kernels"
-    stages.compiled_stage.cache_clear()
+    for known in (stages.compiled_stage, float32_copies._kernel):
+        known.cache_clear()
 
 
 def name_of(recipe) -> str:
@@ -110,7 +112,7 @@ def test_what_is_stored_holds_in_a_process_of_its_own():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "exhaustive", __file__]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert "2 passed" in ran.stdout, ran.stdout
+    assert "3 passed" in ran.stdout, ran.stdout
 
 
 @pytest.mark.exhaustive
@@ -144,6 +146,34 @@ def test_a_stored_kernel_with_other_bits_is_left_out(folder):
     optimizer = steps_of(True)
     assert_same_snapshots(snapshot(optimizer), eager)
     assert json.loads(pathlib.Path(stored).read_text()) == arguments
+
+
+def rounded_by(compile):
+    p = torch.nn.Parameter(torch.linspace(-2, 2, 3000).bfloat16())
+    optimizer = hs.round_weights(torch.optim.SGD([("w", p)], lr=1e-3), compile=compile)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    return p.detach()
+
+
+@pytest.mark.exhaustive
+@IMPORTS_INDUCTOR
+def test_wrapped_optimizers_round_by_a_stored_kernel_from_the_first_step(folder, monkeypatch):
+    eager = rounded_by("auto")
+    assert not list(folder.glob("*.json"))
+    assert torch.equal(rounded_by(True), eager)
+    [stored] = folder.glob("*.json")
+    arguments, calls, load = stored.read_text(), [], float32_copies.load
+    float32_copies._kernel.cache_clear()
+    monkeypatch.setattr(float32_copies, "load", lambda name: calls.append(name) or load(name))
+    assert torch.equal(rounded_by("auto"), eager)
+    assert calls == [stored.stem]
+    assert stored.read_text() == arguments
+    # With the keys exchanged it has other bits, and is compiled anew.
+    stored.write_text(arguments.replace("[2,", "[9,").replace("[3,", "[2,").replace("[9,", "[3,"))
+    float32_copies._kernel.cache_clear()
+    assert torch.equal(rounded_by("auto"), eager)
+    assert stored.read_text() == arguments
 
 
 def test_what_is_not_stored_is_at_hand_for_nobody(folder):

@@ -4,20 +4,21 @@ Copies lie in rows, next to each other; a row has elements of one parameter. So 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.random_words import leaf_id, mix
+from halfstep.random_words import leaf_id
 from halfstep_torch.engine.compile_choice import CompileChoice
 from halfstep_torch.engine.for_each import for_each
 from halfstep_torch.engine.inductor import compile_options, compile_rows, mark_width
-from halfstep_torch.numbers.arrays import XP
+from halfstep_torch.engine.kernel_store import forget, is_stored, kernel_name, load, store
 from halfstep_torch.numbers.float_formats import dtype_name
-from halfstep_torch.numbers.random_words import GOLDEN_RATIO, as_int32, leaf_keys
-from halfstep_torch.numbers.rounding import round_value
+from halfstep_torch.numbers.random_words import GOLDEN_RATIO, as_int32, leaf_keys, mixed_words
+from halfstep_torch.numbers.rounding import round_number
 
 _WIDTH = 256
 # Elements that are rounded at once in eager mode: on a CPU, temporaries must stay in a cache.
@@ -54,11 +55,9 @@ class Float32Copies:
 
     def _parts(self, rows: Tensor) -> list[Tensor]:
         """Return what rows have of each parameter, in its shape."""
-        flat, start, parts = rows.view(-1), 0, []
-        for param, length in zip(self._params, self._lengths, strict=True):
-            parts.append(flat[start : start + param.numel()].view(param.shape))
-            start += length * _WIDTH
-        return parts
+        sizes = [(param.numel(), -param.numel() % _WIDTH) for param in self._params]
+        flat = rows.reshape(-1).split_with_sizes([*itertools.chain(*sizes)])[::2]
+        return [x.view(param.shape) for x, param in zip(flat, self._params, strict=True)]
 
     def round(
         self,
@@ -69,22 +68,19 @@ class Float32Copies:
         role: int,
         choice: CompileChoice,
     ) -> None:
-        """Round every weight from its copy, by R5, with the words of its row-major indices.
-
-        Gradients are lost: the rounded weights take their memory on the way.
-        """
-        name, device = dtype_name(self._params[0].dtype), self._rows.device
+        """Round every weight from its copy, by R5, with the words of its row-major indices."""
+        dtype, device = dtype_name(self._params[0].dtype), self._rows.device
         threads = torch.get_num_threads() if device.type == "cpu" else 0
-        kernel = functools.partial(_kernel, name, device, threads)
-        out = self._rows_of_grads.view(-1).view(self._params[0].dtype)[: self._rows.numel()].view(-1, _WIDTH)
-        rows = self._rows, out, *self._words(seed, steps, names, role, device)
-        if len(self._rows) > 1 and choice.prepare(caller, device, self._rows.numel(), kernel):
+        kernel = functools.partial(_kernel, dtype, device, threads)
+        at_hand = functools.partial(_is_stored, dtype, threads)
+        rows = self._rows, *self._words(seed, steps, names, role, device)
+        if len(self._rows) > 1 and choice.prepare(caller, device, self._rows.numel(), kernel, at_hand):
             kernel()(*rows)
         else:
             piece = (_PIECE if device.type == "cpu" else _PIECE_ELSEWHERE) // _WIDTH
             for start in range(0, len(self._rows), piece):
-                _round_rows(name, *(x[start : start + piece] for x in rows))
-        for_each("copy_", self._params, self._parts(out))
+                _round_rows(dtype, *(x[start : start + piece] for x in rows))
+        for_each("copy_", self._params, self.weights)
 
     def _words(
         self, seed: int, steps: Sequence[int], names: Sequence[str], role: int, device: torch.device
@@ -97,23 +93,46 @@ class Float32Copies:
         return [torch.from_numpy(as_int32(x)).to(device) for x in (first, k0, k1)]
 
 
-def _round_rows(name: str, new: Tensor, out: Tensor, first: Tensor, k0: Tensor, k1: Tensor) -> None:
+def _round_rows(dtype: str, new: Tensor, first: Tensor, k0: Tensor, k1: Tensor) -> None:
     index = first[:, None] + torch.arange(_WIDTH, dtype=torch.int32, device=new.device)
-    words = mix(XP, index * k0[:, None] + k1[:, None])
-    out.copy_(round_value(new, name, words, saturate=False))
+    index *= k0[:, None]
+    index += k1[:, None]
+    new.copy_(round_number(new, dtype, mixed_words(index), saturate=False))
 
 
 @functools.cache
-def _kernel(name: str, device: torch.device, threads: int) -> Callable[..., None]:
+def _name(dtype: str, threads: int) -> str | None:
+    """Return the name of a stored kernel for the CPU."""
+    return kernel_name(_round_rows, dtype, threads)
+
+
+def _is_stored(dtype: str, threads: int) -> bool:
+    return is_stored(_name(dtype, threads))
+
+
+@functools.cache
+def _kernel(dtype: str, device: torch.device, threads: int) -> Callable[..., None]:
     """Return `_round_rows` for a dtype, compiled, for two rows or more."""
-    dtype, calls = getattr(torch, name), []
-    for rows in (_SCRATCH // _WIDTH, _SCRATCH // _WIDTH - 1):
-        matrices = [torch.zeros(rows, _WIDTH, dtype=kind, device=device) for kind in (torch.float32, dtype)]
-        for x in matrices:
-            mark_width(x)
-        calls.append([*matrices, *torch.zeros(3, rows, dtype=torch.int32, device=device)])
 
     def round_rows(*rows: Tensor) -> None:
-        _round_rows(name, *rows)
+        _round_rows(dtype, *rows)
 
-    return compile_rows(round_rows, compile_options(device), calls, lambda made, places: None)
+    name = _name(dtype, threads) if device.type == "cpu" else None
+    if (stored := load(name)) is not None:
+        generator = torch.Generator().manual_seed(0)
+        ours = [x.random_(-(2**23), 2**23, generator=generator) for x in _scratch(8, device)]
+        theirs = [x.clone() for x in ours]
+        stored(*ours)
+        round_rows(*theirs)
+        if torch.equal(ours[0], theirs[0]):
+            return stored
+        forget(name)
+    calls = [_scratch(rows, device) for rows in (_SCRATCH // _WIDTH, _SCRATCH // _WIDTH - 1)]
+    return compile_rows(round_rows, compile_options(device), calls, functools.partial(store, name))
+
+
+def _scratch(rows: int, device: torch.device) -> list[Tensor]:
+    """Return arguments of a kernel, over memory of ours."""
+    new = torch.zeros(rows, _WIDTH, device=device)
+    mark_width(new)
+    return [new, *(torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(3))]
