@@ -49,10 +49,10 @@ def describe(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -
     arrays: list[ArrayDescription] = []
     for name, p in named_leaves(params):
         arrays += [_weight(name, p, stored_by.get(name), fault), *rows[name]]
-    known = {id(x) for link in links for x in jax.tree.leaves(link.state)}
+    known = {id(x) for link in links for x in jax.tree.leaves(_own_state(link))}
     others = [(name, x) for name, x in named_leaves(state) if id(x) not in known and hasattr(x, "shape")]
     arrays += [
-        ArrayDescription(name, "other", x.shape, str(x.dtype), "", _nbytes(x), "of a link that is not ours")
+        ArrayDescription(name, "other", x.shape, str(x.dtype), "", _nbytes(x), "of a link without formats")
         for name, x in others
         if x.ndim
     ]
@@ -68,9 +68,15 @@ def weights_that_links_store(tx: optax.GradientTransformation, params: Any) -> s
     return stored if stored <= names else names
 
 
+def _own_state(link: Link) -> Any:
+    """Return the state of a link; of one that wraps others, without theirs."""
+    wraps = "inner_state" in getattr(link.state, "_fields", ()) and not isinstance(link.inside, Inside)
+    return link.state._replace(inner_state=None) if wraps else link.state
+
+
 def _lands(link: Link) -> bool:
     """Whether a link stores the weights."""
-    return isinstance(link.rule, WeightRule) or link.rule.lands
+    return isinstance(link.rule, WeightRule) or (isinstance(link.rule, Rule) and link.rule.lands)
 
 
 def _weight(name: str, p, stored_by: WeightRule | Rule | None, fault: ChainFault | None) -> ArrayDescription:

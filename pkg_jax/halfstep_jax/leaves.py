@@ -199,10 +199,20 @@ def check_state(caller: str, state, kind: type) -> None:
     """Refuse the state of another transform, or of none: `kind` is the NamedTuple of the link."""
     if getattr(state, "_fields", ()) != getattr(kind, "_fields", ()):
         given = "an array" if isinstance(state, jax.Array) else type(state).__name__
+        if any(map(_is_of_optax, jax.tree.leaves(state, is_leaf=_is_of_optax))):
+            raise ValueError(
+                f"{caller}: the state is of an Optax optimizer, due is {kind.__name__}. Pass the state that "
+                "init made; from_optax(state, tx, params) makes one of the state of an Optax optimizer."
+            )
         raise ValueError(
             f"{caller}: the state is {given}, due is {kind.__name__}: it is of another "
             "transform, or was loaded without its types. Pass the state that init made, or load it into that."
         )
+
+
+def _is_of_optax(x) -> bool:
+    """Whether a part of a state is one that Optax makes; its `EmptyState` other transforms have too."""
+    return type(x).__module__.startswith("optax.") and bool(getattr(x, "_fields", ()))
 
 
 def check_states(caller: str, state, count: int) -> None:

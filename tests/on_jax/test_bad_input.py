@@ -157,6 +157,19 @@ ROWS = [
         "adamw: the state has 3 parts, due are 4: it is of another transform. Pass the state that init made; "
         "from_optax(state, tx, params) makes one of the state of an Optax optimizer.",
     ),
+    *(
+        (
+            lambda storage=storage: hs.adamw(1e-3, param_storage=storage).update(W, optax.adamw(1e-3).init(W), W),
+            ValueError,
+            f"{caller}: the state is of an Optax optimizer, due is {due}. Pass the state that init made; "
+            "from_optax(state, tx, params) makes one of the state of an Optax optimizer.",
+        )
+        for storage, caller, due in (
+            ("nearest", "scale_by_adam", "ScaleByAdamState"),
+            ("split8", "split_params", "SplitParamsState"),
+            ("master", "keep_master_params", "KeepMasterParamsState"),
+        )
+    ),
     (
         lambda: hs.adamw(1e-3).update(W, None, W),
         ValueError,

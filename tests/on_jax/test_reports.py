@@ -24,11 +24,14 @@ CHAINS = {
     "four_bit": lambda: hs.adamw(1e-3, **hs.recipes.four_bit),
     "store_state": lambda: hs.store_state(optax.adam(1e-3), hs.scaled("int8")),
     "optax": lambda: optax.adamw(1e-3),
+    "optax, split16": lambda: hs.store_params(optax.adamw(1e-3), "split16"),
+    "optax, master": lambda: hs.store_params(optax.adamw(1e-3), "master"),
 }
+QUICK = ("fp8, split8", "store_state", "optax, split16")
 
 
 @pytest.mark.parametrize(
-    "name", ["fp8, split8", *(pytest.param(n, marks=pytest.mark.slow) for n in CHAINS if n != "fp8, split8")]
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in CHAINS]
 )
 def test_the_bytes_that_are_said_are_those_of_the_arrays(name):
     tx, params = CHAINS[name](), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), SHAPES)

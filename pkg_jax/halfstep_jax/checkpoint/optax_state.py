@@ -168,7 +168,8 @@ class _Moments:
             rule, field, leaf = left[0]
             raise ValueError(
                 f"{self.caller}: {self.source} holds {field} of '{leaf}' for {rule}, which {self.target} "
-                "does not keep. Pass a transform of the same rule, for the same weights."
+                "does not keep. Pass a transform of halfstep with the same rule, such as adamw, for the same "
+                "weights."
             )
 
 
