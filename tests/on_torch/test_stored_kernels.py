@@ -14,7 +14,7 @@ import halfstep_torch as hs
 from halfstep_torch.engine import compiled_stage as stages
 from halfstep_torch.engine import float32_copies, kernel_store
 from on_torch.compiling import IMPORTS_INDUCTOR, give_gradients, model, take_steps
-from on_torch.steps import assert_same_snapshots, snapshot
+from on_torch.steps import assert_same_snapshots, reals, snapshot
 
 ROOT = pathlib.Path(__file__).parents[2]
 NAME = """
@@ -35,6 +35,25 @@ def call(self, args):
         del arg1_1
         return ()
 """
+CALLS = """
+def call(self, args):
+        arg0_1, arg1_1, arg2_1 = args
+        args.clear()
+        arg2_1_size = arg2_1.size()
+        s5 = arg2_1_size[1]
+        s9 = s5
+        # the bytes of codes, as words
+        buf0 = torch.ops.aten.view.dtype(reinterpret_tensor(arg1_1, (s9, 64), (64, 1), 0), torch.int32)
+        buf1 = buf0
+        assert_alignment(buf1, 16, 'torch.ops.aten.view.dtype')
+        buf2 = empty_strided_cpu((4*s9, 64), (64, 1), torch.int32)
+        cpp_fused_add_0(buf1, buf2, s9)
+        buf3 = reinterpret_tensor(buf2, (s9, 256), (256, 1), 0); del buf2  # reuse
+        buf4 = empty_strided_cpu((s9, 1), (1, s9), torch.bfloat16)
+        cpp_fused_add_0(buf3, arg2_1, buf4, s5)
+        return ()
+"""
+PLACES = [(0, 0), (1, None), (0, None)]
 
 
 @pytest.fixture
@@ -80,28 +99,46 @@ def made(source: str, library: str = "kernel.so"):
 
 
 def test_the_order_of_arguments_is_read_from_the_wrapper():
-    assert kernel_store._one_call(made(CALL)) == ("kernel.so", [2, 1, 0])
+    wrapper = kernel_store._Wrapper(made(CALL), PLACES)
+    assert wrapper.calls == [("kernel.so", [(0, None), (1, None), (0, 0)])]
+    assert wrapper.temporaries == []
+
+
+def test_temporaries_of_several_functions_are_read_from_the_wrapper():
+    wrapper = kernel_store._Wrapper(made(CALLS), PLACES)
+    assert wrapper.temporaries == [((0, 1), 4 * 64 * 4), ((0, 1), 2)]
+    first, second = (places for _, places in wrapper.calls)
+    assert first == [(1, None), (2, None), (0, 1)]
+    assert second == [(2, None), (0, None), (3, None), (0, 1)]
 
 
 @pytest.mark.parametrize(
     "line",
-    ["cpp_fused_mul_1(arg1_1, s5)", "buf0 = empty_strided_cpu((s5,), (1,), torch.float32)", "arg1_1 += 1"],
+    [
+        "cpp_fused_add_0(buf9, s5)",
+        "cpp_fused_mul_1(arg1_1, s5)",
+        "buf0 = empty_strided_cpu((s5, s5), (s5, 1), torch.float32)",
+        "buf0 = reinterpret_tensor(arg1_1, (s5, 8), (8, 1), 4)",
+        "buf0 = torch.ops.aten.sum.default(arg1_1)",
+        "arg1_1 += 1",
+    ],
 )
-def test_a_wrapper_that_does_more_is_not_stored(line):
-    assert kernel_store._one_call(made(CALL.replace("        del arg1_1", f"        {line}"))) is None
+def test_a_wrapper_that_does_more_is_not_stored(folder, line):
+    kernel_store.store("x", made(CALL.replace("        del arg1_1", f"        {line}")), PLACES)
+    assert not kernel_store.is_stored("x")
 
 
 def test_a_library_that_does_not_load_is_none(folder):
     kernel_store.folder()
-    (folder / "x.json").write_text("[[0, null]]")
-    (folder / "x.so").write_bytes(b"no library")
+    (folder / "x.json").write_text('{"temporaries": [], "calls": [[[0, null]]]}')
+    (folder / "x.0.so").write_bytes(b"no library")
     assert kernel_store.is_stored("x")
     assert kernel_store.load("x") is None
 
 
-def steps_of(compile, count: int = 3):
-    params = model(40)
-    optimizer = hs.AdamW(params, lr=1e-2, seed=5, compile=compile)
+def steps_of(compile, count: int = 3, recipe=None):
+    params = [("w", torch.nn.Parameter(reals((128, 128), seed=1)))] if recipe else model(40)
+    optimizer = hs.AdamW(params, lr=1e-2, seed=5, compile=compile, recipe=recipe)
     take_steps(optimizer, params, count)
     return optimizer
 
@@ -117,14 +154,15 @@ def test_what_is_stored_holds_in_a_process_of_its_own():
 
 @pytest.mark.exhaustive
 @IMPORTS_INDUCTOR
-def test_auto_steps_by_a_stored_kernel_from_the_first_step(folder, monkeypatch):
-    eager = snapshot(steps_of(False))
-    assert not steps_of("auto")._launches[None].batches[0].kernels
-    steps_of(True)
+@pytest.mark.parametrize("recipe", [None, "eight_bit"])
+def test_auto_steps_by_a_stored_kernel_from_the_first_step(folder, monkeypatch, recipe):
+    eager = snapshot(steps_of(False, recipe=recipe))
+    assert not steps_of("auto", recipe=recipe)._launches[None].batches[0].kernels
+    steps_of(True, recipe=recipe)
     [stored] = folder.glob("*.json")
     stages.compiled_stage.cache_clear()
     monkeypatch.setattr(stages, "compile_rows", None)  # nothing is compiled
-    optimizer = steps_of("auto")
+    optimizer = steps_of("auto", recipe=recipe)
     assert optimizer._launches[None].batches[0].kernels
     assert_same_snapshots(snapshot(optimizer), eager)
     assert stored.exists()
@@ -136,16 +174,14 @@ def test_a_stored_kernel_with_other_bits_is_left_out(folder):
     eager = snapshot(steps_of(False))
     steps_of(True)
     [stored] = folder.glob("*.json")
-    arguments = json.loads(stored.read_text())
-    moments = [i for i, (tensor, axis) in enumerate(arguments) if axis is None and tensor in (2, 3)]
-    swapped = list(arguments)
-    for i in moments:
-        swapped[i] = [5 - arguments[i][0], None]
-    stored.write_text(json.dumps(swapped))
+    kept = json.loads(stored.read_text())
+    moments = {2: 3, 3: 2}
+    calls = [[[moments.get(i, i), axis] for i, axis in places] for places in kept["calls"]]
+    stored.write_text(json.dumps({**kept, "calls": calls}))
     stages.compiled_stage.cache_clear()
     optimizer = steps_of(True)
     assert_same_snapshots(snapshot(optimizer), eager)
-    assert json.loads(pathlib.Path(stored).read_text()) == arguments
+    assert json.loads(pathlib.Path(stored).read_text()) == kept
 
 
 def rounded_by(compile):

@@ -2,7 +2,8 @@
 
 Tracing a step and finding its kernel in Inductor's cache takes 3 seconds; loading the library that Inductor
 made takes milliseconds. This module is the one place that knows what Inductor makes: a wrapper in Python that
-calls one function in C++ with the memory of its arguments and a length. Anything else is not stored.
+calls functions in C++ with the memory of its arguments, of temporaries, and a length. A wrapper that does
+anything else is not stored.
 
 The name of a library says all that its bits depend on (`kernel_name`). Before it is used it steps memory of
 ours beside eager mode, and is left out unless every bit is the same.
@@ -13,11 +14,11 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 import platform
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -32,7 +33,19 @@ _FOLDER = "HALFSTEP_KERNELS"
 """The environment variable that names the folder; empty for none."""
 
 Place = tuple[int, int | None]
-"""Which tensor of a call an argument is or, with an axis, of which it is the length."""
+"""Which tensor of a call an argument is or, with an axis, of which it is the length.
+
+Temporaries count on behind the tensors.
+"""
+
+
+_SAME_MEMORY = (
+    r"(.*); del \w+  # reuse",
+    r"torch\.ops\.aten\.view\.dtype\((.*), torch\.\w+\)",
+    r"reinterpret_tensor\((\w+), .*, 0\)",
+    r"(\w+)\.size\(\)",
+)
+"""How a wrapper gives memory a second name, one form within the other."""
 
 
 class _Foreign(Exception):
@@ -99,45 +112,77 @@ def _source() -> str:
 
 
 def store(name: str | None, made: Any, places: Sequence[Place]) -> None:
-    """Store what Inductor made, if it is one function, called with arguments that stand at known places."""
-    path = folder()
-    found = _one_call(made) if name and path else None
-    if found is None or path is None:
+    """Store what Inductor made, if all that its wrapper does is known here."""
+    path = folder() if name else None
+    if path is None:
         return
-    library, order = found
-    arguments = [list(places[i]) for i in order]
     try:
-        for suffix, write in (
-            (".so", lambda to: shutil.copyfile(library, to)),
-            (".json", lambda to: pathlib.Path(to).write_text(json.dumps(arguments))),
-        ):
-            handle, part = tempfile.mkstemp(dir=path)
-            os.close(handle)
-            write(part)
-            pathlib.Path(part).replace(path / f"{name}{suffix}")
+        wrapper = _Wrapper(made, places)
+    except (_Foreign, AttributeError, KeyError, ValueError):  # another torch may write something else
+        return
+    kept = {"temporaries": wrapper.temporaries, "calls": [places for _, places in wrapper.calls]}
+    try:
+        for i, (library, _) in enumerate(wrapper.calls):
+            _put(path / f"{name}.{i}.so", pathlib.Path(library).read_bytes())
+        _put(path / f"{name}.json", json.dumps(kept).encode())
     except OSError:
         return
 
 
-def _one_call(made: Any) -> tuple[str, list[int]] | None:
-    """Return the library of the only function that a wrapper calls, and which input each argument is."""
-    source = getattr(made, "source_code", "")
-    body = re.search(r"def call\(self, args\):\n(.*?)\n        return \(\)", source, re.DOTALL)
-    if body is None:
-        return None
-    lines = [line.strip() for line in body[1].splitlines()]
-    calls = [re.fullmatch(r"(cpp_fused\w*)\((.*)\)", line) for line in lines]
-    calls = [call for call in calls if call]
-    plain = (
-        r"(args\.clear\(\)|arg\w+(, arg\w+)* = args|s\d+ = arg\w+|del arg\w+|assert_size_stride\(.*\)|cpp_.*)"
-    )
-    if len(calls) != 1 or not all(re.fullmatch(plain, line) for line in lines):
-        return None
-    inputs = next(line for line in lines if line.endswith(" = args")).removesuffix(" = args").split(", ")
-    lengths = dict(line.split(" = ") for line in lines if re.fullmatch(r"s\d+ = arg\w+", line))
-    names = [lengths.get(name, name) for name in calls[0][2].split(", ")]
-    function = made.current_callable.__func__.__globals__[calls[0][1]]
-    return function.__self__.__file__, [inputs.index(name) for name in names]
+def _put(path: pathlib.Path, content: bytes) -> None:
+    """Write a file that others see whole or not at all."""
+    handle, part = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    pathlib.Path(part).replace(path)
+
+
+class _Wrapper:
+    """What Inductor's wrapper does: `temporaries`, each (place of a length, bytes a unit of it), and `calls`.
+
+    A call is (library, places of its arguments). Lines that this does not know raise _Foreign.
+    """
+
+    def __init__(self, made: Any, places: Sequence[Place]) -> None:
+        self.temporaries: list[tuple[Place, int]] = []
+        self.calls: list[tuple[str, list[Place]]] = []
+        self._known: dict[str, Place] = {}
+        self._tensors = 1 + max(i for i, _ in places)
+        source = getattr(made, "source_code", "")
+        body = re.search(r"def call\(self, args\):\n(.*?)\n        return \(\)", source, re.DOTALL)
+        if body is None:
+            raise _Foreign
+        functions = made.current_callable.__func__.__globals__
+        for line in map(str.strip, body[1].splitlines()):
+            if inputs := re.fullmatch(r"(arg\w+(?:, arg\w+)*) = args", line):
+                self._known = dict(zip(inputs[1].split(", "), places, strict=True))
+            elif call := re.fullmatch(r"(cpp_fused\w*)\((.*)\)", line):
+                arguments = [self._place(name) for name in call[2].split(", ")]
+                self.calls.append((functions[call[1]].__self__.__file__, arguments))
+            elif not re.fullmatch(r"args\.clear\(\)|del \w+|assert_\w+\(.*\)|#.*", line):
+                self._read_name(line)
+
+    def _place(self, name: str) -> Place:
+        if name not in self._known:
+            raise _Foreign
+        return self._known[name]
+
+    def _read_name(self, line: str) -> None:
+        """Read what a line gives a name: a length, a temporary, or memory that has a name already."""
+        name, _, what = line.partition(" = ")
+        for same in _SAME_MEMORY:
+            if found := re.fullmatch(same, what):
+                what = found[1]
+        if length := re.fullmatch(r"(\w+)_size\[(\d+)\]", what):
+            self._known[name] = self._place(length[1])[0], int(length[2])
+        elif temporary := re.fullmatch(r"empty_strided_cpu\(\((.*?)\), \(.*?\), torch\.(\w+)\)", what):
+            factors = re.findall(r"\w+", temporary[1])
+            (length,) = (factor for factor in factors if not factor.isdigit())
+            row = math.prod(int(factor) for factor in factors if factor.isdigit())
+            self._known[name] = self._tensors + len(self.temporaries), None
+            self.temporaries.append((self._place(length), row * getattr(torch, temporary[2]).itemsize))
+        else:
+            self._known[name] = self._place(what)
 
 
 def is_stored(name: str | None) -> bool:
@@ -159,14 +204,18 @@ def load(name: str | None) -> Callable[..., None] | None:
     if path is None or not is_stored(name):
         return None
     try:
-        arguments = json.loads((path / f"{name}.json").read_text())
-        kernel = ctypes.CDLL(str(path / f"{name}.so")).kernel
-    except (OSError, ValueError, AttributeError):
+        kept = json.loads((path / f"{name}.json").read_text())
+        kernels = [ctypes.CDLL(str(path / f"{name}.{i}.so")).kernel for i in range(len(kept["calls"]))]
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return None
-    kernel.restype = None
-    kernel.argtypes = [ctypes.c_void_p if axis is None else ctypes.c_int64 for _, axis in arguments]
+    for kernel, places in zip(kernels, kept["calls"], strict=True):
+        kernel.restype = None
+        kernel.argtypes = [ctypes.c_void_p if axis is None else ctypes.c_int64 for _, axis in places]
 
     def call(*tensors: Tensor) -> None:
-        kernel(*[tensors[i].data_ptr() if axis is None else tensors[i].shape[axis] for i, axis in arguments])
+        sizes = [size * tensors[i].shape[axis] for (i, axis), size in kept["temporaries"]]
+        memory = [*tensors, *(torch.empty(size, dtype=torch.uint8) for size in sizes)]
+        for kernel, places in zip(kernels, kept["calls"], strict=True):
+            kernel(*[memory[i].data_ptr() if axis is None else memory[i].shape[axis] for i, axis in places])
 
     return call
