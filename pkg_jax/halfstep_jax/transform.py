@@ -39,7 +39,7 @@ from halfstep_jax.rule import (
 from halfstep_jax.storage.formats import Encoded
 from halfstep_jax.storage.stored_moment import StoredMoment
 from halfstep_jax.xla import passes
-from halfstep_jax.xla.exact import opaque_bits, opaque_input, stored_with
+from halfstep_jax.xla.exact import opaque_bits, opaque_input, stored_with, zero_on_cpu
 from halfstep_jax.xla.shards import known_shards, shards
 
 _TRIAL_SHAPE = (8, 16)
@@ -212,27 +212,29 @@ def _step(
 def _step_here(
     static: tuple, keys: LeafKeys, before: LeafKeys | None, place, numbers, g: jax.Array, p, encoded: tuple
 ) -> tuple:
-    _, stored = static
+    rule, stored = static
     key = keys.of_leaf(place)
     step_keys = StepKeys(key, None if before is None else before.of_leaf(place), key.zero)
     formats = {name: moment.format_of(old) for (name, moment), old in zip(stored, encoded, strict=True)}
+    feeds = any(moment.feeds_back(formats[name]) for name, moment in stored)
     # Op by op nothing is kept that was not computed.
-    if (
-        passes.ARE_THERE
-        and isinstance(key.zero, Tracer)
-        and any(m.feeds_back(formats[name]) for name, m in stored)
-    ):
+    in_passes = passes.ARE_THERE and isinstance(key.zero, Tracer) and (feeds or rule.lands)
+    if in_passes:
         old = {name: formats[name].unpacked(x) for (name, _), x in zip(stored, encoded, strict=True)}
-        u, new = _in_passes(static, step_keys, numbers, g, p, old, formats)
-        return u, *(formats[name].packed_up(new[name]) for name, _ in stored)
-    u, moments = _take(static, step_keys, numbers, g, p, dict(zip(formats, encoded, strict=True)))
-    if static[0].lands or any(moment.has_inverse_root for moment in moments.values()):
+        # XLA on a GPU has two passes of its own where only one moment has scales, and one where none has.
+        on_gpu = feeds and sum(fmt.scaled for fmt in formats.values()) > 1
+        u, new = _in_passes(static, step_keys, numbers, g, p, old, formats, on_gpu=on_gpu)
+        new = {name: formats[name].packed_up(new[name]) for name, _ in stored}
+    else:
+        u, moments = _take(static, step_keys, numbers, g, p, dict(zip(formats, encoded, strict=True)))
+        new = {name: moments[name].encoded for name, _ in stored}
+    if rule.lands or (not feeds and any(fmt.has_inverse_root for fmt in formats.values())):
         # Made before moments are stored, u would have a pass of its own on a TPU.
         for name, moment in stored:
-            codes, early = moments[name].encoded.codes, static[0].lands and moment.field.signed
+            codes, early = new[name].codes, rule.lands and moment.field.signed
             if (moment.field.unit or early) and codes.shape == u.shape:  # codes of 4 bits are packed
                 u = stored_with(u, codes, key.zero)
-    return u, *(moments[name].encoded for name, _ in stored)
+    return u, *(new[name] for name, _ in stored)
 
 
 def _take(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str, Encoded], **new):
@@ -246,18 +248,19 @@ def _take(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str
     return updated(rule, numbers, g, p, op, moments | weight), moments
 
 
-def _in_passes(static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str, Encoded], formats):
+def _in_passes(
+    static: tuple, keys: StepKeys, numbers, g: jax.Array, p, old: dict[str, Encoded], formats, *, on_gpu: bool
+):
     """Take the step of one leaf in passes: return its update and what is stored, not packed."""
     in_passes = {name: x for name, x in old.items() if not formats[name].has_inverse_root}
 
     def take(zero, new):
-        again = jax.tree.map(lambda x: opaque_bits(x, zero), old)
+        before = zero_on_cpu(zero) if static[0].lands else zero
+        again = jax.tree.map(lambda x: opaque_bits(x, before), old)
         u, moments = _take(static, keys._replace(zero=zero), numbers, g, p, again, new=new)
         others = {name: moment.encoded for name, moment in moments.items() if name not in new}
         return (u, others), {name: moments[name].made for name in new}
 
-    # XLA on a GPU has two passes of its own where only one moment has scales.
-    on_gpu = sum(fmt.scaled for fmt in formats.values()) > 1
     (u, others), new = passes.step_in_passes(take, in_passes, keys.zero, on_gpu=on_gpu)
     return u, new | others
 
