@@ -123,9 +123,19 @@ def test_notebooks_keep_the_outputs_of_one_run(notebook):
         ]
 
 
+def words_of(page: pathlib.Path) -> int:
+    """Return how many words a page has beside its programs; what stands in tables counts."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return len(re.findall(r"[^\s|]*\w[^\s|]*", text))
+
+
 def test_the_readme_is_read_in_five_minutes():
-    text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(re.findall(r"[^\s|]*\w[^\s|]*", text)) <= 1100
+    assert words_of(ROOT / "README.md") <= 1100
+
+
+def test_the_pages_have_at_most_28_000_words_beside_those_that_a_command_writes():
+    written = {ROOT / "README.md", ROOT / "docs/comparison.md", ROOT / "docs/benchmarks/comparison-data.md"}
+    assert sum(words_of(page) for page in set(PAGES) - written) <= 28_000
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
