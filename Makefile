@@ -78,8 +78,9 @@ docs: $(DOCS)/.ready  ## build the documentation site in out/site; a warning or 
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
 
 # An environment of its own: nothing of halfstep depends on these libraries.
-CLIENT_PACKAGES := numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16 tyro
-CLIENTS_ALONE := torchtitan spmd_types torchastic labml labml-nn
+CLIENT_PACKAGES := numpy pytest transformers accelerate lightning torchao bitsandbytes adamw_bf16 tyro draccus
+CLIENTS_ALONE := torchtitan spmd_types torchastic labml labml-nn lerobot verl hydra-core omegaconf \
+	antlr4-python3-runtime
 $(CLIENTS)/.ready: constraints.txt
 	@echo "Setting up $(CLIENTS)."
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)

@@ -1,12 +1,14 @@
 """Other libraries' training loops, unmodified, over our optimizers: `make clients`."""
 
+import dataclasses
+import importlib
 import pathlib
 
 import pytest
 import torch
 
 import halfstep_torch as hs
-from on_torch.clients import needs
+from on_torch.clients import module_of, needs
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
@@ -285,3 +287,65 @@ def test_torchtitan_builds_ours_by_its_own_config():
     assert torch.equal(weights(model), weights(told))
     saved = container.state_dict()
     container.load_state_dict(saved)
+
+
+def lines_of(page: str) -> list[str]:
+    """Return the literal lines that a trainer's page begins with."""
+    text = (pathlib.Path(__file__).parents[2] / "docs/how-to" / page).read_text()
+    return text.split("```\n")[1].splitlines()
+
+
+@needs("verl")
+def test_verl_builds_ours_by_the_lines_of_its_page(monkeypatch):
+    """By verl's own config and function, in one process."""
+    hydra = pytest.importorskip("hydra")
+    verl = module_of(monkeypatch, "verl.workers.config.optimizer")
+    configs = pathlib.Path(verl.__file__).parents[2] / "trainer/config"
+    with hydra.initialize_config_dir(str(configs), version_base=None):
+        config = hydra.compose("ppo_trainer", overrides=lines_of("verl.md"))["actor_rollout_ref"]["actor"]
+    assert config["fsdp_config"]["model_dtype"] == "bf16"
+    # As its omega_conf_to_dataclass does; the name of the class is that of the package.
+    optim = hydra.utils.instantiate({**config["optim"], "_target_": f"{verl.__name__}.FSDPOptimizerConfig"})
+    model = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+    optimizer = verl.build_optimizer(model.parameters(), optim)
+    assert type(optimizer) is hs.AdamW
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+    model(torch.ones(2, 64, dtype=torch.bfloat16)).square().mean().backward()
+    optimizer.step()
+    assert optimizer.state[model.weight]["extra_bits"].dtype == torch.uint8
+
+
+@needs("lerobot")
+def test_lerobot_parses_builds_saves_and_loads_ours(monkeypatch, tmp_path):
+    """By its own config, and by its own functions for state; the rest of it asks for cameras and videos."""
+    draccus = pytest.importorskip("draccus")
+    besides = "datasets", "datasets.table", "pandas", "pyarrow", "pyarrow.dataset", "pyarrow.parquet"
+    own = "lerobot.utils.utils", "lerobot.datasets.backward_compatibility"
+    module_of(monkeypatch, "lerobot.datasets.utils", *besides, *own, "PIL", "torchvision", "imageio")
+    lerobot = module_of(monkeypatch, "lerobot.optim.optimizers")
+    importlib.import_module("halfstep_torch.integrations.lerobot")
+
+    @dataclasses.dataclass
+    class Train:
+        optimizer: lerobot.OptimizerConfig
+
+    def step(model, optimizer):
+        model(torch.ones(2, 8).bfloat16()).float().square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    lines = ["--optimizer.type=halfstep", "--optimizer.recipe=eight_bit", "--optimizer.lr=0.01"]
+    config = draccus.parse(Train, args=lines).optimizer
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).bfloat16()
+    optimizer = config.build(dict(model.named_parameters()))
+    assert type(optimizer) is hs.AdamW
+    assert optimizer.param_groups[0]["param_names"] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    step(model, optimizer)
+    lerobot.save_optimizer_state(optimizer, tmp_path)
+    saved = {name: x.clone() for name, x in model.state_dict().items()}
+    step(model, optimizer)
+    expected = weights(model).clone()
+    model.load_state_dict(saved)
+    loaded = lerobot.load_optimizer_state(config.build(model.parameters()), tmp_path)
+    step(model, loaded)
+    assert torch.equal(weights(model), expected)

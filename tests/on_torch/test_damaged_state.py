@@ -131,6 +131,10 @@ EDITS = [
         "Pass a state dict of the same optimizer class, or pass torch's own to load_float32_state_dict.",
     ),
     (
+        ((*HEADER, "counts"), "2 x"),
+        "load_state_dict: 'counts' in 'halfstep' of group 0 are '2 x'. The file is damaged: load another.",
+    ),
+    (
         ((*HEADER, "spec_version"), 1),
         "load_state_dict: the state dict follows version 1 of the contract, this package version 3. "
         "Load it with the halfstep that wrote it. To go on with this version, carry the run over in float32, "

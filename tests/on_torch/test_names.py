@@ -1,6 +1,7 @@
 """Names of parameters decide their random words: order, groups, freezing and lists change no bit."""
 
 import copy
+import importlib
 import sys
 import types
 
@@ -170,6 +171,36 @@ def _by_the_factory_of_transformers(model):
         return _step(hs.integrations.transformers()(model, lr=1e-3))
 
 
+def _integration(patch, name, library, **members):
+    """Import an integration beside a stand-in for its library: `make clients` has the library itself."""
+    parts = library.split(".")
+    for i in range(len(parts)):
+        patch.setitem(sys.modules, ".".join(parts[: i + 1]), types.SimpleNamespace(**members))
+    patch.delitem(sys.modules, f"halfstep_torch.integrations.{name}", raising=False)
+    return importlib.import_module(f"halfstep_torch.integrations.{name}")
+
+
+def _by_the_config_of_lerobot(model):
+    register = staticmethod(lambda name: lambda kind: kind)
+    config = type("OptimizerConfig", (), {"register_subclass": register})
+    with pytest.MonkeyPatch.context() as patch:
+        made = _integration(patch, "lerobot", "lerobot.optim.optimizers", OptimizerConfig=config)
+    lists = {f"layer{i}": [p] for i, p in enumerate(_bare(model))}
+    return _step(*made.HalfstepConfig(lr=1e-3).build(lists).values())
+
+
+def _by_the_container_of_torchtitan(model):
+    """Each stage of a pipeline has a model of its own, and groups by regular expressions, with names."""
+    container = type("OptimizersContainer", (), {"Config": type("Config", (), {})})
+    with pytest.MonkeyPatch.context() as patch:
+        made = _integration(
+            patch, "torchtitan", "torchtitan.components.optimizer", OptimizersContainer=container
+        )
+    factory = made.HalfstepOptimizers._resolve_optimizer_factory("AdamW")
+    stages = [(f"{name}.weight", layer.weight) for name, layer in model.items()]
+    return _step(*(factory([{"params": [p], "param_names": [name], "lr": 1e-3}]) for name, p in stages))
+
+
 def _by_step_parameter(model):
     optimizers = [hs.AdamW([p], lr=1e-3) for p in _bare(model)]
     for optimizer in optimizers:
@@ -198,6 +229,7 @@ WAYS = [
     *(_of_each_parameter, _of_each_parameter_as_a_group, _of_each_parameter_by_chains, _of_each_block),
     *(_of_each_layer_of_the_model, _of_groups, _of_all_without_names, _of_a_model_by_name),
     *(_of_a_model_that_is_searched, _of_registered_names, _from_a_text, _by_the_factory_of_transformers),
+    *(_by_the_config_of_lerobot, _by_the_container_of_torchtitan),
     *(_by_step_parameter, _by_released_gradients, _by_a_wrapped_optimizer),
 ]
 

@@ -20,6 +20,22 @@ from on_torch.steps import assert_same_snapshots, parameters, run, snapshot, thr
 FORMATS = [("bfloat16", "bfloat16"), ("float16", "float32"), (None, None)]
 
 
+def form(x):
+    """Return the types of an entry, and lengths: what LeRobot asks of a file before it loads it."""
+    if isinstance(x, dict):
+        return {key: form(value) for key, value in x.items()}
+    return [form(value) for value in x] if isinstance(x, (list, tuple)) else type(x)
+
+
+@pytest.mark.parametrize("recipe", ["one_pass", "eight_bit", "four_bit", "near_float32", "full_precision"])
+def test_groups_of_a_new_optimizer_have_the_form_of_those_that_were_saved(recipe):
+    params = parameters(torch.bfloat16)
+    optimizer = hs.AdamW(params, recipe=recipe)
+    new = form(optimizer.state_dict()["param_groups"])
+    run(params, optimizer, range(2))
+    assert form(optimizer.state_dict()["param_groups"]) == new
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("mu_dtype", "nu_dtype"), FORMATS)
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(mu_dtype, nu_dtype, dtype):

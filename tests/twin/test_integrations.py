@@ -52,8 +52,10 @@ def test_lerobot_builds_ours_by_its_registered_name(monkeypatch):
 
     config = Registry.kinds["halfstep"](lr=2e-3, recipe="one_pass")
     model = torch.nn.Linear(4, 4).bfloat16()
-    for params in (model.parameters(), {"policy": list(model.parameters())}["policy"]):
-        optimizer = config.build(params)
+    renamed = {f"policy.{name}": param for name, param in model.named_parameters()}
+    assert config.build(renamed).param_groups[0]["param_names"] == ["policy.weight", "policy.bias"]
+    for params in (model.parameters(), list(model.parameters())):
+        optimizer = config.build({"actor": params})["actor"]
         assert type(optimizer) is hs.AdamW
         group = optimizer.param_groups[0]
         assert (group["lr"], group["nu_dtype"], group["param_names"][0]) == (2e-3, "uroot4_e4m4", "weight")

@@ -30,8 +30,11 @@ class HalfstepConfig(OptimizerConfig):
     recipe: str | None = None
     seed: int = 0
 
-    def build(self, params: Any) -> torch.optim.Optimizer:
-        """Return the optimizer of parameters."""
+    def build(self, params: Any) -> Any:
+        """Return the optimizer of parameters, or of each list of a dict of lists (SAC's actor and critic)."""
+        if isinstance(params, dict) and not any(isinstance(x, torch.Tensor) for x in params.values()):
+            return {name: self.build(part) for name, part in params.items()}
         chosen = {key: getattr(self, key) for key in ("lr", "weight_decay", "recipe", "seed")}
-        given = params.values() if isinstance(params, dict) else params
-        return from_config({**chosen, "name": self.optimizer})(given)
+        return from_config({**chosen, "name": self.optimizer})(
+            params.items() if isinstance(params, dict) else params
+        )

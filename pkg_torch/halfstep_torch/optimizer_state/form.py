@@ -44,14 +44,14 @@ def check_form(caller: str, state_dict: Any, way_out: str = "Pass what state_dic
 
 
 def check_header(caller: str, group: int, header: Any) -> None:
-    """Raise TypeError unless a group's header is of the form that `state_dict` writes."""
+    """Raise TypeError or ValueError unless a group's header is of the form that `state_dict` writes."""
     _check_kind(caller, f"'halfstep' of group {group}", header, Mapping, _DAMAGED)
     for name, kind in (("spec_version", int), ("links", Sequence), ("seeds", Sequence)):
         _check_kind(caller, f"{name!r} in 'halfstep' of group {group}", header.get(name), kind, _DAMAGED)
-    counts = header.get("counts", ())
-    _check_kind(caller, f"'counts' in 'halfstep' of group {group}", counts, Sequence, _DAMAGED)
-    for count in counts:
-        _check_kind(caller, f"one of 'counts' in 'halfstep' of group {group}", count, int, _DAMAGED)
+    counts = header.get("counts", "")
+    _check_kind(caller, f"'counts' in 'halfstep' of group {group}", counts, str, _DAMAGED)
+    if not all(map(str.isdecimal, counts.split())):
+        raise ValueError(f"{caller}: 'counts' in 'halfstep' of group {group} are {counts!r}. {_DAMAGED}")
     for name in ("links", *(["names"] if "names" in header else [])):
         _check_kind(caller, f"{name!r} in 'halfstep' of group {group}", header[name], Sequence, _DAMAGED)
         for text in header[name]:

@@ -30,11 +30,20 @@ def make_header(
 ) -> dict[str, Any]:
     """Return what a group says besides its values; plain types, so that `weights_only=True` loads it.
 
-    `counts` are the distinct counts of its parameters, which stand as tensors in their state too.
+    `counts` are the distinct counts of its parameters, which stand as tensors in their state too. They are a
+    text, as before the first step: LeRobot loads lists of the length that a new optimizer has, and no other.
     """
     links = [link.name for link in chain.links]
     header = {"spec_version": SPEC_VERSION, "links": links, "seeds": [link.seed for link in chain.links]}
-    return header if names is None else {**header, "names": list(names), "counts": list(counts)}
+    return (
+        header
+        if names is None
+        else {
+            **header,
+            "names": list(names),
+            "counts": " ".join(map(str, counts)),
+        }
+    )
 
 
 def check_counts(state_dict: Mapping[str, Any], ids: Sequence[Mapping[str, Any]]) -> None:
@@ -42,7 +51,8 @@ def check_counts(state_dict: Mapping[str, Any], ids: Sequence[Mapping[str, Any]]
     for i, (group, of_group) in enumerate(zip(state_dict["param_groups"], ids, strict=True)):
         entries = [(name, state_dict["state"].get(key)) for name, key in of_group.items()]
         kept = {saved_step("load_state_dict", name, entry.get("step")) for name, entry in entries if entry}
-        counts, header = set(group[HEADER].get("counts", ())), group[HEADER]
+        header = group[HEADER]
+        counts = set(map(int, header.get("counts", "").split()))
         # A part of a group has some of its counts.
         in_part = len(header.get("names", ())) > len(of_group)
         strange = sorted(kept - counts if in_part and counts else counts - kept)
