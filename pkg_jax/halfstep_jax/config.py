@@ -41,4 +41,7 @@ def _is_alias(name: str, value: Any) -> bool:
     """Whether a public name is that of a whole optimizer."""
     if not inspect.isfunction(value) or name.startswith("scale_by_"):
         return False
-    return next(iter(inspect.signature(value).parameters), "") == "learning_rate"
+    signature = inspect.signature(value)
+    if signature.return_annotation is optax.Schedule:
+        return False
+    return next(iter(signature.parameters), "") == "learning_rate"
