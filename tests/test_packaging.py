@@ -67,6 +67,18 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
 
 
 @pytest.mark.slow
+def test_an_index_shows_the_readme_with_whole_addresses(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+    head, _, text = archive.read(name).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) == len(re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())) > 20
+    assert not [link for link in links if not link.startswith("https://")]
+    assert "/raw/main/docs/images/overview.svg)" in text
+
+
+@pytest.mark.slow
 def test_an_installed_wheel_and_an_archive_of_the_vectors_check_a_backend(wheel, tmp_path):
     install = ["pip", "install", "--no-deps", "--no-index", "--quiet", "--target", str(tmp_path), str(wheel)]
     subprocess.run([sys.executable, "-m", *install], check=True, timeout=120)
