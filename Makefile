@@ -89,6 +89,7 @@ $(CLIENTS)/.ready: constraints.txt
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt \
 		$(CLIENT_PACKAGES)
 	@$(CLIENTS)/bin/python $(PIP) -c constraints.txt --no-deps $(CLIENTS_ALONE)
+	@rm -rf $(CLIENTS)/lib/python3*/site-packages/tests  # of verl and draccus, under the name of ours
 	@touch $@
 
 clients: $(CLIENTS)/.ready  ## run the examples for Trainer, accelerate and Lightning against those libraries
