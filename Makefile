@@ -189,6 +189,10 @@ peers-memory: $(PEERS)/.ready  ## memory and time of a model of 124M parameters 
 		--json benchmarks/results/$$(date +%F)-peers_memory-cpu.json
 	$(PEERS)/bin/python benchmarks/comparison.py --write
 
+fine-tuning: $(PEERS)/.ready  ## what fine-tuning at 1e-5 and 1e-6 keeps of float32's run; goes on where it ended; writes docs/comparison.md
+	$(OURS) $(PEERS)/bin/python benchmarks/fine_tuning.py --json benchmarks/results/$$(date +%F)-fine_tuning-cpu.json
+	$(PEERS)/bin/python benchmarks/comparison.py --write
+
 # For machines that are lent for minutes: `MINUTES=9`, again and again, with one gpu.json.
 gpu: MINUTES ?= 600
 gpu:  ## on a machine with a GPU, with the JAX and the torch of PYTHON: speed against peers, and bits; goes on where it ended

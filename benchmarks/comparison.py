@@ -1,4 +1,4 @@
-"""What `silent_failures.py`, `peers_speed.py`, `peers_memory.py` measured: the README's table, and two pages.
+"""What `silent_failures.py`, `fine_tuning.py` and `peers_*.py` measured: the README's table, and two pages.
 
 python benchmarks/comparison.py           # prints the README's table
 python benchmarks/comparison.py --write   # writes it into README.md, and the pages
@@ -109,6 +109,19 @@ the versions that are named above. *Peak* is the most memory of the
 process in steps behind the first, less what it held before there was a model. Times are of processor time,
 the least of {later} steps, at a load of {load:.0f}; the section above has quiet times. *GB for* a number of
 parameters are weights, gradients and state, by the bytes counted here."""
+_LOW_RATES = """\
+`make fine-tuning` trains a small transformer on from weights in bfloat16, at rates that people fine-tune
+with ({seeds} seeds, {date}). *Movement* is the part of float32's that arrives. *KL* leads from the model of
+the float32 run to this one, in thousandths of a nat per character.
+[The page on lost updates](how-to/lost-updates.md#fine-tuning-at-low-rates) has all rows."""
+_FINE_TUNED = {
+    "bfloat16, torch AdamW": "torch AdamW",
+    "bfloat16, torchao, stochastic": "torchao _AdamW, stochastic",
+    "bfloat16, stochastic (the default)": "halfstep_torch, default",
+    "bfloat16, fed back": "halfstep_torch, feedback",
+    "split8": "halfstep_torch, split8",
+}
+_OF_RATE = (("proj", 1, ".2f"), ("KL", 1000, ".3f"))
 _MODELS = {"1B": 1e9, "8B": 8e9, "70B": 70e9}
 _RIGHT = dict.fromkeys(("small", "decay", "drop", "sizes", "spike", "nan"), "1.00")
 
@@ -253,6 +266,19 @@ def _memory(record: dict) -> str:
     return "\n\n".join(["## Memory of a model", text, _table(head, list(map(cells, record["rows"])))])
 
 
+def _low_rates(record: dict) -> str:
+    """Return the section on fine-tuning: a line for each optimizer, two columns for each rate."""
+    rates = list(dict.fromkeys(row["rate"] for row in record["rows"]))
+    of = {(row["name"], row["rate"]): row for row in record["rows"]}
+    lines = [
+        [name, *(f"{of[key, r][x] * by:{form}}" for r in rates for x, by, form in _OF_RATE)]
+        for key, name in _FINE_TUNED.items()
+    ]
+    head = ["", *(f"{rate}: {name}" for rate in rates for name in ("movement", "KL"))]
+    text = _prose(_LOW_RATES.format(seeds=max(row["seeds"] for row in record["rows"]), date=record["date"]))
+    return "\n\n".join(["## Fine-tuning at low rates", text, _table(head, lines)])
+
+
 def _mark(row: dict, entry: str) -> str:
     """Return a tick, or the figure of an optimizer that is farthest outside of its bounds."""
     figures = row["figures"].get(entry)
@@ -283,7 +309,7 @@ def found(record: dict) -> list[list[str]]:
     return lines
 
 
-def page(record: dict, speed: dict, memory: dict) -> str:
+def page(record: dict, low_rates: dict, speed: dict, memory: dict) -> str:
     """Return docs/comparison.md: what breaks in silence, the time of a step, and the memory of a model."""
     versions = list(dict.fromkeys(entry["package"] for entry in record["entries"]))
     refused = [f" {name} was not run: {why}." for name, why in record["not run"].items()]
@@ -305,6 +331,7 @@ def page(record: dict, speed: dict, memory: dict) -> str:
         "## Found with halfstep",
         _prose(_FOUND),
         _table(["", "version", "outside of its bounds", "thread"], found(record), texts=4),
+        _low_rates(low_rates),
         _speed(speed),
         _memory(memory),
     ]
@@ -334,9 +361,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write README.md and the pages of docs/")
     record = newest()
     if parser.parse_args().write:
-        (ROOT / "docs" / "comparison.md").write_text(
-            page(record, newest("peers_speed"), newest("peers_memory"))
-        )
+        others = map(newest, ("fine_tuning", "peers_speed", "peers_memory"))
+        (ROOT / "docs" / "comparison.md").write_text(page(record, *others))
         (ROOT / "docs" / DATA).write_text(data_page(record))
         path = ROOT / "README.md"
         path.write_text(placed(path.read_text(), readme_table(record)))

@@ -1,12 +1,15 @@
 """How near to float32 bfloat16 weights stay whose rounding errors are fed back into the first moment.
 
-    python benchmarks/fed_back.py [--steps 1500] [--only TEXT ...] [--json benchmarks/results/NAME.json]
+    python benchmarks/fed_back.py [--steps 1500] [--only TEXT ...] [--transformer [400]] [--json NAME.json]
 
 Digits as in `quality.py`, with four seeds. AdamW: a cosine schedule from 1e-3 and from 1e-4, one from 1e-5
 for half of the steps, and one from 1e-3 that starts again twice. SGD with a momentum of 0.9 and no decay: one
 from 0.1 and one from 0.01, for two fifths of the steps. Each row stands beside float32 under its schedule.
 Both ways to store weights take the same bytes. *dist* and *proj* are as in `quality.py`. `--only` has the
 schedules in whose names ("adamw 1e-3", "sgd 0.1") one of these texts stands.
+
+`--transformer` trains the character transformer of `transformer.py` in place of the network, with AdamW,
+three seeds and a cosine schedule from 1e-3. Its loss is that on validation text.
 """
 
 import contextlib
@@ -19,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import quality
+import transformer
 from tqdm import tqdm
 
 import halfstep_jax as hs
@@ -64,6 +68,7 @@ RECIPES = {
     },
 }
 STORAGES = ("stochastic", "feedback")
+ROWS = [(recipe, storage) for recipe in ("default", "eight_bit") for storage in STORAGES]
 
 
 def runs(steps: int) -> list[Run]:
@@ -84,6 +89,12 @@ def runs(steps: int) -> list[Run]:
     ]
 
 
+def stored_as(storage: str, options: dict) -> dict[str, Any]:
+    """Return the options of a recipe beside a storage of weights; "feedback" steps before it stores mu."""
+    plain = {"mu_rounding": "stochastic"} if storage == "feedback" and "mu_rounding" in options else {}
+    return {**options, **plain, "param_storage": storage}
+
+
 def run_all(chosen: list[Run]) -> list[dict[str, Any]]:
     """Train all rows of these runs; compare each with float32."""
     x, y = quality.data()
@@ -92,12 +103,8 @@ def run_all(chosen: list[Run]) -> list[dict[str, Any]]:
     for run in chosen:
         tx = optax.with_extra_args_support(PLAIN[run.rule](run.schedule))
         reference, of_float32, _ = quality.train_by(tx, "float32", 0, run.steps, x, y, lambda w, _: w)
-        rows = [(recipe, storage) for recipe in RECIPES[run.rule] for storage in STORAGES]
-        for recipe, storage in tqdm(rows, desc=run.name, unit="row"):
-            options = RECIPES[run.rule][recipe] | {"param_storage": storage}
-            if storage == "feedback" and "mu_rounding" in options:  # steps before it stores mu
-                options["mu_rounding"] = "stochastic"
-            tx = OURS[run.rule](run.schedule, **options)
+        for recipe, storage in tqdm(ROWS, desc=run.name, unit="row"):
+            tx = OURS[run.rule](run.schedule, **stored_as(storage, RECIPES[run.rule][recipe]))
             full, losses, stored = quality.train_by(tx, "bfloat16", 0, run.steps, x, y, hs.float32_params)
             named = {
                 "rule": run.rule,
@@ -109,6 +116,25 @@ def run_all(chosen: list[Run]) -> list[dict[str, Any]]:
             loss = float(losses.mean() - of_float32.mean())
             results.append(named | {"loss": loss} | quality.compare(full, reference, start))
             tqdm.write(str(results[-1]), file=sys.stderr)
+    return results
+
+
+def on_transformer(steps: int) -> list[dict[str, Any]]:
+    """Train the transformer by every row and compare with float32."""
+    setting, text = transformer.demo.Recipe(steps=steps), transformer.load_text()
+    schedule = optax.cosine_decay_schedule(1e-3, steps)
+    plain = optax.with_extra_args_support(PLAIN["adamw"](schedule))
+    reference = transformer.train(plain, 0, setting, text)
+    recipes = {"default": hs.recipes.sixteen_bit, "eight_bit": hs.recipes.eight_bit}
+    results = []
+    for recipe, storage in tqdm(ROWS, desc="transformer", unit="row"):
+        tx = OURS["adamw"](schedule, **stored_as(storage, dict(recipes[recipe])))
+        kept = transformer.demo.STOCHASTIC
+        trained = transformer.train(tx, 0, setting, text, hs.float32_params, kept)
+        figures = transformer.compare(trained, reference)
+        named = {"rule": "adamw", "rate": "1e-3", "recipe": recipe, "storage": storage}
+        results.append({**named, "bytes": 2 + figures["state"], "spread": figures["dist spread"], **figures})
+        tqdm.write(str(results[-1]), file=sys.stderr)
     return results
 
 
@@ -136,7 +162,7 @@ def claims(results: list[dict]) -> dict[str, bool]:
     def below(run: str, recipe: str, factor: float, other: str = "") -> bool:
         return dist[run, recipe, "feedback"] < factor * dist[run, other or recipe, "stochastic"]
 
-    held = {}
+    held: dict[str, bool] = {}
     for sentence, shows in CLAIMS.items():
         with contextlib.suppress(KeyError):
             held[sentence] = shows(below)
@@ -149,8 +175,13 @@ def claims(results: list[dict]) -> dict[str, bool]:
 
 def main() -> int:
     """Print the table, and whether it shows what it must."""
-    arguments = report.arguments("Feed rounding errors of bfloat16 weights back.", 1500, rows=True)
-    results = run_all([run for run in runs(arguments.steps) if any(x in run.name for x in arguments.only)])
+    arguments = report.arguments("Feed rounding errors of bfloat16 weights back.", 1500, True, 400)
+    model = "transformer" if arguments.transformer else "digits"
+    if arguments.transformer:
+        results = on_transformer(arguments.transformer)
+    else:
+        chosen = (run for run in runs(arguments.steps) if any(x in run.name for x in arguments.only))
+        results = run_all(list(chosen))
     report.print_table(
         "<rule | <rate | <recipe | <weights | bytes per parameter | loss over float32 | dist | proj",
         (
@@ -167,7 +198,7 @@ def main() -> int:
             for row in results
         ),
     )
-    return report.finish(claims(results), {"digits": results}, arguments.json)
+    return report.finish(claims(results), {model: results}, arguments.json)
 
 
 if __name__ == "__main__":

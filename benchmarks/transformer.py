@@ -83,9 +83,9 @@ def transform(row: Row, setting: demo.Recipe) -> optax.GradientTransformationExt
     return hs.adamw(setting.learning_rate, weight_decay=setting.weight_decay, **row.options)
 
 
-def first_weights(setting: demo.Recipe, vocabulary: int):
-    """Return the structure of the model and its first weights."""
-    return nnx.split(train_flax.make_model(setting, demo.FLOAT32, vocabulary))
+def first_weights(setting: demo.Recipe, vocabulary: int, kept: demo.Row = demo.FLOAT32):
+    """Return the structure of the model and its first weights, the same numbers in either dtype."""
+    return nnx.split(train_flax.make_model(setting, kept, vocabulary))
 
 
 def train(
@@ -94,13 +94,14 @@ def train(
     setting: demo.Recipe,
     text: Text,
     known: Callable[[Any, Any], Any] = lambda weights, _: weights,
+    kept: demo.Row = demo.FLOAT32,
 ) -> list[dict[str, Any]]:
     """Train all seeds by a transform; return of each the first and last weights, the loss, bytes of state.
 
     `order` is added to the seed of the batches; `known` returns the weights that are judged, of the model's
-    and the state.
+    and the state; `kept` has the dtype of the model's.
     """
-    structure, _ = first_weights(setting, len(text.vocabulary))
+    structure, _ = first_weights(setting, len(text.vocabulary), kept)
     held_out = jnp.asarray(np.stack(text.validation_windows(setting.validation_windows, setting.context)))
 
     def loss(weights, pair):
@@ -120,13 +121,13 @@ def train(
     results = []
     for seed in range(SEEDS):
         of_seed = dataclasses.replace(setting, seed=seed)
-        _, start = first_weights(of_seed, len(text.vocabulary))
+        _, start = first_weights(of_seed, len(text.vocabulary), kept)
         state = tx.init(start)
         if optax.tree.get_all_with_path(state, "seed"):
             state = optax.tree.set(state, seed=jnp.array([0, seed], jnp.uint32))
         weights, last = run(start, state, windows(text, of_seed, order))
-        kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        results.append({"start": flat(start), "end": flat(weights), "loss": float(last), "state": kept})
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        results.append({"start": flat(start), "end": flat(weights), "loss": float(last), "state": size})
     return results
 
 

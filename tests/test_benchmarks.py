@@ -1,5 +1,6 @@
 """The benchmarks run, cut to a row or two: what they import and call still exists."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -10,9 +11,9 @@ BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
     *("transformer", "compile_time", "gpu", "bridge", "distributed", "long_run"),
-    *("rules", "muon", "muon_peers", "low_weights", "host_time"),
+    *("rules", "muon", "muon_peers", "low_weights", "host_time", "fine_tuning"),
 )
-EXAMPLES = ("recipe", "text", "train_flax")
+EXAMPLES = ("recipe", "text", "train_flax", "train_torch")
 pytestmark = pytest.mark.slow
 
 
@@ -107,6 +108,25 @@ def test_rules_other_than_adam_are_trained(run, monkeypatch):
     _, (truth, other, coarse) = run(rules, "--transformer", "3")
     assert truth["dist"] == 0 < coarse["dist"] < other["dist"]
     assert coarse["state"] < 0.6 < truth["state"]
+
+
+@pytest.mark.exhaustive
+def test_a_pretrained_model_is_fine_tuned_and_goes_on_where_it_ended(run, monkeypatch, tmp_path):
+    import fine_tuning
+
+    monkeypatch.setattr(fine_tuning, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(fine_tuning, "BEFORE", dataclasses.replace(fine_tuning.BEFORE, steps=2))
+    for name, value in {"SEEDS": 1, "STEPS": 3, "WARM_UP": 1, "RATES": ("1e-5",)}.items():
+        monkeypatch.setattr(fine_tuning, name, value)
+    _, first = run(fine_tuning, "--only", "nearest", "torch AdamW")
+    _, figures = run(fine_tuning, "--only", "the default", "under a scaler")
+    assert figures["runs"][: len(first["runs"])] == first["runs"]
+    assert len({row["name"] for row in figures["runs"]}) == len(figures["runs"])
+    of = {row["name"]: row for row in figures["rows"]}
+    assert of[fine_tuning.FLOAT32]["dist"] == 0
+    assert of[fine_tuning.NEAREST]["proj"] < 0.2
+    assert abs(of[fine_tuning.STOCHASTIC]["proj"] - 1) < 0.2
+    assert of["float16 under a scaler, stochastic"]["dist"] < of[fine_tuning.STOCHASTIC]["dist"]
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "benchmarks" / "cost.md").read_text()
 FED_BACK = (ROOT / "docs" / "how-to" / "fed-back-weights.md").read_text()
+LOST = (ROOT / "docs" / "how-to" / "lost-updates.md").read_text()
 IN_TORCH = {
     "AdamW, bfloat16 (default)": "AdamW",
     "bfloat16, nearest": "AdamW, nearest",
@@ -118,6 +119,28 @@ def test_distances_of_weights_fed_back_are_those_of_the_record(rule, first):
     assert f"At {worst['rate']} its loss is {worst['loss']:.4f}".replace("0.0", ".0") in " ".join(
         FED_BACK.split()
     )
+
+
+def test_a_language_model_fed_back_is_that_of_the_record():
+    without, with_it = record("fed_back-transformer-cpu", "transformer", FED_BACK)
+    said = " ".join(FED_BACK.split())
+    assert f"a distance of {without['dist']:.3f} to **{with_it['dist']:.3f}**" in said
+    assert f"from {without['loss']:.4f} above float32's to {with_it['loss']:.4f}" in said
+
+
+def test_figures_of_fine_tuning_are_those_of_the_record():
+    shown = re.findall(r"^\| (1e-[56]) \| (.+?) \| (.*) \|$", LOST, re.MULTILINE)
+    due = [
+        (
+            row["rate"],
+            row["name"],
+            f"{row['loss']:+.4f} | {1000 * row['KL']:.3f} | {row['moved']:.0%} | {row['dist']:.2f} | "
+            f"{row['proj']:.2f}",
+        )
+        for row in record("fine_tuning-cpu", page=LOST)
+        if row["name"] != "float32"
+    ]
+    assert shown == due
 
 
 RECIPES = ("full_precision", "near_float32", "sixteen_bit", "eight_bit", "one_pass", "four_bit")
