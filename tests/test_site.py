@@ -2,8 +2,10 @@
 
 import functools
 import importlib
+import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -68,6 +70,44 @@ def test_every_page_is_in_the_navigation():
     pages = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")]
     notebooks = [path.relative_to(ROOT).as_posix() for path in (ROOT / "notebooks").glob("*.ipynb")]
     assert all(f" {path}\n" in navigation for path in pages + notebooks)
+
+
+NODE = shutil.which("node")
+# What the script of the page Try it gives without a page: `tests/test_site_in_browser.py` has a browser.
+TRY = """
+eval(require("fs").readFileSync("try-data.js", "utf8"));
+const { agreeing, loss, parameters } = require(process.argv[2]);
+const said = (text) => { try { return parameters(text) } catch (error) { return error.message } };
+const { vectors } = HALFSTEP;
+vectors[0][4] = vectors[0][4].replace(/^./, (x) => x === "7" ? "6" : "7");
+console.log(JSON.stringify({
+  agree: [agreeing(vectors.slice(1)), agreeing(vectors.slice(0, 1)), vectors.length],
+  lost: [loss(1e-7, 0.02, "bfloat16").lost, loss(0.1, 0.02, "bfloat16").lost],
+  moved: loss(1e-5, 0.02, "bfloat16").stochastic,
+  counts: ["8B", "350M", "8e9", "-5", "many"].map(said),
+}));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node")
+def test_the_page_try_it_rounds_as_every_golden_vector_and_reads_numbers(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    (tmp_path / "try-data.js").write_text(importlib.import_module("try_data").script(ROOT))
+    sys.modules.pop("try_data")
+    (tmp_path / "run.js").write_text(TRY)
+    command = [NODE, "run.js", str(ROOT / "docs" / "site" / "try.js")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    vectors = found["agree"][2]
+    assert vectors > 150
+    assert found["agree"] == [vectors - 1, 0, vectors]  # one was changed
+    assert found["lost"][0] > 0.99 > 0.01 > found["lost"][1]
+    assert abs(found["moved"] - 1) < 0.05
+    assert found["counts"][:3] == [8e9, 35e7, 8e9]
+    assert found["counts"][3:] == [
+        "-5 parameters: use a number from 1 to 1e15.",
+        '"many" is no number of parameters. Write 8e9, 8B or 350M.',
+    ]
 
 
 @pytest.fixture(scope="module")
