@@ -162,6 +162,7 @@ def test_an_error_that_a_user_meets_is_in_the_index(messages, call, error):
 
 def test_the_index_is_in_order_and_links_to_the_source(messages):
     page = messages.page(ROOT, "https://source")
+    assert all(title[0].isupper() for title in re.findall("^## (.*)", page, re.MULTILINE))
     assert "## ValueError" in page
     assert "## Log lines and warnings" in page
     for file, line in re.findall(r"\(https://source/(\S+)#L(\d+)\)", page):

@@ -85,7 +85,9 @@ def _escaped(text: str) -> str:
 def page(root: pathlib.Path, source: str) -> str:
     """Return the index: a table for each kind of message, in the order of their words."""
     found = messages(root)
-    titles = {"log": "Log lines and warnings", "text": "Advice, and parts of messages"}
+    # "error" is chosen where it is raised.
+    titles = {"error": "TypeError or ValueError", "log": "Log lines and warnings"}
+    titles |= {"text": "Advice, and parts of messages"}
     kinds = sorted({message.kind for message in found}, key=lambda kind: (kind in titles, kind))
     parts = [_HEAD]
     for kind in kinds:
