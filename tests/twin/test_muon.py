@@ -352,7 +352,7 @@ def test_coefficients_by_name_make_a_factor_in_both(name, steps, spread):
 def test_a_name_without_coefficients_is_refused():
     for muon in (lambda: halfstep_jax.muon(1e-3, "kimi"), lambda: halfstep_torch.scale_by_muon("kimi")):
         with pytest.raises(
-            ValueError, match=r"uon: ns_coeffs='kimi' names no coefficients\. Use \"jordan\", "
+            ValueError, match=r"uon: 'kimi' names no Newton-Schulz coefficients\. Use \"jordan\", "
         ):
             muon()
 

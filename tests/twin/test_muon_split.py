@@ -189,16 +189,16 @@ BAD = {
     "ns_steps=0 is outside 1 to 20. Use 5": {"ns_steps": 0},
     "ns_steps=21 is outside": {"ns_steps": 21},
     "ns_steps=True is outside": {"ns_steps": True},
-    "ns_coeffs=(1, 2) is neither three numbers": {"ns_coeffs": (1, 2)},
-    "has a slope at 0 that is not positive": {"ns_coeffs": (-1.0, 2.0, 0.0)},
-    "ns_coeffs=(nan, 0.0, 0.0) has a slope": {"ns_coeffs": (float("nan"), 0.0, 0.0)},
-    "1 of 5 steps with ns_coeffs=(10.0, 10.0, 10.0) take a singular value of 1 to 30": {
+    "coefficients (1, 2) are neither three numbers": {"ns_coeffs": (1, 2)},
+    "have a slope at 0 that is not positive": {"ns_coeffs": (-1.0, 2.0, 0.0)},
+    "coefficients (nan, 0.0, 0.0) have a slope": {"ns_coeffs": (float("nan"), 0.0, 0.0)},
+    "1 of 5 steps with coefficients (10.0, 10.0, 10.0) take a singular value of 1 to 30": {
         "ns_coeffs": (10.0, 10.0, 10.0)
     },
-    "2 of 5 steps with ns_coeffs=(1.0, -4.0, 0.0) take a singular value of 1 to 105": {
+    "2 of 5 steps with coefficients (1.0, -4.0, 0.0) take a singular value of 1 to 105": {
         "ns_coeffs": (1.0, -4.0, 0.0)
     },
-    "ns_coeffs has 2 rows for ns_steps=5": {"ns_coeffs": ((3.0, -3.0, 1.0),) * 2},
+    "coefficients have 2 rows for ns_steps=5": {"ns_coeffs": ((3.0, -3.0, 1.0),) * 2},
     "eps=0 is not a positive number": {"eps": 0},
     "ns_dtype='float16' is no dtype of the factor": {"ns_dtype": "float16"},
     "scale='spectral' is not a scale": {"scale": "spectral"},

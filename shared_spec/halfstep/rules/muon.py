@@ -288,14 +288,14 @@ def check_factor(caller: str, ns_coeffs: Any, ns_steps: Any, eps: Any, ns_dtype:
     if isinstance(ns_coeffs, str):
         if ns_coeffs not in NAMED_COEFFS:
             raise ValueError(
-                f"{caller}: ns_coeffs={ns_coeffs!r} names no coefficients. "
+                f"{caller}: {ns_coeffs!r} names no Newton-Schulz coefficients. "
                 'Use "jordan", "deepseek_v4" or "polar_express", three numbers, or a row for each step.'
             )
         ns_coeffs = NAMED_COEFFS[ns_coeffs](steps)
     coefficients = _checked_coefficients(caller, ns_coeffs)
     if isinstance(coefficients[0], tuple) and len(coefficients) < steps:
         raise ValueError(
-            f"{caller}: ns_coeffs has {len(coefficients)} rows for ns_steps={steps}. "
+            f"{caller}: coefficients have {len(coefficients)} rows for ns_steps={steps}. "
             "Give a row per step, or three numbers for all."
         )
     _check_convergence(caller, coefficients_of(coefficients, steps))
@@ -320,12 +320,13 @@ def _checked_coefficients(caller: str, ns_coeffs: Any) -> tuple:
         rows = np.empty(0)
     if rows.shape != (3,) and not (rows.ndim == 2 and rows.shape[-1] == 3 and len(rows)):
         raise ValueError(
-            f"{caller}: ns_coeffs={ns_coeffs!r} is neither three numbers nor rows of three. Use {NS_COEFFS}."
+            f"{caller}: coefficients {ns_coeffs!r} are neither three numbers nor rows of three. "
+            f"Use {NS_COEFFS}."
         )
     if not np.isfinite(rows).all() or not (0 < np.atleast_2d(rows)[:, 0]).all():
         raise ValueError(
-            f"{caller}: ns_coeffs={ns_coeffs!r} has a slope at 0 that is not positive, or no finite number: "
-            f"no factor comes of it. Use {NS_COEFFS}."
+            f"{caller}: coefficients {ns_coeffs!r} have a slope at 0 that is not positive, or no finite "
+            f"number: no factor comes of it. Use {NS_COEFFS}."
         )
     return tuple(map(tuple, rows.tolist())) if rows.ndim == 2 else tuple(rows.tolist())
 
@@ -338,6 +339,6 @@ def _check_convergence(caller: str, rows: tuple[tuple[float, float, float], ...]
         worst = int(np.abs(x).argmax())
         if abs(x[worst]) > 3:
             raise ValueError(
-                f"{caller}: {step} of {len(rows)} steps with ns_coeffs={rows[step - 1]} take a singular "
+                f"{caller}: {step} of {len(rows)} steps with coefficients {rows[step - 1]} take a singular "
                 f"value of {start[worst]:.3g} to {x[worst]:.3g}, and steps diverge. Use {NS_COEFFS}."
             )
