@@ -12,7 +12,7 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory gpu mutants lock check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory fine-tuning gpu mutants lock check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
