@@ -94,6 +94,7 @@ ROWS = (
     Row("float32; eight_bit: relative e3m4 with feedback, uroot8", options=EIGHT),
     Row("float32; four_bit: relative int4 with feedback, uroot8", options=FOUR),
     Row("float32; mu relative e3m4, nu ufloat8_e6m2", options=PLAIN),
+    Row("float32; mu relative e3m4, nu uroot8", options=EIGHT | {"mu_rounding": "stochastic"}),
     Row("float32; mu relative e3m4, nu ufloat8_e4m4", options=PLAIN | E4M4),
     Row("float32; mu relative e3m4, nu ufloat8_e5m3", options=PLAIN | E5M3),
     Row("float32; mu relative int8, nu ufloat8_e4m4", options=INT8 | E4M4),
