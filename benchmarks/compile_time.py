@@ -1,6 +1,7 @@
 """What a first step costs before it runs: seconds to trace, lower and compile it, and equations per leaf.
 
-    python benchmarks/compile_time.py [--leaves 10 50 100] [--repeats 3] [--json benchmarks/results/NAME.json]
+    python benchmarks/compile_time.py [--leaves 10 50 100] [--shapes 30] [--repeats 3]
+        [--json benchmarks/results/NAME.json]
 
 Trees of bfloat16 leaves, of 30 shapes at most, as models repeat theirs. Processor time, the least of some
 turns: what else a machine does changes that little. Nothing is kept of a step before. Equations are those of
@@ -21,23 +22,24 @@ import optax
 
 import halfstep_jax as hs
 
-SHAPES = 30
 FP8 = {"mu_dtype": hs.scaled("float8_e4m3fn"), "nu_dtype": hs.scaled("ufloat8_e5m3")}
 STEPS = {
     "optax.adamw": lambda: optax.adamw(1e-3, weight_decay=0.1),
     "adamw": lambda: hs.adamw(1e-3, weight_decay=0.1),
     "adamw, split16": lambda: hs.adamw(1e-3, weight_decay=0.1, param_storage="split16"),
     "adamw, fp8": lambda: hs.adamw(1e-3, weight_decay=0.1, **FP8),
+    "adamw, eight_bit": lambda: hs.adamw(1e-3, weight_decay=0.1, recipe="eight_bit"),
+    "adamw, four_bit": lambda: hs.adamw(1e-3, weight_decay=0.1, recipe="four_bit"),
     "lamb": lambda: hs.lamb(1e-3, weight_decay=0.1),
     "optax.yogi": lambda: optax.yogi(1e-3),
     "store_state(optax.yogi)": lambda: hs.store_state(optax.yogi(1e-3), "bfloat16"),
 }
 
 
-def measure(tx, leaves: int) -> dict[str, float]:
-    """Return seconds and equations of one step of `tx` on `leaves` leaves, nothing of it traced before."""
+def measure(tx, leaves: int, kinds: int) -> dict[str, float]:
+    """Return seconds and equations of one step of `tx` on leaves of so many shapes, nothing of it traced."""
     jax.clear_caches()
-    shapes = [(64 + 8 * (i % SHAPES), 128) for i in range(leaves)]
+    shapes = [(64 + 8 * (i % kinds), 128) for i in range(leaves)]
     params = {f"layer_{i}/kernel": jax.ShapeDtypeStruct(s, jnp.bfloat16) for i, s in enumerate(shapes)}
     state = jax.eval_shape(tx.init, params)
 
@@ -82,13 +84,16 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--leaves", type=int, nargs="+", default=[10, 50, 100])
+    parser.add_argument("--shapes", type=int, default=30)
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--repeats", type=int, default=1, help="the least of so many is shown")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    measure(optax.sgd(1e-3), 1)  # what the first compilation of a process costs is nobody's
+    measure(optax.sgd(1e-3), 1, 1)  # what the first compilation of a process costs is nobody's
     keys = [(name, n) for n in args.leaves for name in args.steps]
-    turns = [{(name, n): measure(STEPS[name](), n) for name, n in keys} for _ in range(args.repeats)]
+    turns = [
+        {(name, n): measure(STEPS[name](), n, args.shapes) for name, n in keys} for _ in range(args.repeats)
+    ]
     rows = {key: _least([turn[key] for turn in turns]) for key in keys}
     columns = list(next(iter(rows.values())))
     print("| step | leaves |", " | ".join(columns), "|\n|---|--:|" + "--:|" * len(columns))
@@ -96,6 +101,7 @@ def main() -> None:
         print(f"| {name} | {n} |", " | ".join(f"{row[column]:.2f}" for column in columns), "|", flush=True)
     if args.json:
         record = {"machine": platform.processor() or platform.machine(), "jax": jax.__version__}
+        record["shapes"] = args.shapes
         found = [{"step": name, "leaves": n, **row} for (name, n), row in rows.items()]
         args.json.write_text(json.dumps(record | {"rows": found}, indent=1) + "\n")
 
