@@ -155,9 +155,10 @@ gpu-bits: $(COMPILERS)/.ready $(COMPILERS)/triton/.ready  ## execute the program
 twin: setup  ## the same training in Flax and PyTorch under eight recipes: print the bits that differ, write out/twin.png
 	$(BIN)/python examples/two_frameworks.py
 
-bench: setup  ## speed of a step against peers, and what it costs the host, one run each
+bench: setup  ## speed of a step against peers, and what it and Monitor cost, one run each
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/host_time.py
+	$(BIN)/python benchmarks/monitor_cost.py
 
 # An environment of its own. The libraries come without what they ask for: torch and jax are there, and an installer
 # would fetch builds for GPUs. opt-einsum and packaging are what HeavyBall and bitsandbytes import besides; flax and

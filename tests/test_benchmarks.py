@@ -11,7 +11,7 @@ BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 MODULES = (
     *("report", "quality", "gradients", "second_moment", "store_state", "lamb", "epochs"),
     *("transformer", "compile_time", "gpu", "bridge", "distributed", "long_run"),
-    *("rules", "muon", "muon_peers", "low_weights", "host_time", "fine_tuning"),
+    *("rules", "muon", "muon_peers", "low_weights", "host_time", "fine_tuning", "monitor_cost"),
 )
 EXAMPLES = ("recipe", "text", "train_flax", "train_torch")
 pytestmark = pytest.mark.slow
@@ -229,6 +229,15 @@ def test_steps_of_shards_are_timed_and_what_they_send_is_counted(run, monkeypatc
     sent = {(row["cut"], row["optimizer"]): row["collectives"] for row in record["rows"]}
     assert sent["columns", "halfstep, 8 bits"] == 4
     assert sent["rows", "halfstep, 8 bits"] == sent["columns", "halfstep"] == 0
+
+
+def test_what_monitor_costs_is_measured_in_both_frameworks(run, monkeypatch):
+    import monitor_cost
+
+    monkeypatch.setattr(monitor_cost, "WIDTH", 32)
+    _, record = run(monitor_cost, "--steps", "2", "--layers", "1")
+    assert [row["name"] for row in record["rows"]] == ["PyTorch", "JAX"]
+    assert all(row["step_ms"] > 0 and row["read_ms"] > 0 for row in record["rows"])
 
 
 def test_what_a_gpu_will_be_asked_holds_on_a_cpu_and_is_not_asked_again(monkeypatch, tmp_path, capsys):
