@@ -224,7 +224,7 @@ def _state_dict(
         for (owner, place), seed in seeds.items():
             if owner == number:
                 group_seeds[place] = tuple(seed) if isinstance(group_seeds[place], (tuple, list)) else seed[0]
-        group[HEADER] = {**group[HEADER], "seeds": group_seeds, "counts": ()}
+        group[HEADER] = {**group[HEADER], "seeds": group_seeds, "counts": ""}
     return state_dict
 
 
