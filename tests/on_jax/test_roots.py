@@ -137,3 +137,11 @@ def test_derivatives_are_those_of_the_plain_operations():
     x, y = jnp.float32(3.0), jnp.float32(7.0)
     assert jax.grad(roots.sqrt)(x) == jax.grad(lax.sqrt)(x)
     assert jax.grad(roots.divide, argnums=(0, 1))(x, y) == jax.grad(lax.div, argnums=(0, 1))(x, y)
+
+
+@pytest.mark.parametrize("shared", [(64, 1), (1, 128), (1, 1)])
+def test_a_quotient_by_the_scale_of_a_block_is_rounded_once(shared):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((64, 128)).astype(np.float32)
+    scale = (rng.integers(9, 16, shared) / 8).astype(np.float32)
+    assert_same(jax.jit(roots.divide_by_shared)(x, scale), x / scale)

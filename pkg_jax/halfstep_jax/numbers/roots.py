@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.xla.primitives import elementwise, stablehlo, type_of
+from halfstep_jax.xla.primitives import elementwise, stablehlo, type_of, type_of_first
 
 _MANTISSA_BITS = np.uint32(23)
 _MANTISSA = np.uint32(0x7FFFFF)
@@ -46,6 +46,18 @@ def divide(x: jax.typing.ArrayLike, y: jax.typing.ArrayLike) -> jax.Array:
     On a GPU: `corrected_quotient`.
     """
     return _divide(*jnp.broadcast_arrays(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)))
+
+
+def divide_by_shared(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the quotient of float32 `x` and a `y` that elements share, such as the scale of a block.
+
+    XLA on CPU would see that they share it, and multiply by its reciprocal: that rounds twice.
+
+    Example:
+        >>> divide_by_shared(jnp.array([[1.0, 3.0]]), jnp.array([[4.0]])).tolist()
+        [[0.25, 0.75]]
+    """
+    return _divide(x, _of_each(jnp.broadcast_to(y, x.shape), x))
 
 
 def _corrected_sqrt(x: jax.Array) -> jax.Array:
@@ -119,6 +131,11 @@ def _signed(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, jnp.int32)
 
 
+def _with_no_sign_of(y: jax.Array, x: jax.Array) -> jax.Array:
+    """Return y with its bits ORed with the sign of |x|, a zero of which XLA does not know that it is one."""
+    return lax.bitcast_convert_type(_bits(y) | _bits(jnp.abs(x)) >> np.uint32(31), jnp.float32)
+
+
 # Bit patterns have no derivative. The derivative of XLA's operation stands for it.
 _sqrt = elementwise(
     "correct_sqrt",
@@ -137,4 +154,12 @@ _divide = elementwise(
     in_hlo=dict.fromkeys(("cpu", "tpu"), stablehlo("divide")),
     cpu=lax.div,
     tpu=lax.div,
+)
+_of_each = elementwise(
+    "divisor_of_each",
+    type_of_first,
+    lambda primals, tangents: tangents[0],
+    lambda y, x: y,
+    op_by_op=lambda y, x: y,
+    cpu=_with_no_sign_of,
 )
