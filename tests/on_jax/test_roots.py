@@ -14,9 +14,12 @@ import pytest
 from jax import lax
 
 import halfstep_jax as hs
+from halfstep.storage.unsigned_floats import UNSIGNED_FLOATS, unsigned_values
 from halfstep_jax.numbers import roots
+from halfstep_jax.numbers.arrays import JaxArrays
 
 COUNT = 1 << 17
+SCALES = UNSIGNED_FLOATS["ufloat8_e6m2"]
 
 
 def numbers(seed: int, lowest: int, highest: int) -> np.ndarray:
@@ -139,9 +142,12 @@ def test_derivatives_are_those_of_the_plain_operations():
     assert jax.grad(roots.divide, argnums=(0, 1))(x, y) == jax.grad(lax.div, argnums=(0, 1))(x, y)
 
 
-@pytest.mark.parametrize("shared", [(64, 1), (1, 128), (1, 1)])
+@pytest.mark.parametrize("shared", [(254, 1), (254, 512)])
 def test_a_quotient_by_the_scale_of_a_block_is_rounded_once(shared):
+    scale = unsigned_values(JaxArrays(), jnp.arange(1, 255), SCALES, SCALES.fixed_base)
+    scale = np.broadcast_to(np.asarray(scale)[:, None], shared)
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((64, 128)).astype(np.float32)
-    scale = (rng.integers(9, 16, shared) / 8).astype(np.float32)
-    assert_same(jax.jit(roots.divide_by_shared)(x, scale), x / scale)
+    x = (rng.standard_normal((254, 512)) * 50).astype(np.float32) * scale
+    x[:, :8] = scale[:, :1] * np.float32([0, 1, 2, 127, 0.5, 2**-17, 2**-20, 200])
+    assert_same(jax.jit(roots.divide_by_scale)(x, scale), x / scale)
+    assert_same(jax.jit(roots.quotient_by_products)(x, np.broadcast_to(scale, x.shape)), x / scale)

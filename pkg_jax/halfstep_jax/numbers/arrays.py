@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 from halfstep.storage.base_codes import NAN_SCALE
-from halfstep_jax.numbers.roots import divide_by_shared
+from halfstep_jax.numbers.roots import divide_by_scale
 from halfstep_jax.numbers.tables import decode_table, encode_table
 from halfstep_jax.xla.exact import opaque_zero, rounded_product
 
@@ -16,7 +16,7 @@ _NAN, _MINUS_INFINITY = (np.float32(x).view(np.int32) for x in (np.nan, -np.inf)
 class JaxArrays:
     """Operations of JAX; `zero` is from `exact.opaque_zero`, or made where a product needs it."""
 
-    quotient = staticmethod(divide_by_shared)
+    quotient = staticmethod(divide_by_scale)
     table_codes, table_numbers = staticmethod(encode_table), staticmethod(decode_table)
 
     def __init__(self, zero: jax.Array | None = None):

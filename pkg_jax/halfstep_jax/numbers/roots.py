@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from halfstep_jax.xla.primitives import elementwise, stablehlo, type_of, type_of_first
+from halfstep_jax.xla.primitives import elementwise, stablehlo, type_of
 
 _MANTISSA_BITS = np.uint32(23)
 _MANTISSA = np.uint32(0x7FFFFF)
@@ -48,16 +48,17 @@ def divide(x: jax.typing.ArrayLike, y: jax.typing.ArrayLike) -> jax.Array:
     return _divide(*jnp.broadcast_arrays(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)))
 
 
-def divide_by_shared(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Return the quotient of float32 `x` and a `y` that elements share, such as the scale of a block.
+def divide_by_scale(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the quotient of float32 `x` and `y`, rounded once: a `y` of three bits that elements share.
 
-    XLA on CPU would see that they share it, and multiply by its reciprocal: that rounds twice.
+    XLA on CPU would take the product with the reciprocal of a divisor that elements share, which rounds
+    twice. So there it is `quotient_by_products`.
 
     Example:
-        >>> divide_by_shared(jnp.array([[1.0, 3.0]]), jnp.array([[4.0]])).tolist()
-        [[0.25, 0.75]]
+        >>> divide_by_scale(jnp.array([[1.0, 3.0]]), jnp.array([[1.25]])).tolist()
+        [[0.800000011920929, 2.4000000953674316]]
     """
-    return _divide(x, _of_each(jnp.broadcast_to(y, x.shape), x))
+    return _divide_by_scale(x, jnp.broadcast_to(y, x.shape))
 
 
 def _corrected_sqrt(x: jax.Array) -> jax.Array:
@@ -123,17 +124,33 @@ def corrected_quotient(x: jax.Array, y: jax.Array, about: jax.Array) -> jax.Arra
     return jnp.where(is_normal, lax.bitcast_convert_type(quotient, jnp.float32), about)
 
 
+def quotient_by_products(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the quotient of float32 `x` and positive `y` of three significant bits, rounded once.
+
+    Let q be x / y to 20 bits. Then r = x - q y is exact, as is every product and difference on the way:
+    numbers within a factor of two of each other have an exact difference. The quotient is q + r / y; it is
+    never within 1/14 of a unit of halfway between numbers, and r / y is known to 2^-42 of the quotient. So it
+    may be fused or not. A quotient itself is nothing that XLA on CPU computes twice: it would keep it.
+
+    Source: ours.
+    """
+    bits = _bits(y)
+    # Without its power of two, so that no remainder is subnormal: what is left of y is 1 + half + quarter.
+    x = x * lax.bitcast_convert_type((_ONE << np.uint32(1)) - (bits & _EXPONENT), jnp.float32)
+    has_half, has_quarter = (bits & np.uint32(1 << bit) != 0 for bit in (22, 21))
+    half, quarter = (jnp.where(has, np.float32(y), 0) for has, y in ((has_half, 0.5), (has_quarter, 0.25)))
+    above, below = (jnp.where(has_quarter, np.float32(1 / (y + 0.25)), np.float32(1 / y)) for y in (1.5, 1))
+    inverse = jnp.where(has_half, above, below)
+    q = lax.bitcast_convert_type(_bits(x * inverse) & ~np.uint32(0xF), jnp.float32)
+    return q + (((x - q) - q * half) - q * quarter) * inverse
+
+
 def _bits(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, jnp.uint32)
 
 
 def _signed(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(x, jnp.int32)
-
-
-def _with_no_sign_of(y: jax.Array, x: jax.Array) -> jax.Array:
-    """Return y with its bits ORed with the sign of |x|, a zero of which XLA does not know that it is one."""
-    return lax.bitcast_convert_type(_bits(y) | _bits(jnp.abs(x)) >> np.uint32(31), jnp.float32)
 
 
 # Bit patterns have no derivative. The derivative of XLA's operation stands for it.
@@ -155,11 +172,12 @@ _divide = elementwise(
     cpu=lax.div,
     tpu=lax.div,
 )
-_of_each = elementwise(
-    "divisor_of_each",
-    type_of_first,
-    lambda primals, tangents: tangents[0],
-    lambda y, x: y,
-    op_by_op=lambda y, x: y,
-    cpu=_with_no_sign_of,
+_divide_by_scale = elementwise(
+    "correct_divide_by_scale",
+    type_of("div"),
+    lambda primals, tangents: jax.jvp(lax.div, primals, tangents)[1],
+    _corrected_divide,
+    in_hlo={"tpu": stablehlo("divide")},
+    cpu=quotient_by_products,
+    tpu=lax.div,
 )
