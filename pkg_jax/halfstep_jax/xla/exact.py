@@ -195,7 +195,7 @@ _zero_of_pass_on_cpu = elementwise(
 
 
 def zero_on_cpu(zero: jax.Array) -> jax.Array:
-    """Return the zero; elsewhere one that XLA knows, so that nothing stands behind it and nothing is paid."""
+    """Return the zero; elsewhere one that XLA knows and leaves out."""
     return _zero_on_cpu(zero)
 
 
