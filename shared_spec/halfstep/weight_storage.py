@@ -10,13 +10,14 @@ IN_CODES = "int8"
 """Of AdamW alone: float32 weights are kept in 8 bits, and what rounding leaves out is fed back."""
 FED_BACK = "feedback"
 """Of Adam, AdamW and SGD: weights are rounded stochastically, and what this leaves out goes into a moment."""
+_OF_SOME_RULES = {"adam": (FED_BACK,), "adamw": (FED_BACK, IN_CODES), "sgd": (FED_BACK,)}
 _NOT_FED_BACK = {
     "lion": "A sign makes updates of one size, whatever is put into mu",
     "muon": "The factor makes momentum orthogonal, whatever size it has",
     "adafactor": "Adafactor keeps no first moment",
-    "lamb": "LAMB divides by the norm of updates, and what is owed lengthens these",
-    "lamb16": "LAMB divides by the norm of updates, and what is owed lengthens these",
-    "schedulefree": "A schedule-free run averages weights for good, so that no later step could pay",
+    "lamb": "LAMB divides by the norm of updates, and what is fed back lengthens these",
+    "lamb16": "LAMB divides by the norm of updates, and what is fed back lengthens these",
+    "schedulefree": "A schedule-free run averages weights for good, and no later step makes up for it",
 }
 
 
@@ -27,9 +28,11 @@ def check_param_storage(caller: str, param_storage: Any) -> None:
             f'{caller}: param_storage="int8" is for AdamW alone, whose first moment takes what rounding '
             'leaves out of weights. Use adamw (in torch AdamW), or "stochastic".'
         )
+    plain = caller.lower().replace("_", "")
     if param_storage == FED_BACK:
-        plain = caller.lower().replace("_", "").replace("adamw", "")
-        why = _NOT_FED_BACK.get(plain, "Of other rules it is not known how much of that comes back")
+        why = _NOT_FED_BACK.get(
+            plain.replace("adamw", ""), "Of other rules it is not known how much of that comes back"
+        )
         raise ValueError(
             f'{caller}: param_storage="feedback" is for Adam, AdamW and SGD, whose first moment takes what '
             f'rounding leaves out of weights. {why}. Use one of the three, or "stochastic".'
@@ -41,8 +44,9 @@ def check_param_storage(caller: str, param_storage: Any) -> None:
             'Use "int8" of AdamW.'
         )
     if param_storage not in PARAM_STORAGES:
-        names = [f'"{name}"' for name in PARAM_STORAGES]
+        names = (*PARAM_STORAGES, *_OF_SOME_RULES.get(plain, ()))
+        *others, last = (f'"{name}"' for name in names)
         raise ValueError(
             f"{caller}: param_storage={param_storage!r} is not a weight storage. "
-            f"{did_you_mean(param_storage, PARAM_STORAGES)}Use {', '.join(names[:-1])} or {names[-1]}."
+            f"{did_you_mean(param_storage, names)}Use {', '.join(others)} or {last}."
         )

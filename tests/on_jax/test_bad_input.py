@@ -144,7 +144,7 @@ ROWS = [
         lambda: hs.adamw(1e-3, param_storage="split-8"),
         ValueError,
         "adamw: param_storage='split-8' is not a weight storage. Did you mean \"split8\"? "
-        'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
+        'Use "stochastic", "nearest", "compensated", "split8", "split16", "master", "feedback" or "int8".',
     ),
     (
         lambda: hs.scale_by_adam(mu_rounding="stochastik"),
@@ -187,7 +187,7 @@ ROWS = [
         lambda: hs.adamw(1e-3, param_storage="kahan"),
         ValueError,
         "adamw: param_storage='kahan' is not a weight storage. Did you mean \"compensated\"? "
-        'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
+        'Use "stochastic", "nearest", "compensated", "split8", "split16", "master", "feedback" or "int8".',
     ),
     # Seeds and words.
     (lambda: hs.scale_by_adam(seed=-1), ValueError, f"scale_by_adam: seed=-1 is outside [0, 2^64). {_SEED}"),

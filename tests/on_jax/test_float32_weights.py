@@ -145,7 +145,7 @@ def test_an_orbax_checkpoint_holds_every_bit_and_the_run_goes_on(rule, tmp_path:
 
 
 W = {"w": jnp.ones(3, jnp.float16)}
-_STORAGES = 'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".'
+_STORAGES = 'Use "stochastic", "nearest", "compensated", "split8", "split16", "master", "feedback" or "int8".'
 
 
 @pytest.mark.parametrize(

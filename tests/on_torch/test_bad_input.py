@@ -273,7 +273,7 @@ CALLS = [
         lambda: hs.AdamW([parameter()], param_storage="kahan"),
         ValueError,
         "AdamW: param_storage='kahan' is not a weight storage. Did you mean \"compensated\"? "
-        'Use "stochastic", "nearest", "compensated", "split8", "split16" or "master".',
+        'Use "stochastic", "nearest", "compensated", "split8", "split16", "master", "feedback" or "int8".',
     ),
     (
         lambda: hs.AdamW([parameter()], compile="yes"),
