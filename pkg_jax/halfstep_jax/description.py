@@ -85,7 +85,7 @@ def _weight(name: str, p, stored_by: WeightRule | Rule | None, fault: ChainFault
     if is_wide(p):
         rounding, why = "none", f"{p.dtype} weights pass through"
     elif fault is not None and name in fault.leaves:
-        why = f"{fault.link} changes what {fault.storage} lands: it is rounded again"
+        why = f"{fault.link} changes what {fault.storage} applies: it is rounded again"
     elif stored_by is not None:
         rounding, why = _rounding(stored_by, p.dtype), stored_by.name
     return ArrayDescription(name, WEIGHT, p.shape, str(p.dtype), rounding, _nbytes(p), why)

@@ -49,7 +49,7 @@ def chain(*links: Rule | Chain) -> Chain:
     Raises:
         TypeError: if something else than a transform is given.
         ValueError: if a rule's declarations are wrong, or two links have the same param-group entry or state
-            array. Also if a link that lands on the weights is not the last link.
+            array. Also if a link that applies updates to the weights is not the last link.
 
     Example:
         >>> import halfstep_torch as hs
@@ -80,7 +80,7 @@ def chain(*links: Rule | Chain) -> Chain:
             way_out = "Make it the last link."
             if link.name == flat[-1].name:
                 way_out = "It stands twice: keep the last one alone."
-            raise ValueError(f"chain: {link.name} lands on the weights. {way_out}")
+            raise ValueError(f"chain: {link.name} applies updates to the weights. {way_out}")
     for link in flat[1:]:
         if link.measures:
             raise ValueError(

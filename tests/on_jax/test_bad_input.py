@@ -180,7 +180,7 @@ ROWS = [
         lambda: update_if_finite(hs.adamw(1e-3)),
         TypeError,
         "round_stochastically: optax.apply_if_finite wants updates in the dtype of the gradients, bfloat16, and "
-        "what lands on 16-bit weights is float32. Wrap by halfstep_jax.skip_nonfinite instead.",
+        "what is applied to 16-bit weights is float32. Wrap by halfstep_jax.skip_nonfinite instead.",
     ),
     (lambda: hs.scale_by_adam(mu_rounding=None), ValueError, f"scale_by_adam: mu_rounding=None is not a rounding. {_ROUNDINGS}"),
     (

@@ -112,7 +112,7 @@ def test_the_link_that_undoes_the_rounding_is_named(name):
     with pytest.raises(ValueError, match="check_chain: ") as caught:
         hs.check_chain(AFTER[name](hs.sgd(1e-3)), P, value=1.0)
     assert str(caught.value) == (
-        f"check_chain: {name} changes the updates that round_stochastically lands on 'w', so they are "
+        f"check_chain: {name} changes the updates that round_stochastically applies to 'w', so they are "
         'rounded again and lost. Put it before: store_params(optax.chain(..., param_storage="nearest" in an '
         'alias, ...), "stochastic").'
     )

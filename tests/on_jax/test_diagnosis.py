@@ -100,14 +100,16 @@ def test_a_chain_that_undoes_its_rounding_is_told_first_with_the_movement_that_i
     leaf = "fast/w" if name == "lookahead" else "w"
     row = hs.describe(tx, copies).of(leaf)
     assert row.rounding == "nearest"
-    assert row.why == f"{name} changes what round_stochastically lands: it is rounded again"
+    assert row.why == f"{name} changes what round_stochastically applies: it is rounded again"
 
 
 def test_what_an_update_wants_beside_params_is_passed_on():
     tx = optax.chain(hs.adamw(1e-4), optax.contrib.reduce_on_plateau(factor=0.5))
     params = {"w": jnp.ones((8, 8), jnp.bfloat16)}
     found = hs.diagnose(tx, params, params, value=1.0)
-    assert found.advice[0].startswith("reduce_on_plateau changes the updates that round_stochastically lands")
+    assert found.advice[0].startswith(
+        "reduce_on_plateau changes the updates that round_stochastically applies"
+    )
     assert hs.describe(tx, params, value=1.0).of("w").rounding == "nearest"
     inside = optax.chain(hs.adamw(1e-4, param_storage="nearest"), optax.contrib.reduce_on_plateau(factor=0.5))
     assert hs.diagnose(hs.store_params(inside), params, params, value=1.0).advice == ()

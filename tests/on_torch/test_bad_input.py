@@ -162,7 +162,7 @@ CALLS = [
     (
         lambda: hs.chain(hs.round_stochastically(), hs.scale_by_learning_rate(1.0)),
         ValueError,
-        "chain: round_stochastically lands on the weights. Make it the last link.",
+        "chain: round_stochastically applies updates to the weights. Make it the last link.",
     ),
     # --- round_to, random_words ---
     (

@@ -74,7 +74,7 @@ def test_moments_inside_a_wrapper_are_float32_by_default():
 def test_nothing_stands_after_a_link_that_lands():
     wrapper = hs.split_params(hs.chain(*links()))
     for tx in (wrapper, hs.compensate()):
-        with pytest.raises(ValueError, match=r"lands on the weights\. Make it the last"):
+        with pytest.raises(ValueError, match=r"applies updates to the weights\. Make it the last"):
             hs.chain(tx, hs.scale_by_learning_rate(1.0) if tx is not wrapper else hs.round_stochastically())
 
 

@@ -269,10 +269,12 @@ def test_what_stands_behind_it_is_refused():
     tx = halfstep_jax.adamw(1e-3, param_storage="feedback")
     halfstep_jax.check_chain(tx, params)
     halfstep_jax.check_chain(optax.chain(halfstep_jax.clip_by_global_norm(1.0), tx), params)
-    with pytest.raises(ValueError, match="scale changes the updates that adamw_fed_back lands on 'w'"):
+    with pytest.raises(ValueError, match="scale changes the updates that adamw_fed_back applies to 'w'"):
         halfstep_jax.check_chain(optax.chain(tx, optax.scale(0.5)), params)
     rule = AdamWFedBack(1e-3)
-    with pytest.raises(ValueError, match=r"adamw_fed_back lands on the weights\. Make it the last link"):
+    with pytest.raises(
+        ValueError, match=r"adamw_fed_back applies updates to the weights\. Make it the last link"
+    ):
         halfstep_torch.chain(rule, halfstep_torch.scale_by_trust_ratio())
 
 

@@ -111,7 +111,7 @@ def test_reports_and_chains_know_it():
     assert halfstep_jax.describe(tx, shapes).of("w").rounding == "feedback"
     params = {"w": jnp.ones(3, jnp.bfloat16)}
     halfstep_jax.check_chain(tx, params)
-    with pytest.raises(ValueError, match="scale changes the updates that sgd_fed_back lands on 'w'"):
+    with pytest.raises(ValueError, match="scale changes the updates that sgd_fed_back applies to 'w'"):
         halfstep_jax.check_chain(optax.chain(tx, optax.scale(0.5)), params)
 
 

@@ -25,7 +25,7 @@ _MOVERS = {
 
 _LEFT_OUT = (
     "check_chain: a wrapper leaves steps out by lax.cond, with zeros in the dtype of the gradients, and what "
-    "lands on 16-bit weights is float32. Wrap by skip_nonfinite, or give the wrapper float32 gradients: "
+    "is applied to 16-bit weights is float32. Wrap by skip_nonfinite, or give the wrapper float32 gradients: "
     "optax.chain(optax.stateless(lambda g, _: optax.tree.cast(g, jnp.float32)), wrapper)."
 )
 
@@ -64,7 +64,7 @@ def chain(*links: optax.GradientTransformation, **extra_args: Any) -> optax.Grad
         >>> from halfstep_jax import adamw
         >>> chain(adamw(1e-3), optax.scale(0.5)).init({"w": jnp.ones(3, jnp.bfloat16)})
         Traceback (most recent call last):
-        ValueError: check_chain: scale changes the updates that round_stochastically lands on 'w', ...
+        ValueError: check_chain: scale changes the updates that round_stochastically applies to 'w', ...
 
     Source: ours.
     """
@@ -110,7 +110,7 @@ def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any
         >>> check_chain(adamw(1e-3), params)
         >>> check_chain(optax.chain(adamw(1e-3), optax.scale(0.5)), params)
         Traceback (most recent call last):
-        ValueError: check_chain: scale changes the updates that round_stochastically lands on 'w', ...
+        ValueError: check_chain: scale changes the updates that round_stochastically applies to 'w', ...
 
     Source: ours.
     """
@@ -249,7 +249,7 @@ def _fault(
     name = changed[0]
     culprit, storage = _culprit(tx, params, extra_args, name), str(trial.landed_by(name))
     link = _name(culprit)
-    what = f"changes the updates that {storage} lands on '{name}', so they are rounded again and lost"
+    what = f"changes the updates that {storage} applies to '{name}', so they are rounded again and lost"
     if link in _MOVERS or _lands(culprit, params, extra_args).by:
         does, around = _MOVERS.get(link, ("wraps what stores the weights", "split16"))
         inside = f'store_params({link}(..., param_storage="nearest" in its alias, ...), "{around}")'

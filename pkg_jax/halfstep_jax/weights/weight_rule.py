@@ -147,7 +147,7 @@ def _refuse_apply_if_finite(caller: str) -> None:
     if any(g.dtype != jnp.float32 for g in gradients):
         raise TypeError(
             f"{caller}: optax.apply_if_finite wants updates in the dtype of the gradients, "
-            f"{gradients[0].dtype}, and what lands on 16-bit weights is float32. Wrap by "
+            f"{gradients[0].dtype}, and what is applied to 16-bit weights is float32. Wrap by "
             "halfstep_jax.skip_nonfinite instead."
         )
 

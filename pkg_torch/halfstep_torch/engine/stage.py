@@ -38,7 +38,7 @@ class Stage:
         sources: of each rule's word sources, which of the plan's distinct streams it is of, its role,
             and whether they are mixed.
         roles: of each distinct stream of the plan, the roles whose keys are read.
-        weights: what lands on the weights, or knows them best.
+        weights: what applies the update to the weights, or knows them best.
         wrapped: of each rule, whether it sees the weights as `weights` knows them.
         dtype: of the weights.
         negates: whether what comes in is to be negated.

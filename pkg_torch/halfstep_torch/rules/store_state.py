@@ -180,7 +180,7 @@ def store_state(
     formats `exp_avg_scale` and the like.
 
     Args:
-        inner: a transform, or a chain of them, without a last link that lands on the weights.
+        inner: a transform, or a chain of them, without a last link that applies updates to the weights.
         format: "float32", "bfloat16", "float16", "ufloat8_e6m2", a torch dtype of these, or a format from
             `scaled` or `codebook`.
         rounding: "stochastic", or "nearest_unchecked", which freezes slow averages: see `scale_by_adam`.
@@ -192,9 +192,9 @@ def store_state(
 
     Raises:
         TypeError: if an argument is of a wrong type.
-        ValueError: if there is no such format or rounding, `seed` is out of range, or `inner` lands on the
-            weights. From `Optimizer`, if `select` chooses nothing, or if an array with negative numbers would
-            get a format without a sign.
+        ValueError: if there is no such format or rounding, `seed` is out of range, or `inner` applies updates
+            to the weights. From `Optimizer`, if `select` chooses nothing, or if an array with negative
+            numbers would get a format without a sign.
 
     Example:
         >>> import torch, halfstep_torch as hs
