@@ -123,9 +123,14 @@ def test_temporaries_of_several_functions_are_read_from_the_wrapper():
         "arg1_1 += 1",
     ],
 )
-def test_a_wrapper_that_does_more_is_not_stored(folder, line):
-    kernel_store.store("x", made(CALL.replace("        del arg1_1", f"        {line}")), PLACES)
-    assert not kernel_store.is_stored("x")
+def test_a_wrapper_that_does_more_is_not_stored(folder, tmp_path, line):
+    library = tmp_path / "kernel.so"
+    library.write_bytes(b"a library")
+    known, more = (CALL.replace("        del arg1_1", f"        {x}") for x in ("del arg1_1", line))
+    kernel_store.store("known", made(known, str(library)), PLACES)
+    kernel_store.store("more", made(more, str(library)), PLACES)
+    assert kernel_store.is_stored("known")
+    assert not kernel_store.is_stored("more")
 
 
 def test_a_library_that_does_not_load_is_none(folder):
@@ -199,9 +204,9 @@ def test_wrapped_optimizers_round_by_a_stored_kernel_from_the_first_step(folder,
     assert not list(folder.glob("*.json"))
     assert torch.equal(rounded_by(True), eager)
     [stored] = folder.glob("*.json")
-    arguments, calls, load = stored.read_text(), [], float32_copies.load
+    arguments, calls, load = stored.read_text(), [], kernel_store.load
     float32_copies._kernel.cache_clear()
-    monkeypatch.setattr(float32_copies, "load", lambda name: calls.append(name) or load(name))
+    monkeypatch.setattr(kernel_store, "load", lambda name: calls.append(name) or load(name))
     assert torch.equal(rounded_by("auto"), eager)
     assert calls == [stored.stem]
     assert stored.read_text() == arguments

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from halfstep_torch.engine.batches import Batch
 from halfstep_torch.engine.inductor import compile_options, compile_rows, mark_width
-from halfstep_torch.engine.kernel_store import forget, is_stored, kernel_name, load, store
+from halfstep_torch.engine.kernel_store import checked, is_stored, kernel_name, store
 from halfstep_torch.engine.packed_rows import Memory
 from halfstep_torch.engine.stage import Stage
 from halfstep_torch.engine.step_numbers import flat, number_places, unflat
@@ -136,10 +136,13 @@ def compiled_stage(
 
     scratch = functools.partial(_scratch, stage, len(flat(places)), by_row, device, grad_dtype, alone)
     name = _name(stage, places, by_row, grad_dtype, threads) if device.type == "cpu" else None
-    if (stored := load(name)) is not None:
-        if _same_bits(stored, step_in_place, *([x.clone() for x in next(scratch(8))] for _ in range(2))):
-            return stored
-        forget(name)
+
+    def has_same_bits(stored: Callable[..., None]) -> bool:
+        ours, theirs = ([x.clone() for x in next(scratch(8))] for _ in range(2))
+        return _same_bits(stored, step_in_place, ours, theirs)
+
+    if (stored := checked(name, has_same_bits)) is not None:
+        return stored
     keep = functools.partial(store, name)
     return compile_rows(step_in_place, compile_options(device), list(scratch(_SCRATCH // stage.width)), keep)
 

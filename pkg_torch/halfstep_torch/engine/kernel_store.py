@@ -191,11 +191,17 @@ def is_stored(name: str | None) -> bool:
     return path is not None and (path / f"{name}.json").exists()
 
 
-def forget(name: str | None) -> None:
-    """Let a kernel be there no more."""
-    path = folder() if name else None
+def checked(
+    name: str | None, has_same_bits: Callable[[Callable[..., None]], bool]
+) -> Callable[..., None] | None:
+    """Return a stored kernel that steps memory of ours as eager mode does; one that does not is forgotten."""
+    kernel = load(name)
+    if kernel is None or has_same_bits(kernel):
+        return kernel
+    path = folder()
     if path is not None:
         (path / f"{name}.json").unlink(missing_ok=True)
+    return None
 
 
 def load(name: str | None) -> Callable[..., None] | None:
