@@ -43,7 +43,8 @@ def divide(x: jax.typing.ArrayLike, y: jax.typing.ArrayLike) -> jax.Array:
         >>> divide(jnp.array([1.0, 3.0]), jnp.float32(4.0)).tolist()
         [0.25, 0.75]
 
-    On a GPU: `corrected_quotient`.
+    On a GPU: `corrected_quotient`. Under `jax.jit` on a CPU a `y` that elements share must differ by an
+    opaque zero of each (`JaxOp.spread`), or XLA multiplies by its reciprocal.
     """
     return _divide(*jnp.broadcast_arrays(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)))
 

@@ -35,15 +35,9 @@ def make_header(
     """
     links = [link.name for link in chain.links]
     header = {"spec_version": SPEC_VERSION, "links": links, "seeds": [link.seed for link in chain.links]}
-    return (
-        header
-        if names is None
-        else {
-            **header,
-            "names": list(names),
-            "counts": " ".join(map(str, counts)),
-        }
-    )
+    if names is None:
+        return header
+    return {**header, "names": list(names), "counts": " ".join(map(str, counts))}
 
 
 def check_counts(state_dict: Mapping[str, Any], ids: Sequence[Mapping[str, Any]]) -> None:
