@@ -17,10 +17,11 @@ FOLDERS = {
 
 
 def explained(section: str) -> dict[str, set[str]]:
-    """Return what a section of docs/mirror.md lists: of every name, what stands in its second column."""
+    """Return what a section of docs/mirror.md lists: of every name, the second column of its row."""
     text = (ROOT / "docs" / "mirror.md").read_text()
     table = text.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
-    rows = re.findall(r"^\| `([^`]+)` \| ([a-z, ]+) \|", table, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]+`) \| ([a-z, ]+) \|", table, flags=re.MULTILINE)
+    rows = [(name, column) for names, column in rows for name in re.findall("`([^`]+)`", names)]
     listed = [name for name, _ in rows]
     assert len(listed) == len(set(listed)), f"{section} lists a name twice"
     return {name: set(column.split(", ")) for name, column in rows}
