@@ -137,9 +137,9 @@ EDITS = [
     (
         ((*HEADER, "spec_version"), 1),
         "load_state_dict: the state dict follows version 1 of the contract, this package version 3. "
-        "Load it with the halfstep that wrote it. To go on with this version, carry the run over in float32, "
-        "in torch: float32_params and float32_state_dict there, set_float32_params and "
-        "load_float32_state_dict here.",
+        "Load it with the halfstep that wrote it. To go on with this version, carry the run over in float32: "
+        "weights by float32_params there and set_float32_params here, the state by to_optax and from_optax, "
+        "in torch float32_state_dict and load_float32_state_dict.",
     ),
     (
         ((*HEADER, "links"), ["scale_by_lion"]),

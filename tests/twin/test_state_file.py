@@ -88,7 +88,7 @@ def damaged_files(file, tmp_path, monkeypatch):
     state_file.write_state_file(tmp_path / "contract", header | {"spec_version": 1}, arrays)
     found["contract"] = (
         (tmp_path / "contract").read_bytes(),
-        "version 1 of the contract.*float32_state_dict",
+        "version 1 of the contract.*to_optax.*float32_state_dict",
     )
     return found
 

@@ -19,6 +19,8 @@ _OF_OPTAX: dict[str, Any] = {
 """The state in which Optax keeps the moments of a link of ours."""
 
 _NAMES = {state: name for name, state in _OF_OPTAX.items()}
+_ALIKE = {"adamw_fed_back": "scale_by_adam", "sgd_fed_back": "trace"}
+"""Rules that keep the moments of another; their first ones hold rounding errors of weights too."""
 _INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 _PARTS = (*_NAMES, *_INJECTED, optax.ScaleByScheduleState)
 
@@ -129,11 +131,11 @@ class _Moments:
         if count is not None:
             self.counts["count"].append(count)
         for field, leaf, array in moments:
-            self._arrays.setdefault((rule, field, leaf), []).append((array, count))
+            self._arrays.setdefault((_ALIKE.get(rule, rule), field, leaf), []).append((array, count))
 
     def take(self, rule: str, field: str, leaf: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
         """Return a moment and its count."""
-        arrays = self._arrays.get((rule, field, leaf))
+        arrays = self._arrays.get((_ALIKE.get(rule, rule), field, leaf))
         what = f"{field} of '{leaf}'"
         if not arrays:
             raise ValueError(

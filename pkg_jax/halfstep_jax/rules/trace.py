@@ -9,7 +9,7 @@ from halfstep.recipes import Recipe, takes_recipe
 from halfstep.rules.named import SGD
 from halfstep.rules.trace import Trace
 from halfstep.storage.moment_formats import Rounding
-from halfstep.weight_storage import ParamStorage
+from halfstep.weight_storage import FED_BACK, ParamStorage
 from halfstep_jax.rule import state_of
 from halfstep_jax.rules.named import of_arguments
 from halfstep_jax.storage.state_dtypes import StateDType
@@ -62,6 +62,7 @@ def sgd(  # noqa: D417 (the others are its links')
     Source: as `trace`; the order of the links is contract A6.
     """
     arguments = locals()
-    if momentum is None or (isinstance(momentum, int | float) and momentum == 0):
+    none = momentum is None or (isinstance(momentum, int | float) and momentum == 0)
+    if none and param_storage != FED_BACK:  # which asks for one, and names what it was given
         del arguments["momentum"]
     return of_arguments(SGD, arguments)

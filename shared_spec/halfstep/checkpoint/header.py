@@ -95,8 +95,8 @@ def check_spec_version(caller: str, what: str, version: Any) -> None:
         raise ValueError(
             f"{caller}: the {what} follows version {version} of the contract, this package version "
             f"{SPEC_VERSION}. Load it with the halfstep that wrote it. To go on with this version, carry "
-            "the run over in float32, in torch: float32_params and float32_state_dict there, "
-            "set_float32_params and load_float32_state_dict here."
+            "the run over in float32: weights by float32_params there and set_float32_params here, the "
+            "state by to_optax and from_optax, in torch float32_state_dict and load_float32_state_dict."
         )
 
 
