@@ -12,7 +12,7 @@ RELEASE := .venv-release
 # Errors alone: the recipes say what they install.
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory fine-tuning gpu mutants lock check clean
+.PHONY: help setup demo twin test test-slow test-exhaustive hunt lint types contracts vectors notebooks readme docs clients release-check versions compiled compiled-jax compiled-torch compiled-all gpu-bits bench peers peers-speed peers-memory fine-tuning tables gpu mutants lock check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -193,6 +193,9 @@ peers-memory: $(PEERS)/.ready  ## memory and time of a model of 124M parameters 
 fine-tuning: $(PEERS)/.ready  ## what fine-tuning at 1e-5 and 1e-6 keeps of float32's run; goes on where it ended; writes docs/comparison.md
 	$(OURS) $(PEERS)/bin/python benchmarks/fine_tuning.py --json benchmarks/results/$$(date +%F)-fine_tuning-cpu.json
 	$(PEERS)/bin/python benchmarks/comparison.py --write
+
+tables: setup  ## write the tables of docs/ that records hold: costs, weights fed back, fine-tuning
+	$(BIN)/python benchmarks/record_tables.py --write
 
 # For machines that are lent for minutes: `MINUTES=9`, again and again, with one gpu.json.
 gpu: MINUTES ?= 600

@@ -61,26 +61,25 @@ SHORT = {
 }
 DATA = "benchmarks/comparison-data.md"
 _INTRODUCTION = """\
-What breaks in silence in low precision? Each failure is one experiment, the same for all optimizers. A tick
-means that every figure of the experiment is within its bounds. Otherwise the figure farthest outside is shown
-in **bold**, and a dash means that it was not measured. [The figures](benchmarks/comparison-data.md) has every
-experiment, its bounds, and all figures."""
+What breaks in silence in low precision? Each column is one experiment, the same for all optimizers. A tick
+means that every figure of it is within its bounds. Otherwise the figure farthest outside is shown in
+**bold**; a dash means not measured. [The figures](benchmarks/comparison-data.md) has all experiments and
+bounds."""
 _HOW = """\
 `make peers` runs the experiments and writes these pages. They ran on {date} on a CPU ({processor}, {system},
 Python {python}). Weights and gradients are bfloat16, of shape 128 x 128; betas are 0.9 and 0.999. Where an
 optimizer keeps a part of each weight beside the model, that part is counted."""
 _READING = """\
-- *Resume* is a resume without the state of torch's generator. A library that draws its random words from it
-  passes, too, if the checkpoint keeps that state
-  ([figures](benchmarks/comparison-data.md#resumed-from-a-file)).
-- *Processes* compares one process with two, where each process seeds torch's generator with its rank.
+- *Resume*: without the state of torch's generator. A library that draws its random words from it passes if
+  the checkpoint keeps that state ([figures](benchmarks/comparison-data.md#resumed-from-a-file)).
+- *Processes*: one process beside two, where each seeds torch's generator with its rank.
 - *rollfast* passes every experiment but one, where compiled and eager steps differ in some bits. Its steps
   take longer, as the last table shows.
 - *optax.inject_hyperparams* gives its numbers the dtype of the weights. In bfloat16 `b2` is 1, and the first
   step divides 0 by 0. With `hyperparam_dtype=jnp.float32` it does not; `halfstep_jax` asks for that."""
 _FOUND = """\
-Every bold cell of other libraries, by version, as in the table above. A thread is named where one is known
-that is about the failure; we searched in November 2026."""
+Every bold cell of other libraries, by version, with a thread about the failure where we found one in November
+2026."""
 THREADS = {
     "optax.inject_hyperparams(adamw)": {
         "small": "[optax#1414](https://github.com/google-deepmind/optax/issues/1414), open; "
@@ -96,24 +95,23 @@ _DATA = """\
 **bold** where it is outside the bounds of its section."""
 _SPEED = """\
 `make peers-speed` times a step on a CPU ({processor}, {threads} threads), with bfloat16 weights and
-gradients, {rounds} rounds in one process. There is one array of 16 million parameters, or 300 arrays of 8 to
-64 thousand. This run is of {date}. The copy took {busy:.1f} times its processor time; on a quiet machine it
-takes 1.1. [Benchmarks](benchmarks/cost.md#time-on-a-cpu) has a quiet run of halfstep, Optax and torch.
-Figures are medians: nanoseconds per parameter, then the time relative to a copy of 14 bytes per parameter
-and to torch's fused AdamW. The steps of halfstep and torchao are compiled in torch, and all steps in JAX are
-jitted. Each other optimizer steps as it comes."""
+gradients, {rounds} rounds in one process, on {date}. There is one array of 16 million parameters, or 300
+arrays of 8 to 64 thousand. The copy took {busy:.1f} times its processor time; on a quiet machine it takes
+1.1. [Benchmarks](benchmarks/cost.md#time-on-a-cpu) has a quiet run of halfstep, Optax and torch. Figures
+are medians: nanoseconds per parameter, then the time relative to a copy of 14 bytes per parameter and to
+torch's fused AdamW. The steps of halfstep and torchao are compiled in torch, and all steps in JAX are
+jitted."""
 _MEMORY = """\
-`make peers-memory` trains GPT-2 small, of {millions:.0f} million parameters, on a CPU ({processor}, {threads}
-threads), each optimizer in a process of its own, with {tokens} tokens a step. This run is of {date}, of
-the versions that are named above. *Peak* is the most memory of the
-process in steps behind the first, less what it held before there was a model. Times are of processor time,
-the least of {later} steps, at a load of {load:.0f}; the section above has quiet times. *GB for* a number of
-parameters are weights, gradients and state, by the bytes counted here."""
+`make peers-memory` trains GPT-2 small, of {millions:.0f} million parameters, on a CPU ({processor},
+{threads} threads), with {tokens} tokens a step, on {date}. Each optimizer has a process. *Peak* is the
+most memory of the process after the first step, less what it held before there was a model. Times are of
+processor time, the least of {later} steps, at a load of {load:.0f}; the section above has quiet times. *GB
+for* a number of parameters counts weights, gradients and state."""
 _LOW_RATES = """\
-`make fine-tuning` trains a small transformer on from weights in bfloat16, at rates that people fine-tune
-with ({seeds} seeds, {date}). *Movement* is the part of float32's that arrives. *KL* leads from the model of
-the float32 run to this one, in thousandths of a nat per character.
-[The page on lost updates](how-to/lost-updates.md#fine-tuning-at-low-rates) has all rows."""
+`make fine-tuning` trains a small transformer on from weights in bfloat16 ({seeds} seeds, {date}).
+*Movement* is the part of float32's that arrives. *KL* leads from the model of the float32 run to this one,
+in thousandths of a nat per character. [Lost updates](how-to/lost-updates.md#fine-tuning-at-low-rates) has
+all rows."""
 _FINE_TUNED = {
     "bfloat16, torch AdamW": "torch AdamW",
     "bfloat16, torchao, stochastic": "torchao _AdamW, stochastic",
@@ -355,19 +353,26 @@ def placed(readme: str, table: str) -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
+def pages() -> dict[str, str]:
+    """Return README.md and the two pages, as the newest records have them."""
+    record = newest()
+    others = map(newest, ("fine_tuning", "peers_speed", "peers_memory"))
+    return {
+        "README.md": placed((ROOT / "README.md").read_text(), readme_table(record)),
+        "docs/comparison.md": page(record, *others),
+        f"docs/{DATA}": data_page(record),
+    }
+
+
 def main() -> None:
     """Print the README's table, or write it and the pages."""
     parser = argparse.ArgumentParser(description="Make pages of the newest records.")
     parser.add_argument("--write", action="store_true", help="write README.md and the pages of docs/")
-    record = newest()
     if parser.parse_args().write:
-        others = map(newest, ("fine_tuning", "peers_speed", "peers_memory"))
-        (ROOT / "docs" / "comparison.md").write_text(page(record, *others))
-        (ROOT / "docs" / DATA).write_text(data_page(record))
-        path = ROOT / "README.md"
-        path.write_text(placed(path.read_text(), readme_table(record)))
+        for name, text in pages().items():
+            (ROOT / name).write_text(text)
     else:
-        print(readme_table(record))
+        print(readme_table(newest()))
 
 
 if __name__ == "__main__":

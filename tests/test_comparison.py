@@ -52,20 +52,12 @@ def low_rates(benchmarks):
     return comparison.newest("fine_tuning")
 
 
-def test_the_readme_has_the_table_of_the_newest_record(record):
+def test_the_readme_and_the_pages_are_those_of_the_newest_records(benchmarks):
     import comparison
 
-    readme = (ROOT / "README.md").read_text()
-    assert comparison.placed(readme, comparison.readme_table(record)) == readme, STALE
+    for name, due in comparison.pages().items():
+        assert (ROOT / name).read_text() == due, STALE
     assert len(comparison.LINES) <= 9
-
-
-def test_the_page_is_that_of_the_newest_records(record, low_rates, speed, memory):
-    import comparison
-
-    due = comparison.page(record, low_rates, speed, memory)
-    assert (ROOT / "docs" / "comparison.md").read_text() == due, STALE
-    assert (ROOT / "docs" / comparison.DATA).read_text() == comparison.data_page(record), STALE
 
 
 def test_the_model_keeps_the_bytes_that_are_counted(memory):
