@@ -38,15 +38,15 @@ BARS = {
 LABELS = {
     "halfstep_torch, full_precision": ("full_precision", -9, -3),
     "halfstep_torch, near_float32": ("near_float32", 8, -3),
-    "halfstep_torch, default": ("sixteen_bit", -2, -29),
+    "halfstep_torch, default": ("sixteen_bit", -1, -14),
     "halfstep_torch, feedback": ("sixteen_bit with feedback", 8, -3),
-    "halfstep_torch, eight_bit, feedback": ("eight_bit with feedback", 8, -5),
+    "halfstep_torch, eight_bit, feedback": ("eight_bit with feedback", 3, -16),
     "halfstep_torch, eight_bit": ("eight_bit", -5, -13),
     "halfstep_torch, one_pass": ("one_pass", -8, 2),
     "halfstep_torch, four_bit": ("four_bit", -8, -4),
-    "torchao _AdamW, stochastic": ("and four that tie: torchao 16-bit,", -12, -41),
+    "torchao _AdamW, stochastic": ("as sixteen_bit: torchao 16-bit,", -12, -41),
     "HeavyBall AdamW, bfloat16 state": ("", 2, 0),
-    "torchastic AdamW": ("HeavyBall, torchastic, rollfast", -24, -53),
+    "torchastic AdamW": ("HeavyBall, torchastic, rollfast", -12, -53),
     "rollfast adamw, bfloat16 state": ("", 2, 0),
     "optax.adamw": ("", 0, 0),
     "torch AdamW(fused)": ("torch fused, optax", 8, -3),
@@ -57,7 +57,7 @@ LABELS = {
     "optimi AdamW (Kahan)": ("optimi", 8, -3),
     "HeavyBall AdamW, ecc bf16+8": ("HeavyBall ecc", 8, -3),
     "adamw-bf16 AdamWBF16": ("adamw-bf16", 8, -4),
-    "flashoptim-jax flash_adamw": ("flashoptim-jax", 2, -15),
+    "flashoptim-jax flash_adamw": ("flashoptim-jax", 1, 10),
 }
 TIES = [
     "torchao _AdamW, stochastic",
