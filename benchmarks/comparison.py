@@ -76,7 +76,8 @@ _READING = """\
 - *rollfast* passes every experiment but one, where compiled and eager steps differ in some bits. Its steps
   take longer, as the last table shows.
 - *optax.inject_hyperparams* gives its numbers the dtype of the weights. In bfloat16 `b2` is 1, and the first
-  step divides 0 by 0. With `hyperparam_dtype=jnp.float32` it does not; `halfstep_jax` asks for that."""
+  step divides 0 by 0. With `hyperparam_dtype=jnp.float32` it does not;
+  `halfstep_jax` requires that."""
 _FOUND = """\
 Every bold cell of other libraries, by version, with a thread about the failure where we found one in November
 2026."""

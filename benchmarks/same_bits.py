@@ -83,8 +83,8 @@ def compiled(entry: Entry) -> Figures:
 def resume(entry: Entry) -> Figures:
     """Ten steps, a file, a new process (with torch's generator in another state) and six more steps.
 
-    The figures are the share of weights whose bits differ from a run without the break, and the same share
-    if the file keeps the generator's state too.
+    The figures are the shares of weights whose bits differ from a run without the break: without the
+    generator's state in the file, and with it.
     """
     torch.manual_seed(0)
     run = _trained(entry.start(weights()), pool()[:10])

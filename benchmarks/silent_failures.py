@@ -32,9 +32,7 @@ import small_network  # noqa: F401
 import torch
 from experiments import ROWS, pool, weights
 
-_RANGE = (
-    "its second moment has no scale and stops at the ends of its range, which suits gradients of 4e-8 to 130"
-)
+_RANGE = "its second moment has no scale, and a range for gradients of 4e-8 to 130"
 _FEEDBACK = (
     "a step takes back nine times the rounding error of its first moment, so the largest movement is longer"
 )
@@ -44,7 +42,7 @@ SHORTFALLS = {
         "halfstep_torch, one_pass",
     ): "neighbouring numbers of its second moment are up to a quarter apart",
     ("sizes", "halfstep_torch, one_pass"): _RANGE,
-    ("spike", "halfstep_torch, one_pass"): f"{_RANGE}; clipped, it is the gaps between its numbers",
+    ("spike", "halfstep_torch, one_pass"): f"{_RANGE}; clipped, the gaps between its numbers",
     ("spike", "halfstep_torch, eight_bit"): _FEEDBACK,
     ("spike", "halfstep_torch, four_bit"): _FEEDBACK,
 }
