@@ -47,8 +47,8 @@ class JaxArrays:
         return codes.astype(dtype)
 
     def shift(self, bits, by):
-        """Return patterns moved down."""
-        return lax.shift_right_logical(bits, np.int32(by))
+        """Return patterns moved down, int32 or uint32."""
+        return lax.shift_right_logical(bits, bits.dtype.type(by))
 
     def sign(self, x, bit):
         """Return a bit where there is a sign."""

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from halfstep.float_formats import FLOAT_FORMATS, FloatFormat
-from halfstep.rounding import multiple_of_smallest
+from halfstep.rounding import draw, multiple_of_smallest
 from halfstep_jax.leaf_calls import call_per_shape
 from halfstep_jax.numbers.arrays import JaxArrays, as_int32
 from halfstep_jax.xla.exact import straight_through
@@ -23,10 +23,7 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 _NAN = np.uint32(0x7FC00000)
 _QUIET = np.uint32(0x00400000)
-_HALF = np.uint32(0x80000000)
 _ONE = np.uint32(1)
-# Random bits of a rounding: a field of a word (contract W6).
-_DRAWN = 16
 _MANTISSA_BITS = 23
 _EXPONENT_BIAS = 127
 _TARGETS = ("float32", *FLOAT_FORMATS)
@@ -147,20 +144,9 @@ def _add_to_kept(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None
     """Add what carries into the kept bits where they round up. A carry into the exponent is right, too."""
     drop = _MANTISSA_BITS - fmt.mantissa_bits
     if words is not None:
-        return magnitude + draw(words, drop)
+        return magnitude + draw(JaxArrays(), words, drop)
     odd = (magnitude >> np.uint32(drop)) & _ONE
     return magnitude + (np.uint32(2 ** (drop - 1) - 1) + odd)
-
-
-def draw(words: jax.Array, bits: int) -> jax.Array:
-    """Return what is added to `bits` bits that are cut off: the top 16 bits of a word, as the top of these.
-
-    Below them stands half a unit of the lowest of the 16 bits, where there is room.
-    """
-    if bits <= _DRAWN:
-        return words >> np.uint32(32 - bits)
-    top = words >> np.uint32(32 - bits) & np.uint32(2**bits - 2 ** (bits - _DRAWN))
-    return top | np.uint32(2 ** (bits - _DRAWN - 1))
 
 
 def _round_subnormal(magnitude: jax.Array, fmt: FloatFormat, words: jax.Array | None) -> jax.Array:
