@@ -51,9 +51,9 @@ def diagnose(
     `keep_master_params` add later what rounding loses. So these three lose no updates. `compensate` loses
     updates below 2^-18 of a weight. Float32 weights lose nothing.
 
-    What stores the weights must stand last. Where a link behind it, or a wrapper, changes its updates, the
-    first advice is the sentence of `check_chain`, and the share lost is that of movement: 64 steps from a
-    fresh state, with these gradients, beside the same steps of float32 weights.
+    The link that stores the weights must be the last. If a link behind it, or a wrapper, changes its updates,
+    the first advice is the sentence of `check_chain`. The share lost is then that of movement: 64 steps from
+    a fresh state, beside the same steps of float32 weights.
 
     Args:
         tx: the transform that trains.

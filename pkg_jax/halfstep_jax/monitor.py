@@ -33,8 +33,8 @@ class Monitor:
     | `moments_at_smallest`, `moments_at_largest` | shares of second moments at the ends of their codes |
     | `nonfinite` | how many weights are infinite or NaN |
 
-    The first two are estimates, from the first 16,384 elements of each weight. An update counts as lost if a
-    weight that no link of this package stores stays where it was, and its moments are not all zero. As
+    The first two are estimates, from the first 16,384 elements of each weight. An update counts as lost if no
+    link of this package stores its weight, the weight does not move, and its moments are not all zero. As
     `diagnose`, it takes the stochastic rounding of other libraries for a loss.
 
     What is wrong is said once in the log `halfstep_jax`, such as second moments at the ends of what

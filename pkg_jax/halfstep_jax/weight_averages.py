@@ -46,9 +46,8 @@ def ema_params(
         average, ema_state = ema.update(params, ema_state)
 
     The average starts as the params and stays in their dtype, so that nothing needs debiasing. Rounded to
-    nearest in bfloat16, as by `optax.incremental_update` of bfloat16 params, an average does not move while
-    (1 - decay) |p - average| is below 2^-9 of it. Rounds once, to the dtype of the params; float32 is not
-    rounded.
+    nearest in bfloat16, as by `optax.incremental_update`, an average does not move while (1 - decay) |p -
+    average| is below 2^-9 of it. Rounds once, to the dtype of the params; float32 is not rounded.
 
     Args:
         decay: rate of the average, in [0, 1): 0.999 averages about a thousand steps.

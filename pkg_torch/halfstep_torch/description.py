@@ -34,8 +34,8 @@ Bytes = tuple[int, int]
 def describe(optimizer: Optimizer) -> Description:
     """Say of every weight, and of what is kept for it, in what format it is kept, how it is rounded, and why.
 
-    Nothing is changed, and the optimizer may be fresh: state is described as the next step will have it. Of
-    DTensors the bytes of this process stand beside those of all.
+    Nothing is changed, and the optimizer may be fresh: state is described as the next step will have it.
+    DTensors show the bytes of this process beside those of all.
 
     Args:
         optimizer: of this package.

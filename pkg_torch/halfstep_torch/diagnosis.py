@@ -57,8 +57,8 @@ def diagnose(params: torch.nn.Module | Iterable, optimizer: torch.optim.Optimize
     as they are; at the peak there are two copies more of weights, gradients and state.
 
     An update counts as lost if the float32 step moves a weight and the step itself does not. Stochastic
-    rounding moves few weights too, but by the right amount on average, and an optimizer that keeps what
-    rounding loses adds it later: their updates are not lost. Float32 parameters lose nothing.
+    rounding moves few weights too, but by the right amount on average. An optimizer that keeps rounding
+    errors adds them later. Neither loses its updates. Float32 parameters lose nothing.
 
     Args:
         params: the model, `model.named_parameters()` or parameters, for the names.

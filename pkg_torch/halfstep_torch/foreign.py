@@ -46,10 +46,10 @@ def round_weights(
     are stepped as they are.
 
     Rounds each weight once per step. While a piece is stepped, its weights and gradients are in float32: 8
-    bytes for each element of the piece, or of the longest parameter; a CPU keeps that memory for the next
-    step. On a CPU, compiled, a step takes 1.4 to 1.9 times that of torch's AdamW on float32 weights, the more
-    the smaller the parameters are; in eager mode 2 to 3.2 times. The kernel is compiled once on a machine.
-    Where it is stored, "auto" steps by it from the first step on.
+    bytes for each element of the piece, or of the longest parameter. A CPU keeps that memory for the next
+    step. On a CPU a compiled step takes 1.4 to 1.9 times as long as torch's AdamW on float32 weights, most
+    for small parameters. An eager step takes 2 to 3.2 times as long. The kernel is compiled once on a
+    machine. Where it is stored, "auto" steps by it from the first step on.
 
     Args:
         optimizer: of torch or another library, before its first step. It belongs to the result from here on.
@@ -64,8 +64,8 @@ def round_weights(
         for it.
 
     Raises:
-        TypeError: if it is no optimizer, or one of this package, which stores its weights itself, or needs a
-            closure, or a parameter is a DTensor or of a wrong dtype.
+        TypeError: if it is no optimizer, is one of this package, or needs a closure; if a parameter is a
+            DTensor or of a wrong dtype.
         ValueError: if it has state already, or two parameters have one name. From `step`, if a rule looks at
             all parameters, and `piece_size` is not None.
 

@@ -21,8 +21,8 @@ def memory_report(model: torch.nn.Module, optimizer: Optimizer | None = None) ->
     """Say what weights, gradients and state take, or will take in training, beside AdamW in float32.
 
     Computed from shapes and formats, so the model may be on the meta device. Activations and the temporary
-    memory of a step are not part of it. State is as it stands after the first step; frozen parameters have
-    none. A device is this process.
+    memory of a step are not part of it. State is that after the first step; frozen parameters have none. A
+    device is this process.
 
     Args:
         model: whose parameters are counted, those that are not stepped too.

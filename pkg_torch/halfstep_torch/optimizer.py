@@ -60,8 +60,8 @@ class Optimizer(PlannedOptimizer):
     Weights and state are changed in place. Gradients, state and numbers of all parameters are checked, and
     kernels compiled, before any weight changes. From then on handlers of signals wait, as that of Ctrl-C,
     until the step is whole; a second signal of a kind does not wait. A later failure (no memory left, a
-    user's own rule) leaves parameters stepped and counted, and others not; of those that were stepped
-    together when it came (of one group, dtype and device) some may be stepped that are not counted.
+    user's own rule) leaves some parameters stepped and counted, and others not. Of those that are stepped
+    together, of one group, dtype and device, some may be stepped and not counted.
 
     The links' numbers are entries of the param groups (`lr`, `betas`, `eps`, `weight_decay`, `mu_dtype`,
     ...): a group's own value wins, and lr schedulers may write them. So do `param_storage` and the roundings
@@ -70,9 +70,8 @@ class Optimizer(PlannedOptimizer):
     (`exp_avg`, `exp_avg_sq`), row-major, in their own dtypes. `load_state_dict` keeps every bit of them.
 
     Random words depend on (seed, step, name, element) alone: pass named parameters
-    (`model.named_parameters()`); reordering, freezing or resuming then changes no bit.
-    Without names, a parameter's index over all groups stands for its name. torch's own generators are not
-    used.
+    (`model.named_parameters()`); reordering, freezing or resuming then changes no bit. Without names, a
+    parameter's index over all groups is its name. torch's own generators are not used.
 
     Args:
         params: parameters, pairs (name, parameter), or dicts of groups with their own values of the entries.
@@ -81,16 +80,15 @@ class Optimizer(PlannedOptimizer):
         maximize: ascend.
         compile: whether steps run as torch.compile'd kernels. True; False; or "auto": on CUDA devices; on a
             CPU from the first step on where an earlier process has stored its kernels; else with a C++
-            compiler, once eager steps have cost about as much as compiling, that is after 300 million
-            weights stepped: the first step of a large model, step 300 of a million weights. The bits are
-            the same.
+            compiler, after 300 million stepped weights. That is the first step of a large model, or step 300
+            of a million weights. The bits are the same.
         names: pairs (name, parameter) of the whole model, for wrappers that hand over parameters without
             names, or a share of them. Empty: names are not looked for either, and words follow the order.
-        state_device: "cpu" keeps state on the host, and brings it to the device of its weights piece by piece
-            while a step runs: two pieces of 16 million elements, or the two longest parameters where a norm
-            is measured or rows are no whole blocks. The bits are the same. State of a shard whose step
-            exchanges words stays with its weights. On CUDA this is unproven until `make gpu` has run. None:
-            state is where its weights are.
+        state_device: "cpu" keeps state on the host. A step brings it to the device of its weights in two
+            pieces of 16 million elements. They are the two longest parameters where a norm is measured or
+            rows are no whole blocks. The bits are the same. State of a shard whose step exchanges words stays
+            with its weights. On CUDA this is unproven until `make gpu` has run. None: state is where its
+            weights are.
 
     Raises:
         TypeError: if an argument, a parameter or a group's value is of a wrong type.
@@ -148,9 +146,9 @@ class Optimizer(PlannedOptimizer):
             TypeError: if a gradient is sparse or of a wrong dtype, or a group's value of a wrong type.
             ValueError: if a gradient or state array does not fit its parameter, or a group's value is out of
                 range. Weights and state are then unchanged.
-            RuntimeError: at the first step, if another process steps a replica of the model with another
-                seed, or at another step; at every step after a `load_state_dict` that failed while it copied,
-                until a state dict is loaded whole. Nothing is changed here.
+            RuntimeError: at the first step, if a replica in another process has another seed or count of
+                steps. Also at every step after a `load_state_dict` that failed while it copied, until one
+                succeeds. Nothing is changed here.
         """
         loss = None
         if closure is not None:
@@ -270,9 +268,9 @@ class Optimizer(PlannedOptimizer):
             ValueError: if it is of another chain, spec version, names, shapes or formats, or an array has no
                 memory here ("meta") or is sparse. Nothing is changed.
 
-        Old arrays go before new ones are made, so that both never stand in memory at once. Where copying
-        fails after the checks (no memory left, an interrupt), part of the state is gone: `step` and
-        `state_dict` then raise RuntimeError until a state dict is loaded whole.
+        Old arrays are freed before new ones are made. If copying fails after the checks (no memory left, an
+        interrupt), part of the state is lost. `step` and `state_dict` then raise RuntimeError until a state
+        dict is loaded.
         """
         load(self, state_dict)
 

@@ -88,7 +88,7 @@ def number(
         default: of the field.
         schedule: whether it may be a function of the count of steps.
         check: raises for a value that is wrong; by default for one that is negative, infinite or NaN.
-        none: the number for which None stands, such as infinity for no upper bound.
+        none: the number that None means, such as infinity for no upper bound.
         torch: the entry of torch's param groups that holds it, such as "lr"; the field's name unless given.
             None: no entry holds it, so that groups and schedulers do not change it.
         owned: False for an entry to which another rule of the chain gives the default.
@@ -151,13 +151,13 @@ def moment(
         dtype: the field that says how it is stored; `<name>_dtype` unless given. Without such a field the
             moment is bfloat16 for bfloat16 weights, else float32.
         rounding: the field that says how it is rounded; `<name>_rounding` unless given, "auto" without.
-        shape: from the shape of the weight to the shape of the array, for rules of scope "parameter"; or the
-            name of a property of the rule that is such a function, the same object for equal options.
+        shape: a function from the shape of the weight to the shape of the array, for rules of scope
+            "parameter". Or the name of a property that returns one, the same object for equal options.
         unit: the second moment in whose root this moment may be kept, as `relative(...)`; `update` rounds the
             second moment first.
         torch: its key in the state of a torch optimizer, such as "exp_avg"; its name unless given.
         errors: what becomes of errors of storing. "linear": the update is linear in what `round` returns, and
-            the moment an average, or a sum, of the rate `rate`: then the rounding "feedback" is offered
+            the moment is an average or a sum of the rate `rate`. Then the rounding "feedback" is offered
             (contract F19). "amplified": the update magnifies them, as the factor of a matrix does. Then
             "auto" is nearest if that does not freeze, and codes that are too coarse are refused (contract
             F20). "lasting": they stay in an average of weights, and recipes keep finer codes.
@@ -175,7 +175,7 @@ def moment(
 @dataclass_transform(frozen_default=True)
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Base of update rules. A subclass is made a frozen dataclass; both frameworks run it as it stands.
+    """Base of update rules. A subclass is made a frozen dataclass; both frameworks run it.
 
     Fields declared by `number` and `decay_rate` are checked, made float32 and passed to `update` as numbers;
     other fields are options. Moments are attributes declared by `moment`, without an annotation. A field
@@ -183,16 +183,16 @@ class Rule:
 
     Attributes:
         name: in messages, state dicts and files; the class's name in snake case unless given.
-        scope: "elementwise"; "parameter", if the update of an element reads other elements of its array; or
-            "all", if it reads other arrays (JAX alone; `update` then gets and returns tuples).
+        scope: "elementwise"; or "parameter", if the update of an element reads other elements of its array;
+            or "all", if it reads other arrays. Under "all", in JAX alone, `update` gets and returns tuples.
         needs: of a rule of scope "parameter", what `update` needs of the array where processes have shards
             of it. "array": all of it. "norms": what `op.norm` returns, and they exchange norms alone; such an
             `update` keeps no moments, and asks for the same norms whatever their values. "update": its update
             alone, and no moments; any of the processes can compute it for all.
         reads_params: the reason why `update` reads the weights, for the error about missing `params`; "" if
             it does not read them.
-        lands: whether `update` rounds the weights itself, by `m.param.round(w)`, and returns the update that
-            leads there (contract P9): the rule is then the last of its chain. For rules of halfstep alone.
+        lands: whether `update` rounds the weights itself, by `m.param.round(w)`, and returns their change
+            (contract P9). The rule is then the last of its chain. For rules of halfstep alone.
 
     Example:
         >>> class ScaleBySign(Rule):

@@ -27,8 +27,8 @@ _KEEPERS: dict[type, type[WeightRule]] = {
 def float32_params(params: Any, state: Any) -> Any:
     """Return the weights in float32, as precisely as they are known.
 
-    What `compensate`, `split_params` or `keep_master_params` keep in `state`, at any depth, is combined with
-    the params: p + compensation (rounded to float32), the whole of p and its further bits, the float32 copy.
+    The params are combined with what `state` keeps, at any depth. Of `compensate` that is p + compensation,
+    rounded to float32; of `split_params` p with its further bits; of `keep_master_params` the float32 copy.
     Where nothing is kept it is a plain cast. For export, and for evaluation at full precision.
 
     Args:

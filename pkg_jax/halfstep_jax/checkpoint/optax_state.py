@@ -29,9 +29,9 @@ def from_optax(state: Any, tx: optax.GradientTransformation, params: Any) -> Any
     """Return the state of `tx` that goes on from a state of Optax: to move a run in, in mid-run.
 
     Each moment is rounded once, to the format in which `tx` keeps it, stochastically if steps round it so.
-    The words are those of the step at which `state` stands. Counts come from `state`, 0 where it has none.
-    Numbers, such as b1 and the learning rate, come from `tx`. What `tx` keeps beside the weights is as
-    `tx.init` makes it; `set_float32_params` then takes the float32 weights.
+    The words are those of the step of `state`. Counts come from `state`, 0 where it has none. Numbers, such
+    as b1 and the learning rate, come from `tx`. What `tx` keeps beside the weights is as `tx.init` makes it;
+    `set_float32_params` then takes the float32 weights.
 
     Args:
         state: of `optax.adamw`, `adam`, `lamb`, `lion` or `sgd`, or of a chain of their links, also within

@@ -77,9 +77,9 @@ def adam(  # noqa: D417 (the others are its links')
             `optax.apply_updates` round them, which drops small updates; "compensated" keeps the lost part
             (see `compensate`). "split8" and "split16" keep further bits (see `split_params`), and "master"
             keeps a float32 copy (see `keep_master_params`). Under these three the links see float32 weights,
-            and moments are float32 by default. "feedback" rounds stochastically too, and what this leaves out
-            goes into the first moment, from which later steps add it, at no byte more (contract A21, P9). It
-            takes no b1 of 0 and no one_pass.
+            and moments are float32 by default. "feedback" rounds stochastically too, and adds the rounding
+            error to the first moment, from which later steps add it. It takes no byte more (contract A21,
+            P9). It takes no b1 of 0 and no one_pass.
         seed: of the random words, for moments and weights alike.
 
     Returns:
@@ -129,11 +129,10 @@ def adamw(
     Chains `scale_by_adam`, `add_decayed_weights`, `scale_by_learning_rate` and the weight storage, by default
     `round_stochastically`. The learning rate scales the decay too, as in Optax.
 
-    Arguments, result and errors are those of `adam`, with `weight_decay`, `mask` and
-    `cautious` of `add_decayed_weights`.
-    One weight storage more is an experiment: `param_storage="int8"` keeps float32 weights in 8 bits in the
-    state, and feeds what rounding leaves out into the first moment. `stored_params` reads them from there. It
-    has neither `mask`, `nesterov` nor `cautious`, and "feedback" neither `mask` nor `cautious`.
+    Arguments, result and errors are those of `adam`, with `weight_decay`, `mask` and `cautious` of
+    `add_decayed_weights`. `param_storage="int8"` is an experiment: the state keeps float32 weights in 8 bits,
+    and rounding errors go into the first moment. `stored_params` reads them from there. It has neither
+    `mask`, `nesterov` nor `cautious`, and "feedback" neither `mask` nor `cautious`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -86,9 +86,9 @@ def scale_by_muon(
     refused by name.
 
     Args:
-        ns_coeffs: three numbers for all steps, or a row of three for each; or a name: "jordan" (the default's
-            numbers), "deepseek_v4" (with ns_steps=10: the last two steps take singular values to 1), or
-            "polar_express", whose steps begin steeper.
+        ns_coeffs: three numbers for all steps, or a row of three for each, or a name. "jordan" is the
+            default. "deepseek_v4", with ns_steps=10, takes singular values to 1. "polar_express" has steps
+            that begin steeper.
         ns_steps: of Newton and Schulz, 1 to 20.
         beta: decay rate of the average.
         eps: what the norm of a matrix counts as at least.
@@ -103,8 +103,8 @@ def scale_by_muon(
             count matrices: a stack of layers (layers, in, out) has reduction_axis=1, output_axis=2.
         scale: s: "original", sqrt(max(1, outputs / inputs)); "consistent_rms", 0.2 sqrt(max(inputs,
             outputs)), with which learning rate and decay are AdamW's; None, 1.
-        normalize: "rows" (NorMuon) divides what the factor gives each output by the root of an average of its
-            mean square, one float32 an output, and gives the matrix its norm back (contract A22); None: not.
+        normalize: "rows" (NorMuon) divides each row of the factor by the root of an average of its mean
+            square, one float32 an output. Then the matrix gets its norm back (contract A22).
         beta2: decay rate of that average.
         ns_dtype: "float32", or "bfloat16" for the products: quicker on accelerators, and further from float32
             (distance 0.046 on digits) than momentum in 16 bits (0.014).
@@ -261,8 +261,8 @@ def muon_labels(params: Any, matrices: MatrixChoice = None) -> Any:
 
     Raises:
         TypeError: if `matrices` is neither a function nor a mapping, or gives something else.
-        ValueError: if a pattern of it matches nothing, nothing is left to Muon, or it does not say what a
-            kernel in a stack of layers is.
+        ValueError: if a pattern of it matches nothing, no array is left to Muon, or a kernel in a stack of
+            layers has no axes.
 
     Example:
         >>> muon_labels({"head": jnp.ones((4, 8)), "kernel": jnp.ones((4, 4))})

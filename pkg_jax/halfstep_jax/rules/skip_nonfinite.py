@@ -33,9 +33,8 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
         ok = all gradients finite, and not skip
         u, state <- inner.update(g, state)   if ok, else -0.0 and the state as it was
 
-    -0.0 is the update that moves no weight. Nothing is rounded. `skip` is a bool that may be given to
-    `update` as a further argument: a step that the caller has reason to leave out, such as a spike of the
-    loss.
+    -0.0 is the update that moves no weight. Nothing is rounded. `skip` is a bool that may be passed to
+    `update` too: a step that the caller leaves out, as at a spike of the loss.
 
     In place of `optax.apply_if_finite`, which wants updates in the dtype of the gradients: updates of this
     package are float32. Optax's transform gives up after a number of such steps; here `notfinite_count` shows

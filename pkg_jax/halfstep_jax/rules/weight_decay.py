@@ -23,17 +23,17 @@ def add_decayed_weights(
 ) -> optax.GradientTransformationExtraArgs:
     """Add the decayed weights to the updates: u + (weight_decay p).
 
-    With `absolute`, u - (weight_decay p): the link then stands after `scale_by_learning_rate`, and the
-    learning rate does not scale the decay. In float32, whatever the dtype of the weights; product and sum are
-    rounded once each. (Optax's own link forms the product in the dtype of the weights.)
+    With `absolute`, u - (weight_decay p): the link then comes after `scale_by_learning_rate`, which does not
+    scale the decay. In float32, whatever the dtype of the weights; product and sum are rounded once each.
+    (Optax's own link forms the product in the dtype of the weights.)
 
     Args:
         weight_decay: a number >= 0, a float32 scalar array, or a schedule of the count before its increment.
         mask: a tree of booleans, a prefix of the params' tree, or a function of the params that gives one;
             False leaves a leaf alone. As in Optax.
         absolute: see above.
-        cautious: decay a weight only where that does not pull against its step: u is left alone where u and p
-            are both nonzero and -u leads p away from 0 (with `absolute`, where u does). Compared by signs.
+        cautious: decay a weight only where that does not oppose its step. u is unchanged where u and p are
+            both nonzero and -u leads p away from 0 (with `absolute`, where u does). Compared by signs.
 
     Returns:
         An Optax transform that needs `params`. Its updates are float32. A `weight_decay` of the Python number

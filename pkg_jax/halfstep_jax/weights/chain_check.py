@@ -85,10 +85,10 @@ def chain(*links: optax.GradientTransformation, **extra_args: Any) -> optax.Grad
 def check_chain(tx: optax.GradientTransformation, params: Any, **extra_args: Any) -> None:
     """Take steps on small arrays, and refuse a chain that undoes the rounding of its weights.
 
-    Updates that land on 16-bit weights (`round_stochastically`, `compensate`, `split_params`,
-    `keep_master_params`, and so every alias but with `param_storage="nearest"`) must reach
-    `optax.apply_updates` as they are. Scaled, averaged or projected, they land between two weights and are
-    rounded away. Such a link is named here, as is a chain that leaves 16-bit weights to nearest rounding.
+    Updates of 16-bit weights by `round_stochastically`, `compensate`, `split_params` or `keep_master_params`,
+    and so by every alias without `param_storage="nearest"`, must reach `optax.apply_updates` as they are.
+    Scaled, averaged or projected, they end between two weights and are rounded away. Such a link is named
+    here, as is a chain that leaves 16-bit weights to nearest rounding.
 
     It takes 16 steps, or those after which `optax.lookahead` moves its weights. A link that acts later is not
     found. `params` and the state of a run are neither read nor changed.

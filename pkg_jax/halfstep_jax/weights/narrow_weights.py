@@ -48,18 +48,18 @@ def round_stochastically(seed: jax.typing.ArrayLike = 0) -> optax.GradientTransf
     """Round params + update stochastically to the dtype of the params: the last link of a chain.
 
     With q = stochastic(float32(p) + u), the link returns q - p in float32, and -0.0 where q = p. Then
-    `optax.apply_updates`, and with it Flax's `TrainState` and `nnx.Optimizer`, land on q. Small updates,
-    which nearest rounding would drop, survive on average. Rounds p + u to float32, then to the dtype of p.
-    Updates of float32 weights pass as they are.
+    `optax.apply_updates`, and with it Flax's `TrainState` and `nnx.Optimizer`, give q. Small updates, which
+    nearest rounding would drop, survive on average. Rounds p + u to float32, then to the dtype of p. Updates
+    of float32 weights pass as they are.
 
-    `optax.apply_updates` lands on nearest(p + (q - p)), which is q except in five corner cases (contract P2).
-    |q| is below about 2^-16 |p|; q - p is past the range of float32; q - p or a weight is subnormal; p is
-    infinite; or q = -0.
+    `optax.apply_updates` gives nearest(p + (q - p)), which is q except in five corner cases (contract P2).
+    These are |q| below about 2^-16 |p|; q - p past the range of float32; q - p or a weight that is subnormal;
+    an infinite p; and q = -0.
 
     Under `jax.jit` a sharded array gets the bits of a single device. In `jax.shard_map`, where an array is a
     shard, it does so if `in_shard_map` says how the array is cut. The updates are float32. Wrappers around
-    `jax.lax.cond`, such as `optax.apply_if_finite`, want updates in the dtype of the gradients: under
-    bfloat16 gradients put them around earlier links, not around this link.
+    `jax.lax.cond`, such as `optax.apply_if_finite`, want updates in the dtype of the gradients. Under
+    bfloat16 gradients put them around earlier links.
 
     Args:
         seed: of the random words, an integer in [0, 2^64) or two uint32 words (high, low).
@@ -90,11 +90,11 @@ def compensate() -> optax.GradientTransformationExtraArgs:
 
         n = nearest(float32(p) + s);  c <- nearest(s - (n - p))
 
-    and the link returns n - p in float32, and -0.0 where n = p; `optax.apply_updates` lands on n. Rounds u +
-    c, p + s and c. The error of rounding c is lost, and this sets a limit. Take bfloat16 and an equal update
-    at every step. An update of at least 2^-12 of the weight moves it as far as it should, to within 2 %.
-    Smaller updates move it less and less far, and below 2^-18 not at all. For such updates use
-    `split_params`. Updates of float32 weights pass as they are, and nothing is kept for them.
+    and the link returns n - p in float32, and -0.0 where n = p; `optax.apply_updates` gives n. Rounds u + c,
+    p + s and c. The error of rounding c is lost, and this sets a limit. Take bfloat16 and an equal update at
+    every step. An update of at least 2^-12 of the weight moves it as far as it should, to within 2 %. Smaller
+    updates move it less and less far, and below 2^-18 not at all. For such updates use `split_params`.
+    Updates of float32 weights pass as they are, and nothing is kept for them.
 
     Errors are those of `round_stochastically`.
 

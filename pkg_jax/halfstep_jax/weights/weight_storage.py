@@ -21,8 +21,9 @@ def store_params(
 ) -> optax.GradientTransformationExtraArgs:
     """Store 16-bit weights in one of the ways of the aliases, after any links.
 
-    Nothing may change an update once it lands on a weight: half of it is half a unit in the last place, which
-    is lost. So what scales or projects updates stands inside, in `inner`, with the alias that computes them:
+    Nothing may change an update after the weight is rounded: half of it is half a unit in the last place,
+    which is lost. So links that scale or project updates belong into `inner`, with the alias that computes
+    them:
 
         tx = optax.chain(adamw(1e-3, param_storage="nearest"), optax.contrib.reduce_on_plateau(factor=0.5))
         tx = store_params(tx, "split16")

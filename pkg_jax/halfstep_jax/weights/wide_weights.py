@@ -58,8 +58,8 @@ def split_params(
         w = join(p, extra);  w <- store(w + u);  p <- nearest(w)
 
     bfloat16 and 16 bits are float32 itself, in four bytes and with no second copy: the bits of training in
-    float32. Otherwise w is a number of the weight's format with `extra_bits` more bits of mantissa, and is
-    rounded to it stochastically, once in each step. float32 weights pass through.
+    float32. Otherwise w has `extra_bits` more bits of mantissa than the weight's format, and is rounded to
+    them stochastically, once in each step. float32 weights pass through.
 
     Applying the updates with `optax.apply_updates` gives exactly p. Moments inside default to the dtype of
     what `inner` sees: float32.

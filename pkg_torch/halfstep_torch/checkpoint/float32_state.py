@@ -42,8 +42,7 @@ def float32_state_dict(optimizer: Optimizer) -> dict[str, Any]:
 
     Returns:
         A state dict. For every parameter it has `step` (except for SGD) and float32 copies of its moments.
-        For every group it has the numbers; a learning rate that follows a function stands as the number of
-        the last step.
+        For every group it has the numbers; of a learning rate that is a function, that of the last step.
 
     Raises:
         TypeError: if it is not an `Optimizer`.
@@ -105,8 +104,8 @@ def load_float32_state_dict(optimizer: Optimizer, state_dict: Mapping[str, Any])
 
     Raises:
         TypeError: if it is not an `Optimizer`, or no state dict.
-        ValueError: if groups, parameters, shapes or the names of moments differ, or it asks for what is not
-            here: `amsgrad`, `dampening`, another kind of weight decay. Nothing is changed.
+        ValueError: if groups, parameters, shapes or the names of moments differ, or it has `amsgrad`,
+            `dampening` or another kind of weight decay. Nothing is changed.
 
     Example:
         >>> import halfstep_torch as hs

@@ -64,7 +64,7 @@ def set_float32_params(optimizer: Optimizer, values: Mapping[str, Tensor] | Sequ
     """Set the weights, and what is kept beside them, from float32: to continue from a float32 checkpoint.
 
     Rounds each weight to its dtype as its storage does. The rest goes to the array beside the weight:
-    `compensate` rounds it to bfloat16; `split_params` of 16 bits and bfloat16, and `keep_master_params`, keep
+    `compensate` rounds it to bfloat16. `split_params` of 16 bits and bfloat16, and `keep_master_params`, keep
     all of it. Moments and steps stay as they are. All weights are set or, if anything is wrong, none.
 
     Args:

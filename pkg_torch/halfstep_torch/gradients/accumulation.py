@@ -43,8 +43,8 @@ def accumulate_gradients(
     process a seed of its own, such as its rank: they round sums of their own.
 
     Args:
-        parameters: a module, an optimizer, `model.named_parameters()`, or parameters, whose index then stands
-            for the name. 16-bit parameters get a hook; they need not all get a gradient.
+        parameters: a module, an optimizer, `model.named_parameters()`, or parameters, whose index is then the
+            name. 16-bit parameters get a hook; they need not all get a gradient.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: whether sums are rounded by a torch.compile'd kernel: True, False, or "auto", as `Optimizer`
             takes it. The bits are the same.

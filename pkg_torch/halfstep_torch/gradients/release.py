@@ -25,19 +25,18 @@ _FUNCTION, _SUMS = "release_gradients", "accumulate_gradients"
 def release_gradients(optimizer: Optimizer, max_norm: float | None = None) -> "GradientRelease":
     """Step every parameter as soon as backward has its gradient, and free that.
 
-    Gradients then never stand in memory all at once: of a bfloat16 model that saves up to 2 bytes per
-    parameter at the peak. The bits are the same as in a step after backward. Schedulers work as before.
+    Memory then never holds all gradients together, which saves up to 2 bytes per parameter of a bfloat16
+    model. The bits are the same as in a step after backward. Schedulers work as before.
 
     Every backward is a step. A training loop keeps `optimizer.step()` after it: that finds no gradient, and
-    tells one backward from the next. A second backward before it is refused: micro-batches that were to be
-    added would be steps of their own, and so would parts of a backward under reentrant checkpoints.
-    Micro-batches but the last go under `handle.accumulate()`: their gradients are added and stay, and the
-    last backward frees one after the other. `accumulate_gradients`, called before, adds them without a loss.
-    Some methods need all gradients before a step, and cannot be combined with it: clipping by the norm of
-    all, `GradScaler`, and averages over processes.
-    Keep the optimizer or the handle: once both are gone, backward steps nothing, and the log says so.
-    Parameters are stepped one by one, at a cost of about a millisecond each on the host. After an error in
-    the middle of backward, the parameters before it have taken their step.
+    tells one backward from the next. A second backward before it is refused: each micro-batch would be a
+    step, and so would parts of a backward under reentrant checkpoints. Micro-batches but the last go under
+    `handle.accumulate()`: their gradients are added and stay, and the last backward frees one after the
+    other. `accumulate_gradients`, called before, adds them without a loss. Some methods need all gradients
+    before a step, and cannot be combined with it: clipping by the norm of all, `GradScaler`, and averages
+    over processes. Keep the optimizer or the handle: once both are gone, backward steps nothing, and the log
+    says so. Parameters are stepped one by one, at a cost of about a millisecond each on the host. After an
+    error in the middle of backward, the parameters before it have taken their step.
 
     Args:
         optimizer: of this package, with the parameters that are to be stepped.
@@ -48,8 +47,8 @@ def release_gradients(optimizer: Optimizer, max_norm: float | None = None) -> "G
 
     Raises:
         TypeError: if it is not an `Optimizer`, or `max_norm` is no number.
-        ValueError: if a link of the chain needs all gradients, or a parameter has hooks of this function, or
-            a gradient already; if `max_norm` is negative.
+        ValueError: if a link of the chain needs all gradients; if a parameter has hooks of this function, or
+            a gradient; if `max_norm` is negative.
         RuntimeError: if several processes train together. Allowed is `fully_shard` of all parameters, if no
             border of a shard cuts a block (FSDP2 calls hooks once it has reduced a gradient). Also from
             backward, if a parameter was stepped since the last `optimizer.step()`: it then stays. From
@@ -68,8 +67,8 @@ def release_gradients(optimizer: Optimizer, max_norm: float | None = None) -> "G
         >>> handle.remove()
 
     Source: K. Lv et al., "Full parameter fine-tuning for large language models with limited resources",
-        arXiv:2306.09782, section 3.1, where it is called fused backward; the hooks as in torch's tutorial on
-        the optimizer step in backward.
+        arXiv:2306.09782, section 3.1 (fused backward). Hooks are those of torch's tutorial on the optimizer
+        step in backward.
     """
     checked = _checked(optimizer)
     limit = None if max_norm is None else bound(_FUNCTION, "max_norm", max_norm)

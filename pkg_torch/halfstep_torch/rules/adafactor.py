@@ -100,8 +100,8 @@ class Adafactor(Optimizer):
 
         p <- round(p - (min(lr, 1/sqrt(t)) u max(rms(p), eps[1])) - lr weight_decay p)
 
-    In float32 throughout it is `torch.optim.Adafactor` to within rounding, but for arrays of three axes and
-    more: here, as in Optax, the two longest axes are factored, there the last two. `eps[0]=None` is 2^-23,
+    In float32 it is `torch.optim.Adafactor` to within rounding, except for arrays of three axes and more.
+    Here, as in Optax, the two longest axes are factored; there the last two are. `eps[0]=None` is 2^-23,
     whatever the dtype of the weights; torch's is 0.0078 under bfloat16 weights.
 
     Args:

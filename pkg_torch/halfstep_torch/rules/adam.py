@@ -91,7 +91,7 @@ class AdamW(Optimizer):
         betas: decay rates of the two moments.
         eps: added to the square root of the second moment.
         weight_decay: decoupled decay; it is scaled by the learning rate.
-        amsgrad: False; it stands where `torch.optim.AdamW` has it.
+        amsgrad: False; it is where `torch.optim.AdamW` has it.
         maximize: ascend.
         mu_dtype: how the first moment (`exp_avg`) is stored, as in `scale_by_adam`.
         nu_dtype: how the second (`exp_avg_sq`) is stored, as there.
@@ -103,8 +103,8 @@ class AdamW(Optimizer):
             (`compensate`), "split8" or "split16" (`split_params`), or "master" (`keep_master_params`).
             "feedback" rounds stochastically too, and what this leaves out goes into the first moment, from
             which later steps add it, at no byte more (contract A21, P9). An experiment of `AdamW` alone is
-            "int8": the state has float32 weights in 8 bits, `stored_params` reads them, and what rounding
-            leaves out goes into the first moment (contract A20, P8).
+            "int8": the state has float32 weights in 8 bits, which `stored_params` reads. Rounding errors go
+            into the first moment (contract A20, P8).
         cautious: decay only where that does not pull against the step, as in `add_decayed_weights`.
         seed: of the random words; an integer in [0, 2^64) or two uint32 words (high, low).
         compile: True, False or "auto", as in `Optimizer`.

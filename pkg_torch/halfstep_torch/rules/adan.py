@@ -23,8 +23,8 @@ class Adan(Optimizer):
     """Adan with decoupled decay: Adam that looks ahead by the difference between gradients.
 
     `chain(scale_by_adan, add_decayed_weights, scale_by_learning_rate, round_stochastically)`: all arithmetic
-    in float32; rounds three averages and the last gradient to their dtypes, and the weight to its own, once
-    per step. The decay is that of the authors' code with `no_prox=True`.
+    is float32. A step rounds three averages and the last gradient to their dtypes, and the weight to its own,
+    once each. The decay is that of the authors' code with `no_prox=True`.
 
     `betas` are `b1`, `b2` and `b3` of `scale_by_adan`, and the formats and roundings are as there. The other
     arguments, and the errors, are those of `AdamW`.

@@ -84,8 +84,9 @@ class Lamb(Optimizer):
 class Lamb16(Optimizer):
     """LAMB with 16 bits of state per parameter: LAMB16's goal, in formats that preserve the moments.
 
-    `Lamb` with its first moment in float8_e4m3fn and its second, rounded stochastically, in ufloat8_e5m3,
-    each in blocks of 128 with a scale: 2.02 bytes per parameter; and with LAMB16's trust ratio:
+    `Lamb` with LAMB16's trust ratio and 2.02 bytes of state per parameter. The first moment is in
+    float8_e4m3fn, the second, rounded stochastically, in ufloat8_e5m3, in blocks of 128 with a scale. The
+    ratio:
 
         ratio = clamp((((1e-3 / lr) |p|) / |u|)^trust_power, 0, 2), but 1 where |p| or |u| is 0
 

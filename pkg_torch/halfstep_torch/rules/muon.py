@@ -188,7 +188,7 @@ class Muon(Optimizer):
         cautious: of both decays, as in `add_decayed_weights`.
         seed: as there.
         compile: as there; the factor is made of torch's own products of matrices.
-        names: as there. A parameter that stands under two names is tied, and AdamW steps it.
+        names: as there. A parameter with two names is tied, and AdamW steps it.
 
     Raises:
         TypeError: if an argument is of a wrong type.

@@ -164,7 +164,7 @@ def store_state(
         s = decode(stored);  u, s <- inner(g, s);  stored <- encode(s)
 
     `inner` gets its arrays in the dtypes in which it makes them. Rounds each array once a step, after
-    `inner`: the update is of the array before it was stored, so the bits are not those of `mu_dtype` or
+    `inner`. The update is of the array before it was stored, so the bits are not those of `mu_dtype` or
     `nu_dtype`.
 
     Not stored: integers, state of scalar parameters, 8-bit floats, and arrays below the format's `min_size`

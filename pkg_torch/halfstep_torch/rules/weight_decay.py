@@ -42,7 +42,7 @@ def add_decayed_weights(
         weight_decay: the rate.
         mask: a function of a parameter's leaf name ("layer/weight") and the parameter, asked once, that says
             whether it decays; None: all do. Param groups with `weight_decay=0` do the same.
-        absolute: u - (weight_decay p), a decay that the learning rate does not scale: the link then stands
+        absolute: u - (weight_decay p), a decay that the learning rate does not scale. The link then comes
             after `scale_by_learning_rate`.
         cautious: decay a weight only where that does not pull against its step: u is left alone where u and p
             are both nonzero and -u leads p away from 0 (with `absolute`, where u does). Compared by signs.

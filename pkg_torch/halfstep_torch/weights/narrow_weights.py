@@ -89,9 +89,9 @@ def compensate() -> Rule:
     s = u + c, n = nearest(p + s); c becomes nearest(s - (n - p)), and the link emits n - p, or -0.0 where
     n = p. float32 weights pass through.
 
-    Rounds p + s to the dtype of p, and what that loses to bfloat16: 8 bits more than the weights have. What
-    rounding c loses is gone; this sets the limit. c grows to about 2^-8 of the weight, and what is under 2^-9
-    of c can vanish: updates from 2^-12 of the weight up arrive to within 2 %, those under about 2^-17 may
+    Rounds p + s to the dtype of p, and what that loses to bfloat16: 8 bits more than the weights have. The
+    rounding error of c is lost, which sets the limit. c grows to about 2^-8 of the weight, and what is under
+    2^-9 of c can vanish. Updates above 2^-12 of the weight arrive to within 2 %. Those under about 2^-17 may
     stall, and those below 2^-18 do.
 
     State: `compensation`.

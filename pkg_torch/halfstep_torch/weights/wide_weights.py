@@ -83,9 +83,9 @@ def _nearest_away(w: Tensor, dtype: str) -> Tensor:
 def split_params(inner: Chain | Rule, extra_bits: int = 16, *, seed: int | Sequence[int] = 0) -> Chain:
     """Store extra low-order bits of each weight, and let `inner` see and update the full value in float32.
 
-    The model's weight p is the nearest to w, ties away from zero; the low `extra_bits` of w are kept beside
-    it. bfloat16 and 16 bits are float32 itself, in 4 bytes and without a copy: training gives float32's
-    weights, rounded. float32 weights pass through, and `inner` sees them.
+    The model's weight p is the nearest to w, ties away from zero. The low `extra_bits` of w are kept beside
+    it. With bfloat16 and 16 bits, w is float32 itself, in 4 bytes and without a copy. float32 weights pass
+    through, and `inner` sees them.
 
     Rounds w + u to float32 and, where p and the bits cannot hold that, stochastically to what they can.
 

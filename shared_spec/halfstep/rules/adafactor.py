@@ -42,16 +42,16 @@ class ScaleByFactoredRms(Rule):
         root = sqrt(row / max(mean(row, second), floor)) sqrt(col)
         u = g / max(root, floor)
 
-    An array whose second longest axis is shorter than `min_dim_size_to_factor`, and every array without
-    `factored`, keeps the whole average, and root is the root of this average:
+    An array whose second longest axis is shorter than `min_dim_size_to_factor` keeps the whole average. So
+    does every array without `factored`:
 
         nu <- round(((1 - w) nu) + (w s));  root = sqrt(nu)
 
     In float32, each operation rounded once. Means are sums by halves (contract M3), so that the bits are the
-    same in both packages, compiled, and on a mesh under `jax.jit`. Rows and columns are always float32;
-    `nu_dtype` and `nu_rounding` are for `nu`, as in `scale_by_adam`, but nearest rounding is refused: w falls
-    without end, and every average rounded to nearest in 16 bits freezes. Where an array keeps one form, the
-    arrays of the other form have one element.
+    same in both packages, compiled, and on a mesh under `jax.jit`. Rows and columns are always float32.
+    `nu_dtype` and `nu_rounding` are for `nu`, as in `scale_by_adam`. Nearest rounding is refused: w falls
+    without end, so an average in 16 bits would freeze. Where an array keeps one form, the arrays of the other
+    form have one element.
 
     Optax has no `floor`; torch has no `epsilon` and adds nothing, but has a floor, `eps[0]`. Optax's
     `decay_rate_fn` is left out: write a rule for another decay rate.
@@ -167,8 +167,8 @@ class ClipByBlockRms(Rule):
 class ScaleByParamBlockRms(Rule):
     """Multiply every update by the root mean square of its weight: max(rms(p), min_scale) u.
 
-    A learning rate is then relative to the size of the weight. rms(p) reads the float32 weight, as
-    precisely as the link sees it, by a sum by halves (contract M3): the bits are the same everywhere.
+    A learning rate is then relative to the size of the weight. rms(p) is that of the weight as the link sees
+    it. Its mean is a sum by halves (contract M3), so the bits are the same everywhere.
 
     In torch the group entry is `min_scale`. Of a parameter in shards every process gathers the whole.
 

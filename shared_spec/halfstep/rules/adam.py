@@ -44,16 +44,16 @@ class ScaleByAdam(Rule):
         eps: added to the root.
         eps_root: added under the root.
         mu_dtype: how the first moment is stored: "float32", "bfloat16", "float16", a dtype of the framework,
-            or a format with a sign (`scaled`, `codebook`, `relative`); None: bfloat16 for bfloat16 weights,
+            or a format with a sign (`scaled`, `codebook`, `relative`). None is bfloat16 for bfloat16 weights,
             else float32.
         nu_dtype: the same for the second moment. It has no sign, so "ufloat8_e6m2", 8 bits without a scale,
             and the unsigned scaled formats are allowed too. Beside mu_dtype=relative("mulaw8") it may be
             "uroot4_e4m4". Then u is computed from m and v before they are stored, and eps enters under the
             root.
         mu_rounding: "stochastic", "feedback", "nearest", "nearest_unchecked" (nearest even if that freezes m)
-            or "auto". "feedback" is stochastic, and the update takes back at once what the error of storing m
-            would add to later updates. "auto" is nearest if that leaves an average within a thousandth of its
-            true value. Otherwise, and if `b1` is an array, it is stochastic.
+            or "auto". "feedback" is stochastic, and the update compensates immediately what the error of
+            storing m would add to later updates. "auto" is nearest if that leaves an average within a
+            thousandth of its true value. Otherwise, and if `b1` is an array, it is stochastic.
         nu_rounding: likewise, but for "feedback". Nearest freezes a bfloat16 second moment above b2 = 0.996.
         nesterov: use Nesterov's momentum, as Optax does.
         bias_correction: False leaves the averages as they are: r1 = r2 = 1.

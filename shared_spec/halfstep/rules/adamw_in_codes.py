@@ -24,11 +24,11 @@ class AdamWInCodes(Rule):
 
     In float32, each operation rounded once. Later steps add b1 / (1 - b1) times what `mu` has: here e, once.
 
-    The learning rate stands within the average, so that `mu` is in units of weights. A rate that changes
-    then reaches updates some 1 / (1 - b1) steps later; under a constant rate it is AdamW. AdamW applies the
-    rate after the average, so e would have to be divided by the rate. A rate that rises again from near 0
-    would then blow up the errors that were fed back. A bound on these errors would be a bias, because
-    stochastic errors of w are small in one direction and large in the other direction.
+    The average includes the learning rate, so `mu` is in units of weights. A rate that changes then reaches
+    updates some 1 / (1 - b1) steps later; under a constant rate it is AdamW. AdamW applies the rate after the
+    average, so e would have to be divided by the rate. A rate that rises again from near 0 would then blow up
+    the errors that were fed back. A bound on these errors would be a bias, because stochastic errors of w are
+    small in one direction and large in the other direction.
 
     The update leads from p to q: the float32 weights of the model are the numbers of the codes.
     """

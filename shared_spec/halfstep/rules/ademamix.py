@@ -17,8 +17,8 @@ class ScaleByAdemamix(Rule):
         u = ((mu r1) + (alpha slow)) / (sqrt((nu r2) + eps_root) + eps)
 
     All in float32, each operation rounded once; u reads what was stored. At b3 = 0.9999 an average rounded to
-    nearest in 8 bits, or in bfloat16, stands still: by default `slow` is rounded stochastically and moves.
-    Errors are those of `scale_by_adam`.
+    nearest in 8 bits, or in bfloat16, freezes. By default `slow` is rounded stochastically and moves. Errors
+    are those of `scale_by_adam`.
 
     Args:
         b1: decay rate of the fast average.

@@ -30,8 +30,8 @@ def check_fed_back(caller: str, arguments: Mapping[str, Any], rate: str, roundin
         rounding: the argument that says how the moment is rounded.
 
     Raises:
-        ValueError: for a rate of 0, which carries nothing on; for the rounding "feedback", under which the
-            update is made of what is stored, for what is stored is known after the weights alone.
+        ValueError: for a rate of 0, which keeps nothing; for the rounding "feedback", whose update needs the
+            stored moment, which is known only after the weights.
     """
     value = arguments.get(rate)
     if value is None or (isinstance(value, (int, float)) and value == 0):

@@ -18,7 +18,7 @@ class ScaleByLearningRate(Rule):
     step). `flip_sign` is True to descend.
 
     The group entry in torch is `lr`. For a schedule it shows the rate of the last step (before the first
-    step, of the first), for loggers and state dicts. A 0 that is written there is used, as long as it stands.
+    step, of the first), for loggers and state dicts. A 0 that is written there is used until it is changed.
     Any other number that is written there, as by `torch.optim.lr_scheduler`, changes nothing, and the log
     says so once.
 

@@ -10,11 +10,11 @@ from halfstep.storage.moment_formats import Rounding
 class ScaleByScheduleFree(Rule):
     """Average the weights on the way, so that no schedule of the learning rate is needed.
 
-    It stands behind the learning rate, and steps in the paper's way: z by updates, x the average of z, and
-    the weights, at which gradients are computed, y = ((1 - b1) z) + (b1 x). Kept is the lead of the weights,
-    y - x. It starts at 0, and is as long as some steps. So its 16 or 8 bits lose less than 16 or 8 bits of z
-    would, and no x is recovered by a division. With t the count of steps, W the larger of `warmup_steps` and
-    1, k = min(t, W), and the weights of the average (k / W)^2:
+    It comes after the learning rate, and steps in the paper's way. Updates step z, and x is the average of z.
+    Gradients are computed at the weights, y = ((1 - b1) z) + (b1 x). Kept is the lead of the weights, y - x.
+    It starts at 0, and is as long as some steps. So its 16 or 8 bits lose less than 16 or 8 bits of z would,
+    and no x is recovered by a division. With t the count of steps, W the larger of `warmup_steps` and 1, k =
+    min(t, W), and the weights of the average (k / W)^2:
 
         c = 1 / (t - k + ((k + 1) (2 k + 1)) / (6 k))
         d = ((1 - b1) (k / W)) g,  led = lead + d
@@ -42,8 +42,9 @@ class ScaleByScheduleFree(Rule):
         >>> ScaleByScheduleFree(warmup_steps=100, lead_dtype="bfloat16").name
         'scale_by_schedule_free'
 
-    Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1, with the weights of
-        the authors' code, the square of the largest learning rate so far. Storage is ours (contract A17, F).
+    Source: A. Defazio et al., "The Road Less Scheduled", arXiv:2405.15682, algorithm 1. The weights of the
+        average are those of the authors' code: the square of the largest learning rate so far. Storage is
+        ours (contract A17, F).
     """
 
     b1: Any = decay_rate(0.9, torch="momentum")

@@ -76,7 +76,7 @@ def codebook(table: str, block_size: BlockSize = 128, min_size: int = 4096, min_
 
     The tables are those of bitsandbytes and the 4-bit AdamW of Li et al.: sorted numbers T_0 < T_1 < ..., the
     last of them 1. Let s be the smallest integer for which the block's largest magnitude fits the table with
-    either sign. That is up to 2^s; signed tables end short of -1, at 0.993 2^s, and "dynamic4" at 0.8875 2^s.
+    either sign. That is up to 2^s. Signed tables end short of -1, at 0.993 2^s, and "dynamic4" at 0.8875 2^s.
     y = x / 2^s is rounded to a neighbour in the table and stored as that number's code, with s in one byte.
     It rounds up from T_j if
 
