@@ -18,7 +18,6 @@ from halfstep_torch.distributed.shards import are_plain, local_part, sharding
 from halfstep_torch.engine.batches import (
     attach_keys,
     attach_numbers,
-    attach_rows,
     check_finite,
     make_batches,
     measure,
@@ -26,7 +25,7 @@ from halfstep_torch.engine.batches import (
 )
 from halfstep_torch.engine.compiled_stage import compile_batch, is_at_hand
 from halfstep_torch.engine.groups import ReadGroup
-from halfstep_torch.engine.row_plan import RowSizes
+from halfstep_torch.engine.row_plan import RowSizes, make_rows
 from halfstep_torch.engine.run import run_batch
 from halfstep_torch.engine.slots import count
 from halfstep_torch.leaves import has_memory
@@ -84,17 +83,12 @@ class Launch:
         has_schedules: whether the lr of a group is a function of the step.
     """
 
-    def __init__(self, optimizer: Any, named: Named, before: "Launch | None") -> None:
-        """Check and sort parameters; what holds of a launch `before`, which is stale from here on, stays."""
-        self._listed, self._key = [param for _, _, param in named], None
-        self._before, slots, self._plan_keys, self._numbers = [], {}, {}, {}
-        if before is not None:
-            before._key, self._before = None, before.batches
-            slots, self._plan_keys, self._numbers = before._slots, before._plan_keys, before._numbers
+    def __init__(self, optimizer: Any, named: Named) -> None:
+        """Check and sort parameters."""
+        self._listed, self._key, self._numbers = [param for _, _, param in named], None, {}
         on_host = optimizer._arenas is not None
         how = streamed_slots_of if on_host else slots_of
-        read, states = optimizer._group, optimizer.state
-        batches, self._slots = make_batches(named, read, states, how, slots, self._plan_keys)
+        batches = make_batches(named, optimizer._group, optimizer.state, how)
         self.meshes, self.talking = meshes_of(self._listed), talking_meshes(batches)
         others, pieces = in_pieces(batches) if on_host else (batches, [])
         actions = Gathering(others), CutBlocks(others), Streaming(optimizer._arenas, pieces)
@@ -128,14 +122,14 @@ class Launch:
 
         `scale` is that of the gradients. Raises what reading a group raises.
         """
-        for i, (read, plan_key, entries) in self._groups.items():
+        for i, (before, entries) in self._groups.items():
             group = optimizer.param_groups[i]
-            if read.scale == scale and entries.are_those_of(group):
+            if before.scale == scale and entries.are_those_of(group):
                 continue
             read = optimizer._group(i)
-            if read.plan_key != plan_key:
+            if read.plan_key != before.plan_key and not self._keeps_plans(read):
                 return False
-            self._groups[i] = read, plan_key, _Entries(group, read)
+            self._groups[i] = read, _Entries(group, read)
         if any(optimizer._compile.is_due(*of_batch) for of_batch in self._eager):
             return False
         for slots, step in zip(self._by_index, self._steps, strict=True):
@@ -144,6 +138,13 @@ class Launch:
         for batch in self.batches:
             batch.group = self._groups[batch.group.index][0]
         return True
+
+    def _keeps_plans(self, read: ReadGroup) -> bool:
+        """Whether parameters of a group have the plans that they had: most numbers decide nothing in them."""
+        of_group = [batch for batch in self.batches if batch.group.index == read.index]
+        seeds = [[link.seed for link in links] for links in (of_group[0].group.links, read.links)]
+        slots = itertools.chain.from_iterable(batch.slots for batch in of_group)
+        return seeds[0] == seeds[1] and all(read.plan(x.name, x.owner) == x.whole_plan for x in slots)
 
     def bring(self) -> Mapping[tuple[int, int], Any]:
         """Bring gradients to where weights are stepped; return what links measure of all of them."""
@@ -163,10 +164,8 @@ class Launch:
                 elements = sum(slot.param.numel() for slot in batch.slots)
                 make, at_hand = functools.partial(compile_batch, batch), functools.partial(is_at_hand, batch)
                 optimizer._compile.prepare(optimizer._name, batch.device, elements, make, at_hand)
-            attach_rows(self.batches, self._before, sizes)
-            self._before = []
-        elif self._gathered:
-            attach_rows(self._gathered, [], sizes)
+        for batch in self._gathered if self._key else self.batches:
+            batch.rows = make_rows(batch.slots, batch.grad_dtype, bool(batch.kernels), sizes)
         attach_keys(self.batches)
         send(self.batches)
 
@@ -199,7 +198,7 @@ class Launch:
         for action in self._actions:
             action.forget()
         for batch in self._gathered:
-            batch.rows, batch.signature = [], None
+            batch.rows = []
 
     def keep(self, optimizer: Any) -> None:
         """Be ready to be run again, as all is now."""
@@ -210,9 +209,7 @@ class Launch:
             slots.setdefault(slot.index, []).append(slot)
         self._by_index = [slots[index] for index in sorted(slots)]
         reads = {batch.group.index: batch.group for batch in self.batches}
-        self._groups = {
-            i: (read, read.plan_key, _Entries(optimizer.param_groups[i], read)) for i, read in reads.items()
-        }
+        self._groups = {i: (read, _Entries(optimizer.param_groups[i], read)) for i, read in reads.items()}
         elements = ((batch, sum(slot.param.numel() for slot in batch.slots)) for batch in self.batches)
         self._eager = [(batch.device, n) for batch, n in elements if not batch.kernels]
         self._key, _ = _key_of(self._listed, optimizer.state, optimizer._compile.choice)

@@ -291,14 +291,18 @@ class Optimizer(PlannedOptimizer):
         else:
             listed = [param for _, _, param in parameters]
         may_make_state = parameters is None and self._may_make_state()
-        before: Any = self._launches.get(at)
-        launch = before if before is not None and before.holds(listed, self) else None
+        launch = self._launches.get(at)
+        if launch is not None and not launch.holds(listed, self):
+            launch = None
         agreement = self._agreement
         agreement.begin(meshes_of(listed) if launch is None else launch.meshes, len(listed) > 1)
         with Attempt() as attempt:
             if launch is None or not launch.renew(self, scale_of(self)):
                 named = list(self._named()) if parameters is None else parameters
-                launch = self._launches[at] = Launch(self, named, before)
+                launch = (
+                    self._launches.pop(at, None) and None
+                )  # its memory goes before new memory is asked for
+                launch = self._launches[at] = Launch(self, named)
                 self._warn_of_nothing(launch, named)
         agreement.agree_on(attempt.error, launch)
         assert launch is not None  # else an error was raised

@@ -210,7 +210,7 @@ def assert_built_anew(change, is_stale=True):
     (error, ours), (expected, theirs) = outcome(pairs, optimizer, False), outcome(others, reference, True)
     assert error == expected
     assert_same_snapshots(ours, theirs)
-    is_run_again = optimizer._launches[None] is kept and kept._key is not None
+    is_run_again = optimizer._launches.get(None) is kept
     assert is_run_again != is_stale
 
 
@@ -281,6 +281,21 @@ def test_entries_that_are_other_objects_are_read_and_checked(what):
     (error, ours), (expected, theirs) = outcome(pairs, optimizer, False), outcome(others, reference, True)
     assert error == expected
     assert_same_snapshots(ours, theirs)
+
+
+def test_a_rate_that_decides_no_format_leaves_the_launch_as_it_is():
+    """As OneCycleLR writes the momentum at every step; moments may be stored otherwise at another rate."""
+    outcomes, kept = [], []
+    for built_anew in (False, True):
+        pairs, optimizer = stepped()
+        optimizer.param_groups[0]["betas"] = (0.8, 0.99)
+        kept.append(optimizer._launches[None])
+        outcomes.append(outcome(pairs, optimizer, built_anew))
+        kept.append(optimizer._launches[None])
+    (_, ours), (_, theirs) = outcomes
+    assert_same_snapshots(ours, theirs)
+    assert kept[0] is kept[1]
+    assert kept[2] is not kept[3]
 
 
 def fill_rate(entries):

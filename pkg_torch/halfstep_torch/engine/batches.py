@@ -1,11 +1,10 @@
 """Parameters that are stepped together, by the same kernels and numbers, with their state and their keys."""
 
-import collections
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor
 
 from halfstep_torch.distributed.norms import norms_of_shards
-from halfstep_torch.distributed.shards import is_sharded, local_part, sharding
+from halfstep_torch.distributed.shards import is_sharded, local_part
 from halfstep_torch.engine.groups import ReadGroup
 from halfstep_torch.engine.loss_scale import Unscaled
 from halfstep_torch.engine.plan import Plan, stream_keys
-from halfstep_torch.engine.row_plan import RowSizes, StageRows, make_rows, signature_of
+from halfstep_torch.engine.row_plan import StageRows
 from halfstep_torch.engine.rows import alias
 from halfstep_torch.engine.slots import Slot, SlotColumns
 from halfstep_torch.engine.step_numbers import StepNumbers
@@ -51,7 +50,6 @@ class Batch:
         kernels: of each stage the compiled functions, for rows of one parameter by True, of many by False;
             none where it runs eagerly, and none of any stage where all do.
         rows: of the slots that go through all stages together: their places, and the rows of each stage.
-        signature: of the memory that the rows are of; None where that goes after a step.
     """
 
     group: ReadGroup
@@ -65,7 +63,6 @@ class Batch:
     host_keys: Any = None
     kernels: Sequence[Mapping[bool, Callable[..., None]]] = ()
     rows: StageRows = dataclasses.field(default_factory=list)
-    signature: list[tuple] | None = None
 
     @functools.cached_property
     def streams(self) -> tuple:
@@ -113,10 +110,8 @@ def make_batches(
     read_group: Callable[[int], ReadGroup],
     states: MutableMapping[Tensor, Any],
     slots_of: Callable[[ReadGroup, str, Tensor], Sequence[Slot]],
-    known: Mapping[Tensor, tuple[tuple, Sequence[Slot]]],
-    plan_keys: dict[int, tuple],
-) -> tuple[list[Batch], dict[Tensor, tuple[tuple, Sequence[Slot]]]]:
-    """Return the parameters that have a gradient, sorted, and their slots; all that is read is checked.
+) -> list[Batch]:
+    """Return the parameters that have a gradient, sorted; all that is read is checked.
 
     New parameters get zeros in `states`.
 
@@ -125,34 +120,21 @@ def make_batches(
         read_group: reads a group.
         states: of the parameters.
         slots_of: makes the slots of a parameter.
-        known: of each parameter that was stepped before, what its plan was made from, and its slots.
-        plan_keys: of each group, by its index, what the plans of its parameters depended on; it is changed.
     """
     groups: dict[int, ReadGroup] = {}
-    slots: dict[Tensor, tuple[tuple, Sequence[Slot]]] = {}
     kinds: dict[tuple, dict[int, list[Slot]]] = {}
-    for i, name, param in parameters:
-        grad = param.grad
-        if grad is None:
-            continue
+    with_grads = ((i, name, param, param.grad) for i, name, param in parameters if param.grad is not None)
+    for index, (i, name, param, grad) in enumerate(with_grads):
         if i not in groups:
-            group = groups[i] = read_group(i)
-            now = group.plan_key
-            if plan_keys.get(i) != now:  # else the same object, which is compared at once
-                plan_keys[i] = now
-        group = groups[i]
+            groups[i] = read_group(i)
+        group, state = groups[i], states.get(param)
         check_grad(group.caller, name, param)
-        key = (plan_keys[i], param.dtype, param.shape, param.device, name, sharding(param))
-        before, of_param = known.get(param, ((), []))
-        if before != key:
-            of_param = slots_of(group, name, param)
-        slots[param], state = (key, of_param), states.get(param)
-        counter = of_param[0].counter
-        if state and (counter is None or state.get("step") is not counter):
+        of_param = slots_of(group, name, param)
+        if state:
             check_count(group.caller, name, state.get("step"))
         step = min(int(state["step"]) + 1, LAST_STEP) if state else 1
         for slot in of_param:
-            slot.begin(step, len(slots))
+            slot.step, slot.index = step, index
             kind = (i, id(slot.plan.shared), param.device, grad.dtype, slot.gathered)
             kinds.setdefault(kind, {}).setdefault(step, []).append(slot)
     made = []
@@ -163,7 +145,7 @@ def make_batches(
     for batch in made:
         for slot in batch.slots:
             slot.attach(batch.group.caller, states[slot.owner])
-    return made, slots
+    return made
 
 
 def check_finite(caller: str, batches: Sequence[Batch]) -> None:
@@ -342,28 +324,3 @@ def _stages_of(batch: Batch) -> list[list[list[Any]]]:
         ]
         for rules in batch.plan.bounds
     ]
-
-
-def attach_rows(batches: Iterable[Batch], before: Iterable[Batch], sizes: RowSizes | None = None) -> None:
-    """Give batches their rows: those of batches `before` where all is where it was.
-
-    `sizes` are by default the fastest.
-    """
-    known = {kind: batch for kind, batch in _by_kind(before)}
-    for kind, batch in _by_kind(batches):
-        other, signature = known.get(kind), signature_of(batch.slots)
-        if other is not None and other.signature == signature:
-            batch.rows = other.rows
-        else:
-            batch.rows = make_rows(batch.slots, batch.grad_dtype, bool(batch.kernels), sizes)
-        batch.signature = signature
-
-
-def _by_kind(batches: Iterable[Batch]) -> Iterator[tuple[tuple, Batch]]:
-    """Yield batches with what they are; those that differ in counts alone come in the order of parameters."""
-    counts: collections.Counter[tuple] = collections.Counter()
-    for batch in batches:
-        compiled = bool(batch.kernels)
-        kind = (batch.group.index, id(batch.plan.shared), batch.device, batch.grad_dtype, compiled)
-        yield (*kind, counts[kind]), batch
-        counts[kind] += 1

@@ -36,6 +36,7 @@ class GroupChoices:
         applies: by leaf name, which links of the chain do something to the parameter.
         first_lr: the lr of the group when it was added.
         checked: the entries that the group had when they were looked at last, and the ends of its momentum.
+        plans: what the plans that were made last depend on, and these, by kinds of parameters.
     """
 
     chain: Chain
@@ -45,6 +46,10 @@ class GroupChoices:
     applies: dict[str, tuple[bool, ...]] = dataclasses.field(default_factory=dict)
     first_lr: Any = None
     checked: tuple = ()
+    plans: tuple[Any, dict[tuple, Plan]] = (None, {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "plans": (None, {})}
 
     def rate(self, caller: str, index: int, group: Mapping[str, Any]) -> Any:
         """Return what the links are to read as lr: a number, or the schedule.
@@ -140,7 +145,7 @@ class ReadGroup:
             entries["peak_lr"] = max(self.choices.peak_lr(self.entries), *own)
         return [link.read(self.caller, entries) for link in self.links]
 
-    @property
+    @functools.cached_property
     def plan_key(self) -> tuple:
         """What the plans of the group's parameters depend on, besides the parameters."""
         read = tuple(link.bind_key(h) for link, h in zip(self.links, self.values, strict=True))
@@ -159,8 +164,15 @@ class ReadGroup:
         return (True,) * (len(self.links) - len(known[name])) + known[name]
 
     def plan(self, name: str, param: Tensor) -> Plan:
-        """Return the plan of a parameter of the group."""
-        info, applies = self.info(name, param), self.applies_to(name, param)
+        """Return the plan of a parameter of the group: those that are alike have the same one."""
+        if self.choices.plans[0] != self.plan_key:
+            self.choices.plans = self.plan_key, {}
+        plans, kind = self.choices.plans[1], (self.info(name, param), self.applies_to(name, param))
+        if kind not in plans:
+            plans[kind] = self._plan(*kind)
+        return plans[kind]
+
+    def _plan(self, info: ParamInfo, applies: tuple[bool, ...]) -> Plan:
         rules = bind_rules(self.links, self.caller, self.values, info)
         rules = [rule if applied else None for rule, applied in zip(rules, applies, strict=True)]
         seeds = [link.seed for link in self.links]

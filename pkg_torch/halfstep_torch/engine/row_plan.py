@@ -67,16 +67,6 @@ def make_rows(
     return groups
 
 
-def signature_of(slots: Sequence[Slot]) -> list[tuple]:
-    """Return what the rows of slots depend on, besides their plans: where they are in memory, and how."""
-    places = []
-    for slot in slots:
-        param, grad = slot.param, slot.grad
-        arrays = [array.data_ptr() for array in slot.state.values()]
-        places.append((param.data_ptr(), param.stride(), slot.window, grad.is_contiguous(), arrays))
-    return places
-
-
 def _split(slots: Sequence[Slot], length: int) -> list[list[int]]:
     """Return the places of slots in groups: the long ones alone."""
     groups: list[list[int]] = []

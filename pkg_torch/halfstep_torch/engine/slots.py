@@ -28,7 +28,6 @@ class Slot:
         step: the count after this step.
         counter: the count that the state holds.
         arrays: its state arrays, as the state holds them.
-        kinds: their dtypes and shapes.
         kept: of each what is the slot's, row-major.
         state: the same where it is stepped.
         gathered: whether what is here, of a sharded parameter, is all of it, in memory of ours.
@@ -48,7 +47,6 @@ class Slot:
     step: int = 0
     counter: Any = None
     arrays: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    kinds: list[tuple] = dataclasses.field(default_factory=list)
     kept: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gathered: bool = False
@@ -76,22 +74,18 @@ class Slot:
         assert grad is not None
         return grad.detach() if grad.requires_grad else grad
 
-    def begin(self, step: int, index: int) -> None:
-        """Have the weights of a step, its count, and the place of the parameter in it."""
-        self.param, self.step, self.index = self.owner, step, index
+    def __post_init__(self) -> None:
+        self.param = self.owner
 
     def attach(self, caller: str, state: MutableMapping[str, Any]) -> None:
         """Have the parameter's state: a new one gets zeros, and what is in another is checked."""
-        known = self.arrays and _holds(state, self.arrays) and self.kinds == _kinds(self.arrays)
-        if not known:  # else they are as they were checked
-            specs = self.whole_plan.arrays
-            # A momentum that was 0 until now had no buffer.
-            missing = self.new_arrays([key for key in specs if key not in state])
-            state.update(missing if state else {"step": new_count(), **missing})
-            check_leftovers(caller, self.name, specs, state)
-            self.check_arrays(caller, state)
-            self.arrays = {key: state[key] for key in specs}
-            self.kinds = _kinds(self.arrays)
+        specs = self.whole_plan.arrays
+        # A momentum that was 0 until now had no buffer.
+        missing = self.new_arrays([key for key in specs if key not in state])
+        state.update(missing if state else {"step": new_count(), **missing})
+        check_leftovers(caller, self.name, specs, state)
+        self.check_arrays(caller, state)
+        self.arrays = {key: state[key] for key in specs}
         self.state, self.kept, self.counter = self.arrays, self.arrays, state["step"]
 
     def check_arrays(self, caller: str, state: Mapping[str, Any]) -> None:
@@ -107,18 +101,6 @@ class Slot:
 def whole_slot(param: Tensor, name: str, plan: Plan) -> Slot:
     """Return the slot of a parameter that is whole in this process."""
     return Slot(param, name, plan, Window.full(tuple(param.shape)))
-
-
-def _holds(state: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> bool:
-    """Whether a state holds these very arrays."""
-    for key, array in arrays.items():
-        if state.get(key) is not array:
-            return False
-    return True
-
-
-def _kinds(arrays: Mapping[str, Tensor]) -> list[tuple]:
-    return [(array.dtype, array.shape) for array in arrays.values()]
 
 
 def new_count() -> Tensor:

@@ -129,10 +129,7 @@ class PartSlot(Slot):
         assert self.owner.grad is not None
         return self.local(local_part(self.owner.grad).detach())
 
-    def begin(self, step: int, index: int) -> None:
-        """Have the weights of a step, its count, and the place of the parameter in it."""
-        super().begin(step, index)
-        # `to_empty` and `load_state_dict(assign=True)` replace what is here.
+    def __post_init__(self) -> None:
         here = local_part(self.owner)
         self.param = self.local(here.detach() if self.rows else here)
 
